@@ -9,17 +9,20 @@ import numpy as np
 import pyarrow as pa
 
 from bertkit.analysis.doctor import Diagnosis
+from bertkit.data.duplicates import TRAIN
 from bertkit.data.formats.columns import Columns
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.reports.tables import count
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report
 
+LABEL_ERROR_DROP = "label-errors"
 DROPS = {  # name in --drop -> the rows that are left out
     "leaks": "rows of other splits that stand in train",
     "repeats": "rows that repeat earlier ones",
     "contradictory": "all rows of texts with different labels",
     "near": "rows nearly equal to rows of train or to earlier ones",
+    LABEL_ERROR_DROP: "training rows with a suspected label error",
 }
 USUAL_DROPS = ("leaks", "repeats", "contradictory")
 ROWS_A_PART = 10_000
@@ -76,12 +79,16 @@ def keep_rows(diagnosis: Diagnosis, drops: Sequence[str]) -> dict[str, np.ndarra
     wrong = [checked.keys[split][rows] for split, found in checked.splits.items() for rows in found.contradictory]
     wrong += [checked.keys[split][found.contradicts_train[:, 0]] for split, found in checked.splits.items()]
     contradictory, kept = np.unique(np.concatenate(wrong)), {}
+    tables = {split: diagnosis.task.find_rows(diagnosis.examples[split]) for split in checked.splits}
+    suspected = [entry["row"] for entry in diagnosis.findings.get("label_errors", {}).get("suspected", ())]
     for split, found in checked.splits.items():
+        is_suspected = np.isin(checked.lines[split], suspected) & (tables[split].source == tables[TRAIN].source)
         rows = {
             "leaks": found.in_train[:, 0],
             "repeats": found.repeats[:, 0],
             "contradictory": np.flatnonzero(np.isin(checked.keys[split], contradictory)),
             "near": np.concatenate([near[split].in_train[:, 0], near[split].repeats[:, 0]]),
+            LABEL_ERROR_DROP: np.flatnonzero(is_suspected),
         }
         kept[split] = np.ones(found.size, bool)
         for name in drops:

@@ -3,7 +3,8 @@
 Repeated rows are those of `bertkit.tasks.repeats`; nearly equal ones, labels, lengths, unknown words, scripts and
 columns are added here. Texts are read again for each check and never kept, so a million rows need little memory.
 
-Left out: wrong labels, which only a model's predictions show, and corrections other than leaving rows out.
+Left out: wrong labels, which only a model's predictions show (`bertkit.analysis.label_errors`), and corrections other
+than leaving rows out.
 """
 
 from collections import Counter
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from bertkit.analysis.columns import check_columns
+from bertkit.analysis.label_errors import LABEL_ERRORS, tabulate_label_errors
 from bertkit.data.duplicates import TRAIN, NearRows, find_near, hash_bands, number_answers
 from bertkit.data.scripts import find_scripts
 from bertkit.data.tokenizer import find_words, load_tokenizer
@@ -224,6 +226,8 @@ def list_tables(findings: Mapping[str, Any]) -> list[Table]:
         tables.append(make_table("Rows to look at", ["finding", "split", "rows", "text"], rows, "text"))
     if rows := list(describe_columns(findings.get("columns", {}))):
         tables.append(make_table("Columns", ["column", "finding"], rows, "text"))
+    if found := findings.get(LABEL_ERRORS):
+        tables.append(tabulate_label_errors(found))
     return tables
 
 

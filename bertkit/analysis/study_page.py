@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bertkit.analysis.doctor import list_tables
 from bertkit.analysis.places import Place, read_object, read_part, read_text
 from bertkit.reports.html import attempt, draw_all
 from bertkit.reports.tables import INTERVAL, Table, TableCell, make_table
@@ -25,7 +26,7 @@ from bertkit.studies.tables import (
     tabulate_pretrainings,
     tabulate_summary,
 )
-from bertkit.training.run_dir import STUDY_RESULT
+from bertkit.training.run_dir import DOCTOR_FILE, STUDY_RESULT
 
 
 def describe_study(place: Place, links: Mapping[Path, str]) -> dict[str, Any]:
@@ -40,6 +41,7 @@ def describe_study(place: Place, links: Mapping[Path, str]) -> dict[str, Any]:
         "kind": "study",
         "id": place.id,
         "name": str(path),
+        "data": attempt(list_tables, read_part(read_object, path / DOCTOR_FILE, notes)) or [],
         "predicted": draw_all(f"{place.id}-figure", attempt(list_curves, study) or []),
         "source": read_part(read_text, path / STUDY_FILE, notes) or "",
         "file": STUDY_FILE,

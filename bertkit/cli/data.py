@@ -1,9 +1,11 @@
 """The commands that check and make data and checkpoints: doctor, vocab, corpus, sample, triviaqa, import-tf."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,13 +13,17 @@ from bertkit.cli.console import Screen, print_line
 from bertkit.cli.options import (
     Builders,
     Cased,
+    Folds,
     JsonFile,
+    Output,
     PathArgument,
     PathOption,
     PlaceArgument,
     PlaceOption,
+    RecipeFile,
     Settings,
     Sources,
+    Workers,
     app,
     corpora,
 )
@@ -41,33 +47,47 @@ def doctor(
     ] = None,
     model: Annotated[
         str | None,
-        PlaceOption("--model", help="Checkpoint whose tokenizer counts tokens (default: the task's).", metavar="NAME"),
+        PlaceOption(
+            "--model",
+            help="Checkpoint whose tokenizer counts tokens, and that --folds fine-tunes (default: the task's).",
+            metavar="NAME",
+        ),
     ] = None,
+    recipe: RecipeFile = None,
     settings: Settings = None,
+    folds: Folds = 0,
+    workers: Workers = "1",
+    output: Output = None,
     json_file: JsonFile = None,
     write: Annotated[
         Path | None,
         PathOption("--write", help="Write your table without the rows of --drop.", metavar="FILE|DIR"),
     ] = None,
     drop: Annotated[
-        str, typer.Option("--drop", help="Rows that --write leaves out: leaks, repeats, contradictory, near.")
+        str,
+        typer.Option("--drop", help="Rows that --write leaves out: leaks, repeats, contradictory, near, label-errors."),
     ] = "leaks,repeats,contradictory",
 ) -> None:
     """Check data before training: leaks, repeats, contradictory labels, lengths, unknown words, odd columns.
 
-    The splits are those that training would use. Rows are compared in lower case, with white space folded.
+    The splits are those that training would use. Rows are compared in lower case, with white space folded. --folds also
+    finds suspected label errors of a classifier, and continues in --output where it was stopped.
 
     $ bertkit doctor reviews.csv --text title,body --label stars
 
     $ bertkit doctor GLUE --task cola --json cola.json
 
     $ bertkit doctor reviews.csv --write clean.csv --drop leaks,repeats
+
+    $ bertkit doctor reviews.csv --folds 5 --output runs/doctor
     """
-    from bertkit.analysis.cleaning import check_drops, write_clean
+    from bertkit.analysis.cleaning import LABEL_ERROR_DROP, check_drops, write_clean
     from bertkit.analysis.doctor import examine, list_tables
+    from bertkit.analysis.label_errors import LABEL_ERRORS, check_folds
     from bertkit.system.files import write_json
     from bertkit.tasks import TASKS
-    from bertkit.training.recipe import merge, parse_setting
+    from bertkit.training.recipe import merge, parse_setting, read_recipe
+    from bertkit.training.run_dir import DOCTOR_FILE
 
     if task not in TASKS or task == "pretrain":
         known = ", ".join(name for name in TASKS if name != "pretrain")
@@ -76,19 +96,59 @@ def doctor(
         raise UsageError(f"--text and --label are for your own texts; leave them or --task {task} out")
     drops = [name for name in drop.split(",") if name]
     check_drops(drops)
+    if folds:
+        check_folds(TASKS[task], folds)
+    elif LABEL_ERROR_DROP in drops or output or workers != "1":
+        raise UsageError(
+            f"--output, --workers and --drop {LABEL_ERROR_DROP} are for the models of --folds; add --folds 5 "
+            "or leave them out"
+        )
+    written = read_recipe(recipe) if recipe else {}
     columns = {name: given.split(",") for name, given in (("text", text), ("label", label)) if given}
-    given = merge({"data": {"dir": data, **columns}}, *map(parse_setting, settings or []))
+    given = merge({"checkpoint": model, "data": {"dir": data or None, **columns}}, *map(parse_setting, settings or []))
     with Screen() as screen:
-        diagnosis = examine(TASKS[task], given, model, screen.say)
+        diagnosis = examine(TASKS[task], merge(written, given), model, screen.say)
         for table in list_tables(diagnosis.findings):
             screen.show_table(table)
         screen.say(*(f"left out: {reason}" for reason in diagnosis.findings["left_out"]))
+        if folds:
+            folder = output or Path("runs/doctor")
+            found = suspect_labels(screen, TASKS[task], written, given, folds, workers, folder)
+            diagnosis = replace(diagnosis, findings={**diagnosis.findings, LABEL_ERRORS: found})
+            write_json(diagnosis.findings, folder / DOCTOR_FILE)
         if json_file is not None:
             with explain_disk_error(json_file):
                 write_json(diagnosis.findings, json_file)
             screen.say(f"All rows: {json_file}")
         if write is not None:
             write_clean(diagnosis, drops, write, screen.say)
+
+
+def suspect_labels(
+    screen: Screen,
+    task: Any,
+    recipe: Mapping[str, Any],
+    given: Mapping[str, Any],
+    folds: int,
+    workers: str,
+    output: Path,
+) -> dict[str, Any]:
+    """Train the folds with the options of the command line, print the suspected label errors, and return them."""
+    from bertkit.analysis.label_errors import diagnose_labels, tabulate_label_errors
+
+    with screen.watch_training(), explain_disk_error(output):
+        found = diagnose_labels(
+            task,
+            recipe,
+            given,
+            folds=folds,
+            output=output,
+            workers=workers,
+            report=screen.say,
+            progress=screen.show_study,
+        )
+    screen.show_table(tabulate_label_errors(found))
+    return found
 
 
 @app.command()

@@ -326,8 +326,8 @@ class BertModel(BertPreTrainedModel):
         """Return the encoder's outputs, packed because transformers' recorder stores what the layers return."""
         if isinstance(layout, Padded):
             make_mask = create_causal_mask if self.config.is_decoder else create_bidirectional_mask
-            extra = {"past_key_values": None} if self.config.is_decoder else {}
-            mask = make_mask(config=self.config, inputs_embeds=hidden, attention_mask=attention_mask, **extra)
+            cache = (None,) if self.config.is_decoder else ()  # required; its name depends on transformers' version
+            mask = make_mask(self.config, hidden, attention_mask, *cache)
         else:
             mask = None
         hidden = self.encoder(hidden, mask, layout)  # (packed, H)

@@ -1,0 +1,193 @@
+"""Suspected label errors: planted ones come first, the choice is cleanlab's, and folds predict every training row."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cleanlab.filter import find_label_issues
+from cleanlab.multilabel_classification.filter import find_label_issues as find_issues_of_several
+from cleanlab.rank import get_label_quality_scores
+
+from bertkit.analysis.label_errors import (
+    check_folds,
+    describe_label_errors,
+    find_label_errors,
+    predict_out_of_fold,
+    tabulate_label_errors,
+    write_label_errors,
+)
+from bertkit.analysis.page import write_page
+from bertkit.errors import UsageError
+from bertkit.tasks import TASKS
+from tests.official import write_checkpoint, write_glue, write_reviews, write_table
+
+
+def make_problem(rows, classes, turned, seed=0):
+    """Return probabilities (S, L) that favour the true class, and labels (S,) of which the first ones are turned."""
+    rng = np.random.default_rng(seed)
+    true = rng.integers(0, classes, rows)
+    logits = rng.normal(size=(rows, classes)) + 4 * np.eye(classes)[true]
+    labels = np.where(np.arange(rows) < turned, (true + 1) % classes, true)
+    return np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True), labels, true
+
+
+def test_planted_errors_come_first():
+    probabilities, labels, true = make_problem(400, 3, turned=20)
+    found = find_label_errors(probabilities, labels)
+    assert set(np.argsort(found.scores)[:15]) <= set(range(20))
+    assert set(found.rows[:15]) <= set(range(20))
+    is_planted = found.rows < 20
+    assert is_planted.sum() >= 18
+    assert (found.suggested[is_planted] == true[found.rows[is_planted]]).mean() > 0.9
+    assert (found.suggested != labels[found.rows]).all()
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_rows_and_order_are_those_of_cleanlab(classes):
+    probabilities, labels, _ = make_problem(300, classes, turned=30, seed=classes)
+    found = find_label_errors(probabilities, labels)
+    ranked = find_label_issues(labels, probabilities, return_indices_ranked_by="self_confidence", n_jobs=1)
+    assert found.rows.tolist() == ranked.tolist()
+    assert found.scores == pytest.approx(get_label_quality_scores(labels, probabilities))
+
+
+def test_each_of_several_labels_is_a_problem_of_two_classes():
+    rng = np.random.default_rng(3)
+    true = rng.random((300, 4)) < [0.5, 0.3, 0.2, 0.0]  # nobody has the last label
+    probabilities = np.where(true, rng.beta(20, 2, true.shape), rng.beta(2, 20, true.shape))
+    labels = true.astype(np.float32)
+    labels[:10, 1] = 1 - labels[:10, 1]
+    found = find_label_errors(probabilities, labels)
+    given = [np.flatnonzero(row).tolist() for row in labels]
+    assert sorted(found.rows) == np.flatnonzero(find_issues_of_several(given, probabilities, n_jobs=1)).tolist()
+    assert len(found.rows) >= 8
+    assert set(found.rows[:8]) <= set(range(10))
+    assert (found.suggested[:8] == true[found.rows[:8]]).all()
+    assert not found.suggested[:, 3].any()
+
+
+def test_without_an_error_nothing_is_suspected():
+    labels = np.arange(20) % 2
+    found = find_label_errors(np.where(np.eye(2)[labels] > 0, 0.9, 0.1), labels)
+    assert len(found.rows) == len(found.suggested) == 0
+
+
+# --- With folds -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("bert"), initializer_range=0.1)
+
+
+TRAIN = {"max_steps": 30, "learning_rate": 3e-3, "save_strategy": "no", "eval_strategy": "no"}
+
+
+def make_recipe(bert, path, **data):
+    """Return a recipe of a few updates."""
+    data = {"dir": str(path)} | data
+    return {"checkpoint": str(bert), "batch_size": 8, "precision": "fp32", "data": data, "train": TRAIN}
+
+
+@pytest.fixture(scope="module")
+def done(bert, tmp_path_factory):
+    """Return the predictions of a folder with train and dev: a word gives the label, and that of row 5 is turned."""
+    folder, output = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("doctor")
+    rows = [{"id": f"r{n}", "body": f"{('bad', 'good')[n % 2]} word{n}", "stars": "ab"[n % 2]} for n in range(60)]
+    rows[5]["stars"] = "a"
+    write_table(folder / "train.csv", rows)
+    write_table(folder / "dev.csv", rows[:4])
+    return predict_out_of_fold(TASKS["classify"], make_recipe(bert, folder), folds=2, output=output), rows, output
+
+
+def test_a_turned_label_is_found_by_models_that_have_not_seen_it(done, tmp_path):
+    rows, given, _ = done
+    assert rows.probabilities.shape == (60, 2)
+    assert rows.probabilities.sum(axis=1) == pytest.approx(1, abs=1e-5)
+    found = find_label_errors(rows.probabilities, rows.labels)
+    described = describe_label_errors(found, rows)
+    assert described["rows"] == 60
+    first = described["suspected"][0]
+    assert {key: first[key] for key in ("row", "texts", "given", "suggested")} == {
+        "row": 7,  # its line; the first has the names
+        "texts": [given[5]["body"]],
+        "given": "a",
+        "suggested": "b",
+    }
+    assert first["score"] == first["probabilities"]["a"] == pytest.approx(1 - first["probabilities"]["b"], abs=1e-5)
+    assert json.loads(json.dumps(described)) == described
+    table = tabulate_label_errors(described, most=1)
+    assert [cell.lines[0][0] for cell in table.rows[0]][:4] == ["7", given[5]["body"], "a", "b"]
+    write_label_errors(described, found, rows, tmp_path / "errors.csv")
+    with (tmp_path / "errors.csv").open(encoding="utf-8", newline="") as file:
+        written = list(csv.DictReader(file))
+    assert len(written) == len(described["suspected"])
+    assert {name: written[0][name] for name in ("id", "stars", "row", "given", "suggested")} == {
+        "id": "r5",
+        "stars": "a",
+        "row": "7",
+        "given": "a",
+        "suggested": "b",
+    }
+    assert float(written[0]["probability_b"]) == first["probabilities"]["b"]
+
+
+def test_finished_folds_are_not_trained_again(done, bert):
+    rows, _, output = done
+    said = []
+    recipe = make_recipe(bert, Path(rows.rows.source).parent)
+    again = predict_out_of_fold(TASKS["classify"], recipe, folds=2, output=output, report=said.append)
+    assert (again.probabilities == rows.probabilities).all()
+    assert any("2 of them finished" in line for line in said)
+
+
+def test_the_rows_of_a_glue_task_keep_their_lines(bert, tmp_path):
+    """CoLA's official file has no header line."""
+    folder = write_glue(tmp_path / "glue")
+    recipe = {**make_recipe(bert, folder), "task": "cola"}
+    rows = predict_out_of_fold(TASKS["cola"], recipe, {"train": {"max_steps": 1}}, folds=2, output=tmp_path / "out")
+    assert rows.space.names == ("acceptable", "unacceptable")
+    assert list(rows.rows.lines[:3]) == [1, 2, 3]
+    first = (folder / "CoLA" / "train.tsv").read_text(encoding="utf-8").split("\n")[0].split("\t")
+    assert rows.rows.find("sentence")[0].as_py() == first[3]
+    assert rows.space.names[rows.labels[0]] == {"0": "unacceptable", "1": "acceptable"}[first[1]]
+
+
+def test_the_command_continues_drops_suspected_rows_and_reports_them(done, bert, call, tmp_path):
+    """The folder of `done` has finished folds, so nothing is trained."""
+    rows, given, output = done
+    data, settings = Path(rows.rows.source).parent, []
+    for key, value in {**TRAIN, "precision": "fp32", "batch_size": 8}.items():
+        settings += ["--set", f"train.{key}={value}" if key in TRAIN else f"{key}={value}"]
+    options = ["--model", bert, "--folds", 2, "--output", output, *settings]
+    files = ["--json", tmp_path / "found.json", "--write", tmp_path / "clean", "--drop", "label-errors"]
+    code, printed, trouble = call("doctor", data, *options, *files)
+    assert (code, trouble) == (0, "")
+    assert "2 of them finished" in printed
+    assert "Suspected label errors" in printed
+    found = json.loads((tmp_path / "found.json").read_text())["label_errors"]
+    assert found == describe_label_errors(find_label_errors(rows.probabilities, rows.labels), rows)
+    dropped = {given[entry["row"] - 2]["id"] for entry in found["suspected"]}
+    with (tmp_path / "clean" / "train.csv").open(encoding="utf-8", newline="") as file:
+        assert [row["id"] for row in csv.DictReader(file)] == [row["id"] for row in given if row["id"] not in dropped]
+    with (tmp_path / "clean" / "dev.csv").open(encoding="utf-8", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 4
+    write_page([output], tmp_path / "page.html")
+    assert f"Suspected label errors: {len(dropped)} of 60 rows" in (tmp_path / "page.html").read_text()
+    code, _, trouble = call("doctor", data, "--drop", "label-errors", "--write", tmp_path / "other")
+    assert code == 2
+    assert "--drop label-errors are for the models of --folds; add --folds 5" in trouble
+
+
+def test_numbers_and_other_tasks_are_refused(bert, tmp_path):
+    recipe = make_recipe(bert, write_reviews(tmp_path / "reviews.csv", 30), text=["body"], label=["price"])
+    with pytest.raises(UsageError, match=r"the labels in 'price' are numbers; .* leave out --folds"):
+        predict_out_of_fold(TASKS["classify"], recipe, folds=2, output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    for name in ("stsb", "ax", "squad2"):
+        with pytest.raises(
+            UsageError, match=rf"label errors of classifiers, not of {name}; .* cola, sst2, .* with --task"
+        ):
+            check_folds(TASKS[name], 2)
