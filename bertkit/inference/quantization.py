@@ -191,7 +191,10 @@ def spell_layer(layer: Layer) -> str:
 
 def describe_exempt(variant: Int8Variant) -> str:
     """Return which layers of a variant stay in fp32."""
-    return f"int8 except {', '.join(map(spell_layer, variant.exempt))}" if variant.exempt else "int8 in all layers"
+    numbers = sorted(layer + 1 for layer in variant.exempt if isinstance(layer, int))
+    layers = [f"layer{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"] * bool(numbers)
+    names = [*layers, *(layer for layer in variant.exempt if isinstance(layer, str))]
+    return f"int8 except {', '.join(names)}" if names else "int8 in all layers"
 
 
 def describe_difference(difference: Difference) -> str:
