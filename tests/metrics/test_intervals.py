@@ -207,9 +207,7 @@ def test_bca_is_scipy_s_on_the_same_samples(name):
         "matthews_correlation": (classes, lambda *pair: np.corrcoef(*pair)[0, 1]),
     }[name]
     score = scores[name]
-    expected = stats.bootstrap(
-        columns, statistic, method="BCa", n_resamples=1000, paired=True, vectorized=False, rng=0
-    )
+    expected = stats.bootstrap(columns, statistic, method="BCa", n_resamples=1000, paired=True, vectorized=False, rng=0)
     merged, numbers, _ = merge_rows(score)
     influences = find_influences(merged, numbers, np.random.default_rng(0))
     value = score.score(np.ones((1, 200)))[0]
