@@ -10,7 +10,9 @@ import argparse
 from collections.abc import Callable
 
 import numpy as np
+from scipy.special import expit
 
+from bertkit.metrics.calibration import measure_calibration
 from bertkit.metrics.intervals import (
     INTERVAL_SAMPLES,
     LEVEL,
@@ -38,6 +40,14 @@ def answer_exactly(right: float) -> RowScore:
     return measure_mean(np.random.default_rng(7).random(simulate_proof.ROWS) < right)
 
 
+def state_probabilities(excess: float) -> RowScore:
+    """Return the calibration error of a run of two classes, whose logits are too large by a factor of 1 + excess."""
+    rng = np.random.default_rng(8)
+    logits = rng.normal(0, 2, simulate_proof.ROWS)
+    labels = (rng.random(len(logits)) < expit(logits)).astype(int)
+    return measure_calibration(np.stack([np.zeros_like(logits), (1 + excess) * logits], axis=1), labels)["ece"]
+
+
 def take_run(name: str) -> RowScore:
     """Return the undamaged run of a population of the other simulation."""
     return simulate_proof.POPULATIONS[name]()(0.0)[0]
@@ -56,6 +66,8 @@ SCORES: dict[str, Callable[[], RowScore]] = {
     "F1 of answers (SQuAD)": lambda: take_run("SQuAD F1"),
     "entity F1, sentences": lambda: take_run("entity F1, sentences"),
     "entity F1, documents": lambda: take_run("entity F1, documents"),
+    "calibration error, 0 points": lambda: state_probabilities(0.0),
+    "calibration error, 8 points": lambda: state_probabilities(1.0),
 }
 
 

@@ -200,22 +200,14 @@ def test_bca_is_scipy_s_on_the_same_samples(name):
     """scipy also computes the jackknife by itself; the interval from other samples is near."""
     values, labels = predict_numbers(200)
     classes = (values > 0).astype(int), (labels > 0).astype(int)
-    score, columns, statistic = {
-        "mean": (measure_mean(abs(values) / 4), (abs(values) / 4,), np.mean),
-        "spearmanr": (
-            measure_numbers(values, labels)["spearmanr"],
-            (values, labels),
-            lambda *pair: stats.spearmanr(*pair).statistic,
-        ),
-        "matthews_correlation": (
-            measure_classes(*classes, 2)["matthews_correlation"],
-            classes,
-            metrics.matthews_corrcoef,
-        ),
+    scores = measure_numbers(values, labels) | measure_classes(*classes, 2) | {"mean": measure_mean(abs(values) / 4)}
+    columns, statistic = {
+        "mean": ((abs(values) / 4,), lambda column: column.mean()),
+        "spearmanr": ((values, labels), lambda *pair: stats.spearmanr(*pair).statistic),
+        "matthews_correlation": (classes, lambda *pair: np.corrcoef(*pair)[0, 1]),
     }[name]
-    expected = stats.bootstrap(
-        columns, statistic, method="BCa", n_resamples=1000, paired=True, vectorized=name == "mean", rng=0
-    )
+    score = scores[name]
+    expected = stats.bootstrap(columns, statistic, method="BCa", n_resamples=1000, paired=True, vectorized=False, rng=0)
     merged, numbers, _ = merge_rows(score)
     influences = find_influences(merged, numbers, np.random.default_rng(0))
     value = score.score(np.ones((1, 200)))[0]
@@ -296,7 +288,7 @@ def test_the_seed_of_an_interval_decides():
     assert find_interval(score) == find_interval(score, seed=0) != find_interval(score, seed=1)
 
 
-@pytest.mark.parametrize(("name", "count"), [("Matthews", 300), ("F1, 50 %", 300), ("entity F1, sentences", 300)])
+@pytest.mark.parametrize(("name", "count"), [("Matthews", 300), ("F1, 50 %", 300)])
 def test_most_intervals_hold_the_true_score(name, count):
     """Fewer than 90 % of 200 intervals of 95 % have a chance of 0.2 %."""
     name = next(found for found in simulate_intervals.SCORES if found.startswith(name))
