@@ -9,12 +9,13 @@ import numpy as np
 import pyarrow as pa
 
 from bertkit.analysis.doctor import Diagnosis
-from bertkit.data.duplicates import TRAIN
+from bertkit.data.duplicates import TRAIN_SPLIT
 from bertkit.data.formats.columns import Columns
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.reports.tables import count
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report
+from bertkit.tasks.classification import ROWS_A_PART
 
 LABEL_ERROR_DROP = "label-errors"
 DROPS = {  # name in --drop -> the rows that are left out
@@ -24,8 +25,6 @@ DROPS = {  # name in --drop -> the rows that are left out
     "near": "rows nearly equal to rows of train or to earlier ones",
     LABEL_ERROR_DROP: "training rows with a suspected label error",
 }
-USUAL_DROPS = ("leaks", "repeats", "contradictory")
-ROWS_A_PART = 10_000
 
 
 def check_drops(names: Sequence[str]) -> None:
@@ -79,10 +78,10 @@ def keep_rows(diagnosis: Diagnosis, drops: Sequence[str]) -> dict[str, np.ndarra
     wrong = [checked.keys[split][rows] for split, found in checked.splits.items() for rows in found.contradictory]
     wrong += [checked.keys[split][found.contradicts_train[:, 0]] for split, found in checked.splits.items()]
     contradictory, kept = np.unique(np.concatenate(wrong)), {}
-    tables = {split: diagnosis.task.find_rows(diagnosis.examples[split]) for split in checked.splits}
+    sources = {split: diagnosis.task.find_rows(diagnosis.examples[split])[0].source for split in checked.splits}
     suspected = [entry["row"] for entry in diagnosis.findings.get("label_errors", {}).get("suspected", ())]
     for split, found in checked.splits.items():
-        is_suspected = np.isin(checked.lines[split], suspected) & (tables[split].source == tables[TRAIN].source)
+        is_suspected = np.isin(checked.lines[split], suspected) & (sources[split] == sources[TRAIN_SPLIT])
         rows = {
             "leaks": found.in_train[:, 0],
             "repeats": found.repeats[:, 0],

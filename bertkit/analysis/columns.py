@@ -8,7 +8,7 @@ import numpy as np
 from bertkit.data.formats.columns import Columns
 from bertkit.data.labels import number_cells, parse_number
 
-MOST_VALUES = 100  # different numbers of a column; more are divided into ranges with equally many rows
+MOST_GROUPS = 100  # different numbers of a column; more are divided into ranges with equally many rows
 GIVEN_AWAY = 0.95  # share of the label's variance that a column explains
 
 
@@ -36,10 +36,10 @@ def check_columns(rows: Columns, used: Collection[str], answers: np.ndarray) -> 
 def divide_numbers(codes: np.ndarray, values: list[str]) -> np.ndarray:
     """Return (S,) the ranges of a column of many numbers; unchanged `codes`, its different values, of any other."""
     numbers = [parse_number(value) if value.strip() else 0.0 for value in values]
-    if len(values) <= MOST_VALUES or None in numbers:
+    if len(values) <= MOST_GROUPS or None in numbers:
         return codes
     cells = np.array(numbers)[codes]
-    return np.searchsorted(np.quantile(cells, np.linspace(0, 1, MOST_VALUES + 1)[1:-1]), cells)
+    return np.searchsorted(np.quantile(cells, np.linspace(0, 1, MOST_GROUPS + 1)[1:-1]), cells)
 
 
 def explain_answers(codes: np.ndarray, answers: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""What is wrong with data before a model is trained on them: one value for the terminal, for JSON and for the page.
+"""Find faults in data before a model is trained on them: one value for the terminal, for JSON and for the page.
 
 Repeated rows are those of `bertkit.tasks.repeats`; nearly equal ones, labels, lengths, unknown words, scripts and
 columns are added here. Texts are read again for each check and never kept, so a million rows need little memory.
@@ -17,7 +17,7 @@ import numpy as np
 
 from bertkit.analysis.columns import check_columns
 from bertkit.analysis.label_errors import LABEL_ERRORS, tabulate_label_errors
-from bertkit.data.duplicates import TRAIN, NearRows, find_near, hash_bands, number_answers
+from bertkit.data.duplicates import ROWS_A_CHECK, TRAIN_SPLIT, NearRows, find_near, hash_bands, number_answers
 from bertkit.data.scripts import find_scripts
 from bertkit.data.tokenizer import find_words, load_tokenizer
 from bertkit.errors import UsageError
@@ -27,11 +27,10 @@ from bertkit.tasks.repeats import CheckedRows, check_rows
 from bertkit.tasks.task import Task, shorten_text
 from bertkit.training.recipe import check, merge
 
-ROWS_A_BATCH = 4096
-MOST_LABELS = 20  # shown
-MOST_WORDS = 10  # unknown words shown
-SAMPLES = 2  # shown for each finding of a split
-MOST_ROWS = 5  # of a sample, shown
+LABELS_SHOWN = 20  # shown
+WORDS_SHOWN = 10  # unknown words shown
+SAMPLES_SHOWN = 2  # shown for each finding of a split
+ROWS_SHOWN = 5  # of a sample, shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +76,7 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
     near = compare_all(task, examples, checked)
     splits = checked.format()
     scripts = {split: find_scripts(task.list_texts(examples[split])) for split in splits}
-    usual = find_usual_script(*scripts[TRAIN if TRAIN in scripts else next(iter(scripts))])
+    usual = find_usual_script(*scripts[TRAIN_SPLIT if TRAIN_SPLIT in scripts else next(iter(scripts))])
     for split, found in splits.items():
         found |= format_near(checked, near, split)
         found |= list_labels(task, examples, split)
@@ -112,8 +111,8 @@ def compare_all(task: Task, examples: Mapping[str, Any], checked: CheckedRows) -
 def format_near(checked: CheckedRows, near: Mapping[str, NearRows], split: str) -> dict[str, Any]:
     """Return the counts and rows of a split's nearly equal rows."""
     found = {}
-    if split != TRAIN:
-        found["near_train_rows"] = checked.pair_lines(split, TRAIN, near[split].in_train)
+    if split != TRAIN_SPLIT:
+        found["near_train_rows"] = checked.pair_lines(split, TRAIN_SPLIT, near[split].in_train)
     found["near_repeats_rows"] = checked.pair_lines(split, split, near[split].repeats)
     return {name.removesuffix("_rows"): len(rows) for name, rows in found.items()} | found
 
@@ -151,7 +150,7 @@ def measure(task: Task, examples: Any, tokenizer: Any, max_length: int, lines: S
     """Return the lengths in tokens, the rows longer than `max_length`, and those with unknown words."""
     words, unknown = find_words(tokenizer), tokenizer.unk_token_id
     texts, lengths, flags, missed = task.list_texts(examples), [], [], Counter[str]()
-    while batch := list(islice(texts, ROWS_A_BATCH)):
+    while batch := list(islice(texts, ROWS_A_CHECK)):
         flat = [text for row in batch for text in row]
         ids, sizes = words.encode(flat, np.int32)
         lengths.append(task.measure_lengths(sizes.reshape(len(batch), -1)))
@@ -169,7 +168,7 @@ def measure(task: Task, examples: Any, tokenizer: Any, max_length: int, lines: S
         "tokens": {"mean": float(tokens.mean()), **quantiles, "max": int(tokens.max())},
         "longer": longer,
         "unknown": odd,
-        "unknown_words": dict(missed.most_common(MOST_WORDS)),
+        "unknown_words": dict(missed.most_common(WORDS_SHOWN)),
         "longer_rows": longer_rows,
         "unknown_rows": odd_rows,
     }
@@ -188,9 +187,9 @@ def list_places(numbers: np.ndarray, lines: Sequence[int]) -> tuple[int, list[in
 
 def check_table(task: Task, examples: Mapping[str, Any]) -> dict[str, Any]:
     """Return the findings on the columns of the training rows of a person's own table; empty for other data."""
-    if TRAIN not in examples or (found := task.find_rows(examples[TRAIN])) is None:
+    if TRAIN_SPLIT not in examples or (found := task.find_rows(examples[TRAIN_SPLIT])) is None:
         return {}
-    answers = task.list_answers(examples[TRAIN])
+    answers = task.list_answers(examples[TRAIN_SPLIT])
     are_numbers = isinstance(answers[0], float)
     values = np.array(answers) if are_numbers else number_answers(answers, {})  # each set of labels is a class
     return check_columns(*found, values)
@@ -258,12 +257,12 @@ def list_values(splits: Mapping[str, Mapping[str, Any]]) -> Iterator[list[str]]:
     for found in splits.values():
         names.update(found.get("labels", {}))
     totals = [sum(found.get("labels", {}).values()) for found in splits.values()]
-    for name, _ in names.most_common(MOST_LABELS):
+    for name, _ in names.most_common(LABELS_SHOWN):
         pairs = zip(splits.values(), totals, strict=True)
         cells = (f"{found['labels'].get(name, 0) / total:.1%}" if total else MISSING for found, total in pairs)
         yield [f"label {shorten_text(name)}", *cells]
-    if len(names) > MOST_LABELS:
-        yield [f"… and {len(names) - MOST_LABELS:,} other labels", *[""] * len(splits)]
+    if len(names) > LABELS_SHOWN:
+        yield [f"… and {len(names) - LABELS_SHOWN:,} other labels", *[""] * len(splits)]
     if any(found.get("missing_labels") for found in splits.values()):
         cells = (str(len(found["missing_labels"])) if "labels" in found else MISSING for found in splits.values())
         yield ["labels that the split lacks", *cells]
@@ -303,10 +302,10 @@ def list_samples(
             "contradictory": found.contradictory,
         }
         for name, groups in listed.items():
-            for group in groups[:SAMPLES]:
-                first, *others = group[:MOST_ROWS].tolist()
+            for group in groups[:SAMPLES_SHOWN]:
+                first, *others = group[:ROWS_SHOWN].tolist()
                 (texts,) = task.list_texts(task.select(examples[split], np.array([first])))
-                other = checked.lines[TRAIN if name in IN_TRAIN else split]
+                other = checked.lines[TRAIN_SPLIT if name in IN_TRAIN else split]
                 rows = [checked.lines[split][first], *(other[row] for row in others)]
                 text = "  |  ".join(map(shorten_text, texts))
                 yield {"finding": name, "split": split, "rows": rows, "text": text}

@@ -20,8 +20,8 @@ PIECE = 5  # characters of the runs that near rows share
 LONGEST_COMPARED = 20_000  # characters of a row that are compared for nearness
 PERMUTATIONS, BANDS = 128, 16  # of MinHash: rows are proposed if they agree in all 8 values of a band
 MOST_TRIES = 4  # comparisons of a row that find nothing, so that texts from a template do not take hours
-ROWS_A_BATCH = 4096
-TRAIN = "train"
+ROWS_A_CHECK = 4096  # rows held in memory
+TRAIN_SPLIT = "train"
 
 Texts = tuple[str, ...]
 
@@ -74,7 +74,7 @@ def find_repeats(
         answers: Split -> the result of `number_answers`; None, or a split left out, without answers.
     """
     answers = answers or {}
-    train, known = keys.get(TRAIN, np.empty(0, np.uint64)), answers.get(TRAIN)
+    train, known = keys.get(TRAIN_SPLIT, np.empty(0, np.uint64)), answers.get(TRAIN_SPLIT)
     distinct, firsts = np.unique(train, return_index=True)
     found = {}
     for split, own in keys.items():
@@ -84,7 +84,7 @@ def find_repeats(
         repeats = np.stack([rows, first[places]], axis=1)[rows != first[places]]
         contradictory = [] if given is None else _group_contradictions(places, given, len(values))
         leaks, contradicts = np.empty((0, 2), np.int64), np.empty((0, 2), np.int64)
-        if split != TRAIN and len(train):
+        if split != TRAIN_SPLIT and len(train):
             spots = np.searchsorted(distinct, own).clip(max=len(distinct) - 1)
             is_leak = distinct[spots] == own
             leaks = np.stack([rows, firsts[spots]], axis=1)[is_leak]
@@ -148,7 +148,7 @@ def hash_bands(rows: Iterable[Texts]) -> np.ndarray:
     # Odd multipliers mix the values of a band; equal results of different values only cost a comparison.
     mixers = np.random.default_rng(0).integers(1 << 63, size=PERMUTATIONS // BANDS, dtype=np.uint64) | np.uint64(1)
     folded, found = map(pad_row, rows), []
-    while batch := list(islice(folded, ROWS_A_BATCH)):
+    while batch := list(islice(folded, ROWS_A_CHECK)):
         pieces, offsets = _hash_pieces(batch)
         digests = RMinHash.digest_matrix_from_flat_token_hashes(pieces, offsets, PERMUTATIONS, 0).to_rows()
         values = np.array(digests, np.uint64).reshape(len(batch), BANDS, -1)  # (S, BANDS, 8)
@@ -205,9 +205,9 @@ def find_near(
     numbers = np.concatenate(rows)
     partners = np.full((2, len(numbers)), -1)  # in train, and in the own split
     tries = np.zeros((2, len(numbers)), np.uint8)
-    if TRAIN in keys:
+    if TRAIN_SPLIT in keys:
         is_known = np.concatenate(
-            [np.isin(keys[split][own], keys[TRAIN]) for split, own in zip(splits, rows, strict=True)]
+            [np.isin(keys[split][own], keys[TRAIN_SPLIT]) for split, own in zip(splits, rows, strict=True)]
         )
         tries[0, is_known] = MOST_TRIES  # those of train, and those equal to them
     else:
@@ -216,8 +216,8 @@ def find_near(
     def compare(kind: int, ours: np.ndarray, others: np.ndarray) -> None:
         is_open = (partners[kind, ours] < 0) & (tries[kind, ours] < MOST_TRIES)
         ours, others = ours[is_open], others[is_open]
-        for start in range(0, len(ours), ROWS_A_BATCH):
-            pair = ours[start : start + ROWS_A_BATCH], others[start : start + ROWS_A_BATCH]
+        for start in range(0, len(ours), ROWS_A_CHECK):
+            pair = ours[start : start + ROWS_A_CHECK], others[start : start + ROWS_A_CHECK]
             found = np.fromiter(map(is_near, *(fetch(side) for side in pair)), bool)
             partners[kind, pair[0][found]] = pair[1][found]
             tries[kind, pair[0][~found]] += 1

@@ -5,7 +5,8 @@ from itertools import islice
 
 import numpy as np
 
-ROWS_A_BATCH = 4096
+from bertkit.data.duplicates import ROWS_A_CHECK
+
 COMMON = ("Zyyy", "Zinh", "Zzzz")  # punctuation, digits, combining marks, unassigned
 JAPANESE = ("Hira", "Kana")  # written beside Han, and counted with it
 
@@ -20,7 +21,7 @@ def find_scripts(rows: Iterable[Iterable[str]]) -> tuple[np.ndarray, list[str]]:
     table = np.full(0x110000, -2, np.int16)  # character -> script; -1: none; -2: not asked yet
     codes: dict[str, int] = {}
     texts, found = (" ".join(row) for row in rows), []
-    while batch := list(islice(texts, ROWS_A_BATCH)):
+    while batch := list(islice(texts, ROWS_A_CHECK)):
         characters = np.frombuffer("".join(batch).encode("utf-32-le", "surrogatepass"), np.uint32)
         for character in np.unique(characters[table[characters] == -2]).tolist():
             script = unicodedata.script(chr(character))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.data.duplicates import TRAIN, SplitRepeats, find_repeats, hash_rows, number_answers
+from bertkit.data.duplicates import TRAIN_SPLIT, SplitRepeats, find_repeats, hash_rows, number_answers
 from bertkit.reports.tables import count
 from bertkit.tasks.task import Task
 
@@ -45,12 +45,12 @@ class CheckedRows:
 
     def _format_split(self, split: str, found: SplitRepeats) -> dict[str, Any]:
         listed = {
-            "in_train": self.pair_lines(split, TRAIN, found.in_train),
+            "in_train": self.pair_lines(split, TRAIN_SPLIT, found.in_train),
             "repeats": self.pair_lines(split, split, found.repeats),
             "contradictory": [[self.lines[split][row] for row in group.tolist()] for group in found.contradictory],
-            "contradicts_train": self.pair_lines(split, TRAIN, found.contradicts_train),
+            "contradicts_train": self.pair_lines(split, TRAIN_SPLIT, found.contradicts_train),
         }
-        if split == TRAIN:
+        if split == TRAIN_SPLIT:
             del listed["in_train"], listed["contradicts_train"]
         counts = {name: len(rows) for name, rows in listed.items()}
         return {"rows": found.size, **counts, **{f"{name}_rows": rows for name, rows in listed.items()}}
@@ -64,7 +64,7 @@ def check_rows(task: Task, examples: Mapping[str, Any]) -> CheckedRows:
     """Return the repeated rows of a task's examples; empty if these have no texts before encoding."""
     keys, answers, lines = {}, {}, {}
     numbers: dict[Any, int] = {}
-    for split in sorted(examples, key=lambda split: split != TRAIN):
+    for split in sorted(examples, key=lambda split: split != TRAIN_SPLIT):
         keys[split] = hash_rows(task.list_texts(examples[split]))
         if (given := task.list_answers(examples[split])) is not None:
             answers[split] = number_answers(given, numbers)

@@ -65,7 +65,7 @@ def write_results(
         (output / EVAL_RESULTS).mkdir(exist_ok=True)
         text = yaml_dump(eval_result_entries_to_yaml(entries))
         (output / EVAL_RESULTS / f"{task.name}.yaml").write_text(text, encoding="utf-8")
-    if prepared.checked.splits:
+    if prepared.checked.summarize():
         write_json({"task": task.name, "splits": prepared.checked.format()}, output / DOCTOR_FILE)
     write_json(measure_lengths(task, recipe, prepared.data), output / LENGTHS_FILE)
     write_json(summarize_results(task, metrics, sizes, trainer.state.log_history), output / ALL_RESULTS)
