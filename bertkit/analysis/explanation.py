@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from bertkit.data.formats.inputs import Input, Line
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
+from bertkit.model.heads import BertFeaturesForTokenClassification
 from bertkit.model.onnx import OnnxModel
 from bertkit.tasks.prediction import run_model
 from bertkit.tasks.targets import NO_WORD
@@ -30,11 +31,10 @@ from bertkit.tasks.task import PredictionSettings, Result
 
 EXPLANATIONS = "explanations.jsonl"  # among the predictions of a run: the results for its report page
 FIRST_STEPS, MOST_STEPS = 32, 512  # of the integral
-TOLERANCE = 0.005  # of the logit; steps are doubled until the error is below it
+MOST_ERROR = 0.005  # of the logit; steps are doubled until the error is below it
 LEAST_LOGIT = 1e-6  # in the denominator of the error
 TOKENS_AT_ONCE = 2048  # in the batches of the integral
 MOST_NAMED_WORDS = 5  # in a line
-FEATURE_BASED = "BertFeaturesForTokenClassification"
 
 
 def explain(
@@ -68,7 +68,7 @@ def check_explainable(predictor: Predictor) -> None:
     settings = predictor.settings
     if isinstance(settings.model, OnnxModel):
         raise UsageError("an export has no gradients to explain its results by; explain the run it was made from")
-    if predictor.task.targets is None or settings.head == FEATURE_BASED:
+    if predictor.task.targets is None or isinstance(settings.model, BertFeaturesForTokenClassification):
         raise UsageError(
             f"the results of {settings.head} cannot be explained; give a run with classes, answers or names"
         )
@@ -86,7 +86,7 @@ def import_captum() -> Any:
     try:
         from captum.attr import LayerIntegratedGradients
     except ModuleNotFoundError as error:
-        if error.name != "captum":
+        if (error.name or "").partition(".")[0] != "captum":
             raise
         raise UsageError("an explanation needs bertkit[explain]; pip install 'bertkit[explain]'") from None
     return LayerIntegratedGradients
@@ -130,7 +130,7 @@ def attribute(paths: Sequence["GradientPath"]) -> tuple[float, float, float, lis
         tokens = [path.integrate(steps) for path in paths]
         gap = sum(values.sum() for values in tokens) - (value - baseline)
         error = float(abs(gap) / max(abs(value), LEAST_LOGIT))
-        if error < TOLERANCE or steps >= MOST_STEPS:
+        if error < MOST_ERROR or steps >= MOST_STEPS:
             return value, baseline, error, tokens
         steps *= 2
 

@@ -20,11 +20,11 @@ from bertkit.metrics.intervals import find_interval
 from bertkit.metrics.rows import NUMBER_RATES, RowScore, measure_mean
 from bertkit.reports.tables import ScoreRow, Table, make_table
 from bertkit.tasks.task import shorten_text
-from bertkit.training.scored_rows import LABEL, TOKENS, UNKNOWN, ScoredRows
+from bertkit.training.scored_rows import LABEL, TOKEN_COUNTS, UNKNOWN_COUNTS, ScoredRows
 
 LEAST_ROWS = 20  # of a slice
 SLICES_SHOWN = 12
-LENGTHS = 4  # slices by length, of about equal size
+LENGTH_SLICES = 4  # slices by length, of about equal size
 
 
 def tabulate_slices(found: ScoredRows, row: ScoreRow, split: str) -> Table | None:
@@ -68,9 +68,9 @@ def rate_slice(score: RowScore) -> tuple[int, float, float, float]:
 def list_slices(columns: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the name and the rows of each slice."""
     for name, values in columns.items():
-        if name == TOKENS:
+        if name == TOKEN_COUNTS:
             yield from divide_lengths(np.asarray(values))
-        elif name == UNKNOWN:
+        elif name == UNKNOWN_COUNTS:
             counts = np.asarray(values)
             yield "without unknown tokens", np.flatnonzero(counts == 0)
             yield "with unknown tokens", np.flatnonzero(counts > 0)
@@ -82,7 +82,7 @@ def list_slices(columns: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, np.
 
 def divide_lengths(tokens: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Yield slices of about equal size, by the number of tokens (S,)."""
-    edges = np.unique(np.quantile(tokens, np.arange(1, LENGTHS + 1) / LENGTHS, method="lower"))
+    edges = np.unique(np.quantile(tokens, np.arange(1, LENGTH_SLICES + 1) / LENGTH_SLICES, method="lower"))
     least = tokens.min()
     for edge in edges.tolist():
         yield f"{least:,} to {edge:,} tokens", np.flatnonzero((least <= tokens) & (tokens <= edge))

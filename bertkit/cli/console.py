@@ -72,7 +72,7 @@ class Screen(AbstractContextManager):
         from bertkit.analysis.explanation import describe_words, list_parts
 
         for target in targets:
-            if self.console.color_system is None or self.console.no_color:
+            if not sys.stdout.isatty() or self.console.color_system is None or self.console.no_color:
                 self.say(f"  {target['target']}: {describe_words(target['words'])}")
                 continue
             from rich.text import Text

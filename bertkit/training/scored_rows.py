@@ -24,7 +24,7 @@ from bertkit.tasks.task import RowAnswer, Task, shorten_text
 
 ROWS = ".rows.npz"  # among the predictions of a run, after a split's name
 MOST_TEXTS = 2  # of a row that are kept, shortened
-TOKENS, UNKNOWN, LABEL, ANSWER = "tokens", "unknown tokens", "label", "has an answer"  # columns of rows
+TOKEN_COUNTS, UNKNOWN_COUNTS, LABEL, ANSWER = "tokens", "unknown tokens", "label", "has an answer"  # columns of rows
 FEW_VALUES = 12  # of a column that is kept, at most
 NARROW = (np.uint8, np.uint16, np.int32, np.float32)  # types that may hold all values of an array exactly
 
@@ -81,7 +81,7 @@ def describe_columns(task: Task, rows: Sequence[RowAnswer], data: Any, tokenizer
     if task.find_classes(data) is not None:
         columns[LABEL] = [row.right for row in rows]
     few = {name: values for name, values in columns.items() if len(set(values)) <= FEW_VALUES}
-    return few | {TOKENS: tokens, UNKNOWN: unknown}
+    return few | {TOKEN_COUNTS: tokens, UNKNOWN_COUNTS: unknown}
 
 
 def gather_rows(score: RowScore, rows: Sequence[RowAnswer]) -> ScoredRows:

@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from bertkit.analysis import explanation as module
 from bertkit.analysis.explanation import GradientPath, attribute, describe_words, explain, list_parts
 from bertkit.analysis.page import list_explanations
+from bertkit.cli.console import Screen
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.model.onnx import OnnxModel
@@ -41,7 +42,7 @@ def check_complete(entry):
     rise = entry["logit"] - entry["baseline"]
     total = sum(word["attribution"] for word in entry["words"])
     assert abs(total - rise) <= entry["error"] * abs(entry["logit"]) + 1e-5
-    assert entry["error"] < module.TOLERANCE
+    assert entry["error"] < module.MOST_ERROR
 
 
 # --- The integral -----------------------------------------------------------------------------------------------------
@@ -96,9 +97,10 @@ def test_attributions_to_a_squared_sum_are_the_products_times_the_ends():
     assert found == pytest.approx(expected.numpy(), abs=1e-4)
 
 
-def test_attributions_to_bert_are_those_of_captum_on_the_stock_model(classifier):
+def test_attributions_to_bert_are_those_of_captum_on_the_stock_model(classifier, monkeypatch):
     from captum.attr import IntegratedGradients
 
+    monkeypatch.setattr(module, "FIRST_STEPS", 200)
     result, (entry,) = explain_one(Exact(classifier), SENTENCE)
     stock = AutoModelForSequenceClassification.from_pretrained(classifier).eval()
     tokenizer = AutoTokenizer.from_pretrained(classifier)
@@ -116,7 +118,7 @@ def test_attributions_to_bert_are_those_of_captum_on_the_stock_model(classifier)
     own = [word["attribution"] for word in entry["words"]]
     assert entry["logit"] == pytest.approx(stock(ids).logits[0, label].item(), abs=1e-4)
     expected = [tokens[0], sum(tokens[1:4]), *tokens[4:6], sum(tokens[6:8]), tokens[8]]
-    assert own == pytest.approx(expected, abs=0.01 * max(map(abs, expected)))
+    assert own == pytest.approx(expected, abs=1e-3 * max(map(abs, expected)))
 
 
 # --- Targets and words ------------------------------------------------------------------------------------------------
@@ -200,10 +202,12 @@ def test_the_best_span_is_explained_in_the_window_that_decides(tau, tmp_path):
 def test_every_name_is_explained_by_the_tags_of_its_words(given, tmp_path):
     predictor = Exact(write_head(tmp_path, "BertForTokenClassification", id2label={0: "O", 1: "B-PER", 2: "I-PER"}))
     short = isinstance(given, dict)
+    with torch.no_grad():
+        predictor.settings.model.classifier.bias[2] += 20  # every word with a token continues a name
     result, entries = explain_one(predictor, given)
     assert [entry["target"] for entry in entries] == [f"{x['text']}: PER" for x in result["entities"]]
-    assert entries
-    for entry in entries[:3]:
+    assert len(entries) == (2 if short else 1)
+    for entry in entries:
         check_complete(entry)
         if short:
             found = [(word["field"], word["text"], word["start"], word["end"]) for word in entry["words"]]
@@ -262,9 +266,8 @@ def test_the_command_line_explains_in_json_and_in_words(classifier, call, monkey
 
 
 def test_a_terminal_with_colours_shows_the_whole_text_in_a_line(monkeypatch, capsys):
-    from bertkit.cli.console import Screen
-
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.delenv("NO_COLOR", raising=False)
     words = make_words(("Not", 0, -1.0), ("b\x1bad", 4, 2.0))

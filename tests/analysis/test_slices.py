@@ -11,9 +11,9 @@ from bertkit.metrics.rows import measure_classes, measure_mean, measure_numbers
 from bertkit.reports.html import render
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import RowAnswer
-from bertkit.training.scored_rows import LABEL, TOKENS, UNKNOWN, gather_rows, pack_rows
+from bertkit.training.scored_rows import LABEL, TOKEN_COUNTS, UNKNOWN_COUNTS, gather_rows, pack_rows
 
-TOKEN_COUNTS = np.tile(np.arange(1, 11), 20)  # 200 rows, each length 20 times
+LENGTHS = np.tile(np.arange(1, 11), 20)  # 200 rows, each length 20 times
 SST2 = TASKS["sst2"].find_row("accuracy")
 
 
@@ -29,8 +29,8 @@ def read(table):
 def test_slices_have_rows_scores_and_intervals_and_the_worst_is_first():
     """Rows of 10 tokens are wrong: the last slice of lengths has half of its 40 rows right, the others all."""
     genres = np.where(np.arange(200) < 19, "rare", "usual")
-    columns = {TOKENS: TOKEN_COUNTS, UNKNOWN: np.zeros(200, int), "genre": genres, "same": ["x"] * 200}
-    table = tabulate_slices(make_rows(measure_mean(TOKEN_COUNTS < 10), **columns), SST2, "dev")
+    columns = {TOKEN_COUNTS: LENGTHS, UNKNOWN_COUNTS: np.zeros(200, int), "genre": genres, "same": ["x"] * 200}
+    table = tabulate_slices(make_rows(measure_mean(LENGTHS < 10), **columns), SST2, "dev")
     found = read(table)
     assert table.heads == ("slice", "rows", "accuracy (%)", "95 % interval")
     assert list(found)[:2] == ["all", "9 to 10 tokens"]
@@ -73,11 +73,11 @@ def test_slices_of_numbers_compare_errors_of_which_the_largest_is_worst():
 
 def test_equal_lengths_are_one_slice_which_is_not_shown():
     assert [name for name, _ in divide_lengths(np.full(30, 7))] == ["7 to 7 tokens"]
-    assert tabulate_slices(make_rows(measure_mean(np.ones(30)), **{TOKENS: [7] * 30}), SST2, "dev") is None
+    assert tabulate_slices(make_rows(measure_mean(np.ones(30)), **{TOKEN_COUNTS: [7] * 30}), SST2, "dev") is None
 
 
 def test_the_page_shows_the_slices_that_a_run_has_written(tmp_path):
-    found = make_rows(measure_mean(TOKEN_COUNTS < 9), **{TOKENS: TOKEN_COUNTS, UNKNOWN: TOKEN_COUNTS > 5})
+    found = make_rows(measure_mean(LENGTHS < 9), **{TOKEN_COUNTS: LENGTHS, UNKNOWN_COUNTS: LENGTHS > 5})
     (tmp_path / "predictions").mkdir()
     file, notes = tmp_path / "predictions" / "dev.rows.npz", []
     file.write_bytes(pack_rows(replace(found, columns={name: list(map(int, x)) for name, x in found.columns.items()})))

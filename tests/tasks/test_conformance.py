@@ -19,7 +19,7 @@ from bertkit.tasks.squad import SQUAD, VERSIONS
 from bertkit.tasks.task import PredictionSettings
 from bertkit.training.arguments import complete
 from bertkit.training.run import make_model
-from bertkit.training.scored_rows import TOKENS, UNKNOWN, measure_split, pack_rows, read_rows
+from bertkit.training.scored_rows import TOKEN_COUNTS, UNKNOWN_COUNTS, measure_split, pack_rows, read_rows
 from tests.official import (
     ROWS,
     list_questions,
@@ -360,7 +360,7 @@ def test_rows_in_words_are_those_of_the_score(case, tmp_path):
     again = read_rows(tmp_path / "rows.npz")
     assert (again.keys.tolist(), again.rows, again.columns) == (found.keys.tolist(), found.rows, found.columns)
     assert {len(values) for values in found.columns.values()} == {len(found.rows)}
-    assert {TOKENS, UNKNOWN} <= set(found.columns)
+    assert {TOKEN_COUNTS, UNKNOWN_COUNTS} <= set(found.columns)
     weights = np.random.default_rng(0).random((2, len(judged)))
     assert again.score.score(weights).tolist() == found.score.score(weights).tolist()
 
