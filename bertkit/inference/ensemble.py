@@ -75,8 +75,8 @@ def combine(
     answers = [average([column[question.id] for column in columns]) for question in questions]
 
     texts, odds = [answer.best.text for answer in answers], [answer.odds for answer in answers]
-    scores, measured = (give(questions, texts, odds) for give in (task.rate, task.measure_questions))
-    metrics: dict[str, Any] = add_limits(*(found | {"score": found["f1"]} for found in (scores, measured)))
+    found = (give(questions, texts, odds) for give in (task.rate, task.measure_questions))
+    metrics: dict[str, Any] = add_limits(*(part | {"score": part["f1"]} for part in found))
     metrics["runs"] = len(runs)
     if chosen := task.tuned_config(metrics):
         metrics[CHOSEN_ON_DEV] = " and ".join(chosen)

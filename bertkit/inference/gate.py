@@ -1,4 +1,4 @@
-"""What every request to the server passes: a check of its Host header and its token, and counts for Prometheus.
+"""Check the Host header and the token of every request to the server, and count the requests for Prometheus.
 
 Left out: what is behind it (`bertkit.inference.server`).
 """

@@ -460,7 +460,7 @@ def configure(app: Gate) -> uvicorn.Config:
 
 
 def allow_files(count: int) -> None:
-    """Let this process have so many open files, as far as the system allows it."""
+    """Allow this process `count` connections beside its other open files, as far as the system permits."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + SPARE_FILES if most == resource.RLIM_INFINITY else min(count + SPARE_FILES, most)
     if allowed != resource.RLIM_INFINITY and allowed < wanted:

@@ -5,7 +5,7 @@ same labels. The temperature is that of Guo et al. (2017, "On Calibration of Mod
 
 Label sets are split conformal, with the score of LAC (Sadinle, Lei and Wasserman 2019, "Least Ambiguous Set-Valued
 Classifiers With Bounded Error Levels", Journal of the American Statistical Association 114): 1 minus the probability
-of the correct label. Of all sets with the same coverage these have the fewest labels on average; APS (Romano, Sesia and
+of the correct label. These sets have the fewest labels on average of all with the same coverage; APS (Romano, Sesia and
 Candès 2020) has larger ones, which cover more than asked unless they are drawn at random. The price is that a set is
 empty where no label is likely enough.
 

@@ -79,7 +79,7 @@ def draw_reliability(logits: np.ndarray, labels: np.ndarray, temperature: float 
     Args:
         logits: (S, L), divided by the temperature if there is one.
         labels: (S,) classes, or (S, L) several labels.
-        temperature: Of calibrated probabilities, which are shown beside those without it.
+        temperature: The temperature of calibrated probabilities, which are shown beside those without it.
     """
     shown = {"this model": logits}
     if temperature is not None:

@@ -32,7 +32,7 @@ class Conformity(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the rows that decide say about a model's probabilities.
+    """The temperature and the conformity scores from the rows that decide.
 
     Attributes:
         temperature: None without `calibrate`.

@@ -23,7 +23,7 @@ from bertkit.training.scored_rows import ROWS, measure_split, pack_rows
 
 
 @dataclass
-class Scored:
+class Evaluation:
     """The scores of a model.
 
     Attributes:
@@ -43,13 +43,13 @@ class Scored:
 
 def score_splits(
     task: Task, recipe: Recipe, predict: Callable[[Any], np.ndarray], prepared: Prepared, report: Report
-) -> Scored:
+) -> Evaluation:
     """Return the scores and predictions of every split there is; the first one decides for those after it.
 
     Args:
         predict: Returns the summaries of a data set.
     """
-    found = Scored()
+    found = Evaluation()
     for split in (TUNE, *task.splits, *task.unlabelled):
         if (data := prepared.data.get(split)) is None:
             continue
@@ -70,7 +70,9 @@ def score_splits(
     return found
 
 
-def score_split(task: Task, found: Scored, summaries: np.ndarray, prepared: Prepared, split: str) -> dict[str, float]:
+def score_split(
+    task: Task, found: Evaluation, summaries: np.ndarray, prepared: Prepared, split: str
+) -> dict[str, float]:
     """Return the scores of a split with labels, their limits, and those without leaked rows; keep its rows."""
     data, decided, pattern = prepared.data[split], found.decided, task.splits[split]
     scores, measured = task.score(summaries, data, decided), task.measure_rows(summaries, data, decided)

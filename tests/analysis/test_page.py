@@ -453,7 +453,7 @@ def test_rows_with_the_paper_s_values_pretrainings_averages_and_curves_are_shown
 def test_a_run_in_work_is_shown_as_such_with_what_there_is(root, tmp_path):
     shutil.copytree(root / "mrpc", tmp_path / "run")
     for name in ("metrics.json", "lengths.json", "config.json", "doctor.json"):
-        (tmp_path / "run" / name).unlink()
+        (tmp_path / "run" / name).unlink(missing_ok=True)
     shutil.rmtree(tmp_path / "run" / "predictions")
     write_page([tmp_path / "run"], tmp_path / "page.html")
     found = read_page(tmp_path / "page.html")
@@ -469,7 +469,7 @@ def test_a_run_in_work_is_shown_as_such_with_what_there_is(root, tmp_path):
 def test_a_run_of_before_lacks_only_what_it_did_not_keep(root, tmp_path):
     shutil.copytree(root / "squad2", tmp_path / "run")
     for name in ("lengths.json", "doctor.json", "predictions/dev.figures.json", "predictions/dev.rows.npz"):
-        (tmp_path / "run" / name).unlink()
+        (tmp_path / "run" / name).unlink(missing_ok=True)
     environment = json.loads((root / "squad2" / "environment.json").read_text())
     del environment["date"]
     (tmp_path / "run" / "environment.json").write_text(json.dumps(environment))

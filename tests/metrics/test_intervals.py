@@ -176,7 +176,7 @@ def test_the_interval_of_a_share_is_wilson_s(right, count):
 
 
 def test_precision_and_recall_of_a_label_are_shares_of_some_rows():
-    """Of 40 predicted rows 30 are right, of 50 correct ones the same 30; a label that is never predicted is unknown."""
+    """The label has 40 predicted and 50 correct rows, 30 of them the same; one that is never predicted is unknown."""
     found, wanted = np.arange(100) < 40, (np.arange(100) >= 10) & (np.arange(100) < 60)
     scores = measure_label(found, wanted)
     assert find_interval(scores["precision"]) == find_interval(repeat_answers(30, 40))

@@ -170,7 +170,7 @@ TWO = [{"name": "a", "task": "rte"}, {"name": "b", "task": "cola"}]
         ({"column": [{"name": "a", "task": "rte", "metrics": "f1"}]}, r"unknown key 'metrics' .*did you mean 'metric'"),
         (
             {"column": [{"name": "a", "task": "mrpc", "metric": "f2"}]},
-            r"unknown metric 'f2' in \[\[column\]\] 1; mrpc has f1, accuracy$",
+            r"unknown metric 'f2' in \[\[column\]\] 1; mrpc has f1, accuracy, ece, brier$",
         ),
         ({"column": [{"name": "a", "y" * 999: 1}]}, rf"unknown key '{'y' * 40}' in \[\[column\]\] 1; expected name, "),
         ({"z" * 999: 1, "column": TWO}, rf"unknown key '{'z' * 40}'; expected tasks, "),

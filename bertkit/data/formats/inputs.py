@@ -310,13 +310,13 @@ def cut_into_chunks(inputs: Iterable[Any], most: int, enough: int) -> Iterator[l
 def count_characters(given: Any) -> int:
     """Count the characters of an input's texts, and one more for each element of a list.
 
-    What all endings of SWAG have in common counts once per ending.
+    The texts that all endings of SWAG have in common count once per ending.
     """
     if isinstance(given, str):
         return len(given)
     if isinstance(given, Mapping):
         listed = given.get("endings")
-        endings = len(listed) if isinstance(listed, list) else sum(name.startswith("ending") for name in given)
+        endings = len(listed) if isinstance(listed, list) else sum(str(name).startswith("ending") for name in given)
         shared = sum(count_characters(given.get(name)) for name in BEFORE_ENDINGS)
         return sum(map(count_characters, given.values())) + max(endings - 1, 0) * shared
     if not isinstance(given, list | tuple):
