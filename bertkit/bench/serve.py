@@ -16,7 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -170,12 +170,19 @@ class Connections:
         self.free: deque[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = deque()
 
     async def ask(self, body: bytes) -> None:
-        """Send a request and read the answer.
+        """Send a request and read the answer; if the server has closed the free connection, on another one.
 
         Raises:
             OSError: The server refuses the request.
         """
-        reader, writer = self.free.pop() if self.free else await asyncio.open_connection("127.0.0.1", self.port)
+        while self.free:
+            with suppress(ConnectionError, EOFError):
+                await self.send(body, *self.free.pop())
+                return
+        await self.send(body, *await asyncio.open_connection("127.0.0.1", self.port))
+
+    async def send(self, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send a request over a connection, and read the answer."""
         head = (
             b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         )

@@ -108,7 +108,7 @@ def test_attributions_to_bert_are_those_of_captum_on_the_stock_model(classifier,
     masked = torch.full_like(ids, tokenizer.mask_token_id)
     masked[:, [0, -1]] = ids[:, [0, -1]]
     embedded, hidden = (stock.get_input_embeddings()(x).detach() for x in (ids, masked))
-    label = stock.config.label2id[result["label"]]
+    label = list(stock.config.id2label.values()).index(result["label"])
     found = IntegratedGradients(lambda x: stock(inputs_embeds=x).logits).attribute(
         embedded, hidden, target=label, n_steps=200
     )
