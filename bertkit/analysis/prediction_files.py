@@ -20,7 +20,8 @@ from bertkit.metrics.rows import RowScore, list_errors, measure_classes, measure
 from bertkit.metrics.squad import score_answers
 from bertkit.reports.tables import ScoreRow
 from bertkit.tasks.classification import CLASSIFICATION, SCORES, spell
-from bertkit.tasks.ner import NER, name_entities, number_rows
+from bertkit.tasks.ner import NER
+from bertkit.tasks.ner_files import name_entities, number_rows
 from bertkit.tasks.squad import collect_answers, find_squad
 from bertkit.tasks.task import RowAnswer
 from bertkit.training.scored_rows import ScoredRows, gather_rows

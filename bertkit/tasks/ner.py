@@ -8,8 +8,6 @@ With `features` it is the feature-based approach: the frozen encoder runs once, 
 activations of each word's first sub-token, which are cached on disk (`bertkit.tasks.features`).
 """
 
-import json
-import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,10 +34,8 @@ from bertkit.data.formats.conll import (
 )
 from bertkit.data.formats.entities import (
     SPAN_COLUMNS,
-    TEXT_COLUMN,
     WORD_COLUMNS,
     find_columns,
-    list_spans,
     read_entities,
     read_list,
 )
@@ -57,9 +53,10 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_dataset
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.classification import UNLABELLED, name_apart
+from bertkit.tasks.classification import UNLABELLED
 from bertkit.tasks.features import Features, cache_features, pad_features
 from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
+from bertkit.tasks.ner_files import name_entities, number_rows, write_conll, write_rows
 from bertkit.tasks.option import NER_OPTIONS
 from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_object
 from bertkit.tasks.targets import NameTargets
@@ -68,7 +65,6 @@ from bertkit.tasks.texts import take_text
 
 UNDECIDED = -1  # label where the logits are NaN or infinite
 ENTITY_SCORES = ("precision", "recall", "f1", "strict_f1")
-BLANK = re.compile(r"[ \t\r\n]")  # separates columns and lines of CoNLL files
 NER_SCORES = {"dev": "{}", "test": "test_{}"}
 NER_PAPER = {  # Table 7
     "f1": {"BERT-base, dev": 0.964, "BERT-large, dev": 0.966},
@@ -486,21 +482,6 @@ def decide(summaries: np.ndarray, data: NerData) -> list[list[str]]:
     return get_words(data).name_tags([row[row != IGNORED] for row in check_decided(summaries)])
 
 
-def number_rows(text: TaggedText) -> Sequence[int]:
-    """Return the row of each sentence: its document, or without documents the sentence itself."""
-    return text.number_documents().tolist() if text.documents > 1 else range(len(text.sentences))
-
-
-def name_entities(sentences: Sequence[Sentence], tags: Sequence[Sequence[str]]) -> str:
-    """Return the entities of some sentences in words."""
-    found = [
-        f"{' '.join(sentence.words[first:behind])}: {kind}"
-        for sentence, own in zip(sentences, tags, strict=True)
-        for first, behind, kind in find_entities(own)
-    ]
-    return ", ".join(found) or "(nothing)"
-
-
 def gather_words(values: Tensor, known: Tensor) -> Tensor:
     """Return (B, W): of the values (B, T) those at the `known` places (B, T), padded with IGNORED."""
     counts = known.sum(1, keepdim=True)
@@ -535,34 +516,6 @@ def describe_types(texts: Mapping[str, TaggedText], types: Sequence[str]) -> lis
         found = Counter(kind for sentence in text.sentences for kind in {tag[2:] for tag in sentence.tags})
         counts[split] = np.array([found[kind] for kind in types])
     return describe_shares(counts, {split: len(text.sentences) for split, text in labelled.items()}, types)
-
-
-def write_rows(rows: Columns, predicted: Sequence[Sequence[str]]) -> str:
-    """Return JSON lines with the rows of a table and `predicted`: tags, or the spans of a text."""
-    names = rows.table.column_names
-    column = name_apart("predicted", names, "_predicted")
-    given, marked = find_columns(names)
-    lists = rows.lists | ({marked} if marked in SPAN_COLUMNS else set())
-    lines = []
-    for row, tags in zip(rows.table.to_pylist(), predicted, strict=True):
-        found: Any = list(tags)
-        if given == TEXT_COLUMN:
-            found = list_spans(split_words(row[TEXT_COLUMN]), find_entities(tags))
-        row |= {name: json.loads(row[name]) for name in lists if row[name]}
-        lines.append(json.dumps({**row, column: found}, ensure_ascii=False) + "\n")
-    return "".join(lines)
-
-
-def write_conll(text: TaggedText, predicted: Sequence[Sequence[str]]) -> str:
-    """Return the lines of a text with predicted tags and -DOCSTART- lines."""
-    parts, document = [], 0
-    for sentence, tags in zip(text.sentences, predicted, strict=True):
-        if sentence.document > document:
-            parts.append(f"{DOCSTART} O O\n")
-            document = sentence.document
-        rows = zip(sentence.words, sentence.official, tags, strict=True)
-        parts.append("".join(f"{BLANK.sub('_', word) or '_'} {tag} {guess}\n" for word, tag, guess in rows))
-    return "\n".join(parts)
 
 
 def place_words(data: WordWindows, chosen: Sequence[int]) -> dict[str, Tensor]:

@@ -15,7 +15,8 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.prediction import show_examples
-from bertkit.tasks.squad import SQUAD, VERSIONS
+from bertkit.tasks.squad import SQUAD
+from bertkit.tasks.squad_versions import VERSIONS
 from bertkit.tasks.task import PredictionSettings
 from bertkit.training.arguments import complete
 from bertkit.training.run import make_model

@@ -18,7 +18,8 @@ from bertkit.metrics.squad import score_answers, score_squad1, score_squad2
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.prediction import show_examples
-from bertkit.tasks.squad import SQUAD, VERSIONS, find_squad
+from bertkit.tasks.squad import SQUAD, find_squad
+from bertkit.tasks.squad_versions import VERSIONS
 from bertkit.tasks.task import PredictionSettings
 from bertkit.training.run import run
 from bertkit.training.run_dir import FIRST, read_metrics

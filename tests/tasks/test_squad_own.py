@@ -15,7 +15,8 @@ from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.squad import score_squad1
 from bertkit.tasks import TASKS
-from bertkit.tasks.squad import SQUAD, VERSIONS, collect_answers, list_keys
+from bertkit.tasks.squad import SQUAD, collect_answers, list_keys
+from bertkit.tasks.squad_versions import VERSIONS
 from bertkit.training import model_card
 from bertkit.training.arguments import complete
 from bertkit.training.recipe import merge

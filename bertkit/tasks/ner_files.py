@@ -1,0 +1,58 @@
+"""Predicted tags in files and in words: CoNLL lines, the rows of a table, the entities of a document or sentence."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from bertkit.data.formats.columns import Columns
+from bertkit.data.formats.conll import DOCSTART
+from bertkit.data.formats.entities import SPAN_COLUMNS, TEXT_COLUMN, find_columns, list_spans
+from bertkit.data.tagging import Sentence, TaggedText, split_words
+from bertkit.metrics.ner import find_entities
+from bertkit.tasks.classification import name_apart
+
+BLANK = re.compile(r"[ \t\r\n]")  # separates columns and lines of CoNLL files
+
+
+def number_rows(text: TaggedText) -> Sequence[int]:
+    """Return the row of each sentence: its document, or without documents the sentence itself."""
+    return text.number_documents().tolist() if text.documents > 1 else range(len(text.sentences))
+
+
+def name_entities(sentences: Sequence[Sentence], tags: Sequence[Sequence[str]]) -> str:
+    """Return the entities of some sentences in words."""
+    found = [
+        f"{' '.join(sentence.words[first:behind])}: {kind}"
+        for sentence, own in zip(sentences, tags, strict=True)
+        for first, behind, kind in find_entities(own)
+    ]
+    return ", ".join(found) or "(nothing)"
+
+
+def write_rows(rows: Columns, predicted: Sequence[Sequence[str]]) -> str:
+    """Return JSON lines with the rows of a table and `predicted`: tags, or the spans of a text."""
+    names = rows.table.column_names
+    column = name_apart("predicted", names, "_predicted")
+    given, marked = find_columns(names)
+    lists = rows.lists | ({marked} if marked in SPAN_COLUMNS else set())
+    lines = []
+    for row, tags in zip(rows.table.to_pylist(), predicted, strict=True):
+        found: Any = list(tags)
+        if given == TEXT_COLUMN:
+            found = list_spans(split_words(row[TEXT_COLUMN]), find_entities(tags))
+        row |= {name: json.loads(row[name]) for name in lists if row[name]}
+        lines.append(json.dumps({**row, column: found}, ensure_ascii=False) + "\n")
+    return "".join(lines)
+
+
+def write_conll(text: TaggedText, predicted: Sequence[Sequence[str]]) -> str:
+    """Return the lines of a text with predicted tags and -DOCSTART- lines."""
+    parts, document = [], 0
+    for sentence, tags in zip(text.sentences, predicted, strict=True):
+        if sentence.document > document:
+            parts.append(f"{DOCSTART} O O\n")
+            document = sentence.document
+        rows = zip(sentence.words, sentence.official, tags, strict=True)
+        parts.append("".join(f"{BLANK.sub('_', word) or '_'} {tag} {guess}\n" for word, tag, guess in rows))
+    return "\n".join(parts)
