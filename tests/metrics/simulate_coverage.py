@@ -28,7 +28,7 @@ from bertkit.training.run_dir import RECIPE_FILE
 
 COVERAGES = (0.9, 0.95)
 ROWS_AT_ONCE = 64
-ERRORS = ("run", "temperature", "accuracy (%)", "calibration error (%)", "Brier score")
+ERRORS = ("run", "temperature", "calibration error (%)", "Brier score")
 SETS = ("run", "asked (%)", "coverage (%)", "labels in a set", "empty sets (%)")
 
 
@@ -65,7 +65,6 @@ def measure(
     values = temper(logits, temperature)
     probabilities = find_probabilities(values[scored], several=False)
     found = score_calibration(values[scored], labels[scored])
-    found["accuracy"] = (probabilities.argmax(axis=1) == labels[scored]).mean()
     scores = find_conformity(values[decides], labels[decides])
     for coverage in COVERAGES:
         sets = 1 - probabilities <= find_limit(scores, coverage)
@@ -99,7 +98,7 @@ def main() -> None:
         name = f"{Path(run).name}, {len(labels):,} rows"
         pairs = [
             " → ".join(f"{average(side, key, scale)[0]:.{digits}f}" for side in (plain, calibrated))
-            for key, scale, digits in (("accuracy", 100, 1), ("ece", 100, 1), ("brier", 1, 3))
+            for key, scale, digits in (("ece", 100, 1), ("brier", 1, 3))
         ]
         errors.append([name, "{:.2f} ± {:.2f}".format(*average(calibrated, "temperature")), *pairs])
         for coverage in COVERAGES:
