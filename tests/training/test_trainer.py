@@ -150,15 +150,8 @@ run(TASKS["pretrain"], read_recipe(Path(sys.argv[1])), output=sys.argv[2], progr
 """
 
 
-@pytest.mark.parametrize(
-    ("update", "workers"),
-    [
-        (7, 0),
-        pytest.param(12, 2, marks=pytest.mark.slow),
-        pytest.param(9, 2, marks=pytest.mark.slow),
-        pytest.param(13, 0, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("update", "workers"), [(7, 0), (12, 2), (9, 2), (13, 0)])
 def test_kill_9_changes_nothing_of_curve_and_weights(recipe, straight, tmp_path, update, workers):
     """The checkpoints are from updates 5 and 10; neither is logged."""
     recipe = merge(recipe, {"train": {"dataloader_num_workers": workers}})
