@@ -231,6 +231,7 @@ class Application:
         finally:
             answer.cancel()
             leaving.cancel()
+            await asyncio.wait((answer, leaving))  # until the inputs are out of the queue
 
     async def tell_health(self) -> Response:
         """Tell whether the model's thread is alive."""
