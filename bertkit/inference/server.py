@@ -14,6 +14,7 @@ import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -423,7 +424,8 @@ def serve(
     for name in ("uvicorn.error", "asyncio"):
         logging.getLogger(name).addHandler(logging.NullHandler())  # which would print each malformed request
     with bind(host, port) as listener:
-        predictor = Predictor(run, precision=precision)
+        with ThreadPoolExecutor(1) as loading:
+            predictor = loading.submit(load_predictor, run, precision).result()
         if predictor.notice:
             report(predictor.notice)
         address = listener.getsockname()
@@ -439,10 +441,20 @@ def serve(
         ready = f"{name_model(run)} answers at http://{shown}:{address[1]}; end it with Ctrl-C"
         allow_files(MOST_CONNECTIONS)
         server = Server(configure(app), lambda: report(ready))
-        predictor([predictor.task.make_sample(predictor.settings)])  # warms up; a model that has diverged says so now
         server.run(sockets=[listener])
     if server.stopped_by is not None:
         raise Interrupted("stopped; every accepted request was answered", server.stopped_by)
+
+
+def load_predictor(run: str, precision: str) -> Predictor:
+    """Return a predictor that has answered an input, so that a model that has diverged says so now.
+
+    It runs in a thread that ends: as long as another thread has OpenMP workers, those of the model's thread sleep between
+    operations, and a text takes up to half as long again.
+    """
+    predictor = Predictor(run, precision=precision)
+    predictor([predictor.task.make_sample(predictor.settings)])
+    return predictor
 
 
 def configure(app: Gate) -> uvicorn.Config:
@@ -493,8 +505,8 @@ def bind(host: str, port: int) -> socket.socket:
         UsageError: The address cannot be used.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)  # asyncio sets TCP_NODELAY only where the protocol is named
     except (OSError, UnicodeError) as error:
         raise UsageError(f"--host {host} is not an address of this machine ({error}); give another") from None
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

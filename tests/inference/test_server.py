@@ -262,6 +262,11 @@ def test_other_requests_are_refused_too(method, path, headers, status, client):
         assert list(json.loads(content)) == ["error"]
 
 
+def test_answers_do_not_wait_for_acknowledgements():
+    with bind("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP  # without it asyncio leaves Nagle's algorithm on: 40 ms an answer
+
+
 def test_the_name_of_the_host_is_checked_also_where_all_addresses_are_served(predictor, folder):
     gate = make_app(predictor, str(folder), hosts=None, token="s")
     names = {
