@@ -85,5 +85,6 @@ def divide_lengths(tokens: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     edges = np.unique(np.quantile(tokens, np.arange(1, LENGTH_SLICES + 1) / LENGTH_SLICES, method="lower"))
     least = tokens.min()
     for edge in edges.tolist():
-        yield f"{least:,} to {edge:,} tokens", np.flatnonzero((least <= tokens) & (tokens <= edge))
+        span = f"{least:,} to {edge:,}" if least < edge else f"{edge:,}"
+        yield f"{span} tokens", np.flatnonzero((least <= tokens) & (tokens <= edge))
         least = edge + 1
