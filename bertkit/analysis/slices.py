@@ -5,9 +5,10 @@ end, so that a slice that is surely worse comes before one that may be. Slices b
 so is whatever does not tell rows apart. The rows come from the file that the run has written
 (`bertkit.training.scored_rows`): neither data nor model is read.
 
-The score is the share of right rows where rows have labels, because Matthews correlation or F1 of a slice with a single
-label is undefined; the root mean squared error for numbers, because a slice of similar numbers has a low correlation;
-otherwise the task's metric. Left out: labels of NER, whose entity types have a table, and combinations of slices.
+The score is the share of right rows where rows have labels (of several, all must be right), because Matthews
+correlation or F1 of a slice with a single label is undefined; the root mean squared error for numbers, because a slice
+of similar numbers has a low correlation; otherwise the task's metric. Left out: labels of NER, whose entity types have
+a table, and combinations of slices.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from bertkit.metrics.intervals import find_interval
-from bertkit.metrics.rows import NUMBER_RATES, RowScore, measure_mean
+from bertkit.metrics.rows import COUNT_SCORES, NUMBER_RATES, RowScore, measure_mean
 from bertkit.reports.tables import ScoreRow, Table, make_table
 from bertkit.tasks.task import shorten_text
-from bertkit.training.scored_rows import LABEL, TOKEN_COUNTS, UNKNOWN_COUNTS, ScoredRows
+from bertkit.training.scored_rows import TOKEN_COUNTS, UNKNOWN_COUNTS, ScoredRows
 
 LEAST_ROWS = 20  # of a slice
 SLICES_SHOWN = 12
@@ -53,9 +54,12 @@ def choose_score(row: ScoreRow, found: ScoredRows) -> tuple[ScoreRow, RowScore]:
     """Return the score that is compared between slices, and its line in a table."""
     if found.score.rate in NUMBER_RATES:
         return ScoreRow("RMSE", "rmse"), replace(found.score, rate="rmse", points=1.0)
-    if LABEL not in found.columns or found.score.rate in ("mean", "percentage"):
+    if found.score.rate not in COUNT_SCORES:
         return row, found.score
-    return ScoreRow("right rows", "right", unit="fraction"), measure_mean(found.score.judge_rows())
+    judged = found.score.judge_rows()
+    if found.score.rate != "labels_f1" and not np.isin(judged, (0, 1)).all():  # entities
+        return row, found.score
+    return ScoreRow("right rows", "right", unit="fraction"), measure_mean((judged == 1).astype(float))
 
 
 def rate_slice(score: RowScore) -> tuple[int, float, float, float]:

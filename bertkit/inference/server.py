@@ -449,8 +449,8 @@ def serve(
 def load_predictor(run: str, precision: str) -> Predictor:
     """Return a predictor that has answered an input, so that a model that has diverged says so now.
 
-    It runs in a thread that ends: as long as another thread has OpenMP workers, those of the model's thread sleep between
-    operations, and a text takes up to half as long again.
+    It runs in a thread that ends: as long as another thread has OpenMP workers, those of the model's thread sleep
+    between operations, and a text takes up to half as long again.
     """
     predictor = Predictor(run, precision=precision)
     predictor([predictor.task.make_sample(predictor.settings)])

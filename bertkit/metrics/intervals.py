@@ -1,11 +1,12 @@
 """The 95 % interval of a score over its rows, and that of the difference of two models on the same rows.
 
 The interval of a score is the bias-corrected and accelerated bootstrap (BCa; Efron 1987, "Better Bootstrap Confidence
-Intervals", Journal of the American Statistical Association 82), with two exceptions. The share of right rows, such as
+Intervals", Journal of the American Statistical Association 82), with three exceptions. The share of right rows, such as
 the accuracy, has Wilson's interval (1927, "Probable Inference, the Law of Succession, and Statistical Inference", same
 journal 22), which needs no samples and has a width at 0 and 1. Other scores that only a few rows decide (all or almost
-all rows right, a handful of rows) have the interval with added rows that is described next. How often each holds is
-measured by tests/metrics/simulate_intervals.py.
+all rows right, a handful of rows) have the interval with added rows that is described next. And the calibration error
+is a sum of absolute values, whose estimate is too high by what chance adds to values near 0; its limits are found by
+inverting tests. How often each holds is measured by tests/metrics/simulate_intervals.py.
 
 The interval of a difference is a Bayesian bootstrap (Rubin 1981, "The Bayesian Bootstrap", Annals of Statistics 9): the
 weights of the rows are exponential variates, so that their shares have a flat Dirichlet distribution. Alone it would
@@ -18,6 +19,7 @@ is the most harmful one of a few (`RowScore.errors`); how often such limits hold
 tests/metrics/simulate_proof.py.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +35,7 @@ LEAST_SAMPLES = 500  # the same, where there are more values than
 MOST_VALUES = 1 << 27  # in all samples together
 GROUPS = 256  # of rows that the jackknife leaves out together, where there are more distinct rows
 FEW_ROWS = 10  # decide a score: too few for BCa
+HALVINGS = 20
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,8 @@ def find_interval(score: RowScore, samples: int = INTERVAL_SAMPLES, seed: int = 
     samples = min(samples, max(LEAST_SAMPLES, MOST_VALUES // merged.rows.size))
     if count_deciding(influences) < FEW_ROWS:
         low, high = _bound(merged, counts, samples, rng)
+    elif score.rate == "gaps":
+        low, high = invert_tests(merged, numbers, samples, rng)
     else:
         low, high = find_bca(value, resample(merged, numbers, samples, rng), influences)
     return Interval(float(min(low, value)), float(max(high, value)))
@@ -110,17 +115,20 @@ def merge_rows(score: RowScore) -> tuple[RowScore, np.ndarray, np.ndarray]:
 
 def resample(merged: RowScore, numbers: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarray:
     """Return the score (R,) of samples with replacement; the other arguments are the result of `merge_rows`."""
-    total, distinct = len(numbers), len(merged)
-    shares = np.bincount(numbers) / total
-    found = []
+    return np.concatenate([merged.score(weights) for weights in draw_samples(numbers, samples, rng)])
+
+
+def draw_samples(numbers: np.ndarray, samples: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Yield how often each distinct row is in each sample with replacement, some samples (R, U) at a time."""
+    counts = np.bincount(numbers)
+    total, distinct = len(numbers), len(counts)
     for size in _divide_samples(samples, distinct):
         if 8 * distinct < total:  # a binomial variate takes as long as about 8 drawn rows
-            weights = rng.multinomial(total, shares, size)  # (R, U)
+            weights = rng.multinomial(total, counts / total, size)
         else:
             drawn = numbers[rng.integers(total, size=(size, total))] + distinct * np.arange(size)[:, None]  # (R, S)
-            weights = np.bincount(drawn.ravel(), minlength=size * distinct).reshape(size, distinct)  # (R, U)
-        found.append(merged.score(weights.astype(np.float64)))
-    return np.concatenate(found)
+            weights = np.bincount(drawn.ravel(), minlength=size * distinct).reshape(size, distinct)
+        yield weights.astype(np.float64)
 
 
 def find_influences(merged: RowScore, numbers: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -156,6 +164,31 @@ def find_bca(value: float, sampled: np.ndarray, influences: np.ndarray) -> np.nd
     acceleration = (influences**3).sum() / (6 * (influences**2).sum() ** 1.5)
     shifted = bias + ndtri([outside, 1 - outside])
     return np.quantile(sampled, ndtr(bias + shifted / (1 - acceleration * shifted)))
+
+
+def invert_tests(merged: RowScore, numbers: np.ndarray, samples: int, rng: np.random.Generator) -> tuple[float, float]:
+    """Return the limits of the sum of absolute values of the mean gaps.
+
+    True gaps in the proportions of the measured ones are assumed: t times as large, with the noise of the samples. The
+    limits belong to the smallest and the largest t for which the measured sum would not be an exception.
+    """
+    outside, sums = (1 - LEVEL) / 2, merged.rows[numbers].sum(0)  # (K + 1,), the last one for the weights
+    gaps = sums[:-1] / sums[-1]
+    sampled = np.concatenate([weights @ merged.rows for weights in draw_samples(numbers, samples, rng)])  # (R, K + 1)
+    noise, value = sampled[:, :-1] / sampled[:, -1:] - gaps, np.abs(gaps).sum()
+
+    def find_size(share: float) -> float:
+        """Return the t at which this share of the sums is below the measured one."""
+        low, high = 0.0, 2.0
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if quantile(middle, share) < value else (low, middle)
+        return low
+
+    def quantile(size: float, share: float) -> float:
+        return float(np.quantile(np.abs(size * gaps + noise).sum(1), share))
+
+    return value * find_size(1 - outside), value * find_size(outside)
 
 
 def _find_wilson(right: int, counted: int, scale: float) -> Interval:

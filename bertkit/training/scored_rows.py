@@ -24,7 +24,8 @@ from bertkit.tasks.task import RowAnswer, Task, shorten_text
 
 ROWS = ".rows.npz"  # among the predictions of a run, after a split's name
 MOST_TEXTS = 2  # of a row that are kept, shortened
-TOKEN_COUNTS, UNKNOWN_COUNTS, LABEL, ANSWER = "tokens", "unknown tokens", "label", "has an answer"  # columns of rows
+TOKEN_COUNTS, UNKNOWN_COUNTS, LABEL, ANSWER = "tokens", "unknown tokens", "label", "has an answer"
+BUILT_IN = (TOKEN_COUNTS, UNKNOWN_COUNTS, LABEL, ANSWER)  # columns of rows
 FEW_VALUES = 12  # of a column that is kept, at most
 NARROW = (np.uint8, np.uint16, np.int32, np.float32)  # types that may hold all values of an array exactly
 
@@ -53,21 +54,25 @@ class ScoredRows:
 
 
 def measure_split(
-    task: Task, summaries: np.ndarray, data: Any, examples: Any, tokenizer: Any, decided: Mapping[str, Any] | None
-) -> ScoredRows | None:
-    """Return the rows of a split with labels; None if the task has no scores of rows."""
-    if task.metric not in (scores := task.measure_rows(summaries, data, decided)):
-        return None
+    task: Task,
+    score: RowScore,
+    summaries: np.ndarray,
+    data: Any,
+    examples: Any,
+    tokenizer: Any,
+    decided: Mapping[str, Any] | None,
+) -> ScoredRows:
+    """Return the rows of a split with labels; `score` is the task's metric on them."""
     rows = list(task.describe_rows(summaries, data, examples, decided))
     columns = describe_columns(task, rows, data, tokenizer)
-    return replace(gather_rows(scores[task.metric], rows), columns=columns)
+    return replace(gather_rows(score, rows), columns=columns)
 
 
 def describe_columns(task: Task, rows: Sequence[RowAnswer], data: Any, tokenizer: Any) -> dict[str, list[Any]]:
     """Return columns of the rows by which a report may slice them.
 
-    They are the number of tokens of all texts, the number of unknown tokens among them, the class, whether there is a
-    right answer, and the columns of a person's own table; each of the last three only if it has few values.
+    They are the number of tokens of all texts, the number of unknown tokens among them, the class, for answers whether
+    there is a right one, and the columns of a person's own table; each of the last three only if it has few values.
     """
     words = find_words(tokenizer)
     tokens, unknown = [], []
@@ -75,11 +80,12 @@ def describe_columns(task: Task, rows: Sequence[RowAnswer], data: Any, tokenizer
         ids, _ = words.encode(list(row.texts), np.int32)
         tokens.append(len(ids))
         unknown.append(int((ids == tokenizer.unk_token_id).sum()))
-    columns = task.list_row_columns(data)
-    if not all(row.right for row in rows):
-        columns[ANSWER] = ["yes" if row.right else "no" for row in rows]
+    own = task.list_row_columns(data)
+    columns = {f"{name} (column)" if name in BUILT_IN else name: values for name, values in own.items()}
     if task.find_classes(data) is not None:
         columns[LABEL] = [row.right for row in rows]
+    elif not all(row.right for row in rows):
+        columns[ANSWER] = ["yes" if row.right else "no" for row in rows]
     few = {name: values for name, values in columns.items() if len(set(values)) <= FEW_VALUES}
     return few | {TOKEN_COUNTS: tokens, UNKNOWN_COUNTS: unknown}
 

@@ -76,7 +76,8 @@ def score_split(
     """Return the scores of a split with labels, their limits, and those without leaked rows; keep its rows."""
     data, decided, pattern = prepared.data[split], found.decided, task.splits[split]
     scores, measured = task.score(summaries, data, decided), task.measure_rows(summaries, data, decided)
-    if rows := measure_split(task, summaries, data, prepared.examples[split], prepared.tokenizer, decided):
+    if (score := measured.get(task.metric)) is not None:
+        rows = measure_split(task, score, summaries, data, prepared.examples[split], prepared.tokenizer, decided)
         found.files[f"{split}{ROWS}"] = pack_rows(rows)
     found.decided = decided or task.tuned_config(scores) | found.calibration.config
     without = {}

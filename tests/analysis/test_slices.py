@@ -7,7 +7,8 @@ import pytest
 
 from bertkit.analysis.page import list_slices as read_slices
 from bertkit.analysis.slices import divide_lengths, tabulate_slices
-from bertkit.metrics.rows import measure_classes, measure_mean, measure_numbers
+from bertkit.metrics.classification import measure_label_scores
+from bertkit.metrics.rows import RowScore, measure_classes, measure_mean, measure_numbers
 from bertkit.reports.html import render
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import RowAnswer
@@ -59,6 +60,23 @@ def test_slices_of_classes_compare_the_share_of_right_rows():
     }
 
 
+def test_a_row_with_several_labels_is_right_if_all_of_them_are():
+    """Rows 0 to 9 have one right label of two, the others both: 75 % of the rows are right, and F1 is higher."""
+    logits, labels = np.full((40, 2), 3.0), np.ones((40, 2), int)
+    logits[:10, 1] = -3.0
+    score = measure_label_scores(logits, labels, ["a", "b"], np.full(2, 0.5))["macro_f1"]
+    table = tabulate_slices(make_rows(score, kind=["a", "b"] * 20), TASKS["classify"].find_row("macro_f1"), "dev")
+    assert table.heads[2] == "right rows (%)"
+    assert read(table)["all"][1] == "75.0"
+
+
+def test_slices_of_entities_compare_f1_whatever_a_column_is_called():
+    counts = np.array([[[1], [2], [2]], [[2], [2], [2]]] * 20)  # of 40 sentences with two names each
+    score = RowScore(counts.astype(float), "f1", counts[:1, None].repeat(2, 1).astype(float))
+    table = tabulate_slices(make_rows(score, **{LABEL: ["a", "b"] * 20}), TASKS["ner"].find_row("f1"), "dev")
+    assert (table.heads[2], read(table)["all"][1]) == ("F1 (%)", "75.0")
+
+
 def test_slices_of_numbers_compare_errors_of_which_the_largest_is_worst():
     rng = np.random.default_rng(0)
     labels, wide = rng.normal(size=200), np.arange(200) < 100
@@ -72,7 +90,7 @@ def test_slices_of_numbers_compare_errors_of_which_the_largest_is_worst():
 
 
 def test_equal_lengths_are_one_slice_which_is_not_shown():
-    assert [name for name, _ in divide_lengths(np.full(30, 7))] == ["7 to 7 tokens"]
+    assert [name for name, _ in divide_lengths(np.full(30, 7))] == ["7 tokens"]
     assert tabulate_slices(make_rows(measure_mean(np.ones(30)), **{TOKEN_COUNTS: [7] * 30}), SST2, "dev") is None
 
 

@@ -31,7 +31,14 @@ from bertkit.metrics.intervals import (
     resample,
 )
 from bertkit.metrics.ner import measure_entities, score_entities
-from bertkit.metrics.rows import measure_classes, measure_label, measure_mean, measure_numbers, measure_ranking
+from bertkit.metrics.rows import (
+    measure_classes,
+    measure_gaps,
+    measure_label,
+    measure_mean,
+    measure_numbers,
+    measure_ranking,
+)
 from bertkit.metrics.squad import measure_answers, score_squad1, score_squad2
 from tests.metrics import simulate_intervals
 from tests.metrics.simulate_proof import ABOVE, BOUND, HARMLESS, POPULATIONS, RUINED, simulate
@@ -288,7 +295,19 @@ def test_the_seed_of_an_interval_decides():
     assert find_interval(score) == find_interval(score, seed=0) != find_interval(score, seed=1)
 
 
-@pytest.mark.parametrize(("name", "count"), [("Matthews", 300), ("F1, 50 %", 300)])
+def test_the_interval_of_a_single_gap_is_that_of_its_mean():
+    """Far from 0 it is the mean plus and minus 1.96 standard errors; a gap that chance explains may be 0."""
+    values = np.random.default_rng(0).normal(0.3, 0.2, 400)
+    found, half = find_interval(measure_gaps(values[:, None], np.ones((1, 2, 1)))), 1.96 * values.std() / 20
+    assert (found.low, found.high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.002)
+    none = find_interval(measure_gaps((values - values.mean() + 0.005)[:, None], np.ones((1, 2, 1))))
+    assert none.low == 0.0 < 0.005 < none.high < 0.005 + half
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("Matthews", 300), ("F1, 50 %", 300), ("calibration error, 0", 300), ("calibration error, 8", 300)],
+)
 def test_most_intervals_hold_the_true_score(name, count):
     """Fewer than 90 % of 200 intervals of 95 % have a chance of 0.2 %."""
     name = next(found for found in simulate_intervals.SCORES if found.startswith(name))

@@ -10,7 +10,7 @@ import torch
 
 import bertkit
 from bertkit.errors import UsageError
-from bertkit.metrics.rows import NUMBER_RATES
+from bertkit.metrics.rows import NUMBER_RATES, RATES
 from bertkit.tasks import TASKS
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.option import list_defaults
@@ -350,7 +350,9 @@ def test_rows_in_words_are_those_of_the_score(case, tmp_path):
     batch = take_batch(task, data[split], len(data[split]))
     with torch.no_grad():
         summaries = task.summarize(model.eval()(**batch, **task.evaluation_options), batch).numpy()
-    found = measure_split(task, summaries, data[split], examples[split], tokenizer, None)
+    score = task.measure_rows(summaries, data[split])[task.metric]
+    assert score.rate in RATES
+    found = measure_split(task, score, summaries, data[split], examples[split], tokenizer, None)
     assert len(found.rows) == len(found.keys) == len(found.score) == len(set(found.keys.tolist()))
     judged = found.score.judge_rows()
     if task.name in SQUAD:

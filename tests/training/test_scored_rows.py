@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bertkit.errors import UsageError
-from bertkit.metrics.rows import RATES, RowScore, measure_classes, measure_mean, measure_numbers
+from bertkit.metrics.rows import RowScore, measure_classes, measure_mean, measure_numbers
 from bertkit.tasks.task import RowAnswer
 from bertkit.training.scored_rows import gather_rows, narrow, pack_rows, read_rows
 
@@ -57,7 +57,3 @@ def test_a_damaged_file_is_one_line(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(UsageError, match=r"dev.rows.npz is damaged .*; delete it and evaluate the run again"):
             read_rows(path)
-
-
-def test_every_rate_has_a_name():
-    assert {"mean", "percentage", "f1", "matthews_correlation", "spearmanr", "roc_auc"} <= RATES.keys()
