@@ -248,20 +248,20 @@ def list_slices(path: Path, task: Task | None, notes: list[str]) -> Iterator[Tab
 
 def list_explanations(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the explained results of the first inputs, if a file among the predictions has any."""
-    text = read_part(read_text, path / PREDICTIONS / EXPLANATIONS, notes) or ""
-    for line in text.splitlines()[:MOST_EXPLAINED]:
-        yield from attempt(show_explanation, line) or []
+    yield from read_part(read_explanations, path / PREDICTIONS / EXPLANATIONS, notes) or []
 
 
-def show_explanation(line: str) -> list[dict[str, Any]]:
-    """Return the targets of a line of JSON with their coloured words and, in words, the largest attributions."""
+def read_explanations(path: Path) -> list[dict[str, Any]]:
+    """Read the targets of the first inputs, their coloured words and, in words, the largest attributions."""
+    lines = read_text(path).splitlines()[:MOST_EXPLAINED]
     return [
         {
             "target": entry["target"],
             "parts": list(list_parts(entry["words"])),
             "largest": describe_words(entry["words"]),
         }
-        for entry in json.loads(line)["explanation"]
+        for line in lines
+        for entry in json.loads(line).get("explanation", [])  # an invalid input has none
     ]
 
 

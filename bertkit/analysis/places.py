@@ -132,7 +132,9 @@ def group_runs(place: Place) -> dict[Path, list[dict[str, Any]]]:
 
 def drop_seed(recipe: Mapping[str, Any]) -> str:
     """Return a key that is equal for recipes that differ only in their seed."""
-    return json.dumps(recipe | {"train": {**recipe["train"], "seed": None}}, sort_keys=True, default=str)
+    train = recipe.get("train")
+    unseeded = {**train, "seed": None} if isinstance(train, Mapping) else train  # of a damaged recipe
+    return json.dumps({**recipe, "train": unseeded}, sort_keys=True, default=str)
 
 
 def keep_numbers(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -185,7 +185,7 @@ def _rate_matthews(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> 
     total = wanted.sum(1)
     # The sum of x (total - x) is exactly 0 for a single class, total² - sum of x² is not.
     spreads = [(counts * (counts.sum(1, keepdims=True) - counts)).sum(1) for counts in (found, wanted)]
-    return _divide(right.sum(1) * total - (found * wanted).sum(1), np.sqrt(spreads[0] * spreads[1]))
+    return _divide(right.sum(1) * total - (found * wanted).sum(1), np.sqrt(spreads[0] * spreads[1])).clip(-1, 1)
 
 
 COUNT_SCORES: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {  # from sums (R, L)
@@ -246,7 +246,7 @@ def _correlate(values: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> n
     first, second = centred
     weighted = weights * first
     spreads = np.einsum("rs,rs->r", weighted, first), np.einsum("rs,rs,rs->r", weights, second, second)
-    return _divide(np.einsum("rs,rs->r", weighted, second), np.sqrt(spreads[0] * spreads[1]))
+    return _divide(np.einsum("rs,rs->r", weighted, second), np.sqrt(spreads[0] * spreads[1])).clip(-1, 1)  # rounding
 
 
 # --- Rankings ---------------------------------------------------------------------------------------------------------

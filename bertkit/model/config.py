@@ -32,6 +32,7 @@ LEAST = {  # size -> its minimum
     "bilstm_hidden_size": 1,
 }
 MOST_LAYERS = 1_000  # a file with more is damaged
+HOTTEST = 1_000.0  # temperature
 # Unknown to other programs.
 OWN_VALUES = (
     "tau",
@@ -137,8 +138,8 @@ class BertConfig(PreTrainedConfig):
                 raise ValueError(f"{name} is {value}; it must be at least {least}")
         if self.num_hidden_layers > MOST_LAYERS:
             raise ValueError(f"num_hidden_layers must be at most {MOST_LAYERS:,}")
-        if self.temperature is not None and not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature is {self.temperature}; it must be finite and above 0")
+        if self.temperature is not None and not 1 / HOTTEST <= self.temperature <= HOTTEST:
+            raise ValueError(f"temperature is {self.temperature}; it must be between {1 / HOTTEST:g} and {HOTTEST:g}")
         if self.initializer_range <= 0:
             raise ValueError(f"initializer_range is {self.initializer_range}; a standard deviation must be above 0")
         if self.hidden_act not in ACT2FN:

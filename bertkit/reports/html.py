@@ -49,7 +49,7 @@ STYLE = {
 
 
 def render(parts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the HTML of the page; everything except pictures is escaped.
+    """Return the HTML of the page; everything except pictures is escaped, and lone surrogates become question marks.
 
     Args:
         parts: Texts, tables, pictures (`draw_all`) and pairs of name and text; missing entries are left out.
@@ -61,12 +61,13 @@ def render(parts: Sequence[Mapping[str, Any]]) -> str:
     environment.filters |= {"columns": style_columns, "minus": show_minus}
     environment.globals["split_number"] = split_number
     template = environment.from_string(files("bertkit.reports").joinpath(TEMPLATE).read_text(encoding="utf-8"))
-    return template.render(
+    page = template.render(
         parts=parts,
         title=parts[0]["name"] if len(parts) == 1 else "Runs and studies",
         made=f"{datetime.now(UTC):%Y-%m-%d} by bertkit {bertkit.__version__}",
         lines_shown=LINES_SHOWN,
     )
+    return page.encode(errors="replace").decode()
 
 
 def attempt(make: Callable[..., Any], *arguments: Any) -> Any:

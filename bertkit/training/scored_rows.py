@@ -12,14 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 from zipfile import BadZipFile
 
+import msgspec
 import numpy as np
 
 from bertkit.data.tokenizer import find_words
 from bertkit.errors import UsageError, join_lines
-from bertkit.metrics.rows import RATES, RowScore
+from bertkit.metrics.rows import RowScore
 from bertkit.tasks.task import RowAnswer, Task, shorten_text
 
 ROWS = ".rows.npz"  # among the predictions of a run, after a split's name
@@ -27,6 +29,9 @@ MOST_TEXTS = 2  # of a row that are kept, shortened
 TOKEN_COUNTS, UNKNOWN_COUNTS, LABEL, ANSWER = "tokens", "unknown tokens", "label", "has an answer"
 BUILT_IN = (TOKEN_COUNTS, UNKNOWN_COUNTS, LABEL, ANSWER)  # columns of rows
 FEW_VALUES = 12  # of a column that is kept, at most
+Words = tuple[str, float, list[RowAnswer], dict[str, list[str | int]]]  # in the file
+DAMAGE = (OSError, ValueError, TypeError, LookupError, AttributeError, EOFError, SyntaxError, TokenError)
+DAMAGE += (RuntimeError, BadZipFile, zlib.error, msgspec.ValidationError)
 NARROW = (np.uint8, np.uint16, np.int32, np.float32)  # types that may hold all values of an array exactly
 
 
@@ -137,10 +142,23 @@ def read_rows(path: Path) -> ScoredRows:
     try:
         with np.load(path, allow_pickle=False) as file:
             keys, values, errors, words = (file[name] for name in ("keys", "values", "errors", "words"))
-        rate, points, rows, columns = json.loads(words.tobytes().decode("utf-8", "surrogatepass"))
-        rows = [RowAnswer(tuple(texts), right, answer) for texts, right, answer in rows]
-        if rate not in RATES or {len(keys)} != {len(x) for x in (values, rows, *columns.values())}:
+        content = json.loads(words.tobytes().decode("utf-8", "surrogatepass"))
+        rate, points, rows, columns = msgspec.convert(content, Words)
+        score = RowScore(values.astype(np.float64), rate, errors.astype(np.float64), points)
+        if {len(keys), len(set(keys.tolist()))} != {len(part) for part in (values, rows, *columns.values())}:
             raise ValueError("its parts do not fit together")
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, EOFError, BadZipFile, zlib.error) as error:
+        if keys.dtype != np.uint64 or not np.isfinite(check_shape(score)).all():
+            raise ValueError("its values are not those of a score")
+    except DAMAGE as error:
         raise UsageError(f"{path} is damaged ({join_lines(error)}); delete it and evaluate the run again") from None
-    return ScoredRows(RowScore(values.astype(np.float64), rate, errors, points), keys, rows, columns)
+    return ScoredRows(score, keys, rows, columns)
+
+
+def check_shape(score: RowScore) -> np.ndarray:
+    """Return all values of a score and of its added rows, and what they give.
+
+    Raises:
+        ValueError: They do not fit together.
+    """
+    every = score.extend(score.errors.reshape(-1, *score.rows.shape[1:]))
+    return np.append(every.rows.ravel(), every.score(np.ones((1, len(every)))))

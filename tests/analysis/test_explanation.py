@@ -294,13 +294,18 @@ def test_what_cannot_be_explained_is_one_line(classifier, tmp_path, monkeypatch)
 
 
 def test_the_page_shows_the_explanations_beside_a_runs_predictions(tmp_path):
-    words = make_words(("Not", 0, -1.0), ("<bad>", 4, 2.0))
+    words = make_words(("Not", 0, -1.0), ("<bad>", 4, 2.0), ("\ud800", 9, 0.5))
     lines = [{"label": "x", "explanation": [{"target": "good", "words": words}]}, {"other": 1}]
     (tmp_path / "predictions").mkdir()
     file = tmp_path / "predictions" / module.EXPLANATIONS
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + "{damaged\n", encoding="utf-8")
+    content, notes = "".join(f"{json.dumps(line)}\n" for line in lines), []
+    for damaged in ("{damaged\n", "[]\n", '{"explanation": [{"target": "x", "words": 5}]}\n'):
+        file.write_text(content + damaged, encoding="utf-8")
+        assert list(list_explanations(tmp_path, notes)) == []
+    assert [note.startswith("explanations.jsonl cannot be read, skipping (") for note in notes] == [True] * 3
+    file.write_text(content, encoding="utf-8")
     (one,) = list_explanations(tmp_path, [])
     page = render([{"name": "a", "kind": "run", "id": "run-1", "explanations": [one]}])
     assert '<span class="against" style="--share: 0.500">Not</span> <span class="for"' in page
     assert "&lt;bad&gt;" in page
-    assert "(&lt;bad&gt; +2.00, Not -1.00)" in page
+    assert "(&lt;bad&gt; +2.00, Not -1.00, ? +0.50)" in page

@@ -227,6 +227,8 @@ def test_a_table_has_a_column_of_sets(root, call, tmp_path):
         ("0.999", None, "a coverage of 0.999 needs 999 or more rows that decide (dev, or its tune_share), got "),
         ("0.9", "missing", f"has no {CALIBRATION_FILE}, which label sets need"),
         ("0.9", "{", f"{CALIBRATION_FILE} is damaged"),
+        ("0.9", '{"split": "dev", "scores": [-1.0, 0.5]}', "sorted and between 0 and 1"),
+        ("0.9", '{"split": "dev", "scores": [0.5, 0.1]}', "sorted and between 0 and 1"),
         ("0.9", "pipeline", "transformers' pipelines have no label sets; leave out --coverage or --format pipeline"),
     ],
 )
@@ -235,7 +237,7 @@ def test_sets_that_cannot_be_given_are_one_line(root, call, tmp_path, coverage, 
     options = ["--format", "pipeline"] if damage == "pipeline" else []
     if damage == "missing":
         (tmp_path / "run" / CALIBRATION_FILE).unlink()
-    elif damage == "{":
+    elif damage and damage.startswith("{"):
         (tmp_path / "run" / CALIBRATION_FILE).write_text(damage)
     code, out, err = call("predict", "run", "good", "bad", "--coverage", coverage, *options)
     assert (code, out, err.count("\n")) == (2, "", 1)

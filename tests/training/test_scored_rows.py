@@ -1,5 +1,9 @@
 """The file of a run's scored rows: keys by content, exact values, equal bytes, errors of damaged files."""
 
+import io
+from dataclasses import replace
+from zipfile import ZipFile
+
 import numpy as np
 import pytest
 
@@ -50,10 +54,40 @@ def test_arrays_are_narrowed_only_where_nothing_is_lost():
     assert kinds == [np.uint8, np.uint16, np.int32, np.float32, np.float64]
 
 
-def test_a_damaged_file_is_one_line(tmp_path):
-    path, content = tmp_path / "dev.rows.npz", pack_rows(make_rows())
-    other = pack_rows(gather_rows(RowScore(np.ones((2, 2)), "unknown", np.ones((1, 2, 2))), ROWS))
-    for damaged in (b"", b"PK", content[: len(content) // 2], content[:90] + b"\0\0\0\0" + content[94:], other):
-        path.write_bytes(damaged)
-        with pytest.raises(UsageError, match=r"dev.rows.npz is damaged .*; delete it and evaluate the run again"):
-            read_rows(path)
+def replace_part(content, name, **parts):
+    """Return the file with another content of an array."""
+    with ZipFile(io.BytesIO(content)) as old, ZipFile(made := io.BytesIO(), "w") as new:
+        for member in old.namelist():
+            new.writestr(
+                member, old.read(member).replace(*parts[name]) if member == f"{name}.npy" else old.read(member)
+            )
+    return made.getvalue()
+
+
+WHOLE = pack_rows(make_rows())
+DAMAGED = {
+    "empty": b"",
+    "beginning": b"PK",
+    "half": WHOLE[: len(WHOLE) // 2],
+    "other bytes": WHOLE[:90] + b"\0\0\0\0" + WHOLE[94:],
+    "header": replace_part(WHOLE, "keys", keys=(b"{'descr'", b"{'descr(")),
+    "unknown rate": pack_rows(gather_rows(RowScore(np.ones((2, 2)), "unknown", np.ones((1, 2, 2))), ROWS)),
+    "shape": pack_rows(gather_rows(RowScore(np.ones((2, 5)), "spearmanr", np.ones((1, 2, 4))), ROWS)),
+    "no shape": pack_rows(gather_rows(RowScore(np.ones(2), "spearmanr", np.ones((1, 2))), ROWS)),
+    "NaN": pack_rows(gather_rows(RowScore(np.full((2, 2), np.nan), "mean", np.ones((1, 2, 2))), ROWS)),
+    "points": pack_rows(gather_rows(replace(measure_mean(np.ones(2)), points="x"), ROWS)),
+    "equal keys": pack_rows(replace(make_rows(), keys=np.zeros(2, np.uint64))),
+    "other keys": pack_rows(replace(make_rows(), keys=np.arange(2.0))),
+    "row": pack_rows(replace(make_rows(), rows=[ROWS[0], [["x"], "a", ["b"]]])),
+    "missing row": pack_rows(replace(make_rows(), rows=ROWS[:1])),
+    "short column": pack_rows(replace(make_rows(), columns={"a": ["x"]})),
+    "column": pack_rows(replace(make_rows(), columns={"a": [["x"], "y"]})),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_one_line(name, tmp_path):
+    path = tmp_path / "dev.rows.npz"
+    path.write_bytes(DAMAGED[name])
+    with pytest.raises(UsageError, match=r"dev.rows.npz is damaged .*; delete it and evaluate the run again"):
+        read_rows(path)
