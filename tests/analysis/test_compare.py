@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from bertkit.analysis.compare import compare, list_values, tabulate
+from bertkit.analysis.compare import comment, compare, list_values, tabulate
 from bertkit.errors import UsageError
 from bertkit.metrics.glue import measure_scores
 from bertkit.tasks.task import RowAnswer
@@ -142,6 +142,40 @@ def test_tables_are_compared_by_their_common_columns(tmp_path):
     (same,) = compare([write_table(tmp_path / f"{n}.csv", found, apart) for n, found in ((1, gold), (2, gold))])
     assert same.contrast.value == 0
     assert same.describe() == "not told apart with 60 rows: the scores are equal"
+    assert not any("enough" in line for line in comment([same]))
+    with pytest.raises(UsageError, match="has labels that the first file lacks"):
+        compare([first, write_table(tmp_path / "3.csv", gold + 5, "text,label,stars,probability")], label="stars")
+
+
+def test_rows_of_tables_are_matched_by_inputs_alone(tmp_path):
+    """Label sets, probabilities and errors differ between models; columns of a person may begin with such a name."""
+    head = "text,error_code,cut_off,stars,label,label_set,probability,probability_1,error"
+    gold = np.arange(60) % 2
+    paths = []
+    for name, found in (("a", gold), ("b", np.where(np.arange(60) < 30, 1 - gold, gold))):
+        rows = [f"same,{n},{n + 1},{gold[n]},{found[n]},{name},0.{n}{name},0.5{name},{name}" for n in range(60)]
+        paths.append(tmp_path / f"{name}.csv")
+        paths[-1].write_text("\n".join([head, *rows]) + "\n")
+    (result,) = compare(paths, label="stars")
+    assert (result.contrast.rows, result.left_out, result.verdict) == (60, 0, "worse")
+    assert {row.texts for row in result.first.runs[0].rows} == {("same", str(n)) for n in range(60)}
+
+
+def test_the_right_labels_are_never_taken_for_predictions(tmp_path):
+    """A regression has `prediction` beside `label`; a classifier of several labels `labels`."""
+    gold, noise = np.linspace(0, 5, 40), np.random.default_rng(0).normal(size=(2, 40))
+    paths = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    for path, found in zip(paths, gold + noise * [[0.1], [3]], strict=True):
+        rows = [f"text {n},{gold[n]:.3f},{found[n]:.3f}" for n in range(40)]
+        path.write_text("\n".join(["text,label,prediction", *rows]) + "\n")
+    for label in (None, "label"):
+        (result,) = compare(paths, label=label)
+        assert (result.verdict, result.first.title.key) == ("worse", "pearson")
+        assert 99 < result.first.rate()[0] < 100
+    bare = tmp_path / "c.csv"
+    bare.write_text("\n".join(["text,label", *(f"text {n},{gold[n]:.3f}" for n in range(40))]) + "\n")
+    with pytest.raises(UsageError, match=r"c.csv has no column prediction, label, labels beside 'label'"):
+        compare([paths[0], bare])
 
 
 def test_conll_files_have_gold_and_predicted_tags(tmp_path):
