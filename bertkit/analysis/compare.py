@@ -122,7 +122,7 @@ class MethodComparison:
         return "better" if self.contrast.value > 0 else "worse"
 
     def estimate(self) -> tuple[int | None, float] | None:
-        """Return what would tell the difference, as `estimate_rows`; None if it is told, or there is none."""
+        """Return what would be enough, as `estimate_rows`; None if the difference is told, or there is none."""
         if self.verdict != UNDECIDED_VERDICT or abs(self.contrast.value) < SMALLEST:
             return None
         return estimate_rows(self.contrast, self.comparisons)
@@ -136,10 +136,10 @@ class MethodComparison:
             return f"{said}: the scores are equal"
         rows, factor = estimate
         if factor > MOST_FACTOR:
-            return f"{said}; more than {MOST_FACTOR:,} times as many would tell so small a difference"
+            return f"{said}; more than {MOST_FACTOR:,} times as many would be needed for so small a difference"
         if rows is not None:
-            return f"{said}; about {rows:,} would tell this difference"
-        return f"{said}; about {factor:.1f} times as many rows and seeds would tell this difference"
+            return f"{said}; about {rows:,} rows would be enough"
+        return f"{said}; about {factor:.1f} times as many rows and seeds would be enough"
 
     def find_differing(self) -> np.ndarray:
         """Return the rows with different answers, first those on which one method is right and the other wrong."""
@@ -165,13 +165,19 @@ def compare(
         data: The SQuAD file that files of answers are about.
 
     Raises:
-        UsageError: There are fewer than two methods, or no rows in common; a source is not finished, has no file of
-            its rows, or cannot be read.
+        UsageError: There are fewer than two methods, or no rows in common; a source does not exist, is not finished,
+            has no file of its rows, or cannot be read; an option does not fit the sources.
     """
+    if missing := next((source for source in sources if not source.exists()), None):
+        raise UsageError(f"{missing} does not exist; give runs and studies, or files of predictions")
     if all(source.is_file() for source in sources):
+        if split is not None:
+            raise UsageError("--split names a split of runs; leave it out with files of predictions")
         task, title, found = read_files(sources, label, data)
         methods = [Method(str(path), task, title, [rows]) for path, rows in zip(sources, found, strict=True)]
     else:
+        if label is not None or data is not None:
+            raise UsageError("--label and --data are for files of predictions; leave them out with runs and studies")
         methods = read_methods(sources, split)
     groups: dict[str, list[Method]] = {}
     for method in methods:
@@ -193,7 +199,7 @@ def match(group: Sequence[Method]) -> Iterator[tuple[Method, Method, int]]:
     """Yield the first method with each other one, on the rows of all runs, and the number of rows left out.
 
     Raises:
-        UsageError: No row is in all runs, or the scores have other labels.
+        UsageError: No row is in all runs, or the scores have different labels.
     """
     runs = [run for method in group for run in method.runs]
     keys = reduce(np.intersect1d, (run.keys for run in runs))
@@ -204,7 +210,8 @@ def match(group: Sequence[Method]) -> Iterator[tuple[Method, Method, int]]:
         )
     if len({(run.score.rate, run.score.rows.shape[1:]) for run in runs}) > 1:
         raise UsageError(
-            f"{group[0].name} and {group[-1].name} have other labels or another score; give runs with the same labels"
+            f"{group[0].name} and {group[-1].name} have different labels or a different score; give runs with the "
+            "same labels"
         )
     left_out = len(reduce(np.union1d, (run.keys for run in runs))) - len(keys)
     first, *others = (method.take(keys) for method in group)
@@ -269,7 +276,7 @@ def read_method(name: str, paths: Sequence[Path], split: str | None) -> Method:
     """Read the rows of a method's runs.
 
     Raises:
-        UsageError: A run has no file of its rows.
+        UsageError: A run has no file of its rows, or has only those of other splits.
     """
     if (task := find_task(paths[0])) is None:
         raise UsageError(f"{name} has no scores of rows to compare; give fine-tuned runs")
@@ -277,10 +284,15 @@ def read_method(name: str, paths: Sequence[Path], split: str | None) -> Method:
     files = [path / PREDICTIONS / f"{split}{ROWS}" for path in paths]
     for path, file in zip(paths, files, strict=True):
         if not file.is_file():
+            scored = sorted(other.name.removesuffix(ROWS) for other in file.parent.glob(f"*{ROWS}"))
+            if scored:
+                raise UsageError(
+                    f"{path} has scored rows of {', '.join(scored)}, but not of {split!r}; choose with --split"
+                )
             again = f"bertkit {task.command} --recipe {quote(str(path / RECIPE_FILE))} --output {quote(str(path))}"
             raise UsageError(
-                f"{file} not found: the run is older than this file or has no split {split!r}; delete its "
-                f"{METRICS_FILE} and evaluate it again: {again}"
+                f"{file} not found, as in runs of earlier versions; delete the run's {METRICS_FILE} and evaluate it "
+                f"again: {again}"
             )
     return Method(name, task.name, task.find_row(task.metric), list(map(read_rows, files)))
 
@@ -290,7 +302,9 @@ def read_method(name: str, paths: Sequence[Path], split: str | None) -> Method:
 
 def tabulate(comparisons: Sequence[MethodComparison]) -> Iterator[Table]:
     """Yield a table for each task: a line for each method, the first one without a difference."""
-    corrected = f"p, Holm, {comparisons[0].comparisons} comparisons" if len(comparisons) > 1 else "p"
+    interval, corrected = "95 % interval", "p"
+    if len(comparisons) > 1:
+        interval, corrected = "95 % interval, uncorrected", f"p, Holm, {comparisons[0].comparisons} comparisons"
     for group in group_by_task(comparisons):
         first = group[0].first
         lines = [[first.describe(), show_points(first), "", "", "", ""]]
@@ -299,7 +313,7 @@ def tabulate(comparisons: Sequence[MethodComparison]) -> Iterator[Table]:
             limits = f"{contrast.low:+.2f} to {contrast.high:+.2f}"
             cells = [f"{contrast.value:+.2f}", limits, show_p(one.p), one.verdict]
             lines.append([one.second.describe(), show_points(one.second), *cells])
-        heads = ["", f"{first.title.name} (%)", "difference", "95 % interval", corrected, "verdict"]
+        heads = ["", f"{first.title.name} (%)", "difference", interval, corrected, "verdict"]
         yield make_table(f"{first.task}, {count(group[0].contrast.rows, 'row')} in common", heads, lines)
 
 
@@ -313,7 +327,7 @@ def comment(comparisons: Sequence[MethodComparison]) -> Iterator[str]:
     """Yield lines with the verdicts and what they rest on, then a few of the rows on which the methods differ."""
     for one in comparisons:
         exact = "" if one.mcnemar is None else f" (right or wrong rows, McNemar's exact test: p {show_p(one.mcnemar)})"
-        yield f"{one.second.name} beside {one.first.name}: {one.describe()}{exact}"
+        yield f"{one.second.name} against {one.first.name}: {one.describe()}{exact}"
     for group in group_by_task(comparisons):
         if group[0].left_out:
             yield f"{group[0].first.task}: {count(group[0].left_out, 'row')} not in all runs, skipped"
@@ -324,8 +338,8 @@ def comment(comparisons: Sequence[MethodComparison]) -> Iterator[str]:
             "single runs: two models are compared, not two methods; other seeds may turn the result around "
             "(--restarts 5 trains several)"
         )
-    if any(one.verdict == UNDECIDED_VERDICT for one in comparisons):
-        yield f"rows that would tell: with a chance of {POWER:.0%}, if the difference stays the same"
+    if any(one.estimate() is not None for one in comparisons):
+        yield f"enough: to tell the difference with a chance of {100 * POWER:.0f} %, if it stays the same"
     for one in comparisons:
         yield from list_lines(one, max(MOST_ROWS // len(comparisons), 1))
 

@@ -26,10 +26,11 @@ from bertkit.tasks.squad import collect_answers, find_squad
 from bertkit.tasks.task import RowAnswer
 from bertkit.training.scored_rows import ScoredRows, gather_rows
 
-PREDICTED = ("label", "labels", "prediction")  # columns that `predict` writes
+PREDICTED = ("prediction", "label", "labels")  # columns that `predict` writes
 APART = "_predicted"  # after the name where the input has this column
 NESTED_RESULTS = ("probabilities", "scores")  # keys of JSON lines
-RESULTS = ("probability", "error", "cut", *NESTED_RESULTS)  # the other columns, or beginnings of their names
+RESULTS = ("probability", "label_set", "error", "cut", *NESTED_RESULTS)  # the other columns
+CLASS_PROBABILITY = "probability_"  # and then a class
 
 
 def read_files(paths: Sequence[Path], label: str | None, data: Path | None) -> tuple[str, ScoreRow, list[ScoredRows]]:
@@ -40,20 +41,23 @@ def read_files(paths: Sequence[Path], label: str | None, data: Path | None) -> t
         data: The file that answers to SQuAD are about.
 
     Raises:
-        UsageError: A file cannot be read, or has no predictions or right answers.
+        UsageError: A file cannot be read, has no predictions or right answers, or has no use for `label`.
     """
+    are_tagged = all(path.suffix in CONLL_SUFFIXES for path in paths)
+    if label is not None and (data is not None or are_tagged):
+        raise UsageError("--label names a column of tables (.csv, .jsonl, …); leave it out with other files")
     if data is not None:
         return read_answer_files(paths, data)
-    if all(path.suffix in CONLL_SUFFIXES for path in paths):
+    if are_tagged:
         return NER.name, NER.find_row(NER.metric), [read_tag_file(path) for path in paths]
     tables = [read_columns(path, NESTED_RESULTS) for path in paths]
-    predicted = [find_predicted(table) for table in tables]
-    label = label or find_gold(tables[0], predicted[0])
+    label = label or find_gold(tables[0])
+    predicted = [find_predicted(table, label) for table in tables]
     space = find_labels(tables[0], [label], "auto")
     common = set.intersection(*(set(table.table.column_names) for table in tables)) - {*predicted, label}
-    texts = [name for name in tables[0].table.column_names if name in common and not name.startswith(RESULTS)]
+    texts = [name for name in tables[0].table.column_names if name in common and not is_result(name)]
     if not texts:
-        raise UsageError(f"{paths[0]} has no column beside labels that all files have; give files with the same inputs")
+        raise UsageError(f"{paths[0]} has no column of inputs that all files have; give files with the same inputs")
     rows = [read_table(*each, texts, space) for each in zip(tables, predicted, strict=True)]
     return CLASSIFICATION.name, CLASSIFICATION.find_row(next(iter(SCORES[space.kind]))), rows
 
@@ -61,27 +65,38 @@ def read_files(paths: Sequence[Path], label: str | None, data: Path | None) -> t
 # --- Tables -----------------------------------------------------------------------------------------------------------
 
 
-def find_predicted(table: Columns) -> str:
-    """Return the column of the predictions.
+def is_result(name: str) -> bool:
+    """Return whether a column belongs to the results of `predict`, beside the predictions."""
+    return name.startswith(CLASS_PROBABILITY) or name.removesuffix(APART) in RESULTS
+
+
+def find_predicted(table: Columns, label: str | None) -> str:
+    """Return the column of the predictions, which is not `label`, the one of the right labels.
 
     Raises:
         UsageError: There is none.
     """
-    names = table.table.column_names
+    names = set(table.table.column_names) - {label}
     wanted = (*(f"{name}{APART}" for name in PREDICTED), *PREDICTED)
     if found := next((name for name in wanted if name in names), None):
         return found
-    raise UsageError(f"{table.source} has no column {', '.join(PREDICTED)}; give a table that predict has written")
+    beside = f" beside {label!r}" if label in PREDICTED else ""
+    raise UsageError(
+        f"{table.source} has no column {', '.join(PREDICTED)}{beside}; give a table that predict has written"
+    )
 
 
-def find_gold(table: Columns, predicted: str) -> str:
-    """Return the column of the right labels, which has the name of the predictions without their ending.
+def find_gold(table: Columns) -> str:
+    """Return the column of the right labels: the predictions' name without its ending, or `label` beside `prediction`.
 
     Raises:
-        UsageError: The predictions have no such ending.
+        UsageError: There is no such column.
     """
+    predicted = find_predicted(table, None)
     if predicted.endswith(APART):
         return predicted.removesuffix(APART)
+    if predicted == "prediction" and "label" in table.table.column_names:
+        return "label"
     raise UsageError(f"{table.source}: which column has the right labels? name it with --label")
 
 
@@ -89,7 +104,9 @@ def read_table(table: Columns, predicted: str, texts: Sequence[str], space: Labe
     """Return the rows of a table with right and predicted labels or numbers."""
     right, unknown = space.read(table)
     if unknown:
-        raise UsageError(f"{table.source} has other right labels ({', '.join(unknown)}); give files of the same rows")
+        raise UsageError(
+            f"{table.source} has labels that the first file lacks ({', '.join(unknown)}); give files of the same rows"
+        )
     found, _ = replace(space, columns=(predicted,)).read(table)
     score = measure_table(right, found, space)
     words = zip(*(table.find(name).to_pylist() for name in texts), strict=True)

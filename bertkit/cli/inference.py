@@ -10,7 +10,7 @@ import typer
 
 from bertkit.cli.console import Screen, complain, print_line
 from bertkit.cli.options import JsonFile, PathArgument, PathOption, PlaceArgument, PlaceOption, app, scores
-from bertkit.errors import UsageError, explain_disk_error
+from bertkit.errors import UsageError, explain_disk_error, explain_refusal
 from bertkit.system.signals import Interrupted
 
 SERVE_PACKAGES = ("fastapi", "prometheus_client", "uvicorn")
@@ -268,7 +268,7 @@ def compare(
     from bertkit.analysis.compare import compare as compare_all
     from bertkit.system.files import write_json
 
-    if len(sources) < 2 and not sources[0].is_dir():
+    if len(sources) < 2 and sources[0].is_file():
         raise UsageError("compare needs two or more runs or files, or a study; name another one")
     with Screen() as screen:
         found = compare_all(sources, split, label, data, screen.say)
@@ -276,8 +276,10 @@ def compare(
             screen.show_table(table)
         screen.say(*comment(found))
         if as_json is not None:
-            with explain_disk_error(as_json):
-                write_json(list_values(found), as_json)
+            values = list_values(found)
+            with explain_refusal(f"the file {as_json}"):
+                as_json.parent.mkdir(parents=True, exist_ok=True)
+                write_json(values, as_json)
 
 
 @scores.command("glue")

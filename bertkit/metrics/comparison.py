@@ -1,4 +1,4 @@
-"""The difference of two methods on the same rows: its 95 % interval, its p-value, and the rows that would tell.
+"""The difference of two methods on the same rows: its 95 % interval, its p-value, and the rows that would be enough.
 
 The rows are sampled by a Bayesian bootstrap (Rubin 1981), the same weights for all runs, so the difference is paired.
 Two corrections keep the share of false differences at its level.
@@ -13,20 +13,22 @@ alone, would give the exact test, which tells fewer differences than its level a
 Seeds: a method is drawn again with every seed. Runs of one method differ by their seeds and by the rows at hand; the
 second part is known from the bootstrap, and is subtracted from the variance between the runs. The rest is the variance
 of the seeds, for which the samples are widened to t variates, with degrees of freedom as in Welch's test: the variance
-between the runs has one less than the runs, that of the rows has any number (Satterthwaite 1946).
+between the runs has one less than the runs, that of the rows has any number (Satterthwaite 1946). As there, the sum has
+at least as many as the mean with the fewest; runs that agree by chance would otherwise leave hardly any.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import binomtest, norm
+from scipy.optimize import brentq
+from scipy.stats import binomtest, t
 
 from bertkit.metrics.intervals import LEVEL, WEIGHTS_A_BLOCK
 from bertkit.metrics.rows import RowScore
 
 COMPARISON_SAMPLES = 10_000  # of the bootstrap
-POWER = 0.8  # the chance of telling the difference, with the rows that would tell
+POWER = 0.8  # the chance of telling the difference, with the rows that are called enough
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Contrast:
         differing: The number of rows on which the runs are not all equal.
         row_error: The standard error that the rows cause.
         seed_error: The one that the seeds cause; None if both methods have a single run.
+        freedom: The degrees of freedom of the verdict's t variates; infinite if no variance between runs counts.
     """
 
     value: float
@@ -52,6 +55,7 @@ class Contrast:
     differing: int
     row_error: float
     seed_error: float | None = None
+    freedom: float = np.inf
 
 
 def compare_methods(
@@ -81,19 +85,21 @@ def compare_methods(
     if differing:
         gains, losses = rng.standard_exponential((2, samples))
         differences = differences + differences.std() / np.sqrt(differing) * (gains - losses)
-    row_error, seed_error = float(differences.std()), None
-    if len(runs) > 2 and row_error:
+    row_error, freedom = float(differences.std()), np.inf
+    seed_error = 0.0 if len(runs) > 2 else None
+    if seed_error is not None and row_error:
         seed_error, between = _find_seed_error(np.split(runs, [count]), np.split(sampled, [count]))
         total = row_error**2 + seed_error**2
         wider = np.sqrt(total) / row_error
         if between:
-            freedom = min(total**2 / between, 1e9)
+            fewest = min(number for number in (count, len(runs) - count) if number > 1)
+            freedom = float(np.clip(total**2 / between, fewest - 1, 1e9))
             wider = wider / np.sqrt(rng.chisquare(freedom, samples) / freedom)
         differences = value + wider * (differences - value)
     low, high = np.quantile(differences, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
     beyond = min((differences <= 0).sum(), (differences >= 0).sum())
     p = min(2 * (int(beyond) + 1) / (samples + 1), 1.0)
-    return Contrast(value, low, high, p, int(counts.sum()), differing, row_error, seed_error)
+    return Contrast(value, low, high, p, int(counts.sum()), differing, row_error, seed_error, freedom)
 
 
 def _score_runs(scores: Sequence[RowScore], weights: np.ndarray) -> np.ndarray:
@@ -131,16 +137,32 @@ def _find_seed_error(runs: Sequence[np.ndarray], sampled: Sequence[np.ndarray]) 
 
 
 def estimate_rows(contrast: Contrast, comparisons: int = 1) -> tuple[int | None, float]:
-    """Return about how many rows would tell this difference with a chance of POWER, and how much more of everything.
+    """Return about how many rows would tell a difference that is not told yet, and how much more of everything would.
 
-    The first is None where the seeds alone hide the difference. The second is the factor by which both the rows and the
-    runs of each method would have to grow. With `comparisons`, the level is divided among them, as for the smallest p.
+    The chance of telling it is then POWER. With `comparisons`, the level is divided among them, as for the smallest p.
+
+    Returns:
+        The number of rows, above that at hand, with the same runs; None where the seeds alone hide the difference. Then
+        the factor, above 1, by which both the rows and the runs of each method, with their degrees of freedom, would
+        have to grow.
     """
-    bound = abs(contrast.value) / (norm.ppf(1 - (1 - LEVEL) / 2 / comparisons) + norm.ppf(POWER))
-    room = bound**2 - (contrast.seed_error or 0.0) ** 2
-    factor = (contrast.row_error**2 + (contrast.seed_error or 0.0) ** 2) / bound**2
+    seed_variance = (contrast.seed_error or 0.0) ** 2
+    total = np.sqrt(contrast.row_error**2 + seed_variance)
+    ratio = abs(contrast.value) / total
+
+    def find_bound(factor: float) -> float:
+        """Return the difference in standard errors that is told; the samples are skewed, so it is above `ratio`."""
+        freedom = contrast.freedom * factor
+        return max(t.ppf(1 - (1 - LEVEL) / 2 / comparisons, freedom), ratio) + t.ppf(POWER, freedom)
+
+    def find_factor(factor: float) -> float:
+        return (find_bound(factor) / ratio) ** 2
+
+    largest = np.log(find_factor(1.0))
+    factor = float(np.exp(brentq(lambda power: power - np.log(find_factor(np.exp(power))), 0, largest)))
+    room = (contrast.value / find_bound(1.0)) ** 2 - seed_variance
     needed = contrast.rows * contrast.row_error**2 / room if room > 0 else None
-    return None if needed is None else int(float(f"{needed:.1e}")), factor
+    return None if needed is None else max(int(float(f"{needed:.1e}")), contrast.rows + 1), factor
 
 
 def adjust_p_values(values: Sequence[float]) -> list[float]:

@@ -1,12 +1,14 @@
 """Comparisons of runs, studies and files of predictions: matching, verdicts, messages, the rows that differ."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
-from bertkit.analysis.compare import compare, list_values, tabulate
+from bertkit.analysis.compare import comment, compare, list_values, tabulate
 from bertkit.errors import UsageError
+from bertkit.metrics.comparison import adjust_p_values
 from bertkit.metrics.glue import measure_scores
 from bertkit.tasks.task import RowAnswer
 from bertkit.training.recipe import save_recipe
@@ -15,12 +17,12 @@ from bertkit.training.scored_rows import gather_rows, pack_rows
 NAMES = ("entailment", "not_entailment")
 
 
-def write_run(folder, right, seed=42, order=None, rate=2e-5, **data):
+def write_run(folder, right, seed=42, order=None, rate=2e-5, metric="accuracy", **data):
     """Write the files that a comparison reads of a run of RTE, from whether each row (S,) is right."""
     numbers = np.arange(len(right)) if order is None else order
     gold = numbers % 2
     answers = np.where(np.asarray(right)[numbers], gold, 1 - gold)
-    score = measure_scores(("accuracy",), answers, gold, 2)["accuracy"]
+    score = measure_scores((metric,), answers, gold, 2)[metric]
     pairs = zip(numbers.tolist(), gold, answers, strict=True)
     rows = [RowAnswer((f"text {number}", "pair"), NAMES[right], NAMES[answer]) for number, right, answer in pairs]
     (folder / "predictions").mkdir(parents=True)
@@ -54,21 +56,27 @@ def test_rows_are_matched_by_content_whatever_their_order(tmp_path):
     assert all(row["second"] == [row["right"]] != row["first"] for row in rows)
 
 
-def test_a_small_difference_says_how_many_rows_would_tell(tmp_path, call):
+def test_a_small_difference_says_how_many_rows_would_be_enough(tmp_path, call):
     right = draw(0)
     other = np.where(np.arange(300) < 290, right, ~right)
     runs = [
         str(write_run(tmp_path / name, found, rate=rate))
         for name, found, rate in (("a", right, 1.0), ("b", other, 2.0), ("c", draw(3), 3.0))
     ]
-    code, out, _ = call("compare", *runs, "--json", str(tmp_path / "out.json"))
+    code, out, _ = call("compare", *runs, "--json", str(tmp_path / "new" / "out.json"))
+    out = " ".join(out.split())
     assert code == 0
-    assert "not told apart with 300 rows; about" in " ".join(out.split())
+    assert re.search(r"b against \S+/a: not told apart with 300 rows; about [\d,]+ rows would be enough", out)
+    assert "enough: to tell the difference with a chance of 80 %, if it stays the same" in out
+    assert "uncorrected" in out
     assert "two models are compared, not two methods" in out
-    found = json.loads((tmp_path / "out.json").read_text())["comparisons"]
+    found = json.loads((tmp_path / "new" / "out.json").read_text())["comparisons"]
     assert [one["comparisons"] for one in found] == [2, 2]
     assert found[0]["rows_needed"] > 300
-    assert max(one["p_corrected"] for one in found) >= max(one["p"] for one in found)
+    assert [one["p_corrected"] for one in found] == adjust_p_values([one["p"] for one in found])
+    code, _, err = call("compare", *runs, "--json", tmp_path)
+    assert code == 2
+    assert f"the file {tmp_path} cannot be used: Is a directory" in " ".join(err.split())
 
 
 def test_runs_with_other_seeds_are_one_method(tmp_path):
@@ -107,10 +115,14 @@ def test_wrong_sources_are_one_promised_line(tmp_path):
     with pytest.raises(UsageError, match="have no row in common"):
         compare([second, other])
     (second / "predictions" / "dev.rows.npz").unlink()
-    with pytest.raises(UsageError, match=r"rows.npz not found: .* delete its metrics.json .*bertkit glue --task rte"):
+    again = r"rows.npz not found, .* delete the run's metrics.json .*bertkit glue --task rte"
+    with pytest.raises(UsageError, match=again):
         compare([first, second])
-    with pytest.raises(UsageError, match="no split 'test'"):
+    with pytest.raises(UsageError, match="a has scored rows of dev, but not of 'test'; choose with --split"):
         compare([first, other], split="test")
+    (second / "predictions" / "dev.rows.npz").write_bytes(b"PK")
+    with pytest.raises(UsageError, match=r"rows.npz is damaged"):
+        compare([first, second])
     (second / "metrics.json").unlink()
     with pytest.raises(UsageError, match="is not a finished run"):
         compare([first, second])
@@ -118,6 +130,23 @@ def test_wrong_sources_are_one_promised_line(tmp_path):
         compare([first, tmp_path])
     with pytest.raises(UsageError, match="only one method"):
         compare([first])
+    with pytest.raises(UsageError, match=r"nothing.csv does not exist"):
+        compare([tmp_path / "nothing.csv", first])
+    write_run(tmp_path / "f1", draw(0), metric="f1")
+    with pytest.raises(UsageError, match="different labels or a different score"):
+        compare([first, tmp_path / "f1"])
+
+
+def test_an_option_that_does_not_fit_the_sources_is_refused(tmp_path):
+    runs = [write_run(tmp_path / name, draw(0), rate=rate) for name, rate in (("a", 1.0), ("b", 2.0))]
+    tables = [write_table(tmp_path / f"{name}.csv", [0, 1]) for name in "cd"]
+    for options in ({"label": "x"}, {"data": tmp_path / "dev.json"}):
+        with pytest.raises(UsageError, match="are for files of predictions"):
+            compare(runs, **options)
+    with pytest.raises(UsageError, match="--split names a split of runs"):
+        compare(tables, split="test", label="stars")
+    with pytest.raises(UsageError, match="--label names a column of tables"):
+        compare(tables, label="stars", data=tmp_path / "dev.json")
 
 
 # --- Files of predictions ---------------------------------------------------------------------------------------------
@@ -142,6 +171,40 @@ def test_tables_are_compared_by_their_common_columns(tmp_path):
     (same,) = compare([write_table(tmp_path / f"{n}.csv", found, apart) for n, found in ((1, gold), (2, gold))])
     assert same.contrast.value == 0
     assert same.describe() == "not told apart with 60 rows: the scores are equal"
+    assert not any("enough" in line for line in comment([same]))
+    with pytest.raises(UsageError, match="has labels that the first file lacks"):
+        compare([first, write_table(tmp_path / "3.csv", gold + 5, "text,label,stars,probability")], label="stars")
+
+
+def test_rows_of_tables_are_matched_by_inputs_alone(tmp_path):
+    """Label sets, probabilities and errors differ between models; columns of a person may begin with such a name."""
+    head = "text,error_code,cut_off,stars,label,label_set,probability,probability_1,error"
+    gold = np.arange(60) % 2
+    paths = []
+    for name, found in (("a", gold), ("b", np.where(np.arange(60) < 30, 1 - gold, gold))):
+        rows = [f"same,{n},{n + 1},{gold[n]},{found[n]},{name},0.{n}{name},0.5{name},{name}" for n in range(60)]
+        paths.append(tmp_path / f"{name}.csv")
+        paths[-1].write_text("\n".join([head, *rows]) + "\n")
+    (result,) = compare(paths, label="stars")
+    assert (result.contrast.rows, result.left_out, result.verdict) == (60, 0, "worse")
+    assert {row.texts for row in result.first.runs[0].rows} == {("same", str(n)) for n in range(60)}
+
+
+def test_the_right_labels_are_never_taken_for_predictions(tmp_path):
+    """A regression has `prediction` beside `label`; a classifier of several labels `labels`."""
+    gold, noise = np.linspace(0, 5, 40), np.random.default_rng(0).normal(size=(2, 40))
+    paths = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    for path, found in zip(paths, gold + noise * [[0.1], [3]], strict=True):
+        rows = [f"text {n},{gold[n]:.3f},{found[n]:.3f}" for n in range(40)]
+        path.write_text("\n".join(["text,label,prediction", *rows]) + "\n")
+    for label in (None, "label"):
+        (result,) = compare(paths, label=label)
+        assert (result.verdict, result.first.title.key) == ("worse", "pearson")
+        assert 99 < result.first.rate()[0] < 100
+    bare = tmp_path / "c.csv"
+    bare.write_text("\n".join(["text,label", *(f"text {n},{gold[n]:.3f}" for n in range(40))]) + "\n")
+    with pytest.raises(UsageError, match=r"c.csv has no column prediction, label, labels beside 'label'"):
+        compare([paths[0], bare])
 
 
 def test_conll_files_have_gold_and_predicted_tags(tmp_path):

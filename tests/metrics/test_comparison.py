@@ -91,10 +91,12 @@ def test_the_p_value_is_near_that_of_scipys_paired_permutations(seed):
     assert abs(found.p - drawn.pvalue) < 0.05 + 0.15 * drawn.pvalue
 
 
-def test_models_that_agree_on_all_rows_are_not_told_apart():
+@pytest.mark.parametrize(("runs", "seed_error"), [(1, None), (2, 0.0)])
+def test_models_that_agree_on_all_rows_are_not_told_apart(runs, seed_error):
     first, _ = draw_right(0, 0)
-    found = compare_methods([measure_mean(first)], [measure_mean(first)], samples=100)
+    found = compare_methods([measure_mean(first)], [measure_mean(first)] * runs, samples=100)
     assert (found.value, found.low, found.high, found.p, found.differing) == (0, 0, 0, 1, 0)
+    assert found.seed_error == seed_error
 
 
 def draw_runs(rng, offsets, rows):
@@ -133,7 +135,7 @@ def test_a_single_run_beside_several_is_taken_to_vary_like_these():
     assert found.seed_error == pytest.approx(100 * spread * np.sqrt(1 + 1 / 3), rel=0.02)
 
 
-def test_rows_that_would_tell():
+def test_rows_that_are_enough():
     """An error of 1 point with 100 rows, and a difference of 1: (1.96 + 0.84)² times as many rows."""
     assert estimate_rows(Contrast(1.0, -1, 3, 0.3, 100, 50, row_error=1.0)) == (780, pytest.approx(7.849, abs=1e-3))
     with_seeds = Contrast(1.0, -1, 3, 0.3, 100, 50, row_error=1.0, seed_error=0.2)
@@ -141,3 +143,38 @@ def test_rows_that_would_tell():
     hidden = Contrast(1.0, -1, 3, 0.3, 100, 50, row_error=1.0, seed_error=1.0)
     assert estimate_rows(hidden) == (None, pytest.approx(15.7, abs=0.01))
     assert estimate_rows(Contrast(1.0, -1, 3, 0.3, 100, 50, 1.0), comparisons=10)[0] > 1000
+
+
+def test_few_seeds_need_the_quantiles_of_their_t_variates():
+    """With one degree of freedom the quantiles are 12.71 and 1.38, and the error of the seeds alone is too large."""
+    few = Contrast(1.0, -1, 3, 0.3, 100, 50, row_error=0.2, seed_error=0.1, freedom=1.0)
+    needed, factor = estimate_rows(few)
+    assert needed is None
+    by_hand = (stats.t.ppf(0.975, factor) + stats.t.ppf(0.8, factor)) ** 2 * (0.2**2 + 0.1**2)
+    assert factor == pytest.approx(by_hand, rel=1e-6)
+    assert estimate_rows(Contrast(1.0, -1, 3, 0.3, 100, 50, row_error=0.2, freedom=1.0))[0] == 790
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), runs=st.integers(1, 3), spread=st.sampled_from([0.0, 0.03, 0.1]))
+def test_more_rows_than_those_at_hand_are_needed_where_methods_are_not_told_apart(seed, runs, spread):
+    rng = np.random.default_rng(seed)
+    methods = [draw_runs(rng, np.clip(spread * rng.normal(size=number), -0.8, 0.2), 150) for number in (2, runs)]
+    found = compare_methods(*methods, samples=200)
+    if found.p <= 0.05 or abs(found.value) < 1e-9:
+        return
+    needed, factor = estimate_rows(found)
+    assert factor > 1
+    assert needed is None or needed > found.rows
+
+
+def test_methods_that_hardly_differ_have_an_interval_of_a_sensible_size():
+    """Two methods with the same seeds, of which one row differs, have no less freedom than Welch's test gives."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        right = rng.random((2, 300)) < 0.8
+        other = right.copy()
+        other[0, 0] ^= True
+        found = compare_methods(list(map(measure_mean, right)), list(map(measure_mean, other)), samples=500)
+        assert found.freedom >= 1
+        assert -100 < found.low < found.high < 100
