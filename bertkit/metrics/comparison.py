@@ -28,6 +28,7 @@ from bertkit.metrics.intervals import LEVEL, WEIGHTS_A_BLOCK
 from bertkit.metrics.rows import RowScore
 
 COMPARISON_SAMPLES = 10_000  # of the bootstrap
+EFFECTS = 64  # rows whose effect is computed
 POWER = 0.8  # the chance of telling the difference, with the rows that are called enough
 
 
@@ -73,10 +74,11 @@ def compare_methods(
     # Equal rows become one, whose weight is a sum of exponential variates.
     _, places, counts = np.unique(np.concatenate(flat, axis=1), axis=0, return_index=True, return_counts=True)
     scores = [score.take(places) for score in scores]
-    rng, size, blocks = np.random.default_rng(seed), max(WEIGHTS_A_BLOCK // len(places), 1), []
+    rng, size, blocks, sums = np.random.default_rng(seed), max(WEIGHTS_A_BLOCK // len(places), 1), [], []
     for start in range(0, samples, size):
         weights = rng.standard_gamma(counts[:, None], (len(places), min(size, samples - start))).T  # (R, S)
         blocks.append(_score_runs(scores, weights))
+        sums.append(weights.sum(1))
     sampled = np.concatenate(blocks, axis=1)  # (M, R)
     runs = _score_runs(scores, counts[None])[:, 0]  # (M,)
     count = len(firsts)
@@ -84,7 +86,8 @@ def compare_methods(
     differences = sampled[count:].mean(0) - sampled[:count].mean(0)  # (R,)
     if differing:
         gains, losses = rng.standard_exponential((2, samples))
-        differences = differences + differences.std() / np.sqrt(differing) * (gains - losses)
+        effect = _find_effect(scores[:count], scores[count:], counts, rng)
+        differences = differences + effect * (gains - losses) * len(flat[0]) / np.concatenate(sums)
     row_error, freedom = float(differences.std()), np.inf
     seed_error = 0.0 if len(runs) > 2 else None
     if seed_error is not None and row_error:
@@ -105,6 +108,32 @@ def compare_methods(
 def _score_runs(scores: Sequence[RowScore], weights: np.ndarray) -> np.ndarray:
     """Return (M, R) the points of each run with each of the weights."""
     return np.stack([score.points * score.score(weights) for score in scores])
+
+
+def _find_effect(
+    firsts: Sequence[RowScore], seconds: Sequence[RowScore], counts: np.ndarray, rng: np.random.Generator
+) -> float:
+    """Return the root mean square of the points that the difference loses if a differing row becomes as in the other.
+
+    Runs are paired in order. At most EFFECTS distinct rows are drawn, by their counts (S,).
+    """
+    pairs = [(firsts[place % len(firsts)], score) for place, score in enumerate(seconds)]
+    differs = np.any([(first.rows != second.rows).reshape(len(counts), -1).any(1) for first, second in pairs], axis=0)
+    places = np.flatnonzero(differs)
+    if len(places) > EFFECTS:
+        places = rng.choice(places, EFFECTS, p=counts[places] / counts[places].sum())
+        times = np.ones(EFFECTS)
+    else:
+        times = counts[places]
+    squares = np.zeros(len(places))
+    for number, place in enumerate(places):
+        weights = np.append(counts, 1.0)[None]
+        weights[0, place] -= 1
+        lost = [
+            second.score(counts[None]) - second.extend(first.rows[[place]]).score(weights) for first, second in pairs
+        ]
+        squares[number] = (seconds[0].points * np.mean(lost)) ** 2
+    return float(np.sqrt(np.average(squares, weights=times)))
 
 
 def _find_seed_error(runs: Sequence[np.ndarray], sampled: Sequence[np.ndarray]) -> tuple[float, float]:

@@ -29,7 +29,7 @@ MOST_TEXTS = 2  # of a row that are kept, shortened
 TOKEN_COUNTS, UNKNOWN_COUNTS, LABEL, ANSWER = "tokens", "unknown tokens", "label", "has an answer"
 BUILT_IN = (TOKEN_COUNTS, UNKNOWN_COUNTS, LABEL, ANSWER)  # columns of rows
 FEW_VALUES = 12  # of a column that is kept, at most
-Words = tuple[str, float, list[RowAnswer], dict[str, list[str | int]]]  # in the file
+Content = tuple[str, float, list[RowAnswer], dict[str, list[str | int]]]  # in the file
 DAMAGE = (OSError, ValueError, TypeError, LookupError, AttributeError, EOFError, SyntaxError, TokenError)
 DAMAGE += (RuntimeError, BadZipFile, zlib.error, msgspec.ValidationError)
 NARROW = (np.uint8, np.uint16, np.int32, np.float32)  # types that may hold all values of an array exactly
@@ -143,7 +143,7 @@ def read_rows(path: Path) -> ScoredRows:
         with np.load(path, allow_pickle=False) as file:
             keys, values, errors, words = (file[name] for name in ("keys", "values", "errors", "words"))
         content = json.loads(words.tobytes().decode("utf-8", "surrogatepass"))
-        rate, points, rows, columns = msgspec.convert(content, Words)
+        rate, points, rows, columns = msgspec.convert(content, Content)
         score = RowScore(values.astype(np.float64), rate, errors.astype(np.float64), points)
         if {len(keys), len(set(keys.tolist()))} != {len(part) for part in (values, rows, *columns.values())}:
             raise ValueError("its parts do not fit together")
