@@ -7,6 +7,7 @@ Left out: the statistics (`bertkit.metrics.comparison`), and reading files of pr
 (`bertkit.analysis.prediction_files`).
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -230,20 +231,34 @@ def compare_classes(first: Method, second: Method) -> float | None:
 # --- Runs and studies -------------------------------------------------------------------------------------------------
 
 
+def check_seeds(paths: Sequence[Path]) -> None:
+    """Check that no run of a method repeats another one."""
+    known: dict[str, Path] = {}
+    for path in paths:
+        recipe = json.dumps(read_recipe(path / RECIPE_FILE), sort_keys=True, default=str)
+        if (other := known.setdefault(recipe, path)) is not path:
+            raise UsageError(f"{path} has the recipe and the seed of {other}; give one of the two")
+
+
 def read_methods(sources: Sequence[Path], split: str | None) -> list[Method]:
     """Return the methods of runs and studies; runs whose recipes differ only in the seed are one method.
 
     If this leaves a single method, each run is one.
+
+    Raises:
+        UsageError: Two runs of a method have the same seed.
     """
     named: dict[str, tuple[str, list[Path]]] = {}
     for source in sources:
         for name, paths in list_runs(source):
             key = drop_seed(read_recipe(paths[0] / RECIPE_FILE)) if len(paths) == 1 else name
             known = named.setdefault(key, (name, []))[1]
-            known += [path for path in paths if path not in known]
+            known += [path for path in paths if path.resolve() not in [other.resolve() for other in known]]
     found = list(named.values())
     if len(found) == 1:
         found = [(str(path), [path]) for path in found[0][1]]
+    for _, paths in found:
+        check_seeds(paths)
     return [read_method(name, paths, split) for name, paths in found]
 
 

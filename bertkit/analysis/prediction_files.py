@@ -4,6 +4,7 @@ Rows are matched by content: the columns that all tables have, the words of a se
 lines without the inputs, rankings and probabilities.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from bertkit.data.formats.columns import Columns, read_columns
 from bertkit.data.formats.conll import CONLL_SUFFIXES, read_conll
 from bertkit.data.formats.squad import read_predictions, read_squad
-from bertkit.data.labels import REGRESSION, SINGLE, LabelSpace, find_labels
+from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE, LabelSpace, find_labels, guess_kind, number_cells
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import measure_entities
 from bertkit.metrics.rows import RowScore, list_errors, measure_classes, measure_counts, measure_mean, measure_numbers
@@ -37,7 +38,7 @@ def read_files(paths: Sequence[Path], label: str | None, data: Path | None) -> t
     """Return the task, its score, and the scored rows of each file.
 
     Args:
-        label: The column of the right labels in tables.
+        label: The column of the right labels in tables; for several labels perhaps one for each, with commas.
         data: The file that answers to SQuAD are about.
 
     Raises:
@@ -51,10 +52,10 @@ def read_files(paths: Sequence[Path], label: str | None, data: Path | None) -> t
     if are_tagged:
         return NER.name, NER.find_row(NER.metric), [read_tag_file(path) for path in paths]
     tables = [read_columns(path, NESTED_RESULTS) for path in paths]
-    label = label or find_gold(tables[0])
-    predicted = [find_predicted(table, label) for table in tables]
-    space = find_labels(tables[0], [label], "auto")
-    common = set.intersection(*(set(table.table.column_names) for table in tables)) - {*predicted, label}
+    labels = (label or find_gold(tables[0])).split(",")
+    predicted = [find_predicted(table, labels) for table in tables]
+    space = find_space(tables, labels, predicted)
+    common = set.intersection(*(set(table.table.column_names) for table in tables)) - {*predicted, *labels}
     texts = [name for name in tables[0].table.column_names if name in common and not is_result(name)]
     if not texts:
         raise UsageError(f"{paths[0]} has no column of inputs that all files have; give files with the same inputs")
@@ -70,17 +71,17 @@ def is_result(name: str) -> bool:
     return name.startswith(CLASS_PROBABILITY) or name.removesuffix(APART) in RESULTS
 
 
-def find_predicted(table: Columns, label: str | None) -> str:
-    """Return the column of the predictions, which is not `label`, the one of the right labels.
+def find_predicted(table: Columns, labels: Sequence[str]) -> str:
+    """Return the column of the predictions, which is none of `labels`, those of the right labels.
 
     Raises:
         UsageError: There is none.
     """
-    names = set(table.table.column_names) - {label}
+    names = set(table.table.column_names).difference(labels)
     wanted = (*(f"{name}{APART}" for name in PREDICTED), *PREDICTED)
     if found := next((name for name in wanted if name in names), None):
         return found
-    beside = f" beside {label!r}" if label in PREDICTED else ""
+    beside = "".join(f" beside {label!r}" for label in labels if label in PREDICTED)
     raise UsageError(
         f"{table.source} has no column {', '.join(PREDICTED)}{beside}; give a table that predict has written"
     )
@@ -92,12 +93,33 @@ def find_gold(table: Columns) -> str:
     Raises:
         UsageError: There is no such column.
     """
-    predicted = find_predicted(table, None)
+    predicted = find_predicted(table, ())
     if predicted.endswith(APART):
         return predicted.removesuffix(APART)
     if predicted == "prediction" and "label" in table.table.column_names:
         return "label"
     raise UsageError(f"{table.source}: which column has the right labels? name it with --label")
+
+
+def find_space(tables: Sequence[Columns], labels: Sequence[str], predicted: Sequence[str]) -> LabelSpace:
+    """Return the right labels; of several labels also those that are predicted only, which are wrong in every row.
+
+    Predicted numbers that are no classes mean numbers, even if the right ones are whole.
+    """
+    guessed = (
+        guess_kind(number_cells(*each)[1], each[1] in each[0].lists)[0] for each in zip(tables, predicted, strict=True)
+    )
+    kind = REGRESSION if len(labels) == 1 and REGRESSION in guessed else "auto"
+    space = find_labels(tables[0], labels, kind)
+    if space.kind != SEVERAL:
+        return space
+    others = {name for each in zip(tables, predicted, strict=True) for name in read_predicted(*each, space)[1]}
+    return replace(space, names=(*space.names, *sorted(others)))
+
+
+def read_predicted(table: Columns, predicted: str, space: LabelSpace) -> tuple[np.ndarray, Counter[str]]:
+    """Return the predictions, and the labels among them that are unknown; see `LabelSpace.read`."""
+    return replace(space, columns=(predicted,)).read(table)
 
 
 def read_table(table: Columns, predicted: str, texts: Sequence[str], space: LabelSpace) -> ScoredRows:
@@ -107,7 +129,13 @@ def read_table(table: Columns, predicted: str, texts: Sequence[str], space: Labe
         raise UsageError(
             f"{table.source} has labels that the first file lacks ({', '.join(unknown)}); give files of the same rows"
         )
-    found, _ = replace(space, columns=(predicted,)).read(table)
+    found, _ = read_predicted(table, predicted, space)
+    if space.kind == SINGLE and (found < 0).all():
+        raise UsageError(
+            f"{table.source}: no {predicted!r} is one of the right labels; name the column of these with --label"
+        )
+    if space.kind == SEVERAL:
+        right = np.pad(right, [(0, 0), (0, len(space.names) - right.shape[1])])
     score = measure_table(right, found, space)
     words = zip(*(table.find(name).to_pylist() for name in texts), strict=True)
     given = table.find(predicted).to_pylist()

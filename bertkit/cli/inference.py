@@ -248,7 +248,8 @@ def compare(
     ],
     split: Annotated[str | None, typer.Option("--split", help="Split of runs, such as test (default: dev).")] = None,
     label: Annotated[
-        str | None, typer.Option("--label", help="Column of the right labels in tables of predictions.")
+        str | None,
+        typer.Option("--label", help="Column of the right labels in tables of predictions; several with commas."),
     ] = None,
     data: Annotated[
         Path | None,

@@ -126,6 +126,11 @@ def test_wrong_sources_are_one_promised_line(tmp_path):
     (second / "metrics.json").unlink()
     with pytest.raises(UsageError, match="is not a finished run"):
         compare([first, second])
+    again = write_run(tmp_path / "again", draw(0))
+    with pytest.raises(UsageError, match=r"again has the recipe and the seed of .*a; give one of the two"):
+        compare([first, again, other, write_run(tmp_path / "more", draw(4), rate=3.0)])
+    with pytest.raises(UsageError, match="only one method"):
+        compare([first, tmp_path / "b" / ".." / "a"])
     with pytest.raises(UsageError, match="neither a run nor a study"):
         compare([first, tmp_path])
     with pytest.raises(UsageError, match="only one method"):
@@ -205,6 +210,29 @@ def test_the_right_labels_are_never_taken_for_predictions(tmp_path):
     bare.write_text("\n".join(["text,label", *(f"text {n},{gold[n]:.3f}" for n in range(40))]) + "\n")
     with pytest.raises(UsageError, match=r"c.csv has no column prediction, label, labels beside 'label'"):
         compare([paths[0], bare])
+
+
+def test_predicted_numbers_beside_whole_ones_are_a_regression(tmp_path):
+    gold, noise = np.arange(40) % 5, np.random.default_rng(0).normal(size=(2, 40))
+    paths = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    for path, found in zip(paths, gold + noise * [[0.1], [3]], strict=True):
+        rows = [f"text {n},{gold[n]},{found[n]:.3f}" for n in range(40)]
+        path.write_text("\n".join(["text,stars,prediction", *rows]) + "\n")
+    (result,) = compare(paths, label="stars")
+    assert (result.verdict, result.first.title.key) == ("worse", "pearson")
+
+
+def test_several_labels_may_have_a_column_each_and_further_predictions(tmp_path):
+    """a and b are right in every row: F1 is 1, 1 and, for c, which nobody has, 0."""
+    paths = []
+    for name, found in (("x", "a|b|c"), ("y", "a|b")):
+        rows = [f"text {n},{n % 2},1,{found if n % 2 else found[2:]}" for n in range(30)]
+        paths.append(tmp_path / f"{name}.csv")
+        paths[-1].write_text("\n".join(["text,a,b,labels", *rows]) + "\n")
+    (result,) = compare(paths, label="a,b")
+    assert [one.rate()[0] for one in (result.first, result.second)] == pytest.approx([200 / 3] * 2)
+    with pytest.raises(UsageError, match=r"x.csv: no 'labels' is one of the right labels; name the column of these"):
+        compare(paths, label="a")
 
 
 def test_conll_files_have_gold_and_predicted_tags(tmp_path):

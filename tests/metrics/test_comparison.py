@@ -178,3 +178,29 @@ def test_methods_that_hardly_differ_have_an_interval_of_a_sensible_size():
         found = compare_methods(list(map(measure_mean, right)), list(map(measure_mean, other)), samples=500)
         assert found.freedom >= 1
         assert -100 < found.low < found.high < 100
+
+
+@pytest.mark.parametrize(("rows", "gains"), [(2, 2), (4, 3), (5, 4), (5, 5), (1000, 6)])
+def test_gains_without_a_loss_have_mcnemars_mid_p_value(rows, gains):
+    """Half of the chance that so many coins show the same side: 2 * (1/2)^(gains + 1); also if all rows are gains."""
+    first, second = np.zeros(rows), np.zeros(rows)
+    second[:gains] = 1
+    found = compare_methods([measure_mean(first)], [measure_mean(second)])
+    assert found.p == pytest.approx(2 * 0.5 ** (gains + 1), abs=0.01)
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+def test_a_few_documents_of_equal_models_are_seldom_different(rows):
+    rng, differences = np.random.default_rng(0), 0
+    for _ in range(200):
+        first = rng.normal(0.6, 0.05, rows)
+        second = first + rng.normal(0, 0.03, rows)
+        differences += compare_methods([measure_mean(first)], [measure_mean(second)], 2000).p <= 0.05
+    assert differences <= 13
+
+
+def test_seeds_count_also_where_all_rows_of_the_runs_differ():
+    right, wrong = measure_mean(np.ones(30)), measure_mean(np.zeros(30))
+    found = compare_methods([right, wrong], [wrong])
+    assert (found.value, found.p > 0.3) == (-50.0, True)
+    assert found.seed_error > 50
