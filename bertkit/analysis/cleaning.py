@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from bertkit.system.progress import Report
 from bertkit.tasks.classification import ROWS_A_PART
 
 LABEL_ERROR_DROP = "label-errors"
+USUAL_DROPS = ("leaks", "repeats", "contradictory")
 DROPS = {  # name in --drop -> the rows that are left out
-    "leaks": "rows of other splits that stand in train",
+    "leaks": "rows of other splits that also occur in train",
     "repeats": "rows that repeat earlier ones",
     "contradictory": "all rows of texts with different labels",
     "near": "rows nearly equal to rows of train or to earlier ones",
@@ -27,29 +29,51 @@ DROPS = {  # name in --drop -> the rows that are left out
 }
 
 
-def check_drops(names: Sequence[str]) -> None:
-    """Check the names in --drop.
+def choose_drops(given: str | None, output: Path | None) -> Sequence[str]:
+    """Return the names in --drop; None, the option left out, stands for USUAL_DROPS.
 
     Raises:
-        UsageError: A name is unknown.
+        UsageError: A name is unknown, or there is no output from which the rows would be left out.
     """
+    if given is None:
+        return USUAL_DROPS
+    names = [name for name in given.split(",") if name]
     if unknown := [name for name in names if name not in DROPS]:
         raise UsageError(f"unknown {unknown[0]!r} in --drop; expected some of {', '.join(DROPS)}")
+    if output is None:
+        raise UsageError("--drop names the rows that --write leaves out; add --write, or leave --drop out")
+    return names
 
 
-def write_clean(diagnosis: Diagnosis, drops: Sequence[str], output: Path, report: Report) -> None:
-    """Write the rows that remain, in the order of their files; rows that training leaves out are not written.
+def check_outputs(diagnosis: Diagnosis, json_file: Path | None, output: Path | None) -> None:
+    """Check that the files of --json and --write are none of the data's files, under any of their names.
+
+    Raises:
+        UsageError: One of them is, or as for `plan_files`.
+    """
+    files = list(plan_files(diagnosis, output).values()) if output else []
+    named = [(path, "--json") for path in (json_file,) if path] + [(path, "--write") for path in files]
+    sources = [diagnosis.findings["data"], *(table.source for table in find_tables(diagnosis).values())]
+    for path, option in named:
+        for source in sources:
+            if os.path.isfile(path) and os.path.isfile(source) and os.path.samefile(path, source):
+                kind = "folder" if option == "--write" and len(files) > 1 else "file"
+                raise UsageError(
+                    f"{path} is also the input and would be overwritten; name another {kind} with {option}"
+                )
+
+
+def plan_files(diagnosis: Diagnosis, output: Path) -> dict[str, Path]:
+    """Return the file to write for each file of the data.
 
     Data of a single file become a file, .csv or .jsonl. Those of several splits become a folder with a file for each.
 
     Raises:
         UsageError: The data are not a person's own table, or the output does not fit them.
     """
-    task, examples = diagnosis.task, diagnosis.examples
-    tables = {split: found[0] for split in diagnosis.checked.splits if (found := task.find_rows(examples[split]))}
+    tables = find_tables(diagnosis)
     if not tables:
         raise UsageError("--write is for tables of texts and labels or of tagged sentences; leave it out")
-    kept = keep_rows(diagnosis, drops)
     has_lists = any(table.lists for table in tables.values())
     sources = {table.source: split for split, table in reversed(tables.items())}  # its first split
     if len(sources) == 1:
@@ -62,6 +86,22 @@ def write_clean(diagnosis: Diagnosis, drops: Sequence[str], output: Path, report
         if output.suffix or output.is_file():
             raise UsageError(f"the data have several files; name a folder with --write instead of {output}")
         files = {source: output / f"{split}{'.jsonl' if has_lists else '.csv'}" for source, split in sources.items()}
+    return files
+
+
+def find_tables(diagnosis: Diagnosis) -> dict[str, Columns]:
+    """Return the rows of each split of a person's own table; empty for other data."""
+    found = {split: diagnosis.task.find_rows(diagnosis.examples[split]) for split in diagnosis.checked.splits}
+    return {split: rows[0] for split, rows in found.items() if rows}
+
+
+def write_clean(diagnosis: Diagnosis, drops: Sequence[str], output: Path, report: Report) -> None:
+    """Write the rows that remain, in the order of their files; rows that training leaves out are not written.
+
+    Raises:
+        UsageError: As for `plan_files`, or a file cannot be written.
+    """
+    files, tables, kept = plan_files(diagnosis, output), find_tables(diagnosis), keep_rows(diagnosis, drops)
     for source, path in files.items():
         parts = {split: table for split, table in tables.items() if table.source == source}
         rows = join_rows([table.take(np.flatnonzero(kept[split])) for split, table in parts.items()])
@@ -78,7 +118,7 @@ def keep_rows(diagnosis: Diagnosis, drops: Sequence[str]) -> dict[str, np.ndarra
     wrong = [checked.keys[split][rows] for split, found in checked.splits.items() for rows in found.contradictory]
     wrong += [checked.keys[split][found.contradicts_train[:, 0]] for split, found in checked.splits.items()]
     contradictory, kept = np.unique(np.concatenate(wrong)), {}
-    sources = {split: diagnosis.task.find_rows(diagnosis.examples[split])[0].source for split in checked.splits}
+    sources = {split: table.source for split, table in find_tables(diagnosis).items()}
     suspected = [entry["row"] for entry in diagnosis.findings.get("label_errors", {}).get("suspected", ())]
     for split, found in checked.splits.items():
         is_suspected = np.isin(checked.lines[split], suspected) & (sources[split] == sources[TRAIN_SPLIT])

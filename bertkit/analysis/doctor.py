@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,10 @@ from bertkit.tasks.repeats import CheckedRows, check_rows
 from bertkit.tasks.task import Task, shorten_text
 from bertkit.training.recipe import check, merge
 
-LABELS_SHOWN = 20  # shown
-WORDS_SHOWN = 10  # unknown words shown
-SAMPLES_SHOWN = 2  # shown for each finding of a split
-ROWS_SHOWN = 5  # of a sample, shown
+LABELS_SHOWN = 20  # in the table; the others are counted
+WORDS_SHOWN = 10  # of the unknown words, the most frequent ones
+SAMPLES_SHOWN = 2  # of each finding, of different splits if several have it
+ROWS_SHOWN = 5  # of a sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +58,13 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
         model: The checkpoint whose tokenizer counts tokens; None: the recipe's, or none if it cannot be loaded.
 
     Raises:
-        UsageError: The recipe is wrong, the data cannot be read, or `model` has no tokenizer.
+        UsageError: The recipe is wrong, the data are not named or cannot be read, or `model` has no tokenizer.
     """
     recipe = check(merge(task.recipe, given), data_defaults=task.recipe["data"])  # without a look at the checkpoint
     task.check(recipe)
     options, left_out = recipe["data"], []
+    if not options["dir"] and not task.copies:
+        raise UsageError("no data to check; name them: bertkit doctor FILE, or --task cola for a data set of the Hub")
     tokenizer = None
     try:
         tokenizer = load_tokenizer(model or recipe["checkpoint"])
@@ -89,7 +92,7 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
         findings |= {"tokenizer": model or recipe["checkpoint"], "max_length": options["max_length"]}
         findings["long"] = task.describe_long(options)
     findings |= {"splits": splits, "columns": check_table(task, examples), "left_out": left_out}
-    findings["samples"] = list(list_samples(task, examples, checked, near))
+    findings["samples"] = list(list_samples(task, examples, checked, splits))
     return Diagnosis(task, examples, checked, near, findings)
 
 
@@ -198,9 +201,9 @@ def check_table(task: Task, examples: Mapping[str, Any]) -> dict[str, Any]:
 # --- Tables -----------------------------------------------------------------------------------------------------------
 
 FINDINGS = {  # key of a count in a split's findings -> its name
-    "in_train": "rows that stand in train",
-    "near_train": "rows nearly as in train",
-    "contradicts_train": "rows with another label in train",
+    "in_train": "rows that also occur in train",
+    "near_train": "rows similar to a row of train",
+    "contradicts_train": "rows with a different label in train",
     "repeats": "rows that repeat others",
     "near_repeats": "rows that nearly repeat others",
     "contradictory": "texts with different labels",
@@ -290,22 +293,15 @@ IN_TRAIN = ("in_train", "near_train", "contradicts_train")  # findings whose sec
 
 
 def list_samples(
-    task: Task, examples: Mapping[str, Any], checked: CheckedRows, near: Mapping[str, NearRows]
+    task: Task, examples: Mapping[str, Any], checked: CheckedRows, splits: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the first rows of each finding about repeated rows, with the text of the first."""
-    for split, found in checked.splits.items():
-        listed: dict[str, Sequence[np.ndarray]] = {
-            "in_train": found.in_train,
-            "near_train": near[split].in_train,
-            "contradicts_train": found.contradicts_train,
-            "near_repeats": near[split].repeats,
-            "contradictory": found.contradictory,
-        }
-        for name, groups in listed.items():
-            for group in groups[:SAMPLES_SHOWN]:
-                first, *others = group[:ROWS_SHOWN].tolist()
-                (texts,) = task.list_texts(task.select(examples[split], np.array([first])))
-                other = checked.lines[TRAIN_SPLIT if name in IN_TRAIN else split]
-                rows = [checked.lines[split][first], *(other[row] for row in others)]
-                text = "  |  ".join(map(shorten_text, texts))
-                yield {"finding": name, "split": split, "rows": rows, "text": text}
+    """Yield the first rows of each finding, with the text of the first; `splits` are the findings of each split."""
+    for key in FINDINGS:
+        listed = {split: found.get(f"{key}_rows", ())[:SAMPLES_SHOWN] for split, found in splits.items()}
+        ranked = [(place, split, entry) for split, entries in listed.items() for place, entry in enumerate(entries)]
+        for _, split, entry in sorted(ranked, key=itemgetter(0))[:SAMPLES_SHOWN]:
+            rows = entry[:ROWS_SHOWN] if isinstance(entry, list) else [entry]
+            number = checked.lines[split].index(rows[0])
+            (texts,) = task.list_texts(task.select(examples[split], np.array([number])))
+            text = "  |  ".join(map(shorten_text, texts))
+            yield {"finding": key, "split": split, "rows": rows, "text": text}

@@ -31,6 +31,7 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.classification import ClassificationTask, choose_columns, spell, write_rows
 from bertkit.tasks.glue import GlueTask
 from bertkit.tasks.option import list_defaults
+from bertkit.tasks.repeats import name_command
 from bertkit.tasks.task import Task, shorten_text
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import STUDY_RESULT
@@ -154,11 +155,13 @@ def predict_out_of_fold(
         given: Recipes of the command line, which override it.
 
     Raises:
-        UsageError: The labels are numbers, a fold has failed, or as for `run_study`.
+        UsageError: The labels are numbers, the training rows are limited, a fold has failed, or as for `run_study`.
     """
     check_folds(task, folds)
     definition = define_folds("classify", {key: value for key, value in recipe.items() if key != "task"}, folds)
     options = list_cells(make_study(definition, *given, where=task.name))[0].recipe["data"]
+    if limit := options["max_train_samples"]:
+        raise UsageError(f"data.max_train_samples is {limit}, but --folds predicts all training rows; leave it out")
     rows, place, lines = find_rows(task, options["dir"], output)
     text, label = choose_columns(rows, options["text"], options["label"])
     space = find_labels(rows, label, options["problem_type"])
@@ -169,7 +172,13 @@ def predict_out_of_fold(
         )
     data = {"dir": place, "text": text, "label": label, "problem_type": space.kind}
     study = make_study(definition, *given, {"data": data}, where=task.name)
-    results = run_study(study, output=output, workers=workers, report=report, progress=progress)
+    hint = name_command(TASKS["classify"], options | data)  # to the doctor, which runs already
+
+    def say(line: str) -> None:
+        if hint not in line:
+            report(line)
+
+    results = run_study(study, output=output, workers=workers, report=say, progress=progress)
     if gather_folds(results, output) is None:
         raise UsageError(
             f"{results['failed']:,} of {folds} folds failed; {output / STUDY_RESULT} gives the reasons, and the same "

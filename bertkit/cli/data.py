@@ -27,7 +27,7 @@ from bertkit.cli.options import (
     app,
     corpora,
 )
-from bertkit.errors import UsageError, explain_disk_error
+from bertkit.errors import UsageError, explain_disk_error, explain_refusal
 from bertkit.tasks.option import CLASSIFY_OPTIONS
 
 
@@ -64,9 +64,13 @@ def doctor(
         PathOption("--write", help="Write your table without the rows of --drop.", metavar="FILE|DIR"),
     ] = None,
     drop: Annotated[
-        str,
-        typer.Option("--drop", help="Rows that --write leaves out: leaks, repeats, contradictory, near, label-errors."),
-    ] = "leaks,repeats,contradictory",
+        str | None,
+        typer.Option(
+            "--drop",
+            help="Rows that --write leaves out: leaks, repeats, contradictory, near, label-errors (default: the first "
+            "three).",
+        ),
+    ] = None,
 ) -> None:
     """Check data before training: leaks, repeats, contradictory labels, lengths, unknown words, odd columns.
 
@@ -81,7 +85,7 @@ def doctor(
 
     $ bertkit doctor reviews.csv --folds 5 --output runs/doctor
     """
-    from bertkit.analysis.cleaning import LABEL_ERROR_DROP, check_drops, write_clean
+    from bertkit.analysis.cleaning import LABEL_ERROR_DROP, check_outputs, choose_drops, write_clean
     from bertkit.analysis.doctor import examine, list_tables
     from bertkit.analysis.label_errors import LABEL_ERRORS, check_folds
     from bertkit.system.files import write_json
@@ -94,8 +98,7 @@ def doctor(
         raise UsageError(f"unknown task {task!r}; expected one of {known}")
     if task != "classify" and (text or label):
         raise UsageError(f"--text and --label are for your own texts; leave them or --task {task} out")
-    drops = [name for name in drop.split(",") if name]
-    check_drops(drops)
+    drops = choose_drops(drop, write)
     if folds:
         check_folds(TASKS[task], folds)
     elif LABEL_ERROR_DROP in drops or output or workers != "1":
@@ -108,6 +111,7 @@ def doctor(
     given = merge({"checkpoint": model, "data": {"dir": data or None, **columns}}, *map(parse_setting, settings or []))
     with Screen() as screen:
         diagnosis = examine(TASKS[task], merge(written, given), model, screen.say)
+        check_outputs(diagnosis, json_file, write)
         for table in list_tables(diagnosis.findings):
             screen.show_table(table)
         screen.say(*(f"left out: {reason}" for reason in diagnosis.findings["left_out"]))
@@ -117,11 +121,14 @@ def doctor(
             diagnosis = replace(diagnosis, findings={**diagnosis.findings, LABEL_ERRORS: found})
             write_json(diagnosis.findings, folder / DOCTOR_FILE)
         if json_file is not None:
-            with explain_disk_error(json_file):
+            with explain_refusal(f"the file {json_file}"):
+                json_file.parent.mkdir(parents=True, exist_ok=True)
                 write_json(diagnosis.findings, json_file)
             screen.say(f"All rows: {json_file}")
         if write is not None:
             write_clean(diagnosis, drops, write, screen.say)
+        if json_file is None and diagnosis.findings["samples"]:
+            screen.say("--json FILE lists all rows of the findings")
 
 
 def suspect_labels(

@@ -54,6 +54,7 @@ class ScoreRow:
 
 MISSING = "–"
 INTERVAL = "95 % interval over examples"  # the heading of its column
+WITHOUT_LEAKS = "_without_leaks"  # after the name of a score: of the rows that are not in train
 NUMBER = re.compile(r"[-−+]?\d[\d.,:/]*(e[-+]?\d+)?( to [-−]?\d[\d.,]*)?( ± [\d.,]+)?( \(\d+\))?( [†*])*")
 
 
@@ -112,7 +113,7 @@ def tabulate_scores(
         INTERVAL: lambda row: [(text, "") for text in [row.show_interval(metrics)] if text],
     }
     columns["without leaks"] = lambda row: [
-        (row.show(metrics[key]), "") for key in [f"{row.key}_without_leaks"] if key in metrics
+        (row.show(metrics[key]), "") for key in [f"{row.key}{WITHOUT_LEAKS}"] if key in metrics
     ]
     if len(others) > 1:
         columns[f"mean ± sd over {len(others)} seeds"] = lambda row: [(show_spread(row, others), "")]

@@ -14,8 +14,6 @@ from bertkit.data.duplicates import TRAIN_SPLIT, SplitRepeats, find_repeats, has
 from bertkit.reports.tables import count
 from bertkit.tasks.task import Task
 
-WITHOUT_LEAKS = "_without_leaks"  # after the name of a score: of the rows that are not in train
-
 
 @dataclass(frozen=True, eq=False)
 class CheckedRows:
@@ -30,7 +28,7 @@ class CheckedRows:
     keys: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def find_leaks(self, split: str) -> np.ndarray:
-        """Return the numbers of the rows that stand in train; empty if all of them do."""
+        """Return the numbers of the rows that also occur in train; empty if all of them do."""
         found = self.splits.get(split)
         return found.in_train[:, 0] if found and len(found.in_train) < found.size else np.empty(0, np.int64)
 
@@ -93,11 +91,11 @@ def _count_words(found: SplitRepeats) -> list[str]:
     """Return the counts of a split's findings in words."""
     words = []
     if leaks := len(found.in_train):
-        words.append(f"{leaks:,} of {count(found.size, 'row')} stand in train")
+        words.append(f"{leaks:,} of {count(found.size, 'row')} also {'occurs' if leaks == 1 else 'occur'} in train")
     if repeats := len(found.repeats):
         words.append(f"{count(repeats, 'row repeats', 'rows repeat')} others")
     if texts := len(found.contradictory):
         words.append(f"{count(texts, 'text has', 'texts have')} different labels")
     if others := len(found.contradicts_train):
-        words.append(f"{count(others, 'row has', 'rows have')} another label in train")
+        words.append(f"{count(others, 'row has', 'rows have')} a different label in train")
     return words

@@ -12,9 +12,8 @@ import numpy as np
 from bertkit.metrics.calibration import temper
 from bertkit.metrics.intervals import Interval, find_interval
 from bertkit.metrics.rows import RowScore
-from bertkit.reports.tables import name_limits
+from bertkit.reports.tables import WITHOUT_LEAKS, name_limits
 from bertkit.system.progress import Report
-from bertkit.tasks.repeats import WITHOUT_LEAKS
 from bertkit.tasks.task import TUNE, Task
 from bertkit.training.calibration import Calibration, calibrate
 from bertkit.training.prepare import Prepared

@@ -61,7 +61,7 @@ def count_by_force(train, dev):
 
 
 def score_run(run, metric, train, dev):
-    """Return the score of a run on dev, and without the rows that stand in train."""
+    """Return the score of a run on dev, and without the rows that also occur in train."""
     (file,) = (run / "predictions").glob("dev.tsv")
     answers = [read_label(line.split("\t")[1]) for line in file.read_text(encoding="utf-8").splitlines()[1:]]
     known = {texts for texts, _ in train}
@@ -73,7 +73,7 @@ def score_run(run, metric, train, dev):
 
 def main(root, runs=None):
     """Print a table of all counts, and of the scores of the runs."""
-    print("| data | split | rows | in train | repeats | texts with different labels | another label in train |")
+    print("| data | split | rows | in train | repeats | texts with different labels | a different label in train |")
     print("|---|---|---|---|---|---|---|")
     scores = []
     for name, (folder, texts, label, headers, metric) in FILES.items():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bertkit.analysis.cleaning import write_clean
-from bertkit.analysis.doctor import examine, list_tables
+from bertkit.analysis.doctor import FINDINGS, examine, list_tables
 from bertkit.analysis.page import write_page
 from bertkit.metrics.ner import score_entities
 from bertkit.system.progress import ignore
@@ -93,6 +93,23 @@ def test_a_cleaned_table_has_none_of_what_was_dropped(faulty, tmp_path):
         assert next(csv.DictReader(file)) == make_rows(["another one"], ["bad"])[0]
 
 
+def test_each_finding_has_one_or_two_samples(faulty, model):
+    found = check("classify", faulty, model, text=["text"], label=["label"], max_length=10).findings
+    samples = {}
+    for one in found["samples"]:
+        samples.setdefault(one["finding"], []).append(one)
+    for key in FINDINGS:
+        number = sum(split.get(key, 0) for split in found["splits"].values())
+        assert len(samples.get(key, [])) == min(number, 2)
+    shown = {key: (one["split"], one["rows"], one["text"]) for key, (one, *_) in samples.items()}
+    assert shown["repeats"] == ("train", [43, 42], "a GOOD film")
+    assert shown["other_scripts"] == ("train", [46], "хороший фильм")
+    assert shown["blank"] == ("train", [47], "")
+    assert {"in_train", "near_train", "contradicts_train", "contradictory", "longer"} < samples.keys()
+    caption, lines = next((table.caption, table.rows) for table in list_tables(found)[1:])
+    assert (caption, len(lines)) == ("Rows to look at", len(found["samples"]))
+
+
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 def test_a_single_file_stays_one_in_its_order(tmp_path, suffix):
     rows = [{"text": f"Text {number // 2}", "label": number // 2 % 2} for number in range(60)]
@@ -160,6 +177,9 @@ def test_mistakes_at_the_command_line(call, tmp_path):
     named = ("reviews.csv", "--text", "title", "--label", "stars")
     for words, message in (
         ((*named, "--drop", "all"), "unknown 'all' in --drop; expected some of leaks"),
+        ((*named, "--drop", "near"), "--drop names the rows that --write leaves out; add --write"),
+        ((), "no data to check; name them: bertkit doctor FILE, or --task cola"),
+        ((*named, "--json", "reviews.csv/found.json"), "is where a folder is expected"),
         ((*named, "--write", "clean.txt"), "must end in .csv or .jsonl"),
         ((*named, "--task", "cola"), "--text and --label are for your own texts"),
         (("reviews.csv", "--task", "colo"), "unknown task 'colo'"),
@@ -174,12 +194,36 @@ def test_mistakes_at_the_command_line(call, tmp_path):
 def test_the_command_writes_tables_json_and_the_clean_table(call, tmp_path):
     write_reviews(tmp_path / "reviews.csv")
     write_checkpoint(tmp_path / "bert")
-    words = ("--text", "title", "--label", "stars", "--model", "bert", "--json", "found.json", "--write", "clean.jsonl")
-    code, out, err = call("doctor", "reviews.csv", *words)
+    words = ("--text", "title", "--label", "stars", "--model", "bert")
+    code, out, err = call("doctor", "reviews.csv", *words, "--json", "new/found.json", "--write", "clean.jsonl")
     assert (code, err) == (0, "")
-    assert "rows that stand in train" in out
-    assert json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))["splits"]["dev"]["in_train"] == 0
+    assert "rows that also occur in train" in out
+    assert json.loads((tmp_path / "new/found.json").read_text(encoding="utf-8"))["splits"]["dev"]["in_train"] == 0
     assert (tmp_path / "clean.jsonl").is_file()
+    assert "--json FILE" not in out
+    _, out, _ = call("doctor", "reviews.csv", *words)
+    assert out.endswith("--json FILE lists all rows of the findings\n")
+
+
+def test_the_input_is_never_overwritten(call, faulty, tmp_path):
+    (tmp_path / "link.csv").symlink_to("train.csv")
+    (tmp_path / "folder").symlink_to(".")
+    before = {path.name: path.read_bytes() for path in faulty.glob("*.csv")}
+    named = ("--text", "text", "--label", "label")
+    for data, option, path in (
+        ("train.csv", "--write", "train.csv"),
+        ("link.csv", "--write", "train.csv"),
+        ("train.csv", "--write", "link.csv"),
+        ("train.csv", "--json", "link.csv"),
+        (".", "--write", "folder"),
+        (".", "--json", "dev.csv"),
+    ):
+        code, out, err = call("doctor", data, *named, option, path)
+        assert code == 2
+        assert "is also the input and would be overwritten; name another" in err
+        assert err.endswith(f" with {option}\n")
+        assert "Rows to look at" not in out
+    assert before == {path.name: path.read_bytes() for path in faulty.glob("*.csv")}
 
 
 # --- Fine-tuning
@@ -200,7 +244,7 @@ def test_a_run_notes_leaks_and_scores_without_them(tmp_path):
     metrics = run(TASKS["classify"], recipe, output=tmp_path / "run", report=lines.append)
     assert sum("bertkit doctor" in line for line in lines) == 1
     (line,) = [line for line in lines if "bertkit doctor" in line]
-    assert line.startswith("dev: 6 of 20 rows stand in train; bertkit doctor ")
+    assert line.startswith("dev: 6 of 20 rows also occur in train; bertkit doctor ")
     with (tmp_path / "run" / "predictions" / "dev.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))[6:]
     right = np.mean([row["label"] == row["label_predicted"] for row in rows])
@@ -211,7 +255,7 @@ def test_a_run_notes_leaks_and_scores_without_them(tmp_path):
     write_page([tmp_path / "run"], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<h3>Doctor</h3>" in page
-    assert "rows that stand in train" in page
+    assert "rows that also occur in train" in page
 
 
 def test_a_run_on_clean_data_says_and_notes_nothing(tmp_path):

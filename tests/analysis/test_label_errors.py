@@ -181,6 +181,23 @@ def test_the_command_continues_drops_suspected_rows_and_reports_them(done, bert,
     assert "--drop label-errors are for the models of --folds; add --folds 5" in trouble
 
 
+def test_folds_do_not_name_the_doctor_that_runs_them(bert, tmp_path):
+    rows = [{"text": f"text {n // 2}", "label": "ab"[n // 2 % 2]} for n in range(40)]  # each one twice
+    write_table(tmp_path / "rows.csv", rows)
+    said, recipe = [], make_recipe(bert, tmp_path / "rows.csv")
+    given = {"train": {"max_steps": 1}}
+    predict_out_of_fold(TASKS["classify"], recipe, given, folds=2, output=tmp_path / "out", report=said.append)
+    assert any("rows.csv: train " in line for line in said)
+    assert not any("bertkit doctor" in line for line in said)
+
+
+def test_limited_training_rows_are_refused(bert, tmp_path):
+    recipe = make_recipe(bert, write_reviews(tmp_path / "reviews.csv", 30), max_train_samples=10)
+    with pytest.raises(UsageError, match=r"max_train_samples is 10, but --folds predicts all training rows"):
+        predict_out_of_fold(TASKS["classify"], recipe, folds=2, output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_numbers_and_other_tasks_are_refused(bert, tmp_path):
     recipe = make_recipe(bert, write_reviews(tmp_path / "reviews.csv", 30), text=["body"], label=["price"])
     with pytest.raises(UsageError, match=r"the labels in 'price' are numbers; .* leave out --folds"):
