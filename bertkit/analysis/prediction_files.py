@@ -104,7 +104,7 @@ def find_gold(table: Columns) -> str:
 def find_space(tables: Sequence[Columns], labels: Sequence[str], predicted: Sequence[str]) -> LabelSpace:
     """Return the right labels; of several labels also those that are predicted only, which are wrong in every row.
 
-    Predicted numbers that are no classes mean numbers, even if the right ones are whole.
+    Predicted numbers with fractions mean a regression, even if the right ones are whole.
     """
     guessed = (
         guess_kind(number_cells(*each)[1], each[1] in each[0].lists)[0] for each in zip(tables, predicted, strict=True)

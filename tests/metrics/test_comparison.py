@@ -182,7 +182,7 @@ def test_methods_that_hardly_differ_have_an_interval_of_a_sensible_size():
 
 @pytest.mark.parametrize(("rows", "gains"), [(2, 2), (4, 3), (5, 4), (5, 5), (1000, 6)])
 def test_gains_without_a_loss_have_mcnemars_mid_p_value(rows, gains):
-    """Half of the chance that so many coins show the same side: 2 * (1/2)^(gains + 1); also if all rows are gains."""
+    """Half of the probability that as many coins show one side: 2 * (1/2)^(gains + 1), also if every row is a gain."""
     first, second = np.zeros(rows), np.zeros(rows)
     second[:gains] = 1
     found = compare_methods([measure_mean(first)], [measure_mean(second)])
