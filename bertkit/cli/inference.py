@@ -267,10 +267,13 @@ def compare(
     """
     from bertkit.analysis.compare import comment, list_values, tabulate
     from bertkit.analysis.compare import compare as compare_all
+    from bertkit.data.formats.inputs import check_output
     from bertkit.system.files import write_json
 
     if len(sources) < 2 and sources[0].is_file():
         raise UsageError("compare needs two or more runs or files, or a study; name another one")
+    for source in [*sources, *([data] if data else [])] if as_json else []:
+        check_output(str(source), as_json, "--json")
     with Screen() as screen:
         found = compare_all(sources, split, label, data, screen.say)
         for table in tabulate(found):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bertkit.data.formats.columns import Columns
 from bertkit.errors import UsageError
-from bertkit.metrics.calibration import temper
+from bertkit.metrics.calibration import TEMPERATURES, temper
 from bertkit.metrics.rows import RowScore
 from bertkit.model.onnx import OnnxModel
 from bertkit.reports.tables import ScoreRow
@@ -375,11 +375,13 @@ class Task:
         """Return the temperature of calibrated probabilities, and the calibration error with and without it."""
         if "temperature" not in metrics:
             return []
-        row = self.find_row("ece")
+        row, temperature = self.find_row("ece"), metrics["temperature"]
         errors = (row.show(metrics[key]) for key in ("ece", "uncalibrated_ece"))
+        at_limit = "the temperature is at its limit: the rows that decide are too few, or all right; give more of them"
         return [
             "probabilities of bertkit are those of logits divided by the temperature {:.3g} (calibration error {} %, "
-            "without it {} %); plain transformers does not divide".format(metrics["temperature"], *errors)
+            "without it {} %); plain transformers does not divide".format(temperature, *errors),
+            *([at_limit] if temperature in TEMPERATURES else []),
         ]
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:

@@ -142,7 +142,7 @@ def test_wrong_sources_are_one_promised_line(tmp_path):
         compare([first, tmp_path / "f1"])
 
 
-def test_an_option_that_does_not_fit_the_sources_is_refused(tmp_path):
+def test_an_option_that_does_not_fit_the_sources_is_refused(tmp_path, call):
     runs = [write_run(tmp_path / name, draw(0), rate=rate) for name, rate in (("a", 1.0), ("b", 2.0))]
     tables = [write_table(tmp_path / f"{name}.csv", [0, 1]) for name in "cd"]
     for options in ({"label": "x"}, {"data": tmp_path / "dev.json"}):
@@ -150,6 +150,10 @@ def test_an_option_that_does_not_fit_the_sources_is_refused(tmp_path):
             compare(runs, **options)
     with pytest.raises(UsageError, match="--split names a split of runs"):
         compare(tables, split="test", label="stars")
+    code, _, err = call("compare", *tables, "--label", "stars", "--json", tables[1])
+    assert (code, err.count("\n")) == (2, 1)
+    assert "d.csv is also the input and would be overwritten; name another file with --json" in err
+    assert tables[1].read_text().startswith("text,stars")
     with pytest.raises(UsageError, match="--label names a column of tables"):
         compare(tables, label="stars", data=tmp_path / "dev.json")
 

@@ -64,12 +64,12 @@ def find_suffix(source: str) -> str:
     return Path(source.removesuffix(".gz")).suffix
 
 
-def check_output(source: str, output: Path) -> None:
+def check_output(source: str, output: Path, option: str = "--output") -> None:
     """Check that the output is not the file of the inputs under any of its names."""
     with suppress(OSError):  # the output does not exist yet, or standard input is not a file
         read = sys.stdin.fileno() if source == STDIN else source
         if output.is_file() and os.path.samestat(os.stat(read), output.stat()):
-            raise UsageError(f"{output} is also the input and would be overwritten; name another file with --output")
+            raise UsageError(f"{output} is also the input and would be overwritten; name another file with {option}")
 
 
 def read_inputs(source: str, columns: Sequence[str] = ()) -> Iterator[Line]:
