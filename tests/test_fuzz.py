@@ -81,7 +81,7 @@ REPEATED = 2  # most inputs made for each one needed: a small file is sometimes 
 ACCEPTED = 0.05  # minimum share of inputs that are read without an error
 SECONDS = 5  # processor time for one input
 WAITING = timedelta(seconds=60)  # wall-clock limit, for code that waits: this machine may be busy
-MEMORY = 300 << 20  # bytes by which a test may grow the process
+MEMORY = 400 << 20  # bytes by which a test may grow the process; the five served models need the most
 ADDRESSES = 4 << 30  # bytes by which its address space may grow
 
 # --- Mutations --------------------------------------------------------------------------------------------------------
