@@ -3,15 +3,18 @@
 import csv
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from bertkit.analysis.doctor import Diagnosis
+from bertkit.analysis.label_errors import walk_objects
 from bertkit.data.duplicates import TRAIN_SPLIT
 from bertkit.data.formats.columns import Columns
+from bertkit.data.formats.tables import read_array, read_lines
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.reports.tables import count
 from bertkit.system.files import atomic_open
@@ -74,19 +77,23 @@ def plan_files(diagnosis: Diagnosis, output: Path) -> dict[str, Path]:
     tables = find_tables(diagnosis)
     if not tables:
         raise UsageError("--write is for tables of texts and labels or of tagged sentences; leave it out")
-    has_lists = any(table.lists for table in tables.values())
     sources = {table.source: split for split, table in reversed(tables.items())}  # its first split
     if len(sources) == 1:
         if output.suffix not in (".csv", ".jsonl"):
             raise UsageError(f"{output} must end in .csv or .jsonl; rename it")
-        if has_lists and output.suffix == ".csv":
+        if any(table.lists for table in tables.values()) and output.suffix == ".csv":
             raise UsageError(f"the table has cells with lists, which CSV lacks; name a .jsonl file instead of {output}")
         files = dict.fromkeys(sources, output)
     else:
         if output.suffix or output.is_file():
             raise UsageError(f"the data have several files; name a folder with --write instead of {output}")
-        files = {source: output / f"{split}{'.jsonl' if has_lists else '.csv'}" for source, split in sources.items()}
+        files = {source: output / f"{split}{choose_suffix(tables[split])}" for source, split in sources.items()}
     return files
+
+
+def choose_suffix(table: Columns) -> str:
+    """Return the suffix of a table's file in a folder."""
+    return ".jsonl" if table.lists or is_json(table) else ".csv"
 
 
 def find_tables(diagnosis: Diagnosis) -> dict[str, Columns]:
@@ -147,15 +154,30 @@ def join_rows(parts: Sequence[Columns]) -> Columns:
 def write_table(rows: Columns, path: Path) -> None:
     """Write a table as CSV or JSON lines."""
     with atomic_open(path) as stream:
+        if path.suffix == ".jsonl":
+            stream.writelines(f"{line}\n" for line in list_objects(rows))
+            return
         writer = csv.writer(stream, lineterminator="\n")
-        if path.suffix == ".csv":
-            writer.writerow(rows.table.column_names)
+        writer.writerow(rows.table.column_names)
         for start in range(0, len(rows), ROWS_A_PART):
-            for row in rows.table.slice(start, ROWS_A_PART).to_pylist():
-                if path.suffix == ".csv":
-                    writer.writerow(row.values())
-                else:
-                    found = {
-                        name: json.loads(cell) if name in rows.lists and cell else cell for name, cell in row.items()
-                    }
-                    stream.write(json.dumps(found, ensure_ascii=False) + "\n")
+            writer.writerows(row.values() for row in rows.table.slice(start, ROWS_A_PART).to_pylist())
+
+
+def list_objects(rows: Columns) -> Iterator[str]:
+    """Yield each row as a JSON object on one line; objects of the input keep their types."""
+    if not is_json(rows):
+        yield from (json.dumps(row, ensure_ascii=False) for row in walk_objects(rows))
+        return
+    path, kept = Path(rows.source), set(rows.lines)
+    found = read_lines(path) if rows.unit == "line" else map(write_on_a_line, read_array(path))
+    yield from (text for number, text in enumerate(found, 1) if number in kept)
+
+
+def write_on_a_line(value: msgspec.Raw) -> str:
+    """Return a JSON text without its line breaks."""
+    return msgspec.json.format(bytes(value), indent=0).decode()
+
+
+def is_json(rows: Columns) -> bool:
+    """Return whether the rows are objects of a JSON or JSON lines file."""
+    return rows.source.removesuffix(".gz").endswith((".json", ".jsonl")) and Path(rows.source).is_file()

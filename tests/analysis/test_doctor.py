@@ -122,6 +122,27 @@ def test_a_single_file_stays_one_in_its_order(tmp_path, suffix):
     assert [texts[line] for line in sorted(texts)] == [f"Text {number}" for number in range(30)]
 
 
+TYPED = [{"text": f"text {n}", "label": n % 2, "n": 1.50, "flag": True, "l": ["a", 1, None]} for n in range(40)]
+SPANS = [{"text": f"Ada n{n}", "spans": [{"start": 0, "end": 3, "label": "PER"}], "none": None} for n in range(40)]
+
+
+@pytest.mark.parametrize(("task", "rows"), [("classify", TYPED), ("ner", SPANS)])
+def test_objects_keep_their_types(tmp_path, task, rows):
+    columns = {"text": ["text"], "label": ["label"]} if task == "classify" else {}
+    write_table(tmp_path / "rows.jsonl", [*rows, rows[0]])
+    (tmp_path / "rows.json").write_text(json.dumps([*rows, rows[0]], indent=1), encoding="utf-8")
+    for name in ("rows.jsonl", "rows.json"):
+        write_clean(check(task, tmp_path / name, **columns), ("repeats",), tmp_path / "clean.jsonl", ignore)
+        found = (tmp_path / "clean.jsonl").read_text(encoding="utf-8")
+        assert list(map(json.loads, found.splitlines())) == rows
+        assert found == "".join(json.dumps(row) + "\n" for row in rows)
+    for split in ("train", "dev"):
+        write_table(tmp_path / "data" / f"{split}.jsonl", [row | {"text": f"{row['text']} {split}"} for row in rows])
+    write_clean(check(task, tmp_path / "data", **columns), (), tmp_path / "out", ignore)
+    for split in ("train", "dev"):
+        assert (tmp_path / "out" / f"{split}.jsonl").read_bytes() == (tmp_path / "data" / f"{split}.jsonl").read_bytes()
+
+
 @pytest.mark.parametrize("task", DATA)
 def test_every_task_s_data_can_be_checked(task, tmp_path, model):
     write, place = DATA[task]
