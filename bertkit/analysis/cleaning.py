@@ -3,7 +3,7 @@
 import csv
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,13 +13,13 @@ import pyarrow as pa
 from bertkit.analysis.doctor import Diagnosis
 from bertkit.analysis.label_errors import walk_objects
 from bertkit.data.duplicates import TRAIN_SPLIT
-from bertkit.data.formats.columns import Columns
+from bertkit.data.formats.columns import SPLIT_FILE, SPLIT_NAMES, Columns
 from bertkit.data.formats.tables import read_array, read_lines
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.reports.tables import count
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report
-from bertkit.tasks.classification import ROWS_A_PART
+from bertkit.tasks.classification import ROWS_A_PART, UNLABELLED
 
 LABEL_ERROR_DROP = "label-errors"
 USUAL_DROPS = ("leaks", "repeats", "contradictory")
@@ -87,13 +87,15 @@ def plan_files(diagnosis: Diagnosis, output: Path) -> dict[str, Path]:
     else:
         if output.suffix or output.is_file():
             raise UsageError(f"the data have several files; name a folder with --write instead of {output}")
-        files = {source: output / f"{split}{choose_suffix(tables[split])}" for source, split in sources.items()}
+        files = {source: output / name_file(split, tables[split]) for source, split in sources.items()}
+        check_folder(output, [path.name for path in files.values()])
     return files
 
 
-def choose_suffix(table: Columns) -> str:
-    """Return the suffix of a table's file in a folder."""
-    return ".jsonl" if table.lists or is_json(table) else ".csv"
+def name_file(split: str, table: Columns) -> str:
+    """Return the name of a split's file in a folder."""
+    suffix = ".jsonl" if table.lists or is_json(table) else ".csv"
+    return f"{'test' if split == UNLABELLED else split}{suffix}"
 
 
 def find_tables(diagnosis: Diagnosis) -> dict[str, Columns]:
@@ -105,18 +107,45 @@ def find_tables(diagnosis: Diagnosis) -> dict[str, Columns]:
 def write_clean(diagnosis: Diagnosis, drops: Sequence[str], output: Path, report: Report) -> None:
     """Write the rows that remain, in the order of their files; rows that training leaves out are not written.
 
+    A file of which no row remains is not written.
+
     Raises:
-        UsageError: As for `plan_files`, or a file cannot be written.
+        UsageError: As for `plan_files`, no row of train remains, or a file cannot be written.
     """
     files, tables, kept = plan_files(diagnosis, output), find_tables(diagnosis), keep_rows(diagnosis, drops)
+    parts = {source: [split for split, table in tables.items() if table.source == source] for source in files}
+    left = {source: sum(int(kept[split].sum()) for split in splits) for source, splits in parts.items()}
+    if not left[tables[TRAIN_SPLIT].source]:
+        raise UsageError(f"--drop {','.join(drops)} leaves no row of train to write; name fewer findings with --drop")
+    if len(files) > 1:
+        check_folder(output, [files[source].name for source in files if left[source]])
+    without = f"without {', '.join(drops) or 'any finding'}"
     for source, path in files.items():
-        parts = {split: table for split, table in tables.items() if table.source == source}
-        rows = join_rows([table.take(np.flatnonzero(kept[split])) for split, table in parts.items()])
+        total = count(sum(len(tables[split]) for split in parts[source]), "row")
+        if not left[source]:
+            report(f"{path}: 0 of {total}, {without}; not written")
+            continue
+        rows = join_rows([tables[split].take(np.flatnonzero(kept[split])) for split in parts[source]])
         with explain_refusal(f"the file {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_table(rows, path)
-        total = sum(map(len, parts.values()))
-        report(f"{path}: {len(rows):,} of {count(total, 'row')}, without {', '.join(drops) or 'any finding'}")
+        report(f"{path}: {len(rows):,} of {total}, {without}")
+
+
+def check_folder(folder: Path, names: Collection[str]) -> None:
+    """Check that a folder has no tables of splits besides those to write, which would be read with them.
+
+    Raises:
+        UsageError: It has.
+    """
+    stems = {stem for stems in SPLIT_NAMES.values() for stem in stems}
+    held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    matches = {name: SPLIT_FILE.fullmatch(name) for name in held if name not in names}
+    if others := [name for name, match in matches.items() if match and match[1] in stems]:
+        raise UsageError(
+            f"{folder} already has {' and '.join(others)}, which would be read with the new files; name another folder "
+            "with --write"
+        )
 
 
 def keep_rows(diagnosis: Diagnosis, drops: Sequence[str]) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ import pytest
 from bertkit.analysis.cleaning import write_clean
 from bertkit.analysis.doctor import FINDINGS, examine, list_tables
 from bertkit.analysis.page import write_page
+from bertkit.errors import UsageError
 from bertkit.metrics.ner import score_entities
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
@@ -141,6 +142,42 @@ def test_objects_keep_their_types(tmp_path, task, rows):
     write_clean(check(task, tmp_path / "data", **columns), (), tmp_path / "out", ignore)
     for split in ("train", "dev"):
         assert (tmp_path / "out" / f"{split}.jsonl").read_bytes() == (tmp_path / "data" / f"{split}.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["train.tsv", "train.csv.gz", "validation.csv", "test.jsonl"])
+def test_a_folder_with_another_file_of_a_split_is_refused_before_it_is_written(call, faulty, tmp_path, name):
+    (tmp_path / "clean").mkdir()
+    (tmp_path / "clean" / name).touch()
+    (tmp_path / "clean" / "notes.csv").touch()
+    code, out, err = call("doctor", ".", "--text", "text", "--label", "label", "--write", "clean")
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"clean already has {name}, which would be read with the new files; name another folder" in err
+    assert "Rows to look at" not in out
+    assert {path.name for path in (tmp_path / "clean").iterdir()} == {name, "notes.csv"}
+
+
+def test_a_split_without_rows_is_not_written(tmp_path):
+    texts = [f"text {number}" for number in range(40)]
+    write_table(tmp_path / "train.csv", make_rows(texts, ["a", "b"] * 20))
+    write_table(tmp_path / "dev.csv", make_rows(texts[:2], ["a", "b"]))
+    write_table(tmp_path / "test.csv", [{"text": "one"}])
+    found, lines = check("classify", tmp_path, text=["text"], label=["label"]), []
+    write_clean(found, (), tmp_path / "out", ignore)
+    with pytest.raises(UsageError, match=r"out already has dev\.csv"):
+        write_clean(found, ("leaks",), tmp_path / "out", ignore)
+    write_clean(found, ("leaks",), tmp_path / "clean", lines.append)
+    assert f"{tmp_path / 'clean' / 'dev.csv'}: 0 of 2 rows, without leaks; not written" in lines
+    assert {path.name for path in (tmp_path / "clean").iterdir()} == {"train.csv", "test.csv"}
+    again = check("classify", tmp_path / "clean", text=["text"], label=["label"]).findings["splits"]
+    assert list(again) == ["train", "dev", "unlabelled"]
+
+
+def test_a_table_of_which_no_row_is_left_is_refused(tmp_path):
+    rows = [{"text": f"text {number // 2}", "label": number % 2} for number in range(80)]
+    write_table(tmp_path / "rows.csv", rows)
+    with pytest.raises(UsageError, match=r"--drop contradictory leaves no row of train to write; name fewer"):
+        write_clean(check("classify", tmp_path / "rows.csv"), ("contradictory",), tmp_path / "clean.csv", ignore)
+    assert not (tmp_path / "clean.csv").exists()
 
 
 @pytest.mark.parametrize("task", DATA)
