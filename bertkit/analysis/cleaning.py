@@ -49,12 +49,14 @@ def choose_drops(given: str | None, output: Path | None) -> Sequence[str]:
 
 
 def check_outputs(diagnosis: Diagnosis, json_file: Path | None, output: Path | None) -> None:
-    """Check that the files of --json and --write are none of the data's files, under any of their names.
+    """Check that the files of --json and --write differ, and are none of the data's, under any of their names.
 
     Raises:
-        UsageError: One of them is, or as for `plan_files`.
+        UsageError: They are not, or as for `plan_files`.
     """
     files = list(plan_files(diagnosis, output).values()) if output else []
+    if json_file and os.path.realpath(json_file) in map(os.path.realpath, files):
+        raise UsageError(f"--json and --write would both write {json_file}; name another file with --json")
     named = [(path, "--json") for path in (json_file,) if path] + [(path, "--write") for path in files]
     sources = [diagnosis.findings["data"], *(table.source for table in find_tables(diagnosis).values())]
     for path, option in named:

@@ -249,6 +249,24 @@ def test_mistakes_at_the_command_line(call, tmp_path):
         assert err.count("\n") == 1
 
 
+def test_outputs_and_workers_are_checked_before_folds_are_trained(call, tmp_path):
+    write_reviews(tmp_path / "reviews.csv")
+    write_glue(tmp_path / "glue")
+    own = ("reviews.csv", "--text", "title", "--label", "stars")
+    for words, message in (
+        ((*own, "--write", "clean.txt"), "must end in .csv or .jsonl"),
+        ((*own, "--write", "clean.csv", "--json", "./clean.csv"), "--json and --write would both write clean.csv"),
+        (("glue", "--task", "cola", "--write", "clean.csv"), "--write is for tables"),
+        ((*own, "--workers", "many"), "--workers is 'many'; give a whole number above 0, or ray"),
+    ):
+        code, out, err = call("doctor", *words, "--folds", 2)
+        assert (code, err.count("\n")) == (2, 1)
+        assert message in err
+        assert "Rows to look at" not in out
+        assert not (tmp_path / "runs").exists()
+    assert out == "", "workers are checked before the data are read"
+
+
 def test_the_command_writes_tables_json_and_the_clean_table(call, tmp_path):
     write_reviews(tmp_path / "reviews.csv")
     write_checkpoint(tmp_path / "bert")
