@@ -78,7 +78,10 @@ def plan_files(diagnosis: Diagnosis, output: Path) -> dict[str, Path]:
     """
     tables = find_tables(diagnosis)
     if not tables:
-        raise UsageError("--write is for tables of texts and labels or of tagged sentences; leave it out")
+        raise UsageError(
+            "--write is for texts and labels or tagged sentences in CSV, TSV, JSON, JSON lines or Parquet, not for "
+            f"{diagnosis.findings['data'] or diagnosis.task.name}; leave it out"
+        )
     sources = {table.source: split for split, table in reversed(tables.items())}  # its first split
     if len(sources) == 1:
         if output.suffix not in (".csv", ".jsonl"):

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from bertkit.analysis.cleaning import write_clean
+from bertkit.analysis.cleaning import check_outputs, write_clean
 from bertkit.analysis.doctor import FINDINGS, examine, list_tables
 from bertkit.analysis.page import write_page
 from bertkit.errors import UsageError
@@ -249,6 +249,12 @@ def test_mistakes_at_the_command_line(call, tmp_path):
         assert err.count("\n") == 1
 
 
+def test_conll_files_are_not_written(tmp_path):
+    found = check("ner", write_conll(tmp_path / "ner"))
+    with pytest.raises(UsageError, match=r"in CSV, TSV, JSON, JSON lines or Parquet, not for .*ner; leave it out"):
+        check_outputs(found, None, tmp_path / "clean")
+
+
 def test_outputs_and_workers_are_checked_before_folds_are_trained(call, tmp_path):
     write_reviews(tmp_path / "reviews.csv")
     write_glue(tmp_path / "glue")
@@ -256,7 +262,7 @@ def test_outputs_and_workers_are_checked_before_folds_are_trained(call, tmp_path
     for words, message in (
         ((*own, "--write", "clean.txt"), "must end in .csv or .jsonl"),
         ((*own, "--write", "clean.csv", "--json", "./clean.csv"), "--json and --write would both write clean.csv"),
-        (("glue", "--task", "cola", "--write", "clean.csv"), "--write is for tables"),
+        (("glue", "--task", "cola", "--write", "clean.csv"), "in CSV, TSV, JSON, JSON lines or Parquet, not for glue;"),
         ((*own, "--workers", "many"), "--workers is 'many'; give a whole number above 0, or ray"),
     ):
         code, out, err = call("doctor", *words, "--folds", 2)
