@@ -192,6 +192,16 @@ def test_every_task_s_data_can_be_checked(task, tmp_path, model):
     assert list_tables(found.findings)[0].caption == "Data"
 
 
+def test_a_file_that_cannot_be_divided_is_checked_as_train(tmp_path):
+    write_table(tmp_path / "rows.csv", [{"text": "same", "label": n % 2} for n in range(40)])
+    lines = []
+    found = examine(TASKS["classify"], {"data": {"dir": str(tmp_path / "rows.csv")}}, None, lines.append).findings
+    assert {split: one["repeats"] for split, one in found["splits"].items()} == {"train": 39}
+    assert found["left_out"][-1].startswith("the split of train, which training needs: ")
+    assert "rows.csv has 40 rows with 1 different text, which leave none for dev; give more" in found["left_out"][-1]
+    assert len(lines) == len(set(lines)), "the file is read twice"
+
+
 def test_without_a_tokenizer_the_rest_is_checked(faulty):
     found = check("classify", faulty, text=["text"], label=["label"]).findings
     assert found["left_out"][0].startswith("lengths and unknown words")
@@ -218,8 +228,8 @@ def test_long_and_unknown_inputs_are_counted(tmp_path, model):
 
 @pytest.mark.parametrize(
     "content",
-    ["text,label\n", "text\na\nb\n", "text,label\na,1\na,1\n", "text,label\na\0b,1\nc,2\n", "", "text,label\na,1,2\n"],
-    ids=["no rows", "one column", "all equal", "a null byte", "empty", "too many cells"],
+    ["text,label\n", "text\na\nb\n", "text,label\na\0b,1\nc,2\n", "", "text,label\na,1,2\n"],
+    ids=["no rows", "one column", "a null byte", "empty", "too many cells"],
 )
 def test_a_broken_table_gives_the_error_of_the_trainer(call, tmp_path, content):
     (tmp_path / "rows.csv").write_text(content, encoding="utf-8")
