@@ -3,20 +3,23 @@
 import csv
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from bertkit.analysis.doctor import Diagnosis
+from bertkit.analysis.label_errors import walk_objects
 from bertkit.data.duplicates import TRAIN_SPLIT
-from bertkit.data.formats.columns import Columns
+from bertkit.data.formats.columns import SPLIT_FILE, SPLIT_NAMES, Columns
+from bertkit.data.formats.tables import read_array, read_lines
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.reports.tables import count
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report
-from bertkit.tasks.classification import ROWS_A_PART
+from bertkit.tasks.classification import ROWS_A_PART, UNLABELLED
 
 LABEL_ERROR_DROP = "label-errors"
 USUAL_DROPS = ("leaks", "repeats", "contradictory")
@@ -46,12 +49,14 @@ def choose_drops(given: str | None, output: Path | None) -> Sequence[str]:
 
 
 def check_outputs(diagnosis: Diagnosis, json_file: Path | None, output: Path | None) -> None:
-    """Check that the files of --json and --write are none of the data's files, under any of their names.
+    """Check that the files of --json and --write differ, and are none of the data's, under any of their names.
 
     Raises:
-        UsageError: One of them is, or as for `plan_files`.
+        UsageError: They are not, or as for `plan_files`.
     """
     files = list(plan_files(diagnosis, output).values()) if output else []
+    if json_file and os.path.realpath(json_file) in map(os.path.realpath, files):
+        raise UsageError(f"--json and --write would both write {json_file}; name another file with --json")
     named = [(path, "--json") for path in (json_file,) if path] + [(path, "--write") for path in files]
     sources = [diagnosis.findings["data"], *(table.source for table in find_tables(diagnosis).values())]
     for path, option in named:
@@ -73,20 +78,29 @@ def plan_files(diagnosis: Diagnosis, output: Path) -> dict[str, Path]:
     """
     tables = find_tables(diagnosis)
     if not tables:
-        raise UsageError("--write is for tables of texts and labels or of tagged sentences; leave it out")
-    has_lists = any(table.lists for table in tables.values())
+        raise UsageError(
+            "--write is for texts and labels or tagged sentences in CSV, TSV, JSON, JSON lines or Parquet, not for "
+            f"{diagnosis.findings['data'] or diagnosis.task.name}; leave it out"
+        )
     sources = {table.source: split for split, table in reversed(tables.items())}  # its first split
     if len(sources) == 1:
         if output.suffix not in (".csv", ".jsonl"):
             raise UsageError(f"{output} must end in .csv or .jsonl; rename it")
-        if has_lists and output.suffix == ".csv":
+        if any(table.lists for table in tables.values()) and output.suffix == ".csv":
             raise UsageError(f"the table has cells with lists, which CSV lacks; name a .jsonl file instead of {output}")
         files = dict.fromkeys(sources, output)
     else:
         if output.suffix or output.is_file():
             raise UsageError(f"the data have several files; name a folder with --write instead of {output}")
-        files = {source: output / f"{split}{'.jsonl' if has_lists else '.csv'}" for source, split in sources.items()}
+        files = {source: output / name_file(split, tables[split]) for source, split in sources.items()}
+        check_folder(output, [path.name for path in files.values()])
     return files
+
+
+def name_file(split: str, table: Columns) -> str:
+    """Return the name of a split's file in a folder."""
+    suffix = ".jsonl" if table.lists or is_json(table) else ".csv"
+    return f"{'test' if split == UNLABELLED else split}{suffix}"
 
 
 def find_tables(diagnosis: Diagnosis) -> dict[str, Columns]:
@@ -98,18 +112,45 @@ def find_tables(diagnosis: Diagnosis) -> dict[str, Columns]:
 def write_clean(diagnosis: Diagnosis, drops: Sequence[str], output: Path, report: Report) -> None:
     """Write the rows that remain, in the order of their files; rows that training leaves out are not written.
 
+    A file of which no row remains is not written.
+
     Raises:
-        UsageError: As for `plan_files`, or a file cannot be written.
+        UsageError: As for `plan_files`, no row of train remains, or a file cannot be written.
     """
     files, tables, kept = plan_files(diagnosis, output), find_tables(diagnosis), keep_rows(diagnosis, drops)
+    parts = {source: [split for split, table in tables.items() if table.source == source] for source in files}
+    left = {source: sum(int(kept[split].sum()) for split in splits) for source, splits in parts.items()}
+    if not left[tables[TRAIN_SPLIT].source]:
+        raise UsageError(f"--drop {','.join(drops)} leaves no row of train to write; name fewer findings with --drop")
+    if len(files) > 1:
+        check_folder(output, [files[source].name for source in files if left[source]])
+    without = f"without {', '.join(drops) or 'any finding'}"
     for source, path in files.items():
-        parts = {split: table for split, table in tables.items() if table.source == source}
-        rows = join_rows([table.take(np.flatnonzero(kept[split])) for split, table in parts.items()])
+        total = count(sum(len(tables[split]) for split in parts[source]), "row")
+        if not left[source]:
+            report(f"{path}: 0 of {total}, {without}; not written")
+            continue
+        rows = join_rows([tables[split].take(np.flatnonzero(kept[split])) for split in parts[source]])
         with explain_refusal(f"the file {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_table(rows, path)
-        total = sum(map(len, parts.values()))
-        report(f"{path}: {len(rows):,} of {count(total, 'row')}, without {', '.join(drops) or 'any finding'}")
+        report(f"{path}: {len(rows):,} of {total}, {without}")
+
+
+def check_folder(folder: Path, names: Collection[str]) -> None:
+    """Check that a folder has no tables of splits besides those to write, which would be read with them.
+
+    Raises:
+        UsageError: It has.
+    """
+    stems = {stem for stems in SPLIT_NAMES.values() for stem in stems}
+    held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    matches = {name: SPLIT_FILE.fullmatch(name) for name in held if name not in names}
+    if others := [name for name, match in matches.items() if match and match[1] in stems]:
+        raise UsageError(
+            f"{folder} already has {' and '.join(others)}, which would be read with the new files; name another folder "
+            "with --write"
+        )
 
 
 def keep_rows(diagnosis: Diagnosis, drops: Sequence[str]) -> dict[str, np.ndarray]:
@@ -147,15 +188,30 @@ def join_rows(parts: Sequence[Columns]) -> Columns:
 def write_table(rows: Columns, path: Path) -> None:
     """Write a table as CSV or JSON lines."""
     with atomic_open(path) as stream:
+        if path.suffix == ".jsonl":
+            stream.writelines(f"{line}\n" for line in list_objects(rows))
+            return
         writer = csv.writer(stream, lineterminator="\n")
-        if path.suffix == ".csv":
-            writer.writerow(rows.table.column_names)
+        writer.writerow(rows.table.column_names)
         for start in range(0, len(rows), ROWS_A_PART):
-            for row in rows.table.slice(start, ROWS_A_PART).to_pylist():
-                if path.suffix == ".csv":
-                    writer.writerow(row.values())
-                else:
-                    found = {
-                        name: json.loads(cell) if name in rows.lists and cell else cell for name, cell in row.items()
-                    }
-                    stream.write(json.dumps(found, ensure_ascii=False) + "\n")
+            writer.writerows(row.values() for row in rows.table.slice(start, ROWS_A_PART).to_pylist())
+
+
+def list_objects(rows: Columns) -> Iterator[str]:
+    """Yield each row as a JSON object on one line; objects of the input keep their types."""
+    if not is_json(rows):
+        yield from (json.dumps(row, ensure_ascii=False) for row in walk_objects(rows))
+        return
+    path, kept = Path(rows.source), set(rows.lines)
+    found = read_lines(path) if rows.unit == "line" else map(write_on_a_line, read_array(path))
+    yield from (text for number, text in enumerate(found, 1) if number in kept)
+
+
+def write_on_a_line(value: msgspec.Raw) -> str:
+    """Return a JSON text without its line breaks."""
+    return msgspec.json.format(bytes(value), indent=0).decode()
+
+
+def is_json(rows: Columns) -> bool:
+    """Return whether the rows are objects of a JSON or JSON lines file."""
+    return rows.source.removesuffix(".gz").endswith((".json", ".jsonl")) and Path(rows.source).is_file()

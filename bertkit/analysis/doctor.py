@@ -20,6 +20,7 @@ from bertkit.analysis.columns import check_columns
 from bertkit.analysis.label_errors import LABEL_ERRORS, tabulate_label_errors
 from bertkit.data.duplicates import ROWS_A_CHECK, TRAIN_SPLIT, NearRows, find_near, hash_bands, number_answers
 from bertkit.data.scripts import find_scripts
+from bertkit.data.splits import EmptySplitError
 from bertkit.data.tokenizer import find_words, load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.reports.tables import MISSING, Table, make_table
@@ -72,7 +73,7 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
         if model:
             raise
         left_out.append(f"lengths and unknown words, which need a tokenizer (--model): {error}")
-    examples = task.load(options, report)
+    examples = load_examples(task, options, left_out, report)
     checked = check_rows(task, examples)
     if not checked.splits:
         raise UsageError(f"{task.name} has no rows to check; name another task with --task")
@@ -94,6 +95,22 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
     findings |= {"splits": splits, "columns": check_table(task, examples), "left_out": left_out}
     findings["samples"] = list(list_samples(task, examples, checked, splits))
     return Diagnosis(task, examples, checked, near, findings)
+
+
+def load_examples(task: Task, options: Mapping[str, Any], left_out: list[str], report: Report) -> Mapping[str, Any]:
+    """Return the splits that training would use; if train cannot be divided, it stays whole, as `left_out` says."""
+    said = set()
+
+    def say(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            report(line)
+
+    try:
+        return task.load(options, say)
+    except EmptySplitError as error:
+        left_out.append(f"the split of train, which training needs: {error}")
+        return task.load({**options, "dev_share": None}, say)
 
 
 # --- Checks -----------------------------------------------------------------------------------------------------------

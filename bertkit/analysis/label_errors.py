@@ -20,6 +20,7 @@ import numpy as np
 
 from bertkit.data.formats.columns import Columns, read_columns, read_splits
 from bertkit.data.labels import REGRESSION, LabelSpace, find_labels
+from bertkit.data.splits import describe_keys, hash_keys, split_fold
 from bertkit.errors import UsageError
 from bertkit.reports.tables import Table, count, make_table
 from bertkit.studies.cells import list_cells
@@ -28,7 +29,7 @@ from bertkit.studies.runner import make_study, run_study
 from bertkit.system.files import atomic_open, atomic_write
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.classification import ClassificationTask, choose_columns, spell, write_rows
+from bertkit.tasks.classification import ClassificationTask, choose_columns, iterate_keys, spell, write_rows
 from bertkit.tasks.glue import GlueTask
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.repeats import name_command
@@ -155,11 +156,13 @@ def predict_out_of_fold(
         given: Recipes of the command line, which override it.
 
     Raises:
-        UsageError: The labels are numbers, the training rows are limited, a fold has failed, or as for `run_study`.
+        UsageError: The labels are numbers, the training rows are limited, a fold has no rows or has failed, or as for
+            `run_study`.
     """
     check_folds(task, folds)
-    definition = define_folds("classify", {key: value for key, value in recipe.items() if key != "task"}, folds)
-    options = list_cells(make_study(definition, *given, where=task.name))[0].recipe["data"]
+    recipe = {key: value for key, value in recipe.items() if key != "task"}
+    few = make_study(define_folds("classify", recipe, 2), *given, where=task.name)  # thousands take seconds
+    options = {**list_cells(few)[0].recipe["data"], "folds": folds}
     if limit := options["max_train_samples"]:
         raise UsageError(f"data.max_train_samples is {limit}, but --folds predicts all training rows; leave it out")
     rows, place, lines = find_rows(task, options["dir"], output)
@@ -171,7 +174,8 @@ def predict_out_of_fold(
             "leave out --folds, or set data.problem_type"
         )
     data = {"dir": place, "text": text, "label": label, "problem_type": space.kind}
-    study = make_study(definition, *given, {"data": data}, where=task.name)
+    check_sizes(rows, options | data, folds)
+    study = make_study(define_folds("classify", recipe, folds), *given, {"data": data}, where=task.name)
     hint = name_command(TASKS["classify"], options | data)  # to the doctor, which runs already
 
     def say(line: str) -> None:
@@ -202,6 +206,18 @@ def check_folds(task: Task, folds: int) -> None:
             f"--folds finds label errors of classifiers, not of {task.name}; give a table of texts and labels, or one "
             f"of {', '.join(task.name for task in known)} with --task"
         )
+
+
+def check_sizes(rows: Columns, options: Mapping[str, Any], folds: int) -> None:
+    """Check that each fold has rows to predict.
+
+    Raises:
+        UsageError: One has none.
+    """
+    places = hash_keys(iterate_keys(rows, options))
+    if any(not len(split_fold(places, folds, fold)["dev"]) for fold in range(folds)):
+        found = describe_keys(places, "row", options["group"])
+        raise UsageError(f"{rows.source} has {found} a fold of {folds:,} without rows; give fewer with --folds")
 
 
 def find_rows(task: Task, place: str, output: Path) -> tuple[Columns, str, Sequence[int]]:

@@ -89,6 +89,7 @@ def doctor(
     from bertkit.analysis.doctor import examine, list_tables
     from bertkit.analysis.label_errors import LABEL_ERRORS, check_folds
     from bertkit.system.files import write_json
+    from bertkit.system.parallel import read_workers
     from bertkit.tasks import TASKS
     from bertkit.training.recipe import merge, parse_setting, read_recipe
     from bertkit.training.run_dir import DOCTOR_FILE
@@ -101,6 +102,7 @@ def doctor(
     drops = choose_drops(drop, write)
     if folds:
         check_folds(TASKS[task], folds)
+        read_workers(workers)
     elif LABEL_ERROR_DROP in drops or output or workers != "1":
         raise UsageError(
             f"--output, --workers and --drop {LABEL_ERROR_DROP} are for the models of --folds; add --folds 5 "

@@ -15,6 +15,10 @@ MOST_SHOWN = 20  # labels whose shares are shown
 MOST_ERRORS = 3.0  # standard errors between the shares of a label in two splits, before a warning
 
 
+class EmptySplitError(UsageError):
+    """Train has too few different texts or groups to be divided."""
+
+
 def check_split_options(options: Mapping[str, Any]) -> None:
     """Check that shares and folds fit together.
 
@@ -35,21 +39,22 @@ def divide_train(
 ) -> dict[str, np.ndarray]:
     """Return the training rows of each split that is taken from train: train, dev, and test if train is given alone.
 
-    Nothing is taken from train, and the result is empty, if dev is given.
+    Nothing is taken from train, and the result is empty, if dev is given or `dev_share` is None.
 
     Args:
         given: Split -> source of the given splits, train among them.
         keys: The text or group of each training row, which decides its split.
-        options: `dev_share`, `test_share`, `folds` and `fold`.
+        options: `dev_share`, `test_share`, `folds`, `fold` and `group`.
         unit: The name of a row, for messages.
 
     Raises:
-        UsageError: Train or dev is empty, or there are folds and a dev split.
+        EmptySplitError: Train or dev is empty.
+        UsageError: There are folds and a dev split.
     """
     folds, fold = options["folds"], options["fold"]
     if folds and "dev" in given:
         raise UsageError(f"folds take dev from train, but {given['dev']} is given; leave out one of them")
-    if "dev" in given:
+    if "dev" in given or options["dev_share"] is None:
         return {}
     places = hash_keys(keys)
     if folds:
@@ -58,11 +63,20 @@ def divide_train(
         rows = split_rows(places, options["dev_share"], 0.0 if "test" in given else options["test_share"])
     if empty := [split for split in ("train", "dev") if not len(rows.get(split, ()))]:
         remedy = f"fewer folds than {folds}" if folds else f"another share or a file for {empty[0]}"
-        raise UsageError(
-            f"{given['train']} has {len(places):,} {unit}{'s' * (len(places) != 1)}, which leave none for {empty[0]}; "
-            f"give more {unit}s, {remedy}"
+        raise EmptySplitError(
+            f"{given['train']} has {describe_keys(places, unit, options['group'])} none for {empty[0]}; give more "
+            f"{unit}s, {remedy}"
         )
     return {split: numbers for split, numbers in rows.items() if len(numbers)}
+
+
+def describe_keys(places: np.ndarray, unit: str, group: str) -> str:
+    """Return how many rows there are, with how many different texts or groups, and the verb that follows."""
+    number, different = len(places), len(np.unique(places))
+    if number == 1:
+        return f"1 {unit}, which leaves"
+    kept = f"different {'group' if group else 'text'}{'s' * (different != 1)}"
+    return f"{number:,} {unit}s{f' with {different:,} {kept}' * (different < number)}, which leave"
 
 
 def hash_keys(keys: Iterable[str]) -> np.ndarray:

@@ -6,9 +6,10 @@ import json
 import numpy as np
 import pytest
 
-from bertkit.analysis.cleaning import write_clean
+from bertkit.analysis.cleaning import check_outputs, write_clean
 from bertkit.analysis.doctor import FINDINGS, examine, list_tables
 from bertkit.analysis.page import write_page
+from bertkit.errors import UsageError
 from bertkit.metrics.ner import score_entities
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
@@ -122,6 +123,63 @@ def test_a_single_file_stays_one_in_its_order(tmp_path, suffix):
     assert [texts[line] for line in sorted(texts)] == [f"Text {number}" for number in range(30)]
 
 
+TYPED = [{"text": f"text {n}", "label": n % 2, "n": 1.50, "flag": True, "l": ["a", 1, None]} for n in range(40)]
+SPANS = [{"text": f"Ada n{n}", "spans": [{"start": 0, "end": 3, "label": "PER"}], "none": None} for n in range(40)]
+
+
+@pytest.mark.parametrize(("task", "rows"), [("classify", TYPED), ("ner", SPANS)])
+def test_objects_keep_their_types(tmp_path, task, rows):
+    columns = {"text": ["text"], "label": ["label"]} if task == "classify" else {}
+    write_table(tmp_path / "rows.jsonl", [*rows, rows[0]])
+    (tmp_path / "rows.json").write_text(json.dumps([*rows, rows[0]], indent=1), encoding="utf-8")
+    for name in ("rows.jsonl", "rows.json"):
+        write_clean(check(task, tmp_path / name, **columns), ("repeats",), tmp_path / "clean.jsonl", ignore)
+        found = (tmp_path / "clean.jsonl").read_text(encoding="utf-8")
+        assert list(map(json.loads, found.splitlines())) == rows
+        assert found == "".join(json.dumps(row) + "\n" for row in rows)
+    for split in ("train", "dev"):
+        write_table(tmp_path / "data" / f"{split}.jsonl", [row | {"text": f"{row['text']} {split}"} for row in rows])
+    write_clean(check(task, tmp_path / "data", **columns), (), tmp_path / "out", ignore)
+    for split in ("train", "dev"):
+        assert (tmp_path / "out" / f"{split}.jsonl").read_bytes() == (tmp_path / "data" / f"{split}.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["train.tsv", "train.csv.gz", "validation.csv", "test.jsonl"])
+def test_a_folder_with_another_file_of_a_split_is_refused_before_it_is_written(call, faulty, tmp_path, name):
+    (tmp_path / "clean").mkdir()
+    (tmp_path / "clean" / name).touch()
+    (tmp_path / "clean" / "notes.csv").touch()
+    code, out, err = call("doctor", ".", "--text", "text", "--label", "label", "--write", "clean")
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"clean already has {name}, which would be read with the new files; name another folder" in err
+    assert "Rows to look at" not in out
+    assert {path.name for path in (tmp_path / "clean").iterdir()} == {name, "notes.csv"}
+
+
+def test_a_split_without_rows_is_not_written(tmp_path):
+    texts = [f"text {number}" for number in range(40)]
+    write_table(tmp_path / "train.csv", make_rows(texts, ["a", "b"] * 20))
+    write_table(tmp_path / "dev.csv", make_rows(texts[:2], ["a", "b"]))
+    write_table(tmp_path / "test.csv", [{"text": "one"}])
+    found, lines = check("classify", tmp_path, text=["text"], label=["label"]), []
+    write_clean(found, (), tmp_path / "out", ignore)
+    with pytest.raises(UsageError, match=r"out already has dev\.csv"):
+        write_clean(found, ("leaks",), tmp_path / "out", ignore)
+    write_clean(found, ("leaks",), tmp_path / "clean", lines.append)
+    assert f"{tmp_path / 'clean' / 'dev.csv'}: 0 of 2 rows, without leaks; not written" in lines
+    assert {path.name for path in (tmp_path / "clean").iterdir()} == {"train.csv", "test.csv"}
+    again = check("classify", tmp_path / "clean", text=["text"], label=["label"]).findings["splits"]
+    assert list(again) == ["train", "dev", "unlabelled"]
+
+
+def test_a_table_of_which_no_row_is_left_is_refused(tmp_path):
+    rows = [{"text": f"text {number // 2}", "label": number % 2} for number in range(80)]
+    write_table(tmp_path / "rows.csv", rows)
+    with pytest.raises(UsageError, match=r"--drop contradictory leaves no row of train to write; name fewer"):
+        write_clean(check("classify", tmp_path / "rows.csv"), ("contradictory",), tmp_path / "clean.csv", ignore)
+    assert not (tmp_path / "clean.csv").exists()
+
+
 @pytest.mark.parametrize("task", DATA)
 def test_every_task_s_data_can_be_checked(task, tmp_path, model):
     write, place = DATA[task]
@@ -132,6 +190,16 @@ def test_every_task_s_data_can_be_checked(task, tmp_path, model):
         assert one["tokens"]["max"] > 3
     assert found.findings["left_out"] == []
     assert list_tables(found.findings)[0].caption == "Data"
+
+
+def test_a_file_that_cannot_be_divided_is_checked_as_train(tmp_path):
+    write_table(tmp_path / "rows.csv", [{"text": "same", "label": n % 2} for n in range(40)])
+    lines = []
+    found = examine(TASKS["classify"], {"data": {"dir": str(tmp_path / "rows.csv")}}, None, lines.append).findings
+    assert {split: one["repeats"] for split, one in found["splits"].items()} == {"train": 39}
+    assert found["left_out"][-1].startswith("the split of train, which training needs: ")
+    assert "rows.csv has 40 rows with 1 different text, which leave none for dev; give more" in found["left_out"][-1]
+    assert len(lines) == len(set(lines)), "the file is read twice"
 
 
 def test_without_a_tokenizer_the_rest_is_checked(faulty):
@@ -160,8 +228,8 @@ def test_long_and_unknown_inputs_are_counted(tmp_path, model):
 
 @pytest.mark.parametrize(
     "content",
-    ["text,label\n", "text\na\nb\n", "text,label\na,1\na,1\n", "text,label\na\0b,1\nc,2\n", "", "text,label\na,1,2\n"],
-    ids=["no rows", "one column", "all equal", "a null byte", "empty", "too many cells"],
+    ["text,label\n", "text\na\nb\n", "text,label\na\0b,1\nc,2\n", "", "text,label\na,1,2\n"],
+    ids=["no rows", "one column", "a null byte", "empty", "too many cells"],
 )
 def test_a_broken_table_gives_the_error_of_the_trainer(call, tmp_path, content):
     (tmp_path / "rows.csv").write_text(content, encoding="utf-8")
@@ -189,6 +257,30 @@ def test_mistakes_at_the_command_line(call, tmp_path):
         assert code == 2
         assert message in err
         assert err.count("\n") == 1
+
+
+def test_conll_files_are_not_written(tmp_path):
+    found = check("ner", write_conll(tmp_path / "ner"))
+    with pytest.raises(UsageError, match=r"in CSV, TSV, JSON, JSON lines or Parquet, not for .*ner; leave it out"):
+        check_outputs(found, None, tmp_path / "clean")
+
+
+def test_outputs_and_workers_are_checked_before_folds_are_trained(call, tmp_path):
+    write_reviews(tmp_path / "reviews.csv")
+    write_glue(tmp_path / "glue")
+    own = ("reviews.csv", "--text", "title", "--label", "stars")
+    for words, message in (
+        ((*own, "--write", "clean.txt"), "must end in .csv or .jsonl"),
+        ((*own, "--write", "clean.csv", "--json", "./clean.csv"), "--json and --write would both write clean.csv"),
+        (("glue", "--task", "cola", "--write", "clean.csv"), "in CSV, TSV, JSON, JSON lines or Parquet, not for glue;"),
+        ((*own, "--workers", "many"), "--workers is 'many'; give a whole number above 0, or ray"),
+    ):
+        code, out, err = call("doctor", *words, "--folds", 2)
+        assert (code, err.count("\n")) == (2, 1)
+        assert message in err
+        assert "Rows to look at" not in out
+        assert not (tmp_path / "runs").exists()
+    assert out == "", "workers are checked before the data are read"
 
 
 def test_the_command_writes_tables_json_and_the_clean_table(call, tmp_path):

@@ -10,6 +10,7 @@ from cleanlab.filter import find_label_issues
 from cleanlab.multilabel_classification.filter import find_label_issues as find_issues_of_several
 from cleanlab.rank import get_label_quality_scores
 
+from bertkit.analysis import label_errors
 from bertkit.analysis.label_errors import (
     check_folds,
     describe_label_errors,
@@ -20,6 +21,7 @@ from bertkit.analysis.label_errors import (
 )
 from bertkit.analysis.page import write_page
 from bertkit.errors import UsageError
+from bertkit.studies.runner import make_study
 from bertkit.tasks import TASKS
 from tests.official import write_checkpoint, write_glue, write_reviews, write_table
 
@@ -195,6 +197,26 @@ def test_limited_training_rows_are_refused(bert, tmp_path):
     recipe = make_recipe(bert, write_reviews(tmp_path / "reviews.csv", 30), max_train_samples=10)
     with pytest.raises(UsageError, match=r"max_train_samples is 10, but --folds predicts all training rows"):
         predict_out_of_fold(TASKS["classify"], recipe, folds=2, output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_more_folds_than_texts_are_refused_before_a_study_is_made(bert, tmp_path, monkeypatch):
+    rows = [{"text": f"text {n // 2}", "label": n // 2 % 2} for n in range(60)]
+    write_table(tmp_path / "rows.csv", rows)
+    recipe, made = make_recipe(bert, tmp_path / "rows.csv"), []
+
+    def make(definition, *given, **options):
+        made.append(definition)
+        return make_study(definition, *given, **options)
+
+    monkeypatch.setattr(label_errors, "make_study", make)
+    with pytest.raises(UsageError) as caught:
+        predict_out_of_fold(TASKS["classify"], recipe, folds=1000, output=tmp_path / "out")
+    assert str(caught.value) == (
+        f"{tmp_path / 'rows.csv'} has 60 rows with 30 different texts, which leave a fold of 1,000 without rows; give "
+        "fewer with --folds"
+    )
+    assert max(len(found["row"]) for found in made) == 2
     assert not (tmp_path / "out").exists()
 
 

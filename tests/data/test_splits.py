@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.data.splits import hash_keys, split_fold, split_rows
+from bertkit.data.splits import EmptySplitError, divide_train, hash_keys, split_fold, split_rows
 
 TEXTS = st.lists(st.text(max_size=4), min_size=1, max_size=40)
 SHARES = st.floats(0, 0.49)
@@ -50,6 +50,20 @@ def test_folds_are_a_partition(texts, folds):
     for part in parts:
         assert sorted([*part["train"], *part["dev"]]) == list(range(len(texts)))
     assert sorted(number for part in parts for number in part["dev"]) == list(range(len(texts)))
+
+
+@pytest.mark.parametrize(
+    ("keys", "group", "message"),
+    [
+        (["a"], "", "t.csv has 1 row, which leaves none for dev; give more rows,"),
+        (["a"] * 1000, "", "t.csv has 1,000 rows with 1 different text, which leave none for dev;"),
+        (["a", "b", "b"], "writer", "t.csv has 3 rows with 2 different groups, which leave none for dev;"),
+    ],
+)
+def test_an_empty_split_is_explained(keys, group, message):
+    options = {"dev_share": 0.0, "test_share": 0.0, "folds": 0, "fold": 0, "group": group}
+    with pytest.raises(EmptySplitError, match=message):
+        divide_train({"train": "t.csv"}, keys, options)
 
 
 @pytest.mark.parametrize(("dev_share", "test_share"), [(0.1, 0.1), (0.3, 0.0), (0.0, 0.5), (0.25, 0.7)])

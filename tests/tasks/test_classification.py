@@ -296,10 +296,10 @@ def test_a_test_file_with_some_of_several_label_columns_is_not_taken_for_unlabel
     ("options", "message"),
     [
         ({"dev_share": 0.0}, r"t\.csv has 8 rows, which leave none for dev; give more rows, another share or a file"),
-        ({"group": "one"}, r"t\.csv has 8 rows, which leave none for (train|dev); "),
+        ({"group": "one"}, r"t\.csv has 8 rows with 1 different group, which leave none for (train|dev); "),
         (
             {"group": "one", "folds": 2},
-            r"t\.csv has 8 rows, which leave none for (train|dev); .* fewer folds",
+            r"t\.csv has 8 rows with 1 different group, which leave none for (train|dev); .* fewer folds",
         ),
     ],
 )

@@ -172,7 +172,7 @@ def test_a_test_split_without_tags_is_predicted_and_train_must_have_some(start, 
         load(folder)
     write_table(folder / "train.jsonl", [{"tokens": ["good"], "tags": ["O"]}])
     (folder / "dev.jsonl").unlink()
-    with pytest.raises(UsageError, match=r"which leave none for dev"):
+    with pytest.raises(UsageError, match=r"has 1 sentence, which leaves none for dev"):
         load(folder)
     write_table(folder / "train.jsonl", [{"tokens": ["good", str(n)], "tags": ["O", "O"]} for n in range(50)])
     with pytest.raises(UsageError, match=r"train\.jsonl has no entity to learn; give sentences with tags or spans"):
