@@ -13,7 +13,7 @@ import pyarrow as pa
 from bertkit.analysis.doctor import Diagnosis
 from bertkit.analysis.label_errors import walk_objects
 from bertkit.data.duplicates import TRAIN_SPLIT
-from bertkit.data.formats.columns import SPLIT_FILE, SPLIT_NAMES, Columns
+from bertkit.data.formats.columns import Columns, list_split_files
 from bertkit.data.formats.tables import read_array, read_lines
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.reports.tables import count
@@ -143,10 +143,7 @@ def check_folder(folder: Path, names: Collection[str]) -> None:
     Raises:
         UsageError: It has.
     """
-    stems = {stem for stems in SPLIT_NAMES.values() for stem in stems}
-    held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    matches = {name: SPLIT_FILE.fullmatch(name) for name in held if name not in names}
-    if others := [name for name, match in matches.items() if match and match[1] in stems]:
+    if others := [name for name in list_split_files(folder) if name not in names]:
         raise UsageError(
             f"{folder} already has {' and '.join(others)}, which would be read with the new files; name another folder "
             "with --write"

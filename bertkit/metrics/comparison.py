@@ -125,14 +125,10 @@ def _find_effect(
         times = np.ones(EFFECTS)
     else:
         times = counts[places]
-    squares = np.zeros(len(places))
-    for number, place in enumerate(places):
-        weights = np.append(counts, 1.0)[None]
-        weights[0, place] -= 1
-        lost = [
-            second.score(counts[None]) - second.extend(first.rows[[place]]).score(weights) for first, second in pairs
-        ]
-        squares[number] = (seconds[0].points * np.mean(lost)) ** 2
+    weights = np.concatenate([np.tile(counts, (len(places), 1)), np.eye(len(places))], axis=1)  # (D, S + D)
+    weights[np.arange(len(places)), places] -= 1
+    lost = [second.score(counts[None]) - second.extend(first.rows[places]).score(weights) for first, second in pairs]
+    squares = (seconds[0].points * np.mean(lost, axis=0)) ** 2  # (D,)
     return float(np.sqrt(np.average(squares, weights=times)))
 
 

@@ -128,11 +128,16 @@ def read_splits(place: str, nested: Collection[str] = (), read: Callable[[Path],
 
 def has_splits(folder: str) -> bool:
     """Return whether a folder has a file with the name of a split, which `read_splits` would read."""
+    return bool(list_split_files(Path(folder)))
+
+
+def list_split_files(folder: Path) -> list[str]:
+    """Return the names of the files in a folder that have the name of a split; empty if it cannot be listed."""
     try:
-        stems = _list_stems(Path(folder)).values()
+        stems = _list_stems(folder)
     except OSError:
-        return False
-    return any(stem in names for stem in stems for names in SPLIT_NAMES.values())
+        return []
+    return [name for name, stem in stems.items() if any(stem in names for names in SPLIT_NAMES.values())]
 
 
 def _list_stems(folder: Path) -> dict[str, str]:
