@@ -14,6 +14,7 @@ import copy
 import csv
 import gzip
 import hashlib
+import io
 import json
 import resource
 import shutil
@@ -31,14 +32,19 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
+from zipfile import BadZipFile
 
 import datasets
+import numpy as np
 import pyarrow
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from bertkit.analysis.cleaning import USUAL_DROPS, write_clean
+from bertkit.analysis.compare import comment, compare, list_values, tabulate
+from bertkit.analysis.doctor import examine, list_tables
 from bertkit.data.formats import triviaqa
 from bertkit.data.formats.columns import read_columns
 from bertkit.data.formats.glue import read_split
@@ -73,6 +79,8 @@ from bertkit.tasks.features import load_encoder
 from bertkit.training.plan import dry_run
 from bertkit.training.recipe import check, merge, parse_setting, read_recipe
 from tests import official
+from tests.analysis.test_compare import draw as draw_right
+from tests.analysis.test_compare import write_run
 from tests.conftest import make_model as make_head
 from tests.model.test_tf_release import WRITTEN, make_block, make_table
 
@@ -310,6 +318,35 @@ def spoil_index(chance: Random, content: bytes) -> bytes:
     return make_table(make_block(sorted((records | ({key: value} if how else {})).items())))
 
 
+def spoil_arrays(chance: Random, content: bytes) -> bytes:
+    """Return an archive of NumPy with an array cut, converted, filled or spoiled as bytes, or any bytes changed."""
+    if chance.randint(0, 2) == 0:
+        return spoil_bytes(chance, content)
+    try:
+        with np.load(io.BytesIO(content)) as file:
+            arrays = dict(file)
+    except (OSError, ValueError, EOFError, BadZipFile, zlib.error):
+        return spoil_bytes(chance, content)
+    name = chance.choice(sorted(arrays))
+    array, how = arrays[name], chance.randint(0, 4)
+    if how == 0:
+        array = array[: chance.randrange(len(array) + 1)]
+    elif how == 1:
+        with np.errstate(all="ignore"):
+            array = array.astype(chance.choice(("f4", "i1", "U5", "M8[s]", "?")))
+    elif how == 2:
+        array = array[..., None]
+    elif how == 3:
+        array = np.full_like(array, chance.choice((0, 7)))
+    else:  # text is an array of its bytes
+        spoil_array = spoil_json if array.dtype == np.uint8 else spoil_bytes
+        spoiled = spoil_array(chance, array.tobytes())
+        array = np.frombuffer(spoiled[: len(spoiled) // array.itemsize * array.itemsize], array.dtype)
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays | {name: array})
+    return file.getvalue()
+
+
 KINDS = {  # suffix of a file -> how it is spoiled; all files are also spoiled as bytes
     ".json": spoil_json,
     ".jsonl": spoil_jsonl,
@@ -320,8 +357,10 @@ KINDS = {  # suffix of a file -> how it is spoiled; all files are also spoiled a
     ".testa": partial(spoil_table, separator=" "),
     ".testb": partial(spoil_table, separator=" "),
     ".txt": partial(spoil_table, separator=" "),
+    ".conll": partial(spoil_table, separator=" "),
     ".set": partial(spoil_table, separator="="),
     ".gz": spoil_gzip,
+    ".npz": spoil_arrays,
     ".safetensors": spoil_weights,
     ".index": spoil_index,
 }
@@ -622,6 +661,73 @@ def prepare_score(folder: Path) -> Reader:
         json.dumps(scores, allow_nan=False)
 
     return Reader(files, read)
+
+
+REVIEWS = [{"text": f"{('good', 'bad')[n % 2]} word{n // 3}", "label": "yn"[n % 2], "stars": n} for n in range(12)]
+
+
+def prepare_doctor(folder: Path) -> Reader:
+    """Diagnose a task's data, and write a person's own table without the rows found."""
+    checkpoint = str(official.write_checkpoint(folder / "bert"))
+    sources = {folder / f"own{suffix}": ("classify", folder / f"own{suffix}") for suffix in (".csv", ".jsonl")}
+    for file in sources:
+        official.write_table(file, REVIEWS)
+    (folder / "own").mkdir()
+    for split in ("train", "dev"):
+        sources[official.write_table(folder / "own" / f"{split}.csv", REVIEWS)] = "classify", folder / "own"
+    official.write_glue(folder / "glue")
+    for name, task in {"CoLA": "cola", "STS-B": "stsb", "RTE": "rte"}.items():
+        files = sorted((folder / "glue" / name).iterdir())
+        shorten(files, 6)
+        sources |= dict.fromkeys(files, (task, folder / "glue"))
+    for task, write, pattern in (("swag", official.write_swag, "*.csv"), ("ner", official.write_conll, "eng.*")):
+        write(folder / task)
+        files = sorted((folder / task).glob(pattern))
+        shorten(files, 30)
+        sources |= dict.fromkeys(files, (task, folder / task))
+
+    def read(file: Path) -> None:
+        name, place = sources[file]
+        found = examine(TASKS[name], {"data": {"dir": str(place)}}, checkpoint, lambda line: None)
+        json.dumps(found.findings, allow_nan=False)
+        assert all(table.rows for table in list_tables(found.findings))
+        if name == "classify":
+            write_clean(found, USUAL_DROPS, folder / ("clean" if place.is_dir() else "clean.jsonl"), lambda line: None)
+
+    return Reader(sorted(sources), read)
+
+
+def prepare_comparison(folder: Path) -> Reader:
+    """Compare two files of predictions, or two runs."""
+    pairs: list[tuple[list[Path], Path | None]] = []
+    for suffix in (".csv", ".jsonl"):
+        both = [folder / f"{name}{suffix}" for name in "ab"]
+        for shift, file in enumerate(both):
+            answers = [{"prediction": "yn"[(n + shift) % 3 % 2], "probability": 0.5} for n in range(len(REVIEWS))]
+            official.write_table(file, [row | answer for row, answer in zip(REVIEWS, answers, strict=True)])
+        pairs.append((both, None))
+    both = [folder / f"{name}.conll" for name in "ab"]
+    for tag, file in zip(("B-PER", "O"), both, strict=True):
+        file.write_text("".join(f"Ada B-PER {tag}\nmet O O\nBob{n} B-PER B-PER\n\n" for n in range(3)))
+    pairs.append((both, None))
+    (gold,) = official.write_squad(folder / "squad").glob("dev-*")
+    both = [folder / f"{name}.json" for name in "ab"]
+    for length, file in zip((3, 9), both, strict=True):
+        file.write_text(json.dumps({one.id: one.context[:length] for one in squad.read_squad(gold)}))
+    pairs.append((both, gold))
+    runs = [write_run(folder / name, draw_right(seed, rows=20), rate=seed) for seed, name in enumerate("ab")]
+    places = {file: (both, data) for both, data in pairs for file in (*both, data) if file}
+    names = ("recipe.toml", "metrics.json", "predictions/dev.rows.npz")
+    places |= {runs[0] / name: (runs, None) for name in names}
+
+    def read(file: Path) -> None:
+        both, data = places[file]
+        found = compare(both, data=data)
+        assert all(table.rows for table in tabulate(found))
+        json.dumps(list_values(found), allow_nan=False)
+        list(comment(found))
+
+    return Reader([*sorted(places), *[runs[0] / names[-1]] * 3], read)
 
 
 SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -962,6 +1068,8 @@ READERS = {
     "columns of JSON": partial(prepare_columns, ".json"),
     "columns of Parquet": partial(prepare_columns, ".parquet"),
     "score": prepare_score,
+    "doctor": prepare_doctor,
+    "comparison": prepare_comparison,
     "recipe": prepare_recipe,
     "setting": prepare_setting,
     "study": prepare_study,

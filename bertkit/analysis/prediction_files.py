@@ -24,7 +24,7 @@ from bertkit.tasks.classification import CLASSIFICATION, SCORES, spell
 from bertkit.tasks.ner import NER
 from bertkit.tasks.ner_files import name_entities, number_rows
 from bertkit.tasks.squad import collect_answers, find_squad
-from bertkit.tasks.task import RowAnswer
+from bertkit.tasks.task import RowAnswer, shorten_text
 from bertkit.training.scored_rows import ScoredRows, gather_rows
 
 PREDICTED = ("prediction", "label", "labels")  # columns that `predict` writes
@@ -126,9 +126,8 @@ def read_table(table: Columns, predicted: str, texts: Sequence[str], space: Labe
     """Return the rows of a table with right and predicted labels or numbers."""
     right, unknown = space.read(table)
     if unknown:
-        raise UsageError(
-            f"{table.source} has labels that the first file lacks ({', '.join(unknown)}); give files of the same rows"
-        )
+        some = ", ".join(repr(shorten_text(name)) for name in list(unknown)[:3])
+        raise UsageError(f"{table.source} has labels that the first file lacks ({some}); give files of the same rows")
     found, _ = read_predicted(table, predicted, space)
     if space.kind == SINGLE and (found < 0).all():
         raise UsageError(
