@@ -14,15 +14,17 @@ _HOMES = {
     "bertkit.errors": ("UsageError",),
     "bertkit.model.bert": ("BertModel",),
     "bertkit.model.heads": (
+        "BertForMultipleChoice",
+        "BertForQuestionAnswering",
+        "BertForSequenceClassification",
+        "BertForTokenClassification",
+    ),
+    "bertkit.model.bilstm_heads": (
         "BertBiLSTMForMultipleChoice",
         "BertBiLSTMForQuestionAnswering",
         "BertBiLSTMForSequenceClassification",
         "BertBiLSTMForTokenClassification",
         "BertFeaturesForTokenClassification",
-        "BertForMultipleChoice",
-        "BertForQuestionAnswering",
-        "BertForSequenceClassification",
-        "BertForTokenClassification",
     ),
     "bertkit.model.packing": ("Packed", "Padded"),
     "bertkit.model.pretraining_heads": (

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from bertkit.data.formats.inputs import Input, Line
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
-from bertkit.model.heads import BertFeaturesForTokenClassification
+from bertkit.model.bilstm_heads import BertFeaturesForTokenClassification
 from bertkit.model.onnx import OnnxModel
 from bertkit.tasks.prediction import run_model
 from bertkit.tasks.targets import NO_WORD

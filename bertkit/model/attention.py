@@ -3,6 +3,8 @@
 Shape letters are defined in `packing.py`. Left out: cached decoding, cross-attention and masks other than (B, T).
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -49,16 +51,17 @@ def attend_packed(
     layout: Packed | None = None,
     **kwargs,
 ) -> tuple[Tensor, None]:
-    """Compute the attention of every token to the tokens of its own sequence.
+    """Compute the attention of every token of a layout to the tokens of its own sequence.
 
     On CUDA the flash kernel runs over the cumulative lengths, for head sizes that are multiples of 8. Elsewhere plain
     attention runs over groups of similar length, with a hand-written kernel for training on a CPU.
 
     Args:
-        query: (1, A, N, D), as `key` and `value`: the form of transformers' kernels over packed sequences.
+        query: (1, A, N, D), as `key` and `value`: the form of transformers' kernels over packed sequences; or
+            (1, A, W, D) if the layout is narrowed.
 
     Returns:
-        The mixed values (1, N, A, D), and None.
+        The mixed values (1, N, A, D) or (1, W, A, D), and None.
 
     Raises:
         ValueError: A transformers model was built from a configuration of this package.
@@ -86,12 +89,13 @@ def attend_jagged(
     `torch.nn.attention.varlen.varlen_attn` reaches the same kernel without dropout, which BERT trains with.
     """
 
-    def jag(x: Tensor) -> Tensor:
-        jagged = torch.nested.nested_tensor_from_jagged(x, layout.offsets, min_seqlen=1, max_seqlen=layout.shape[1])
+    def jag(x: Tensor, part: Packed) -> Tensor:
+        jagged = torch.nested.nested_tensor_from_jagged(x, part.offsets, min_seqlen=1, max_seqlen=part.shape[1])
         return jagged.transpose(1, 2)  # (B, A, jagged, D)
 
+    whole = layout.whole or layout
     mixed = nn.functional.scaled_dot_product_attention(
-        jag(query), jag(key), jag(value), dropout_p=dropout, is_causal=causal, scale=scaling
+        jag(query, layout), jag(key, whole), jag(value, whole), dropout_p=dropout, is_causal=causal, scale=scaling
     )
     return mixed.transpose(1, 2).values()  # (N, A, D)
 
@@ -100,15 +104,25 @@ def attend_grouped(
     query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
 ) -> Tensor:
     """Compute packed attention (N, A, D) by plain attention over groups of similar length."""
-    shape = query.shape
+    whole = layout.whole or layout
+    states = (_divide(x, part) for x, part in ((query, layout), (key, whole), (value, whole)))
+    mixed = [
+        _attend_group(*parts, group, dropout, scaling, causal)  # (b * t, H)
+        for group, *parts in zip(whole.groups, *states, strict=True)
+    ]
     tokens, places, real = layout.find_moves()
-    # A padded place repeats a token. No gradient reaches it, because it is masked as a key and left out of the result.
-    states = [move(x.reshape(shape[0], -1), tokens, places) for x in (query, key, value)]  # (M, H) each
-    mixed = []
-    for group, *parts in zip(layout.groups, *map(layout.divide, states), strict=True):
-        parts = (x.view(*group.shape, *shape[1:]).transpose(1, 2) for x in parts)  # (b, A, t, D) each
-        mixed.append(_attend_group(*parts, group, dropout, scaling, causal))  # (b * t, H)
-    return move(torch.cat(mixed), places, tokens, real).view(shape)  # (N, A, D)
+    return move(torch.cat(mixed), places, tokens, real).view(query.shape)  # (N, A, D)
+
+
+def _divide(x: Tensor, layout: Packed) -> Iterator[Tensor]:
+    """Yield the part (b, A, t, D) of each group of x (N, A, D).
+
+    A padded place repeats a token. No gradient reaches it, because it is masked as a key and left out of the result.
+    """
+    tokens, places, _ = layout.find_moves()
+    moved = move(x.reshape(len(x), -1), tokens, places)  # (M, H)
+    for group, part in zip(layout.groups, layout.divide(moved), strict=True):
+        yield part.view(*group.shape, *x.shape[1:]).transpose(1, 2)  # (b, A, t, D)
 
 
 def _attend_group(

@@ -30,8 +30,8 @@ from transformers.utils.output_capturing import capture_outputs
 
 from bertkit.model.attention import attend_eagerly
 from bertkit.model.config import BertConfig
-from bertkit.model.cpu import Dropout, is_adapted
-from bertkit.model.packing import PACKED, Packed, Padded, lay_out
+from bertkit.model.cpu import Dropout, is_adapted, move
+from bertkit.model.packing import PACKED, Packed, Padded, lay_out, narrow, unpack_all
 
 
 class BertEmbeddings(nn.Module):
@@ -74,20 +74,38 @@ class BertSelfAttention(nn.Module):
         self.is_causal = config.is_decoder
 
     def forward(
-        self, hidden: Tensor, attention_mask: Tensor | None, layout: Packed | Padded, **kwargs
+        self,
+        hidden: Tensor,
+        attention_mask: Tensor | None,
+        layout: Packed | Padded,
+        asking: Tensor | None = None,
+        **kwargs,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the mixed values (packed, H), and the probabilities (B, A, T, T) if the kernel has them."""
-        states = hidden[None] if isinstance(layout, Packed) else hidden  # (1, N, H) or (B, T, H)
+        """Return the mixed values (packed, H), and the probabilities (B, A, T, T) if the kernel has them.
+
+        Args:
+            asking: (W, H), the states of the tokens of a narrowed layout; only they attend.
+        """
+        asking = hidden if asking is None else asking
+        states = [self.query(asking), self.key(hidden), self.value(hidden)]
+        is_padded = isinstance(layout, Packed) and isinstance(layout.whole, Padded)
+        if is_padded:  # (B, Q, H) of the query, Q being the largest number of its tokens in a sequence
+            there, back, real = layout.to(hidden.device).find_moves()
+            states[0] = move(states[0], there, back).unflatten(0, (len(hidden), -1))
+            attention_mask = None if attention_mask is None else attention_mask[:, :, :1]  # (B, 1, 1, T)
+        elif isinstance(layout, Packed):
+            states = [x[None] for x in states]  # (1, N, H), or (1, W, H) of the query
         query, key, value = (
-            project(states).view(*states.shape[:-1], -1, self.attention_head_size).transpose(1, 2)
-            for project in (self.query, self.key, self.value)
+            x.view(*x.shape[:-1], -1, self.attention_head_size).transpose(1, 2) for x in states
         )  # (1, A, N, D) or (B, A, T, D)
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, attend_eagerly)
         rate = self.dropout.p if self.training else 0.0
         mixed, probabilities = attend(
             self, query, key, value, attention_mask, dropout=rate, scaling=self.scaling, layout=layout
         )  # (1, N, A, D) or (B, T, A, D)
-        return mixed.reshape(hidden.shape).contiguous(), probabilities  # (packed, H)
+        if is_padded:
+            mixed = move(mixed.flatten(2).flatten(0, 1), back, there, real)  # (W, H)
+        return mixed.reshape(asking.shape).contiguous(), probabilities  # (packed, H)
 
 
 class BertOutput(nn.Module):
@@ -111,9 +129,16 @@ class BertAttention(nn.Module):
         self.self = BertSelfAttention(config)
         self.output = BertOutput(config, config.hidden_size)
 
-    def forward(self, hidden: Tensor, attention_mask: Tensor | None, layout: Packed | Padded) -> Tensor:
-        mixed, _ = self.self(hidden, attention_mask, layout)
-        return self.output(mixed, hidden)  # (packed, H)
+    def forward(
+        self,
+        hidden: Tensor,
+        attention_mask: Tensor | None,
+        layout: Packed | Padded,
+        narrowed: Packed | None = None,
+    ) -> Tensor:
+        asking = hidden if narrowed is None else layout.select(hidden, narrowed.indices)  # (packed, H) or (W, H)
+        mixed, _ = self.self(hidden, attention_mask, narrowed or layout, asking)
+        return self.output(mixed, asking)  # (packed, H) or (W, H)
 
 
 class BertIntermediate(nn.Module):
@@ -137,9 +162,15 @@ class BertLayer(GradientCheckpointingLayer):
         self.intermediate = BertIntermediate(config)
         self.output = BertOutput(config, config.intermediate_size)
 
-    def forward(self, hidden: Tensor, attention_mask: Tensor | None, layout: Packed | Padded) -> Tensor:
-        hidden = self.attention(hidden, attention_mask, layout)
-        return self.output(self.intermediate(hidden), hidden)  # (packed, H)
+    def forward(
+        self,
+        hidden: Tensor,
+        attention_mask: Tensor | None,
+        layout: Packed | Padded,
+        narrowed: Packed | None = None,
+    ) -> Tensor:
+        hidden = self.attention(hidden, attention_mask, layout, narrowed)
+        return self.output(self.intermediate(hidden), hidden)  # (packed, H) or (W, H)
 
 
 class BertEncoder(nn.Module):
@@ -149,10 +180,17 @@ class BertEncoder(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
 
-    def forward(self, hidden: Tensor, attention_mask: Tensor | None, layout: Packed | Padded) -> Tensor:
-        for layer in self.layer:
-            hidden = layer(hidden, attention_mask, layout)
-        return hidden  # (packed, H)
+    def forward(
+        self,
+        hidden: Tensor,
+        attention_mask: Tensor | None,
+        layout: Packed | Padded,
+        narrowed: Packed | None = None,
+    ) -> Tensor:
+        """Return the states (packed, H), or those (W, H) of a narrowed layout, which the last layer computes alone."""
+        for number, layer in enumerate(self.layer, 1):
+            hidden = layer(hidden, attention_mask, layout, narrowed if number == len(self.layer) else None)
+        return hidden
 
 
 class BertPooler(nn.Module):
@@ -166,6 +204,9 @@ class BertPooler(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the pooled sentence vectors (B, H) of hidden (B, T, H)."""
         return self.activation(self.dense(hidden[:, 0]))  # (B, H)
+
+
+NARROWED = ("packed", "eager", "sdpa")  # attention implementations whose last layer computes only what is read
 
 
 class StartsAtZero(nn.Module):
@@ -273,6 +314,27 @@ class BertModel(BertPreTrainedModel):
         implementation = self.config._attn_implementation
         return lay_out(tuple(given.shape[:2]), attention_mask, implementation, given.device, real_places)
 
+    def narrow(self, layout: Packed | Padded, places: Tensor | None, mask: Tensor | None, **kwargs) -> Packed | None:
+        """Return the layout of the states that a head reads, if the last layer can compute them alone, else None.
+
+        It computes all states if hidden states or attentions are requested (in `kwargs` or in the configuration), if a
+        hook would see fewer, for causal attention, for masks other than (B, T), when exported, and with flash and flex
+        attention over padded batches.
+
+        Args:
+            places: (W,) the places of the states in the flattened batch; None: those of the first tokens.
+            mask: The attention mask.
+        """
+        config, kinds = self.config, ("output_hidden_states", "output_attentions")
+        asked = any(getattr(config, kind) if kwargs.get(kind) is None else kwargs[kind] for kind in kinds)
+        if asked or config.is_decoder or config._attn_implementation not in NARROWED:
+            return None
+        if (mask is not None and mask.dim() != 2) or torch.compiler.is_exporting() or torch.jit.is_tracing():
+            return None
+        if not self.encoder.layer or any(map(is_adapted, (self, self.encoder, *self.encoder.layer[-1].modules()))):
+            return None
+        return narrow(layout, places)
+
     @can_return_tuple
     def forward(
         self,
@@ -282,6 +344,7 @@ class BertModel(BertPreTrainedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         layout: Packed | Padded | None = None,
+        narrowed: Packed | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPooling:
         """Encode a batch.
@@ -292,6 +355,7 @@ class BertModel(BertPreTrainedModel):
             token_type_ids: (B, T), the segment of each token: 0 for A, 1 for B; None: all 0.
             position_ids: (B, T) or (1, T), each below `max_position_embeddings`; None: 0 to T - 1.
             layout: Result of `lay_out`; with it all states are returned packed.
+            narrowed: Result of `narrow`; with it only the states (W, H) of its tokens are returned.
             output_hidden_states: Whether to return the outputs of the embeddings and of every layer, L + 1 in all.
             output_attentions: Whether to return the probabilities (B, A, T, T) of each layer; needs
                 `attn_implementation="eager"`.
@@ -313,7 +377,7 @@ class BertModel(BertPreTrainedModel):
         segments, positions = token_type_ids.expand(layout.shape), position_ids.expand(layout.shape)  # (B, T) each
         hidden = self.embed(input_ids, segments, positions, inputs_embeds, layout)  # (packed, H)
         asked = {key: value for key, value in kwargs.items() if key.startswith("output_")}
-        outputs = self.encode(hidden, attention_mask, layout, return_dict=True, **asked)
+        outputs = self.encode(hidden, attention_mask, layout, narrowed, return_dict=True, **asked)
         if unpacked:
             outputs.last_hidden_state = layout.unpack(outputs.last_hidden_state)  # (B, T, H)
             outputs.hidden_states = unpack_all(outputs.hidden_states, layout)
@@ -321,7 +385,12 @@ class BertModel(BertPreTrainedModel):
 
     @capture_outputs
     def encode(
-        self, hidden: Tensor, attention_mask: Tensor | None, layout: Packed | Padded, **kwargs
+        self,
+        hidden: Tensor,
+        attention_mask: Tensor | None,
+        layout: Packed | Padded,
+        narrowed: Packed | None = None,
+        **kwargs,
     ) -> BaseModelOutputWithPooling:
         """Return the encoder's outputs, packed because transformers' recorder stores what the layers return."""
         if isinstance(layout, Padded):
@@ -330,9 +399,10 @@ class BertModel(BertPreTrainedModel):
             mask = make_mask(self.config, hidden, attention_mask, *cache)
         else:
             mask = None
-        hidden = self.encoder(hidden, mask, layout)  # (packed, H)
+        hidden = self.encoder(hidden, mask, layout, narrowed)  # (packed, H) or (W, H)
         pooled = None
         if self.pooler is not None:
+            layout = narrowed or layout
             sentence = layout.last(hidden) if self.config.is_decoder else layout.first(hidden)  # (B, H)
             pooled = self.pooler(sentence[:, None])  # (B, H)
         return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
@@ -378,8 +448,3 @@ class BertModel(BertPreTrainedModel):
                 "positions; truncate it (tokenizer(..., truncation=True))"
             )
         return torch.arange(layout.shape[1], device=given.device)[None]  # (1, T)
-
-
-def unpack_all(states: tuple[Tensor, ...] | None, layout: Packed | Padded) -> tuple[Tensor | None, ...] | None:
-    """Return recorded states, each (packed, H), as (B, T, H)."""
-    return None if states is None else tuple(None if state is None else layout.unpack(state) for state in states)

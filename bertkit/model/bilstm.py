@@ -1,6 +1,6 @@
 """The BiLSTM on top of an encoder (Table 5), and the selection of a frozen encoder's layers as its input (Table 7).
 
-The heads that use it are in `heads.py`. Shape letters: N packed tokens, F input features, U units per direction.
+The heads that use it are in `bilstm_heads.py`. Shape letters: N packed tokens, F input features, U units per direction.
 """
 
 import torch

@@ -16,7 +16,6 @@ replaced `forward` use torch's own functions. The mathematics is always the same
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -135,15 +134,19 @@ class _AttendOnCPU(torch.autograd.Function):
     def forward(
         ctx, query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
     ) -> Tensor:
-        shape, dtype = query.shape, query.dtype
-        there, back, _ = layout.find_moves(shape[1])
+        shape, dtype, heads = query.shape, query.dtype, query.shape[1]
+        whole = layout.whole or layout
         with torch.autocast("cpu", enabled=False):
-            query, key, value = (x.reshape(-1, shape[2]).index_select(0, there) for x in (query, key, value))
-            query.mul_(scaling)  # (M * A, D), as the others
+            query, key, value = (
+                x.reshape(-1, shape[2]).index_select(0, part.find_moves(heads)[0])
+                for x, part in ((query, layout), (key, whole), (value, whole))
+            )  # (M * A, D) each
+            query.mul_(scaling)
             value.mul_(find_scale(dropout))
-            mixed, kept = torch.empty_like(value), []
-            for group, *parts in _divide_heads(layout, shape[1], query, key, value, mixed):
-                queries, keys, values, out = parts  # (b * A, t, D) each
+            mixed, kept = torch.empty_like(query), []
+            parts = _divide_heads(layout, heads, query, mixed), _divide_heads(whole, heads, key, value)
+            for group, (queries, out), (keys, values) in zip(whole.groups, *parts, strict=True):
+                # (b * A, t, D) each
                 scores = torch.bmm(queries, keys.transpose(1, 2))  # (b * A, t, t)
                 scores = scores.to(torch.promote_types(dtype, torch.float32))
                 if (bias := group.get_bias(causal)) is not None:
@@ -152,7 +155,7 @@ class _AttendOnCPU(torch.autograd.Function):
                 mask = draw_mask(probabilities.shape, dropout) if dropout > 0.0 else None
                 torch.bmm(apply_mask(probabilities, mask), values, out=out)
                 kept += [probabilities, mask]
-            mixed = mixed.index_select(0, back).view(shape)  # (N, A, D)
+            mixed = mixed.index_select(0, layout.find_moves(heads)[1]).view(shape)  # (N, A, D)
         ctx.layout, ctx.scaling, ctx.dropout = layout, scaling, dropout
         ctx.save_for_backward(query, key, value, *kept)
         return mixed
@@ -165,33 +168,42 @@ class _AttendOnCPU(torch.autograd.Function):
                 "with attn_implementation='eager'"
             )
         query, key, value, *kept = ctx.saved_tensors
-        shape = gradient.shape
-        there, back, real = ctx.layout.find_moves(shape[1])
+        _, heads, size = gradient.shape
+        whole = ctx.layout.whole or ctx.layout
+        there, back, real = ctx.layout.find_moves(heads)
         with torch.autocast("cpu", enabled=False):
-            gradient = gradient.reshape(-1, shape[2]).index_select(0, there)  # (M * A, D)
+            gradient = gradient.reshape(-1, size).index_select(0, there)  # (M * A, D)
             if real is not None:  # padded places have no gradient
                 gradient.mul_(real.to(gradient.dtype))
             gradients = [torch.empty_like(x) for x in (query, key, value)]  # (M * A, D) each
-            parts = _divide_heads(ctx.layout, shape[1], query, key, value, gradient, *gradients)
-            for number, (_, queries, keys, values, upstream, *outs) in enumerate(parts):
-                probabilities, mask = kept[2 * number : 2 * number + 2]  # (b * A, t, t) each
-                torch.bmm(apply_mask(probabilities, mask).transpose(1, 2), upstream, out=outs[2])
+            parts = (
+                _divide_heads(ctx.layout, heads, query, gradient, gradients[0]),
+                _divide_heads(whole, heads, key, value, *gradients[1:]),
+            )
+            saved = zip(kept[::2], kept[1::2], strict=True)  # (b * A, t, t) each
+            for (probabilities, mask), (queries, upstream, to_queries), (keys, values, to_keys, to_values) in zip(
+                saved, *parts, strict=True
+            ):
+                torch.bmm(apply_mask(probabilities, mask).transpose(1, 2), upstream, out=to_values)
                 scores = apply_mask(torch.bmm(upstream, values.transpose(1, 2)), mask)
                 scores = torch._softmax_backward_data(scores, probabilities, -1, probabilities.dtype)
-                torch.bmm(scores, keys, out=outs[0])
-                torch.bmm(scores.transpose(1, 2), queries, out=outs[1])
-            to_query, to_key, to_value = (x.index_select(0, back).view(shape) for x in gradients)  # (N, A, D) each
-            to_query.mul_(ctx.scaling)
-            to_value.mul_(find_scale(ctx.dropout))
-        return to_query, to_key, to_value, None, None, None, None
+                torch.bmm(scores, keys, out=to_queries)
+                torch.bmm(scores.transpose(1, 2), queries, out=to_keys)
+            backs = back, *2 * [whole.find_moves(heads)[1]]
+            query, key, value = (
+                x.index_select(0, places).view(-1, heads, size) for x, places in zip(gradients, backs, strict=True)
+            )  # (N, A, D) each
+            query.mul_(ctx.scaling)
+            value.mul_(find_scale(ctx.dropout))
+        return query, key, value, None, None, None, None, None
 
 
-def _divide_heads(layout: Packed, heads: int, *states: Tensor) -> Iterator[tuple[Any, ...]]:
-    """Yield each group with its part (b * A, t, F) of each of the states (M * A, F)."""
+def _divide_heads(layout: Packed, heads: int, *states: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield each group's part (b * A, t, F) of each of the states (M * A, F)."""
     start = 0
     for group in layout.groups:
         stop = start + heads * len(group.tokens)
-        yield group, *(x[start:stop].view(-1, group.shape[1], x.shape[1]) for x in states)
+        yield tuple(x[start:stop].view(-1, group.shape[1], x.shape[1]) for x in states)
         start = stop
 
 

@@ -17,12 +17,12 @@ from transformers.modeling_outputs import (
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from bertkit.model.bert import BertModel, BertPreTrainedModel, unpack_all
-from bertkit.model.bilstm import BertBiLSTM, BertLayerMix, check_feature_layers, select_features
+from bertkit.model.bert import BertModel, BertPreTrainedModel
+from bertkit.model.bilstm import BertBiLSTM
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import Dropout
 from bertkit.model.loss import IGNORE_INDEX, classify_each_loss, classify_loss, regress_loss, weigh_labels
-from bertkit.model.packing import PACKED, Packed, Padded, find_places, keep_first, lay_out
+from bertkit.model.packing import Packed, Padded, find_places, find_read, keep_first, unpack_all
 
 Encoded = BaseModelOutputWithPooling
 Layout = Packed | Padded
@@ -39,6 +39,7 @@ class BertHead(BertPreTrainedModel):
 
     output_class: type[ModelOutput]
     has_pooler = False  # on the encoder
+    reads_sentences = False  # only the first token of each sequence, so that the last layer need not compute the others
     has_bilstm = False  # between the encoder and the head
 
     def __init__(self, config: BertConfig) -> None:
@@ -76,7 +77,8 @@ class BertHead(BertPreTrainedModel):
     def find_places(cls, attention_mask: Tensor, **batch: Tensor) -> dict[str, Tensor]:
         """Return the places of a batch's real tokens, by argument name of `forward`.
 
-        Without them `forward` finds the places itself, and synchronises with an accelerator in the middle of an update.
+        Without them `forward` finds the places itself, and synchronises with an accelerator in the middle of an update;
+        a token classifier then computes all tokens.
         """
         return {"real_places": find_places(keep_first(attention_mask.flatten(0, -2).bool()))}  # (N,)
 
@@ -88,12 +90,22 @@ class BertHead(BertPreTrainedModel):
         position_ids: Tensor | None,
         inputs_embeds: Tensor | None,
         real_places: Tensor | None = None,
+        read_places: Tensor | None = None,
         **kwargs,
     ) -> tuple[Encoded, Layout]:
-        """Return the encoder's outputs, packed, and their layout; recorded hidden states are (B, T, H)."""
+        """Return the encoder's outputs, packed, and their layout; recorded hidden states are (B, T, H).
+
+        Args:
+            read_places: (W,) places in the flattened batch, those of all first tokens among them; if given, only their
+                states may be computed.
+        """
         layout = self.bert.lay_out(input_ids, attention_mask, inputs_embeds, real_places)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.bert(*inputs, layout=layout, return_dict=True, **kwargs)
+        narrowed = None
+        if (self.reads_sentences or read_places is not None) and not self.has_bilstm:
+            narrowed = self.bert.narrow(layout, read_places, attention_mask, **kwargs)
+        outputs = self.bert(*inputs, layout=layout, narrowed=narrowed, return_dict=True, **kwargs)
+        layout = narrowed or layout
         outputs.hidden_states = unpack_all(outputs.hidden_states, layout)
         if self.has_bilstm:
             outputs.last_hidden_state = self.bilstm(outputs.last_hidden_state, layout)  # (packed, H)
@@ -157,7 +169,7 @@ class BertForSequenceClassification(BertClassifier):
     """Predict classes or scores of a text or a pair; `config.problem_type` says which (section 4.1, GLUE)."""
 
     output_class = SequenceClassifierOutput
-    has_pooler = True
+    has_pooler = reads_sentences = True
 
     def set_problem_type(self, labels: Tensor) -> str:
         """Return the configuration's `problem_type`; if it is unset, set it first, as transformers does.
@@ -266,7 +278,7 @@ class BertForMultipleChoice(BertClassifier):
     """Choose the best of C continuations: one scoring vector, softmax over the choices (section 4.4, SWAG)."""
 
     output_class = MultipleChoiceModelOutput
-    has_pooler = True
+    has_pooler = reads_sentences = True
     score_count = 1
 
     def encode(self, input_ids: Tensor | None, *rest: Tensor | None, **kwargs) -> tuple[Encoded, Layout]:
@@ -289,8 +301,19 @@ class BertForTokenClassification(BertClassifier):
 
     output_class = TokenClassifierOutput
 
+    @classmethod
+    def find_places(cls, attention_mask: Tensor, labels: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
+        """Return the places of a batch's real tokens, and of those to read, by argument name of `forward`."""
+        places = super().find_places(attention_mask)
+        if labels is not None:
+            mask = keep_first(attention_mask.bool())
+            places["read_places"] = find_read(mask, labels != IGNORE_INDEX)
+        return places
+
     def compute_scores(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
         """Return logits (B, T, L), zero at padding when packed, and the loss if labels are given.
+
+        With `read_places` from `find_places` logits at tokens without a label may be zero, too.
 
         Args:
             labels: (B, T), -100 at tokens without a label.
@@ -354,93 +377,3 @@ def ignore_outside(positions: Tensor, length: int) -> Tensor:
     """Return positions (B,) with those outside [0, length) replaced by IGNORE_INDEX."""
     positions = positions.view(-1)
     return positions.masked_fill((positions < 0) | (positions >= length), IGNORE_INDEX)
-
-
-class BertBiLSTMForSequenceClassification(BertForSequenceClassification):
-    """Sequence classifier with a BiLSTM before the pooler (Table 5); plain transformers loads its encoder only."""
-
-    has_bilstm = True
-
-
-class BertBiLSTMForMultipleChoice(BertForMultipleChoice):
-    """Multiple choice with a BiLSTM before the pooler; plain transformers loads its encoder only."""
-
-    has_bilstm = True
-
-
-class BertBiLSTMForTokenClassification(BertForTokenClassification):
-    """Token classifier with a BiLSTM before the classifier; plain transformers loads its encoder only."""
-
-    has_bilstm = True
-
-
-class BertBiLSTMForQuestionAnswering(BertForQuestionAnswering):
-    """Question answering with a BiLSTM before the two vectors; plain transformers loads its encoder only."""
-
-    has_bilstm = True
-
-
-class BertFeaturesForTokenClassification(BertHead):
-    """Predict one label per word from a frozen encoder's activations, with a BiLSTM (section 5.3, feature-based).
-
-    Differs from the paper: it does not say which sequence the BiLSTM reads; here the words of a sentence, each with the
-    activations of its first token. `bilstm_hidden_size` is the number of units per direction.
-    """
-
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__(config)
-        check_feature_layers(config.feature_layers or "", config)
-        self.mix = BertLayerMix(config)
-        self.bilstm = BertBiLSTM(self.mix.size, config.bilstm_hidden_size)
-        self.dropout = make_head_dropout(config)
-        self.classifier = nn.Linear(2 * config.bilstm_hidden_size, config.num_labels)
-        self.freeze_encoder()
-        self.post_init()
-
-    @classmethod
-    def find_places(cls, **batch: Tensor) -> dict[str, Tensor]:
-        """Return an empty dict: most batches hold features of words instead of tokens."""
-        return {}
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        word_places: Tensor | None = None,
-        features: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Count = None,
-        **kwargs,
-    ) -> TokenClassifierOutput:
-        """Return `logits` (B, W, L), undefined beyond a sequence's words, and `loss` if labels are given.
-
-        Args:
-            word_places: (B, W) the place of each word's first token in `input_ids`, -1 where there is no word; None:
-                every token is a word.
-            features: (B, W, K, H) precomputed activations (`tasks/features.py`) instead of `input_ids`; then
-                `attention_mask` (B, W) is nonzero at words.
-            labels: (B, W), -100 where there is no word.
-        """
-        self.bert.check_request(kwargs)
-        words = attention_mask
-        if features is None:
-            inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-            with torch.no_grad():
-                outputs = self.bert(*inputs, output_hidden_states=True, return_dict=True, **kwargs)
-            features = select_features(outputs.hidden_states, self.config.feature_layers)  # (B, T, K, H)
-            if word_places is not None:
-                word_places = word_places.to(features.device)
-                words = word_places >= 0  # (B, W)
-                rows = torch.arange(len(word_places), device=features.device)[:, None]
-                features = features[rows, word_places.clamp(min=0)]  # (B, W, K, H)
-        layout = lay_out(tuple(features.shape[:2]), words, PACKED, features.device)
-        states = self.dropout(self.mix(layout.pack(features).to(self.classifier.weight.dtype)))  # (N, F)
-        logits = self.classifier(self.dropout(self.bilstm(states, layout)))  # (N, L)
-        return TokenClassifierOutput(
-            loss=None if labels is None else classify_loss(logits, layout.pack(labels), num_items_in_batch),
-            logits=layout.unpack(logits),  # (B, W, L)
-        )

@@ -10,6 +10,7 @@ Shape letters, here and in the other files of this package: B batch, T tokens, N
 head size, V vocabulary, L labels, C choices; M places in all groups of sequences of similar length.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -49,18 +50,26 @@ class Padded:
         """Return the states (B, H) of the first real token, [CLS]; stock BERT takes the first token, real or not."""
         if self.mask is None:
             return hidden[:, 0]  # (B, H)
-        return self._select(hidden, self.mask.to(hidden.device).int().argmax(dim=1))  # (B, H)
+        return self.select(hidden, self.find_firsts())  # (B, H)
 
     def last(self, hidden: Tensor) -> Tensor:
         """Return the states (B, H) of the last real token, the final [SEP]."""
         if self.mask is None:
             return hidden[:, -1]  # (B, H)
         columns = torch.arange(self.shape[1], device=hidden.device)
-        return self._select(hidden, (self.mask.to(hidden.device) * columns).argmax(dim=1))  # (B, H)
+        lasts = (self.mask.to(hidden.device) * columns).argmax(dim=1)  # (B,)
+        return hidden[torch.arange(self.shape[0], device=hidden.device), lasts]  # (B, H)
 
-    def _select(self, hidden: Tensor, places: Tensor) -> Tensor:
-        """Return the states (B, H) at one place (B,) of each sequence."""
-        return hidden[torch.arange(self.shape[0], device=hidden.device), places]  # (B, H)
+    def find_firsts(self) -> Tensor:
+        """Return the places (B,) of each sequence's first real token in the flattened batch."""
+        if self.mask is None:
+            return torch.arange(self.shape[0]) * self.shape[1]
+        starts = torch.arange(self.shape[0], device=self.mask.device) * self.shape[1]  # (B,)
+        return starts + self.mask.int().argmax(dim=1)
+
+    def divide_sequences(self, device: torch.device) -> Sequence[Tensor]:
+        """Return the numbers (b,) of the sequences in each group: all in one."""
+        return (torch.arange(self.shape[0], device=device),)
 
 
 @dataclass(frozen=True)
@@ -106,12 +115,14 @@ class Group:
 class Packed:
     """The packed layout: states are (N, ...), the real tokens of all sequences, one sequence after the other.
 
-    States may be on another device than the layout, because a model's layers may be spread over several devices.
+    With `whole` they are the W tokens of another layout that a head reads, see `narrow`. States may be on another
+    device than the layout, because a model's layers may be spread over several devices.
     """
 
     shape: tuple[int, int]
     indices: Tensor | None  # (N,) places in the flattened (B * T); None: all are real
     offsets: Tensor  # (B + 1,) int64; sequence b is tokens offsets[b] to offsets[b + 1]
+    whole: "Packed | Padded | None" = None  # the layout of all tokens, whose groups have the same sequences
 
     def to(self, device: torch.device | str | int) -> "Packed":
         """Return the layout on `device`, copied once per device. accelerate's hooks call it, too."""
@@ -120,7 +131,8 @@ class Packed:
             return self
         if device not in self._copies:
             indices = None if self.indices is None else self.indices.to(device)
-            self._copies[device] = Packed(self.shape, indices, self.offsets.to(device))
+            whole = self.whole.to(device) if isinstance(self.whole, Packed) else self.whole
+            self._copies[device] = Packed(self.shape, indices, self.offsets.to(device), whole)
         return self._copies[device]
 
     @cached_property
@@ -155,16 +167,24 @@ class Packed:
         """Return the states (B, H) of each sequence's last token, the final [SEP]."""
         return hidden.index_select(0, self.to(hidden.device).offsets[1:] - 1)  # (B, H)
 
+    def find_firsts(self) -> Tensor:
+        """Return the places (B,) of each sequence's first token in the flattened batch."""
+        firsts = self.offsets[:-1]
+        return firsts if self.indices is None else self.indices.index_select(0, firsts)
+
+    def divide_sequences(self, device: torch.device) -> Sequence[Tensor]:
+        """Return the numbers (b,) of the sequences in each group, sorted by length (reads the lengths on the host)."""
+        lengths = self.to(device).offsets.diff()  # (B,)
+        order = lengths.argsort(stable=True)
+        parts = 1 if int(lengths.min()) == int(lengths.max()) else _MAX_GROUPS
+        return [members for members in order.tensor_split(parts) if len(members)]
+
     @cached_property
     def groups(self) -> list[Group]:
-        """Return the sequences sorted by length and split into groups (reads the lengths on the host)."""
+        """Return the tokens in groups of sequences of similar length (reads the lengths on the host)."""
         lengths = self.offsets.diff()  # (B,)
-        order = lengths.argsort(stable=True)
-        if int(lengths.min()) == int(lengths.max()):
-            return [_make_group(self.offsets, lengths, order)]
-        return [
-            _make_group(self.offsets, lengths, members) for members in order.tensor_split(_MAX_GROUPS) if len(members)
-        ]
+        divided = (self.whole or self).divide_sequences(lengths.device)
+        return [_make_group(self.offsets, lengths, members) for members in divided]
 
     def find_moves(self, heads: int = 1) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the indices that move rows into the groups and back.
@@ -205,6 +225,11 @@ def _make_group(offsets: Tensor, lengths: Tensor, members: Tensor) -> Group:
     return Group(tokens.flatten(), (len(members), longest), real)
 
 
+def unpack_all(states: tuple[Tensor, ...] | None, layout: Packed | Padded) -> tuple[Tensor | None, ...] | None:
+    """Return recorded states, each (packed, H), as (B, T, H)."""
+    return None if states is None else tuple(None if state is None else layout.unpack(state) for state in states)
+
+
 def lay_out(
     shape: tuple[int, int], mask: Tensor | None, implementation: str, device: torch.device, places: Tensor | None = None
 ) -> Packed | Padded:
@@ -240,6 +265,20 @@ def lay_out(
     return Packed(shape, find_places(mask) if places is None else places, offsets)
 
 
+def narrow(layout: Packed | Padded, places: Tensor | None) -> Packed:
+    """Return the layout of the W tokens that a head reads.
+
+    Args:
+        places: (W,) in the flattened batch, sorted, the first real token of each sequence among them; None: only those.
+    """
+    firsts = layout.find_firsts()  # (B,)
+    numbers = torch.arange(layout.shape[0] + 1, device=firsts.device)  # (B + 1,)
+    if places is None:
+        return Packed(layout.shape, firsts, numbers, layout)
+    places = places.to(firsts.device)
+    return Packed(layout.shape, places, torch.searchsorted(places, numbers * layout.shape[1]), layout)
+
+
 def keep_first(mask: Tensor) -> Tensor:
     """Return the mask (B, T) bool, with the first place set in every row that has no real token."""
     first = torch.arange(mask.shape[1], device=mask.device) == 0
@@ -249,3 +288,8 @@ def keep_first(mask: Tensor) -> Tensor:
 def find_places(mask: Tensor) -> Tensor:
     """Return the places (N,) in the flattened batch where a mask (B, T) is True."""
     return mask.flatten().nonzero().squeeze(1)  # (N,)
+
+
+def find_read(mask: Tensor, is_target: Tensor) -> Tensor:
+    """Return the places (W,) of the real tokens that are targets (B, T) or the first of their sequence."""
+    return find_places(mask & (is_target | (mask.cumsum(dim=1) == 1)))

@@ -4,7 +4,6 @@ The decoder shares its matrix with the word embeddings. In training it sees only
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from bertkit.model.config import BertConfig
 from bertkit.model.cpu import is_adapted, is_transformed
 from bertkit.model.heads import BertHead, Count, Encoded, Layout, Scored, finish
 from bertkit.model.loss import IGNORE_INDEX, classify_loss, decode_loss
-from bertkit.model.packing import find_places, keep_first
+from bertkit.model.packing import PACKED, find_places, find_read, keep_first
 
 logger = logging.get_logger(__name__)
 
@@ -126,22 +125,45 @@ class BertLMHead(BertHead):
 
     @classmethod
     def find_places(cls, attention_mask: Tensor, labels: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
-        """Return the places of a batch's real and predicted tokens, by argument name of `forward`."""
+        """Return the places of a batch's real and predicted tokens, and of those to read, by argument of `forward`."""
         places = super().find_places(attention_mask)
         if labels is not None:
-            targets = keep_first(attention_mask.bool()) & (cls.align(labels) != IGNORE_INDEX)  # (B, T)
-            places["target_places"] = find_places(targets)  # (M,)
+            targets, read = cls.find_targets(labels, keep_first(attention_mask.bool()))
+            places |= {"target_places": targets, "read_places": read}
         return places
 
-    def call_hooked_head(self, hidden: Tensor, layout: Layout, *pooled: Tensor) -> Any:
-        """Return the output of `cls` for all positions (B, T, H), as in transformers, if it is hooked or replaced.
+    @classmethod
+    def find_targets(cls, labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the places (M,) of the labelled tokens, and (W,) of those to read, from labels and mask (B, T)."""
+        is_target = mask & (cls.align(labels) != IGNORE_INDEX)  # (B, T)
+        return find_places(is_target), find_read(mask, is_target)
 
-        Training then decodes all positions, not only the labelled ones. Otherwise return None.
-        """
+    def is_hooked(self) -> bool:
+        """Return whether `cls` is hooked or replaced; it is then called for all positions, as in transformers."""
         is_ours = isinstance(self.cls, BertOnlyMLMHead) and not is_adapted(self.cls)
-        if is_ours and type(self.cls.predictions) is BertLMPredictionHead and not is_adapted(self.cls.predictions):
-            return None
-        return self.cls(layout.unpack(hidden), *pooled)
+        return not is_ours or type(self.cls.predictions) is not BertLMPredictionHead or is_adapted(self.cls.predictions)
+
+    def choose_places(
+        self,
+        labels: Tensor | None,
+        targets_only: bool | None,
+        attention_mask: Tensor | None,
+        *given: Tensor | None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return the places (M,) of the labelled tokens if only they are decoded, and (W,) of those to read, or None.
+
+        Args:
+            targets_only: Whether only they should be; None: in training.
+            given: Both from `find_places`; None: they are computed here.
+        """
+        few = labels is not None and (self.training if targets_only is None else targets_only)
+        if not few or self.is_hooked() or is_transformed():  # transforms cannot index with a mask
+            return None, None
+        if given[0] is not None:
+            return given
+        packs = attention_mask is not None and self.config._attn_implementation == PACKED  # without labels at padding
+        mask = keep_first(attention_mask.bool()) if packs else torch.ones_like(labels, dtype=torch.bool)
+        return self.find_targets(labels, mask)
 
     def predict_tokens(
         self,
@@ -158,25 +180,20 @@ class BertLMHead(BertHead):
         Args:
             targets_only: Whether to return only the logits (M, V) of the labelled positions; None: in training.
                 Training then returns no logits: nobody reads them, and not computing M * V of them is the gain.
-            places: (M,) the labelled positions, from `find_places`; None: they are computed here.
+            places: (M,) the labelled positions if only they are decoded, from `choose_places`.
             scores: (B, T, V), if a hooked head has already computed them.
         """
-        if labels is not None:
-            labels = layout.pack(self.align(labels))  # (packed)
-        few = self.training if targets_only is None else targets_only
-        if scores is not None or labels is None or not few or is_transformed():  # transforms cannot index with a mask
+        if places is None:
             logits = self.cls.predictions(hidden) if scores is None else layout.pack(scores)  # (packed, V)
             if labels is None:
                 return layout.unpack(logits), None
+            labels = layout.pack(self.align(labels))  # (packed)
             loss = classify_loss(logits, labels, count)
-            if few:
+            if self.training if targets_only is None else targets_only:
                 return None if self.training else logits[labels.to(logits.device) != IGNORE_INDEX], loss  # (M, V)
             return layout.unpack(logits), loss
-        if places is None:
-            labelled = labels != IGNORE_INDEX
-            hidden, labels = hidden[labelled.to(hidden.device)], labels[labelled]  # (M, H), (M)
-        else:
-            hidden, labels = layout.select(hidden, places), layout.select(labels, places)  # (M, H), (M)
+        hidden = layout.select(hidden, places)  # (M, H)
+        labels = self.align(labels).flatten().index_select(0, places.to(labels.device))  # (M,)
         if self.training:
             return None, self.cls.predictions(hidden, labels, count)
         logits = self.cls.predictions(hidden)  # (M, V)
@@ -193,6 +210,7 @@ class BertLMHead(BertHead):
         labels: Tensor | None = None,
         targets_only: bool | None = None,
         target_places: Tensor | None = None,
+        read_places: Tensor | None = None,
         num_items_in_batch: Count = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs,
@@ -214,13 +232,13 @@ class BertLMHead(BertHead):
             raise ValueError(
                 "logits_to_keep must be an integer or a vector (K,), and only without labels; leave it out"
             )
-        outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        places, read = self.choose_places(labels, targets_only, attention_mask, target_places, read_places)
+        outputs, layout = self.encode(*inputs, read_places=read, **kwargs)
         hidden = outputs.last_hidden_state
         if keeps_all:
-            scores = self.call_hooked_head(hidden, layout)
-            logits, loss = self.predict_tokens(
-                hidden, labels, layout, targets_only, num_items_in_batch, target_places, scores
-            )
+            scores = self.cls(layout.unpack(hidden)) if self.is_hooked() else None
+            logits, loss = self.predict_tokens(hidden, labels, layout, targets_only, num_items_in_batch, places, scores)
         else:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits, loss = self.cls(layout.unpack(hidden)[:, kept]), None  # (B, K, V)
@@ -254,6 +272,7 @@ class BertForPreTraining(BertLMHead):
         next_sentence_label: Tensor | None = None,
         targets_only: bool | None = None,
         target_places: Tensor | None = None,
+        read_places: Tensor | None = None,
         num_items_in_batch: Count = None,
         num_sequences_in_batch: Count = None,
         **kwargs,
@@ -266,18 +285,21 @@ class BertForPreTraining(BertLMHead):
             next_sentence_label: (B,), 0 if B follows A, 1 if B is random.
             targets_only: Whether to decode only the labelled positions; None: in training. Training then returns no
                 token logits.
-            target_places: (M,) the labelled positions, and `real_places` (N,) the real tokens, from `find_places`.
+            target_places: (M,) the labelled positions, `read_places` (W,) those and the first tokens, and `real_places`
+                (N,) the real tokens, from `find_places`.
             num_items_in_batch: Labelled tokens of the whole update, which divide the masked-LM loss.
             num_sequences_in_batch: Sequences of the whole update, which divide the next-sentence loss. If only the
                 tokens are known (stock Trainer), the batch is weighted by its share of the labelled tokens.
         """
-        outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        places, read = self.choose_places(labels, targets_only, attention_mask, target_places, read_places)
+        outputs, layout = self.encode(*inputs, read_places=read, **kwargs)
         hidden, pooled = outputs.last_hidden_state, outputs.pooler_output
-        hooked = self.call_hooked_head(hidden, layout, pooled)
-        scores, relationship = hooked or (None, self.cls.seq_relationship(pooled))  # (B, 2)
-        logits, mlm_loss = self.predict_tokens(
-            hidden, labels, layout, targets_only, num_items_in_batch, target_places, scores
-        )
+        if self.is_hooked():
+            scores, relationship = self.cls(layout.unpack(hidden), pooled)  # (B, T, V), (B, 2)
+        else:
+            scores, relationship = None, self.cls.seq_relationship(pooled)  # (B, 2)
+        logits, mlm_loss = self.predict_tokens(hidden, labels, layout, targets_only, num_items_in_batch, places, scores)
         nsp_loss = None
         if next_sentence_label is not None:
             nsp_loss = classify_loss(relationship, next_sentence_label, num_sequences_in_batch)
@@ -345,7 +367,7 @@ class BertForNextSentencePrediction(BertHead):
     """Predict only the next sentence (section 3.1, task 2)."""
 
     output_class = NextSentencePredictorOutput
-    has_pooler = True
+    has_pooler = reads_sentences = True
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)

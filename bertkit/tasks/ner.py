@@ -48,7 +48,7 @@ from bertkit.errors import UsageError
 from bertkit.metrics.ner import find_entities, measure_entities, score_entities
 from bertkit.metrics.rows import RowScore
 from bertkit.model.bilstm import FEATURE_LAYERS
-from bertkit.model.heads import BertFeaturesForTokenClassification
+from bertkit.model.bilstm_heads import BertFeaturesForTokenClassification
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_dataset

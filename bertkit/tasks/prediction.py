@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bertkit.data.sequences import TOKENS_A_BATCH, batch_by_length
+from bertkit.model.heads import BertHead
 from bertkit.model.precision import use_precision
 from bertkit.system.progress import ignore
 from bertkit.tasks.task import PredictionSettings, Result, Task
@@ -47,12 +49,29 @@ def run_model(
     kept: list[Any] = [None] * len(data)
     for numbers in batch_by_length(lengths, limit_batch(device)):
         batch = task.collate_inputs(data, numbers.tolist(), settings)
+        if isinstance(settings.model, BertHead):  # otherwise an export
+            batch = add_places(batch, type(settings.model))
         batch = {name: column.to(device) for name, column in batch.items()}
         with use_precision(precision, device):
             outputs = settings.model(**batch, **task.evaluation_options)
         for number, row in zip(numbers.tolist(), task.keep(outputs, batch, settings), strict=True):
             kept[number] = row
     return kept
+
+
+def collate_with_places(
+    collate: Callable[[list], dict[str, Tensor]], head: type[BertHead], rows: list
+) -> dict[str, Tensor]:
+    """Collate rows and add the places of `add_places`."""
+    return add_places(collate(rows), head)
+
+
+def add_places(batch: dict[str, Tensor], head: type[BertHead]) -> dict[str, Tensor]:
+    """Return a batch with the places of the tokens that the head computes.
+
+    They are found here because the batch is still in main memory.
+    """
+    return batch | head.find_places(**batch) if "attention_mask" in batch else batch
 
 
 def limit_batch(device: torch.device) -> int:

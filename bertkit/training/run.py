@@ -30,6 +30,7 @@ from bertkit.model.optim import BERT_ADAM, BertAdam
 from bertkit.reports.tables import name_limits
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
+from bertkit.tasks.prediction import collate_with_places
 from bertkit.tasks.task import CHOSEN_ON_DEV, OWN_DATA, TUNE, Task
 from bertkit.training.arguments import complete, explain_missing_head, make_arguments, name_head
 from bertkit.training.callbacks import PredictionProgress, Progress, StopOnSignal
@@ -49,7 +50,7 @@ from bertkit.training.run_dir import (
     write_environment,
 )
 from bertkit.training.scoring import score_splits
-from bertkit.training.trainer import BertTrainer, collate_with_places, explain_shortage, train
+from bertkit.training.trainer import BertTrainer, explain_shortage, train
 
 
 def run(

@@ -8,7 +8,7 @@ or infinite loss, or when another of its processes is lost. Everything else is t
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -64,17 +64,6 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
         name, _ = trainer.criterion
         report(f"stopped early after update {update:,}, because {name} did not improve (patience)")
     report(f"trained for {describe_duration(time.monotonic() - start)}")
-
-
-def collate_with_places(
-    collate: Callable[[list], dict[str, Tensor]], head: type[nn.Module], rows: list
-) -> dict[str, Tensor]:
-    """Collate rows and add the positions of the tokens that the head computes on.
-
-    They are found here because the batch is still in main memory.
-    """
-    batch = collate(rows)
-    return batch | head.find_places(**batch) if "attention_mask" in batch else batch
 
 
 class BertTrainer(Trainer):

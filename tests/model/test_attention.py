@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from bertkit.model import attention, packing
 from bertkit.model.attention import attend_grouped, attend_jagged
 from bertkit.model.cpu import attend_on_cpu
-from bertkit.model.packing import PACKED, Packed, Padded, lay_out
+from bertkit.model.packing import PACKED, Packed, Padded, lay_out, narrow
 
 CPU = torch.device("cpu")
 KERNELS = {"grouped": attend_grouped, "jagged": attend_jagged, "on CPU": attend_on_cpu}
@@ -44,6 +44,14 @@ def attend_naively(
     return torch.stack(mixed)
 
 
+def narrow_layout(layout: Packed, chosen: list[bool]) -> tuple[Packed, Tensor]:
+    """Return the layout of the first tokens and of the chosen ones (N), and their numbers (W,)."""
+    places = torch.arange(math.prod(layout.shape)) if layout.indices is None else layout.indices
+    firsts = torch.zeros(len(places), dtype=torch.bool).index_fill(0, layout.offsets[:-1], True)
+    is_read = torch.tensor(chosen) | firsts
+    return narrow(layout, places[is_read]), is_read.nonzero().squeeze(1)
+
+
 def draw_states(count: int, heads: int, size: int, **options) -> list[Tensor]:
     """Return random query, key and value, each (N, A, D), that require a gradient."""
     return [torch.randn(count, heads, size, requires_grad=True, **options) for _ in range(3)]
@@ -69,6 +77,21 @@ def test_kernels_are_attention_within_each_sequence(
         torch.testing.assert_close(got, wanted)
 
 
+@given(lengths=lengths, kernel=st.sampled_from(sorted(KERNELS)), data=st.data())
+def test_some_tokens_attend_as_all_do(lengths: list[int], kernel: str, data: st.DataObject) -> None:
+    layout, states = lay_out_lengths(lengths), draw_states(sum(lengths), 2, 4, dtype=torch.double)
+    chosen = data.draw(st.lists(st.booleans(), min_size=sum(lengths), max_size=sum(lengths)))
+    narrowed, numbers = narrow_layout(layout, chosen)
+    mixed = KERNELS[kernel](states[0][numbers], *states[1:], narrowed, 0.0, 0.7, False)
+    expected = attend_naively(*states, lengths, 0.7, False)[numbers]
+    torch.testing.assert_close(mixed, expected)
+    upstream = torch.randn_like(mixed)
+    for got, wanted in zip(
+        torch.autograd.grad(mixed, states, upstream), torch.autograd.grad(expected, states, upstream), strict=True
+    ):
+        torch.testing.assert_close(got, wanted)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_path_with_dropout_is_the_same_attention(causal: bool) -> None:
     """At a rate too small to drop anything, the hand-written product equals the fused one."""
@@ -79,19 +102,22 @@ def test_the_path_with_dropout_is_the_same_attention(causal: bool) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["all", "causal", "narrowed"])
 @pytest.mark.parametrize("lengths", [[20, 20, 20, 20, 20, 20], [3, 1, 7, 7, 2, 5, 12, 30, 17]])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [(torch.double, 1e-14), (torch.float32, 2e-6), (torch.bfloat16, 1e-2), (torch.float16, 1e-3)],
 )
 def test_training_s_own_attention_is_the_grouped_one(
-    dtype: torch.dtype, tolerance: float, lengths: list[int], causal: bool, rate: float
+    dtype: torch.dtype, tolerance: float, lengths: list[int], kind: str, rate: float
 ) -> None:
     """Values and gradients match double precision; a seed drops the same probabilities."""
-    layout = lay_out_lengths(lengths)
+    layout, causal = lay_out_lengths(lengths), kind == "causal"
     states = [x.detach().to(dtype) for x in draw_states(sum(lengths), 2, 8)]
-    upstream = torch.randn(sum(lengths), 2, 8).to(dtype)
+    if kind == "narrowed":
+        layout, numbers = narrow_layout(layout, (torch.rand(sum(lengths)) < 0.3).tolist())
+        states[0] = states[0][numbers]
+    upstream = torch.randn(states[0].shape).to(dtype)
     found = []
     for attend, precision in ((attend_on_cpu, dtype), (attend_grouped, torch.double)):
         torch.manual_seed(1)

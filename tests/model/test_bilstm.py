@@ -9,7 +9,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
 import bertkit
-from bertkit.model import bilstm, cpu, heads
+from bertkit.model import bilstm, bilstm_heads, cpu
 from bertkit.model.bilstm import FEATURE_LAYERS, BertBiLSTM, BertLayerMix, select_features
 from bertkit.model.config import BertConfig
 from bertkit.model.packing import PACKED, Packed, lay_out
@@ -33,7 +33,7 @@ def prepare(head: str, lengths: list[int] = LENGTHS, **options) -> tuple[dict[st
     return shape_for(plain, batch), make_labels(plain, batch)
 
 
-def make_features_model(**values) -> heads.BertFeaturesForTokenClassification:
+def make_features_model(**values) -> bilstm_heads.BertFeaturesForTokenClassification:
     """Return a tiny feature-based model with random parameters."""
     return make_model("BertFeaturesForTokenClassification", **(FEATURES | values))
 
@@ -275,7 +275,7 @@ def test_without_places_every_token_is_a_word() -> None:
 
 def test_the_encoder_of_a_feature_based_model_is_frozen_and_the_rest_learns(tmp_path: Path) -> None:
     make_model("BertModel", num_hidden_layers=4).save_pretrained(tmp_path)
-    model = heads.BertFeaturesForTokenClassification.from_pretrained(tmp_path, **FEATURES, num_labels=3)
+    model = bilstm_heads.BertFeaturesForTokenClassification.from_pretrained(tmp_path, **FEATURES, num_labels=3)
     assert model.mix.weights.tolist() == [0.0] * 4
     batch = make_batch(LENGTHS)
     labels = torch.randint(3, batch["input_ids"].shape).masked_fill(batch["attention_mask"] == 0, -100)

@@ -364,7 +364,8 @@ def test_known_places_change_nothing(head: str, kernel: str) -> None:
     model, inputs = make_model(head, kernel, **NO_DROPOUT), make_inputs(head, [3, 9, 5, 13])
     model.train()
     looked_for, known = (take_gradients(model, given) for given in (inputs, inputs | model.find_places(**inputs)))
-    assert all(torch.equal(gradient, known[name]) for name, gradient in looked_for.items())
+    tolerance = 1e-6 if head == "BertForTokenClassification" else 0.0  # it reads the labelled tokens only if known
+    assert all((gradient - known[name]).abs().max() <= tolerance for name, gradient in looked_for.items())
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -397,7 +398,7 @@ class Unhurried(TorchDispatchMode):
 )
 def test_an_update_waits_for_no_accelerator(head: str, values: dict, monkeypatch) -> None:
     """All but attention and dropout, which are a CPU's own here."""
-    monkeypatch.setattr(attention, "attend_on_cpu", lambda query, key, value, *options: query + key + value)
+    monkeypatch.setattr(attention, "attend_on_cpu", lambda query, key, value, *options: query + (key + value).sum(0))
     monkeypatch.setattr(cpu, "draw_mask", lambda shape, rate: torch.full(shape, -1, dtype=torch.int16))
     model, inputs = make_model(head, **values), make_inputs(head, [3, 9, 5, 13])
     model.train()

@@ -256,7 +256,8 @@ def test_a_model_loads_with_its_weights_on_disk(head: str, kernel: str, tmp_path
     again = getattr(bertkit, head).from_pretrained(tmp_path / "model", **options)
     with torch.no_grad():
         got, expected = (collect(x.eval()(**inputs), inputs["attention_mask"]) for x in (again, model))
-    assert all(torch.equal(got[name], expected[name]) for name in expected)
+    # The hooks of accelerate need all states of the last layer.
+    assert max(differ(got[name], expected[name]) for name in expected) < 2e-6
 
 
 @pytest.mark.parametrize("head_on", [FIRST, SECOND])  # accelerate puts a tied decoder beside the embeddings
@@ -269,7 +270,8 @@ def test_layers_may_be_divided_over_two_devices(head: str, kernel: str, training
     if head != "BertModel":  # as our Trainer gives it
         find_places = {} if head == "BertForMultipleChoice" else model.find_places(**inputs)
         inputs |= model.count_labels(**inputs) | find_places
-    expected = collect(model(**inputs), inputs["attention_mask"])
+    mask = inputs["labels"] != -100 if head == "BertForTokenClassification" else inputs["attention_mask"]
+    expected = collect(model(**inputs), mask)
     encoder = model if head == "BertModel" else model.bert
     with Devices():
         for name, module in {**dict(encoder.named_children()), **dict(model.named_children())}.items():
@@ -279,7 +281,7 @@ def test_layers_may_be_divided_over_two_devices(head: str, kernel: str, training
             place_module(layer, device)
         outputs = model(**{name: x.to(FIRST) for name, x in inputs.items()})
     assert {x.device.type for x in outputs.values()} == {FIRST.type}
-    got = collect({name: x.value for name, x in outputs.items()}, inputs["attention_mask"])
+    got = collect({name: x.value for name, x in outputs.items()}, mask)
     assert max(differ(got[name], expected[name]) for name in expected) < 2e-6
 
 
