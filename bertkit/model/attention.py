@@ -7,11 +7,15 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from bertkit.model.cpu import attend_on_cpu, is_transformed, move, trains_on_cpu
 from bertkit.model.cpu import dropout as apply_dropout
-from bertkit.model.packing import PACKED, Group, Packed
+from bertkit.model.packing import PACKED, Group, Packed, Padded
+
+LARGEST_HEAD = 256  # of the flash kernel
 
 
 def attend_eagerly(
@@ -48,13 +52,14 @@ def attend_packed(
     attention_mask: None,
     dropout: float = 0.0,
     scaling: float = 1.0,
-    layout: Packed | None = None,
+    layout: Packed | Padded | None = None,
     **kwargs,
 ) -> tuple[Tensor, None]:
     """Compute the attention of every token of a layout to the tokens of its own sequence.
 
-    On CUDA the flash kernel runs over the cumulative lengths, for head sizes that are multiples of 8. Elsewhere plain
-    attention runs over groups of similar length, with a hand-written kernel for training on a CPU.
+    On CUDA the flash kernel runs over the cumulative lengths, in half precision and for head sizes that are multiples
+    of 8. Elsewhere plain attention runs over groups of similar length, with a hand-written kernel for training on a
+    CPU, and in a compiled graph over the padded batch.
 
     Args:
         query: (1, A, N, D), as `key` and `value`: the form of transformers' kernels over packed sequences; or
@@ -71,8 +76,15 @@ def attend_packed(
             f"attn_implementation is {PACKED!r}, which only bertkit's models have, not those of "
             f"{type(module).__module__}; create this model with attn_implementation='sdpa'"
         )
+    if isinstance(layout, Padded):  # a traced model
+        options = {"dropout": dropout, "scaling": scaling}
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     layout = layout.to(query.device)
-    if query.is_cuda and query.shape[-1] % 8 == 0 and not is_transformed():
+    if can_flash(query):
+        attend = attend_flash
+    elif torch.compiler.is_compiling():
+        attend = attend_unpacked
+    elif query.is_cuda and query.shape[-1] % 8 == 0 and not is_transformed():
         attend = attend_jagged
     else:
         attend = attend_on_cpu if trains_on_cpu(dropout, query, key, value) else attend_grouped
@@ -81,13 +93,52 @@ def attend_packed(
     return mixed[None], None  # (1, N, A, D)
 
 
-def attend_jagged(
+def can_flash(query: Tensor) -> bool:
+    """Return whether torch's flash kernel takes these states."""
+    return (
+        query.is_cuda
+        and query.dtype in (torch.float16, torch.bfloat16)
+        and query.shape[-1] % 8 == 0
+        and query.shape[-1] <= LARGEST_HEAD
+        and not is_transformed()
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    )
+
+
+def attend_flash(
     query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
 ) -> Tensor:
-    """Compute packed attention (N, A, D) with jagged tensors, for which torch has a flash kernel with dropout.
+    """Compute packed attention (N, A, D) with torch's flash kernel over cumulative lengths.
 
     `torch.nn.attention.varlen.varlen_attn` reaches the same kernel without dropout, which BERT trains with.
     """
+    whole = layout.whole or layout
+    lengths = layout.offsets.int(), whole.offsets.int(), layout.shape[1], whole.shape[1]
+    return torch.ops.aten._flash_attention_forward(
+        query, key, value, *lengths, dropout, causal, return_debug_mask=False, scale=scaling
+    )[0]
+
+
+def attend_unpacked(
+    query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
+) -> Tensor:
+    """Compute packed attention (N, A, D) over the padded batch (B, T), whose shape does not depend on lengths."""
+    whole = layout.whole or layout
+    states = (part.unpack(x).transpose(1, 2) for x, part in ((query, layout), (key, whole), (value, whole)))
+    visible = whole.unpack(torch.ones_like(key[:, 0, 0], dtype=torch.bool))[:, None, None]  # (B, 1, 1, T)
+    if causal:
+        visible = visible & torch.ones(*2 * whole.shape[1:], dtype=torch.bool, device=query.device).tril()
+    mixed = nn.functional.scaled_dot_product_attention(
+        *states, attn_mask=visible, dropout_p=dropout, scale=scaling
+    )  # (B, A, T, D)
+    return layout.pack(mixed.transpose(1, 2))  # (N, A, D)
+
+
+def attend_jagged(
+    query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
+) -> Tensor:
+    """Compute packed attention (N, A, D) with jagged tensors: on CUDA in fp32, and without the flash kernel."""
 
     def jag(x: Tensor, part: Packed) -> Tensor:
         jagged = torch.nested.nested_tensor_from_jagged(x, part.offsets, min_seqlen=1, max_seqlen=part.shape[1])
@@ -145,3 +196,4 @@ def _attend_group(
 
 
 AttentionInterface.register(PACKED, attend_packed)
+AttentionMaskInterface.register(PACKED, sdpa_mask)  # for a traced model, which is padded

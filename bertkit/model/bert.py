@@ -25,13 +25,16 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from bertkit.model.attention import attend_eagerly
 from bertkit.model.config import BertConfig
-from bertkit.model.cpu import Dropout, is_adapted, move
+from bertkit.model.cpu import Dropout, is_adapted, is_traced, move
 from bertkit.model.packing import PACKED, Packed, Padded, lay_out, narrow, unpack_all
+
+logger = logging.get_logger(__name__)
 
 
 class BertEmbeddings(nn.Module):
@@ -312,6 +315,12 @@ class BertModel(BertPreTrainedModel):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         given = input_ids if inputs_embeds is None else inputs_embeds
         implementation = self.config._attn_implementation
+        if implementation == PACKED and real_places is None and is_traced():  # shapes cannot depend on the mask
+            implementation = "sdpa"
+            if torch.compiler.is_exporting() or torch.jit.is_tracing():
+                logger.warning_once(
+                    "packed attention cannot be exported; the exported model has sdpa attention instead"
+                )
         return lay_out(tuple(given.shape[:2]), attention_mask, implementation, given.device, real_places)
 
     def narrow(self, layout: Packed | Padded, places: Tensor | None, mask: Tensor | None, **kwargs) -> Packed | None:
@@ -329,7 +338,7 @@ class BertModel(BertPreTrainedModel):
         asked = any(getattr(config, kind) if kwargs.get(kind) is None else kwargs[kind] for kind in kinds)
         if asked or config.is_decoder or config._attn_implementation not in NARROWED:
             return None
-        if (mask is not None and mask.dim() != 2) or torch.compiler.is_exporting() or torch.jit.is_tracing():
+        if (mask is not None and mask.dim() != 2) or (isinstance(layout, Padded) and is_traced()):
             return None
         if not self.encoder.layer or any(map(is_adapted, (self, self.encoder, *self.encoder.layer[-1].modules()))):
             return None

@@ -70,7 +70,13 @@ class BertBiLSTM(nn.Module):
         self.lstm = nn.LSTM(input_size, units, num_layers=2, bidirectional=True)
 
     def forward(self, states: Tensor, layout: Packed | Padded) -> Tensor:
-        """Return (packed, 2 * units) from (packed, `input_size`); states depend only on real tokens."""
+        """Return (packed, 2 * units) from (packed, `input_size`); states depend only on real tokens.
+
+        Raises:
+            ValueError: The model is exported or traced, where shapes cannot depend on lengths.
+        """
+        if torch.compiler.is_exporting() or torch.jit.is_tracing():
+            raise ValueError("a BiLSTM cannot be exported or traced; use a model without one")
         packed = layout if isinstance(layout, Packed) else lay_out(layout.shape, layout.mask, PACKED, states.device)
         tokens = states if isinstance(layout, Packed) else packed.pack(states)  # (N, F)
         tokens = run_bilstm(self.lstm, tokens, packed)  # (N, 2 * units)

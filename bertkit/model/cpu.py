@@ -31,9 +31,14 @@ def runs_at_once_on_cpu(x: Tensor) -> bool:
     return x.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
 
 
+def is_traced() -> bool:
+    """Return whether a model is compiled, exported or traced."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
 def is_transformed() -> bool:
     """Return whether a `torch.func` transform is active; our autograd functions lack the rules for it."""
-    return torch._C._are_functorch_transforms_active()
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def is_adapted(module: nn.Module) -> bool:

@@ -241,18 +241,12 @@ def lay_out(
         places: (N,) the real tokens, from `find_places`; without them the host waits for an accelerator.
 
     Raises:
-        ValueError: Attention is packed, and the mask is not (B, T), or the model is exported or traced, where shapes
-            cannot depend on data.
+        ValueError: Attention is packed, and the mask is not (B, T).
     """
     if mask is not None and mask.dim() == 2:
         mask = mask.bool()
     if implementation != PACKED:
         return Padded(shape, mask if mask is not None and mask.dim() == 2 else None)
-    if torch.compiler.is_exporting() or torch.jit.is_tracing():
-        raise ValueError(
-            "packed attention and BiLSTMs cannot be exported or traced; load a model without a BiLSTM with "
-            "attn_implementation='sdpa', or call set_attn_implementation('sdpa')"
-        )
     if mask is None:
         return Packed(shape, None, torch.arange(shape[0] + 1, device=device) * shape[1])
     if tuple(mask.shape) != shape:

@@ -11,12 +11,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bertkit.model import attention, packing
-from bertkit.model.attention import attend_grouped, attend_jagged
+from bertkit.model.attention import attend_flash, attend_grouped, attend_jagged, attend_unpacked
 from bertkit.model.cpu import attend_on_cpu
 from bertkit.model.packing import PACKED, Packed, Padded, lay_out, narrow
 
 CPU = torch.device("cpu")
-KERNELS = {"grouped": attend_grouped, "jagged": attend_jagged, "on CPU": attend_on_cpu}
+KERNELS = {
+    "grouped": attend_grouped,
+    "jagged": attend_jagged,
+    "on CPU": attend_on_cpu,
+    "unpacked": attend_unpacked,
+}
 
 lengths = st.lists(st.integers(1, 12), min_size=1, max_size=9)
 masks = st.integers(1, 9).flatmap(
@@ -65,7 +70,8 @@ def test_kernels_are_attention_within_each_sequence(
     lengths: list[int], heads: int, size: int, causal: bool, data: st.DataObject
 ) -> None:
     """Forward and backward; jagged tensors have no causal kernel on a CPU, so it is tested on CUDA below."""
-    attend = KERNELS[data.draw(st.sampled_from(["grouped", "on CPU"] if causal else sorted(KERNELS)))]
+    kernels = KERNELS.keys() - {"jagged"} if causal else KERNELS.keys()
+    attend = KERNELS[data.draw(st.sampled_from(sorted(kernels)))]
     states = draw_states(sum(lengths), heads, size, dtype=torch.double)
     mixed = attend(*states, lay_out_lengths(lengths), 0.0, 0.7, causal)
     expected = attend_naively(*states, lengths, 0.7, causal)
@@ -183,7 +189,8 @@ def draw_probabilities(kernel: str, lengths: list[int], rate: float, **options) 
     heads, size = 4, 64
     states = torch.zeros(3, sum(lengths), heads, size, **options)
     states[2] = torch.cat([torch.eye(size)[:length] for length in lengths])[:, None]  # (N, A, D)
-    mixed = KERNELS[kernel](*states, lay_out_lengths(lengths, states.device), rate, 1.0, False)  # (N, A, D)
+    attend = attend_flash if kernel == "flash" else KERNELS[kernel]
+    mixed = attend(*states, lay_out_lengths(lengths, states.device), rate, 1.0, False)  # (N, A, D)
     return [x[..., : len(x)].transpose(0, 1) for x in mixed.split(lengths)]
 
 
@@ -331,17 +338,37 @@ def test_packed_refuses_a_mask_of_another_shape(shape: tuple[int, ...]) -> None:
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_flash_kernel_has_the_form_that_is_given_to_it(dtype: torch.dtype) -> None:
+    """On a device without data, forward and backward, for all tokens and for those of a narrowed layout."""
+    layout = lay_out_lengths([5, 3, 9])
+    for part in (layout, narrow(layout, None)):
+        count = int(part.offsets[-1])
+        meta = Packed(part.shape, None, part.offsets.to("meta"), None if part is layout else layout.to("meta"))
+        states = [torch.empty(n, 2, 64, dtype=dtype, device="meta", requires_grad=True) for n in (count, 17, 17)]
+        mixed = attend_flash(*states, meta, 0.1, 0.125, False)
+        gradients = torch.autograd.grad(mixed.sum(), states)
+        assert (mixed.shape, mixed.dtype) == ((count, 2, 64), dtype)
+        assert [x.shape for x in gradients] == [x.shape for x in states]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["all", "causal", "narrowed"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 4e-3), (torch.float32, 1e-4)])
-def test_jagged_on_cuda_is_attention_within_each_sequence(causal: bool, dtype: torch.dtype, tolerance: float) -> None:
-    """Flash in half precision, the memory-efficient kernel in fp32; forward and backward."""
-    lengths = [2, 512, 37, 37, 1, 128]
-    states = draw_states(sum(lengths), 12, 64, dtype=dtype, device="cuda")
+def test_cuda_s_kernels_are_attention_within_each_sequence(kind: str, dtype: torch.dtype, tolerance: float) -> None:
+    """Flash in half precision, jagged tensors with the memory-efficient kernel in fp32; forward and backward."""
+    lengths, causal = [2, 512, 37, 37, 1, 128], kind == "causal"
     layout = lay_out_lengths(lengths, "cuda")
-    kernel = SDPBackend.EFFICIENT_ATTENTION if dtype == torch.float32 else SDPBackend.FLASH_ATTENTION
-    with sdpa_kernel(kernel):
-        mixed = attend_jagged(*states, layout, 0.0, 0.125, causal)
+    if kind == "narrowed":
+        layout = narrow(layout, None)
+    shapes = int(layout.offsets[-1]), sum(lengths), sum(lengths)
+    states = [torch.randn(n, 12, 64, dtype=dtype, device="cuda", requires_grad=True) for n in shapes]
+    if dtype == torch.float32:
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            mixed = attend_jagged(*states, layout, 0.0, 0.125, causal)
+    else:
+        assert attention.can_flash(states[0])
+        mixed = attend_flash(*states, layout, 0.0, 0.125, causal)
     exact = [x.detach().double().requires_grad_() for x in states]
     expected = attend_grouped(*exact, layout, 0.0, 0.125, causal)
     upstream = torch.randn_like(mixed)
@@ -352,9 +379,17 @@ def test_jagged_on_cuda_is_attention_within_each_sequence(causal: bool, dtype: t
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_jagged_on_cuda_drops_probabilities_and_keeps_their_mean(dtype: torch.dtype) -> None:
+def test_cuda_drops_probabilities_and_keeps_their_mean(dtype: torch.dtype) -> None:
     """The tolerance is that of the flash kernel, which keeps eight bits of the rate."""
-    check_dropout("jagged", [9, 2, 30, 30, 17], rate=0.3, draws=60, slack=2e-2, dtype=dtype, device="cuda")
+    check_dropout(
+        "jagged" if dtype == torch.float32 else "flash",
+        [9, 2, 30, 30, 17],
+        rate=0.3,
+        draws=60,
+        slack=2e-2,
+        dtype=dtype,
+        device="cuda",
+    )
 
 
 @pytest.mark.gpu

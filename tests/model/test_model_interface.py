@@ -473,21 +473,8 @@ def test_assisted_generation_is_refused(options: dict) -> None:
         model.generate(torch.tensor([[1, 5, 7]]), max_new_tokens=3, do_sample=False, **options)
 
 
-@pytest.mark.parametrize("how", ["export", pytest.param("strict export", marks=pytest.mark.slow), "trace", "onnx"])
-def test_an_export_of_a_packed_model_names_the_remedy(how: str, tmp_path) -> None:
-    model, batch = make_model("BertForSequenceClassification"), make_batch(LENGTHS)
-    export = {
-        "export": lambda: torch.export.export(model, (), batch, strict=False),
-        "strict export": lambda: torch.export.export(model, (), batch, strict=True),
-        "trace": lambda: torch.jit.trace(model, (batch["input_ids"],), strict=False),
-        "onnx": lambda: torch.onnx.export(model, (), tmp_path / "model.onnx", kwargs=batch, dynamo=True, verbose=False),
-    }[how]
-    with pytest.raises(Exception, match=r"cannot be exported or traced; .* with attn_implementation='sdpa'"):
-        export()
-
-
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+@pytest.mark.parametrize("kernel", ["packed", "sdpa", "eager"])
 def test_an_export_by_tracing_takes_batches_of_any_size_and_length(kernel: str, tmp_path) -> None:
     """`torch.onnx.export` without dynamo, which takes a size that it can compute for a constant."""
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -510,10 +497,11 @@ def test_an_export_by_tracing_takes_batches_of_any_size_and_length(kernel: str, 
 
 
 @pytest.mark.parametrize("strict", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_an_export_takes_batches_of_any_size_and_length(strict: bool) -> None:
+@pytest.mark.parametrize("kernel", ["packed", "sdpa"])
+def test_an_export_takes_batches_of_any_size_and_length(kernel: str, strict: bool) -> None:
     """`make clients` exports every head."""
     head = "BertForSequenceClassification"
-    model, dynamic = make_model(head, "sdpa"), torch.export.Dim.DYNAMIC
+    model, dynamic = make_model(head, kernel), torch.export.Dim.DYNAMIC
     batch = shape_for(head, make_batch(LENGTHS))
     shapes = {name: {0: dynamic, x.dim() - 1: dynamic} for name, x in batch.items()}
     exported = torch.export.export(model, (), batch, dynamic_shapes=shapes, strict=strict).module()

@@ -1,0 +1,121 @@
+"""Compiled and exported models give the same numbers as the eager ones, without a graph break and for any lengths."""
+
+import shutil
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from bertkit.model import bert
+from tests.conftest import HEADS, NO_DROPOUT, collect, differ, make_batch, make_labels, make_model, shape_for
+
+LOSS_HEADS = HEADS[1:]
+BATCHES = [[3, 9, 5, 13], [4, 7, 2, 2], [5, 5, 5, 5, 5, 5]]  # more sequences, and all of the same length
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    """Forget compiled code, of which torch keeps a limited number for each function."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def make_inputs(head: str, lengths: list[int]) -> dict[str, Tensor]:
+    """Return a batch with labels."""
+    batch = make_batch(lengths)
+    return shape_for(head, batch) | make_labels(head, batch)
+
+
+def take_step(model: nn.Module, compiled: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
+    """Return the loss of a compiled model and the gradient of every parameter."""
+    model.zero_grad()
+    loss = compiled(**inputs).loss
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+
+
+FAST = ("BertForPreTraining", True)  # the others take ten seconds each
+
+
+@pytest.mark.parametrize(
+    ("head", "places"),
+    [
+        pytest.param(head, places, marks=[] if (head, places) == FAST else pytest.mark.slow)
+        for head in LOSS_HEADS
+        for places in (True, False)
+    ],
+)
+def test_training_compiles_to_one_graph(head, places):
+    """With the places that the Trainer's collator gives the graph is packed, otherwise padded."""
+    model = make_model(head, **NO_DROPOUT).train()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter, dynamic=True, fullgraph=True)
+    for lengths in BATCHES[:2]:
+        inputs = make_inputs(head, lengths)
+        inputs |= model.find_places(**inputs) if places else {}
+        found, expected = (take_step(model, each, inputs) for each in (compiled, model))
+        largest = max(x.abs().max() for x in expected)
+        assert all((x - y).abs().max() <= 2e-6 * largest for x, y in zip(found, expected, strict=True))
+    packed = [node for graph in counter.graphs for node in graph.graph.nodes if "index_copy" in str(node.target)]
+    assert bool(packed) == places or head == "BertForTokenClassification"
+
+
+def test_other_lengths_are_not_compiled_again():
+    head = "BertForSequenceClassification"
+    model = make_model(head, problem_type="single_label_classification").train()
+    counter, counts = CompileCounterWithBackend("eager"), []
+    compiled = torch.compile(model, backend=counter, dynamic=True, fullgraph=True)
+    for lengths in BATCHES:
+        inputs = make_inputs(head, lengths)
+        compiled(**inputs | model.find_places(**inputs)).loss.backward()
+        counts.append(counter.frame_count)
+    assert counts == [counts[0]] * len(BATCHES)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize("head", ["BertForPreTraining", "BertForSequenceClassification"])
+def test_inductor_trains_as_eager_does(head):
+    model = make_model(head, **NO_DROPOUT).train()
+    compiled = torch.compile(model, dynamic=True, fullgraph=True)
+    for lengths in BATCHES:
+        inputs = make_inputs(head, lengths)
+        inputs |= model.find_places(**inputs)
+        found, expected = (take_step(model, each, inputs) for each in (compiled, model))
+        largest = max(x.abs().max() for x in expected)
+        assert all((x - y).abs().max() <= 2e-6 * largest for x, y in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("head", LOSS_HEADS)
+def test_a_packed_model_is_exported_with_padded_attention(head):
+    model, dynamic = make_model(head), torch.export.Dim.DYNAMIC
+    batch = shape_for(head, make_batch(BATCHES[0]))
+    shapes = {name: {0: dynamic, x.dim() - 1: dynamic} for name, x in batch.items()}
+    exported = torch.export.export(model, (), batch, dynamic_shapes=shapes, strict=False).module()
+    for lengths in BATCHES:
+        batch = shape_for(head, make_batch(lengths))
+        found, expected = (collect(dict(each(**batch)), batch["attention_mask"]) for each in (exported, model))
+        assert all(differ(x, expected[name]) < 2e-6 for name, x in found.items())
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_an_export_says_that_its_attention_is_padded(monkeypatch):
+    lines = []
+    monkeypatch.setattr(bert.logger, "warning_once", lines.append)
+    model, batch = make_model("BertForSequenceClassification"), make_batch(BATCHES[0])
+    torch.jit.trace(model, (batch["input_ids"],), strict=False)
+    assert set(lines) == {"packed attention cannot be exported; the exported model has sdpa attention instead"}
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("how", ["export", "trace"])
+def test_a_bilstm_is_not_exported(how):
+    model, batch = make_model("BertBiLSTMForSequenceClassification"), make_batch(BATCHES[0])
+    export = {
+        "export": lambda: torch.export.export(model, (), batch, strict=False),
+        "trace": lambda: torch.jit.trace(model, (batch["input_ids"],), strict=False),
+    }[how]
+    with pytest.raises(Exception, match="a BiLSTM cannot be exported or traced; use a model without one"):
+        export()
