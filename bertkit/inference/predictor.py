@@ -26,6 +26,7 @@ from bertkit.inference.export_record import check_files, find_export
 from bertkit.inference.tables import WRITERS, Row, write_rows
 from bertkit.metrics.calibration import find_limit
 from bertkit.model.checkpoint import TRAINED, find_file, load_config, load_model
+from bertkit.model.cpu import order_weights
 from bertkit.model.onnx import ONNX_FILE, OnnxModel
 from bertkit.model.precision import cast_weights, choose_precision, find_device
 from bertkit.system.files import atomic_open
@@ -124,6 +125,7 @@ class Predictor:
                 raise UsageError(f"{name} lacks weights of its {head}: {missing}; give a fine-tuned model")
             model = model.eval().requires_grad_(False).to(find_device())
             cast_weights(model, self.precision)
+            order_weights(model)
         labels = config.id2label
         names = {label for label in labels.values() if isinstance(label, str)}
         if sorted(labels) != list(range(len(labels))) or len(names) < len(labels):

@@ -161,6 +161,8 @@ def attend_grouped(
         _attend_group(*parts, group, dropout, scaling, causal)  # (b * t, H)
         for group, *parts in zip(whole.groups, *states, strict=True)
     ]
+    if layout.is_even:
+        return mixed[0].view(query.shape)  # (N, A, D)
     tokens, places, real = layout.find_moves()
     return move(torch.cat(mixed), places, tokens, real).view(query.shape)  # (N, A, D)
 
@@ -170,8 +172,10 @@ def _divide(x: Tensor, layout: Packed) -> Iterator[Tensor]:
 
     A padded place repeats a token. No gradient reaches it, because it is masked as a key and left out of the result.
     """
-    tokens, places, _ = layout.find_moves()
-    moved = move(x.reshape(len(x), -1), tokens, places)  # (M, H)
+    moved = x.reshape(len(x), -1)  # (N, H)
+    if not layout.is_even:
+        tokens, places, _ = layout.find_moves()
+        moved = move(moved, tokens, places)  # (M, H)
     for group, part in zip(layout.groups, layout.divide(moved), strict=True):
         yield part.view(*group.shape, *x.shape[1:]).transpose(1, 2)  # (b, A, t, D)
 

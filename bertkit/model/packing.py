@@ -186,6 +186,11 @@ class Packed:
         divided = (self.whole or self).divide_sequences(lengths.device)
         return [_make_group(self.offsets, lengths, members) for members in divided]
 
+    @property
+    def is_even(self) -> bool:
+        """Return whether all sequences have the same length, so that the groups' places are the tokens in order."""
+        return len(self.groups) == 1 and all(part.groups[0].real is None for part in (self, self.whole or self))
+
     def find_moves(self, heads: int = 1) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the indices that move rows into the groups and back.
 
