@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/installed
 CLIENTS := .venv-clients
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs check format test browser test-browser test-all peer clients coverage clean
+.PHONY: help install demo docs check format test browser test-browser test-all peer clients gpu coverage clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
@@ -76,6 +76,9 @@ $(CLIENTS)/installed: pyproject.toml # apart, because a library that is there ch
 	$(CLIENTS)/bin/pip install --quiet --quiet --disable-pip-version-check "$(TORCH)"
 	$(CLIENTS)/bin/pip install --quiet --quiet --disable-pip-version-check --editable ".[clients]"
 	@touch $@
+
+gpu: ## all that needs an accelerator, 20 minutes a call, into runs/gpu; DATA=DIR adds its text/ and squad/
+	$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m bertkit bench gpu --recipe recipes/pretrain/small.toml $(if $(DATA),--data "$(DATA)")
 
 coverage: $(INSTALLED) ## which lines of bertkit no fast test runs
 	rm -f .coverage .coverage.*

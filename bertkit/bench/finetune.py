@@ -45,6 +45,8 @@ def bench_finetune(
     updates: int = 50,
     repeats: int = 3,
     compiled: bool = True,
+    kernels: Sequence[str] = (),
+    characters: int = PAIR_CHARACTERS,
     report: Report = ignore,
 ) -> tuple[dict[str, Any], list[Table]]:
     """Measure the rates of this package and of stock transformers, their ratios, and the difference of their losses.
@@ -53,10 +55,12 @@ def bench_finetune(
         model: A checkpoint; None uses random weights.
         data: The folder of the official GLUE files; None makes pairs of MRPC's lengths from installed documentation.
         task: A GLUE task with training data in `data`.
-        size: The size of the random weights, a key of `RELEASED_SIZES`.
+        size: The size of the random weights, for `choose_size`.
         updates: Updates of each side per round; at most 50 of them are compared. With few updates, stock has little to
             sort: it sorts within a quarter of the rows, or 50 batches.
         compiled: Whether stock is also tried with torch.compile.
+        kernels: Attention implementations with which stock is also tried.
+        characters: The length of the documentation that is read.
 
     Raises:
         UsageError: The task, size, checkpoint or files do not exist, there are too few rows, or the losses differ.
@@ -69,7 +73,7 @@ def bench_finetune(
     sizes = choose_size(size)
     documents: list[Document] = []
     if not model or not data:
-        documents = list(read_documents(["docs"], limit_characters=PAIR_CHARACTERS, report=report))
+        documents = list(read_documents(["docs"], limit_characters=characters, report=report))
     with TemporaryDirectory() as folder:
         start = model or make_start(Path(folder), sizes, documents)
         recipe = complete(chosen, {"checkpoint": start, "batch_size": batch_size, "data": {"dir": str(data or "")}})
@@ -85,7 +89,7 @@ def bench_finetune(
             f"{lengths.mean():.1f} tokens on average (standard deviation {lengths.std():.1f}, maximum {lengths.max()})"
         )
         report(f"model: {model or f'random weights, {sizes}'}")
-        options = {"repeats": repeats, "compiled": compiled, "report": report}
+        options = {"repeats": repeats, "compiled": compiled, "kernels": kernels, "report": report}
         found, tables = bench_training(chosen, recipe, settings, rows, **options)
     return found | {"model": model, "task": task}, tables
 

@@ -1,8 +1,8 @@
-"""Benchmark a classifier's predictions against the pipeline of plain transformers at the best of three batch sizes.
+"""Benchmark a classifier's predictions against the pipeline of plain transformers at its best batch size.
 
 Both sides get the same texts of mixed length, in the same process and on the same device: in fp32, the pipeline's
-default, and in the precision in which the hardware is fastest. In fp32 the classifier's ONNX export is timed, too, on
-the CPU, if bertkit[onnx] is installed; a given export, such as one in int8, is timed beside the fastest precision.
+default, and in the precision in which the hardware is fastest. On a CPU the classifier's ONNX export in fp32 is timed,
+too, if bertkit[onnx] is installed; a given export, such as one in int8, is timed beside the fastest precision.
 
 Left out: loading, and other heads: transformers has no pipeline for questions, endings and next sentences.
 """
@@ -23,6 +23,7 @@ from transformers import pipeline
 
 from bertkit.bench.measure import BERTKIT, Measurement, alternate, note_machine, time_call
 from bertkit.bench.synthetic_text import TEXT_SEED, draw_words, make_words
+from bertkit.bench.training import choose_size
 from bertkit.data.formats.inputs import read_inputs
 from bertkit.data.tokenizer import SPECIAL_TOKENS, make_tokenizer, save_tokenizer
 from bertkit.errors import UsageError
@@ -37,6 +38,7 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks import ANSWERING
 
 BATCH_SIZES = (1, 8, 32)  # of the pipeline
+LARGE_BATCH = 128  # also of the pipeline, on an accelerator
 EXPORT = "export"  # a side
 TEXT_VARIETY = 8_000  # different words in synthetic text
 # Words of a synthetic text: the median, the standard deviation of the logarithm, the maximum.
@@ -50,15 +52,17 @@ def bench_predict(
     repeats: int = 3,
     export: str | None = None,
     *,
+    size: str = "base",
     report: Report = ignore,
 ) -> tuple[dict[str, Any], list[Table]]:
     """Measure the texts per second of both sides, their ratio, and the difference of their answers.
 
     Args:
-        run: A classifier; None uses BERT-base with random weights.
+        run: A classifier; None uses random weights of the given size.
         source: A file of texts, as `bertkit predict` reads it; None makes synthetic texts.
         count: The number of texts, from the beginning of the file.
         export: An export of the run.
+        size: The size of the random weights, for `choose_size`.
 
     Raises:
         UsageError: The run does not classify single texts, or a line has no text.
@@ -66,10 +70,10 @@ def bench_predict(
     if run and find_export(run):
         raise UsageError(f"{run} is an export; give its run, and the export with --export")
     with TemporaryDirectory() as folder:
-        name = run or make_classifier(Path(folder))
+        name = run or make_classifier(Path(folder), size)
         texts = read_texts(source, count) if source else make_texts(count)
         found, tables = time_sides(name, texts, repeats, export, report)
-    return found | {"run": run or "BERT-base, random weights"}, tables
+    return found | {"run": run or f"BERT-{size}, random weights"}, tables
 
 
 def time_sides(
@@ -88,9 +92,11 @@ def time_sides(
         dtype = DTYPES.get(precision, torch.float32)
         stock = pipeline("text-classification", model=name, device=settings.model.device, dtype=dtype)
         calls = {BERTKIT: partial(predictor, texts)}
-        pipelines = {f"pipeline of {size}": partial(stock, texts, batch_size=size, **options) for size in BATCH_SIZES}
+        is_on_cpu = settings.model.device.type == "cpu"
+        sizes = BATCH_SIZES if is_on_cpu else (*BATCH_SIZES, LARGE_BATCH)
+        pipelines = {f"pipeline of {size}": partial(stock, texts, batch_size=size, **options) for size in sizes}
         calls |= pipelines
-        if precision == "fp32" and (exported := make_exported(name)):
+        if precision == "fp32" and is_on_cpu and (exported := make_exported(name)):
             calls[EXPORT] = partial(exported, texts)
         if export and precision == best_precision:
             given = Predictor(export, pairs=False)
@@ -186,10 +192,10 @@ def make_texts(count: int) -> list[str]:
     return [" ".join(draw_words(words, length, random)) for length in lengths]
 
 
-def make_classifier(folder: Path) -> str:
-    """Write BERT-base with random weights and a vocabulary of the synthetic words, and return the directory."""
+def make_classifier(folder: Path, size: str) -> str:
+    """Write a model with random weights and a vocabulary of the synthetic words, and return the directory."""
     tokenizer = make_tokenizer([*SPECIAL_TOKENS, *make_words(TEXT_VARIETY).tolist()], cased=False)
     torch.manual_seed(TEXT_SEED)
-    BertForSequenceClassification(BertConfig()).save_pretrained(folder)
+    BertForSequenceClassification(BertConfig(**choose_size(size))).save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
     return str(folder)

@@ -6,6 +6,7 @@ and without torch.compile; and, as in its example scripts, padded to the full le
 Left out: other objectives, and phases, because each is like this one at its own length.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,20 @@ def bench_pretrain(
     updates: int = 20,
     repeats: int = 3,
     compiled: bool = True,
+    kernels: Sequence[str] = (),
+    characters: int = PRETRAIN_CHARACTERS,
     report: Report = ignore,
 ) -> tuple[dict[str, Any], list[Table]]:
     """Measure the rates of this package and of stock transformers from random weights, their ratios and losses.
 
     Args:
         data: Text as for the corpus of `bertkit pretrain`; None uses installed documentation.
-        size: A key of `RELEASED_SIZES`.
+        size: The size of the model, for `choose_size`.
         length: The maximum number of tokens in a pair.
         updates: Updates of each side per round; at most 50 of them are compared.
         compiled: Whether stock is also tried with torch.compile.
+        kernels: Attention implementations with which stock is also tried.
+        characters: The length of the text that is read.
 
     Raises:
         UsageError: The size or the text does not exist, or the losses differ.
@@ -50,7 +55,7 @@ def bench_pretrain(
         "data": {
             "corpus": [str(data or "docs")],
             "vocab_size": SMALL_VOCABULARY,
-            "limit_characters": PRETRAIN_CHARACTERS,
+            "limit_characters": characters,
             "max_length": length,
         },
         "train": {"max_steps": updates, "warmup_steps": 0.1},
@@ -60,9 +65,8 @@ def bench_pretrain(
     precision = choose_precision(recipe["precision"])
     report(f"{updates:,} updates of {batch_size} pairs of at most {length} tokens, {precision}, {sizes}")
     rows, settings = prepared.data["train"], prepared.settings
-    found, tables = bench_training(
-        PRETRAINING, recipe, settings, rows, repeats=repeats, compiled=compiled, report=report
-    )
+    options = {"repeats": repeats, "compiled": compiled, "kernels": kernels, "report": report}
+    found, tables = bench_training(PRETRAINING, recipe, settings, rows, **options)
     if found["memory"] is not None:
         report(f"memory beyond the weights: {found['memory']:.2f} times stock's on the same batches")
     return found | {"length": length, "size": sizes}, tables

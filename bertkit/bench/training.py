@@ -12,7 +12,7 @@ Without dropout, both sides must have the same losses in every update; this is c
 Left out: several processes; loading; evaluation.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, Tra
 from bertkit.bench.measure import BERTKIT, Measurement, Timed, alternate, measure_growth, note_machine
 from bertkit.data.sequences import IGNORED
 from bertkit.errors import UsageError
-from bertkit.model.precision import DTYPES, choose_precision, find_device
+from bertkit.model.precision import DTYPES, choose_precision, find_device, use_precision
 from bertkit.reports.tables import MISSING, Table
 from bertkit.system.memory import restore_memory
 from bertkit.system.progress import Report, ignore
@@ -58,6 +58,12 @@ RELEASED_SIZES = {  # Google's release: layers, hidden size
     "medium": (8, 512),
     "base": (12, 768),
     "large": (24, 1024),
+}
+MINILM_SIZES = {  # MiniLM-L6-H384, whose heads have 32 units
+    "num_hidden_layers": 6,
+    "hidden_size": 384,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
 }
 STOCK_OPTIMIZER = {"optim": "adamw_torch_fused"}
 QUIET = {  # for every side: only train
@@ -150,9 +156,19 @@ def load_both(task: Task, recipe: Recipe, settings: Mapping[str, Any]) -> tuple[
 
 
 def make_sides(
-    task: Task, recipe: Recipe, settings: Mapping[str, Any], rows: Any, compiled: bool, report: Report
+    task: Task,
+    recipe: Recipe,
+    settings: Mapping[str, Any],
+    rows: Any,
+    compiled: bool,
+    report: Report,
+    kernels: Sequence[str] = (),
 ) -> dict[str, Side]:
-    """Return this package's side and stock's sides; at its best, stock sorts rows unless their order is fixed."""
+    """Return this package's side and stock's sides; at its best, stock sorts rows unless their order is fixed.
+
+    Args:
+        kernels: Attention implementations of stock beside sdpa, each a side of that name if it works here.
+    """
     ours, stock = load_both(task, recipe, settings)
     plain = merge(recipe, {"train": STOCK_OPTIMIZER})
     full = partial(collate_full, task, recipe["data"]["max_length"])
@@ -168,7 +184,24 @@ def make_sides(
         sides[SORTED] = make_side(task, best, stock, rows, collate)
     if compiled and compile_model(other := deepcopy(stock), report, dynamic=not is_ordered):
         sides[COMPILED] = make_side(task, best, other, rows, collate)
+    for kernel in kernels:
+        if (other := copy_with_kernel(stock, kernel, sides[BERTKIT].precision, report)) is not None:
+            sides[kernel] = make_side(task, best, other, rows, task.collate)
     return sides
+
+
+def copy_with_kernel(stock: PreTrainedModel, kernel: str, precision: str, report: Report) -> PreTrainedModel | None:
+    """Return a copy of a stock model with another attention implementation, or None if that does not work here."""
+    other = deepcopy(stock).to(find_device())
+    try:
+        other.set_attn_implementation(kernel)
+        ids = torch.ones(2, 8, dtype=torch.int64, device=other.device)
+        with torch.no_grad(), use_precision(precision, other.device):
+            other(input_ids=ids, attention_mask=ids)
+    except Exception as error:  # missing packages, kernels for other devices, and downloads without a network
+        report(f"transformers' {kernel} does not work here, so no side uses it: {type(error).__name__}")
+        return None
+    return other
 
 
 def collate_full(task: Task, length: int, items: Any) -> dict[str, Tensor]:
@@ -198,7 +231,15 @@ def train_epoch(side: Side, updates: int, *, logs: bool = False) -> Timed:
 
 
 def bench_training(
-    task: Task, recipe: Recipe, settings: Mapping[str, Any], rows: Any, *, repeats: int, compiled: bool, report: Report
+    task: Task,
+    recipe: Recipe,
+    settings: Mapping[str, Any],
+    rows: Any,
+    *,
+    repeats: int,
+    compiled: bool,
+    report: Report,
+    kernels: Sequence[str] = (),
 ) -> tuple[dict[str, Any], list[Table]]:
     """Compare the losses of both sides, and then measure them on the rows, one batch per update.
 
@@ -214,7 +255,7 @@ def bench_training(
     losses = compare_losses(*both, min(updates, COMPARED), report)
     lengths, targets = count_tokens(task, rows, recipe["batch_size"])
     flops = count_flops(ours.config, lengths, targets)
-    sides = make_sides(task, recipe, settings, rows, compiled, report)
+    sides = make_sides(task, recipe, settings, rows, compiled, report, kernels)
     found, table = measure_sides(sides, updates, lengths, flops, repeats, report)
     return found | {"losses": losses, "batch_size": recipe["batch_size"], "environment": environment}, [table]
 
@@ -316,14 +357,16 @@ def compile_model(model: PreTrainedModel, report: Report, *, dynamic: bool) -> b
 
 
 def choose_size(name: str | None) -> dict[str, int]:
-    """Return BertConfig's sizes for one of Google's models; the default is base on an accelerator, else small.
+    """Return BertConfig's sizes for a named model; the default is base on an accelerator, else small.
 
     Raises:
         UsageError: There is no model of that name.
     """
     name = name or ("base" if torch.accelerator.is_available() else "small")
+    if name == "minilm":
+        return MINILM_SIZES
     if name not in RELEASED_SIZES:
-        raise UsageError(f"unknown size {name!r}; expected one of {', '.join(RELEASED_SIZES)}")
+        raise UsageError(f"unknown size {name!r}; expected one of {', '.join(RELEASED_SIZES)}, minilm")
     layers, hidden = RELEASED_SIZES[name]
     return {
         "num_hidden_layers": layers,

@@ -171,6 +171,45 @@ def bench_pretrain(
     run_bench(pretrain.bench_pretrain, as_json, data, compiled=compiled, **options)
 
 
+@benches.command("gpu")
+def bench_gpu(
+    output: Annotated[
+        Path | None,
+        PathOption("--output", help="Directory to write (default: runs/gpu or runs/gpu-tiny).", metavar="DIR"),
+    ] = None,
+    minutes: Annotated[float, typer.Option("--minutes", help="Time for the whole command.", min=0.1)] = 20.0,
+    data: Annotated[
+        Path | None, PathOption("--data", help="Folder that may hold text/ and squad/.", metavar="DIR")
+    ] = None,
+    model: Annotated[
+        str | None, PlaceOption("--model", help="MiniLM checkpoint (default: random weights).", metavar="NAME|RUN")
+    ] = None,
+    recipe: Annotated[
+        Path | None, PathOption("--recipe", help="Pretraining recipe whose curve is measured.", metavar="FILE")
+    ] = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Rehearse with tiny sizes on the CPU.")] = False,
+) -> None:
+    """Run all that needs an accelerator: tests, parity, benchmarks, a pretraining and SQuAD.
+
+    Finished steps are not repeated: the same command continues. The directory has a JSON file per step, and RESULTS.md.
+
+    $ bertkit bench gpu --recipe recipes/pretrain/small.toml --minutes 20
+    """
+    choose_device("cpu" if tiny else None)
+    from bertkit.bench.campaign import Campaign, run_campaign
+    from bertkit.bench.campaign_page import make_page
+    from bertkit.bench.campaign_steps import check_accelerator, list_steps
+
+    folder = output or Path("runs", "gpu-tiny" if tiny else "gpu")
+    campaign = Campaign(folder, data, model, recipe, tiny)
+    check_accelerator(campaign)
+    with Screen() as screen, explain_disk_error(folder):
+        failed = run_campaign(campaign, list_steps(campaign), minutes, screen.say, make_page)
+        screen.say(f"Figures: {folder / 'RESULTS.md'}")
+    if failed:
+        raise typer.Exit(1)
+
+
 def run_bench(
     bench: Callable[..., tuple[Mapping[str, Any], list[Table]]], as_json: Path | None, *arguments: Any, **options: Any
 ) -> None:

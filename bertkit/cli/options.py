@@ -80,7 +80,9 @@ Device = Annotated[
 Size = Annotated[
     str | None,
     typer.Option(
-        "--size", help="Size of a randomly initialised model: tiny, mini, small, medium, base or large.", metavar="NAME"
+        "--size",
+        help="Size of a randomly initialised model: tiny, mini, small, medium, base, large or minilm.",
+        metavar="NAME",
     ),
 ]
 Text = Annotated[

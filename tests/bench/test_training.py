@@ -121,7 +121,9 @@ def test_memory_is_what_a_call_adds():
 
 def test_an_unknown_size_lists_those_there_are():
     assert choose_size("large")["num_attention_heads"] == 16
-    with pytest.raises(UsageError, match="unknown size 'huge'; expected one of tiny, mini, small, medium, base, large"):
+    with pytest.raises(
+        UsageError, match="unknown size 'huge'; expected one of tiny, mini, small, medium, base, large, minilm"
+    ):
         choose_size("huge")
 
 
