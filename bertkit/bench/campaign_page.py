@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.bench.campaign import FAILURE, read_records
+from bertkit.bench.campaign_steps import CURVE_SCORES
 from bertkit.bench.measure import BERTKIT
 from bertkit.bench.training import COMPILED, EXAMPLE, SAME_BATCHES, SORTED
 from bertkit.reports.markdown import format_table
@@ -47,11 +48,21 @@ def list_machines(figures: Records, records: Records) -> list[str]:
         device = ", ".join(machine["gpus"]) or f"CPU ({machine['processor']}, {machine['threads']} threads)"
         packages = machine["packages"]
         versions = f"torch {packages['torch']}, transformers {packages['transformers']}"
-        found.setdefault(f"{device}; {versions}; commit {(machine['commit'] or MISSING)[:7]}", []).append(name)
+        found.setdefault(f"{device}; {versions}; commit {shorten_commit(machine['commit'])}", []).append(name)
     lines = [f"{machine}: {', '.join(names)}." for machine, names in found.items()]
     if any(one["tiny"] for one in records.values()):
         lines = ["Rehearsal with tiny sizes: no figure means anything.", "", *lines]
     return lines
+
+
+def shorten_commit(commit: str | None) -> str:
+    """Return the first digits of a commit, with the "+" of changed files."""
+    return MISSING if commit is None else commit[:7] + "+" * commit.endswith("+")
+
+
+def show_share(share: float, digits: int = 0) -> str:
+    """Return a share in percent."""
+    return f"{100 * share:.{digits}f} %"
 
 
 def list_sizes(figures: Records, kind: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
@@ -62,30 +73,42 @@ def list_sizes(figures: Records, kind: str) -> Iterable[tuple[str, Mapping[str, 
 
 
 def tabulate_parity(figures: Records) -> Table:
-    """Return the errors of both sides by head and precision."""
+    """Return the errors of our side by head and precision, with those of stock's gradients."""
     lines = []
-    for head, by_precision in figures.get("parity", {}).get("heads", {}).items():
-        for precision, one in by_precision.items():
-            pairs = [f"{one[kind]['bertkit']:.1e} ({one[kind]['stock']:.1e})" for kind in ("loss", "gradients")]
-            lines.append([head, precision, *pairs, "yes" if one["agrees"] else "no"])
-    heads = ["head", "precision", "loss", "gradients", "agrees"]
-    return make_table("Relative errors of an update to stock in fp64, in parentheses stock's own", heads, lines)
+    for head, found in figures.get("parity", {}).get("heads", {}).items():
+        cells = []
+        for one in found.values():
+            gradients = "{bertkit:.1e} ({stock:.1e})".format(**one["gradients"])
+            cells.append(f"{one['loss']['bertkit']:.1e}; {gradients}{'' if one['agrees'] else ', does not agree'}")
+        lines.append([head, *cells])
+    caption = "Relative errors of the loss; of the gradients (in parentheses of stock's), each to stock in fp64"
+    return make_table(caption, ["head", "fp32", "bf16", "fp16"], lines)
 
 
 def tabulate_training(figures: Records) -> Table:
     """Return the rates and the memory of all sides in fine-tuning and pretraining."""
-    lines = []
+    lines: list[list[str]] = []
+    rates: dict[str, list[float]] = {}
+    apart = []
     for kind in ("pretrain", "finetune"):
         for size, found in list_sizes(figures, kind):
-            for side, one in found["sides"].items():
-                lines.append([f"{kind} {size}", *list_side(kind, size, side, one, found)])
+            lines += [[f"{kind} {size}", *list_side(kind, size, side, found)] for side in found["sides"]]
+            apart.append(found["losses"]["mean_difference"])
+            for precision, measured in found["products"].items():
+                rates.setdefault(precision, []).extend(measured)
+    products = ", ".join(f"{name} {min(found) / 1e12:.3g} to {max(found) / 1e12:.3g}" for name, found in rates.items())
+    caption = (
+        f"Training beside plain transformers, medians, memory beyond the weights; products: {products} TFLOP/s; mean "
+        f"loss difference without dropout at most {max(apart, default=0):.1e}"
+    )
     heads = ["", "side", "sequences per second", "of the products' rate", "memory, MiB", "bertkit is"]
-    return make_table("Training beside plain transformers, medians; memory beyond the weights", heads, lines)
+    return make_table(caption, heads, lines)
 
 
-def list_side(kind: str, size: str, side: str, one: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+def list_side(kind: str, size: str, side: str, found: Mapping[str, Any]) -> list[str]:
     """Return the cells of one side, with the aims for ours."""
-    rate, share = one["samples_per_second"], f"{one['share_of_products']:.0%}"
+    one = found["sides"][side]
+    rate, share = one["samples_per_second"], show_share(one["share_of_products"])
     memory = MISSING if one["peak_bytes"] is None else f"{one['peak_bytes'] / 2**20:,.0f}"
     name = f"{SIDE_NAMES.get(side, side)}, {one['precision']}"
     if side != BERTKIT:
@@ -94,7 +117,7 @@ def list_side(kind: str, size: str, side: str, one: Mapping[str, Any], found: Ma
             times += f", its best (aim {SPEED_AIM})"
         return [name, f"{rate:,.1f}", share, memory, times]
     if (kind, size) == ("pretrain", "base"):
-        share += f" (aim {PRODUCTS_AIM:.0%})"
+        share += f" (aim {show_share(PRODUCTS_AIM)})"
     less = "" if found["memory"] is None else f"{found['memory']:.2f} of the memory (aim {MEMORY_AIM})"
     return [name, f"{rate:,.1f}", share, memory, less]
 
@@ -118,13 +141,14 @@ def tabulate_curve(figures: Records) -> Table:
     caption = "Pretraining"
     if found["curve"]:
         known = found["metrics"]
+        majority = show_share(known["nsp_majority"], 1)
         caption = (
             f"`bertkit pretrain --recipe {found['recipe']}` with {found['updates']:,} updates of {found['batch_size']} "
             f"pairs of {found['text']} in {describe_duration(found['seconds'])}; masked-LM loss of the token "
-            f"frequencies {known['unigram_loss']:.3f}, larger next-sentence class {known['nsp_majority']:.1%}"
+            f"frequencies {known['unigram_loss']:.3f}, larger next-sentence class {majority}"
         )
     lines = [
-        [f"{one['update']:,}", f"{one['mlm_loss']:.3f}", f"{one['mlm_accuracy']:.1%}", f"{one['nsp_accuracy']:.1%}"]
+        [f"{one['update']:,}", f"{one['mlm_loss']:.3f}", *(show_share(one[name], 1) for name in CURVE_SCORES[1:])]
         for one in found["curve"]
     ]
     return make_table(caption, ["update", "masked-LM loss", "masked-LM accuracy", "next-sentence accuracy"], lines)
@@ -135,9 +159,7 @@ def tabulate_scores_of_squad(figures: Records) -> Table:
     lines = []
     if found := figures.get("squad"):
         scores = found["metrics"]
-        lines = [
-            [f"{found['version']}", f"{found['questions']:,}", f"{scores['exact_match']:.1f}", f"{scores['f1']:.1f}"]
-        ]
+        lines = [[found["version"], f"{found['questions']:,}", f"{scores['exact_match']:.1f}", f"{scores['f1']:.1f}"]]
     return make_table("SQuAD, one epoch", ["version", "training questions, at most", "EM", "F1"], lines)
 
 

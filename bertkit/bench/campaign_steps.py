@@ -26,32 +26,34 @@ CURVE_CHARACTERS = 100_000_000  # of text at most
 CURVE_POINTS = 20
 CURVE_SCORES = ("mlm_loss", "mlm_accuracy", "nsp_accuracy")
 SQUAD_QUESTIONS = 20_000  # for training
-SQUAD_FILES = {1: "train-v1.1.json", 2: "train-v2.0.json"}
+SQUAD_RELEASES = {1: "1.1", 2: "2.0"}
 
 # A rehearsal's sizes.
 TINY_BENCH = {"size": "tiny", "batch_size": 4, "updates": 2, "repeats": 1, "compiled": False, "kernels": ("eager",)}
 TINY_CHARACTERS = 200_000
 TINY_TEXTS = 8
 TINY_LENGTHS = [2, 17, 33, 9]
+TINY_VOCABULARY = 500
 TINY_RECIPE: Mapping[str, Any] = {
     "batch_size": 8,
     "model": {"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 1, "intermediate_size": 128},
     "data": {"vocab_size": 1000, "heldout_pairs": 16},
     "phase": [{"share": 0.9, "max_length": 32}, {"share": 0.1, "max_length": 64}],
 }
-TINY_UPDATES = 10
+TINY_UPDATES = 10  # of the probe
 TINY_SQUAD: Mapping[str, Any] = {"batch_size": 4, "data": {"max_length": 64, "doc_stride": 16, "max_query_length": 16}}
 
 
 def list_steps(campaign: Campaign) -> dict[str, Step]:
     """Return the steps in their order, without those whose tests, recipe or data are missing.
 
-    The seconds are estimates for an H100; a rehearsal's are for two cores of a CPU.
+    The seconds are estimates for an H100. A rehearsal has benchmarks of one size.
     """
     seconds = {"tests": 60, "parity": 60}
     benches = {"pretrain": bench_pretraining, "finetune": bench_finetuning, "predict": bench_predictions}
     runs = {"tests": run_tests, "parity": compare_with_stock}
-    for size, times in {"base": (80, 100, 40), "minilm": (60, 60, 30), "large": (110, 150, 70)}.items():
+    expectations = {"base": (80, 100, 40), "minilm": (60, 60, 30), "large": (110, 150, 70)}
+    for size, times in list(expectations.items())[: 1 if campaign.tiny else None]:
         for (kind, bench), expected in zip(benches.items(), times, strict=True):
             runs[f"{kind}-{size}"], seconds[f"{kind}-{size}"] = partial(bench, size), expected
     runs |= {"curve": pretrain, "squad": answer_questions}
@@ -129,9 +131,11 @@ def run_tests(campaign: Campaign, report: Report) -> dict[str, Any]:
 def compare_with_stock(campaign: Campaign, report: Report) -> dict[str, Any]:
     """Compare losses and gradients with plain transformers."""
     from bertkit.bench.parity import compare_heads
+    from bertkit.bench.training import choose_size
 
-    size, lengths = ("tiny", TINY_LENGTHS) if campaign.tiny else ("base", PARITY_LENGTHS)
-    return compare_heads(size, lengths, report)
+    if campaign.tiny:
+        return compare_heads(choose_size("tiny") | {"vocab_size": TINY_VOCABULARY}, TINY_LENGTHS, report)
+    return compare_heads(choose_size("base"), PARITY_LENGTHS, report)
 
 
 # --- Benchmarks -------------------------------------------------------------------------------------------------------
@@ -193,13 +197,12 @@ def pretrain(campaign: Campaign, report: Report) -> dict[str, Any]:
     recipe = merge(recipe, {"data": {"corpus": [str(corpus)]}})
     if (output / RECIPE_FILE).exists():
         updates = read_recipe(output / RECIPE_FILE)["train"]["max_steps"]
-    elif campaign.tiny:
-        updates = TINY_UPDATES
     else:
+        probe, allowed = (TINY_UPDATES, 1) if campaign.tiny else (PROBE_UPDATES, CURVE_SECONDS)
         with TemporaryDirectory() as folder:
-            run(PRETRAINING, shorten(recipe, PROBE_UPDATES, 1), output=folder, report=report)
+            run(PRETRAINING, shorten(recipe, probe, 1), output=folder, report=report)
             seconds = find_training_seconds(read_log(Path(folder)))
-        updates = int(CURVE_SECONDS * PROBE_UPDATES / seconds)
+        updates = int(allowed * probe / seconds)
     metrics = run(PRETRAINING, shorten(recipe, updates, CURVE_POINTS), output=output, report=report)
     log = read_log(output)
     draw_curve(output, metrics)
@@ -233,11 +236,11 @@ def build_corpus(campaign: Campaign, corpus: Path, vocab_size: int, report: Repo
 
 
 def shorten(recipe: Mapping[str, Any], updates: int, points: int) -> dict[str, Any]:
-    """Return a pretraining recipe with another number of updates, evaluated and saved at the given number of points."""
+    """Return a pretraining recipe with another number of updates, evaluated at the given number of points."""
     from bertkit.training.recipe import merge
 
     every = max(1, updates // points)
-    train = {"max_steps": updates, "warmup_steps": 0.1, "eval_steps": every, "save_steps": every, "save_total_limit": 1}
+    train = {"max_steps": updates, "warmup_steps": 0.1, "eval_steps": every, "save_steps": 5 * every}
     return merge(recipe, {"train": train})
 
 
@@ -259,7 +262,8 @@ def list_squad_versions(campaign: Campaign) -> list[int]:
     """Return the versions of SQuAD whose training file is in the data, 1.1 first."""
     if campaign.data is None:
         return []
-    return [number for number, name in SQUAD_FILES.items() if (campaign.data / "squad" / name).exists()]
+    folder = campaign.data / "squad"
+    return [number for number, release in SQUAD_RELEASES.items() if (folder / f"train-v{release}.json").exists()]
 
 
 def answer_questions(campaign: Campaign, report: Report) -> dict[str, Any]:
@@ -282,7 +286,7 @@ def answer_questions(campaign: Campaign, report: Report) -> dict[str, Any]:
     recipe = merge(recipe, TINY_SQUAD if campaign.tiny else {})
     metrics = run(find_squad(number), recipe, output=campaign.output / "squad", report=report)
     return {
-        "version": number,
+        "version": SQUAD_RELEASES[number],
         "metrics": metrics,
         "start": campaign.model or "curve",
         "questions": SQUAD_QUESTIONS,

@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 
 import bertkit
 from bertkit.bench.measure import note_machine
-from bertkit.bench.training import choose_size
 from bertkit.data.sequences import IGNORED
 from bertkit.model.config import BertConfig
 from bertkit.model.precision import DTYPES, find_device, use_precision
@@ -44,17 +43,17 @@ LOSS_SCALE = 1024.0  # keeps small gradients representable in fp16
 LABELS = 3  # of the classifiers
 
 
-def compare_heads(size: str, lengths: list[int], report: Report = ignore) -> dict[str, Any]:
+def compare_heads(sizes: Mapping[str, int], lengths: list[int], report: Report = ignore) -> dict[str, Any]:
     """Return the errors of both sides by head and precision, and the pairs that do not agree.
 
     Args:
-        size: The size of the models, for `choose_size`.
+        sizes: Values of BertConfig.
         lengths: The tokens of each sequence; an even number of sequences.
     """
     environment, heads, apart = note_machine(report), {}, []
     for head in PARITY_HEADS:
         torch.manual_seed(0)
-        ours = make_head(head, size)
+        ours = make_head(head, sizes)
         taken = [max(lengths)] * len(lengths) if head == "BertForQuestionAnswering" else lengths
         batch = make_batch(head, taken, ours.config.vocab_size)
         heads[head] = compare_head(ours, batch)
@@ -62,14 +61,14 @@ def compare_heads(size: str, lengths: list[int], report: Report = ignore) -> dic
         apart += [f"{head} in {precision}" for precision in wrong]
         worst = max(found["gradients"]["bertkit"] for found in heads[head].values())
         report(f"{head}: largest error of the gradients {worst:.1e}{', does not agree' if wrong else ''}")
-    found = {"heads": heads, "size": size, "lengths": lengths, "environment": environment}
+    found = {"heads": heads, "sizes": dict(sizes), "lengths": lengths, "environment": environment}
     return found | ({"failure": f"other losses or gradients than stock: {', '.join(apart)}"} if apart else {})
 
 
-def make_head(head: str, size: str) -> PreTrainedModel:
+def make_head(head: str, sizes: Mapping[str, int]) -> PreTrainedModel:
     """Return a model with random weights and without dropout, on the device."""
     config = BertConfig(
-        **choose_size(size),
+        **sizes,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
         num_labels=2 if head == "BertForQuestionAnswering" else LABELS,
