@@ -28,7 +28,7 @@ FAILED = ".failed.json"
 FAILURE = "failure"  # key of a step's figures: the reason why they count as failed
 STOP_SECONDS = 30.0  # seconds in which a step that is cut off may save its state
 SLACK = 3  # multiple of its expected time after which a step has failed
-LONGEST_REASON = 300  # characters
+LONGEST_FAILURE = 300  # characters
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def describe_failure(error: Exception) -> str:
     """Return an exception as one line."""
     if isinstance(error, UsageError):
         return str(error)
-    return f"{type(error).__name__}: {join_lines(error)[:LONGEST_REASON]}"
+    return f"{type(error).__name__}: {join_lines(error)[:LONGEST_FAILURE]}"
 
 
 def run_campaign(

@@ -66,6 +66,7 @@ COMMANDS = [
     "bench predict",
     "bench finetune",
     "bench pretrain",
+    "bench gpu",
     "corpus build",
     "corpus stats",
 ]
