@@ -1,7 +1,7 @@
 """Run the steps of a GPU campaign, each in its own process, within a total time and from where they were cut off.
 
 In the output directory, `NAME.json` holds the figures of a finished step, which is not repeated; `NAME.failed.json` the
-reason of a failed one, which the next call tries again; `NAME.log` its output. `RESULTS.md` is made from these files.
+reason of a failed one, which the next call tries again; `NAME.log` its output.
 
 A step gets its own process so that running out of memory, a fault of a kernel or a hang cannot affect the others.
 
@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import UsageError, explain_refusal, join_lines
-from bertkit.system.files import atomic_write, hold_directory, write_json
+from bertkit.system.files import hold_directory, write_json
 from bertkit.system.progress import Report, describe_duration
 from bertkit.system.signals import follow_parent
 
 FAILED = ".failed.json"
 FAILURE = "failure"  # key of a step's figures: the reason why they count as failed
-STOP_SECONDS = 30.0  # seconds in which a step that is cut off may save its state
+STOP_SECONDS = 20.0  # in which a step that is cut off may save its state; reserved in the total time
 SLACK = 3  # multiple of its expected time after which a step has failed
 LONGEST_FAILURE = 300  # characters
 
@@ -124,18 +124,14 @@ def run_campaign(
     steps: Mapping[str, Step],
     minutes: float,
     report: Report,
-    make_page: Callable[[Path], str],
     execute: Execute = run_in_process,
 ) -> list[str]:
     """Run the unfinished steps that fit into the time, those that failed before last, and return those that failed.
 
-    Args:
-        make_page: Returns the content of `RESULTS.md`, which is written after every step.
-
     Raises:
         UsageError: The output directory is in use, or a rehearsal and a campaign share it.
     """
-    end = time.monotonic() + 60 * minutes
+    end = time.monotonic() + 60 * minutes - STOP_SECONDS
     output, failed = campaign.output, []
     with explain_refusal(f"the directory {output}"), hold_directory(output):
         check_kind(campaign)
@@ -152,7 +148,6 @@ def run_campaign(
             report(f"{name}: about {describe_duration(step.seconds)}")
             if record(name, campaign, step, left, report, execute):
                 failed.append(name)
-            atomic_write(make_page(output), output / "RESULTS.md")
     return failed
 
 

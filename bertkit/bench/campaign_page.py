@@ -10,6 +10,7 @@ from bertkit.bench.measure import BERTKIT
 from bertkit.bench.training import COMPILED, EXAMPLE, SAME_BATCHES, SORTED
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import MISSING, Table, make_table
+from bertkit.system.files import atomic_write
 from bertkit.system.progress import describe_duration
 
 PAGE_SIZES = ("minilm", "base", "large")
@@ -27,8 +28,8 @@ SIDE_NAMES = {
 Records = Mapping[str, Mapping[str, Any]]
 
 
-def make_page(output: Path) -> str:
-    """Return the page of the steps that have ended in a campaign's directory."""
+def write_page(output: Path) -> Path:
+    """Write the page of the steps that have ended in a campaign's directory, and return its path."""
     records = read_records(output)
     figures = {name: one["found"] for name, one in records.items() if one["found"]}
     lines = ["## On an accelerator", "", "`make gpu`; aims in parentheses; failed steps are in the last table.", ""]
@@ -37,7 +38,9 @@ def make_page(output: Path) -> str:
     for table in (*(make(figures) for make in parts), tabulate_steps(records)):
         if table.rows:
             lines += [f"{table.caption}:", "", *format_table(table), ""]
-    return "\n".join(lines)
+    path = output / "RESULTS.md"
+    atomic_write("\n".join(lines), path)
+    return path
 
 
 def list_machines(figures: Records, records: Records) -> list[str]:
@@ -158,8 +161,7 @@ def tabulate_scores_of_squad(figures: Records) -> Table:
     """Return the scores on SQuAD."""
     lines = []
     if found := figures.get("squad"):
-        scores = found["metrics"]
-        lines = [[found["version"], f"{found['questions']:,}", f"{scores['exact_match']:.1f}", f"{scores['f1']:.1f}"]]
+        lines = [[found["version"], f"{found['questions']:,}", *(f"{score:.1f}" for score in found["scores"].values())]]
     return make_table("SQuAD, one epoch", ["version", "training questions, at most", "EM", "F1"], lines)
 
 

@@ -49,22 +49,33 @@ def list_steps(campaign: Campaign) -> dict[str, Step]:
 
     The seconds are estimates for an H100. A rehearsal has benchmarks of one size.
     """
-    seconds = {"tests": 60, "parity": 60}
-    benches = {"pretrain": bench_pretraining, "finetune": bench_finetuning, "predict": bench_predictions}
-    runs = {"tests": run_tests, "parity": compare_with_stock}
-    expectations = {"base": (80, 100, 40), "minilm": (60, 60, 30), "large": (110, 150, 70)}
-    for size, times in list(expectations.items())[: 1 if campaign.tiny else None]:
-        for (kind, bench), expected in zip(benches.items(), times, strict=True):
-            runs[f"{kind}-{size}"], seconds[f"{kind}-{size}"] = partial(bench, size), expected
-    runs |= {"curve": pretrain, "squad": answer_questions}
-    seconds |= {"curve": CURVE_SECONDS + 60, "squad": 120}
+    steps = {
+        "tests": Step(60, run_tests),
+        "parity": Step(60, compare_with_stock),
+        **list_benches("base", 80, 100, 40),
+        **list_benches("minilm", 60, 60, 30),
+        "curve": Step(CURVE_SECONDS + 60, pretrain),
+        "squad": Step(120, answer_questions),
+        **list_benches("large", 110, 150, 70),
+    }
     missing = {
         "tests": not (CHECKOUT / "tests").is_dir(),
         "curve": campaign.recipe is None,
         "squad": not list_squad_versions(campaign),
     }
-    names = [name for name in runs if not missing.get(name)]
-    return {name: Step(30 if campaign.tiny else seconds[name], runs[name]) for name in names}
+    steps = {name: step for name, step in steps.items() if not missing.get(name)}
+    if not campaign.tiny:
+        return steps
+    return {name: Step(30, step.run) for name, step in steps.items() if not name.endswith(("-minilm", "-large"))}
+
+
+def list_benches(size: str, pretraining: float, finetuning: float, prediction: float) -> dict[str, Step]:
+    """Return the benchmarks of a size, with their seconds."""
+    return {
+        f"pretrain-{size}": Step(pretraining, partial(bench_pretraining, size)),
+        f"finetune-{size}": Step(finetuning, partial(bench_finetuning, size)),
+        f"predict-{size}": Step(prediction, partial(bench_predictions, size)),
+    }
 
 
 def check_accelerator(campaign: Campaign) -> None:
@@ -287,6 +298,7 @@ def answer_questions(campaign: Campaign, report: Report) -> dict[str, Any]:
     metrics = run(find_squad(number), recipe, output=campaign.output / "squad", report=report)
     return {
         "version": SQUAD_RELEASES[number],
+        "scores": {"EM": metrics["exact_match" if number == 1 else "exact"], "F1": metrics["f1"]},
         "metrics": metrics,
         "start": campaign.model or "curve",
         "questions": SQUAD_QUESTIONS,

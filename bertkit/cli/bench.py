@@ -87,7 +87,7 @@ def bench_predict(
     export: Annotated[str | None, PlaceOption("--export", help="Export of RUN to time as well.", metavar="DIR")] = None,
     as_json: JsonFile = None,
 ) -> None:
-    """Time predictions beside the pipeline of transformers, at its best of batch sizes 1, 8 and 32.
+    """Time predictions beside the pipeline of transformers at its best batch size.
 
     $ bertkit bench predict runs/sst2 --input reviews.txt --json predict.json
     """
@@ -177,7 +177,7 @@ def bench_gpu(
         Path | None,
         PathOption("--output", help="Directory to write (default: runs/gpu or runs/gpu-tiny).", metavar="DIR"),
     ] = None,
-    minutes: Annotated[float, typer.Option("--minutes", help="Time for the whole command.", min=0.1)] = 20.0,
+    minutes: Annotated[float, typer.Option("--minutes", help="Time for the whole command.", min=1)] = 20.0,
     data: Annotated[
         Path | None, PathOption("--data", help="Folder that may hold text/ and squad/.", metavar="DIR")
     ] = None,
@@ -197,15 +197,15 @@ def bench_gpu(
     """
     choose_device("cpu" if tiny else None)
     from bertkit.bench.campaign import Campaign, run_campaign
-    from bertkit.bench.campaign_page import make_page
+    from bertkit.bench.campaign_page import write_page
     from bertkit.bench.campaign_steps import check_accelerator, list_steps
 
     folder = output or Path("runs", "gpu-tiny" if tiny else "gpu")
     campaign = Campaign(folder, data, model, recipe, tiny)
     check_accelerator(campaign)
     with Screen() as screen, explain_disk_error(folder):
-        failed = run_campaign(campaign, list_steps(campaign), minutes, screen.say, make_page)
-        screen.say(f"Figures: {folder / 'RESULTS.md'}")
+        failed = run_campaign(campaign, list_steps(campaign), minutes, screen.say)
+        screen.say(f"Figures: {write_page(folder)}")
     if failed:
         raise typer.Exit(1)
 

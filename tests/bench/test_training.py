@@ -241,6 +241,19 @@ def test_sides_that_do_not_train_the_same_are_refused(bert, glue, tiny):
         training.compare_losses(sides[BERTKIT], stock, 2, ignore)
 
 
+def test_stock_takes_other_kernels_that_work_here(bert, glue, tiny):
+    lines = []
+    task = TASKS["rte"]
+    recipe = complete(task, {"checkpoint": bert, "batch_size": 8, "data": {"dir": str(glue)}})
+    prepared = prepare(task, recipe)
+    rows, kernels = finetune.choose_rows(prepared.data["train"], 2, 8), ("eager", "no_such_kernel")
+    sides = make_sides(task, recipe, prepared.settings, rows, False, lines.append, kernels)
+    assert list(sides) == [BERTKIT, SAME_BATCHES, EXAMPLE, SORTED, "eager"]
+    assert sides["eager"].model.config._attn_implementation == "eager"
+    assert sides[SORTED].model.config._attn_implementation == "sdpa"
+    assert lines == ["transformers' no_such_kernel does not work here, so no side uses it: ValueError"]
+
+
 def test_every_epoch_begins_from_the_same_weights(bert, glue, tiny):
     sides = make_rte_sides(bert, glue)
     for side in (sides[BERTKIT], sides[SAME_BATCHES]):
