@@ -251,7 +251,7 @@ def test_the_rehearsal_runs_every_step(call, tmp_path, monkeypatch):
     assert all(record["tiny"] for record in records.values())
     assert records["tests"]["found"]["tests"] > 0
     page = (tmp_path / "gpu" / "RESULTS.md").read_text()
-    assert page.count("\n|---|") == 7
+    assert page.count("\n|---|") == 6
     assert "Rehearsal with tiny sizes: no figure means anything." in page
     code, out, _ = call(*command)
     assert code == 0
