@@ -98,7 +98,7 @@ def find_gold(table: Columns) -> str:
         return predicted.removesuffix(APART)
     if predicted == "prediction" and "label" in table.table.column_names:
         return "label"
-    raise UsageError(f"{table.source}: which column has the right labels? name it with --label")
+    raise UsageError(f"{table.source} has no column of right labels beside {predicted!r}; name it with --label")
 
 
 def find_space(tables: Sequence[Columns], labels: Sequence[str], predicted: Sequence[str]) -> LabelSpace:

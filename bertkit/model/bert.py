@@ -32,9 +32,7 @@ from transformers.utils.output_capturing import capture_outputs
 from bertkit.model.attention import attend_eagerly
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import Dropout, is_adapted, is_traced, move
-from bertkit.model.packing import PACKED, Packed, Padded, lay_out, narrow, unpack_all
-
-logger = logging.get_logger(__name__)
+from bertkit.model.packing import PACKED, Layout, Packed, Padded, lay_out, narrow, unpack_all
 
 
 class BertEmbeddings(nn.Module):
@@ -80,7 +78,7 @@ class BertSelfAttention(nn.Module):
         self,
         hidden: Tensor,
         attention_mask: Tensor | None,
-        layout: Packed | Padded,
+        layout: Layout,
         asking: Tensor | None = None,
         **kwargs,
     ) -> tuple[Tensor, Tensor | None]:
@@ -133,11 +131,7 @@ class BertAttention(nn.Module):
         self.output = BertOutput(config, config.hidden_size)
 
     def forward(
-        self,
-        hidden: Tensor,
-        attention_mask: Tensor | None,
-        layout: Packed | Padded,
-        narrowed: Packed | None = None,
+        self, hidden: Tensor, attention_mask: Tensor | None, layout: Layout, narrowed: Packed | None = None
     ) -> Tensor:
         asking = hidden if narrowed is None else layout.select(hidden, narrowed.indices)  # (packed, H) or (W, H)
         mixed, _ = self.self(hidden, attention_mask, narrowed or layout, asking)
@@ -166,11 +160,7 @@ class BertLayer(GradientCheckpointingLayer):
         self.output = BertOutput(config, config.intermediate_size)
 
     def forward(
-        self,
-        hidden: Tensor,
-        attention_mask: Tensor | None,
-        layout: Packed | Padded,
-        narrowed: Packed | None = None,
+        self, hidden: Tensor, attention_mask: Tensor | None, layout: Layout, narrowed: Packed | None = None
     ) -> Tensor:
         hidden = self.attention(hidden, attention_mask, layout, narrowed)
         return self.output(self.intermediate(hidden), hidden)  # (packed, H) or (W, H)
@@ -184,11 +174,7 @@ class BertEncoder(nn.Module):
         self.layer = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
 
     def forward(
-        self,
-        hidden: Tensor,
-        attention_mask: Tensor | None,
-        layout: Packed | Padded,
-        narrowed: Packed | None = None,
+        self, hidden: Tensor, attention_mask: Tensor | None, layout: Layout, narrowed: Packed | None = None
     ) -> Tensor:
         """Return the states (packed, H), or those (W, H) of a narrowed layout, which the last layer computes alone."""
         for number, layer in enumerate(self.layer, 1):
@@ -209,6 +195,7 @@ class BertPooler(nn.Module):
         return self.activation(self.dense(hidden[:, 0]))  # (B, H)
 
 
+PADDED_EXPORT = "packed attention cannot be exported; the exported model has sdpa attention instead"
 NARROWED = ("packed", "eager", "sdpa")  # attention implementations whose last layer computes only what is read
 
 
@@ -304,7 +291,7 @@ class BertModel(BertPreTrainedModel):
         attention_mask: Tensor | None,
         inputs_embeds: Tensor | None = None,
         real_places: Tensor | None = None,
-    ) -> Packed | Padded:
+    ) -> Layout:
         """Return the layout of a batch, for a head that works on packed states.
 
         Raises:
@@ -318,12 +305,10 @@ class BertModel(BertPreTrainedModel):
         if implementation == PACKED and real_places is None and is_traced():  # shapes cannot depend on the mask
             implementation = "sdpa"
             if torch.compiler.is_exporting() or torch.jit.is_tracing():
-                logger.warning_once(
-                    "packed attention cannot be exported; the exported model has sdpa attention instead"
-                )
+                logging.get_logger(__name__).warning_once(PADDED_EXPORT)
         return lay_out(tuple(given.shape[:2]), attention_mask, implementation, given.device, real_places)
 
-    def narrow(self, layout: Packed | Padded, places: Tensor | None, mask: Tensor | None, **kwargs) -> Packed | None:
+    def narrow(self, layout: Layout, places: Tensor | None, mask: Tensor | None, **kwargs) -> Packed | None:
         """Return the layout of the states that a head reads, if the last layer can compute them alone, else None.
 
         It computes all states if hidden states or attentions are requested (in `kwargs` or in the configuration), if a
@@ -352,7 +337,7 @@ class BertModel(BertPreTrainedModel):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        layout: Packed | Padded | None = None,
+        layout: Layout | None = None,
         narrowed: Packed | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPooling:
@@ -397,7 +382,7 @@ class BertModel(BertPreTrainedModel):
         self,
         hidden: Tensor,
         attention_mask: Tensor | None,
-        layout: Packed | Padded,
+        layout: Layout,
         narrowed: Packed | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPooling:
@@ -422,7 +407,7 @@ class BertModel(BertPreTrainedModel):
         token_type_ids: Tensor,
         position_ids: Tensor,
         inputs_embeds: Tensor | None,
-        layout: Packed | Padded,
+        layout: Layout,
     ) -> Tensor:
         """Return the first layer's input (packed, H); hooks on the embeddings see (B, T, H), as in transformers."""
         words, given = self.embeddings.word_embeddings, {"token_type_ids": token_type_ids, "position_ids": position_ids}
@@ -449,7 +434,7 @@ class BertModel(BertPreTrainedModel):
                 f"{self.config._attn_implementation!r}; load the model with it or call set_attn_implementation('eager')"
             )
 
-    def _number_positions(self, layout: Packed | Padded, given: Tensor) -> Tensor:
+    def _number_positions(self, layout: Layout, given: Tensor) -> Tensor:
         """Return the positions (1, T) on the device of `given`, or raise a ValueError if T is too large."""
         if layout.shape[1] > self.config.max_position_embeddings:
             raise ValueError(

@@ -22,10 +22,9 @@ from bertkit.model.bilstm import BertBiLSTM
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import Dropout
 from bertkit.model.loss import IGNORE_INDEX, classify_each_loss, classify_loss, regress_loss, weigh_labels
-from bertkit.model.packing import Packed, Padded, find_places, find_read, keep_first, unpack_all
+from bertkit.model.packing import Layout, find_places, find_read, keep_first, unpack_all
 
 Encoded = BaseModelOutputWithPooling
-Layout = Packed | Padded
 Count = Tensor | int | None  # number of labels of the whole update, over all micro-batches and processes
 Scored = tuple[Tensor, Tensor | None]  # logits, and the loss if labels are given
 

@@ -230,14 +230,17 @@ def _make_group(offsets: Tensor, lengths: Tensor, members: Tensor) -> Group:
     return Group(tokens.flatten(), (len(members), longest), real)
 
 
-def unpack_all(states: tuple[Tensor, ...] | None, layout: Packed | Padded) -> tuple[Tensor | None, ...] | None:
+Layout = Packed | Padded
+
+
+def unpack_all(states: tuple[Tensor, ...] | None, layout: Layout) -> tuple[Tensor | None, ...] | None:
     """Return recorded states, each (packed, H), as (B, T, H)."""
     return None if states is None else tuple(None if state is None else layout.unpack(state) for state in states)
 
 
 def lay_out(
     shape: tuple[int, int], mask: Tensor | None, implementation: str, device: torch.device, places: Tensor | None = None
-) -> Packed | Padded:
+) -> Layout:
     """Return the layout of a batch of `shape` (B, T) for an attention implementation.
 
     A row of the mask without a real token keeps its first one, so that every sequence has a [CLS].
@@ -264,7 +267,7 @@ def lay_out(
     return Packed(shape, find_places(mask) if places is None else places, offsets)
 
 
-def narrow(layout: Packed | Padded, places: Tensor | None) -> Packed:
+def narrow(layout: Layout, places: Tensor | None) -> Packed:
     """Return the layout of the W tokens that a head reads.
 
     Args:

@@ -16,9 +16,9 @@ from transformers.utils.generic import can_return_tuple
 from bertkit.model.bert import StartsAtZero
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import is_adapted, is_transformed
-from bertkit.model.heads import BertHead, Count, Encoded, Layout, Scored, finish
+from bertkit.model.heads import BertHead, Count, Encoded, Scored, finish
 from bertkit.model.loss import IGNORE_INDEX, classify_loss, decode_loss
-from bertkit.model.packing import PACKED, find_places, find_read, keep_first
+from bertkit.model.packing import PACKED, Layout, find_places, find_read, keep_first
 
 logger = logging.get_logger(__name__)
 
