@@ -32,6 +32,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, Tra
 from bertkit.bench.measure import BERTKIT, Measurement, Timed, alternate, measure_growth, note_machine
 from bertkit.data.sequences import IGNORED
 from bertkit.errors import UsageError
+from bertkit.model.heads import BertHead
 from bertkit.model.precision import DTYPES, choose_precision, find_device, use_precision
 from bertkit.reports.tables import MISSING, Table
 from bertkit.system.memory import restore_memory
@@ -41,6 +42,7 @@ from bertkit.training.arguments import make_arguments
 from bertkit.training.recipe import Recipe, merge
 from bertkit.training.run import make_model, make_trainer
 
+OURS_COMPILED = "bertkit, compiled"  # a side, as BERTKIT
 SAME_BATCHES, SORTED, COMPILED, EXAMPLE = "same", "sorted", "compiled", "example"  # stock's sides
 TRAINING_SEED = 0
 # For random weights: the tokens of the trained vocabulary, and the rows of the embeddings.
@@ -164,7 +166,7 @@ def make_sides(
     report: Report,
     kernels: Sequence[str] = (),
 ) -> dict[str, Side]:
-    """Return this package's side and stock's sides; at its best, stock sorts rows unless their order is fixed.
+    """Return this package's sides and stock's; at its best, stock sorts rows unless their order is fixed.
 
     Args:
         kernels: Attention implementations of stock beside sdpa, each a side of that name if it works here.
@@ -184,6 +186,8 @@ def make_sides(
         sides[SORTED] = make_side(task, best, stock, rows, collate)
     if compiled and compile_model(other := deepcopy(stock), report, dynamic=not is_ordered):
         sides[COMPILED] = make_side(task, best, other, rows, collate)
+        if compile_model(other := deepcopy(ours), report, dynamic=True):
+            sides[OURS_COMPILED] = make_side(task, recipe, other, rows)
     for kernel in kernels:
         if (other := copy_with_kernel(stock, kernel, sides[BERTKIT].precision, report)) is not None:
             sides[kernel] = make_side(task, best, other, rows, task.collate)
@@ -314,7 +318,7 @@ def measure_sides(
         }
         added = MISSING if memory[name] is None else f"{memory[name] / 2**20:,.0f}"
         cells[name] = side.precision, f"{tokens / middle:,.0f}", f"{share:.0%}", added
-    best = measured.find_fastest(name for name in sides if name not in (BERTKIT, EXAMPLE))
+    best = measured.find_fastest(name for name in sides if name not in (BERTKIT, OURS_COMPILED, EXAMPLE))
     compared = {"stock_same": SAME_BATCHES, "stock_best": best, "stock_example": EXAMPLE}
     found = {
         "sides": figures,
@@ -349,7 +353,8 @@ def compile_model(model: PreTrainedModel, report: Report, *, dynamic: bool) -> b
     try:
         model.to(find_device()).compile(dynamic=dynamic)
         ids = torch.ones(2, 8, dtype=torch.int64, device=model.device)
-        model(input_ids=ids, attention_mask=ids)
+        places = model.find_places(attention_mask=ids) if isinstance(model, BertHead) else {}
+        model(input_ids=ids, attention_mask=ids, **places)
     except Exception as error:  # compilers raise errors of many kinds
         report(f"torch.compile fails here, so no side uses it: {type(error).__name__}")
         return False
