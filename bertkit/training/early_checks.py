@@ -3,8 +3,8 @@
 `bertkit.training.arguments.complete` checks everything again, with the values that a person has not given.
 """
 
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from bertkit.system.hub import find_dataset
@@ -22,6 +22,6 @@ def check_early(task: Task, *recipes: Mapping[str, Any]) -> None:
     given, defaults = merge(*recipes), task.recipe["data"]
     check({key: value for key, value in given.items() if key not in ("model", "train")}, data_defaults=defaults)
     options = merge({"data": defaults}, given)["data"]
-    if (place := options.get("dir")) and not Path(place).exists() and find_dataset(place) is None:
+    if (place := options.get("dir")) and not os.path.exists(place) and find_dataset(place) is None:
         task.load(options, ignore)  # raises the error that names what is expected there
     check(given, data_defaults=defaults)  # [model] and [train] need the fields of transformers' classes
