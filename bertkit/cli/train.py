@@ -357,6 +357,7 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any]) -> None:
     from bertkit.tasks import TASKS
     from bertkit.training.early_checks import check_early
     from bertkit.training.recipe import check, merge, parse_setting, read_recipe
+    from bertkit.training.run_dir import METRICS_FILE
 
     given = merge({"checkpoint": options.model or None, "data": data}, *map(parse_setting, options.settings or []))
     task = TASKS[name]
@@ -365,14 +366,15 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any]) -> None:
         check(written, data_defaults=task.recipe["data"], where=str(options.recipe))
     else:
         written = task.starter(given)
-    check_early(task, written, given)
+    output = options.output or Path("runs") / name
+    is_finished = (output / METRICS_FILE).exists()
+    check_early(task, written, given, reads_data=not (options.dry_run or is_finished))
 
     from bertkit.training import plan, push
     from bertkit.training import run as runs
 
     with Screen() as screen:
         screen.names |= {row.key: row.name for row in task.table}
-        output = options.output or Path("runs") / name
         if options.push_to is not None:
             push.check_push(options.push_to)
         if options.dry_run:

@@ -20,10 +20,13 @@ from rich.console import Console
 
 from bertkit import cli
 from bertkit.cli import bench, console
+from bertkit.errors import UsageError
 from bertkit.inference.glue_submission import SUBMITTED
 from bertkit.reports.tables import make_table
 from bertkit.studies.tables import write_table
+from bertkit.tasks.glue import GLUE
 from bertkit.tasks.option import PRETRAINING_OPTIONS
+from bertkit.training.early_checks import check_early
 from tests.data.pretraining.test_build_faults import limit_files
 from tests.official import (
     list_questions,
@@ -105,6 +108,13 @@ def test_a_mistake_is_named_before_torch_is_imported(words, expected):
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "[]\n")
     assert expected in done.stderr
+
+
+def test_a_dry_run_and_a_finished_run_need_no_data(tmp_path):
+    task, given = GLUE["rte"], {"data": {"dir": str(tmp_path / "nowhere")}}
+    check_early(task, given, reads_data=False)
+    with pytest.raises(UsageError, match="nowhere is not a folder"):
+        check_early(task, given, reads_data=True)
 
 
 def test_imports_are_not_searched_for_garbage_and_work_is(monkeypatch):
