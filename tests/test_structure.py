@@ -61,7 +61,9 @@ def test_no_two_constants_or_classes_have_one_name():
         ("import bertkit", ("torch", "transformers", "numpy", "typer")),
         ("import bertkit.cli", ("torch", "transformers", "numpy", "rich.table")),
         ("import bertkit.training.recipe", ("torch", "transformers")),
+        ("from bertkit.tasks import TASKS", ("torch", "transformers", "datasets", "sklearn", "matplotlib")),
         pytest.param("import bertkit.model.bert", ("datasets", "evaluate"), marks=pytest.mark.slow),
+        pytest.param("import bertkit.inference.predictor", ("datasets", "sklearn"), marks=pytest.mark.slow),
         # transformers' Trainer imports datasets if it is there
         pytest.param("import bertkit.training.run", ("evaluate", "matplotlib"), marks=pytest.mark.slow),
     ],

@@ -3,6 +3,7 @@
 A user's mistake gives one line on standard error and exit code 2; a run stopped by a signal ends with 128 + its number.
 """
 
+import gc
 import os
 import re
 import sys
@@ -11,7 +12,7 @@ from inspect import getdoc
 
 import typer
 
-from bertkit.cli.console import LAUNCHED, explain_mistakes, leave_at_once, silence_libraries
+from bertkit.cli.console import LAUNCHED, RARE_COLLECTION, explain_mistakes, leave_at_once, silence_libraries
 from bertkit.cli.options import app
 from bertkit.errors import UsageError
 
@@ -61,6 +62,7 @@ def check_launcher() -> None:
 
 def main() -> None:
     """Run the console command."""
+    gc.set_threshold(*RARE_COLLECTION)  # imports leave no garbage to look for
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # escapes characters that the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")

@@ -1,6 +1,7 @@
 """Output and exit of the command line: progress, tables, one line for a mistake, signals."""
 
 import atexit
+import gc
 import os
 import re
 import shutil
@@ -27,6 +28,8 @@ LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # the variables
 FOR, AGAINST = (90, 160, 255), (255, 150, 60)  # colours of the largest attributions, in red, green and blue
 LEAST_COLOURED = 0.1  # share of the largest attribution
 NOTHING_DONE = "dry run: nothing was trained or written"
+COLLECTION = gc.get_threshold()
+RARE_COLLECTION = (100_000, *COLLECTION[1:])  # new objects before a collection, while libraries are imported
 
 
 class Screen(AbstractContextManager):
@@ -44,6 +47,13 @@ class Screen(AbstractContextManager):
         self.done = 0
         self.latest: dict[str, float] = {}
         self.trains = False  # training continues when standard output is closed
+
+    def __enter__(self) -> "Screen":
+        """Begin the work: collect garbage as usual, but not among the objects that imports have made."""
+        if gc.get_threshold() == RARE_COLLECTION:
+            gc.freeze()
+            gc.set_threshold(*COLLECTION)
+        return self
 
     def __exit__(self, *exception: Any) -> None:
         self.finish_progress()

@@ -272,9 +272,9 @@ def reproduce(
 
     $ bertkit reproduce runs/rte
     """
-    with Screen() as screen:
-        from bertkit.training import reproduce as reproduction
+    from bertkit.training import reproduce as reproduction
 
+    with Screen() as screen:
         again = output or Path(f"{run}-again")
         with screen.watch_training():
             found = reproduction.reproduce(run, again, report=screen.say, progress=screen.advance)
@@ -354,22 +354,27 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any]) -> None:
     Args:
         data: Values for `[data]` in the recipe; None means "not given".
     """
+    from bertkit.tasks import TASKS
+    from bertkit.training.early_checks import check_early
     from bertkit.training.recipe import check, merge, parse_setting, read_recipe
+    from bertkit.training.run_dir import METRICS_FILE
 
     given = merge({"checkpoint": options.model or None, "data": data}, *map(parse_setting, options.settings or []))
-    written = read_recipe(options.recipe) if options.recipe else None
-    with Screen() as screen:
-        from bertkit.tasks import TASKS
-        from bertkit.training import plan, push
-        from bertkit.training import run as runs
+    task = TASKS[name]
+    if options.recipe:
+        written = read_recipe(options.recipe)
+        check(written, data_defaults=task.recipe["data"], where=str(options.recipe))
+    else:
+        written = task.starter(given)
+    output = options.output or Path("runs") / name
+    is_finished = (output / METRICS_FILE).exists()
+    check_early(task, written, given, reads_data=not (options.dry_run or is_finished))
 
-        task = TASKS[name]
+    from bertkit.training import plan, push
+    from bertkit.training import run as runs
+
+    with Screen() as screen:
         screen.names |= {row.key: row.name for row in task.table}
-        if written is not None:
-            check(written, data_defaults=task.recipe["data"], where=str(options.recipe))
-        else:
-            written = task.starter(given)
-        output = options.output or Path("runs") / name
         if options.push_to is not None:
             push.check_push(options.push_to)
         if options.dry_run:
@@ -399,14 +404,13 @@ def compare(
     Args:
         gather: Writes more results of all runs, and returns their table.
     """
+    from bertkit.studies import runner as studies
+    from bertkit.studies.cells import describe_plan
+    from bertkit.training import push
     from bertkit.training.recipe import parse_setting
 
     options = [given, *map(parse_setting, settings or [])]
     with Screen() as screen:
-        from bertkit.studies import runner as studies
-        from bertkit.studies.cells import describe_plan
-        from bertkit.training import push
-
         made = studies.make_study(definition, *options, where=where)
         if push_to is not None:
             push.check_push(push_to)
@@ -444,9 +448,9 @@ def upload(screen: Screen, run: Path, repo: str, private: bool = False) -> None:
 
 def combine(task: Any, runs: list[Path], data: Path | None, output: Path) -> None:
     """Combine the answers of finished runs, and print the scores."""
-    with Screen() as screen:
-        from bertkit.inference import ensemble
+    from bertkit.inference import ensemble
 
+    with Screen() as screen:
         if is_first_process():
             with explain_disk_error(output):
                 results = ensemble.combine(task, runs, output, data, screen.say)

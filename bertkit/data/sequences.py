@@ -8,15 +8,15 @@ removes the padding. Left out: the meaning of the labels.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset
 
 from bertkit.data.tokenizer import find_words
 from bertkit.system.files import take_fingerprint
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TEXTS_A_BATCH = 10_000  # texts tokenized in one call
 TOKENS_A_BATCH = 8192
@@ -26,8 +26,8 @@ Pieces = list[np.ndarray]  # the tokens of a text, or of the two of a pair
 Cut = Callable[[Pieces, int], tuple[list[Pieces], bool]]
 
 
-class Items(Dataset):
-    """A data set that returns several items by indexing each of them."""
+class Items:
+    """A data set for torch's DataLoader that returns several items by indexing each of them."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return several items."""
@@ -191,13 +191,15 @@ def encode_inputs(
     return Sequences(ids, ends, np.array(seconds), labels, np.array(shortened), np.array(counts))
 
 
-def pad(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+def pad(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
     """Collate sequences into a batch, padded to the longest sequence.
 
     `attention_mask` and columns with an integer per token become (B, T), other columns (B,), or (B, L) for several
     labels. The padding value is IGNORED for `labels` and 0 for all other columns, whatever the vocabulary: nothing is
     computed on padding.
     """
+    import torch
+
     lengths = torch.tensor([len(item["input_ids"]) for item in items])
     batch = {"attention_mask": (torch.arange(int(lengths.max())) < lengths[:, None]).long()}  # (B, T)
     places = batch["attention_mask"].bool()
@@ -211,11 +213,13 @@ def pad(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
     return batch
 
 
-def pad_choices(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+def pad_choices(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
     """Collate items of several sequences, such as choices or windows, into columns of shape (B, C, T), as `pad` does.
 
     C is the largest number of sequences of an item. An absent sequence has an `attention_mask` of zeros.
     """
+    import torch
+
     names = ("input_ids", "token_type_ids")
     pairs = [pair for item in items for pair in zip(*(item[name] for name in names), strict=True)]
     flat = pad([dict(zip(names, pair, strict=True)) for pair in pairs])  # (N, T), N = all sequences

@@ -10,6 +10,8 @@ Left out: files (`bertkit.data.formats.conll`) and scores (`bertkit.metrics`).
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -295,3 +297,35 @@ def fit_context(ends: np.ndarray, documents: np.ndarray, room: int) -> tuple[np.
     spare = room - (end - begin)
     stops = reach_right(spare - (begin - reach_left(spare // 2)))
     return reach_left(spare - (stops - end)), stops
+
+
+@dataclass(frozen=True, eq=False)
+class Features(Items):
+    """S sequences of words with the activations of each word's first token, on disk.
+
+    Attributes:
+        path: A .npy file (M, K, H), followed by its CRC-32.
+        ends: (S,) the number of words up to each sequence's end.
+        labels: (M,) the labels of the words.
+    """
+
+    path: Path
+    ends: np.ndarray
+    labels: np.ndarray
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """Return the activations (M, K, H), memory-mapped from the file."""
+        return np.load(self.path, mmap_mode="r")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the memory map, which every process opens itself."""
+        return {name: value for name, value in self.__dict__.items() if name != "values"}
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        """Return one sequence: `features` (W, K, H) and `labels` (W,)."""
+        words = slice(self.ends[index - 1] if index else 0, self.ends[index])
+        return {"features": self.values[words], "labels": self.labels[words]}

@@ -31,7 +31,6 @@ from bertkit.metrics.classification import (
     score_numbers,
 )
 from bertkit.metrics.rows import RowScore, measure_numbers
-from bertkit.model.checkpoint import load_config
 from bertkit.reports.tables import ScoreRow, count
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.classification_figures import draw_reliability, find_losses, list_figures
@@ -391,6 +390,8 @@ class ClassificationTask(TextTask):
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
         """Return commands that use the fine-tuned model."""
+        from bertkit.model.checkpoint import load_config
+
         is_saved = (output / "config.json").is_file()  # with the columns, which may have been guessed
         text = load_config(str(output)).text_columns if is_saved else recipe["data"]["text"]
         given = 'dict(text="…", text_pair="…")' if len(text) == 2 else '"…"'

@@ -13,10 +13,8 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -24,7 +22,7 @@ from accelerate import PartialState
 from huggingface_hub import cached_assets_path
 from torch import Tensor
 
-from bertkit.data.sequences import Items, Sequences, batch_by_length, pad
+from bertkit.data.sequences import Sequences, batch_by_length, pad
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.model.bert import BertModel
 from bertkit.model.bilstm import FEATURE_LAYERS, check_feature_layers, select_features
@@ -84,38 +82,6 @@ def run_encoder(model: BertModel, sequences: Sequences, layers: str) -> Iterator
 
 
 # --- For training -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Features(Items):
-    """S sequences of words with the activations of each word's first token, on disk.
-
-    Attributes:
-        path: A .npy file (M, K, H), followed by its CRC-32.
-        ends: (S,) the number of words up to each sequence's end.
-        labels: (M,) the labels of the words.
-    """
-
-    path: Path
-    ends: np.ndarray
-    labels: np.ndarray
-
-    @cached_property
-    def values(self) -> np.ndarray:
-        """Return the activations (M, K, H), memory-mapped from the file."""
-        return np.load(self.path, mmap_mode="r")
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the memory map, which every process opens itself."""
-        return {name: value for name, value in self.__dict__.items() if name != "values"}
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """Return one sequence: `features` (W, K, H) and `labels` (W,)."""
-        words = slice(self.ends[index - 1] if index else 0, self.ends[index])
-        return {"features": self.values[words], "labels": self.labels[words]}
 
 
 def pad_features(items: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Tensor]:

@@ -6,9 +6,7 @@ constant answer.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from bertkit.data.sequences import pad
 from bertkit.data.tokenizer import load_tokenizer
@@ -17,6 +15,9 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.task import BERT_TRAIN, Task, repeat_run
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TRAIN = BERT_TRAIN | {  # A.3: as in pre-training, except batch size, learning rate and epochs, which each task sets
     "warmup_steps": 0.1,  # a share of all updates
@@ -68,11 +69,11 @@ class FineTuningTask(Task):
         if train.get("max_steps", -1) <= 0 and train["num_train_epochs"] <= 0:
             raise UsageError(f"num_train_epochs is {train['num_train_epochs']:g} in [train]; it must be above 0")
 
-    def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
         """Return the padded batch of some sequences."""
         return pad(items)
 
-    def summarize(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    def summarize(self, outputs: Any, batch: Mapping[str, "Tensor"]) -> "Tensor":
         """Return the logits (B, L), or (B, C) for multiple choice."""
         return outputs.logits.float()
 

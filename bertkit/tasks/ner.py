@@ -14,11 +14,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from bertkit.data.formats.columns import Columns, has_splits, read_splits
 from bertkit.data.formats.conll import (
@@ -41,20 +39,17 @@ from bertkit.data.formats.entities import (
 )
 from bertkit.data.sequences import IGNORED, pad
 from bertkit.data.splits import check_split_options, describe_shares, divide_train, hash_keys
-from bertkit.data.tagging import ABSENT, Sentence, TaggedText, WordWindows, encode_words, split_words
+from bertkit.data.tagging import ABSENT, Features, Sentence, TaggedText, WordWindows, encode_words, split_words
 from bertkit.data.tags import TAG, from_iob2
 from bertkit.data.tokenizer import find_words
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import find_entities, measure_entities, score_entities
 from bertkit.metrics.rows import RowScore
-from bertkit.model.bilstm import FEATURE_LAYERS
-from bertkit.model.bilstm_heads import BertFeaturesForTokenClassification
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_dataset
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.classification import UNLABELLED
-from bertkit.tasks.features import Features, cache_features, pad_features
 from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.ner_files import name_entities, number_rows, write_conll, write_rows
 from bertkit.tasks.option import NER_OPTIONS
@@ -62,6 +57,9 @@ from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array,
 from bertkit.tasks.targets import NameTargets
 from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, RowAnswer, shorten_text
 from bertkit.tasks.texts import take_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 UNDECIDED = -1  # label where the logits are NaN or infinite
 ENTITY_SCORES = ("precision", "recall", "f1", "strict_f1")
@@ -143,6 +141,8 @@ class NerTask(FineTuningTask):
         check_split_options(recipe["data"])
         if not (layers := recipe["data"]["features"]):
             return
+        from bertkit.model.bilstm import FEATURE_LAYERS
+
         if layers not in FEATURE_LAYERS:
             raise UsageError(f"unknown layers {layers!r} in features; expected one of {', '.join(FEATURE_LAYERS)}")
         for key in ("freeze", "bilstm", "reinit_layers"):
@@ -217,6 +217,8 @@ class NerTask(FineTuningTask):
         words = encode_words(examples["text"], examples["labels"], tokenizer, options["max_length"], options["context"])
         if not options["features"]:
             return words
+        from bertkit.tasks.features import cache_features
+
         places, ends, labels = words.locate_all()
         path, is_renewed = cache_features(
             recipe["checkpoint"],
@@ -266,9 +268,13 @@ class NerTask(FineTuningTask):
         """Return some of the sentences."""
         return {**examples, "text": examples["text"].take(numbers)}
 
-    def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
         """Return the batch of some sequences, of either approach."""
-        return pad_features(items) if "features" in items[0] else pad(items)
+        if "features" not in items[0]:
+            return pad(items)
+        from bertkit.tasks.features import pad_features
+
+        return pad_features(items)
 
     def describe(self, data: NerData, split: str) -> list[str]:
         """Return lines on context and words that cannot be predicted, and the file of the features."""
@@ -302,7 +308,7 @@ class NerTask(FineTuningTask):
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
-    def summarize(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    def summarize(self, outputs: Any, batch: Mapping[str, "Tensor"]) -> "Tensor":
         """Return (B, W): the likeliest label of each of a sequence's own words with a token, padded with IGNORED.
 
         W is the largest number of such words. Labels are UNDECIDED where the logits are NaN or infinite. The Trainer
@@ -409,13 +415,17 @@ class NerTask(FineTuningTask):
         data = encode_words(text, settings.labels, settings.tokenizer, settings.max_length)
         return data, data.stops - data.starts + 2
 
-    def collate_inputs(self, data: WordWindows, numbers: list[int], settings: PredictionSettings) -> dict[str, Tensor]:
+    def collate_inputs(
+        self, data: WordWindows, numbers: list[int], settings: PredictionSettings
+    ) -> dict[str, "Tensor"]:
         """Return a batch whose `labels` say which words are tagged; for a head that reads words as `ner` gives it."""
+        from bertkit.model.bilstm_heads import BertFeaturesForTokenClassification
+
         batch = pad(data.__getitems__(numbers))
         is_featured = isinstance(settings.model, BertFeaturesForTokenClassification)
         return batch | place_words(data, numbers) if is_featured else batch
 
-    def keep(self, outputs: Any, batch: Mapping[str, Tensor], settings: PredictionSettings) -> list[np.ndarray]:
+    def keep(self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings) -> list[np.ndarray]:
         """Return for each sequence (2, words): labels of its own words with a token, and their probabilities."""
         labels = check_decided(self.summarize(outputs, batch).cpu().numpy())
         probabilities = outputs.logits.float().softmax(-1).amax(-1)  # (B, T)
@@ -482,8 +492,10 @@ def decide(summaries: np.ndarray, data: NerData) -> list[list[str]]:
     return get_words(data).name_tags([row[row != IGNORED] for row in check_decided(summaries)])
 
 
-def gather_words(values: Tensor, known: Tensor) -> Tensor:
+def gather_words(values: "Tensor", known: "Tensor") -> "Tensor":
     """Return (B, W): of the values (B, T) those at the `known` places (B, T), padded with IGNORED."""
+    import torch
+
     counts = known.sum(1, keepdim=True)
     places = torch.arange(max(int(counts.max()), 1), device=known.device) < counts  # (B, W)
     return torch.full_like(places, IGNORED, dtype=values.dtype).masked_scatter(places, values[known])
@@ -518,16 +530,19 @@ def describe_types(texts: Mapping[str, TaggedText], types: Sequence[str]) -> lis
     return describe_shares(counts, {split: len(text.sentences) for split, text in labelled.items()}, types)
 
 
-def place_words(data: WordWindows, chosen: Sequence[int]) -> dict[str, Tensor]:
+def place_words(data: WordWindows, chosen: Sequence[int]) -> dict[str, "Tensor"]:
     """Return `word_places` and `labels` (B, W) of some sentences, for a head that reads words."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
     places, labels = [], []
     for index in chosen:
         found = data.locate(index)
         places.append(torch.from_numpy(found[found != ABSENT]))
         labels.append(torch.zeros_like(places[-1]))
     return {
-        "word_places": nn.utils.rnn.pad_sequence(places, batch_first=True, padding_value=ABSENT),
-        "labels": nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=IGNORED),
+        "word_places": pad_sequence(places, batch_first=True, padding_value=ABSENT),
+        "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORED),
     }
 
 

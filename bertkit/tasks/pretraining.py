@@ -14,11 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from bertkit.data.pretraining.dataset import Phase, PretrainingData, take
 from bertkit.data.pretraining.masking import check_rates
@@ -34,13 +32,15 @@ from bertkit.data.pretraining.tokenize import (
 from bertkit.data.sequences import IGNORED, pad
 from bertkit.data.tokenizer import describe_vocabulary, find_words, load_tokenizer, train_tokenizer
 from bertkit.errors import UsageError
-from bertkit.model.config import BertConfig
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.option import PRETRAINING_OPTIONS, list_defaults
 from bertkit.tasks.schema import PROBABILITY, STRING, Schema, make_array, make_object
 from bertkit.tasks.task import BERT_TRAIN, DIVERGED, PredictionSettings, Result, Task, check_finite, use_transformers
 from bertkit.tasks.texts import describe_pair, describe_texts, judge_pair, read_texts
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HEADS = {  # objective -> head; the second and third are rows of Table 5
     "mlm+nsp": "BertForPreTraining",
@@ -91,6 +91,8 @@ def list_phases(recipe: Mapping[str, Any]) -> list[Phase]:
 
 def estimate_cost(recipe: Mapping[str, Any]) -> float:
     """Estimate a run's multiplications: the encoder's matrices at every token, the decoder's at predicted tokens."""
+    from bertkit.model.config import BertConfig
+
     model, options = BertConfig(**recipe["model"]), recipe["data"]
     hidden, decoded = model.hidden_size, 1.0 if options["objective"] == "clm" else options["masked_lm_prob"]
     layer = 4 * hidden**2 + 2 * hidden * model.intermediate_size
@@ -267,29 +269,32 @@ class PretrainingTask(Task):
             )
         return PretrainingData(corpus, tokenizer, phases, options, seed)
 
-    def collate(self, items: Any) -> dict[str, Tensor]:
+    def collate(self, items: Any) -> dict[str, "Tensor"]:
         """Return the batch, which the data set has already collated."""
         return take(items)
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
-    def summarize(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    def summarize(self, outputs: Any, batch: Mapping[str, "Tensor"]) -> "Tensor":
         """Return (B, 5) float: token losses, labelled tokens, right ones; next-sentence loss and whether right.
 
         The model has decoded the labelled positions only (`targets_only`).
         """
+        import torch
+        from torch.nn.functional import cross_entropy
+
         # Left to right the first token is never labelled, so labels and logits have the same order.
         labelled = batch["labels"] != IGNORED  # (B, T)
         rows, labels = labelled.nonzero()[:, 0], batch["labels"][labelled]  # (M,) each
         logits = (outputs.prediction_logits if "prediction_logits" in outputs else outputs.logits).float()  # (M, V)
-        losses = nn.functional.cross_entropy(logits, labels, reduction="none")
+        losses = cross_entropy(logits, labels, reduction="none")
         columns = torch.stack([losses, torch.ones_like(losses), (logits.argmax(-1) == labels).float()], dim=1)  # (M, 3)
         summary = logits.new_full((len(batch["labels"]), 5), math.nan)
         summary[:, :3] = 0
         summary[:, :3].index_add_(0, rows, columns)
         if "next_sentence_label" in batch:
             relationship, label = outputs.seq_relationship_logits.float(), batch["next_sentence_label"]
-            summary[:, NSP_LOSS] = nn.functional.cross_entropy(relationship, label, reduction="none")
+            summary[:, NSP_LOSS] = cross_entropy(relationship, label, reduction="none")
             summary[:, NSP_RIGHT] = (relationship.argmax(-1) == label).float()
         return summary
 
@@ -424,12 +429,12 @@ class PretrainingTask(Task):
         """Return the sequences, which `read_input` has made, and their tokens."""
         return examples, np.array([len(example["input_ids"]) for example in examples])
 
-    def collate_inputs(self, data: Any, numbers: list[int], settings: PredictionSettings) -> dict[str, Tensor]:
+    def collate_inputs(self, data: Any, numbers: list[int], settings: PredictionSettings) -> dict[str, "Tensor"]:
         """Return a batch whose `labels` (B, T) mark the masks, so that only these are decoded."""
         return pad([data[number] for number in numbers])
 
     def keep(
-        self, outputs: Any, batch: Mapping[str, Tensor], settings: PredictionSettings
+        self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings
     ) -> list[tuple[Any, Any, Any]]:
         """Return for each sequence its masks' likeliest tokens, their probabilities, and NSP logits (2,) or None."""
         logits = outputs.logits if "logits" in outputs else outputs.prediction_logits  # (M, V)

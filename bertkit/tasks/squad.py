@@ -14,10 +14,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from bertkit.data.formats.columns import has_splits
 from bertkit.data.formats.squad import HUB_SQUAD, read_own_squad, read_predictions, read_squad, read_squad_copy
@@ -48,6 +47,9 @@ from bertkit.tasks.squad_versions import VERSIONS, Version, list_score_rows
 from bertkit.tasks.targets import AnswerTargets
 from bertkit.tasks.task import DIVERGED, FIGURES, PredictionSettings, Result, RowAnswer, check_finite, shorten_text
 from bertkit.tasks.texts import take_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SQUAD_SPLITS = {"train": "train", "dev": "validation"}
 ANSWERS, NBEST, ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"  # the reference code's
@@ -228,7 +230,7 @@ class SquadTask(FineTuningTask):
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
-    def summarize(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    def summarize(self, outputs: Any, batch: Mapping[str, "Tensor"]) -> "Tensor":
         """Return (B, 4 * N_BEST + 2): the best starts and ends, and the scores of [CLS]."""
         return keep_top(outputs.start_logits, outputs.end_logits)
 
@@ -444,7 +446,7 @@ class SquadTask(FineTuningTask):
         data = encode_questions(examples, settings.tokenizer, **lengths)
         return data, data.find_first() + data.lengths + 1
 
-    def keep(self, outputs: Any, batch: Mapping[str, Tensor], settings: PredictionSettings) -> np.ndarray:
+    def keep(self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings) -> np.ndarray:
         """Return (B, 4 * N_BEST + 2), as `decode` needs it."""
         return check_answers(self.summarize(outputs, batch).cpu().numpy())
 

@@ -10,11 +10,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import softmax
-from torch import Tensor
 
 from bertkit.data.formats.swag import ENDINGS, HUB_SWAG, Situation, read_swag, read_swag_copy
 from bertkit.data.sequences import Choices, Sequences, encode_inputs, pad, pad_choices
@@ -38,6 +37,9 @@ from bertkit.tasks.task import (
     use_transformers,
 )
 from bertkit.tasks.texts import add_label_set, describe_label_set, take_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SWAG_FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 SWAG_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
@@ -117,7 +119,7 @@ class SwagTask(FineTuningTask):
         """Return the tokens of the longest ending with its context and start."""
         return tokens[:, 0] + tokens[:, 1] + tokens[:, 2:].max(1) + 3
 
-    def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
         """Return the batch (B, C, T) of some questions."""
         return pad_choices(items)
 
@@ -218,7 +220,7 @@ class SwagTask(FineTuningTask):
         data = encode_inputs(pairs, None, settings.tokenizer, settings.max_length)
         return data, np.diff(data.ends, prepend=0)
 
-    def collate_inputs(self, data: Sequences, numbers: list[int], settings: PredictionSettings) -> dict[str, Tensor]:
+    def collate_inputs(self, data: Sequences, numbers: list[int], settings: PredictionSettings) -> dict[str, "Tensor"]:
         """Return a batch (B, 1, T) of single endings."""
         return {name: column[:, None] for name, column in pad(data.__getitems__(numbers)).items()}
 

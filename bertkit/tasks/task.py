@@ -10,21 +10,24 @@ from functools import cached_property
 from pathlib import Path
 from shlex import quote
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from torch import Tensor, nn
 
 from bertkit.data.formats.columns import Columns
 from bertkit.errors import UsageError
 from bertkit.metrics.calibration import TEMPERATURES, temper
 from bertkit.metrics.rows import RowScore
-from bertkit.model.onnx import OnnxModel
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.option import Options, check_range
 from bertkit.tasks.schema import STRING, Schema, make_array
 from bertkit.tasks.targets import Targets
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from bertkit.model.onnx import OnnxModel
 
 EXAMPLES = "examples.txt"  # among the predictions of a run
 FIGURES = ".figures.json"  # the same, after a split's name: data of plots and tables
@@ -60,7 +63,7 @@ class PredictionSettings:
             None: no label sets.
     """
 
-    model: nn.Module | OnnxModel
+    model: "nn.Module | OnnxModel"
     tokenizer: Any
     lengths: Mapping[str, Any]
     pairs: bool | None
@@ -75,6 +78,8 @@ class PredictionSettings:
     @property
     def head(self) -> str:
         """Return the name of the head's class."""
+        from bertkit.model.onnx import OnnxModel
+
         return self.model.head if isinstance(self.model, OnnxModel) else type(self.model).__name__
 
     @cached_property
@@ -217,7 +222,7 @@ class Task:
         """
         raise NotImplementedError
 
-    def collate(self, items: Any) -> dict[str, Tensor]:
+    def collate(self, items: Any) -> dict[str, "Tensor"]:
         """Return the batch of a list of items, or of the result of the data set's `__getitems__`."""
         raise NotImplementedError
 
@@ -287,7 +292,7 @@ class Task:
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
-    def summarize(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    def summarize(self, outputs: Any, batch: Mapping[str, "Tensor"]) -> "Tensor":
         """Return the values (B, ...) that `score` needs of each sequence."""
         raise NotImplementedError
 
@@ -438,11 +443,11 @@ class Task:
         """Return a data set of the examples' sequences, and (S,) the tokens of each."""
         raise NotImplementedError
 
-    def collate_inputs(self, data: Any, numbers: list[int], settings: PredictionSettings) -> dict[str, Tensor]:
+    def collate_inputs(self, data: Any, numbers: list[int], settings: PredictionSettings) -> dict[str, "Tensor"]:
         """Return the batch of some sequences of such a data set."""
         return self.collate(data.__getitems__(numbers))
 
-    def keep(self, outputs: Any, batch: Mapping[str, Tensor], settings: PredictionSettings) -> Sequence[Any]:
+    def keep(self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings) -> Sequence[Any]:
         """Return the values that `answer` needs of each sequence of the batch.
 
         Raises:

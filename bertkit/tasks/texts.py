@@ -1,11 +1,10 @@
 """Classification and regression of one text or a pair (section 4.1), for GLUE's tasks and any such model."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import expit, softmax
-from torch import Tensor
 
 from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL
 from bertkit.data.long_texts import LONG, POOLED, WindowedTexts, encode_long, pool_windows
@@ -17,6 +16,9 @@ from bertkit.tasks.option import TEXT_OPTIONS, list_defaults
 from bertkit.tasks.schema import NUMBER_SCHEMA, PROBABILITY, STRING, Schema, make_array, make_object
 from bertkit.tasks.targets import TextTargets
 from bertkit.tasks.task import PredictionSettings, Result
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST_TOKENS = 512  # of the published BERTs
 LONGEST_NAMES = 100  # characters of the names of an input, in a message
@@ -59,7 +61,7 @@ class TextTask(FineTuningTask):
         """Return the sequences of texts and pairs, or their windows, as `data` (the recipe's) says."""
         return encode_long(inputs, labels, tokenizer, **{name: data[name] for name in TEXT_OPTIONS})
 
-    def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
         """Return the padded batch of some sequences (B, T), or of texts with windows (B, W, T)."""
         return pad_choices(items) if isinstance(items[0]["input_ids"], list) else pad(items)
 

@@ -10,6 +10,7 @@ Left out: the effect of the values (the task's and `run.py`'s business), whether
 (`bertkit.model.config`), and every command-line option except `--set`.
 """
 
+import ast
 import contextlib
 import dataclasses
 import datetime
@@ -20,6 +21,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from enum import EnumType
+from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -45,6 +47,11 @@ TOP_KEYS = {
 }
 TABLES = ("model", "data", "train")
 PHASE = {"share": float, "max_length": int}
+# Table -> package, file and name of the class whose fields are its keys.
+SOURCES = {
+    "model": ("bertkit", "model/config.py", "BertConfig"),
+    "train": ("transformers", "training_args.py", "TrainingArguments"),
+}
 # Table -> key -> range of the value: lower bound (included), upper bound (excluded).
 RANGES: dict[str, dict[str, tuple[float, float]]] = {
     "": {"batch_size": (1, math.inf), "reinit_layers": (0, math.inf), "patience": (0, math.inf)},
@@ -173,8 +180,8 @@ def merge(*recipes: Mapping[str, Any]) -> Recipe:
 def check(recipe: Mapping[str, Any], *, data_defaults: Mapping[str, Any], where: str = "recipe") -> Recipe:
     """Check the keys, types and ranges of a recipe and return a copy with integers converted to float where needed.
 
-    No key is required, so a recipe file can be checked as well as a merged recipe. transformers is imported only if
-    there is a `[model]` or a `[train]`, which takes a second or two.
+    No key is required, so a recipe file can be checked as well as a merged recipe. transformers is imported only for
+    the values of a `[model]` or a `[train]` whose keys are all known, which takes a second or two.
 
     Args:
         data_defaults: The task's options with their defaults, whose types are allowed in `[data]`; items of an empty
@@ -292,6 +299,20 @@ def _list_fields(table: str, data_defaults: Mapping[str, Any]) -> dict[str, Any]
     return {"": TOP_KEYS, "phase": PHASE}[table]
 
 
+def _list_names(table: str, data_defaults: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a table; those of a class are read from its source, because importing it takes seconds."""
+    if table in SOURCES:
+        package, file, name = SOURCES[table]
+        with contextlib.suppress(OSError):
+            path = Path(find_spec(package).origin).parent / file
+            for found in ast.parse(path.read_bytes()).body:
+                if isinstance(found, ast.ClassDef) and found.name == name:
+                    keys = [field.target.id for field in found.body if isinstance(field, ast.AnnAssign)]
+                    keys += ["attn_implementation"] * (table == "model")
+                    return [key for key in keys if key not in RESERVED]
+    return list(_list_fields(table, data_defaults))
+
+
 def find_type(default: Any) -> Any:
     """Return the type of an option from its default: a list of texts if it is empty; a table, or a name for one."""
     if isinstance(default, list):
@@ -305,14 +326,15 @@ def _check_table(table: str, values: Any, data_defaults: Mapping[str, Any]) -> R
         raise UsageError(
             f"{table} = {show_toml(values)} must be a table; write [{table}] on its own line, with its keys below"
         )
-    fields = _list_fields(table, data_defaults)
     place = f"{_bracket(table)} " if table else ""
+    names = _list_names(table, data_defaults)
+    for key in [key for key in values if key not in names]:
+        if key in RESERVED:
+            raise UsageError(f"{place}{key} cannot be set here; {RESERVED[key]}")
+        raise UsageError(_explain_unknown_key(key, table, data_defaults))
+    fields = _list_fields(table, data_defaults) if values else {}
     checked: Recipe = {}
     for key, value in values.items():
-        if key not in fields:
-            if key in RESERVED:
-                raise UsageError(f"{place}{key} cannot be set here; {RESERVED[key]}")
-            raise UsageError(_explain_unknown_key(key, table, data_defaults))
         checked[key] = check_value(key, value, fields[key], place)
         if limits := RANGES.get(table, {}).get(key):
             check_range(f"{place}{key} = {show_toml(value)}", checked[key], *limits)
@@ -340,9 +362,9 @@ def _explain_unknown_key(key: str, table: str, data_defaults: Mapping[str, Any])
     """Return the error message for an unknown key, with the table it belongs to or the nearest key."""
     problem = f"unknown key {key[:LONGEST_NAME]!r} {f'in {_bracket(table)}' if table else 'at the top level'}"
     for home in ("", "data", "train", "model"):
-        if home != table and key in _list_fields(home, data_defaults):
+        if home != table and key in _list_names(home, data_defaults):
             return f"{problem}; it belongs {f'in [{home}]' if home else 'at the top level, above the first table'}"
-    names = {name: repr(name) for name in _list_fields(table, data_defaults)}
+    names = {name: repr(name) for name in _list_names(table, data_defaults)}
     if not table:
         names |= {name: _bracket(name) for name in (*TABLES, "phase")}
     if nearest := difflib.get_close_matches(key, names, n=1):

@@ -19,13 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
-from accelerate import PartialState
 
 import bertkit
 from bertkit.data.tokenizer import save_tokenizer
 from bertkit.errors import UsageError, explain_refusal, join_lines, make_printable
-from bertkit.model.precision import choose_precision
 from bertkit.system.differences import find_differences, name_differences
 from bertkit.system.files import atomic_write, find_checksum, hold_directory, map_in_threads, refuse_links, write_json
 from bertkit.training.recipe import Recipe, list_decisive, read_recipe, save_recipe
@@ -231,6 +228,11 @@ def read_environment(output: Path) -> dict[str, Any]:
 
 def describe_environment() -> dict[str, Any]:
     """Return the date, versions, hardware and, in a git checkout, the commit."""
+    import torch
+    from accelerate import PartialState
+
+    from bertkit.model.precision import choose_precision
+
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "bertkit": bertkit.__version__,

@@ -1,5 +1,6 @@
 """The command line as a person meets it: help, mistakes in one line, and what a run prints."""
 
+import gc
 import io
 import json
 import os
@@ -17,11 +18,15 @@ import pytest
 import torch
 from rich.console import Console
 
+from bertkit import cli
 from bertkit.cli import bench, console
+from bertkit.errors import UsageError
 from bertkit.inference.glue_submission import SUBMITTED
 from bertkit.reports.tables import make_table
 from bertkit.studies.tables import write_table
+from bertkit.tasks.glue import GLUE
 from bertkit.tasks.option import PRETRAINING_OPTIONS
+from bertkit.training.early_checks import check_early
 from tests.data.pretraining.test_build_faults import limit_files
 from tests.official import (
     list_questions,
@@ -84,6 +89,47 @@ def test_help_answers_within_half_a_second():
     assert all("pretrain" in answer for _, answer in answers)
     alone, _ = min(measure("-c", "import typer.rich_utils") for _ in range(5))
     assert min(answers)[0] < max(0.5, 2.5 * alone)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("glue --task mnlii", "unknown task 'mnlii'"),
+        ("glue --task rte --data nowhere", "nowhere is not a folder"),
+        ("squad --version 2 --data nowhere", "'nowhere' does not exist"),
+        ("glue --task rte --set data.max_lenght=64", "did you mean 'max_length'?"),
+        ("glue --task rte --set train.learning_rat=1", "did you mean 'learning_rate'?"),
+    ],
+)
+def test_a_mistake_is_named_before_torch_is_imported(words, expected):
+    loaded = "print(sorted({'torch', 'transformers', 'datasets'} & sys.modules.keys()))"
+    code = f"import atexit, sys; sys.argv = ['bertkit', *{words.split()}]; atexit.register(lambda: {loaded})"
+    command = [sys.executable, "-c", f"{code}; from bertkit import cli; cli.main()"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "[]\n")
+    assert expected in done.stderr
+
+
+def test_a_dry_run_and_a_finished_run_need_no_data(tmp_path):
+    task, given = GLUE["rte"], {"data": {"dir": str(tmp_path / "nowhere")}}
+    check_early(task, given, reads_data=False)
+    with pytest.raises(UsageError, match="nowhere is not a folder"):
+        check_early(task, given, reads_data=True)
+
+
+def test_imports_are_not_searched_for_garbage_and_work_is(monkeypatch):
+    usual = gc.get_threshold()
+    seen = []
+    monkeypatch.setattr(cli, "app", lambda **_: seen.append(gc.get_threshold()))
+    try:
+        with pytest.raises(SystemExit):
+            cli.main()
+        with console.Screen():
+            seen.append(gc.get_threshold())
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*usual)
+    assert seen == [console.RARE_COLLECTION, usual]
 
 
 @pytest.mark.parametrize(

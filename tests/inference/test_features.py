@@ -13,6 +13,7 @@ import torch
 
 from bertkit.data import sequences as batching
 from bertkit.data.sequences import Sequences, encode_texts
+from bertkit.data.tagging import Features
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference import features as module
@@ -20,7 +21,7 @@ from bertkit.inference.features import extract
 from bertkit.model.bilstm import FEATURE_LAYERS, select_features
 from bertkit.system.files import atomic_open
 from bertkit.tasks import features
-from bertkit.tasks.features import Features, cache_features, load_encoder, pad_features
+from bertkit.tasks.features import cache_features, load_encoder, pad_features
 from tests.official import write_checkpoint
 
 TEXTS = ["word1 good", "bad word12 so word3 word4", "good", "word1 bad word2 好 so"]

@@ -20,6 +20,7 @@ from bertkit.training.recipe import (
     TABLES,
     _alternatives,
     _list_fields,
+    _list_names,
     check,
     list_decisive,
     merge,
@@ -406,6 +407,11 @@ def test_importing_recipe_imports_no_torch() -> None:
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"
+
+
+@pytest.mark.parametrize("table", ["model", "train"])
+def test_the_keys_of_a_class_are_read_from_its_source(table: str) -> None:
+    assert _list_names(table, {}) == list(_list_fields(table, {}))
 
 
 # Saving and comparing

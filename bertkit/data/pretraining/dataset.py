@@ -6,12 +6,9 @@ One map-style data set covers the whole run: position -> phase, epoch, permuted 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset
 
 from bertkit.data.pretraining.masking import mask_tokens
 from bertkit.data.pretraining.pair_index import find_chunks
@@ -22,6 +19,9 @@ from bertkit.data.pretraining.tokenize import TokenizedCorpus
 from bertkit.data.sequences import IGNORED
 from bertkit.system.files import take_fingerprint
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -31,7 +31,7 @@ class Phase:
     max_length: int
 
 
-class PretrainingData(Dataset):
+class PretrainingData:
     """All samples of a run in training order, a pure function of the position and the constructor's arguments.
 
     A pair is taken from the copy `epoch % dupe_factor` of the corpus, in an order permuted again in every epoch. No
@@ -111,11 +111,11 @@ class PretrainingData(Dataset):
         copy = np.searchsorted(ends, rest, side="right")
         return rounds * copies + copy, rest - np.concatenate([[0], ends])[copy]
 
-    def __getitem__(self, position: int) -> dict[str, Tensor]:
+    def __getitem__(self, position: int) -> dict[str, "Tensor"]:
         """Return one sample; each column has a batch dimension of 1."""
         return self.__getitems__([position])
 
-    def __getitems__(self, positions: Sequence[int]) -> dict[str, Tensor]:
+    def __getitems__(self, positions: Sequence[int]) -> dict[str, "Tensor"]:
         """Return a batch of positions of one phase.
 
         Returns:
@@ -125,6 +125,8 @@ class PretrainingData(Dataset):
         Raises:
             IndexError: A position is beyond the end of the run, or in another phase than the others.
         """
+        import torch
+
         number, samples = self._find_phase(np.asarray(positions, np.int64))
         max_length = self.phases[number].max_length
         epochs, places = self.locate(number, samples)
@@ -182,6 +184,6 @@ class PretrainingData(Dataset):
             batch["next_sentence_label"] = pairs[:, 4]
 
 
-def take(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+def take(batch: dict[str, "Tensor"]) -> dict[str, "Tensor"]:
     """Return the batch unchanged: the data set has already collated it."""
     return batch
