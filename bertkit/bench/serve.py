@@ -52,7 +52,8 @@ SERVED_WORDS = 8_000  # different words
 SERVED_TEXTS = 256  # different texts
 STARTING = 180.0  # seconds until a server must answer
 WARM_REQUESTS = 20
-FIRST_RATE = 4.0  # requests per second
+FIRST_RATE = 16.0  # requests per second
+LEAST_ARRIVALS = 100  # requests at each rate: the 99th percentile of fewer is their worst one
 STEPS = 4  # halvings of the interval between the last good rate and the first bad one
 GIVING_UP = 5.0  # seconds after the last arrival; requests without an answer by then count with this latency
 
@@ -68,7 +69,7 @@ def bench_serve(
         run: A text classifier or its export; None uses one of MiniLM's size with random weights.
         tokens: Tokens of a text.
         limit: Milliseconds.
-        seconds: Duration of the load at each rate.
+        seconds: Duration of the load at each rate, longer for fewer than LEAST_ARRIVALS requests.
 
     Raises:
         UsageError: A server does not start.
@@ -227,8 +228,8 @@ async def measure_load(
 ) -> dict[str, Any]:
     """Return the percentiles of the latency in milliseconds at a rate; a request that fails has the worst one."""
     random = np.random.default_rng(TEXT_SEED)
-    arrivals = np.cumsum(random.exponential(1 / rate, max(round(rate * seconds), 1)))
-    latencies = np.full(len(arrivals), 1000 * (seconds + GIVING_UP))
+    arrivals = np.cumsum(random.exponential(1 / rate, max(round(rate * seconds), LEAST_ARRIVALS)))
+    latencies = np.full(len(arrivals), 1000 * (arrivals[-1] + GIVING_UP))
     loop, source = asyncio.get_running_loop(), cycle(bodies)
     start = loop.time()
 

@@ -1,9 +1,9 @@
-"""torch.export and torch.onnx: graphs of our heads with sdpa, of any batch size and length, beside stock."""
+"""torch.export and torch.onnx: graphs of our heads, of any batch size and length, beside stock."""
 
 import pytest
 import torch
 
-from tests.clients.conftest import build, check_same
+from tests.clients.conftest import SIDES, build, check_same
 from tests.conftest import HEADS, collect, make_batch, shape_for
 
 EXAMPLE = [2, 9, 5, 13]
@@ -27,7 +27,7 @@ def predict(model, batch):
 
 
 @pytest.mark.clients("torch", "torch.export with dynamic batch and length, saved and loaded, each head")
-@pytest.mark.parametrize("side", ["sdpa", "stock"])
+@pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("head", HEADS)
 def test_an_exported_program_answers_at_any_batch_size_and_length(head, side, tmp_path):
     model, example = build(head, side), make_inputs(head, EXAMPLE)
@@ -42,17 +42,8 @@ def test_an_exported_program_answers_at_any_batch_size_and_length(head, side, tm
         check_same(predict(loaded.module(), batch), expected)
 
 
-@pytest.mark.clients("torch", "torch.export under packed, refused with the name of sdpa")
-@pytest.mark.parametrize("side", ["packed"])
-@pytest.mark.parametrize("head", HEADS)
-def test_an_export_of_packed_attention_is_refused_and_names_sdpa(head, side):
-    example = make_inputs(head, EXAMPLE)
-    with pytest.raises(ValueError, match="attn_implementation='sdpa'"):
-        torch.export.export(build(head, side), (), kwargs=example, dynamic_shapes=make_dynamic(example))
-
-
 @pytest.mark.clients("onnxruntime", "torch.onnx.export with dynamic batch and length, each head")
-@pytest.mark.parametrize("side", ["sdpa", "stock"])
+@pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("head", HEADS)
 def test_onnxruntime_runs_an_export_at_any_batch_size_and_length(head, side, tmp_path):
     import onnxruntime
