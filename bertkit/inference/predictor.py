@@ -70,6 +70,8 @@ class Predictor:
       probability that the second follows the first.
     - Next sentence: `text` and `text_pair`. Result: `next_sentence`.
 
+    On an x86 CPU the weights of linear layers are in memory twice, the second time in oneDNN's order.
+
     Args:
         run: A run directory, another BERT checkpoint with a head, or an export (`bertkit.inference.export`).
         pairs: Whether an input is a pair of texts; None: as in the run's task, or either without a run.

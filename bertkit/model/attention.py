@@ -15,7 +15,7 @@ from bertkit.model.cpu import attend_on_cpu, is_transformed, move, trains_on_cpu
 from bertkit.model.cpu import dropout as apply_dropout
 from bertkit.model.packing import PACKED, Group, Packed, Padded
 
-LARGEST_HEAD = 256  # of the flash kernel
+LARGEST_HEAD = 192  # of the flash kernel with dropout and gradients on every GPU that has it
 
 
 def attend_eagerly(
@@ -114,7 +114,7 @@ def attend_flash(
     `torch.nn.attention.varlen.varlen_attn` reaches the same kernel without dropout, which BERT trains with.
     """
     whole = layout.whole or layout
-    lengths = layout.offsets.int(), whole.offsets.int(), layout.shape[1], whole.shape[1]
+    lengths = layout.bounds, whole.bounds, layout.shape[1], whole.shape[1]
     return torch.ops.aten._flash_attention_forward(
         query, key, value, *lengths, dropout, causal, return_debug_mask=False, scale=scaling
     )[0]

@@ -79,16 +79,16 @@ class BertSelfAttention(nn.Module):
         hidden: Tensor,
         attention_mask: Tensor | None,
         layout: Layout,
-        asking: Tensor | None = None,
+        query_states: Tensor | None = None,
         **kwargs,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the mixed values (packed, H), and the probabilities (B, A, T, T) if the kernel has them.
 
         Args:
-            asking: (W, H), the states of the tokens of a narrowed layout; only they attend.
+            query_states: (W, H), the states of the tokens of a narrowed layout; only they attend.
         """
-        asking = hidden if asking is None else asking
-        states = [self.query(asking), self.key(hidden), self.value(hidden)]
+        query_states = hidden if query_states is None else query_states
+        states = [self.query(query_states), self.key(hidden), self.value(hidden)]
         is_padded = isinstance(layout, Packed) and isinstance(layout.whole, Padded)
         if is_padded:  # (B, Q, H) of the query, Q being the largest number of its tokens in a sequence
             there, back, real = layout.to(hidden.device).find_moves()
@@ -106,7 +106,7 @@ class BertSelfAttention(nn.Module):
         )  # (1, N, A, D) or (B, T, A, D)
         if is_padded:
             mixed = move(mixed.flatten(2).flatten(0, 1), back, there, real)  # (W, H)
-        return mixed.reshape(asking.shape).contiguous(), probabilities  # (packed, H)
+        return mixed.reshape(query_states.shape).contiguous(), probabilities  # (packed, H)
 
 
 class BertOutput(nn.Module):
@@ -133,9 +133,9 @@ class BertAttention(nn.Module):
     def forward(
         self, hidden: Tensor, attention_mask: Tensor | None, layout: Layout, narrowed: Packed | None = None
     ) -> Tensor:
-        asking = hidden if narrowed is None else layout.select(hidden, narrowed.indices)  # (packed, H) or (W, H)
-        mixed, _ = self.self(hidden, attention_mask, narrowed or layout, asking)
-        return self.output(mixed, asking)  # (packed, H) or (W, H)
+        query_states = hidden if narrowed is None else layout.select(hidden, narrowed.indices)  # (packed, H) or (W, H)
+        mixed, _ = self.self(hidden, attention_mask, narrowed or layout, query_states)
+        return self.output(mixed, query_states)  # (packed, H) or (W, H)
 
 
 class BertIntermediate(nn.Module):
@@ -312,8 +312,8 @@ class BertModel(BertPreTrainedModel):
         """Return the layout of the states that a head reads, if the last layer can compute them alone, else None.
 
         It computes all states if hidden states or attentions are requested (in `kwargs` or in the configuration), if a
-        hook would see fewer, for causal attention, for masks other than (B, T), when exported, and with flash and flex
-        attention over padded batches.
+        hook would see fewer (transformers' own hooks stay after the first such request), for causal attention, for
+        masks other than (B, T), when exported, and with flash and flex attention over padded batches.
 
         Args:
             places: (W,) the places of the states in the flattened batch; None: those of the first tokens.

@@ -29,7 +29,7 @@ from bertkit.model.packing import Packed
 # --- When a kernel takes over -----------------------------------------------------------------------------------------
 
 
-def runs_at_once_on_cpu(x: Tensor) -> bool:
+def runs_eagerly_on_cpu(x: Tensor) -> bool:
     """Return whether operations on x run eagerly on a CPU, neither compiled nor under a `torch.func` transform."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
 
@@ -101,7 +101,7 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
     """
     if not training or rate == 0.0:
         return x
-    if rate == 1.0 or not runs_at_once_on_cpu(x):
+    if rate == 1.0 or not runs_eagerly_on_cpu(x):
         return nn.functional.dropout(x, rate)
     return _Mask.apply(x, draw_mask(x.shape, rate), find_scale(rate))
 
@@ -119,7 +119,7 @@ class Dropout(nn.Dropout):
 def trains_on_cpu(dropout: float, *states: Tensor) -> bool:
     """Return whether to use `attend_on_cpu` instead of `attend_grouped`."""
     learns = any(x.requires_grad for x in states)
-    return (0.0 < dropout < 1.0 or (learns and dropout == 0.0)) and runs_at_once_on_cpu(states[0])
+    return (0.0 < dropout < 1.0 or (learns and dropout == 0.0)) and runs_eagerly_on_cpu(states[0])
 
 
 def attend_on_cpu(
@@ -227,7 +227,7 @@ def can_decode_in_blocks(hidden: Tensor, decoder: nn.Module) -> bool:
     Below H / 2 rows the gradient of the matrix costs more than the kernel saves.
     """
     return (
-        runs_at_once_on_cpu(hidden)
+        runs_eagerly_on_cpu(hidden)
         and 2 * len(hidden) >= hidden.shape[1]
         and torch.is_grad_enabled()
         # It is not adapted, sharded, pruned or hooked.
@@ -292,14 +292,19 @@ def turn_to_gradient(scores: Tensor, labels: Tensor, to_bias: Tensor) -> Tensor:
 
 
 class OrderedLinear(nn.Linear):
-    """A linear layer with a second copy of its weights in oneDNN's order, which must not change any more.
+    """A linear layer with a second copy of its weights in oneDNN's order, which takes as much memory again.
 
-    The copy is used without gradients; otherwise this is the plain layer.
+    The copy is used without gradients, while the weights are those that were copied; otherwise this is the plain layer.
     """
 
     def order(self) -> None:
         """Make the copy."""
         self.ordered = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
+        self.copied = self.identify_weights()
+
+    def identify_weights(self) -> tuple[int, int | None]:
+        """Return what changes with the weights; torch does not count the changes of inference tensors."""
+        return self.weight.data_ptr(), None if self.weight.is_inference() else self.weight._version
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is copied or pickled, which the other order cannot be."""
@@ -309,22 +314,36 @@ class OrderedLinear(nn.Linear):
         super().__setstate__(state)
         self.order()
 
+    def can_use_copy(self, x: Tensor) -> bool:
+        """Return whether the copy gives what the plain layer gives for x."""
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+        return (
+            not torch.is_grad_enabled()
+            and runs_eagerly_on_cpu(x)
+            and not is_traced()
+            and dtype == self.weight.dtype
+            and self.copied == self.identify_weights()
+        )
+
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or not runs_at_once_on_cpu(x):
+        if not self.can_use_copy(x):
             return super().forward(x)
         return torch.ops.mkldnn._linear_pointwise(x.to(self.weight.dtype), self.ordered, self.bias, "none", [], "")
 
 
 def order_weights(model: nn.Module) -> None:
-    """Convert the linear layers of a model on an x86 CPU to `OrderedLinear`, without those tied to embeddings.
+    """Convert the linear layers of a model in fp32 or bf16 on an x86 CPU to `OrderedLinear`.
 
-    oneDNN for other processors has no such order.
+    Not those tied to embeddings; and oneDNN has no such order for other processors.
     """
     if platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available():
         return
+    dtypes = {torch.float32} | ({torch.bfloat16} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else set())
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     for module in model.modules():
-        if type(module) is nn.Linear and module.weight.device.type == "cpu" and id(module.weight) not in tables:
+        if type(module) is not nn.Linear or id(module.weight) in tables:
+            continue
+        if module.weight.device.type == "cpu" and module.weight.dtype in dtypes:
             module.__class__ = OrderedLinear
             module.order()
 
@@ -337,7 +356,7 @@ WIDEST = 1024  # features; wider inputs gain more from autocast's precision than
 def can_run_padded(lstm: nn.LSTM, tokens: Tensor) -> bool:
     """Return whether torch's kernel for padded sequences can be used and is faster."""
     return (
-        runs_at_once_on_cpu(tokens)
+        runs_eagerly_on_cpu(tokens)
         and lstm.weight_ih_l0.dtype == torch.float32
         and max(lstm.input_size, 2 * lstm.hidden_size) <= WIDEST
         and not is_adapted(lstm)

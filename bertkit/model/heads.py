@@ -22,7 +22,7 @@ from bertkit.model.bilstm import BertBiLSTM
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import Dropout
 from bertkit.model.loss import IGNORE_INDEX, classify_each_loss, classify_loss, regress_loss, weigh_labels
-from bertkit.model.packing import Layout, find_places, find_read, keep_first, unpack_all
+from bertkit.model.packing import Layout, find_places, find_read_places, keep_first, unpack_all
 
 Encoded = BaseModelOutputWithPooling
 Count = Tensor | int | None  # number of labels of the whole update, over all micro-batches and processes
@@ -306,7 +306,7 @@ class BertForTokenClassification(BertClassifier):
         places = super().find_places(attention_mask)
         if labels is not None:
             mask = keep_first(attention_mask.bool())
-            places["read_places"] = find_read(mask, labels != IGNORE_INDEX)
+            places["read_places"] = find_read_places(mask, labels != IGNORE_INDEX)
         return places
 
     def compute_scores(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:

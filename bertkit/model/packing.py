@@ -30,6 +30,7 @@ class Padded:
 
     shape: tuple[int, int]
     mask: Tensor | None  # (B, T) bool, True at real tokens; None: all are real
+    device: torch.device  # of the batch
 
     def pack(self, x: Tensor) -> Tensor:
         """Return x (B, T, ...) unchanged."""
@@ -62,10 +63,8 @@ class Padded:
 
     def find_firsts(self) -> Tensor:
         """Return the places (B,) of each sequence's first real token in the flattened batch."""
-        if self.mask is None:
-            return torch.arange(self.shape[0]) * self.shape[1]
-        starts = torch.arange(self.shape[0], device=self.mask.device) * self.shape[1]  # (B,)
-        return starts + self.mask.int().argmax(dim=1)
+        starts = torch.arange(self.shape[0], device=self.device) * self.shape[1]  # (B,)
+        return starts if self.mask is None else starts + self.mask.int().argmax(dim=1).to(self.device)
 
     def divide_sequences(self, device: torch.device) -> Sequence[Tensor]:
         """Return the numbers (b,) of the sequences in each group: all in one."""
@@ -180,6 +179,11 @@ class Packed:
         return [members for members in order.tensor_split(parts) if len(members)]
 
     @cached_property
+    def bounds(self) -> Tensor:
+        """Return the offsets as int32, for kernels that take no others."""
+        return self.offsets.int()
+
+    @cached_property
     def groups(self) -> list[Group]:
         """Return the tokens in groups of sequences of similar length (reads the lengths on the host)."""
         lengths = self.offsets.diff()  # (B,)
@@ -254,7 +258,7 @@ def lay_out(
     if mask is not None and mask.dim() == 2:
         mask = mask.bool()
     if implementation != PACKED:
-        return Padded(shape, mask if mask is not None and mask.dim() == 2 else None)
+        return Padded(shape, mask if mask is not None and mask.dim() == 2 else None, device)
     if mask is None:
         return Packed(shape, None, torch.arange(shape[0] + 1, device=device) * shape[1])
     if tuple(mask.shape) != shape:
@@ -292,6 +296,6 @@ def find_places(mask: Tensor) -> Tensor:
     return mask.flatten().nonzero().squeeze(1)  # (N,)
 
 
-def find_read(mask: Tensor, is_target: Tensor) -> Tensor:
+def find_read_places(mask: Tensor, is_target: Tensor) -> Tensor:
     """Return the places (W,) of the real tokens that are targets (B, T) or the first of their sequence."""
     return find_places(mask & (is_target | (mask.cumsum(dim=1) == 1)))

@@ -18,7 +18,7 @@ from bertkit.model.config import BertConfig
 from bertkit.model.cpu import is_adapted, is_transformed
 from bertkit.model.heads import BertHead, Count, Encoded, Scored, finish
 from bertkit.model.loss import IGNORE_INDEX, classify_loss, decode_loss
-from bertkit.model.packing import PACKED, Layout, find_places, find_read, keep_first
+from bertkit.model.packing import PACKED, Layout, find_places, find_read_places, keep_first
 
 logger = logging.get_logger(__name__)
 
@@ -136,7 +136,7 @@ class BertLMHead(BertHead):
     def find_targets(cls, labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the places (M,) of the labelled tokens, and (W,) of those to read, from labels and mask (B, T)."""
         is_target = mask & (cls.align(labels) != IGNORE_INDEX)  # (B, T)
-        return find_places(is_target), find_read(mask, is_target)
+        return find_places(is_target), find_read_places(mask, is_target)
 
     def is_hooked(self) -> bool:
         """Return whether `cls` is hooked or replaced; it is then called for all positions, as in transformers."""
@@ -154,16 +154,17 @@ class BertLMHead(BertHead):
 
         Args:
             targets_only: Whether only they should be; None: in training.
-            given: Both from `find_places`; None: they are computed here.
+            given: Both from `find_places`; None: they are computed here, the second only for packed attention.
         """
         few = labels is not None and (self.training if targets_only is None else targets_only)
         if not few or self.is_hooked() or is_transformed():  # transforms cannot index with a mask
             return None, None
         if given[0] is not None:
             return given
-        packs = attention_mask is not None and self.config._attn_implementation == PACKED  # without labels at padding
-        mask = keep_first(attention_mask.bool()) if packs else torch.ones_like(labels, dtype=torch.bool)
-        return self.find_targets(labels, mask)
+        if self.config._attn_implementation != PACKED:  # labels at padding count, as in transformers
+            return find_places(self.align(labels) != IGNORE_INDEX), None
+        mask = torch.ones_like(labels, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        return self.find_targets(labels, keep_first(mask))
 
     def predict_tokens(
         self,

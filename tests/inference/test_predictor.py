@@ -240,7 +240,8 @@ def ner_run(request, tmp_path_factory):
     recipe = {"checkpoint": str(start), "batch_size": 8, "precision": "fp32", "data": options | {"context": False}}
     if request.param:
         recipe["model"] = {"bilstm_hidden_size": 16}
-    run(NER, recipe, {"train": {"max_steps": 90, "learning_rate": 1e-2}}, output=folder / "run")
+    train = {"max_steps": 90, "learning_rate": 1e-2 if request.param else 3e-3}
+    run(NER, recipe, {"train": train}, output=folder / "run")
     return folder / "run", data
 
 

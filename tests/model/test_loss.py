@@ -364,7 +364,8 @@ def test_known_places_change_nothing(head: str, kernel: str) -> None:
     model, inputs = make_model(head, kernel, **NO_DROPOUT), make_inputs(head, [3, 9, 5, 13])
     model.train()
     looked_for, known = (take_gradients(model, given) for given in (inputs, inputs | model.find_places(**inputs)))
-    tolerance = 1e-6 if head == "BertForTokenClassification" else 0.0  # it reads the labelled tokens only if known
+    narrows = head == "BertForTokenClassification" or kernel == "sdpa"  # the last layer, only if the places are known
+    tolerance = 1e-6 if narrows else 0.0
     assert all((gradient - known[name]).abs().max() <= tolerance for name, gradient in looked_for.items())
 
 

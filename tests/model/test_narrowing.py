@@ -49,6 +49,19 @@ def run(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor],
     return dict(outputs), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+def assert_nothing_changes(model: nn.Module, inputs: dict[str, Tensor], monkeypatch) -> None:
+    """Compare outputs and gradients with those of a last layer that computes all states."""
+    outputs, gradients = run(model, inputs)
+    monkeypatch.setattr(BertModel, "narrow", lambda *args, **kwargs: None)
+    expected, whole = run(model, inputs)
+    if "TokenClassification" in type(model).__name__:
+        outputs, expected = (collect(x, inputs["labels"] != -100) for x in (outputs, expected))
+    assert all(differ(x, expected[name]) < 2e-6 for name, x in outputs.items())
+    assert gradients.keys() == whole.keys()
+    largest = max(x.abs().max() for x in whole.values())
+    assert all((x - whole[name]).abs().max() <= 2e-6 * largest for name, x in gradients.items())
+
+
 @pytest.mark.parametrize("padding", ["right", "left", "none"])
 @pytest.mark.parametrize("kernel", ["packed", "eager", "sdpa"])
 @pytest.mark.parametrize("training", [True, False])
@@ -58,18 +71,19 @@ def test_nothing_changes(head, training, kernel, padding, narrowed, monkeypatch)
     inputs = give_places(model, inputs)
     if head in ("BertForPreTraining", "BertForMaskedLM"):
         inputs["targets_only"] = True
-    outputs, gradients = run(model, inputs)
+    assert_nothing_changes(model, inputs, monkeypatch)
     mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).flatten(0, -2)
     is_read, labels = mask.bool() & (mask.cumsum(1) == 1), inputs["labels"]
     assert narrowed == [int((is_read | (labels != -100) if head in TARGET_HEADS else is_read).sum())]
-    monkeypatch.setattr(BertModel, "narrow", lambda *args, **kwargs: None)
-    expected, whole = run(model, inputs)
-    if head == "BertForTokenClassification":
-        outputs, expected = (collect(x, labels != -100) for x in (outputs, expected))
-    assert all(differ(x, expected[name]) < 2e-6 for name, x in outputs.items())
-    assert gradients.keys() == whole.keys()
-    largest = max(x.abs().max() for x in whole.values())
-    assert all((x - whole[name]).abs().max() <= 2e-6 * largest for name, x in gradients.items())
+
+
+@pytest.mark.parametrize("padding", ["right", "left", "none"])
+@pytest.mark.parametrize("kernel", ["packed", "eager", "sdpa"])
+@pytest.mark.parametrize("head", ["BertForPreTraining", "BertForMaskedLM"])
+def test_nothing_changes_without_given_places(head, kernel, padding, narrowed, monkeypatch):
+    model, inputs = make_model(head, kernel, **NO_DROPOUT).train(), make_inputs(head, padding)
+    assert_nothing_changes(model, inputs, monkeypatch)
+    assert len(narrowed) == (kernel == "packed")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
