@@ -25,20 +25,19 @@ import torch
 import transformers
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.benchmark import Timer
-from torch.utils.data import DataLoader
-from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, Trainer, set_seed
+from transformers import PreTrainedModel, PrinterCallback, Trainer, set_seed
 
 from bertkit.bench.measure import BERTKIT, Measurement, Timed, alternate, measure_growth, note_machine
 from bertkit.data.sequences import IGNORED
 from bertkit.errors import UsageError
 from bertkit.model.heads import BertHead
-from bertkit.model.precision import DTYPES, choose_precision, find_device, use_precision
+from bertkit.model.precision import choose_precision, find_device, use_precision
 from bertkit.reports.tables import MISSING, Table
 from bertkit.system.memory import restore_memory
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.task import Task
 from bertkit.training.arguments import make_arguments
+from bertkit.training.cost import count_flops, count_tokens, measure_products
 from bertkit.training.recipe import Recipe, merge
 from bertkit.training.run import make_model, make_trainer
 
@@ -49,7 +48,6 @@ TRAINING_SEED = 0
 SMALL_VOCABULARY, EMBEDDING_ROWS = 8192, 30_522
 WARM_UP = 8  # updates of each side before timing
 MEMORY = 4  # updates whose memory is measured
-PRODUCTS = 1.0  # minimum seconds for which large products are measured
 COMPARED = 50  # updates whose losses are compared
 # Allowed mean difference of an update's losses: rounding, which is large in bf16.
 LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
@@ -92,30 +90,6 @@ class Side:
     model: PreTrainedModel
     weights: Mapping[str, Tensor]
     build: Callable[[Path, int, bool], Trainer]
-
-
-def count_tokens(task: Task, rows: Any, batch_size: int) -> tuple[Tensor, int]:
-    """Return the lengths (S,) of all sequences, without padding, and the number of tokens that are decoded."""
-    lengths, targets = [], 0
-    for batch in DataLoader(rows, batch_size, collate_fn=task.collate):
-        lengths.append(batch["attention_mask"].sum(-1))
-        if batch["labels"].dim() == 2:  # (B, T)
-            targets += int((batch["labels"] >= 0).sum())
-    return torch.cat(lengths), targets
-
-
-def count_flops(config: PreTrainedConfig, lengths: Tensor, targets: int) -> float:
-    """Return the floating-point operations of training on sequences of lengths (S,), with `targets` decoded tokens.
-
-    Only matrix products count, with one multiplication and one addition each; the backward pass takes twice the
-    operations of the forward pass. The pooler is counted, heads with a few classes are not.
-    """
-    hidden, lengths = config.hidden_size, lengths.double()
-    layer = 8 * hidden**2 + 4 * hidden * config.intermediate_size  # per token: query, key, value, output; both dense
-    scores = 4 * hidden * float((lengths**2).sum())  # query times key, and probabilities times value
-    encoder = config.num_hidden_layers * (layer * float(lengths.sum()) + scores)
-    decoder = targets * (2 * hidden**2 + 2 * hidden * config.vocab_size)
-    return 3.0 * (encoder + decoder + len(lengths) * 2 * hidden**2)
 
 
 # --- The sides --------------------------------------------------------------------------------------------------------
@@ -334,15 +308,6 @@ def measure_sides(
     }
     heads = ["precision", "tokens per second", "of matmul rate", "MiB"]
     return found, measured.tabulate("Training, with the memory beyond the weights", "sequences", heads, cells)
-
-
-def measure_products(precision: str) -> float:
-    """Return the floating-point operations per second of products of large square matrices, from the median time."""
-    device = find_device()
-    size = 8192 if device.type == "cuda" else 2048
-    one, two = torch.randn(2, size, size, device=device, dtype=DTYPES.get(precision, torch.float32))
-    timer = Timer("one @ two", globals={"one": one, "two": two}, num_threads=torch.get_num_threads())
-    return 2 * size**3 / timer.blocked_autorange(min_run_time=PRODUCTS).median
 
 
 def compile_model(model: PreTrainedModel, report: Report, *, dynamic: bool) -> bool:

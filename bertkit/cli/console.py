@@ -219,7 +219,6 @@ class Screen(AbstractContextManager):
             self.say(f"{line}  # {option.explain(recipe['data'][name])}" if option else line)
         for name, value in plan.items():
             self.say(f"{name.replace('_', ' ')}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
-        self.say(NOTHING_DONE)
 
     def show_results(self, task: Any, metrics: Mapping[str, Any], output: Path) -> None:
         """Print the task's table of scores, some predictions, the paths of the files, and commands to try next."""

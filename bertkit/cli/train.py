@@ -378,7 +378,10 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any]) -> None:
         if options.push_to is not None:
             push.check_push(options.push_to)
         if options.dry_run:
-            screen.show_plan(plan.dry_run(task, written, given, output=output), task.options)
+            planned = plan.dry_run(task, written, given, output=output)
+            screen.show_plan(planned, task.options)
+            found = plan.forecast(task, planned["recipe"], output)
+            screen.say(*([found] if isinstance(found, str) else found.describe()), NOTHING_DONE)
             return
         with screen.watch_training():
             metrics = runs.run(task, written, given, output=output, report=screen.say, progress=screen.advance)
@@ -406,6 +409,7 @@ def compare(
     """
     from bertkit.studies import runner as studies
     from bertkit.studies.cells import describe_plan
+    from bertkit.studies.forecast import forecast_study
     from bertkit.training import push
     from bertkit.training.recipe import parse_setting
 
@@ -415,7 +419,7 @@ def compare(
         if push_to is not None:
             push.check_push(push_to)
         if dry_run:
-            screen.say(*describe_plan(made), NOTHING_DONE)
+            screen.say(*describe_plan(made), *forecast_study(made, output), NOTHING_DONE)
             return
         with screen.watch_training(), explain_disk_error(output):
             results = studies.run_study(

@@ -51,6 +51,7 @@ MASK = "[MASK]"
 KNOWN_LOSSES = {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}
 KNOWN_ACCURACY = {"the most frequent token": "unigram_accuracy"}
 FOREIGN_SHARE = 0.3  # share of unknown tokens; above it a vocabulary is for another script
+FORECAST_CHARACTERS = 4_000_000  # of text, for a forecast of a run's cost
 DOCUMENTS_SHOWN = 100  # documents of a built corpus from which the shown predictions are chosen
 
 # The defaults of `bertkit pretrain` without a recipe or a model: the recipe of `make demo`,
@@ -268,6 +269,17 @@ class PretrainingTask(Task):
                 "give one that fits the text, or remove --vocab to train one"
             )
         return PretrainingData(corpus, tokenizer, phases, options, seed)
+
+    def shorten(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return options that read only the beginning of a text, because the updates do not depend on its length."""
+        if any(is_built(source) for source in options["corpus"]):
+            return options
+        return {**options, "limit_characters": min(options["limit_characters"] or math.inf, FORECAST_CHARACTERS)}
+
+    def list_parts(self, data: PretrainingData) -> list[range]:
+        """Return the positions of each phase."""
+        ends = np.cumsum([phase.samples for phase in data.phases]).tolist()
+        return [range(end - phase.samples, end) for phase, end in zip(data.phases, ends, strict=True)]
 
     def collate(self, items: Any) -> dict[str, "Tensor"]:
         """Return the batch, which the data set has already collated."""

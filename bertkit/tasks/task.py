@@ -222,6 +222,14 @@ class Task:
         """
         raise NotImplementedError
 
+    def shorten(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the options under which enough data are read to forecast a run's cost."""
+        return options
+
+    def list_parts(self, data: Any) -> list[range]:
+        """Return the parts of a training data set whose sequences have lengths of their own."""
+        return [range(len(data))]
+
     def collate(self, items: Any) -> dict[str, "Tensor"]:
         """Return the batch of a list of items, or of the result of the data set's `__getitems__`."""
         raise NotImplementedError

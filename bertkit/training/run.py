@@ -165,13 +165,18 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: 
     return model
 
 
-def describe_training(args: TrainingArguments, recipe: Recipe, data: Any) -> str:
-    """Return one line with updates, sequences per update and their division, and precision."""
-    steps = (
+def count_updates(args: TrainingArguments, recipe: Recipe, rows: int) -> int:
+    """Return the updates of a training on this many rows."""
+    return (
         args.max_steps
         if args.max_steps > 0
-        else math.ceil(math.ceil(len(data) / recipe["batch_size"]) * args.num_train_epochs)
+        else math.ceil(math.ceil(rows / recipe["batch_size"]) * args.num_train_epochs)
     )
+
+
+def describe_training(args: TrainingArguments, recipe: Recipe, data: Any) -> str:
+    """Return one line with updates, sequences per update and their division, and precision."""
+    steps = count_updates(args, recipe, len(data))
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
     late = "" if args.get_warmup_steps(steps) < steps else "; warm-up is longer, so the learning rate never peaks"
     cut = f"{args.world_size} x {args.gradient_accumulation_steps} x {args.per_device_train_batch_size}"

@@ -1,0 +1,254 @@
+"""The costs of training and evaluation, from a few updates on this machine: operations, memory and seconds.
+
+Left out: start-up, loading and saving, which take seconds.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.benchmark import Timer
+from torch.utils.data import DataLoader, Subset
+from transformers import PreTrainedConfig, TrainerCallback
+
+from bertkit.model.precision import DTYPES, choose_precision, find_device, use_precision
+from bertkit.model.pretraining_heads import BertLMHead
+from bertkit.system.progress import ignore
+from bertkit.tasks.prediction import collate_with_places
+from bertkit.tasks.task import TUNE, Task
+from bertkit.training.arguments import make_arguments
+from bertkit.training.prepare import Prepared
+from bertkit.training.recipe import Recipe, merge
+from bertkit.training.run import make_model, make_trainer
+
+SAMPLED = 512  # sequences whose tokens are counted
+EVALUATED = 128  # sequences of each split that are predicted
+PROBED = 10.0  # seconds of updates
+LONGEST_UPDATE = 2.0  # seconds that an update of the probe should take; larger ones have fewer sequences
+EXPECTED_SHARE = 0.5  # of the rate of products, for the size of the probe's updates
+WARM_UP = 2  # updates before those that are timed
+LEAST_UPDATES = 3  # timed, however long they take
+PRODUCTS = 1.0  # seconds for which large products are measured
+ALONE = {  # for the probe: only train
+    "eval_strategy": "no",
+    "eval_on_start": False,
+    "save_strategy": "no",
+    "logging_strategy": "no",
+    "load_best_model_at_end": False,
+    "report_to": "none",
+    "max_steps": 1_000_000,
+}
+
+
+@dataclass(frozen=True)
+class PartCost:
+    """The costs of training on some of the rows, which have lengths of their own.
+
+    Attributes:
+        rows: Positions in the training data.
+        tokens: Real tokens of a sequence.
+        operations: Floating-point operations of a sequence, forwards and backwards.
+        seconds: Of a sequence, forwards and backwards, in a process.
+        fixed: Seconds of an update that do not depend on its sequences: the optimizer.
+        activations: Bytes that a micro-batch keeps for the backward pass.
+    """
+
+    rows: range
+    tokens: float
+    operations: float
+    seconds: float
+    fixed: float
+    activations: int
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The costs of a run, for any number of updates and any batch size.
+
+    Attributes:
+        evaluation: Seconds of one pass over each split, by name.
+        weights, gradients, optimizer: Bytes in every process.
+        products: Floating-point operations per second of large matrix products here.
+    """
+
+    parts: Sequence[PartCost]
+    evaluation: Mapping[str, float]
+    weights: int
+    gradients: int
+    optimizer: int
+    products: float
+
+
+def measure_costs(task: Task, recipe: Recipe, prepared: Prepared) -> Costs:
+    """Measure the costs of a complete recipe on its data: some updates on each part, and some predictions."""
+    model = make_model(task, recipe, prepared.settings)
+    products = measure_products(choose_precision(recipe["precision"]))
+    rows = prepared.data["train"]
+    with TemporaryDirectory() as folder:
+        parts = task.list_parts(rows)
+        probe = Probe(task, recipe, model, products, PROBED / len(parts), Path(folder))
+        parts = [probe.measure_part(rows, part) for part in parts]
+        splits = [split for split in (TUNE, *task.splits, *task.unlabelled) if split in prepared.data]
+        evaluation = {split: probe.measure_evaluation(prepared.data[split]) for split in splits}
+    trained = sum(x.numel() * x.element_size() for x in model.parameters() if x.requires_grad)
+    weights = sum(x.numel() * x.element_size() for x in model.parameters())
+    return Costs(parts, evaluation, weights, trained, 2 * trained, products)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Measures costs with a run's own Trainer."""
+
+    task: Task
+    recipe: Recipe
+    model: nn.Module
+    products: float
+    seconds: float  # of the timed updates of a part
+    folder: Path
+
+    def measure_part(self, rows: Any, part: range) -> PartCost:
+        """Measure the costs of updates on a part of the training rows."""
+        args = make_arguments(self.task, self.recipe, self.folder)
+        if args.train_sampling_strategy == "sequential":
+            numbers = part
+        else:
+            numbers = np.random.default_rng(0).permutation(part).tolist()
+        sample = Subset(rows, numbers[:SAMPLED])
+        lengths, targets = count_tokens(self.task, sample, args.per_device_train_batch_size)
+        decoded = targets if isinstance(self.model, BertLMHead) else 0
+        operations = count_flops(self.model.config, lengths, decoded) / len(sample)
+        largest = int(LONGEST_UPDATE * EXPECTED_SHARE * self.products / operations)
+        micro = args.per_device_train_batch_size
+        size = min(max(largest, 1), micro * args.gradient_accumulation_steps)  # sequences of an update, in a process
+        size = size // micro * micro or size
+        train = ALONE | {"per_device_train_batch_size": min(size, micro)}
+        recipe = merge(self.recipe, {"batch_size": size * args.world_size, "train": train})
+        recipe.pop("patience", None)
+        short = make_arguments(self.task, recipe, self.folder)
+        clock = UpdateClock(self.seconds)
+        data = {"train": Subset(rows, numbers)}
+        trainer = make_trainer(self.task, self.model, short, data, recipe, ignore, ignore)
+        trainer.add_callback(clock)
+        trainer.train()
+        seconds, fixed = clock.average()
+        return PartCost(
+            part,
+            float(lengths.sum()) / len(sample),
+            operations,
+            (seconds - fixed) / size,
+            fixed,
+            self.measure_activations(sample, min(micro, len(sample))),
+        )
+
+    def measure_activations(self, sample: Subset, size: int) -> int:
+        """Return the bytes that the forward pass of a micro-batch keeps for the backward pass."""
+        device, kept = find_device(), {}
+        own = {x.untyped_storage().data_ptr() for x in self.model.parameters()}
+        collate = partial(collate_with_places, self.task.collate, type(self.model))
+        batch = next(iter(DataLoader(sample, size, collate_fn=collate)))
+
+        def keep(x: Tensor) -> Tensor:
+            storage = x.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return x
+
+        self.model.train()
+        with use_precision(choose_precision(self.recipe["precision"]), device), saved_tensors_hooks(keep, lambda x: x):
+            outputs = self.model(**{name: x.to(device) for name, x in batch.items()})
+        del outputs  # until here the kept tensors have addresses of their own
+        return sum(kept.values())
+
+    def measure_evaluation(self, rows: Any) -> float:
+        """Return the seconds of one pass over a split."""
+        args = make_arguments(self.task, merge(self.recipe, {"train": ALONE}), self.folder)
+        trainer = make_trainer(self.task, self.model, args, {}, self.recipe, ignore, ignore)
+        trainer.compute_metrics = None
+        numbers = np.random.default_rng(0).permutation(len(rows))[:EVALUATED].tolist()
+        sample = Subset(rows, numbers)
+        start = time.perf_counter()
+        trainer.predict(sample)
+        return (time.perf_counter() - start) * len(rows) / len(sample)
+
+
+class UpdateClock(TrainerCallback):
+    """Times updates, and ends the training after some seconds.
+
+    Args:
+        seconds: Least duration of the timed updates, after WARM_UP others.
+
+    Attributes:
+        ends: When each update ended.
+        fixed: Seconds of each update's optimizer.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.ends: list[float] = []
+        self.fixed: list[float] = []
+        self.before = 0.0
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs) -> None:
+        self.before = read_clock()
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        self.ends.append(read_clock())
+        self.fixed.append(self.ends[-1] - self.before)
+        timed = len(self.ends) - WARM_UP
+        if timed >= LEAST_UPDATES and self.ends[-1] - self.ends[WARM_UP - 1] > self.seconds:
+            control.should_training_stop = True
+
+    def average(self) -> tuple[float, float]:
+        """Return the mean seconds of an update, and the part of them that is fixed."""
+        return float(np.diff(self.ends[WARM_UP - 1 :]).mean()), float(np.mean(self.fixed[WARM_UP:]))
+
+
+def read_clock() -> float:
+    """Return the time in seconds, once an accelerator has finished what it was given."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter()
+
+
+# --- Operations -------------------------------------------------------------------------------------------------------
+
+
+def count_tokens(task: Task, rows: Any, batch_size: int) -> tuple[Tensor, int]:
+    """Return the lengths (S,) of all sequences, without padding, and the number of labelled tokens."""
+    lengths, targets = [], 0
+    for batch in DataLoader(rows, batch_size, collate_fn=task.collate):
+        lengths.append(batch["attention_mask"].sum(-1).flatten())
+        if batch["labels"].dim() == 2:  # (B, T)
+            targets += int((batch["labels"] >= 0).sum())
+    return torch.cat(lengths), targets
+
+
+def count_flops(config: PreTrainedConfig, lengths: Tensor, targets: int) -> float:
+    """Return the floating-point operations of training on sequences of lengths (S,), with `targets` decoded tokens.
+
+    Only matrix products count, with one multiplication and one addition each; the backward pass takes twice the
+    operations of the forward pass. The pooler is counted, heads with a few classes are not.
+    """
+    hidden, lengths = config.hidden_size, lengths.double()
+    layer = 8 * hidden**2 + 4 * hidden * config.intermediate_size  # per token: query, key, value, output; both dense
+    scores = 4 * hidden * float((lengths**2).sum())  # query times key, and probabilities times value
+    encoder = config.num_hidden_layers * (layer * float(lengths.sum()) + scores)
+    decoder = targets * (2 * hidden**2 + 2 * hidden * config.vocab_size)
+    return 3.0 * (encoder + decoder + len(lengths) * 2 * hidden**2)
+
+
+def measure_products(precision: str) -> float:
+    """Return the floating-point operations per second of products of large square matrices, from the median time."""
+    device = find_device()
+    size = 8192 if device.type == "cuda" else 2048
+    one, two = torch.randn(2, size, size, device=device, dtype=DTYPES.get(precision, torch.float32))
+    timer = Timer("one @ two", globals={"one": one, "two": two}, num_threads=torch.get_num_threads())
+    return 2 * size**3 / timer.blocked_autorange(min_run_time=PRODUCTS).median

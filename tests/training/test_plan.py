@@ -1,0 +1,196 @@
+"""The cost of a run: what is counted, what is measured, and the forecast that follows."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from bertkit.model.checkpoint import load_config, make_config
+from bertkit.studies.forecast import forecast_study
+from bertkit.studies.spec import make_study
+from bertkit.tasks import TASKS
+from bertkit.training import cost
+from bertkit.training.arguments import complete, make_arguments
+from bertkit.training.cost import Costs, PartCost, UpdateClock, count_flops, count_tokens, measure_costs
+from bertkit.training.plan import Forecast, count_evaluations, forecast, forecast_run
+from bertkit.training.prepare import prepare
+from tests.official import write_checkpoint, write_glue
+from tests.training.test_run import PRETRAIN, make_recipe, write_text
+
+RTE = TASKS["rte"]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(cost, "PROBED", 0.1)
+    monkeypatch.setattr(cost, "PRODUCTS", 0.1)
+
+
+@pytest.fixture(scope="module")
+def rte(tmp_path_factory):
+    """Return a complete recipe."""
+    folder = tmp_path_factory.mktemp("rte")
+    data = {"dir": str(write_glue(folder / "glue"))}
+    return complete(RTE, {"checkpoint": str(write_checkpoint(folder / "bert")), "precision": "fp32", "data": data})
+
+
+@pytest.fixture
+def phases(tmp_path):
+    """Return a complete recipe of ten updates at 16 tokens and ten at 32."""
+    recipe = make_recipe(write_text(tmp_path / "corpus.txt"))
+    del recipe["data"]["max_length"]
+    phases = [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]
+    return complete(PRETRAIN, recipe, {"phase": phases, "train": {"max_steps": 20}})
+
+
+# --- What is counted --------------------------------------------------------------------------------------------------
+
+
+def test_the_operations_of_a_worked_example():
+    """H 2, intermediate 8, a layer, V 5, three tokens of which one is decoded; backwards twice that."""
+    config = make_config(
+        {
+            "hidden_size": 2,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+            "vocab_size": 5,
+        }
+    )
+    dense = 3 * (4 * 2 * 2 * 2 + 2 * 2 * 2 * 8)  # tokens x (query, key, value, output; up and down)
+    scores = 2 * 2 * 3 * 3 * 2  # two products, multiply and add, 3 x 3 pairs, H
+    decoder, pooler = 2 * 2 * 2 + 2 * 2 * 5, 2 * 2 * 2
+    assert count_flops(config, torch.tensor([3]), 1) == 3 * (dense + scores + decoder + pooler)
+    two = count_flops(config, torch.tensor([3, 3]), 2)
+    assert two == 2 * count_flops(config, torch.tensor([3]), 1)
+    assert two < count_flops(config, torch.tensor([6]), 2) + 3 * pooler  # attention is quadratic in the length
+
+
+def test_real_tokens_are_counted_and_labels_of_tokens():
+    rows = [
+        {"input_ids": np.arange(length), "token_type_ids": np.zeros(length, np.int64), "labels": 1}
+        for length in (3, 5, 4)
+    ]
+    lengths, targets = count_tokens(TASKS["rte"], rows, 2)
+    assert (lengths.tolist(), targets) == ([3, 5, 4], 0)
+    labels = torch.tensor([[-100, 7, -100], [4, -100, 0]])
+    task = SimpleNamespace(collate=lambda items: {"attention_mask": torch.ones(2, 3, dtype=int), "labels": labels})
+    lengths, targets = count_tokens(task, [None] * 4, 2)
+    assert (lengths.tolist(), targets) == ([3, 3, 3, 3], 6)
+
+
+# --- What is measured -------------------------------------------------------------------------------------------------
+
+
+def test_a_clock_leaves_out_the_first_updates_and_stops_after_its_seconds(monkeypatch):
+    """Updates take 9, 9, 2, 2, 2 seconds, half a second of each in the optimizer."""
+    times = iter([8.5, 9.0, 17.5, 18.0, 19.5, 20.0, 21.5, 22.0, 23.5, 24.0])
+    monkeypatch.setattr(cost, "read_clock", lambda: next(times))
+    clock, stops = UpdateClock(3.0), []
+    for _ in range(5):
+        control = SimpleNamespace(should_training_stop=False)
+        clock.on_pre_optimizer_step(None, None, control)
+        clock.on_step_end(None, None, control)
+        stops.append(control.should_training_stop)
+    assert clock.average() == (2.0, 0.5)
+    assert stops == [False, False, False, False, True]
+
+
+def test_the_costs_of_a_run_are_those_of_its_rows(rte):
+    prepared = prepare(RTE, rte)
+    costs = measure_costs(RTE, rte, prepared)
+    (part,) = costs.parts
+    lengths, _ = count_tokens(RTE, prepared.data["train"], 8)
+    assert part.rows == range(len(lengths))
+    assert part.tokens == pytest.approx(float(lengths.double().mean()))
+    operations = count_flops(load_config(rte["checkpoint"]), lengths, 0)
+    assert part.operations == pytest.approx(operations / len(lengths))
+    assert 0 < part.seconds < 1
+    assert 0 < part.fixed < 1
+    assert costs.optimizer == 2 * costs.gradients == 2 * costs.weights
+    assert costs.evaluation.keys() == {"dev", "test"}
+
+
+def test_each_phase_has_its_costs(phases):
+    prepared = prepare(PRETRAIN, phases)
+    short, long = measure_costs(PRETRAIN, phases, prepared).parts
+    assert (short.rows, long.rows) == (range(160), range(160, 320))
+    assert short.tokens < long.tokens <= 32
+    assert short.operations < long.operations
+    assert short.activations < long.activations
+
+
+# --- The forecast -----------------------------------------------------------------------------------------------------
+
+PARTS = [PartCost(range(80), 10.0, 100.0, 0.5, 1.0, 7), PartCost(range(80, 160), 20.0, 300.0, 1.5, 1.0, 9)]
+
+
+def test_the_forecast_of_a_worked_example(phases):
+    """Ten updates of 8 sequences in each part; one evaluation at the start, four during training, one at the end."""
+    recipe = complete(PRETRAIN, phases, {"batch_size": 8, "train": {"eval_steps": 5}})
+    costs = Costs(PARTS, {"heldout": 2.0}, weights=4, gradients=4, optimizer=8, products=100.0)
+    found = forecast_run(PRETRAIN, recipe, costs, make_arguments(PRETRAIN, recipe, Path("run")))
+    assert found.updates == 20
+    assert found.tokens == 10 * 8 * (10 + 20)
+    assert found.operations == 10 * 8 * (100 + 300)
+    assert found.training == 10 * (8 * 0.5 + 1) + 10 * (8 * 1.5 + 1)
+    assert found.evaluation == 6 * 2.0
+    assert found.memory == {"weights": 4, "gradients": 4, "optimizer": 8, "activations": 9}
+    assert found.share == pytest.approx(32_000 / 180 / 100)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"eval_strategy": "no"}, 0),
+        ({"eval_strategy": "epoch", "num_train_epochs": 2.5}, 3),
+        ({"eval_strategy": "steps", "eval_steps": 30}, 3),
+        ({"eval_strategy": "steps", "eval_steps": 0.1}, 10),
+        ({"eval_strategy": "steps", "eval_steps": 30, "eval_on_start": True}, 4),
+    ],
+)
+def test_evaluations_are_counted(settings, expected):
+    given = {"eval_on_start": False, "eval_steps": None, "num_train_epochs": 3.0} | settings
+    assert count_evaluations(SimpleNamespace(**given), 100) == expected
+
+
+def test_the_times_of_accelerators_are_marked_as_computed():
+    """A share of a half; an A100 multiplies at 312e12."""
+    lines = Forecast(10, 100.0, 312e15, 6240.0, 60.0, {"weights": 10**9}, 1e14).describe()
+    assert "3.12e+17 in 10 updates of 10 tokens" in lines[0]
+    assert "1.00 GB (weights 1.00)" in lines[1]
+    assert "1 h 44 min of training, 1 min 0 s of evaluation" in lines[2]
+    assert "50% of that" in lines[2]
+    assert lines[3].startswith("computed, not measured")
+    assert "A100 33 min 20 s" in lines[3]
+
+
+def test_a_forecast_without_data_says_why(rte, tmp_path):
+    recipe = complete(RTE, rte, {"data": {"dir": str(tmp_path / "nowhere")}})
+    assert forecast(RTE, recipe, tmp_path / "run").startswith("without data the updates, time and memory are unknown: ")
+    assert "nowhere" in forecast(RTE, recipe, tmp_path / "run")
+
+
+def test_a_forecast_reads_the_beginning_of_a_text(phases):
+    assert PRETRAIN.shorten(phases["data"])["limit_characters"] == 4_000_000
+    assert PRETRAIN.shorten(phases["data"] | {"limit_characters": 9})["limit_characters"] == 9
+
+
+def test_a_study_measures_runs_of_the_same_cost_once(rte, tmp_path, monkeypatch):
+    """Eight runs differ in rate, epochs and batch size; another one has longer texts."""
+    calls = []
+
+    def measure(task, recipe, prepared):
+        calls.append(recipe["data"]["max_length"])
+        return Costs(PARTS[:1], {"dev": 1.0}, 4, 4, 8, 100.0)
+
+    monkeypatch.setattr("bertkit.studies.forecast.measure_costs", measure)
+    grid = {"batch_size": [16, 32], "train.learning_rate": [1e-5, 2e-5], "train.num_train_epochs": [1.0, 2.0]}
+    study = make_study({"tasks": ["rte"], "recipe": rte, "grid": grid})
+    lines = forecast_study(study, tmp_path / "study")
+    assert len(calls) == 1
+    updates = 2 * sum(int(np.ceil(80 / size)) * epochs for size in (16, 32) for epochs in (1, 2))
+    assert len(lines) == 1
+    assert f"{updates:,} updates" in lines[0]
