@@ -48,7 +48,9 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Set any key of the recipe, such as train.learning_rate=1e-4.", metavar="KEY=VALUE"),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the recipe or a study's runs, with sizes and costs, then exit.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the recipe or a study's runs, with sizes and costs, then exit.")
+]
 Data = Annotated[str | None, PlaceOption("--data", help=DIR.help, metavar="DIR")]
 Push = Annotated[
     str | None, typer.Option("--push-to-hub", help="Upload the finished run to this Hub repository.", metavar="REPO")

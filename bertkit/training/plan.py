@@ -75,9 +75,8 @@ class Forecast:
         held = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in self.memory.items())
         machine = describe_environment()
         device = "; ".join(machine["gpus"]) or f"{machine['processor']}, {machine['threads']} threads"
-        others = (
-            f"{name} {describe_duration(self.operations / rate / self.share)}" for name, rate in ACCELERATORS.items()
-        )
+        times = {name: self.operations / rate / self.share for name, rate in ACCELERATORS.items()}
+        others = (f"{name} {describe_duration(x) if x >= 60 else 'below 1 min'}" for name, x in times.items())
         return [
             f"floating-point operations: {self.operations:.2e} in {self.updates:,} updates of "
             f"{self.tokens / self.updates:,.0f} tokens",

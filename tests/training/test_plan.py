@@ -130,7 +130,7 @@ PARTS = [PartCost(range(80), 10.0, 100.0, 0.5, 1.0, 7), PartCost(range(80, 160),
 def test_the_forecast_of_a_worked_example(phases):
     """Ten updates of 8 sequences in each part; one evaluation at the start, four during training, one at the end."""
     recipe = complete(PRETRAIN, phases, {"batch_size": 8, "train": {"eval_steps": 5}})
-    costs = Costs(PARTS, {"heldout": 2.0}, weights=4, gradients=4, optimizer=8, products=100.0)
+    costs = Costs(PARTS, {next(iter(PRETRAIN.splits)): 2.0}, weights=4, gradients=4, optimizer=8, products=100.0)
     found = forecast_run(PRETRAIN, recipe, costs, make_arguments(PRETRAIN, recipe, Path("run")))
     assert found.updates == 20
     assert found.tokens == 10 * 8 * (10 + 20)
