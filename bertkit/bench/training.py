@@ -37,7 +37,7 @@ from bertkit.system.memory import restore_memory
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.task import Task
 from bertkit.training.arguments import make_arguments
-from bertkit.training.cost import count_flops, count_tokens, measure_products
+from bertkit.training.cost import count_flops, count_tokens, measure_matmul_rate
 from bertkit.training.recipe import Recipe, merge
 from bertkit.training.run import make_model, make_trainer
 
@@ -273,10 +273,10 @@ def measure_sides(
         report(f"  {name}: warming up, measuring memory")
         train_epoch(side, min(WARM_UP, updates))
         memory[name] = measure_growth(partial(train_epoch, side, min(MEMORY, updates)), find_device())
-    speeds = {precision: [measure_products(precision)] for precision in {side.precision for side in sides.values()}}
+    speeds = {precision: [measure_matmul_rate(precision)] for precision in {side.precision for side in sides.values()}}
     seconds, _ = alternate({name: partial(train_epoch, side, updates) for name, side in sides.items()}, repeats, report)
     for precision, found in speeds.items():
-        found.append(measure_products(precision))
+        found.append(measure_matmul_rate(precision))
     measured, tokens = Measurement(seconds, dict.fromkeys(sides, len(lengths))), int(lengths.sum())
     for name, side in sides.items():
         middle = measured.medians[name]

@@ -380,8 +380,7 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any]) -> None:
         if options.dry_run:
             planned = plan.dry_run(task, written, given, output=output)
             screen.show_plan(planned, task.options)
-            found = plan.forecast(task, planned["recipe"], output)
-            screen.say(*([found] if isinstance(found, str) else found.describe()), NOTHING_DONE)
+            screen.say(*plan.describe_cost(task, planned["recipe"], output), NOTHING_DONE)
             return
         with screen.watch_training():
             metrics = runs.run(task, written, given, output=output, report=screen.say, progress=screen.advance)
@@ -419,7 +418,9 @@ def compare(
         if push_to is not None:
             push.check_push(push_to)
         if dry_run:
-            screen.say(*describe_plan(made), *forecast_study(made, output), NOTHING_DONE)
+            screen.say(*describe_plan(made))
+            forecast_study(made, output, screen.say)
+            screen.say(NOTHING_DONE)
             return
         with screen.watch_training(), explain_disk_error(output):
             results = studies.run_study(

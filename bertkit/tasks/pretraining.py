@@ -51,7 +51,7 @@ MASK = "[MASK]"
 KNOWN_LOSSES = {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}
 KNOWN_ACCURACY = {"the most frequent token": "unigram_accuracy"}
 FOREIGN_SHARE = 0.3  # share of unknown tokens; above it a vocabulary is for another script
-FORECAST_CHARACTERS = 4_000_000  # of text, for a forecast of a run's cost
+FORECAST_CHARACTERS = 20_000_000  # of text, for a forecast of a run's cost
 DOCUMENTS_SHOWN = 100  # documents of a built corpus from which the shown predictions are chosen
 
 # The defaults of `bertkit pretrain` without a recipe or a model: the recipe of `make demo`,

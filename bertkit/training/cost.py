@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import reduce
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.benchmark import Timer
@@ -31,13 +32,13 @@ from bertkit.training.run import make_model, make_trainer
 
 SAMPLED = 512  # sequences whose tokens are counted
 EVALUATED = 128  # sequences of each split that are predicted
-PROBED = 10.0  # seconds of updates
-LONGEST_UPDATE = 2.0  # seconds that an update of the probe should take; larger ones have fewer sequences
-EXPECTED_SHARE = 0.5  # of the rate of products, for the size of the probe's updates
+PROBE_SECONDS = 10.0  # of updates
+LONGEST_UPDATE = 4.0  # seconds that an update of the probe should take; larger ones have fewer sequences
+EXPECTED_SHARE = 0.5  # of the matmul rate, for the size of the probe's updates
 WARM_UP = 2  # updates before those that are timed
 LEAST_UPDATES = 3  # timed, however long they take
-PRODUCTS = 1.0  # seconds for which large products are measured
-ALONE = {  # for the probe: only train
+MATMUL_SECONDS = 1.0  # for which large matrix products are measured
+TRAIN_ONLY = {
     "eval_strategy": "no",
     "eval_on_start": False,
     "save_strategy": "no",
@@ -55,10 +56,11 @@ class PartCost:
     Attributes:
         rows: Positions in the training data.
         tokens: Real tokens of a sequence.
-        operations: Floating-point operations of a sequence, forwards and backwards.
-        seconds: Of a sequence, forwards and backwards, in a process.
+        operations: Floating-point operations for a sequence, forwards and backwards.
+        seconds: Time for a sequence in a process, forwards and backwards.
         fixed: Seconds of an update that do not depend on its sequences: the optimizer.
         activations: Bytes that a micro-batch keeps for the backward pass.
+        optimizer: Bytes of the optimizer's state.
     """
 
     rows: range
@@ -67,6 +69,7 @@ class PartCost:
     seconds: float
     fixed: float
     activations: int
+    optimizer: int
 
 
 @dataclass(frozen=True)
@@ -75,32 +78,34 @@ class Costs:
 
     Attributes:
         evaluation: Seconds of one pass over each split, by name.
-        weights, gradients, optimizer: Bytes in every process.
-        products: Floating-point operations per second of large matrix products here.
+        weights, gradients: Bytes in every process.
+        matmul_rate: Floating-point operations per second of large matrix products in a process here.
     """
 
     parts: Sequence[PartCost]
     evaluation: Mapping[str, float]
     weights: int
     gradients: int
-    optimizer: int
-    products: float
+    matmul_rate: float
 
 
 def measure_costs(task: Task, recipe: Recipe, prepared: Prepared) -> Costs:
     """Measure the costs of a complete recipe on its data: some updates on each part, and some predictions."""
     model = make_model(task, recipe, prepared.settings)
-    products = measure_products(choose_precision(recipe["precision"]))
+    precision = choose_precision(recipe["precision"])
+    before = torch.tensor(measure_matmul_rate(precision), device=find_device())
+    matmul_rate = float(reduce(before, "mean"))  # the same in all processes
     rows = prepared.data["train"]
     with TemporaryDirectory() as folder:
         parts = task.list_parts(rows)
-        probe = Probe(task, recipe, model, products, PROBED / len(parts), Path(folder))
-        parts = [probe.measure_part(rows, part) for part in parts]
+        probe = Probe(task, recipe, model, matmul_rate, PROBE_SECONDS / len(parts), Path(folder))
+        measured = [probe.measure_part(rows, part) for part in parts]
         splits = [split for split in (TUNE, *task.splits, *task.unlabelled) if split in prepared.data]
         evaluation = {split: probe.measure_evaluation(prepared.data[split]) for split in splits}
-    trained = sum(x.numel() * x.element_size() for x in model.parameters() if x.requires_grad)
     weights = sum(x.numel() * x.element_size() for x in model.parameters())
-    return Costs(parts, evaluation, weights, trained, 2 * trained, products)
+    gradients = sum(x.numel() * x.element_size() for x in model.parameters() if x.requires_grad)
+    # Other work makes the rate too low, never too high.
+    return Costs(measured, evaluation, weights, gradients, max(matmul_rate, measure_matmul_rate(precision)))
 
 
 @dataclass(frozen=True)
@@ -110,46 +115,52 @@ class Probe:
     task: Task
     recipe: Recipe
     model: nn.Module
-    products: float
+    matmul_rate: float
     seconds: float  # of the timed updates of a part
     folder: Path
 
     def measure_part(self, rows: Any, part: range) -> PartCost:
         """Measure the costs of updates on a part of the training rows."""
         args = make_arguments(self.task, self.recipe, self.folder)
-        if args.train_sampling_strategy == "sequential":
-            numbers = part
-        else:
+        numbers: Sequence[int] = part
+        if args.train_sampling_strategy != "sequential":
             numbers = np.random.default_rng(0).permutation(part).tolist()
         sample = Subset(rows, numbers[:SAMPLED])
-        lengths, targets = count_tokens(self.task, sample, args.per_device_train_batch_size)
-        decoded = targets if isinstance(self.model, BertLMHead) else 0
-        operations = count_flops(self.model.config, lengths, decoded) / len(sample)
-        largest = int(LONGEST_UPDATE * EXPECTED_SHARE * self.products / operations)
+        lengths, labelled = count_tokens(self.task, sample, args.per_device_train_batch_size)
+        operations = self.count_operations(lengths, labelled) / len(sample)
         micro = args.per_device_train_batch_size
-        size = min(max(largest, 1), micro * args.gradient_accumulation_steps)  # sequences of an update, in a process
+        largest = max(int(LONGEST_UPDATE * EXPECTED_SHARE * self.matmul_rate / operations), 1)
+        size = min(largest, micro * args.gradient_accumulation_steps)  # sequences of an update, in a process
         size = size // micro * micro or size
-        train = ALONE | {"per_device_train_batch_size": min(size, micro)}
-        recipe = merge(self.recipe, {"batch_size": size * args.world_size, "train": train})
-        recipe.pop("patience", None)
-        short = make_arguments(self.task, recipe, self.folder)
+        train = TRAIN_ONLY | {"per_device_train_batch_size": min(size, micro)}
+        recipe = merge(self.recipe, {"batch_size": size * args.world_size, "patience": 0, "train": train})
         clock = UpdateClock(self.seconds)
+        short = make_arguments(self.task, recipe, self.folder)
         data = {"train": Subset(rows, numbers)}
         trainer = make_trainer(self.task, self.model, short, data, recipe, ignore, ignore)
         trainer.add_callback(clock)
         trainer.train()
         seconds, fixed = clock.average()
+        states = (x for state in trainer.optimizer.state.values() for x in state.values() if isinstance(x, Tensor))
+        few = min(size, micro, len(sample))
         return PartCost(
             part,
             float(lengths.sum()) / len(sample),
             operations,
             (seconds - fixed) / size,
             fixed,
-            self.measure_activations(sample, min(micro, len(sample))),
+            self.measure_activations(sample, few) * micro // few,
+            sum(x.numel() * x.element_size() for x in states),
         )
 
+    def count_operations(self, lengths: Tensor, labelled: int) -> float:
+        """Return the floating-point operations of training; a frozen encoder has no backward pass."""
+        decoded = labelled if isinstance(self.model, BertLMHead) else 0
+        learns = any(x.requires_grad for x in self.model.bert.encoder.parameters())
+        return count_flops(self.model.config, lengths, decoded) / (1 if learns else 3)
+
     def measure_activations(self, sample: Subset, size: int) -> int:
-        """Return the bytes that the forward pass of a micro-batch keeps for the backward pass."""
+        """Return the bytes that the forward pass of some sequences keeps for the backward pass."""
         device, kept = find_device(), {}
         own = {x.untyped_storage().data_ptr() for x in self.model.parameters()}
         collate = partial(collate_with_places, self.task.collate, type(self.model))
@@ -169,24 +180,25 @@ class Probe:
 
     def measure_evaluation(self, rows: Any) -> float:
         """Return the seconds of one pass over a split."""
-        args = make_arguments(self.task, merge(self.recipe, {"train": ALONE}), self.folder)
+        args = make_arguments(self.task, merge(self.recipe, {"train": TRAIN_ONLY}), self.folder)
         trainer = make_trainer(self.task, self.model, args, {}, self.recipe, ignore, ignore)
         trainer.compute_metrics = None
         numbers = np.random.default_rng(0).permutation(len(rows))[:EVALUATED].tolist()
-        sample = Subset(rows, numbers)
-        start = time.perf_counter()
-        trainer.predict(sample)
-        return (time.perf_counter() - start) * len(rows) / len(sample)
+        trainer.predict(Subset(rows, numbers[: args.world_size]))  # a warm-up
+        start = read_clock()
+        trainer.predict(Subset(rows, numbers))
+        return (read_clock() - start) * len(rows) / len(numbers)
 
 
 class UpdateClock(TrainerCallback):
-    """Times updates, and ends the training after some seconds.
+    """Times updates, and ends the training.
 
     Args:
-        seconds: Least duration of the timed updates, after WARM_UP others.
+        seconds: Least duration of the timed updates, after WARM_UP others; several processes, which must end together,
+            do LEAST_UPDATES.
 
     Attributes:
-        ends: When each update ended.
+        ends: Time at the end of each update.
         fixed: Seconds of each update's optimizer.
     """
 
@@ -202,13 +214,13 @@ class UpdateClock(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs) -> None:
         self.ends.append(read_clock())
         self.fixed.append(self.ends[-1] - self.before)
-        timed = len(self.ends) - WARM_UP
-        if timed >= LEAST_UPDATES and self.ends[-1] - self.ends[WARM_UP - 1] > self.seconds:
+        is_over = args.world_size > 1 or self.ends[-1] - self.ends[min(WARM_UP, len(self.ends)) - 1] > self.seconds
+        if is_over and len(self.ends) >= WARM_UP + LEAST_UPDATES:
             control.should_training_stop = True
 
     def average(self) -> tuple[float, float]:
-        """Return the mean seconds of an update, and the part of them that is fixed."""
-        return float(np.diff(self.ends[WARM_UP - 1 :]).mean()), float(np.mean(self.fixed[WARM_UP:]))
+        """Return the median seconds of an update, and the part of them that is fixed."""
+        return float(np.median(np.diff(self.ends[WARM_UP - 1 :]))), float(np.median(self.fixed[WARM_UP:]))
 
 
 def read_clock() -> float:
@@ -226,8 +238,8 @@ def count_tokens(task: Task, rows: Any, batch_size: int) -> tuple[Tensor, int]:
     lengths, targets = [], 0
     for batch in DataLoader(rows, batch_size, collate_fn=task.collate):
         lengths.append(batch["attention_mask"].sum(-1).flatten())
-        if batch["labels"].dim() == 2:  # (B, T)
-            targets += int((batch["labels"] >= 0).sum())
+        if (labels := batch.get("labels")) is not None and labels.dim() == 2:  # (B, T)
+            targets += int((labels >= 0).sum())
     return torch.cat(lengths), targets
 
 
@@ -245,10 +257,10 @@ def count_flops(config: PreTrainedConfig, lengths: Tensor, targets: int) -> floa
     return 3.0 * (encoder + decoder + len(lengths) * 2 * hidden**2)
 
 
-def measure_products(precision: str) -> float:
+def measure_matmul_rate(precision: str) -> float:
     """Return the floating-point operations per second of products of large square matrices, from the median time."""
     device = find_device()
     size = 8192 if device.type == "cuda" else 2048
     one, two = torch.randn(2, size, size, device=device, dtype=DTYPES.get(precision, torch.float32))
     timer = Timer("one @ two", globals={"one": one, "two": two}, num_threads=torch.get_num_threads())
-    return 2 * size**3 / timer.blocked_autorange(min_run_time=PRODUCTS).median
+    return 2 * size**3 / timer.blocked_autorange(min_run_time=MATMUL_SECONDS).median

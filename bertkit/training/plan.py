@@ -1,6 +1,6 @@
 """Dry runs: the plan of a run, and a forecast of its cost from a few updates on this machine."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -18,6 +18,7 @@ from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import count_updates, make_model
 from bertkit.training.run_dir import FIRST, describe_environment
+from bertkit.training.trainer import explain_shortage
 
 # 16-bit floating-point operations per second of the tensor cores, without sparsity, from NVIDIA's data sheets.
 ACCELERATORS = {"T4": 65e12, "L4": 121e12, "A100": 312e12, "H100 (SXM)": 989e12}
@@ -51,10 +52,11 @@ class Forecast:
     """The expected cost of a run.
 
     Attributes:
-        tokens, operations: Of the whole run; operations are floating-point ones, on real tokens only.
-        training, evaluation: Seconds on this machine.
+        tokens, operations: Totals of the run; operations are floating-point ones, on real tokens only.
+        training, evaluation, scoring: Seconds on this machine: of updates, of evaluations during training, and of the
+            predictions at the end.
         memory: Bytes of a process by what they hold.
-        products: Floating-point operations per second of large matrix products here.
+        matmul_rate: Floating-point operations per second of large matrix products in all processes here.
     """
 
     updates: int
@@ -62,13 +64,14 @@ class Forecast:
     operations: float
     training: float
     evaluation: float
+    scoring: float
     memory: Mapping[str, int]
-    products: float
+    matmul_rate: float
 
     @property
     def share(self) -> float:
-        """Return the share of the rate of products that training reaches here."""
-        return self.operations / self.training / self.products
+        """Return the share of the matmul rate that training reaches here."""
+        return min(self.operations / self.training / self.matmul_rate, 1.0)
 
     def describe(self) -> list[str]:
         """Return the forecast in lines."""
@@ -76,65 +79,94 @@ class Forecast:
         machine = describe_environment()
         device = "; ".join(machine["gpus"]) or f"{machine['processor']}, {machine['threads']} threads"
         times = {name: self.operations / rate / self.share for name, rate in ACCELERATORS.items()}
-        others = (f"{name} {describe_duration(x) if x >= 60 else 'below 1 min'}" for name, x in times.items())
+        short = [name for name, seconds in times.items() if seconds < 60]
+        long = [f"{describe_duration(seconds)} on {name}" for name, seconds in times.items() if seconds >= 60]
+        others = "; ".join([*long, *([f"less than a minute on {', '.join(short)}"] if short else [])])
         return [
             f"floating-point operations: {self.operations:.2e} in {self.updates:,} updates of "
             f"{self.tokens / self.updates:,.0f} tokens",
             f"memory of a process: {sum(self.memory.values()) / 1e9:.2f} GB ({held})",
-            f"expected here: {describe_duration(self.training)} of training, {describe_duration(self.evaluation)} of "
-            f"evaluation ({device}: {self.products / 1e9:,.0f} GFLOP/s in matrix products, {self.share:.0%} of that in "
-            "training)",
-            f"computed, not measured, at this share of their 16-bit rates: {', '.join(others)} of training",
+            f"expected here: {describe_duration(self.training)} of training and "
+            f"{describe_duration(self.evaluation + self.scoring)} of evaluation ({device}: matmul rate "
+            f"{self.matmul_rate / 1e9:,.0f} GFLOP/s, {self.share:.0%} of it reached in training)",
+            f"computed, not measured, at the same share of the 16-bit rates in their data sheets: {others}",
         ]
 
 
-def forecast(task: Task, recipe: Recipe, output: Path) -> Forecast | str:
-    """Return the expected cost of a complete recipe, or why it is unknown.
+def describe_cost(task: Task, recipe: Recipe, output: Path) -> list[str]:
+    """Return the expected cost of a complete recipe in lines, or why it is unknown.
 
     The data are read, or the beginning of a pretraining's text. Start-up, loading and saving take seconds more.
     """
+    lines = []
+    if given := task.pretrain_on(recipe):
+        lines += [f"before, {line}" for line in describe_cost(task, complete(task, given), output / FIRST)]
+    costs = find_costs(task, recipe, output)
+    if isinstance(costs, str):
+        return [*lines, costs]
+    if recipe.get("patience"):
+        lines.append("patience may end the training earlier than expected here")
+    return [*lines, *forecast(task, recipe, costs, make_arguments(task, recipe, output)).describe()]
+
+
+def find_costs(task: Task, recipe: Recipe, output: Path) -> Costs | str:
+    """Measure the costs of a complete recipe, or return why that cannot be done."""
     if recipe["data"].get("features"):
         return "time and memory are not forecast for the feature-based approach"
     try:
         prepared = prepare(task, recipe | {"data": task.shorten(recipe["data"])}, ignore)
+        if "train" not in prepared.data:
+            return "nothing to train, only to predict"
+        with explain_shortage(make_arguments(task, recipe, output)):
+            return measure_costs(task, recipe, prepared)
     except UsageError as error:
-        return f"without data the updates, time and memory are unknown: {error}"
-    if "train" not in prepared.data:
-        return "nothing to train, only to predict"
-    return forecast_run(task, recipe, measure_costs(task, recipe, prepared), make_arguments(task, recipe, output))
+        return f"time and memory are unknown: {error}"
 
 
-def forecast_run(task: Task, recipe: Recipe, costs: Costs, args: TrainingArguments) -> Forecast:
+def forecast(task: Task, recipe: Recipe, costs: Costs, args: TrainingArguments) -> Forecast:
     """Return the expected cost of a run from measured costs."""
     size, rows = recipe["batch_size"], sum(len(part.rows) for part in costs.parts)
     total = count_updates(args, recipe, rows)
-    updates = [total] if len(costs.parts) == 1 else [len(part.rows) // size for part in costs.parts]
-    pairs = list(zip(costs.parts, updates, strict=True))
+    updates, sequences = [total], [float(total * size)]
+    if len(costs.parts) > 1:
+        updates = [len(part.rows) // size for part in costs.parts]
+        sequences = [float(len(part.rows)) for part in costs.parts]
+    elif args.max_steps <= 0:  # the last batch of an epoch may be smaller
+        sequences = [rows * args.num_train_epochs]
+    parts = list(zip(costs.parts, updates, sequences, strict=True))
     dev = TUNE if TUNE in costs.evaluation else next(iter(task.splits), "")
-    during = count_evaluations(args, total) * costs.evaluation.get(dev, 0.0)
     return Forecast(
         total,
-        sum(part.tokens * count for part, count in pairs) * size,
-        sum(part.operations * count for part, count in pairs) * size,
-        sum((part.seconds * size / args.world_size + part.fixed) * count for part, count in pairs),
-        sum(costs.evaluation.values()) + during,
+        sum(part.tokens * count for part, _, count in parts),
+        sum(part.operations * count for part, _, count in parts),
+        sum(part.seconds * count / args.world_size + part.fixed * steps for part, steps, count in parts),
+        count_evaluations(args, total, ceil(rows / size)) * costs.evaluation.get(dev, 0.0),
+        sum(costs.evaluation.values()),
         {
             "weights": costs.weights,
             "gradients": costs.gradients,
-            "optimizer": costs.optimizer,
+            "optimizer": max(part.optimizer for part in costs.parts),
             "activations": max(part.activations for part in costs.parts),
         },
-        costs.products,
+        costs.matmul_rate * args.world_size,
     )
 
 
-def count_evaluations(args: TrainingArguments, updates: int) -> int:
+def count_evaluations(args: TrainingArguments, updates: int, updates_per_epoch: int) -> int:
     """Return how often the dev set is evaluated during training."""
+    count = 0
     if args.eval_strategy == "epoch":
-        count = ceil(args.num_train_epochs)
+        count = ceil(updates / updates_per_epoch)
     elif args.eval_strategy == "steps":
-        steps = args.eval_steps if args.eval_steps >= 1 else ceil(updates * args.eval_steps)
-        count = int(updates // steps)
-    else:
-        return 0
+        count = int(updates // (args.eval_steps if args.eval_steps >= 1 else ceil(updates * args.eval_steps)))
     return count + bool(args.eval_on_start)
+
+
+def add_forecasts(found: Sequence[Forecast]) -> Forecast:
+    """Return the cost of several runs, one after another; the memory is that of the largest."""
+    totals = (sum(getattr(one, name) for one in found) for name in SUMMED)
+    memory = max((one.memory for one in found), key=lambda held: sum(held.values()))
+    return Forecast(*totals, memory, max(one.matmul_rate for one in found))
+
+
+SUMMED = ("updates", "tokens", "operations", "training", "evaluation", "scoring")

@@ -18,7 +18,9 @@ from bertkit.tasks.prediction import show_examples
 from bertkit.tasks.squad import SQUAD
 from bertkit.tasks.squad_versions import VERSIONS
 from bertkit.tasks.task import PredictionSettings
+from bertkit.training import cost
 from bertkit.training.arguments import complete
+from bertkit.training.prepare import Prepared
 from bertkit.training.run import make_model
 from bertkit.training.scored_rows import TOKEN_COUNTS, UNKNOWN_COUNTS, measure_split, pack_rows, read_rows
 from tests.official import (
@@ -252,6 +254,21 @@ def test_one_step_has_a_finite_loss_and_a_gradient_everywhere(case):
         moved = parameter.grad is not None and parameter.grad.abs().sum() > 0
         assert moved == parameter.requires_grad or name in UNMOVED.get(task.name, ()), name
     assert loss.item() == pytest.approx(model.eval()(**batch).loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "case", [name for name in CASES if CASES[name][0].metric and "feat" not in name], indirect=True
+)
+def test_the_cost_of_an_update_is_measured(case, monkeypatch):
+    task, recipe, examples, tokenizer, data, model, _ = case
+    monkeypatch.setattr(cost, "PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(cost, "MATMUL_SECONDS", 0.01)
+    settings = task.configure(recipe, tokenizer, examples)
+    costs = cost.measure_costs(task, recipe, Prepared(examples, tokenizer, data, settings))
+    for part in costs.parts:
+        assert min(part.tokens, part.operations, part.seconds, part.fixed, part.activations, part.optimizer) > 0
+    assert costs.weights == sum(4 * x.numel() for x in model.parameters())
+    assert min(costs.evaluation.values()) > 0
 
 
 @LEARNED

@@ -16,8 +16,8 @@ from bertkit.bench.measure import measure_growth
 from bertkit.bench.training import choose_size
 from bertkit.data.pretraining.sources import read_documents
 from bertkit.tasks import TASKS
-from bertkit.training.arguments import complete
-from bertkit.training.plan import forecast
+from bertkit.training.arguments import complete, make_arguments
+from bertkit.training.plan import find_costs, forecast
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
 
@@ -64,22 +64,23 @@ def list_recipes(folder: Path, glue: str, text: str, vocab: str) -> dict[str, tu
 
 
 def main(glue: str, text: str, vocab: str) -> None:
-    """Print a line for each run: expected and measured seconds of training, and gigabytes beyond the weights."""
+    """Print a line for each run: expected and measured seconds of training, and gigabytes."""
     print("| run | expected s | measured s | off by | expected GB | measured GB |\n|---|--:|--:|--:|--:|--:|")
     with TemporaryDirectory() as folder:
         for name, (task, given) in list_recipes(Path(folder), glue, text, vocab).items():
             recipe = complete(TASKS[task], given)
             output = Path(folder) / name
-            expected = forecast(TASKS[task], recipe, output)
-            if isinstance(expected, str):
-                raise SystemExit(f"{name}: {expected}")
-            during = expected.evaluation / 2 if recipe["train"]["eval_strategy"] == "steps" else 0.0
+            costs = find_costs(TASKS[task], recipe, output)
+            if isinstance(costs, str):
+                raise SystemExit(f"{name}: {costs}")
+            found = forecast(TASKS[task], recipe, costs, make_arguments(TASKS[task], recipe, output))
+            expected = found.training + found.evaluation
             grown = measure_growth(partial(run, TASKS[task], recipe, output=output), torch.device("cpu"))
             (seconds,) = (entry["train_runtime"] for entry in read_log(output) if "train_runtime" in entry)
-            memory = sum(expected.memory.values()) / 1e9
+            memory = sum(found.memory.values()) / 1e9
             print(
-                f"| {name} | {expected.training + during:.1f} | {seconds:.1f} | "
-                f"{(expected.training + during) / seconds - 1:+.0%} | {memory:.2f} | {grown / 1e9:.2f} |",
+                f"| {name} | {expected:.1f} | {seconds:.1f} | {expected / seconds - 1:+.0%} | {memory:.2f} | "
+                f"{grown / 1e9:.2f} |",
                 flush=True,
             )
 
