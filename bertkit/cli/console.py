@@ -333,7 +333,7 @@ def is_first_process() -> bool:
 
 
 def complain(message: str, speaks: bool | None = None) -> None:
-    """Print one line on standard error; `speaks` is whether this one of several processes does, by default the first."""
+    """Print one line on standard error, in the first of several processes or where `speaks` is true."""
     if is_first_process() if speaks is None else speaks:
         print_line(f"bertkit: {message}", err=True)
 

@@ -82,7 +82,8 @@ if seen := os.environ.get("SEEN"):
 
     def get_batch_samples(self, *given):
         samples, counts = take(self, *given)
-        rows = [ids[mask.bool()].tolist() for one in samples for ids, mask in zip(one["input_ids"], one["attention_mask"])]
+        pairs = [pair for one in samples for pair in zip(one["input_ids"], one["attention_mask"])]
+        rows = [ids[mask.bool()].tolist() for ids, mask in pairs]
         with open(f"{seen}/{self.args.process_index}.jsonl", "a") as file:
             file.write(json.dumps([self.state.global_step, rows]) + chr(10))
         return samples, counts

@@ -85,9 +85,7 @@ def test_an_outage_is_one_line_and_changes_no_byte(stories, data, tmp_path, capf
     assert capfd.readouterr().err == ""
 
 
-def test_a_hub_that_stays_away_is_one_line_and_the_same_command_continues(
-    stories, data, monkeypatch, tmp_path, call
-):
+def test_a_hub_that_stays_away_is_one_line_and_the_same_command_continues(stories, data, monkeypatch, tmp_path, call):
     monkeypatch.setattr(hub_settings, "STREAM_TRIES", 2)
     command = ("corpus", "build", NAME, "--vocab", data.vocab, "--workers", "1", "--output")
     assert call(*command, "straight")[0] == 0
@@ -111,10 +109,9 @@ def test_a_hub_that_stays_away_is_one_line_and_the_same_command_continues(
 
 # Shorter waits, also in the worker processes; the Hub disappears while they load the data set.
 SCRIPT = """
-import datasets
+from datasets import config
 from bertkit.data.pretraining import sources
-datasets.config.STREAMING_READ_RETRY_INTERVAL = datasets.config.STREAMING_OPEN_RETRY_INTERVAL = 0.5
-sources.STREAM_WAIT = 0.5
+config.STREAMING_READ_RETRY_INTERVAL = config.STREAMING_OPEN_RETRY_INTERVAL = sources.STREAM_WAIT = 0.5
 if __name__ == "__main__":
     from bertkit.cli import main
     main()
