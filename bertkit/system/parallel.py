@@ -26,7 +26,6 @@ from bertkit.system.signals import Interrupted, await_note, follow_parent, keep_
 
 TRIES = 3  # for a job whose workers die
 GRACE = 60.0  # seconds for a worker to finish an update and write a checkpoint
-TEARDOWN = 5.0  # seconds for a worker without a job to leave Python; if it is ended in that, Python warns of semaphores
 
 Tell = Callable[[Any], None]
 Handle = Callable[[int, Any], None]  # receives the number of a job, and its message
@@ -196,8 +195,6 @@ class WorkerPool:
                             worker.process.terminate()
                     for pipe in multiprocessing.connection.wait(list(self.workers), timeout=0.5):
                         self.hear(pipe)
-            for process in self.started:
-                process.join(TEARDOWN)
         finally:
             dismiss(self.started)
         return self.noted[0] if self.noted else 0

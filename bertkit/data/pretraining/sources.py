@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, chain, groupby
 from pathlib import Path
+from threading import RLock
 from typing import Any, BinaryIO, Literal
 
 import msgspec
@@ -452,7 +453,9 @@ def _load_hub(source: str) -> Any:
     if trouble := find_hub_trouble(name, "dataset"):
         raise UsageError(f"{trouble}; {remedy}")
     import datasets
+    from tqdm import tqdm
 
+    tqdm.set_lock(RLock())  # its default has a semaphore, about which Python warns where a worker process is ended
     try:
         return datasets.load_dataset(name, config or None, split="train", streaming=True)
     except Exception as error:  # includes HTTP errors

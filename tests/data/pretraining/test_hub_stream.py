@@ -14,6 +14,7 @@ import pytest
 
 from bertkit.data.pretraining import sources
 from bertkit.data.pretraining.build import build
+from bertkit.data.pretraining.sources import cut_sources, read_piece
 from bertkit.data.pretraining.store import is_corpus, list_shards
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.system import hub as hub_settings
@@ -107,7 +108,21 @@ def test_a_hub_that_stays_away_is_one_line_and_the_same_command_continues(storie
     assert read_files(tmp_path / "made") == read_files(tmp_path / "straight")
 
 
-# Shorter waits, also in the worker processes; the Hub disappears while they load the data set.
+def test_a_worker_waits_for_the_data_set(stories, monkeypatch):
+    """The data set was there when the command began."""
+    (piece, *_) = cut_sources([NAME])
+    expected, lines = list(read_piece(piece)), []
+    assert len(expected) == 400
+    sources._load_hub.cache_clear()
+    monkeypatch.setattr(sources, "STREAM_WAIT", 0.0)
+    stories.fail("GET", f"/api/datasets/{NAME}", status=503, times=2)
+    assert list(read_piece(piece, report=lines.append)) == expected
+    assert stories.faults[0].times == 0
+    assert len(lines) == 1
+    assert "shard 1 of 3: the Hub does not answer" in lines[0]
+
+
+# Shorter waits, also in the worker processes.
 SCRIPT = """
 from datasets import config
 from bertkit.data.pretraining import sources
