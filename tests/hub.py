@@ -1,7 +1,8 @@
-"""A small server with the part of the Hub's API that huggingface_hub uses to upload and download models.
+"""A small server with the part of the Hub's API that huggingface_hub and datasets use for models and data sets.
 
-It keeps repositories in memory, knows some tokens, and fails where a test asks it to. It has no xet storage, as mirrors
-of the Hub have none; files go the older way, git LFS.
+It keeps repositories in memory (a data set under `datasets/owner/name`), knows some tokens, fails where a test asks it
+to, and disappears for some seconds. It has no xet storage, as mirrors of the Hub have none; files go the older way, git
+LFS.
 """
 
 import base64
@@ -14,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Thread, Timer
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
 
@@ -50,7 +51,8 @@ class Repo:
 class Fault:
     """A fault: the next `times` requests of this kind get `status`, or are cut off after `cut` bytes.
 
-    sent: bytes of the answer after which it is cut off; stall: seconds of silence before that, or instead of an answer.
+    sent: bytes of the answer after which it is cut off; stall: seconds of silence before that, or instead of an answer;
+    gone: seconds for which the server then refuses connections.
     """
 
     method: str
@@ -60,6 +62,7 @@ class Fault:
     times: int = 1
     sent: int = 0
     stall: float = 0.0
+    gone: float = 0.0
 
 
 class Hub(ThreadingHTTPServer):
@@ -79,10 +82,34 @@ class Hub(ThreadingHTTPServer):
         self.stored: dict[str, bytes] = {}  # LFS objects by SHA-256
         self.faults: list[Fault] = []
         self.asked: list[str] = []  # method and path of every request
+        self.is_gone = False
 
     def fail(self, method: str, path: str, **what: float) -> None:
         """Make the next requests of this method fail whose path contains the pattern."""
         self.faults.append(Fault(method, path, **what))
+
+    def start(self) -> Thread:
+        """Answer requests in a thread."""
+        thread = Thread(target=self.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        return thread
+
+    def leave(self, seconds: float) -> None:
+        """Refuse connections, and break off open ones at their next request, for some seconds."""
+        self.is_gone = True
+        self.shutdown()
+        self.server_close()
+        timer = Timer(seconds, self.come_back)
+        timer.daemon = True
+        timer.start()
+
+    def come_back(self) -> None:
+        """Answer again, at the same address."""
+        self.socket = socket.socket(self.address_family, self.socket_type)
+        self.server_bind()
+        self.server_activate()
+        self.is_gone = False
+        self.start()
 
     def take_fault(self, method: str, path: str) -> Fault | None:
         """Return the fault for a request."""
@@ -97,14 +124,13 @@ class Hub(ThreadingHTTPServer):
 def serve() -> Iterator[Hub]:
     """Run a Hub until the end of the block."""
     hub = Hub()
-    thread = Thread(target=hub.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
+    hub.start()
     try:
         yield hub
     finally:
-        hub.shutdown()
-        hub.server_close()
-        thread.join()
+        if not hub.is_gone:
+            hub.shutdown()
+            hub.server_close()
 
 
 def name_blob(data: bytes) -> str:
@@ -150,11 +176,15 @@ class Handler(BaseHTTPRequestHandler):
             super().handle_one_request()
         except (ConnectionError, ValueError):
             self.close_connection = True
+        self.close_connection |= self.server.is_gone
 
     def serve_request(self) -> None:
         """Answer by the first matching route, unless a fault is due."""
         path = unquote(urlsplit(self.path).path)
         self.server.asked.append(f"{self.command} {path}")
+        if self.server.is_gone:
+            self.close_connection = True
+            return
         length = int(self.headers.get("Content-Length") or 0)
         fault = self.server.take_fault(self.command, path)
         if fault is not None and fault.cut:
@@ -182,9 +212,10 @@ class Handler(BaseHTTPRequestHandler):
     def send(self, status: int, content: Any = b"", **headers: str) -> None:
         """Send JSON, or raw bytes."""
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
-        if isinstance(content, bytes) and (found := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))):
-            headers["Content_Range"] = f"bytes {found[1]}-{len(data) - 1}/{len(data)}"
-            status, data = 206, data[int(found[1]) :]
+        if isinstance(content, bytes) and (found := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))):
+            start, stop = int(found[1]), min(int(found[2] or len(data)) + 1, len(data))
+            headers["Content_Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
+            status, data = 206, data[start:stop]
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
@@ -200,6 +231,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         self.wfile.write(data[: int(self.broken.sent)])
         time.sleep(self.broken.stall)
+        if self.broken.gone:
+            self.server.leave(self.broken.gone)
         self.connection.shutdown(socket.SHUT_RDWR)
         self.close_connection = True
 
@@ -316,6 +349,7 @@ class Handler(BaseHTTPRequestHandler):
         """Answer with the description of a repository."""
         if (repo := self.find_repo(name)) is None:
             return
+        name = name.removeprefix("datasets/")
         files = [{"rfilename": path} for path in sorted(repo.files)]
         found = {"id": name, "modelId": name, "sha": repo.sha, "private": repo.private, "tags": [], "siblings": files}
         self.send(200, found | {"_id": "0" * 24, "downloads": 0, "likes": 0})
@@ -324,11 +358,13 @@ class Handler(BaseHTTPRequestHandler):
         """Answer with the files of a repository; folders are empty here."""
         if (repo := self.find_repo(name)) is None:
             return
-        files = [
-            {"type": "file", "path": path, "size": len(data), "oid": name_blob(data)}
-            for path, data in sorted(repo.files.items())
-        ]
-        self.send(200, [] if folder else files)
+        self.send(200, [] if folder else list_entries(repo))
+
+    def list_paths(self, body: bytes, name: str) -> None:
+        """Answer with the files of a repository that the request names."""
+        if (repo := self.find_repo(name)) is not None:
+            paths = parse_qs(body.decode())["paths"]
+            self.send(200, [entry for entry in list_entries(repo) if entry["path"] in paths])
 
     def give(self, body: bytes, name: str, file: str) -> None:
         """Answer with a file, or only its headers."""
@@ -340,7 +376,15 @@ class Handler(BaseHTTPRequestHandler):
         self.send(200, repo.files[file], ETag=f'"{repo.find(file)}"', X_Repo_Commit=repo.sha)
 
 
-REPO = r"([\w.-]+/[\w.-]+)"
+def list_entries(repo: Repo) -> list[dict[str, Any]]:
+    """Return the files of a repository as the Hub lists them."""
+    return [
+        {"type": "file", "path": path, "size": len(data), "oid": name_blob(data)}
+        for path, data in sorted(repo.files.items())
+    ]
+
+
+REPO = r"((?:datasets/)?[\w.-]+/[\w.-]+)"
 REVISION = r"(?:main|[0-9a-f]{40})"
 ROUTES = (
     ("GET", r"/api/whoami-v2", Handler.tell_user),
@@ -350,7 +394,8 @@ ROUTES = (
     ("POST", rf"/{REPO}\.git/info/lfs/objects/batch", Handler.prepare_objects),
     ("PUT", r"/storage/(\w+)", Handler.store),
     ("POST", rf"/api/models/{REPO}/commit/main", Handler.commit),
-    ("GET", rf"/api/models/{REPO}(?:/revision/{REVISION})?", Handler.describe),
-    ("GET", rf"/api/models/{REPO}/tree/{REVISION}(/.+)?", Handler.list_files),
+    ("GET", rf"/api/(?:models/)?{REPO}(?:/revision/{REVISION})?", Handler.describe),
+    ("GET", rf"/api/(?:models/)?{REPO}/tree/{REVISION}(/.+)?", Handler.list_files),
+    ("POST", rf"/api/(?:models/)?{REPO}/paths-info/{REVISION}", Handler.list_paths),
     ("GET HEAD", rf"/{REPO}/resolve/{REVISION}/(.+)", Handler.give),
 )

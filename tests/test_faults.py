@@ -5,6 +5,7 @@ turn, half of them at a random time, half as soon as a certain file is written),
 directory. When it ends by itself, its directory is compared with that of an undisturbed run.
 """
 
+import json
 import os
 import random
 import re
@@ -24,7 +25,7 @@ import pytest
 
 from bertkit.data.pretraining.store import SHARD_NAME
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabulary
-from bertkit.training.run_dir import COMPLETE, ENVIRONMENT, LOG, METRICS_FILE
+from bertkit.training.run_dir import ALL_RESULTS, COMPLETE, ENVIRONMENT, LOG, METRICS_FILE
 from tests.data.pretraining.test_build_faults import SCRIPT
 from tests.official import (
     list_questions,
@@ -37,7 +38,7 @@ from tests.official import (
 )
 from tests.studies.test_workers import list_children
 from tests.training.test_run import write_text
-from tests.training.test_trainer import read_curve
+from tests.training.test_trainer import TIMINGS, read_curve
 
 SURROUNDINGS = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
 MADE = "made"  # the output of a command, in its working directory
@@ -313,6 +314,9 @@ def read_result(made: Path) -> dict[str, object]:
             continue
         if path.name == LOG:
             result[name] = read_curve(path.parent)
+        elif path.name == ALL_RESULTS:
+            found = json.loads(path.read_text())
+            result[name] = [{key: value for key, value in found.items() if not key.endswith(TIMINGS)}]
         else:
             result[name] = path.read_bytes()
     return result
@@ -321,13 +325,18 @@ def read_result(made: Path) -> dict[str, object]:
 def list_differences(one: dict[str, object], other: dict[str, object], processes: int) -> list[str]:
     """Return the paths that only one of two results has, or that differ.
 
-    Logs of several processes are summed in another order after a stop, so they have to be close, not equal.
+    Losses of several processes are summed in another order after a stop, so they have to be close, not equal.
     """
     paths = [path for path in sorted(one | other) if one.get(path) != other.get(path)]
-    if processes > 1 and paths == [LOG] and len(one[LOG]) == len(other[LOG]):
-        pairs = zip(one[LOG], other[LOG], strict=True)
-        return [] if all(left == pytest.approx(right, rel=1e-5) for left, right in pairs) else paths
-    return paths
+    rounded = (LOG, ALL_RESULTS) if processes > 1 else ()
+    return [path for path in paths if path not in rounded or not is_close(one, other, path)]
+
+
+def is_close(one: dict[str, object], other: dict[str, object], path: str) -> bool:
+    """Return whether the numbers of two logs are equal up to rounding."""
+    logs = one.get(path, []), other.get(path, [])
+    same = len(logs[0]) == len(logs[1])
+    return same and all(left == pytest.approx(right, rel=1e-5) for left, right in zip(*logs, strict=True))
 
 
 # --- The sequence -----------------------------------------------------------------------------------------------------

@@ -331,9 +331,9 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0" or not os.environ.keys() >= LAUNCHED
 
 
-def complain(message: str) -> None:
-    """Print one line on standard error."""
-    if is_first_process():
+def complain(message: str, speaks: bool | None = None) -> None:
+    """Print one line on standard error, in the first of several processes or where `speaks` is true."""
+    if is_first_process() if speaks is None else speaks:
         print_line(f"bertkit: {message}", err=True)
 
 
@@ -372,7 +372,7 @@ def explain_mistakes() -> Iterator[None]:
         with obey_signals():
             yield
     except UsageError as error:
-        complain(str(error))
+        complain(str(error), getattr(error, "speaks", None))
         sys.exit(2)
     except Exception as error:
         if line := explain_os_error(error):

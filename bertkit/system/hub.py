@@ -1,5 +1,6 @@
 """The Hugging Face Hub: its names, a check that it can be reached, and explanations of its errors."""
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from pathlib import Path
 from textwrap import shorten
 
 from bertkit.errors import UsageError, join_lines
+from bertkit.system.progress import Report
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")  # name or owner/name, :config may follow
 FILE_NAME = re.compile(r"[.~].*|.*\.(bz2|csv|gz|html?|jsonl?|md|parquet|text|tsv|txt|xml|xz|zip|zst)")
@@ -47,6 +49,60 @@ def find_hub_trouble(name: str, kind: str) -> str | None:
         return f"the Hub cannot be reached for the {kind} {name!r} ({type(error).__name__})"
     return None
 
+
+# --- Streaming --------------------------------------------------------------------------------------------------------
+
+STREAM_TRIES = 10  # of datasets, five seconds apart; in each, huggingface_hub tries six times in 23 seconds
+STREAM_WAIT = 5.0  # seconds between two tries
+LONGEST_OUTAGE = "5 to 15 minutes"  # of these tries: connections are refused, or each one is silent for ten seconds
+
+
+class OutageReport(logging.Handler):
+    """Reports the first retry of an outage as one line; other messages go to the handlers that were there before."""
+
+    def __init__(self, what: str, report: Report, others: list[logging.Handler]) -> None:
+        super().__init__()
+        self.what, self.report, self.others = what, report, others
+        self.is_outage = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if "etry" in text:  # Retrying in 1s, before retry
+            self.begin()
+        elif "thrown while requesting" not in text:  # comes before each retry
+            for other in self.others:
+                other.handle(record)
+
+    def begin(self) -> None:
+        """Report the outage unless that is done."""
+        if not self.is_outage:
+            self.is_outage = True
+            self.report(f"{self.what}: the Hub does not answer; trying again for {LONGEST_OUTAGE}")
+
+    def end(self) -> None:
+        """Note that the Hub has answered."""
+        self.is_outage = False
+
+
+@contextmanager
+def report_outages(what: str, report: Report) -> Iterator[OutageReport]:
+    """Let `datasets` retry for LONGEST_OUTAGE, with one line per outage instead of its messages."""
+    from datasets import config
+
+    config.STREAMING_READ_MAX_RETRIES = config.STREAMING_OPEN_MAX_RETRIES = STREAM_TRIES
+    loggers = [logging.getLogger(name) for name in ("huggingface_hub", "datasets")]
+    before = [logger.handlers for logger in loggers]
+    outage = OutageReport(what, report, before[0])
+    for logger in loggers:
+        logger.handlers = [outage]
+    try:
+        yield outage
+    finally:
+        for logger, handlers in zip(loggers, before, strict=True):
+            logger.handlers = handlers
+
+
+# --- Models -----------------------------------------------------------------------------------------------------------
 
 CARD = "README.md"
 UPLOAD_TIMEOUT = 30.0  # seconds without an answer from the Hub

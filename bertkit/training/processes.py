@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import cache
 from threading import Event, Thread
+from uuid import uuid4
 
 import torch
 from accelerate import PartialState
@@ -19,6 +21,22 @@ from bertkit.training.recipe import Recipe
 
 SECONDS_OF_WAITING = 60.0  # before a stopped process is reported
 LOOKS = 20  # checks in that time
+SECONDS_OF_STARTING = 300.0  # in which all processes of a run must have joined
+
+
+class ProcessLost(UsageError):
+    """Another process of the run has ended; raised in each of the remaining ones.
+
+    Attributes:
+        speaks: Whether this process prints the message; one of them does.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.speaks = claim_message()
+
+
+# --- Joining and leaving ----------------------------------------------------------------------------------------------
 
 
 def join_processes(recipe: Recipe) -> PartialState:
@@ -26,9 +44,18 @@ def join_processes(recipe: Recipe) -> PartialState:
 
     Processes wait for each other up to `[train] ddp_timeout` seconds. The default is two hours, because the others wait
     while the first one trains a vocabulary.
+
+    Raises:
+        ProcessLost: Another process has not joined in SECONDS_OF_STARTING seconds.
     """
     timeout = timedelta(seconds=recipe["train"].get("ddp_timeout", 7200))
-    return PartialState(cpu=not torch.accelerator.is_available(), timeout=timeout)
+    group = {}
+    if not PartialState._shared_state and uses_agent_store():
+        with explain_lost_process(count_started()):
+            store = open_store()
+        store.set_timeout(timeout)
+        group = {"store": store, "rank": int(os.environ["RANK"]), "world_size": count_started()}
+    return PartialState(cpu=not torch.accelerator.is_available(), timeout=timeout, **group)
 
 
 def leave_processes() -> None:
@@ -36,8 +63,70 @@ def leave_processes() -> None:
     PartialState().destroy_process_group()
 
 
-class ProcessLost(UsageError):
-    """Another process of the run has ended; raised in each of the remaining ones."""
+def count_started() -> int:
+    """Return the number of processes that the launcher has started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def uses_agent_store() -> bool:
+    """Return whether several processes share a store that torchrun's agent keeps when it restarts them."""
+    return count_started() > 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+@cache
+def open_store() -> distributed.Store:
+    """Connect to the store of this start of the processes.
+
+    torchrun's agent keeps its store over restarts (torch 2.13), with the addresses of dead processes, to which the new
+    ones would try to connect. So each start has its own prefix.
+    """
+    store = connect(SECONDS_OF_STARTING)
+    return distributed.PrefixStore(name_start(store), store) if uses_agent_store() else store
+
+
+def connect(seconds: float) -> distributed.Store:
+    """Return a new connection to the launcher's store, whose operations wait up to `seconds`."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return distributed.TCPStore(address, port, timeout=timedelta(seconds=seconds))
+
+
+def name_start(store: distributed.Store) -> str:
+    """Return a prefix that the processes of this start share, and that no earlier start has used.
+
+    The first process chooses it and answers the requests of the others. Requests of dead processes are answered too,
+    but nobody reads the answers.
+    """
+    rank, own = int(os.environ["RANK"]), f"bertkit/{uuid4().hex}"
+    if rank > 0:
+        store.set(f"bertkit/request/{rank}", own)
+        name = store.get(f"{own}/answer").decode()
+        store.set(f"{name}/joined/{rank}", "")
+        return name
+    missing, end = set(range(1, count_started())), time.monotonic() + SECONDS_OF_STARTING
+    while missing:
+        for other in missing:
+            if store.check([f"bertkit/request/{other}"]):
+                store.set(f"{store.get(f'bertkit/request/{other}').decode()}/answer", own)
+        missing = {other for other in missing if not store.check([f"{own}/joined/{other}"])}
+        if missing and time.monotonic() > end:
+            listed = ", ".join(map(str, sorted(missing)[:8]))
+            raise ProcessLost(
+                f"the processes of rank {listed} have not joined in {SECONDS_OF_STARTING:.0f} s; see their output, and "
+                "run the same command again"
+            )
+        time.sleep(0.05)
+    return own
+
+
+# --- Lost and stopped processes ---------------------------------------------------------------------------------------
+
+
+def claim_message() -> bool:
+    """Return whether this process is the first of the run to call this; without a store, whether of its node."""
+    if distributed.is_initialized():
+        with suppress(distributed.DistError):
+            return open_store().add("bertkit/lost", 1) == 1
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def begin_worker(begin: Callable[[int], None] | None, number: int) -> None:
@@ -82,8 +171,7 @@ def _watch_others(over: Event) -> None:
     own, seen, still = f"{os.getpid()} {socket.gethostname()}", {}, {}
     with suppress(distributed.DistError):
         # A separate connection, because operations waiting on the run's own would block it.
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = distributed.TCPStore(address, port, timeout=timedelta(seconds=SECONDS_OF_WAITING))
+        store = connect(SECONDS_OF_WAITING)
         while not over.wait(SECONDS_OF_WAITING / LOOKS):
             store.set(f"bertkit/{rank}", f"{time.monotonic()} {own}")
             for other in set(ranks) - {rank}:

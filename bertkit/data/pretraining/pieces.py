@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
+from threading import Lock
 
 import numpy as np
 
@@ -53,7 +54,13 @@ def read_parts(job: PieceJob, work: BuildWork, tell: Callable[[tuple[int, Part] 
 
     backend = Tokenizer.from_str(work.backend)
     backend.encode_special_tokens = True  # not stored in the JSON
-    read = read_piece(job.piece, split_sentences=work.split_sentences, language=work.language, workers=1, report=tell)
+    lock = Lock()
+
+    def send(news: tuple[int, Part] | str) -> None:
+        with lock:  # a line about the Hub comes from a thread of pyarrow
+            tell(news)
+
+    read = read_piece(job.piece, split_sentences=work.split_sentences, language=work.language, workers=1, report=send)
     characters, is_over = 0, False
 
     def observe() -> Iterator[Document]:
@@ -73,7 +80,7 @@ def read_parts(job: PieceJob, work: BuildWork, tell: Callable[[tuple[int, Part] 
             else:
                 before = characters
                 corpus, size = next(tokenize_in_parts(documents, backend, work.dtype, work.shard_tokens))
-                tell((number, Part(corpus, size, characters - before, is_over)))
+                send((number, Part(corpus, size, characters - before, is_over)))
             if is_over or number == job.stop:
                 return
     finally:

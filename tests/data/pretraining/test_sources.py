@@ -593,7 +593,9 @@ def test_a_hub_data_set_that_breaks_off_is_one_line(monkeypatch):
 
     serve(monkeypatch, [])
     monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: Rows())
-    with pytest.raises(UsageError, match=r"the data set 'owner/name' cannot be read \(timed out\); try again"):
+    with pytest.raises(
+        UsageError, match=r"the data set 'owner/name' cannot be read \(timed out\); run the same command again"
+    ):
         read("owner/name")
 
 
@@ -621,7 +623,7 @@ def test_a_hub_data_set_that_breaks_off(monkeypatch):
     rows = SimpleNamespace(num_shards=1, shard=lambda **_: fail())
     monkeypatch.setattr(sources, "_load_hub", lambda source: rows)
     documents = read_piece(Piece("name", "hub", "name", 0, 1))
-    with pytest.raises(UsageError, match=r"data set 'name' cannot be read \(Server Disconnected\); try again"):
+    with pytest.raises(UsageError, match=r"data set 'name' cannot be read \(Server Disconnected\); run the"):
         list(documents)
 
 

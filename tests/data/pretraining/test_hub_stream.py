@@ -1,0 +1,170 @@
+"""A data set streamed from a Hub whose connections stall, break off, or are refused for some seconds."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bertkit.data.pretraining import sources
+from bertkit.data.pretraining.build import build
+from bertkit.data.pretraining.sources import cut_sources, read_piece
+from bertkit.data.pretraining.store import is_corpus, list_shards
+from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
+from bertkit.system import hub as hub_settings
+from tests.data.pretraining.test_build import read_files, stamp
+from tests.hub import Repo
+from tests.training.test_run import write_text
+
+NAME = "ada/stories"
+FILES = [f"train-{number:05d}-of-00003.parquet" for number in range(3)]
+
+
+def write_parquet(texts):
+    stream = io.BytesIO()
+    pq.write_table(pa.table({"text": texts}), stream, row_group_size=40, compression="none")
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Return three parquet files of some row groups each, and a vocabulary."""
+    folder = tmp_path_factory.mktemp("data")
+    documents = write_text(folder / "text.txt", documents=1200).read_text().strip().split("\n\n")
+    save_tokenizer(make_tokenizer(train_vocabulary(documents, size=100), cased=False), folder / "vocab")
+    files = {name: write_parquet(documents[number::3]) for number, name in enumerate(FILES)}
+    assert min(map(len, files.values())) > 40_000
+    return SimpleNamespace(files=files, vocab=folder / "vocab")
+
+
+@pytest.fixture
+def stories(hub, data, monkeypatch, tmp_path):
+    """Serve the data set, with short waiting times."""
+    import datasets
+    import huggingface_hub.constants
+
+    hub.repos[f"datasets/{NAME}"] = Repo(files=dict(data.files))
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.address)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(datasets.config, "STREAMING_READ_RETRY_INTERVAL", 0.3)
+    monkeypatch.setattr(datasets.config, "STREAMING_OPEN_RETRY_INTERVAL", 0.3)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
+    sources._load_hub.cache_clear()
+    yield hub
+    sources._load_hub.cache_clear()
+
+
+FAULTS = {
+    "stalls": {"sent": 10_000, "stall": 5.0},
+    "breaks off": {"sent": 10_000},
+    "is gone": {"sent": 10_000, "gone": 1.5},
+    "is busy": {"status": 503},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_outage_is_one_line_and_changes_no_byte(stories, data, tmp_path, capfd, fault):
+    build_it = partial(build, [NAME], load_tokenizer(str(data.vocab)))
+    build_it(tmp_path / "straight")
+    sources._load_hub.cache_clear()
+    lines = []
+    stories.fail("GET", r"/resolve/.*/train-00001", **FAULTS[fault])
+    build_it(tmp_path / "made", report=lines.append)
+    assert stories.faults[0].times == 0
+    told = [line for line in lines if "the Hub does not answer" in line]
+    assert told == [
+        f"the data set '{NAME}', shard 2 of 3: the Hub does not answer; trying again for {hub_settings.LONGEST_OUTAGE}"
+    ]
+    assert read_files(tmp_path / "made") == read_files(tmp_path / "straight")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_hub_that_stays_away_is_one_line_and_the_same_command_continues(stories, data, monkeypatch, tmp_path, call):
+    monkeypatch.setattr(hub_settings, "STREAM_TRIES", 2)
+    command = ("corpus", "build", NAME, "--vocab", data.vocab, "--workers", "1", "--output")
+    assert call(*command, "straight")[0] == 0
+    sources._load_hub.cache_clear()
+    stories.fail("GET", r"/resolve/.*/train-00001", sent=10_000, gone=10_000)
+    code, out, err = call(*command, "made")
+    assert code == 2
+    assert re.fullmatch(rf"bertkit: the data set '{NAME}' cannot be read \(.*\); run the same command again\n", err)
+    assert out.count("the Hub does not answer") == 1
+    there = {path: value for path, value in stamp(tmp_path / "made").items() if path.parent.name == "shards"}
+    assert [piece for piece, _ in list_shards(tmp_path / "made" / "shards")] == [0]
+    sources._load_hub.cache_clear()
+    code, _, err = call(*command, "made")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "the Hub cannot be reached" in err
+    stories.come_back()
+    assert call(*command, "made")[0] == 0
+    assert there.items() <= stamp(tmp_path / "made").items()
+    assert read_files(tmp_path / "made") == read_files(tmp_path / "straight")
+
+
+def test_a_worker_waits_for_the_data_set(stories, monkeypatch):
+    """The data set was there when the command began."""
+    (piece, *_) = cut_sources([NAME])
+    expected, lines = list(read_piece(piece)), []
+    assert len(expected) == 400
+    sources._load_hub.cache_clear()
+    monkeypatch.setattr(sources, "STREAM_WAIT", 0.0)
+    stories.fail("GET", f"/api/datasets/{NAME}", status=503, times=2)
+    assert list(read_piece(piece, report=lines.append)) == expected
+    assert stories.faults[0].times == 0
+    assert len(lines) == 1
+    assert "shard 1 of 3: the Hub does not answer" in lines[0]
+
+
+# Shorter waits, also in the worker processes.
+SCRIPT = """
+from datasets import config
+from bertkit.data.pretraining import sources
+config.STREAMING_READ_RETRY_INTERVAL = config.STREAMING_OPEN_RETRY_INTERVAL = sources.STREAM_WAIT = 0.5
+if __name__ == "__main__":
+    from bertkit.cli import main
+    main()
+"""
+
+
+@pytest.mark.slow
+def test_workers_wait_for_the_hub(stories, data, tmp_path):
+    """It disappears in the middle of a file."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = os.environ | {
+        "HF_ENDPOINT": stories.address,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DOWNLOAD_TIMEOUT": "1",
+        "HF_HUB_OFFLINE": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+
+    def run(name):
+        words = ["script.py", "corpus", "build", NAME, "--vocab", data.vocab, "--output", name, "--workers", "2"]
+        return subprocess.run(
+            [sys.executable, *map(str, words)],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=200,
+        )
+
+    done = run("straight")
+    assert (done.returncode, done.stderr) == (0, "")
+    asked = [place for place, line in enumerate(stories.asked) if line.endswith(f"/api/datasets/{NAME}")]
+    assert len(asked) >= 3, "each process loads the data set"
+    stories.fail("GET", r"/resolve/.*/train-00002", sent=10_000, gone=2.0)
+    done = run("made")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 1 <= done.stdout.count("the Hub does not answer") <= 2  # one line per worker that reads
+    assert is_corpus(tmp_path / "made")
+    assert read_files(tmp_path / "made") == read_files(tmp_path / "straight")
