@@ -108,6 +108,19 @@ def connect(ray: Any, num_cpus: float, num_gpus: float) -> None:
                 )
 
 
+def stay_here(ray: Any) -> dict[str, Any]:
+    """Return the options of an actor that runs beside this process and takes no core; for a client, on its server."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = ray.get_runtime_context().get_node_id()
+    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
+
+
+def is_client() -> bool:
+    """Return whether this process is a client (`ray://`) of its cluster, and possibly outside it."""
+    return os.environ.get("RAY_ADDRESS", "").startswith("ray://")
+
+
 class ClusterWatch:
     """A check for a lost Ray cluster; Ray itself would wait forever, or end this process after a minute.
 
@@ -115,7 +128,7 @@ class ClusterWatch:
     """
 
     def __init__(self, ray: Any) -> None:
-        self.is_client = os.environ.get("RAY_ADDRESS", "").startswith("ray://")
+        self.is_client = is_client()
         if self.is_client:
             return
         context = ray.get_runtime_context()

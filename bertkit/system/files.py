@@ -86,7 +86,7 @@ def remove_lost(path: Path) -> None:
     start = f".{path.name}.{name_machine()}-"
     for lost in path.parent.glob(f"{escape(start)}*.{UNFINISHED_SUFFIX}"):
         number = lost.name.removeprefix(start).removesuffix(f".{UNFINISHED_SUFFIX}")
-        if number.isdecimal() and not _is_alive(int(number)):
+        if number.isdecimal() and not is_alive(int(number)):
             with suppress(OSError):  # another user's file
                 lost.unlink()
 
@@ -101,7 +101,8 @@ def name_machine() -> str:
     return blake2b(f"{platform.node()} {space}".encode(), digest_size=4).hexdigest()
 
 
-def _is_alive(process: int) -> bool:
+def is_alive(process: int) -> bool:
+    """Return whether a process of this machine exists."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):

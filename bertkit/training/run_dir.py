@@ -41,6 +41,7 @@ LENGTHS_FILE = "lengths.json"  # the number of sequences of each length in token
 DOCTOR_FILE = "doctor.json"  # repeated rows of the data, in the form of `bertkit doctor --json`
 FIRST = "first"  # the run that comes before this one
 BEST = "best"  # the model of an earlier update that was better than the last
+RECEIVED = ".received"  # files that arrive from a machine without this disk
 NOTED_PACKAGES = (
     "accelerate",
     "datasets",
@@ -77,6 +78,7 @@ RUN_FOLDERS = (
     f".{BEST}",
     ".tokenizer",
     ".step-",
+    RECEIVED,
 )  # names or prefixes of names
 STUDY_RESULT = "study.json"  # beside the runs of a study
 COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the checksums of the others

@@ -9,9 +9,11 @@ from itertools import count, islice
 
 import numpy as np
 
+from bertkit.data.formats.tables import OpenBytes, open_here
 from bertkit.data.pretraining.sources import Document, Piece, read_piece
 from bertkit.data.pretraining.store import Part
 from bertkit.data.pretraining.tokenize import tokenize_in_parts
+from bertkit.system.disk import Disk
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,26 @@ class PieceJob:
     data: str = "build"
 
 
-def read_parts(job: PieceJob, work: BuildWork, tell: Callable[[tuple[int, Part] | str], None]) -> None:
-    """Read the missing parts of a piece and pass them to `tell`, with their numbers, and messages about the piece."""
+TellPart = Callable[[tuple[int, Part] | str], None]
+
+
+def read_parts_elsewhere(disk: Disk, job: PieceJob, work: BuildWork, tell: TellPart) -> None:
+    """Read the missing parts of a piece as `read_parts` does, from the files of another machine."""
+    read_parts(job, work, tell, disk.open)
+
+
+def read_parts(job: PieceJob, work: BuildWork, tell: TellPart, open_bytes: OpenBytes = open_here) -> None:
+    """Read the missing parts of a piece and pass them to `tell`, with their numbers, and messages about the piece.
+
+    Args:
+        open_bytes: Opens the files of the piece.
+    """
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_str(work.backend)
     backend.encode_special_tokens = True  # not stored in the JSON
-    read = read_piece(job.piece, split_sentences=work.split_sentences, language=work.language, workers=1, report=tell)
+    options = {"split_sentences": work.split_sentences, "language": work.language}
+    read = read_piece(job.piece, **options, workers=1, report=tell, open_bytes=open_bytes)
     characters, is_over = 0, False
 
     def observe() -> Iterator[Document]:
