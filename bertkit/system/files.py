@@ -27,6 +27,7 @@ import numpy as np
 from bertkit.errors import UsageError, explain_refusal, make_printable
 
 UNFINISHED_SUFFIX = "unfinished"
+LOCK_PATIENCE = 5.0  # seconds to wait for the lock of a process that may be about to end
 OWN_STREAM = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d+)")  # of this process
 
 
@@ -126,7 +127,9 @@ def flush(stream: Any) -> None:
 
 
 @contextmanager
-def hold_directory(output: Path, patience: float = 5.0, check: Callable[[Path], None] | None = None) -> Iterator[None]:
+def hold_directory(
+    output: Path, patience: float = LOCK_PATIENCE, check: Callable[[Path], None] | None = None
+) -> Iterator[None]:
     """Lock a directory against other processes, creating it if necessary.
 
     Unfinished files of killed processes are deleted at the start, and created directories that stay empty at the end.
