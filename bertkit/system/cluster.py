@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from bertkit.errors import UsageError
@@ -114,6 +115,15 @@ def stay_here(ray: Any) -> dict[str, Any]:
 
     here = ray.get_runtime_context().get_node_id()
     return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
+
+
+def keep_core(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function that waits for Ray in another thread, and return its result.
+
+    Ray gives the core of a task that waits in its main thread to another task, and then more tasks run than cores.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call, *arguments).result()
 
 
 def is_client() -> bool:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from uuid import uuid4
 
 from bertkit.errors import UsageError
-from bertkit.system.cluster import is_client, stay_here
+from bertkit.system.cluster import is_client, keep_core, stay_here
 from bertkit.system.files import UNFINISHED_SUFFIX, is_alive, name_machine
 
 BLOCK = 1 << 23  # bytes of a file in one message
@@ -107,8 +107,8 @@ class Disk:
         import ray
 
         try:
-            found = ray.get(getattr(self.server, call).remote(*arguments))
-            return ray.get(found[0]) if call == "share" else found
+            found = keep_core(ray.get, getattr(self.server, call).remote(*arguments))
+            return keep_core(ray.get, found[0]) if call == "share" else found
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
 
@@ -235,7 +235,7 @@ def open_mirror(disk: Disk) -> Iterator[Mirror]:
     before = os.getcwd()
     root = tempfile.mkdtemp(prefix=f"{own}{os.getpid()}-", dir=temporary)
     try:
-        os.makedirs(root + disk.folder)
+        os.makedirs(root + disk.folder, exist_ok=True)
         os.chdir(root + disk.folder)
         yield Mirror(root, disk)
     finally:

@@ -22,7 +22,16 @@ from typing import Any, Protocol
 
 import bertkit
 from bertkit.errors import UsageError, join_lines
-from bertkit.system.cluster import CONTINUES, LONGEST_REASON, POLL, ClusterWatch, import_ray, join_cluster, stay_here
+from bertkit.system.cluster import (
+    CONTINUES,
+    LONGEST_REASON,
+    POLL,
+    ClusterWatch,
+    import_ray,
+    join_cluster,
+    keep_core,
+    stay_here,
+)
 from bertkit.system.disk import Disk, offer_disk
 from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted, await_note, follow_parent, keep_from_interrupts, note_signals
@@ -378,7 +387,7 @@ def do_on_ray(number: int, job: Job, work: Work, data: bytes, queue: Any, disk: 
     elif Path(disk.folder).is_dir():
         os.chdir(disk.folder)
     work.begin()
-    return attempt(work, job, pickle.loads(data), lambda message: queue.put((number, message)))
+    return attempt(work, job, pickle.loads(data), lambda message: keep_core(queue.put, (number, message)))
 
 
 # --- Numbers of processes, GPUs and cores -----------------------------------------------------------------------------

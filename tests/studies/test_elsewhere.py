@@ -1,5 +1,6 @@
 """Runs on a machine without the disk of their study write the same files as one process, and open none of its paths."""
 
+import contextlib
 import json
 import os
 import pickle
@@ -42,14 +43,14 @@ def drop_timings(values):
 
 
 class Record:
-    """Records the messages of a run, without progress."""
+    """Records the messages of a run, without progress and durations."""
 
     def __init__(self):
         self.lines, self.end = [], None
 
     def __call__(self, news):
         if isinstance(news, str):
-            self.lines.append(news)
+            self.lines += [news] if not news.startswith("trained for") else []
         else:
             self.end = news
 
@@ -57,6 +58,7 @@ class Record:
 def make_job(name, folder, *recipes):
     """Return a small run over files below the folder, and its data as a worker receives them."""
     task, make, _ = CASES[name]
+    (folder / "given").mkdir()
     recipe = complete(task, merge(make(folder / "given"), SMALL, *recipes))
     job = RunJob(task.name, recipe, str(folder / "run"), "data" if task.reusable else "")
     return job, prepare(task, recipe) if task.reusable else None
@@ -68,9 +70,9 @@ def compare(job, prepared, folder):
     do_run(job, pickle.loads(pickle.dumps(prepared)), here)
     assert here.end.status == "finished", here.end.reason
     os.rename(job.output, folder / "here")
-    given = pickle.dumps(prepared)
-    with watch(folder) as opened:
-        do_elsewhere(LocalDisk(os.getcwd()), job, pickle.loads(given), there)
+    given, disk = pickle.dumps(prepared), LocalDisk(os.getcwd())
+    with contextlib.chdir("/"), watch(folder) as opened:
+        do_elsewhere(disk, job, pickle.loads(given), there)
         assert opened == []
     assert there.end == here.end
     assert there.lines == here.lines

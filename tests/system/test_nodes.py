@@ -7,6 +7,7 @@ private cluster these see an empty, read-only folder in the place of the driver'
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -48,7 +49,8 @@ class Cluster:
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.address = f"127.0.0.1:{server.getsockname()[1]}"
         self.environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
-        self.environment["RAY_USAGE_STATS_ENABLED"] = "0"
+        own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self.environment |= own
         self.log = (folder.parent / f"{folder.name}-{kind}.log").open("w")
         head = ["--head", "--port", self.address.rpartition(":")[2], "--num-cpus", "0", "--include-dashboard", "false"]
         self.head = self.start([*RAY, *head])
@@ -142,9 +144,9 @@ def start_cluster(request):
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
-    """Return the driver's folder, with a corpus of 16 pieces built by one process in built/."""
+    """Return the driver's folder, with a corpus of 80 pieces built by one process in built/."""
     folder = tmp_path_factory.mktemp("driver")
-    write_large(folder / "texts.txt", 24)
+    write_large(folder / "texts.txt", 120)
     with (folder / "texts.txt").open() as stream:
         tokens = train_vocabulary([stream.readline() for _ in range(200)], size=500)
     save_tokenizer(make_tokenizer(tokens, cased=False), folder / "vocab")
