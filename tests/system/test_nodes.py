@@ -25,7 +25,7 @@ from tests.data.pretraining.test_build import read_files
 from tests.data.pretraining.test_build_faults import SCRIPT, list_finished, write_large
 from tests.official import write_glue
 from tests.studies.test_elsewhere import read_run
-from tests.studies.test_workers import is_running, list_children, wait_until
+from tests.studies.test_workers import list_children, wait_until
 from tests.tasks.test_conformance import make_pretraining
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--node-ip-address", "127.0.0.1"]
@@ -54,18 +54,19 @@ class Cluster:
         self.log = (folder.parent / f"{folder.name}-{kind}.log").open("w")
         head = ["--head", "--port", self.address.rpartition(":")[2], "--num-cpus", "0", "--include-dashboard", "false"]
         self.head = self.start([*RAY, *head])
-        assert wait_until(self.answers), Path(self.log.name).read_text()
-
-    def answers(self):
-        host, _, port = self.address.partition(":")
-        with contextlib.suppress(OSError):
-            socket.create_connection((host, int(port)), timeout=1).close()
-            return True
-        return False
 
     def start(self, command):
+        """Start a process and wait until it belongs to the cluster."""
         output = {"stdout": self.log, "stderr": self.log}
-        return subprocess.Popen(command, **output, env=self.environment, cwd="/", start_new_session=True)
+        process = subprocess.Popen(command, **output, env=self.environment, cwd="/", start_new_session=True)
+        before = self.count_started()
+        assert wait_until(lambda: self.count_started() > before or process.poll() is not None, 120)
+        assert process.poll() is None, Path(self.log.name).read_text()
+        return process
+
+    def count_started(self):
+        """Return the number of nodes that have ever joined, with the head."""
+        return Path(self.log.name).read_text().count("Ray runtime started.")
 
     def add(self):
         """Start a node of one core and return its process."""
@@ -199,6 +200,22 @@ def test_a_mistake_in_a_source_is_one_line_from_any_node(driver, start_cluster, 
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
+def test_a_wrong_token_is_one_line(tmp_path, start_cluster):
+    write_large(tmp_path / "texts.txt", 3)
+    cluster = start_cluster(tmp_path, "shared")
+    for token in ({"RAY_AUTH_TOKEN": "0" * 64}, {"RAY_AUTH_MODE": "disabled"}):
+        cluster.environment |= token
+        (tmp_path / "script.py").write_text(SCRIPT.format(piece_bytes=1_500_000, shard_tokens=150_000, batch=1_000_000))
+        (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b\n")
+        command = ["script.py", "corpus", "build", "texts.txt", "--vocab", "vocab.txt", "--output", "made"]
+        with cluster.drive([*command, "--workers", "ray"]) as process:
+            _, err = process.communicate(timeout=200)
+        assert process.returncode == 2
+        line = f"bertkit: the Ray cluster {cluster.address} asks for another token; set RAY_AUTH_MODE=token and"
+        assert err.splitlines()[-1].startswith(line)
+
+
 # --- Studies ----------------------------------------------------------------------------------------------------------
 
 STUDY_SCRIPT = """
@@ -207,8 +224,7 @@ from pathlib import Path
 from bertkit.studies.runner import make_study, run_study
 def show(results):
     runs = [run for cell in results["cells"] for run in cell["runs"]] + results["pretrainings"]
-    over = sum(run["status"] == "finished" for run in runs)
-    print("at", over, max([run.get("update", 0) for run in runs]), flush=True)
+    print("at", results["over"], max([run.get("update", 0) for run in runs]), flush=True)
 if __name__ == "__main__":
     study = make_study(json.loads(Path("study.json").read_text()))
     say = lambda line: print(line, flush=True)
@@ -227,11 +243,11 @@ def read_until(process, over=0, update=0):
 
 
 def define_study(folder):
-    """Return a study of three pretrainings, whose models, also of an earlier update, eight other runs start from."""
+    """Return a study of two pretrainings, whose models, also of an earlier update, six other runs start from."""
     settings = {"precision": "fp32", "train": {"logging_steps": 5, "warmup_steps": 0}}
     train = {"max_steps": 300, "save_steps": 50, "eval_steps": 150}
     return {
-        "column": [{"name": "RTE", "task": "rte"}, {"name": "Perplexity", "task": "pretrain"}],
+        "column": [{"name": "RTE", "task": "rte"}],
         "seeds": [1, 2],
         "pretrain": merge(make_pretraining(folder), settings, {"train": train}),
         "recipe": merge(
@@ -246,7 +262,6 @@ def define_study(folder):
             {"name": "BERT"},
             {"name": "BERT, 100", "step": 100},
             {"name": "MLM", "pretrain": {"data": {"objective": "mlm"}}},
-            {"name": "LTR", "pretrain": {"data": {"objective": "clm"}}},
         ],
     }
 
@@ -254,7 +269,7 @@ def define_study(folder):
 def read_study_files(output):
     """Return the files of a study by name, and those of its runs as `read_run` does."""
     runs = [path.parent for path in Path(output).rglob("metrics.json")]
-    assert len(runs) == 11
+    assert len(runs) == 8
     found = {path.name: path.read_bytes() for path in Path(output).iterdir() if path.is_file()}
     return found | {run.relative_to(output).as_posix(): read_run(run) for run in runs}
 
@@ -292,12 +307,12 @@ def test_a_study_is_done_whatever_becomes_of_the_nodes_and_the_driver(study, sta
         cluster.lose()
         joined = cluster.add()
         assert wait_until(lambda: list_tasks(joined), 120)
-        read_until(process, over=4)
+        read_until(process, over=3)
         cluster.kill_driver(process)
     there = stamp_finished(made)
-    assert len(there) >= 4 * 3
+    assert len(there) >= 3 * 3
     with cluster.drive(["script.py", made, "ray"]) as process:
-        read_until(process, over=5, update=20)
+        read_until(process, over=4, update=20)
         cluster.lose()
         cluster.add()
         out, err = process.communicate(timeout=600)
@@ -309,4 +324,3 @@ def test_a_study_is_done_whatever_becomes_of_the_nodes_and_the_driver(study, sta
     assert read_study_files(made) == read_study_files(study / "one")
     assert not list(made.rglob(".*")), "tokens and files that have arrived are gone"
     assert cluster.counts == {"lost": 2, "joined": 2, "drivers killed": 1}
-    assert all(is_running(node.pid) for node in cluster.nodes)
