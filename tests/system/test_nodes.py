@@ -16,13 +16,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.studies.runner import make_study, run_study
 from bertkit.training.recipe import merge
 from tests.data.pretraining.test_build import read_files
-from tests.data.pretraining.test_build_faults import SCRIPT, list_finished, write_large
+from tests.data.pretraining.test_build_faults import SCRIPT, list_finished
 from tests.official import write_glue
 from tests.studies.test_elsewhere import read_run
 from tests.studies.test_workers import list_children, wait_until
@@ -143,15 +144,25 @@ def start_cluster(request):
         cluster.close()
 
 
+def write_varied(path, megabytes):
+    """Write documents of words that hardly ever repeat, so that tokenizing them takes long."""
+    draw, written = np.random.default_rng(0), 0
+    with path.open("w") as stream:
+        while written < megabytes * 1_000_000:
+            words = [f"{number:x}" for number in draw.integers(1 << 32, size=1000).tolist()]
+            lines = [" ".join(words[start : start + 20]) + ".\n" for start in range(0, 1000, 20)]
+            written += stream.write("".join(lines) + "\n")
+
+
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
     """Return the driver's folder, with a corpus of 80 pieces built by one process in built/."""
     folder = tmp_path_factory.mktemp("driver")
-    write_large(folder / "texts.txt", 120)
+    write_varied(folder / "texts.txt", 40)
     with (folder / "texts.txt").open() as stream:
         tokens = train_vocabulary([stream.readline() for _ in range(200)], size=500)
     save_tokenizer(make_tokenizer(tokens, cased=False), folder / "vocab")
-    (folder / "script.py").write_text(SCRIPT.format(piece_bytes=1_500_000, shard_tokens=150_000, batch=1_000_000))
+    (folder / "script.py").write_text(SCRIPT.format(piece_bytes=500_000, shard_tokens=150_000, batch=1_000_000))
     build = ["script.py", "corpus", "build", "texts.txt", "--vocab", "vocab", "--output"]
     done = subprocess.run([sys.executable, *build, "built", "--workers", "1"], cwd=folder, check=False, timeout=500)
     assert done.returncode == 0
@@ -170,7 +181,7 @@ def test_a_corpus_is_built_whatever_becomes_of_the_nodes_and_the_driver(driver, 
         assert process.poll() is None, process.communicate()
         cluster.lose()
         joined, before = cluster.add(), len(list_finished(made))
-        assert wait_until(lambda: len(list_finished(made)) > before + 8 and list_tasks(joined), 300)
+        assert wait_until(lambda: len(list_finished(made)) > before + 4 and list_tasks(joined), 300)
         cluster.kill_driver(process)
     there = list_finished(made)
     with cluster.drive([*build, kind, "--workers", "ray"]) as process:
@@ -202,11 +213,11 @@ def test_a_mistake_in_a_source_is_one_line_from_any_node(driver, start_cluster, 
 
 @pytest.mark.slow
 def test_a_wrong_token_is_one_line(tmp_path, start_cluster):
-    write_large(tmp_path / "texts.txt", 3)
+    write_varied(tmp_path / "texts.txt", 1)
     cluster = start_cluster(tmp_path, "shared")
     for token in ({"RAY_AUTH_TOKEN": "0" * 64}, {"RAY_AUTH_MODE": "disabled"}):
         cluster.environment |= token
-        (tmp_path / "script.py").write_text(SCRIPT.format(piece_bytes=1_500_000, shard_tokens=150_000, batch=1_000_000))
+        (tmp_path / "script.py").write_text(SCRIPT.format(piece_bytes=500_000, shard_tokens=150_000, batch=1_000_000))
         (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b\n")
         command = ["script.py", "corpus", "build", "texts.txt", "--vocab", "vocab.txt", "--output", "made"]
         with cluster.drive([*command, "--workers", "ray"]) as process:
