@@ -10,7 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from bertkit.studies.plots import plot_curve, plot_heatmap
 from bertkit.studies.results import choose, describe_score, find_states, group_cells, judge, list_scores, summarize
 from bertkit.studies.spec import CURVE, HARDWARE, PICTURE, PRETRAIN, STUDY_FILE, TABLE, Study, define, make_study
 from bertkit.studies.tables import describe_size, write_table
-from bertkit.studies.workers import RunJob, State, do_runs
+from bertkit.studies.workers import RunJob, State, do_runs, list_model
 from bertkit.system.differences import find_differences, name_differences
 from bertkit.system.files import atomic_write, write_json
 from bertkit.system.parallel import read_workers
@@ -163,7 +163,8 @@ class StudyState:
         def hear(number: int, news: State | str) -> None:
             self.take(places[number], news)
 
-        return do_runs(list(jobs.values()), prepared, hear, workers, self.study.num_cpus, self.study.num_gpus)
+        hardware = self.study.num_cpus, self.study.num_gpus
+        return do_runs(list(jobs.values()), prepared, hear, workers, *hardware, str(self.output))
 
     def keep_models(self, jobs: Mapping[str, RunJob]) -> None:
         """Keep only those models of the pretrainings that later runs start from."""
@@ -188,7 +189,7 @@ class StudyState:
         if not holds_weights(start):
             return (
                 f"its pretraining left no weights in {start.relative_to(self.output)}; delete {origin}, and the "
-                "same command pretrains again (the machines of a cluster must share the disk of --output)"
+                "same command pretrains again"
             )
         return ""
 
@@ -459,9 +460,8 @@ def keep_models(origin: Pretraining, output: Path, needed: Iterable[str]) -> Non
         temporary = run / f".{target.name}"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        for path in (source / "config.json", *source.glob("model*.safetensors*")):
-            with suppress(FileNotFoundError):  # a model saved in another form; `explain_missing` reports it
-                shutil.copy2(path, temporary)
+        for path in list_model(source):  # empty if it is saved in another form; `explain_missing` reports it
+            shutil.copy2(path, temporary)
         save_tokenizer(load_tokenizer(run), temporary)
         temporary.rename(target)
     drop_checkpoints(run)

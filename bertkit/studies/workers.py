@@ -3,23 +3,30 @@
 Every run sets its own seed and starts from the same prepared data, so its result depends neither on the worker nor on
 earlier runs. Only the usual causes can change the last bits: the number of threads (each of N processes gets an equal
 share of this process's threads) and the type of processor or GPU. A run whose worker has died continues from its
-checkpoint.
+checkpoint. On a machine without this process's disk it works in a private folder and starts again from the beginning
+after a loss.
 """
 
+import io
 import os
+import shutil
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from bertkit.errors import UsageError, explain_os_error, join_lines
+from bertkit.data.tokenizer import TOKENIZER_FILES
+from bertkit.errors import UsageError, explain_disk_error, explain_os_error, join_lines
 from bertkit.system.cluster import LONGEST_REASON
-from bertkit.system.files import atomic_open
+from bertkit.system.disk import Disk, Mirror, open_mirror
+from bertkit.system.files import LOCK_PATIENCE
 from bertkit.system.parallel import TRIES, Lost, Work, count_processes, execute, list_gpus
 from bertkit.system.signals import Interrupted
-from bertkit.training.recipe import Recipe
+from bertkit.tasks import TASKS
+from bertkit.training.recipe import Recipe, merge
+from bertkit.training.run_dir import BEST, FIRST, METRICS_FILE, RECEIVED, RECIPE_FILE
 
 
 @dataclass(frozen=True)
@@ -61,8 +68,8 @@ class State:
     reason: str = ""
 
 
-# A message from a run's worker: its state, a line, or the files that it wrote on a disk that may not be ours.
-News = State | str | Mapping[str, bytes]
+LEASE = 120.0  # seconds; a network disk keeps the lock of a lost machine for up to 90
+News = State | str  # a message from a run's worker: its state, or a line
 
 
 def do_runs(
@@ -72,51 +79,56 @@ def do_runs(
     workers: int,
     num_cpus: float = 1,
     num_gpus: float = 0,
+    folder: str = "",
 ) -> int:
     """Do the runs, and return the signal that stopped them, or 0 when all are finished or failed.
-
-    If a worker does not share this process's disk, a run's files are sent back, except checkpoints and weights.
 
     Args:
         prepared: Mapping from name to `bertkit.training.prepare.Prepared`.
         workers: The number of processes; 1 means this process, 0 means Ray.
         num_cpus, num_gpus: Resources of each run on Ray.
+        folder: A directory in which Ray workers look whether they share the disk.
     """
+    for job in jobs:
+        shutil.rmtree(Path(job.output, RECEIVED), ignore_errors=True)  # of a killed process
 
     def hear(number: int, news: News | Lost) -> None:
+        output = Path(jobs[number].output)
         if isinstance(news, Lost):
+            shutil.rmtree(output / RECEIVED, ignore_errors=True)
             if news.is_final:
                 reason = f"{news.cause} {TRIES} times in a row; memory may be too small"
                 handle(number, State("failed", reason=reason))
             else:
                 handle(number, State())
                 handle(number, f"{news.cause}; retrying with another worker")
-        elif isinstance(news, Mapping):
-            write_files(news, Path(jobs[number].output))
         else:
+            if isinstance(news, State) and news.status == "finished":
+                accept_files(output)
             handle(number, news)
 
     import torch
 
-    if workers == 0:
-        do, threads = do_elsewhere, max(1, int(num_cpus))
-    else:
-        do, threads = do_run, max(1, torch.get_num_threads() // min(workers, max(1, len(jobs))))
+    share = torch.get_num_threads() // max(1, min(workers, len(jobs)))
+    threads = max(1, int(num_cpus) if workers == 0 else share)
     gpus = list_gpus() if workers > 1 else []
-    work = Work(do, partial(begin, threads), num_cpus=num_cpus, num_gpus=num_gpus)
+    do = partial(do_run, lock_patience=LEASE) if workers == 0 else do_run
+    work = Work(do, partial(begin, threads), do_elsewhere, folder, num_cpus, num_gpus)
     return execute(work, jobs, prepared, hear, workers, gpus)
 
 
 # --- One run ----------------------------------------------------------------------------------------------------------
 
 
-def do_run(job: RunJob, prepared: Any, tell: Callable[[News], None]) -> None:
+def do_run(job: RunJob, prepared: Any, tell: Callable[[News], None], lock_patience: float = LOCK_PATIENCE) -> None:
     """Do a run, and report its states, its final state last, and its lines to `tell`.
+
+    Args:
+        lock_patience: Seconds to wait for another process that has locked the directory.
 
     Raises:
         Interrupted: SIGTERM or SIGINT stopped the run after a checkpoint was written.
     """
-    from bertkit.tasks import TASKS
     from bertkit.training.callbacks import Diverged
     from bertkit.training.run import run
 
@@ -137,6 +149,7 @@ def do_run(job: RunJob, prepared: Any, tell: Callable[[News], None]) -> None:
             progress=advance,
             prepared=prepared,
             milestones=job.milestones,
+            lock_patience=lock_patience,
         )
     except Interrupted:
         raise
@@ -183,34 +196,92 @@ def begin(threads: int) -> None:
     logging.disable_progress_bar()
 
 
-# --- On another machine -----------------------------------------------------------------------------------------------
+# --- On a machine without this disk -----------------------------------------------------------------------------------
 
 
-def do_elsewhere(job: RunJob, prepared: Any, tell: Callable[[News], None]) -> None:
-    """Do a run as `do_run` does, and send the files of a finished run before its final state."""
+def do_elsewhere(disk: Disk, job: RunJob, prepared: Any, tell: Callable[[News], None]) -> None:
+    """Do a run as `do_run` does, in a mirror of the disk, and send its files before its final state."""
+    with open_mirror(disk) as mirror:
+        output = mirror.locate(job.output)
 
-    def tell_all(news: News) -> None:
-        if isinstance(news, State) and news.status == "finished":
-            tell(read_files(Path(job.output)))
-        tell(news)
+        def tell_all(news: News) -> None:
+            if isinstance(news, str):
+                news = mirror.restore(news)
+            else:
+                news = replace(news, reason=mirror.restore(news.reason))
+                if news.status == "finished":
+                    send_files(mirror, Path(output), job)
+            tell(news)
 
-    do_run(job, prepared, tell_all)
+        try:
+            recipe = fetch_inputs(mirror, job)
+            prepared = prepared and prepared.move_files(lambda path: Path(mirror.fetch(str(path))))
+        except OSError as error:  # the disk of this machine is full, or a file has vanished
+            tell(State("failed", reason=explain_failure(error)))
+        else:
+            do_run(replace(job, recipe=recipe, output=output), prepared, tell_all)
 
 
-def read_files(output: Path) -> dict[str, bytes]:
-    """Return the files of a finished run by relative path, without checkpoints and weights."""
-    paths = [path for path in output.rglob("*") if path.is_file() and path.suffix != ".safetensors"]
-    names = {path.relative_to(output).as_posix(): path for path in paths}
-    return {name: path.read_bytes() for name, path in names.items() if not name.startswith("checkpoint-")}
+def fetch_inputs(mirror: Mirror, job: RunJob) -> Recipe:
+    """Fetch the files that a run reads, and return the recipe that names the copies.
+
+    If the run's data are prepared, their files exist in the mirror but are empty: only their names are still read.
+    """
+    task = TASKS[job.task]
+    reads_data = not job.data or bool(task.pretrain_on(job.recipe))
+
+    def fetch(name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [fetch(name, item) for item in value]
+        is_wanted = CHOOSERS.get(name, bool)
+        if "," in value:  # the name of one file, or several
+            mirror.fetch(value, is_wanted, reads_data)
+        return ",".join(mirror.fetch(path, is_wanted, reads_data or name in CHOOSERS) for path in value.split(","))
+
+    inputs = [name for name, option in task.options.items() if option.is_input and job.recipe["data"][name]]
+    data = {name: fetch(name, job.recipe["data"][name]) for name in inputs}
+    start = {"checkpoint": fetch("checkpoint", job.recipe["checkpoint"])} if job.recipe.get("checkpoint") else {}
+    return merge(job.recipe, {"data": data}, start)
 
 
-def write_files(files: Mapping[str, bytes], output: Path) -> None:
-    """Write the files of a run done elsewhere, recipe first and metrics last, unless its metrics exist here."""
-    from bertkit.training.run_dir import METRICS_FILE, RECIPE_FILE
+def is_model_file(name: str) -> bool:
+    """Return whether a file of a checkpoint belongs to its model, tokenizer or card."""
+    return "/" not in name and name.endswith((".json", ".md", ".safetensors", ".txt", ".toml"))
 
-    if METRICS_FILE in files and not (output / METRICS_FILE).exists():
-        for name in sorted(files, key=lambda name: (name == METRICS_FILE, name != RECIPE_FILE)):
-            path = output / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_open(path, "wb") as stream:
-                stream.write(files[name])
+
+# The files of a folder to fetch, by the key of the recipe that names it; all of them for other keys.
+CHOOSERS: Mapping[str, Callable[[str], bool]] = {"checkpoint": is_model_file, "vocab": TOKENIZER_FILES.__contains__}
+
+
+def send_files(mirror: Mirror, output: Path, job: RunJob) -> None:
+    """Send the files of a finished run with the paths of the other machine.
+
+    Checkpoints are left out, except the models of milestones, and so are the models that a study does not keep.
+    """
+    models = [path for update in job.milestones for path in list_model(output / f"checkpoint-{update}")]
+    for path in [path for path in output.rglob("*") if path.is_file()]:
+        name = path.relative_to(output).as_posix()
+        if name.startswith(("checkpoint-", f"{FIRST}/", f"{BEST}/")) and path not in models:
+            continue
+        names_paths = path.suffix in (".json", ".jsonl", ".md", ".toml", ".yaml")
+        text = mirror.restore(path.read_bytes().decode()) if names_paths else ""
+        with explain_disk_error(job.output), io.BytesIO(text.encode()) if names_paths else path.open("rb") as stream:
+            mirror.disk.send(f"{job.output}/{RECEIVED}/{name}", stream)
+
+
+def list_model(folder: Path) -> list[Path]:
+    """Return the files of a model in a folder: its configuration, and its weights in safetensors."""
+    return [path for path in (folder / "config.json", *folder.glob("model*.safetensors*")) if path.exists()]
+
+
+def accept_files(output: Path) -> None:
+    """Move the files of a run that have arrived into its directory, the recipe first and the metrics last."""
+    received = output / RECEIVED
+    files = [path for path in received.rglob("*") if path.is_file()]
+    for path in sorted(files, key=lambda path: (path == received / METRICS_FILE, path != received / RECIPE_FILE)):
+        target = output / path.relative_to(received)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("rb") as stream:
+            os.fsync(stream.fileno())
+        path.replace(target)
+    shutil.rmtree(received, ignore_errors=True)

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from bertkit.errors import UsageError
@@ -92,6 +93,9 @@ def connect(ray: Any, num_cpus: float, num_gpus: float) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        if "authentication token" in str(error).lower():
+            remedy = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as on its first machine"
+            raise UsageError(f"the Ray cluster {address} asks for another token; {remedy}") from None
         reason = str(error.__cause__ or error).strip().splitlines()[-1]  # the lines before are a traceback of Ray
         raise UsageError(
             f"the Ray cluster {address} cannot be joined: {reason[: 2 * LONGEST_REASON]}; check RAY_ADDRESS"
@@ -108,6 +112,28 @@ def connect(ray: Any, num_cpus: float, num_gpus: float) -> None:
                 )
 
 
+def stay_here(ray: Any) -> dict[str, Any]:
+    """Return the options of an actor that runs beside this process and takes no core; for a client, on its server."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = ray.get_runtime_context().get_node_id()
+    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
+
+
+def keep_core(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function that waits for Ray in another thread, and return its result.
+
+    Ray gives the core of a task that waits in its main thread to another task, and then more tasks run than cores.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call, *arguments).result()
+
+
+def is_client() -> bool:
+    """Return whether this process is a client (`ray://`) of its cluster, and possibly outside it."""
+    return os.environ.get("RAY_ADDRESS", "").startswith("ray://")
+
+
 class ClusterWatch:
     """A check for a lost Ray cluster; Ray itself would wait forever, or end this process after a minute.
 
@@ -115,7 +141,7 @@ class ClusterWatch:
     """
 
     def __init__(self, ray: Any) -> None:
-        self.is_client = os.environ.get("RAY_ADDRESS", "").startswith("ray://")
+        self.is_client = is_client()
         if self.is_client:
             return
         context = ray.get_runtime_context()

@@ -27,6 +27,7 @@ import numpy as np
 from bertkit.errors import UsageError, explain_refusal, make_printable
 
 UNFINISHED_SUFFIX = "unfinished"
+LOCK_PATIENCE = 5.0  # seconds to wait for the lock of a process that may be about to end
 OWN_STREAM = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d+)")  # of this process
 
 
@@ -86,7 +87,7 @@ def remove_lost(path: Path) -> None:
     start = f".{path.name}.{name_machine()}-"
     for lost in path.parent.glob(f"{escape(start)}*.{UNFINISHED_SUFFIX}"):
         number = lost.name.removeprefix(start).removesuffix(f".{UNFINISHED_SUFFIX}")
-        if number.isdecimal() and not _is_alive(int(number)):
+        if number.isdecimal() and not is_alive(int(number)):
             with suppress(OSError):  # another user's file
                 lost.unlink()
 
@@ -101,7 +102,8 @@ def name_machine() -> str:
     return blake2b(f"{platform.node()} {space}".encode(), digest_size=4).hexdigest()
 
 
-def _is_alive(process: int) -> bool:
+def is_alive(process: int) -> bool:
+    """Return whether a process of this machine exists."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -125,7 +127,9 @@ def flush(stream: Any) -> None:
 
 
 @contextmanager
-def hold_directory(output: Path, patience: float = 5.0, check: Callable[[Path], None] | None = None) -> Iterator[None]:
+def hold_directory(
+    output: Path, patience: float = LOCK_PATIENCE, check: Callable[[Path], None] | None = None
+) -> Iterator[None]:
     """Lock a directory against other processes, creating it if necessary.
 
     Unfinished files of killed processes are deleted at the start, and created directories that stay empty at the end.

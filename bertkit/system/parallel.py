@@ -1,7 +1,7 @@
 """One executor for the jobs of builds and studies: this process, several on this machine, or a Ray cluster.
 
-Jobs send messages, which this process handles, so workers need not share its disk. If a worker dies, only its current
-job is lost; it starts again on another worker and is tried at most TRIES times.
+Jobs send messages, which this process handles. Ray workers need not share its disk (`disk.py`). If a worker dies, only
+its current job is lost; it starts again on another worker and is tried at most TRIES times.
 
 Left out: services, job queues and schedulers; Ray has them.
 """
@@ -10,17 +10,29 @@ import contextlib
 import multiprocessing.connection
 import os
 import pickle
+import socket
 import sys
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import bertkit
 from bertkit.errors import UsageError, join_lines
-from bertkit.system.cluster import CONTINUES, LONGEST_REASON, POLL, ClusterWatch, import_ray, join_cluster
+from bertkit.system.cluster import (
+    CONTINUES,
+    LONGEST_REASON,
+    POLL,
+    ClusterWatch,
+    import_ray,
+    join_cluster,
+    keep_core,
+    stay_here,
+)
+from bertkit.system.disk import Disk, offer_disk
 from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted, await_note, follow_parent, keep_from_interrupts, note_signals
 
@@ -45,12 +57,18 @@ class Work:
     Attributes:
         do: Does a job: `do(job, data, tell)`. It raises Interrupted when a signal stops it.
         begin: Called first in every worker process.
+        do_elsewhere: Does a job in a Ray worker that does not share this process's disk: `do_elsewhere(disk, job, data,
+            tell)`.
+        folder: A directory of this process, in which workers look whether they share the disk; empty if jobs use no
+            files.
         num_cpus, num_gpus: Resources of a job on Ray.
         backlog: The number of unhandled messages that may wait on Ray; 0 for no limit.
     """
 
     do: Callable[[Any, Any, Tell], None]
     begin: Callable[[], None] = ignore
+    do_elsewhere: Callable[[Disk, Any, Any, Tell], None] | None = None
+    folder: str = ""
     num_cpus: float = 1
     num_gpus: float = 0
     backlog: int = 0
@@ -93,8 +111,9 @@ def execute(
     """
     if workers == 0 and jobs:
         noted: list[int] = []
-        with note_signals(noted.append), join_cluster(work.num_cpus, work.num_gpus) as ray:
-            execute_on_ray(ray, work, jobs, data, handle, noted)
+        cluster = join_cluster(work.num_cpus, work.num_gpus)
+        with note_signals(noted.append), cluster as ray, offer_disk(ray, work.folder) as disk:
+            execute_on_ray(ray, disk, work, jobs, data, handle, noted)
         return noted[0] if noted else 0
     if workers > 1:
         return WorkerPool(work, jobs, data, handle, min(workers, len(jobs)), gpus).execute()
@@ -300,21 +319,25 @@ def dismiss(processes: Sequence[multiprocessing.process.BaseProcess]) -> None:
 
 
 def execute_on_ray(
-    ray: Any, work: Work, jobs: Sequence[Job], data: Mapping[str, Any], handle: Handle, noted: Sequence[int]
+    ray: Any,
+    disk: Disk,
+    work: Work,
+    jobs: Sequence[Job],
+    data: Mapping[str, Any],
+    handle: Handle,
+    noted: Sequence[int],
 ) -> None:
     """Do the jobs as Ray tasks on the cluster that this process is connected to, until `noted` holds a signal."""
     from ray.util.queue import Queue
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    queue = Queue(work.backlog, actor_options={"num_cpus": 0, "scheduling_strategy": here})
+    queue = Queue(work.backlog, actor_options=stay_here(ray))
     put = cache(lambda name: ray.put(pack(data, name)))
     task = ray.remote(num_cpus=work.num_cpus, num_gpus=work.num_gpus, max_retries=0)(do_on_ray)
     lost, running = Counter[int](), {}
 
     def submit(number: int) -> None:
         job = jobs[number]
-        running[task.remote(number, job, work, put(job.data), queue, os.getcwd())] = number
+        running[task.remote(number, job, work, put(job.data), queue, disk, bertkit.__version__)] = number
 
     def take(future: Any) -> None:
         number = running.pop(future)
@@ -350,12 +373,21 @@ def execute_on_ray(
             ray.cancel(future)
 
 
-def do_on_ray(number: int, job: Job, work: Work, data: bytes, queue: Any, folder: str) -> Done:
-    """Do one job in a Ray worker, with `folder` as the working directory if it exists there."""
-    if Path(folder).is_dir():
-        os.chdir(folder)
+def do_on_ray(number: int, job: Job, work: Work, data: bytes, queue: Any, disk: Disk, version: str) -> Done:
+    """Do one job in a Ray worker, with the paths of `disk` if it is shared.
+
+    Args:
+        version: The version of bertkit that the worker must have.
+    """
+    if bertkit.__version__ != version:
+        there = f"{socket.gethostname()} has bertkit {bertkit.__version__}"
+        return Done(UsageError(f"{there}, expected {version} as on this machine; install the same version on both"))
+    if not disk.is_shared():
+        work = replace(work, do=partial(work.do_elsewhere, disk))
+    elif Path(disk.folder).is_dir():
+        os.chdir(disk.folder)
     work.begin()
-    return attempt(work, job, pickle.loads(data), lambda message: queue.put((number, message)))
+    return attempt(work, job, pickle.loads(data), lambda message: keep_core(queue.put, (number, message)))
 
 
 # --- Numbers of processes, GPUs and cores -----------------------------------------------------------------------------

@@ -32,6 +32,7 @@ class Option:
         source: The source of the default.
         help: The help text.
         below: The exclusive upper bound, checked together with `least`.
+        is_input: Whether it names files to read: a path, paths joined by commas, or a list of paths.
     """
 
     default: Any
@@ -39,6 +40,7 @@ class Option:
     source: str = ""
     help: str = ""
     below: float = math.inf
+    is_input: bool = False
 
     def explain(self, value: Any) -> str:
         """Return the help text, with the source if the value is the default."""
@@ -48,7 +50,7 @@ class Option:
 Options = Mapping[str, Option]
 
 CODE = "reference code"
-DIR = Option("", help="Folder of the official files (default: the Hub's data set).")
+DIR = Option("", help="Folder of the official files (default: the Hub's data set).", is_input=True)
 MAX_TRAIN_SAMPLES = Option(0, 0, help="Train on the first N examples only; 0: all.")
 
 TUNE_SHARE = Option(
@@ -59,8 +61,8 @@ TUNE_SHARE = Option(
 )
 
 PRETRAINING_OPTIONS: Options = {
-    "corpus": Option([], help="Text files, directories, a Hub data set, docs, or one built corpus."),
-    "vocab": Option("", help="Vocabulary (default: from the corpus or checkpoint, else trained)."),
+    "corpus": Option([], help="Text files, directories, a Hub data set, docs, or one built corpus.", is_input=True),
+    "vocab": Option("", help="Vocabulary (default: from the corpus or checkpoint, else trained).", is_input=True),
     "vocab_size": Option(30522, 1, CODE, "Number of tokens in a trained vocabulary."),
     "cased": Option(False, help="Keep upper case and accents."),
     "objective": Option("mlm+nsp", None, "3.1", "mlm+nsp, mlm, or clm (left to right)."),
@@ -108,7 +110,9 @@ SPLIT_OPTIONS: Options = {  # of a person's own data
     "fold": Option(0, 0, help="Fold that is dev, from 0."),
 }
 CLASSIFY_OPTIONS: Options = {
-    "dir": Option("", help="File, folder with train, dev and test, or Hub data set of texts and labels."),
+    "dir": Option(
+        "", help="File, folder with train, dev and test, or Hub data set of texts and labels.", is_input=True
+    ),
     "text": Option([], help="Column of the texts, or two columns for pairs (default: guessed from the names)."),
     "label": Option([], help="Column of the labels, or one column of 0 and 1 per label (default: guessed)."),
     "problem_type": Option(
@@ -126,10 +130,13 @@ SQUAD_OPTIONS: Options = {
         "",
         help="Folder of the official files, or your questions: file, files joined by commas, folder with train, dev "
         "and test, or Hub data set (default: the Hub's SQuAD).",
+        is_input=True,
     ),
     **SPLIT_OPTIONS,
-    "train_file": Option("", help="Training file in SQuAD's format (default: the official one)."),
-    "extra_train": Option("", help="Fine-tune on this file in SQuAD's format first; triviaqa makes one."),
+    "train_file": Option("", help="Training file in SQuAD's format (default: the official one).", is_input=True),
+    "extra_train": Option(
+        "", help="Fine-tune on this file in SQuAD's format first; triviaqa makes one.", is_input=True
+    ),
     "max_train_samples": MAX_TRAIN_SAMPLES,
     "tune_share": TUNE_SHARE,
     **WINDOW_OPTIONS,
@@ -141,7 +148,9 @@ SWAG_OPTIONS: Options = {
     "tune_share": TUNE_SHARE,
 }
 NER_OPTIONS: Options = {
-    "dir": Option("", help="File, folder or Hub data set of sentences (default: CoNLL-2003 from the Hub)."),
+    "dir": Option(
+        "", help="File, folder or Hub data set of sentences (default: CoNLL-2003 from the Hub).", is_input=True
+    ),
     **SPLIT_OPTIONS,
     "max_length": Option(512, 3, "5.3: maximal context", "Maximum number of tokens per sequence."),
     "context": Option(True, None, "5.3", "Add the surrounding sentences as context."),

@@ -1,12 +1,13 @@
 """Read and encode the data of a run, with the tokenizer and the settings that depend on them."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from bertkit.data.tagging import Features
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.repeats import CheckedRows, check_rows, name_command
@@ -39,6 +40,14 @@ class Prepared:
     def fingerprints(self) -> dict[str, str]:
         """Return the fingerprint of each split's data."""
         return {split: data.fingerprint() for split, data in self.data.items()}
+
+    def move_files(self, move: Callable[[Path], Path]) -> "Prepared":
+        """Return the same inputs with the files of features where `move` has moved them."""
+        moved = {
+            split: replace(data, path=move(data.path)) if isinstance(data, Features) else data
+            for split, data in self.data.items()
+        }
+        return replace(self, data=moved)
 
 
 def prepare(

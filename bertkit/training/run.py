@@ -29,6 +29,7 @@ from bertkit.errors import UsageError, explain_disk_error, explain_refusal
 from bertkit.model.checkpoint import find_file, fingerprint_weights, load_model, make_config, reinitialize
 from bertkit.model.optim import BERT_ADAM, BertAdam
 from bertkit.reports.tables import name_limits
+from bertkit.system.files import LOCK_PATIENCE
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.prediction import collate_with_places
@@ -62,6 +63,7 @@ def run(
     progress: Progress = ignore,
     prepared: "Prepared | None" = None,
     milestones: Collection[int] = (),
+    lock_patience: float = LOCK_PATIENCE,
 ) -> dict[str, Any]:
     """Train `task` and return its scores, as written to `output/metrics.json`; a finished run is not repeated.
 
@@ -74,6 +76,7 @@ def run(
         progress: Called after every logged update.
         prepared: The data, if `prepare` has already made them for a recipe of the same `name_data`.
         milestones: Updates whose checkpoints are kept, whatever the save settings in `[train]`.
+        lock_patience: Seconds to wait for another process that has locked the directory.
 
     Raises:
         UsageError: The recipe, the data or the directory is wrong; nothing is overwritten.
@@ -88,7 +91,7 @@ def run(
         report(f"{output} is finished; its scores are in {output / METRICS_FILE}")
         return finished
 
-    held = hold_run_dir(output) if processes.is_main_process else nullcontext()
+    held = hold_run_dir(output, lock_patience) if processes.is_main_process else nullcontext()
     with explain_disk_error(output), explain_shortage(args), explain_lost_process(processes.num_processes), held:
         set_seed(args.seed)
         checkpoint = find_checkpoint(output, report)

@@ -24,7 +24,15 @@ import bertkit
 from bertkit.data.tokenizer import save_tokenizer
 from bertkit.errors import UsageError, explain_refusal, join_lines, make_printable
 from bertkit.system.differences import find_differences, name_differences
-from bertkit.system.files import atomic_write, find_checksum, hold_directory, map_in_threads, refuse_links, write_json
+from bertkit.system.files import (
+    LOCK_PATIENCE,
+    atomic_write,
+    find_checksum,
+    hold_directory,
+    map_in_threads,
+    refuse_links,
+    write_json,
+)
 from bertkit.training.recipe import Recipe, list_decisive, read_recipe, save_recipe
 
 METRICS_FILE = "metrics.json"
@@ -41,6 +49,7 @@ LENGTHS_FILE = "lengths.json"  # the number of sequences of each length in token
 DOCTOR_FILE = "doctor.json"  # repeated rows of the data, in the form of `bertkit doctor --json`
 FIRST = "first"  # the run that comes before this one
 BEST = "best"  # the model of an earlier update that was better than the last
+RECEIVED = ".received"  # files that arrive from a machine without this disk
 NOTED_PACKAGES = (
     "accelerate",
     "datasets",
@@ -77,6 +86,7 @@ RUN_FOLDERS = (
     f".{BEST}",
     ".tokenizer",
     ".step-",
+    RECEIVED,
 )  # names or prefixes of names
 STUDY_RESULT = "study.json"  # beside the runs of a study
 COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the checksums of the others
@@ -149,7 +159,7 @@ def check_files(folder: Path) -> None:
             raise UsageError(f"{make_printable(str(path))} is a folder, expected a file; delete it")
 
 
-def hold_run_dir(output: Path, patience: float = 5.0) -> AbstractContextManager[None]:
+def hold_run_dir(output: Path, patience: float = LOCK_PATIENCE) -> AbstractContextManager[None]:
     """Lock the directory of a run or a study with `hold_directory`, after `check_files`."""
     return hold_directory(output, patience, check_files)
 

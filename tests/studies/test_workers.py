@@ -14,14 +14,7 @@ import tomli_w
 
 from bertkit.errors import UsageError
 from bertkit.studies.runner import make_study, run_study
-from bertkit.studies.workers import (
-    RunJob,
-    State,
-    do_runs,
-    explain_failure,
-    read_files,
-    write_files,
-)
+from bertkit.studies.workers import RunJob, State, do_runs, explain_failure
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.arguments import complete
@@ -97,18 +90,6 @@ def test_a_failure_is_one_line_with_its_place():
     assert reason.startswith("RuntimeError: one two xxx")
     assert "(test_workers.py:" in reason
     assert len(reason) < 400
-
-
-def test_files_come_back_from_elsewhere_but_for_weights_and_checkpoints(tmp_path):
-    there, here = tmp_path / "there", tmp_path / "here"
-    for name in ("metrics.json", "predictions/dev.tsv", "model.safetensors", "checkpoint-4/optimizer.pt"):
-        (there / name).parent.mkdir(parents=True, exist_ok=True)
-        (there / name).write_text(name)
-    write_files(read_files(there), here)
-    found = {path.relative_to(here).as_posix(): path.read_text() for path in here.rglob("*") if path.is_file()}
-    assert found == {"metrics.json": "metrics.json", "predictions/dev.tsv": "predictions/dev.tsv"}
-    write_files({"metrics.json": b"other"}, here)
-    assert (here / "metrics.json").read_text() == "metrics.json", "existing files are kept"
 
 
 @pytest.mark.slow

@@ -1,14 +1,17 @@
 """The executor: jobs give the same results in this process, in several and on Ray; workers may die."""
 
 import os
+import pickle
 import signal
 import sys
 from dataclasses import replace
 
 import pytest
 
+import bertkit
 from bertkit.errors import UsageError
-from bertkit.system.parallel import Lost, Work, execute, list_gpus, read_workers
+from bertkit.system.disk import Disk
+from bertkit.system.parallel import Lost, Work, do_on_ray, execute, list_gpus, read_workers
 from tests.system.jobs import Sum, add_up, die_at_one, end_at_once, fail, stop
 
 WORKERS = [1, 2, pytest.param(0, marks=pytest.mark.slow)]  # this process, several, Ray
@@ -73,6 +76,13 @@ def test_a_job_of_which_workers_die_again_and_again_is_given_up(workers):
     assert execute(Work(die_at_one), [Sum((1,)), Sum((7,))], {}, record, workers) == 0
     assert [news.is_final for news in record.news[0] if isinstance(news, Lost)] == [False, False, True]
     assert record.news[1] == ["begun", 7]
+
+
+def test_a_worker_with_another_version_is_refused():
+    disk = Disk(os.getcwd())
+    done = do_on_ray(0, Sum((1,)), Work(add_up), pickle.dumps(None), None, disk, "0.0")
+    with pytest.raises(UsageError, match=rf"^\S+ has bertkit {bertkit.__version__}, expected 0.0 as on this machine; "):
+        done.check()
 
 
 def test_a_job_that_a_signal_stops_ends_the_work():

@@ -26,6 +26,7 @@ NAME_REMEDY = "its first line must name the columns as in the official file"
 LONGEST_CELL = 10_000_000  # characters; a quote that is never closed must not collect a whole file
 MOST_NAMES, LONGEST_QUOTED = 20, 40  # columns or keys in a message, and characters of each
 Parsed = TypeVar("Parsed")
+OpenBytes = Callable[[Path], BinaryIO]
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,11 +202,20 @@ def is_quoted(lines: Iterable[str]) -> bool:
     return bool(rows) and not others and (width == 1 or by_line != {width: by_line[width]} or by_line[width] == rows)
 
 
+def open_here(path: Path) -> BinaryIO:
+    """Open a file on the disk of this process for reading bytes."""
+    return path.open("rb")
+
+
 @contextmanager
-def open_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for reading, decompressed if its name ends in .gz; errors of opening and reading are UsageErrors."""
+def open_file(path: Path, open_bytes: OpenBytes = open_here) -> Iterator[BinaryIO]:
+    """Open a file for reading, decompressed if its name ends in .gz; errors of opening and reading are UsageErrors.
+
+    Args:
+        open_bytes: Opens the file; by default on the disk of this process.
+    """
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+        with open_bytes(path) as content, gzip.open(content) if path.suffix == ".gz" else content as stream:
             yield stream
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UsageError(f"{path} is not a complete gzip file ({error}); compress it again or decompress it") from None

@@ -30,7 +30,7 @@ import numpy as np
 
 from bertkit.data.formats.tables import read_json
 from bertkit.data.pretraining.pair_index import PLAN_FOLDER
-from bertkit.data.pretraining.pieces import BuildWork, PieceJob, limit_threads, read_parts
+from bertkit.data.pretraining.pieces import BuildWork, PieceJob, limit_threads, read_parts, read_parts_elsewhere
 from bertkit.data.pretraining.sources import PIECE_BYTES, Piece, cut_sources
 from bertkit.data.pretraining.statistics import choose_kept, measure, measure_repeats, select_sentences
 from bertkit.data.pretraining.store import (
@@ -309,7 +309,7 @@ def build_pieces(
     finished = f", {done} of them finished" if done else ""
     report(f"{len(pieces)} piece{'s' * (len(pieces) != 1)} ({total / 1e6:,.0f} MB){finished}")
     start = time.monotonic()
-    shared = Work(read_parts, limit_threads, backlog=PARTS_IN_WAITING)
+    shared = Work(read_parts, limit_threads, read_parts_elsewhere, str(folder), backlog=PARTS_IN_WAITING)
     if len(jobs) == 1:
         workers = min(workers, 1)  # a separate process would only start more slowly
     if number := execute(shared, jobs, {PieceJob.data: work}, writer.take, workers):

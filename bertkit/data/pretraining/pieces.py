@@ -10,9 +10,11 @@ from threading import Lock
 
 import numpy as np
 
+from bertkit.data.formats.tables import OpenBytes, open_here
 from bertkit.data.pretraining.sources import Document, Piece, read_piece
 from bertkit.data.pretraining.store import Part
 from bertkit.data.pretraining.tokenize import tokenize_in_parts
+from bertkit.system.disk import Disk
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,20 @@ class PieceJob:
     data: str = "build"
 
 
-def read_parts(job: PieceJob, work: BuildWork, tell: Callable[[tuple[int, Part] | str], None]) -> None:
-    """Read the missing parts of a piece and pass them to `tell`, with their numbers, and messages about the piece."""
+TellPart = Callable[[tuple[int, Part] | str], None]
+
+
+def read_parts_elsewhere(disk: Disk, job: PieceJob, work: BuildWork, tell: TellPart) -> None:
+    """Read the missing parts of a piece as `read_parts` does, from the files of another machine."""
+    read_parts(job, work, tell, disk.open)
+
+
+def read_parts(job: PieceJob, work: BuildWork, tell: TellPart, open_bytes: OpenBytes = open_here) -> None:
+    """Read the missing parts of a piece and pass them to `tell`, with their numbers, and messages about the piece.
+
+    Args:
+        open_bytes: Opens the files of the piece.
+    """
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_str(work.backend)
@@ -60,7 +74,8 @@ def read_parts(job: PieceJob, work: BuildWork, tell: Callable[[tuple[int, Part] 
         with lock:  # a line about the Hub comes from a thread of pyarrow
             tell(news)
 
-    read = read_piece(job.piece, split_sentences=work.split_sentences, language=work.language, workers=1, report=send)
+    options = {"split_sentences": work.split_sentences, "language": work.language}
+    read = read_piece(job.piece, **options, workers=1, report=send, open_bytes=open_bytes)
     characters, is_over = 0, False
 
     def observe() -> Iterator[Document]:

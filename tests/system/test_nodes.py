@@ -1,0 +1,337 @@
+"""Corpus builds and studies on a Ray cluster of three nodes: nodes are lost and join, and the driver is killed.
+
+The head is the machine of the driver and has no core, so all work is done on the other nodes, with a core each. On a
+private cluster these see an empty, read-only folder in the place of the driver's files (a mount namespace per node).
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabulary
+from bertkit.studies.runner import make_study, run_study
+from bertkit.training.recipe import merge
+from tests.data.pretraining.test_build import read_files
+from tests.data.pretraining.test_build_faults import SCRIPT, list_finished
+from tests.official import write_glue
+from tests.studies.test_elsewhere import read_run
+from tests.studies.test_workers import list_children, wait_until
+from tests.tasks.test_conformance import make_pretraining
+
+RAY = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--node-ip-address", "127.0.0.1"]
+RAY += ["--object-store-memory", "150000000"]
+HIDDEN = ["unshare", "--mount", "--propagation", "private", "sh", "-c"]
+HIDDEN += ['mount -t tmpfs -o ro,size=4k tmpfs "$0" && exec "$@"']
+KINDS = ["shared", "private"]
+
+
+class Cluster:
+    """A Ray cluster of processes on this machine.
+
+    Attributes:
+        folder: The driver's files.
+        nodes: The running nodes, without the head.
+        counts: The number of nodes lost and joined, and of drivers killed.
+    """
+
+    def __init__(self, folder, kind):
+        self.folder, self.is_private, self.nodes, self.counts = folder, kind == "private", [], Counter()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.address = f"127.0.0.1:{server.getsockname()[1]}"
+        self.environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
+        own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self.environment |= own
+        self.log = (folder.parent / f"{folder.name}-{kind}.log").open("w")
+        head = ["--head", "--port", self.address.rpartition(":")[2], "--num-cpus", "0", "--include-dashboard", "false"]
+        self.head = self.start([*RAY, *head])
+
+    def start(self, command):
+        """Start a process and wait until it belongs to the cluster."""
+        output = {"stdout": self.log, "stderr": self.log}
+        process = subprocess.Popen(command, **output, env=self.environment, cwd="/", start_new_session=True)
+        before = self.count_started()
+        assert wait_until(lambda: self.count_started() > before or process.poll() is not None, 120)
+        assert process.poll() is None, Path(self.log.name).read_text()
+        return process
+
+    def count_started(self):
+        """Return the number of nodes that have ever joined, with the head."""
+        return Path(self.log.name).read_text().count("Ray runtime started.")
+
+    def add(self):
+        """Start a node of one core and return its process."""
+        command = [*RAY, "--address", self.address, "--num-cpus", "1"]
+        self.nodes.append(self.start([*HIDDEN, str(self.folder), *command] if self.is_private else command))
+        self.counts["joined"] += 1
+        return self.nodes[-1]
+
+    def lose(self):
+        """Kill a node that is at work, with all its processes."""
+        assert wait_until(lambda: any(map(list_tasks, self.nodes)))
+        node = next(filter(list_tasks, self.nodes))
+        self.nodes.remove(node)
+        kill(node)
+        self.counts["lost"] += 1
+
+    def drive(self, command):
+        """Start a driver, whose working directory is its folder."""
+        return subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environment | {"RAY_ADDRESS": self.address},
+            cwd=self.folder,
+        )
+
+    def kill_driver(self, process):
+        process.kill()
+        process.communicate()
+        self.counts["drivers killed"] += 1
+
+    def close(self):
+        for process in (*self.nodes, self.head):
+            kill(process)
+        self.log.close()
+
+
+def kill(process):
+    """Kill a process and its descendants."""
+    for number in [process.pid, *list_children(process.pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+    process.wait()
+
+
+def list_tasks(node):
+    """Return the processes of a node that run one of our tasks."""
+    found = []
+    for number in list_children(node.pid):
+        with contextlib.suppress(OSError):
+            if b"ray::do_on_ray" in Path(f"/proc/{number}/cmdline").read_bytes():
+                found.append(number)
+    return found
+
+
+@pytest.fixture
+def start_cluster(request):
+    """Return a function that starts a cluster of three nodes."""
+    clusters = []
+
+    def start(folder, kind):
+        if kind == "private" and subprocess.run([*HIDDEN, str(folder), "true"], check=False).returncode:
+            pytest.skip("no right to mount a folder for a node alone")
+        clusters.append(Cluster(folder, kind))
+        for _ in range(3):
+            clusters[-1].add()
+        clusters[-1].counts.clear()
+        return clusters[-1]
+
+    yield start
+    for cluster in clusters:
+        print(f"{request.node.name}: {dict(cluster.counts)}")
+        cluster.close()
+
+
+def write_varied(path, megabytes):
+    """Write documents of words that hardly ever repeat, so that tokenizing them takes long."""
+    draw, written = np.random.default_rng(0), 0
+    with path.open("w") as stream:
+        while written < megabytes * 1_000_000:
+            words = [f"{number:x}" for number in draw.integers(1 << 32, size=1000).tolist()]
+            lines = [" ".join(words[start : start + 20]) + ".\n" for start in range(0, 1000, 20)]
+            written += stream.write("".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    """Return the driver's folder, with a corpus of 80 pieces built by one process in built/."""
+    folder = tmp_path_factory.mktemp("driver")
+    write_varied(folder / "texts.txt", 40)
+    with (folder / "texts.txt").open() as stream:
+        tokens = train_vocabulary([stream.readline() for _ in range(200)], size=500)
+    save_tokenizer(make_tokenizer(tokens, cased=False), folder / "vocab")
+    (folder / "script.py").write_text(SCRIPT.format(piece_bytes=500_000, shard_tokens=150_000, batch=1_000_000))
+    build = ["script.py", "corpus", "build", "texts.txt", "--vocab", "vocab", "--output"]
+    done = subprocess.run([sys.executable, *build, "built", "--workers", "1"], cwd=folder, check=False, timeout=500)
+    assert done.returncode == 0
+    return folder, build
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_corpus_is_built_whatever_becomes_of_the_nodes_and_the_driver(driver, start_cluster, kind):
+    """Sources are named by relative paths. Each driver loses a node while another one joins."""
+    folder, build = driver
+    made, cluster = folder / kind, start_cluster(folder, kind)
+    with cluster.drive([*build, kind, "--workers", "ray"]) as process:
+        assert wait_until(lambda: len(list_finished(made)) > 2 or process.poll() is not None, 300)
+        assert process.poll() is None, process.communicate()
+        cluster.lose()
+        joined, before = cluster.add(), len(list_finished(made))
+        assert wait_until(lambda: len(list_finished(made)) > before + 4 and list_tasks(joined), 300)
+        cluster.kill_driver(process)
+    there = list_finished(made)
+    with cluster.drive([*build, kind, "--workers", "ray"]) as process:
+        assert wait_until(lambda: len(list_finished(made)) > len(there) + 4 or process.poll() is not None, 300)
+        cluster.lose()
+        cluster.add()
+        out, err = process.communicate(timeout=500)
+    assert (process.returncode, err) == (0, "")
+    assert out.count("its worker was lost") == 1
+    assert there.items() <= list_finished(made).items()
+    assert read_files(made) == read_files(folder / "built")
+    assert cluster.counts == {"lost": 2, "joined": 2, "drivers killed": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mistake_in_a_source_is_one_line_from_any_node(driver, start_cluster, kind):
+    folder, build = driver
+    (folder / "latin.txt").write_bytes(b"a line\n" * 400_000 + b"caf\xe9\n")
+    cluster = start_cluster(folder, kind)
+    command = ["script.py", "corpus", "build", "latin.txt", *build[4:], f"latin-{kind}", "--workers", "ray"]
+    with cluster.drive(command) as process:
+        _, err = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert err.startswith("bertkit: latin.txt, line 400001 is not UTF-8 (byte 0xe9 at position 4)")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_wrong_token_is_one_line(tmp_path, start_cluster):
+    write_varied(tmp_path / "texts.txt", 1)
+    cluster = start_cluster(tmp_path, "shared")
+    for token in ({"RAY_AUTH_TOKEN": "0" * 64}, {"RAY_AUTH_MODE": "disabled"}):
+        cluster.environment |= token
+        (tmp_path / "script.py").write_text(SCRIPT.format(piece_bytes=500_000, shard_tokens=150_000, batch=1_000_000))
+        (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b\n")
+        command = ["script.py", "corpus", "build", "texts.txt", "--vocab", "vocab.txt", "--output", "made"]
+        with cluster.drive([*command, "--workers", "ray"]) as process:
+            _, err = process.communicate(timeout=200)
+        assert process.returncode == 2
+        line = f"bertkit: the Ray cluster {cluster.address} asks for another token; set RAY_AUTH_MODE=token and"
+        assert err.splitlines()[-1].startswith(line)
+
+
+# --- Studies ----------------------------------------------------------------------------------------------------------
+
+STUDY_SCRIPT = """
+import json, sys
+from pathlib import Path
+from bertkit.studies.runner import make_study, run_study
+def show(results):
+    runs = [run for cell in results["cells"] for run in cell["runs"]] + results["pretrainings"]
+    print("at", results["over"], max([run.get("update", 0) for run in runs]), flush=True)
+if __name__ == "__main__":
+    study = make_study(json.loads(Path("study.json").read_text()))
+    say = lambda line: print(line, flush=True)
+    run_study(study, output=sys.argv[1], workers=sys.argv[2], report=say, progress=show)
+"""
+
+
+def read_until(process, over=0, update=0):
+    """Read a study's lines until this number of runs is finished and a running one has had this update."""
+    for line in process.stdout:
+        if line.startswith("at "):
+            _, done, now = line.split()
+            if int(done) >= over and int(now) >= update:
+                return
+    pytest.fail(process.stderr.read())
+
+
+def define_study(folder):
+    """Return a study of two pretrainings, whose models, also of an earlier update, six other runs start from."""
+    settings = {"precision": "fp32", "train": {"logging_steps": 5, "warmup_steps": 0}}
+    train = {"max_steps": 300, "save_steps": 50, "eval_steps": 150}
+    return {
+        "column": [{"name": "RTE", "task": "rte"}],
+        "seeds": [1, 2],
+        "pretrain": merge(make_pretraining(folder), settings, {"train": train}),
+        "recipe": merge(
+            settings,
+            {
+                "batch_size": 8,
+                "data": {"dir": str(write_glue(folder / "glue")), "max_length": 40},
+                "train": {"max_steps": 150, "save_steps": 50, "learning_rate": 1e-3},
+            },
+        ),
+        "row": [
+            {"name": "BERT"},
+            {"name": "BERT, 100", "step": 100},
+            {"name": "MLM", "pretrain": {"data": {"objective": "mlm"}}},
+        ],
+    }
+
+
+def read_study_files(output):
+    """Return the files of a study by name, and those of its runs as `read_run` does."""
+    runs = [path.parent for path in Path(output).rglob("metrics.json")]
+    assert len(runs) == 8
+    found = {path.name: path.read_bytes() for path in Path(output).iterdir() if path.is_file()}
+    return found | {run.relative_to(output).as_posix(): read_run(run) for run in runs}
+
+
+def stamp_finished(output):
+    """Return the modification time of the results of every finished run."""
+    found = {}
+    for metrics in Path(output).rglob("metrics.json"):
+        for path in (metrics, metrics.with_name("recipe.toml"), metrics.with_name("training_log.jsonl")):
+            found[path] = path.stat().st_mtime_ns
+    return found
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Return the driver's folder with the definition of a study, done by one process in one/."""
+    folder = tmp_path_factory.mktemp("study")
+    definition = define_study(folder)
+    (folder / "study.json").write_text(json.dumps(definition))
+    (folder / "script.py").write_text(STUDY_SCRIPT)
+    assert run_study(make_study(definition), output=folder / "made")["failed"] == 0
+    (folder / "made").rename(folder / "one")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_study_is_done_whatever_becomes_of_the_nodes_and_the_driver(study, start_cluster, kind):
+    """A node is lost in the pretrainings and one in the runs that start from them; the driver dies in between."""
+    cluster, made = start_cluster(study, kind), study / "made"
+    shutil.rmtree(made, ignore_errors=True)
+    with cluster.drive(["script.py", made, "ray"]) as process:
+        read_until(process, update=60)
+        cluster.lose()
+        joined = cluster.add()
+        assert wait_until(lambda: list_tasks(joined), 120)
+        read_until(process, over=3)
+        cluster.kill_driver(process)
+    there = stamp_finished(made)
+    assert len(there) >= 3 * 3
+    with cluster.drive(["script.py", made, "ray"]) as process:
+        read_until(process, over=4, update=20)
+        cluster.lose()
+        cluster.add()
+        out, err = process.communicate(timeout=600)
+    assert (process.returncode, err) == (0, "")
+    assert out.count("its worker was lost") == 1
+    assert there.items() <= stamp_finished(made).items()
+    if kind == "shared":
+        assert "continues after checkpoint-" in out
+    assert read_study_files(made) == read_study_files(study / "one")
+    assert not list(made.rglob(".*")), "tokens and files that have arrived are gone"
+    assert cluster.counts == {"lost": 2, "joined": 2, "drivers killed": 1}
