@@ -6,6 +6,10 @@ processes have to end within a minute, with one line and without a traceback of 
 In the other half the agents restart the ranks (--max-restarts), and the run has to go on by itself. Each run ends with
 the files of a run that was never killed.
 
+A rank that is killed after the run has finished ("leaving") leaves nothing to do. The agents do not know that: the
+others wait for its node for up to ten minutes, without a rank. There the end of the ranks counts, and the agents are
+ended.
+
 $ python -m tests.training.kill_ranks [MOMENT ...]
 """
 
@@ -22,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.studies.test_workers import list_children
+from tests.studies.test_workers import list_children, wait_until
 from tests.test_faults import MADE, SURROUNDINGS, find_lost, list_differences, list_finished, make_settings, read_result
 from tests.training.test_run import write_text
 
@@ -91,6 +95,7 @@ if seen := os.environ.get("SEEN"):
     Trainer.get_batch_samples = get_batch_samples
 main()
 """
+FINISHED = "leaving"
 MOMENTS = {  # moment -> the ranks that reach it
     "reading": (0, 1),
     "batch": (0, 1),
@@ -101,7 +106,7 @@ MOMENTS = {  # moment -> the ranks that reach it
     "rotation": (0,),
     "scoring": (0, 1),
     "results": (0,),
-    "leaving": (0, 1),
+    FINISHED: (0, 1),
 }
 
 
@@ -169,6 +174,10 @@ class Nodes:
             time.sleep(0.05)
         return [-1 if agent.poll() is None else agent.returncode for agent in self.agents]
 
+    def wait_for_ranks(self, seconds):
+        """Wait for the end of all ranks, and return whether they have ended."""
+        return wait_until(lambda: not any(list_children(agent.pid) for agent in self.agents), seconds)
+
     @property
     def error(self):
         """Return the standard error of all nodes."""
@@ -189,7 +198,7 @@ class Kill:
     """A kill and its outcome.
 
     Attributes:
-        seconds: The time from the kill to the end of the last process, without restarts.
+        seconds: The time from the kill to the end of the last process.
         lines: How many lines told it.
         lost: Finished files that have disappeared or changed.
         different: Files that differ from those of a run that was never killed.
@@ -226,20 +235,24 @@ def strike(kill, folder, text, expected):
     with Nodes(folder, text, restarts=kill.restarts, environment=environment) as nodes:
         finished = kill_rank(kill, nodes)
         began = time.monotonic()
-        codes = nodes.wait(180 if kill.restarts else PATIENCE)
+        was_finished = kill.moment == FINISHED
+        if was_finished:
+            codes = [] if nodes.wait_for_ranks(PATIENCE) else [-1]
+        else:
+            codes = nodes.wait(180 if kill.restarts else PATIENCE)
         kill.seconds, kill.lines = time.monotonic() - began, nodes.error.count(LINE)
     if -1 in codes:
         kill.trouble.append(f"still running after {kill.seconds:.0f} s")
     if OURS.search(nodes.error):
         kill.trouble.append("a traceback")
-    if kill.restarts and set(codes) != {0}:
+    if kill.restarts and set(codes) - {0}:
         kill.trouble.append(f"exit codes {codes}")
-    if not kill.restarts and not any(codes):
+    if not kill.restarts and not was_finished and not any(codes):
         kill.trouble.append("no exit code tells it")
-    if not kill.restarts and kill.lines != (kill.moment != "leaving"):  # then the run is finished already
+    if not kill.restarts and kill.lines != (not was_finished):
         kill.trouble.append(f"{kill.lines} lines")
     kill.lost += find_lost(finished, folder / MADE)
-    if not kill.restarts:
+    if not kill.restarts or was_finished:
         finish(folder, text)
     kill.different += list_differences(read_result(folder / MADE), expected, processes=2)
 
