@@ -35,7 +35,7 @@ EVALUATED = 128  # sequences of each split that are predicted
 PROBE_SECONDS = 10.0  # of updates
 LONGEST_UPDATE = 4.0  # seconds that an update of the probe should take; larger ones have fewer sequences
 EXPECTED_SHARE = 0.5  # of the matmul rate, for the size of the probe's updates
-WARM_UP = 2  # updates before those that are timed
+UNTIMED = 2  # updates before those that are timed
 LEAST_UPDATES = 3  # timed, however long they take
 MATMUL_SECONDS = 1.0  # for which large matrix products are measured
 TRAIN_ONLY = {
@@ -194,7 +194,7 @@ class UpdateClock(TrainerCallback):
     """Times updates, and ends the training.
 
     Args:
-        seconds: Least duration of the timed updates, after WARM_UP others; several processes, which must end together,
+        seconds: Least duration of the timed updates, after UNTIMED others; several processes, which must end together,
             do LEAST_UPDATES.
 
     Attributes:
@@ -214,13 +214,13 @@ class UpdateClock(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs) -> None:
         self.ends.append(read_clock())
         self.fixed.append(self.ends[-1] - self.before)
-        is_over = args.world_size > 1 or self.ends[-1] - self.ends[min(WARM_UP, len(self.ends)) - 1] > self.seconds
-        if is_over and len(self.ends) >= WARM_UP + LEAST_UPDATES:
+        is_over = args.world_size > 1 or self.ends[-1] - self.ends[min(UNTIMED, len(self.ends)) - 1] > self.seconds
+        if is_over and len(self.ends) >= UNTIMED + LEAST_UPDATES:
             control.should_training_stop = True
 
     def average(self) -> tuple[float, float]:
         """Return the median seconds of an update, and the part of them that is fixed."""
-        return float(np.median(np.diff(self.ends[WARM_UP - 1 :]))), float(np.median(self.fixed[WARM_UP:]))
+        return float(np.median(np.diff(self.ends[UNTIMED - 1 :]))), float(np.median(self.fixed[UNTIMED:]))
 
 
 def read_clock() -> float:
