@@ -93,10 +93,10 @@ def connect(ray: Any, num_cpus: float, num_gpus: float) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        if "authentication token" in str(error).lower():
+        reason = str(error.__cause__ or error).strip().splitlines()[-1]  # the lines before are a traceback of Ray
+        if "authentication" in reason.lower():
             remedy = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as on its first machine"
             raise UsageError(f"the Ray cluster {address} asks for another token; {remedy}") from None
-        reason = str(error.__cause__ or error).strip().splitlines()[-1]  # the lines before are a traceback of Ray
         raise UsageError(
             f"the Ray cluster {address} cannot be joined: {reason[: 2 * LONGEST_REASON]}; check RAY_ADDRESS"
         ) from None

@@ -19,13 +19,13 @@ from tests.official import write_squad
 from tests.system.disks import LocalDisk, watch
 from tests.tasks.test_conformance import CASES
 
-TIMINGS = ("runtime", "per_second", "total_flos", "model_preparation_time")
+TIMINGS = ("runtime", "per_second", "total_flos", "model_preparation_time", "resumed_at")
 LEFT_OUT = ("checkpoint-", "first/", "best/")  # a study keeps none of them
 SMALL = {"precision": "fp32", "train": {"max_steps": 2, "save_steps": 1, "logging_steps": 1, "warmup_steps": 0}}
 
 
 def read_run(output):
-    """Return the files of a run by name, without dates, durations and what a study does not keep."""
+    """Return the files of a run by name, without dates, durations, resumptions and what a study does not keep."""
     found = {}
     for path in Path(output).rglob("*"):
         name = path.relative_to(output).as_posix()

@@ -158,11 +158,11 @@ def write_varied(path, megabytes):
 def driver(tmp_path_factory):
     """Return the driver's folder, with a corpus of 80 pieces built by one process in built/."""
     folder = tmp_path_factory.mktemp("driver")
-    write_varied(folder / "texts.txt", 40)
+    write_varied(folder / "texts.txt", 12)
     with (folder / "texts.txt").open() as stream:
         tokens = train_vocabulary([stream.readline() for _ in range(200)], size=500)
     save_tokenizer(make_tokenizer(tokens, cased=False), folder / "vocab")
-    (folder / "script.py").write_text(SCRIPT.format(piece_bytes=500_000, shard_tokens=150_000, batch=1_000_000))
+    (folder / "script.py").write_text(SCRIPT.format(piece_bytes=150_000, shard_tokens=50_000, batch=1_000_000))
     build = ["script.py", "corpus", "build", "texts.txt", "--vocab", "vocab", "--output"]
     done = subprocess.run([sys.executable, *build, "built", "--workers", "1"], cwd=folder, check=False, timeout=500)
     assert done.returncode == 0
@@ -217,7 +217,7 @@ def test_a_wrong_token_is_one_line(tmp_path, start_cluster):
     cluster = start_cluster(tmp_path, "shared")
     for token in ({"RAY_AUTH_TOKEN": "0" * 64}, {"RAY_AUTH_MODE": "disabled"}):
         cluster.environment |= token
-        (tmp_path / "script.py").write_text(SCRIPT.format(piece_bytes=500_000, shard_tokens=150_000, batch=1_000_000))
+        (tmp_path / "script.py").write_text(SCRIPT.format(piece_bytes=150_000, shard_tokens=50_000, batch=1_000_000))
         (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b\n")
         command = ["script.py", "corpus", "build", "texts.txt", "--vocab", "vocab.txt", "--output", "made"]
         with cluster.drive([*command, "--workers", "ray"]) as process:
