@@ -48,6 +48,15 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Set any key of the recipe, such as train.learning_rate=1e-4.", metavar="KEY=VALUE"),
 ]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget", help="Time for all of it, such as 20m: search values, then train with the best.", metavar="TIME"
+    ),
+]
+Tries = Annotated[
+    int, typer.Option("--search", help="Try N values on held-back training rows, then train with the best.", min=1)
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the recipe or a study's runs, with sizes and costs, then exit.")
 ]
@@ -114,6 +123,7 @@ class RunOptions:
     model: Model = None
     output: Output = None
     settings: Settings = None
+    budget: Budget = None
     push_to: Push = None
     dry_run: DryRun = False
 

@@ -23,6 +23,7 @@ from bertkit.cli.options import (
     Restarts,
     RunOptions,
     Settings,
+    Tries,
     Workers,
     app,
     training_command,
@@ -59,7 +60,8 @@ def pretrain(
 
     $ bertkit pretrain --model runs/mine --corpus more.txt --output runs/more
     """
-    execute("pretrain", options, {"corpus": corpus or None, "vocab": vocab, "cased": cased or None})
+    given = {"corpus": corpus or None, "vocab": vocab, "cased": cased or None}
+    execute("pretrain", options, given, searches=False)
 
 
 @training_command(CLASSIFY_OPTIONS)
@@ -78,6 +80,7 @@ def classify(
     grid: Grid = False,
     restarts: Restarts = 1,
     workers: Workers = "1",
+    search: Tries = 0,
 ) -> None:
     """Fine-tune a classifier on your own texts: CSV, TSV, JSON lines, JSON, Parquet or a Hub data set.
 
@@ -91,7 +94,7 @@ def classify(
     $ bertkit classify --data reviews.csv --folds 5 --output runs/folds
     """
     columns = {name: given.split(",") if given else None for name, given in (("text", text), ("label", label))}
-    train_own("classify", options, {"dir": data, **columns}, folds, grid, restarts, workers)
+    train_own("classify", options, {"dir": data, **columns}, folds, grid, restarts, workers, search)
 
 
 @training_command(GLUE_OPTIONS)
@@ -102,6 +105,7 @@ def glue(
     grid: Grid = False,
     restarts: Restarts = 1,
     workers: Workers = "1",
+    search: Tries = 0,
     submit: Annotated[
         Path | None,
         PathOption(
@@ -137,6 +141,7 @@ def glue(
         "--submit-partial is for --submit FILE.zip": submit_partial and submit is None,
         "--push-to-hub takes one model; name one task": options.push_to is not None and together,
         "--workers is for --task all, --grid and --restarts": workers != "1" and not several,
+        "--budget and --search are without --task all, --grid and --restarts": several and (options.budget or search),
     }
     for message, is_so in refused.items():
         if is_so:
@@ -158,7 +163,7 @@ def glue(
         if submit is not None and not options.dry_run:
             write_submission(output, submit, submit_partial)
     else:
-        execute(names[0], options, {"dir": data})
+        execute(names[0], options, {"dir": data}, search)
 
 
 @training_command(SQUAD_OPTIONS)
@@ -175,6 +180,7 @@ def squad(
     ] = False,
     folds: Folds = 0,
     workers: Workers = "1",
+    search: Tries = 0,
 ) -> None:
     """Fine-tune on SQuAD 1.1 or 2.0 or your own questions: find the answer in a text, or that there is none.
 
@@ -193,22 +199,22 @@ def squad(
     if runs and not ensemble:
         raise UsageError(f"runs ({runs[0]}) are for --ensemble; see bertkit squad --help")
     if ensemble:
-        if extra_train or folds or workers != "1" or any(vars(replace(options, output=None)).values()):
+        if extra_train or folds or search or workers != "1" or any(vars(replace(options, output=None)).values()):
             raise UsageError("--ensemble takes runs, --data and --output; leave out the options of training")
         output = options.output or Path("runs") / f"{found.name}-ensemble"
         combine(found, runs or [], Path(data) if data else None, output)
         return
     given = {"dir": data, "extra_train": extra_train}
-    train_own(found.name, options, given, folds, grid=False, restarts=1, workers=workers)
+    train_own(found.name, options, given, folds, grid=False, restarts=1, workers=workers, search=search)
 
 
 @training_command(SWAG_OPTIONS)
-def swag(options: RunOptions, data: Data = None) -> None:
+def swag(options: RunOptions, data: Data = None, search: Tries = 0) -> None:
     """Fine-tune on SWAG: choose which of four endings follows.
 
     $ bertkit swag --data SWAG --output runs/swag
     """
-    execute("swag", options, {"dir": data})
+    execute("swag", options, {"dir": data}, search)
 
 
 @training_command(NER_OPTIONS)
@@ -222,6 +228,7 @@ def ner(
     grid: Grid = False,
     restarts: Restarts = 1,
     workers: Workers = "1",
+    search: Tries = 0,
 ) -> None:
     """Find names in text: fine-tune on CoNLL-2003 or your own data, or learn from BERT's features.
 
@@ -235,7 +242,7 @@ def ner(
 
     $ bertkit ner --data CONLL --features concat-last-four --output runs/lstm
     """
-    train_own("ner", options, {"dir": data, "features": layers}, folds, grid, restarts, workers)
+    train_own("ner", options, {"dir": data, "features": layers}, folds, grid, restarts, workers, search)
 
 
 @app.command()
@@ -314,6 +321,7 @@ def train_own(
     grid: bool,
     restarts: int,
     workers: str,
+    search: int,
 ) -> None:
     """Run a task on a person's own data, or a study of it: folds, a grid or restarts.
 
@@ -323,8 +331,10 @@ def train_own(
     if not (folds or grid or restarts > 1):
         if workers != "1":
             raise UsageError(f"--workers is for --folds, --grid and --restarts; see bertkit {name} --help")
-        execute(name, options, data)
+        execute(name, options, data, search)
         return
+    if options.budget or search:
+        raise UsageError(f"--budget and --search are without folds, grid and restarts; see bertkit {name} --help")
     from bertkit.studies.folds import define_folds, gather_folds
     from bertkit.tasks.glue import GRID
     from bertkit.training.recipe import read_recipe
@@ -348,19 +358,21 @@ def train_own(
     )
 
 
-def execute(name: str, options: RunOptions, data: Mapping[str, Any]) -> None:
+def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int = 0, *, searches: bool = True) -> None:
     """Run a task with the options of the command line, and print its results.
 
     Args:
         data: Values for `[data]` in the recipe; None means "not given".
+        search: The number of tries before the run.
+        searches: Whether a budget is also used for tries.
     """
     from bertkit.tasks import TASKS
     from bertkit.training.early_checks import check_early
     from bertkit.training.recipe import check, merge, parse_setting, read_recipe
     from bertkit.training.run_dir import METRICS_FILE
 
-    given = merge({"checkpoint": options.model or None, "data": data}, *map(parse_setting, options.settings or []))
-    task = TASKS[name]
+    settings = merge(*map(parse_setting, options.settings or []))
+    given, task = merge({"checkpoint": options.model or None, "data": data}, settings), TASKS[name]
     if options.recipe:
         written = read_recipe(options.recipe)
         check(written, data_defaults=task.recipe["data"], where=str(options.recipe))
@@ -373,6 +385,7 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any]) -> None:
     from bertkit.training import plan, push
     from bertkit.training import run as runs
 
+    clock = set_clock(options.budget, settings) if options.budget else None
     with Screen() as screen:
         screen.names |= {row.key: row.name for row in task.table}
         if options.push_to is not None:
@@ -380,14 +393,54 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any]) -> None:
         if options.dry_run:
             planned = plan.dry_run(task, written, given, output=output)
             screen.show_plan(planned, task.options)
-            screen.say(*plan.describe_cost(task, planned["recipe"], output), NOTHING_DONE)
+            screen.say(*plan.describe_cost(task, planned["recipe"], output))
+            if clock or search:
+                screen.say(*describe_search(task, merge(written, given), output, search, clock, searches))
+            screen.say(NOTHING_DONE)
             return
         with screen.watch_training():
-            metrics = runs.run(task, written, given, output=output, report=screen.say, progress=screen.advance)
+            news = {"output": output, "report": screen.say, "progress": screen.advance}
+            if search or (clock and searches):
+                from bertkit.studies.search import search as search_best
+
+                metrics = search_best(task, written, given, tries=search, clock=clock, **news)
+            elif clock:
+                from bertkit.training.budget import train_within
+
+                metrics = train_within(task, written, given, clock=clock, **news)
+            else:
+                metrics = runs.run(task, written, given, **news)
         if not screen.quiet:
             screen.show_results(task, metrics, output)
             if options.push_to is not None:
                 upload(screen, output, options.push_to)
+
+
+def set_clock(budget: str, settings: Mapping[str, Any]) -> Any:
+    """Return the clock of a budget, which began with this process.
+
+    Raises:
+        UsageError: The budget is no duration, or updates are given too.
+    """
+    from bertkit.system.clock import Clock, parse_duration
+
+    clock = Clock(parse_duration(budget))
+    if "max_steps" in settings.get("train", {}):
+        raise UsageError("--budget decides the number of updates; leave out train.max_steps")
+    return clock
+
+
+def describe_search(
+    task: Any, recipe: Mapping[str, Any], output: Path, search: int, clock: Any, searches: bool
+) -> list[str]:
+    """Return in lines what a search or a budget allows."""
+    if not (search or searches):
+        from bertkit.training.budget import describe_time
+
+        return describe_time(task, recipe, output, clock)
+    from bertkit.studies.search import Search
+
+    return Search(task, recipe, output, search, clock).describe_plan()
 
 
 def compare(

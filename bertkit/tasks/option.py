@@ -59,6 +59,7 @@ TUNE_SHARE = Option(
     help="Share of dev that chooses (tau, the best checkpoint) and is not scored; 0: all of dev does both.",
     below=1,
 )
+HELD_BACK = Option(0, 0, help="Number of training rows, at most a quarter, that are scored instead of dev; 0: none.")
 
 PRETRAINING_OPTIONS: Options = {
     "corpus": Option([], help="Text files, directories, a Hub data set, docs, or one built corpus.", is_input=True),
@@ -95,6 +96,7 @@ GLUE_OPTIONS: Options = {
     **TEXT_OPTIONS,
     "max_train_samples": MAX_TRAIN_SAMPLES,
     "tune_share": TUNE_SHARE,
+    "held_back": HELD_BACK,
 }
 WINDOW_OPTIONS: Options = {
     "max_length": Option(384, None, CODE, "Maximum number of tokens per window, question included."),
@@ -124,6 +126,7 @@ CLASSIFY_OPTIONS: Options = {
     **TEXT_OPTIONS,
     "max_train_samples": MAX_TRAIN_SAMPLES,
     "tune_share": TUNE_SHARE,
+    "held_back": HELD_BACK,
 }
 SQUAD_OPTIONS: Options = {
     "dir": Option(
@@ -139,6 +142,7 @@ SQUAD_OPTIONS: Options = {
     ),
     "max_train_samples": MAX_TRAIN_SAMPLES,
     "tune_share": TUNE_SHARE,
+    "held_back": HELD_BACK,
     **WINDOW_OPTIONS,
 }
 SWAG_OPTIONS: Options = {
@@ -146,6 +150,7 @@ SWAG_OPTIONS: Options = {
     "max_length": Option(128, 5, "ours", "Maximum number of tokens per choice."),
     "max_train_samples": MAX_TRAIN_SAMPLES,
     "tune_share": TUNE_SHARE,
+    "held_back": HELD_BACK,
 }
 NER_OPTIONS: Options = {
     "dir": Option(
@@ -159,6 +164,7 @@ NER_OPTIONS: Options = {
     "features_dir": Option("", help="Folder of stored features (default: huggingface_hub's cached assets)."),
     "max_train_samples": MAX_TRAIN_SAMPLES,
     "tune_share": TUNE_SHARE,
+    "held_back": HELD_BACK,
 }
 
 

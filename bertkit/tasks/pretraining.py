@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import compress
+from itertools import compress, pairwise
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -189,6 +189,18 @@ class PretrainingTask(Task):
             data = {key: value for key, value in STARTER["data"].items() if key != "heldout_length"}
             return {key: value for key, value in STARTER.items() if key != "phase"} | {"data": data}
         return STARTER
+
+    def set_updates(self, recipe: Mapping[str, Any], updates: int) -> dict[str, Any]:
+        """Return a recipe that ends after so many updates; the last of its phases becomes shorter or longer."""
+        ends = np.cumsum([phase.samples // recipe["batch_size"] for phase in list_phases(recipe)])[:-1].tolist()
+        bounds = [0, *(min(end, updates) for end in ends), updates]
+        phases = [
+            {"share": (stop - start) / updates, "max_length": phase.max_length}
+            for phase, (start, stop) in zip(list_phases(recipe), pairwise(bounds), strict=True)
+            if stop > start
+        ]
+        given = {"phase": phases} if recipe.get("phase") else {}
+        return super().set_updates(recipe, updates) | given
 
     def choose_head(self, options: Mapping[str, Any]) -> str:
         """Return the head of an objective."""

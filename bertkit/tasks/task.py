@@ -184,6 +184,10 @@ class Task:
         """Return the laptop-sized recipe that is used if none is named; empty for the task's own."""
         return {}
 
+    def set_updates(self, recipe: Mapping[str, Any], updates: int) -> dict[str, Any]:
+        """Return a recipe that ends after so many updates, and is the same until then."""
+        return {**recipe, "train": recipe["train"] | {"max_steps": updates}}
+
     def choose_head(self, options: Mapping[str, Any]) -> str:
         """Return the name of the head that `[data]` asks for."""
         return self.head
@@ -234,10 +238,13 @@ class Task:
         """Return the batch of a list of items, or of the result of the data set's `__getitems__`."""
         raise NotImplementedError
 
-    def divide(self, examples: Any, share: float) -> tuple[Any, Any]:
-        """Divide a split's examples into a share for tuning, and the others for scoring.
+    def divide(self, examples: Any, share: float, source: str = "tune_share of dev") -> tuple[Any, Any]:
+        """Divide a split's examples into a share that decides, and the others.
 
         The division is the same for every seed. Examples of one group (`list_groups`) stay together.
+
+        Args:
+            source: The option and the split, for the message.
 
         Raises:
             UsageError: One of the two parts is empty.
@@ -247,8 +254,7 @@ class Task:
         count = round(share * len(names))
         if not 0 < count < len(names):
             raise UsageError(
-                f"tune_share = {share:g} of {len(names):,} texts or documents in dev leaves no rows to tune on or "
-                "none to score; give another share"
+                f"{source}: a share of {share:g} of {len(names):,} texts or documents leaves one part empty; change it"
             )
         chosen = {names[place] for place in np.random.default_rng(0).permutation(len(names))[:count]}
         decides = np.array([name in chosen for name in groups])

@@ -144,6 +144,31 @@ class Milestones(TrainerCallback):
         self.waits = False
 
 
+class ScoreAt(TrainerCallback):
+    """Evaluates after given updates.
+
+    Args:
+        name: The score that is passed on.
+        hear: Called with the update and its score; an exception ends the training.
+        look: Called with each update; an exception ends the training.
+    """
+
+    def __init__(
+        self, updates: Collection[int], name: str, hear: Callable[[int, float], None], look: Callable[[int], None]
+    ) -> None:
+        self.updates = updates
+        self.name = name
+        self.hear = hear
+        self.look = look
+
+    def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        self.look(state.global_step)
+        control.should_evaluate |= state.global_step in self.updates
+
+    def on_evaluate(self, args, state: TrainerState, control: TrainerControl, metrics, **kwargs) -> None:
+        self.hear(state.global_step, metrics[f"eval_{self.name}"])
+
+
 class StopEarly(TrainerCallback):
     """Ends the training after `patience` evaluations in a row without a better score.
 

@@ -78,19 +78,21 @@ class Costs:
 
     Attributes:
         evaluation: Seconds of one pass over each split, by name.
+        rows: Sequences of each split, by name.
         weights, gradients: Bytes in every process.
         matmul_rate: Floating-point operations per second of large matrix products in a process here.
     """
 
     parts: Sequence[PartCost]
     evaluation: Mapping[str, float]
+    rows: Mapping[str, int]
     weights: int
     gradients: int
     matmul_rate: float
 
 
-def measure_costs(task: Task, recipe: Recipe, prepared: Prepared) -> Costs:
-    """Measure the costs of a complete recipe on its data: some updates on each part, and some predictions."""
+def measure_costs(task: Task, recipe: Recipe, prepared: Prepared, seconds: float = PROBE_SECONDS) -> Costs:
+    """Measure the costs of a complete recipe on its data: `seconds` of updates, and some predictions."""
     model = make_model(task, recipe, prepared.settings)
     precision = choose_precision(recipe["precision"])
     before = torch.tensor(measure_matmul_rate(precision), device=find_device())
@@ -98,14 +100,15 @@ def measure_costs(task: Task, recipe: Recipe, prepared: Prepared) -> Costs:
     rows = prepared.data["train"]
     with TemporaryDirectory() as folder:
         parts = task.list_parts(rows)
-        probe = Probe(task, recipe, model, matmul_rate, PROBE_SECONDS / len(parts), Path(folder))
+        probe = Probe(task, recipe, model, matmul_rate, seconds / len(parts), Path(folder))
         measured = [probe.measure_part(rows, part) for part in parts]
         splits = [split for split in (TUNE, *task.splits, *task.unlabelled) if split in prepared.data]
         evaluation = {split: probe.measure_evaluation(prepared.data[split]) for split in splits}
     weights = sum(x.numel() * x.element_size() for x in model.parameters())
     gradients = sum(x.numel() * x.element_size() for x in model.parameters() if x.requires_grad)
     # Other work makes the rate too low, never too high.
-    return Costs(measured, evaluation, weights, gradients, max(matmul_rate, measure_matmul_rate(precision)))
+    sizes = {split: len(prepared.data[split]) for split in splits}
+    return Costs(measured, evaluation, sizes, weights, gradients, max(matmul_rate, measure_matmul_rate(precision)))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import holds_run, start_directory
 
+MOST_HELD_BACK = 0.25  # of the training rows
+
 # --- The data ---------------------------------------------------------------------------------------------------------
 
 
@@ -64,8 +66,10 @@ def prepare(
     """
     processes = join_processes(recipe)
     examples = task.load(recipe["data"], report)
-    if (share := recipe["data"].get("tune_share")) and TUNE not in examples:
-        dev = next(iter(task.splits))
+    dev = next(iter(task.splits), "")
+    if rows := recipe["data"].get("held_back"):
+        examples = hold_back(task, examples["train"], rows, dev)
+    elif (share := recipe["data"].get("tune_share")) and TUNE not in examples:
         examples[TUNE], examples[dev] = task.divide(examples[dev], share)
     with processes.main_process_first():  # the others read the first one's vocabulary
         # A vocabulary left by an earlier start may be of other text, unless the run has a checkpoint with it.
@@ -87,6 +91,13 @@ def prepare(
     settings = task.configure(recipe, tokenizer, examples)
     others = {split: texts for split, texts in examples.items() if split != "train"}
     return Prepared(others, tokenizer, data, settings, checked)
+
+
+def hold_back(task: Task, examples: Any, rows: int, dev: str) -> dict[str, Any]:
+    """Return some of the training examples as the first evaluated split, and the others as train."""
+    share = min(rows / len(task.list_groups(examples)), MOST_HELD_BACK)
+    held, others = task.divide(examples, share, "held_back rows of train")
+    return {"train": others, dev: held}
 
 
 def name_data(task: Task, recipe: Recipe) -> str:

@@ -44,6 +44,7 @@ TOP_KEYS = {
     "reinit_layers": int,
     "patience": int,
     "calibrate": bool,
+    "pace": list[list[float]],
 }
 TABLES = ("model", "data", "train")
 PHASE = {"share": float, "max_length": int}
@@ -82,7 +83,10 @@ FITTING = (
 )
 
 # Table -> keys that earlier versions lack -> the value that matches their behaviour.
-ADDED: dict[str, dict[str, Any]] = {"": {"patience": 0, "calibrate": False}, "data": {"tune_share": 0.0}}
+ADDED: dict[str, dict[str, Any]] = {
+    "": {"patience": 0, "calibrate": False},
+    "data": {"tune_share": 0.0, "held_back": 0},
+}
 
 # Keys of [train] that the user may not set -> the remedy. The last two are names of transformers 4.
 RESERVED = {

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import PrinterCallback, ProgressCallback, TrainingArguments, set_seed
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainingArguments, set_seed
 
 import bertkit
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal
@@ -31,19 +31,21 @@ from bertkit.model.optim import BERT_ADAM, BertAdam
 from bertkit.reports.tables import name_limits
 from bertkit.system.files import LOCK_PATIENCE
 from bertkit.system.hub import CARD
-from bertkit.system.progress import Report, ignore
+from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks.prediction import collate_with_places
 from bertkit.tasks.task import CHOSEN_ON_DEV, OWN_DATA, TUNE, Task
 from bertkit.training.arguments import complete, explain_missing_head, make_arguments, name_head
 from bertkit.training.callbacks import PredictionProgress, Progress, StopOnSignal
 from bertkit.training.outputs import find_better, save_best, write_results
+from bertkit.training.pace import KeepTime, Pace, TimeLimit
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import explain_lost_process, join_processes, name_stopped_processes
-from bertkit.training.recipe import Recipe
+from bertkit.training.recipe import Recipe, merge, save_recipe
 from bertkit.training.run_dir import (
     BEST,
     FIRST,
     METRICS_FILE,
+    RECIPE_FILE,
     check_data,
     find_checkpoint,
     find_finished,
@@ -64,6 +66,8 @@ def run(
     prepared: "Prepared | None" = None,
     milestones: Collection[int] = (),
     lock_patience: float = LOCK_PATIENCE,
+    limit: TimeLimit | None = None,
+    callbacks: Collection[TrainerCallback] = (),
 ) -> dict[str, Any]:
     """Train `task` and return its scores, as written to `output/metrics.json`; a finished run is not repeated.
 
@@ -77,6 +81,9 @@ def run(
         prepared: The data, if `prepare` has already made them for a recipe of the same `name_data`.
         milestones: Updates whose checkpoints are kept, whatever the save settings in `[train]`.
         lock_patience: Seconds to wait for another process that has locked the directory.
+        limit: The time that the run may take; the recipe in the directory then gets the updates and the pace that
+            followed from it.
+        callbacks: Added to the Trainer's.
 
     Raises:
         UsageError: The recipe, the data or the directory is wrong; nothing is overwritten.
@@ -107,12 +114,20 @@ def run(
         if processes.is_main_process:
             weights = fingerprint_weights(model)
             write_environment(output, prepared.fingerprints, weights, goes_on=checkpoint is not None)
-        trainer = make_trainer(task, model, args, prepared.data, recipe, progress, report, milestones)
+        pace = Pace(recipe.get("pace", [])) if limit or "pace" in recipe else None
+        if limit is not None:
+            rows = sum(len(data) for split, data in prepared.data.items() if split != "train")
+            callbacks = [*callbacks, KeepTime(limit, pace, rows, args.max_steps)]
+        trainer = make_trainer(task, model, args, prepared.data, recipe, progress, report, milestones, pace, callbacks)
         with name_stopped_processes():
             parameters = f"{model.num_parameters():,} parameters"
             if "train" in prepared.data:
-                report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
+                report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'], limit)}")
                 train(trainer, checkpoint, report)
+                if limit is not None:
+                    recipe = merge(task.set_updates(recipe, trainer.state.global_step), {"pace": pace.segments})
+                    if processes.is_main_process:
+                        save_recipe(recipe, output / RECIPE_FILE)
             else:
                 report(f"{parameters}; nothing to train, only to predict")
             return finish(task, recipe, trainer, prepared, output, report)
@@ -178,13 +193,16 @@ def count_updates(args: TrainingArguments, recipe: Recipe, rows: int) -> int:
     )
 
 
-def describe_training(args: TrainingArguments, recipe: Recipe, data: Any) -> str:
-    """Return one line with updates, sequences per update and their division, and precision."""
+def describe_training(args: TrainingArguments, recipe: Recipe, data: Any, limit: TimeLimit | None = None) -> str:
+    """Return one line with updates or time, sequences per update and their division, and precision."""
     steps = count_updates(args, recipe, len(data))
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
     late = "" if args.get_warmup_steps(steps) < steps else "; warm-up is longer, so the learning rate never peaks"
     cut = f"{args.world_size} x {args.gradient_accumulation_steps} x {args.per_device_train_batch_size}"
-    return f"{steps:,} updates of {recipe['batch_size']} sequences ({cut}), {precision}{late}"
+    size = f"updates of {recipe['batch_size']} sequences ({cut}), {precision}"
+    if limit is not None:
+        return f"{size}, for the {describe_duration(limit.clock.left)} that are left, evaluation included"
+    return f"{steps:,} {size}{late}"
 
 
 # --- Training ---------------------------------------------------------------------------------------------------------
@@ -199,6 +217,8 @@ def make_trainer(
     progress: Progress,
     report: Report,
     milestones: Collection[int] = (),
+    pace: Pace | None = None,
+    callbacks: Collection[TrainerCallback] = (),
 ) -> BertTrainer:
     """Return the Trainer of a run; training reports to `progress`, prediction to `report`, instead of printing."""
     optimizer = None
@@ -214,12 +234,13 @@ def make_trainer(
             keep=recipe["train"].get("save_total_limit", 0),
             milestones=milestones,
             patience=recipe.get("patience", 0),
+            pace=pace,
             train_dataset=data.get("train"),
             eval_dataset=dev,
             data_collator=partial(collate_with_places, task.collate, type(model)),
             compute_metrics=lambda prediction: task.score(prediction.predictions, dev),
             optimizer_cls_and_kwargs=optimizer,
-            callbacks=[StopOnSignal(Path(args.output_dir), progress), PredictionProgress(report)],
+            callbacks=[StopOnSignal(Path(args.output_dir), progress), PredictionProgress(report), *callbacks],
         )
     if args.fsdp and not trainer.is_fsdp_enabled:
         raise UsageError(

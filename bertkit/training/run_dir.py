@@ -48,6 +48,7 @@ CALIBRATION_FILE = "calibration.json"  # the conformity scores of a classifier, 
 LENGTHS_FILE = "lengths.json"  # the number of sequences of each length in tokens
 DOCTOR_FILE = "doctor.json"  # repeated rows of the data, in the form of `bertkit doctor --json`
 FIRST = "first"  # the run that comes before this one
+SEARCH = "search"  # the tries that come before this run
 BEST = "best"  # the model of an earlier update that was better than the last
 RECEIVED = ".received"  # files that arrive from a machine without this disk
 NOTED_PACKAGES = (
@@ -108,7 +109,7 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
         return None
     if not (output / RECIPE_FILE).exists():
         # A hidden file may be left from a run that was killed right after its start.
-        if any(not path.name.startswith(".") for path in output.iterdir()):
+        if any(not path.name.startswith(".") and path.name != SEARCH for path in output.iterdir()):
             raise UsageError(f"{output} is not empty and holds no run; name another directory with --output")
         return None
     differences = find_differences(*map(list_decisive, (read_recipe(output / RECIPE_FILE), recipe)))

@@ -151,7 +151,7 @@ def test_the_forecast_of_a_worked_example(phases):
     """Ten updates of 8 sequences in each part; dev is predicted at the start and four times more, then once again."""
     train = {"eval_strategy": "steps", "eval_steps": 5, "eval_on_start": True}
     recipe = complete(PRETRAIN, phases, {"batch_size": 8, "train": train})
-    costs = Costs(PARTS, {"dev": 2.0, "test": 16.0}, weights=4, gradients=4, matmul_rate=100.0)
+    costs = Costs(PARTS, {"dev": 2.0, "test": 16.0}, {}, weights=4, gradients=4, matmul_rate=100.0)
     found = forecast(PRETRAIN, recipe, costs, make_arguments(PRETRAIN, recipe, Path("run")))
     assert found.updates == 20
     assert found.tokens == 10 * 8 * (10 + 20)
@@ -167,7 +167,7 @@ def test_the_forecast_of_a_worked_example(phases):
 def test_the_last_batch_of_an_epoch_may_be_smaller(rte):
     """80 rows are 3 updates of at most 32."""
     recipe = complete(RTE, rte, {"train": {"num_train_epochs": 2.0}})
-    found = forecast(RTE, recipe, Costs(PARTS[:1], {}, 4, 4, 100.0), make_arguments(RTE, recipe, Path("run")))
+    found = forecast(RTE, recipe, Costs(PARTS[:1], {}, {}, 4, 4, 100.0), make_arguments(RTE, recipe, Path("run")))
     assert (found.updates, found.tokens, found.training) == (6, 2 * 80 * 10.0, 2 * 80 * 0.5 + 6)
 
 
@@ -231,7 +231,7 @@ def test_a_study_measures_runs_of_the_same_cost_once(rte, tmp_path, monkeypatch)
 
     def measure(task, recipe, prepared):
         calls.append(recipe)
-        return Costs(PARTS[:1], {"dev": 1.0}, 4, 4, 100.0)
+        return Costs(PARTS[:1], {"dev": 1.0}, {}, 4, 4, 100.0)
 
     monkeypatch.setattr("bertkit.training.plan.measure_costs", measure)
     grid = {"batch_size": [16, 32], "train.learning_rate": [1e-5, 2e-5], "train.num_train_epochs": [1.0, 2.0]}

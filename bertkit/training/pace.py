@@ -1,0 +1,173 @@
+"""A learning-rate schedule that follows the clock, and its record, by which the run repeats without one.
+
+As in academic-budget BERT (Izsak et al. 2021), warm-up and decay go by time: the schedule ends when the time is over,
+however fast the machine is meanwhile. The share of the schedule that is done is a straight line between replannings, so
+that a few numbers in the recipe (`pace`) repeat every learning rate exactly.
+"""
+
+import time
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from operator import itemgetter
+
+import torch
+from accelerate.utils import broadcast
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, get_scheduler
+
+from bertkit.errors import UsageError
+from bertkit.system.clock import Clock
+
+RESOLUTION = 1_000_000  # updates of the schedule that gives the shape
+STRETCH = 4  # each plan holds for 1/4 of the updates that are left
+SHORT = 8  # updates that are planned to the end at once
+LEAST_UNUSED = 15.0  # seconds of a budget that may be left over
+UNUSED_SHARE = 0.05  # or this share of it, if that is more
+MEASURED_SECONDS = 3.0  # at least, to say how long an update takes
+SPARE = 0.6  # of them, for a machine that becomes slower after the last update
+END_SECONDS = 4.0  # for scores, their intervals, the card and the exit, beside predictions and checkpoints
+
+
+@dataclass
+class Pace:
+    """The share of the schedule that is done after each update.
+
+    Attributes:
+        segments: The first update of each segment, the share there, and the share that each of its updates adds.
+    """
+
+    segments: list[list[float]] = field(default_factory=list)
+
+    def find_share(self, update: int) -> float:
+        """Return the share of the schedule that is done after so many updates."""
+        if not self.segments:
+            return 0.0
+        start, share, slope = self.segments[max(bisect_right(self.segments, update, key=itemgetter(0)) - 1, 0)]
+        return min(share + slope * (update - start), 1.0)
+
+    def plan(self, update: int, end: int, share: float) -> None:
+        """Replace what comes after `update` by a segment that has done `share` after update `end`."""
+        done = self.find_share(update)
+        kept = [segment for segment in self.segments if segment[0] < update]
+        self.segments = [*kept, [float(update), done, (share - done) / (end - update)]]
+
+    def make_scheduler(self, args: TrainingArguments, optimizer: Optimizer) -> LambdaLR:
+        """Return the scheduler of the arguments, stretched over the shares that are done."""
+        shape = get_scheduler(
+            args.lr_scheduler_type,
+            torch.optim.SGD([torch.zeros(1)], lr=optimizer.defaults["lr"]),
+            num_warmup_steps=args.get_warmup_steps(RESOLUTION),
+            num_training_steps=RESOLUTION,
+            scheduler_specific_kwargs=args.lr_scheduler_kwargs,
+        )
+        factor = shape.lr_lambdas[0]
+        return LambdaLR(optimizer, lambda update: factor(self.find_share(update) * RESOLUTION))
+
+
+@dataclass(frozen=True)
+class TimeLimit:
+    """The time that a training may take.
+
+    Attributes:
+        clock: The time of the whole command.
+        update_seconds: First update of each part of the training -> seconds of an update there, as measured before.
+        row_seconds: Seconds in which a sequence was predicted then.
+    """
+
+    clock: Clock
+    update_seconds: Mapping[int, float]
+    row_seconds: float
+
+    def expect(self, update: int) -> float:
+        """Return the expected seconds of an update."""
+        return self.update_seconds[max(first for first in self.update_seconds if first <= update)]
+
+    @property
+    def allowance(self) -> float:
+        """Return the seconds that may be left over at the end."""
+        return max(LEAST_UNUSED, UNUSED_SHARE * self.clock.limit)
+
+    def reserve(self, rows: int, slowness: float = 1.0, saving: float = 0.0) -> float:
+        """Return the seconds to leave for the end of a run: predictions, checkpoints and files.
+
+        Args:
+            rows: Sequences that are predicted at the end.
+            slowness: How much longer the machine takes than when it was measured.
+            saving: Seconds of a checkpoint; the model is written twice and read once more.
+        """
+        needed = (rows * self.row_seconds + END_SECONDS) * max(slowness, 1.0) + 2 * saving
+        return needed + min(needed, SPARE * self.allowance)
+
+
+class KeepTime(TrainerCallback):
+    """Plans the schedule by the time that is left, and ends the training in time.
+
+    Args:
+        rows: Sequences that are predicted after the training.
+        most: Updates after which the training ends in any case.
+    """
+
+    def __init__(self, limit: TimeLimit, pace: Pace, rows: int, most: int) -> None:
+        self.limit = limit
+        self.pace = pace
+        self.rows = rows
+        self.most = most
+        self.seconds = 0.0  # of an update, lately
+        self.saving = 0.0  # seconds of the last checkpoint
+        self.next = 0  # the update of the next plan
+        self.mark = (0, 0.0)  # update and time since which updates are measured
+        self.until = 0.0  # the time at which the next update of a plan is due
+
+    def on_train_begin(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        self.mark, self.seconds = (state.global_step, time.monotonic()), self.limit.expect(state.global_step)
+        self.plan(args, state)
+
+    def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        if control.should_training_stop:
+            return
+        # On a GPU the question makes several processes wait for each other, so it is rarer.
+        asks = args.world_size == 1 or args.device.type == "cpu" or state.global_step % 16 == 0
+        if state.global_step >= self.next or (asks and agree(self.is_late(state), args)):
+            self.plan(args, state)
+        if state.global_step >= state.max_steps:
+            control.should_training_stop = control.should_save = True
+        if control.should_save:
+            self.saving = -time.monotonic()
+
+    def on_save(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        self.saving += time.monotonic()
+
+    def plan(self, args: TrainingArguments, state: TrainerState) -> None:
+        """Measure the updates since the last time, and plan the next ones; `state.max_steps` is the expected end."""
+        step, now = state.global_step, time.monotonic()
+        if step > self.mark[0] and now - self.mark[1] >= MEASURED_SECONDS:
+            self.seconds = (now - self.mark[1]) / (step - self.mark[0])
+            self.mark = step, now
+        left = min(int(agree(self.count_fitting(state), args)), self.most - step)
+        if left <= 0 and step == 0:
+            raise UsageError("the time is over before the first update; give a longer --budget")
+        state.max_steps = step + max(left, 0)
+        if left > 0:
+            stretch = left if left <= SHORT else left // STRETCH
+            done = self.pace.find_share(step)
+            self.pace.plan(step, step + stretch, done + (1 - done) * stretch / left)
+            self.next, self.until = step + stretch, now + stretch * self.seconds
+
+    def is_late(self, state: TrainerState) -> bool:
+        """Return whether updates take longer than planned, or no further one fits into the time."""
+        return time.monotonic() > self.until or self.count_fitting(state) < 1
+
+    def count_fitting(self, state: TrainerState) -> float:
+        """Return how many more updates fit into the time."""
+        slowness = self.seconds / self.limit.expect(state.global_step)
+        reserve = self.limit.reserve(self.rows, slowness, max(self.saving, 0.0))
+        return (self.limit.clock.left - reserve) / self.seconds
+
+
+def agree(value: float, args: TrainingArguments) -> float:
+    """Return the first process's value in all processes, which must call this together."""
+    if args.world_size == 1:
+        return value
+    return float(broadcast(torch.tensor(value, device=args.device)))

@@ -1,0 +1,195 @@
+"""A search: its tries, the choice, the last training, kills in between, and a limit of time."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from bertkit.errors import UsageError
+from bertkit.studies import search as searching
+from bertkit.studies.search import SEARCH, Search, cut_last_line, search
+from bertkit.studies.spec import read_study
+from bertkit.system.clock import Clock
+from bertkit.system.signals import Interrupted
+from bertkit.tasks import TASKS
+from bertkit.training import cost, pace
+from bertkit.training.callbacks import Diverged
+from bertkit.training.recipe import merge, read_recipe
+from bertkit.training.run import run
+from tests.official import write_checkpoint, write_glue
+
+RTE = TASKS["rte"]
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """Return a recipe whose tries are scored twice before their end."""
+    root = tmp_path_factory.mktemp("rte")
+    checkpoint = str(write_checkpoint(root / "bert"))
+    return {"checkpoint": checkpoint, "precision": "fp32", "data": {"dir": str(write_glue(root / "glue"))}}
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(searching, "LEAST_UPDATES", 1)
+    monkeypatch.setattr(cost, "MATMUL_SECONDS", 0.1)
+    monkeypatch.setattr(pace, "END_SECONDS", 2.0)
+
+
+def read_tries(output):
+    """Return the results in study.json, and the scores of the tries."""
+    results = json.loads((output / SEARCH / "study.json").read_text(encoding="utf-8"))
+    return results, [run["metrics"]["score"] for cell in results["cells"] for run in cell["runs"] if "metrics" in run]
+
+
+def list_values(output):
+    """Return the recipes of the tries."""
+    return [row.recipe for row in read_study(output / SEARCH / "study.toml").rows.values()]
+
+
+@pytest.fixture(scope="module")
+def found(recipe, tmp_path_factory):
+    """Search with four tries; return the directory, its metrics and the lines."""
+    output, lines = tmp_path_factory.mktemp("search") / "run", []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(searching, "LEAST_UPDATES", 1)
+        metrics = search(RTE, recipe, output=output, tries=4, report=lines.append)
+    return output, metrics, lines
+
+
+def test_the_first_try_has_the_paper_s_values_and_the_best_is_trained_on_all_of_train(found):
+    output, metrics, lines = found
+    results, scores = read_tries(output)
+    assert (results["runs"], results["finished"]) == (4, True)
+    first = list_values(output)[0]
+    assert first == {
+        "train": {"learning_rate": 2e-5, "num_train_epochs": 3.0},
+        "batch_size": 32,
+        "preset": "paper",
+    }
+    whole = [i for i, cell in enumerate(results["cells"]) if "ended after" not in cell["row"]]
+    best = max(whole, key=lambda i: (scores[i], -i))
+    written = read_recipe(output / "recipe.toml")
+    assert {key: written[key] for key in ("batch_size", "preset")} == {
+        key: list_values(output)[best][key] for key in ("batch_size", "preset")
+    }
+    assert written["train"] | list_values(output)[best]["train"] == written["train"]
+    assert written["data"]["held_back"] == 0
+    assert "pace" not in written
+    assert metrics == json.loads((output / "metrics.json").read_text())
+    assert "RTE: train 48, dev 18, test 10" in lines
+    assert sum(line.startswith("try ") for line in lines) == 4
+    assert not (output / SEARCH / "try").exists()
+    table = (output / SEARCH / "table.md").read_text(encoding="utf-8")
+    assert "scored on 12 rows of train that are held back, not on dev" in " ".join(table.split())
+
+
+def test_a_try_repeats_from_the_table(found, recipe, tmp_path):
+    """The study of the tries has complete recipes: a run of one gives the score in the table."""
+    output, _, _ = found
+    study = read_study(output / SEARCH / "study.toml")
+    _, scores = read_tries(output)
+    again = run(RTE, merge(study.recipe, next(iter(study.rows.values())).recipe), output=tmp_path / "try")
+    assert again["score"] == scores[0]
+
+
+def test_the_same_command_repeats_nothing_and_other_searches_are_refused(found, recipe, tmp_path):
+    output, metrics, _ = found
+    assert search(RTE, recipe, output=output, tries=4) == metrics
+    other = merge(recipe, {"train": {"learning_rate": 3e-5}})
+    with pytest.raises(UsageError, match=r"belongs to another search .*learning_rate"):
+        search(RTE, other, output=output, tries=4)
+    run(RTE, recipe, {"train": {"max_steps": 1}}, output=tmp_path / "run")
+    with pytest.raises(UsageError, match="has a run without a search; name another directory with --output"):
+        search(RTE, recipe, output=tmp_path / "run", tries=4)
+
+
+def test_a_killed_search_goes_on_and_finds_the_same(found, recipe, tmp_path, monkeypatch):
+    """A kill in the third try, then SIGTERM in the last training: the tries and the scores are those without."""
+    whole, metrics, _ = found
+    output, record, count = tmp_path / "run", Search.record, 0
+
+    def die(self, *args):
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise KeyboardInterrupt
+        record(self, *args)
+
+    monkeypatch.setattr(Search, "record", die)
+    with pytest.raises(KeyboardInterrupt):
+        search(RTE, recipe, output=output, tries=4)
+    with (output / SEARCH / "optuna.log").open("ab") as file:
+        file.write(b'{"op_code": 5, "wor')  # a line that was not written completely
+
+    def stop(done, total, log):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        search(RTE, recipe, output=output, tries=4, progress=stop)
+    assert search(RTE, recipe, output=output, tries=4) == metrics
+    assert read_tries(output) == read_tries(whole)
+    assert list_values(output) == list_values(whole)
+
+
+def test_given_values_are_not_searched(recipe, tmp_path):
+    given = merge(recipe, {"preset": "stable", "batch_size": 16, "train": {"num_train_epochs": 1.0}})
+    assert list(Search(RTE, given, tmp_path, 3, None).list_axes()) == ["train.learning_rate"]
+    with pytest.raises(UsageError, match="sets all that would be searched"):
+        search(RTE, given, {"train": {"learning_rate": 1e-4}}, output=tmp_path / "run", tries=3)
+    with pytest.raises(UsageError, match="hold rows back themselves; leave out held_back"):
+        search(RTE, recipe, {"data": {"held_back": 5}}, output=tmp_path / "run", tries=3)
+
+
+def test_a_try_that_diverges_is_a_failure_in_the_table_unless_it_is_the_first(recipe, tmp_path, monkeypatch):
+    tries, lines = [], []
+
+    def diverge(task, given, *, output, **kwargs):
+        if output.name == "try":
+            tries.append(given)
+            if len(tries) > bad:
+                raise Diverged("the loss is nan after update 3")
+        return run(task, given, output=output, **kwargs)
+
+    monkeypatch.setattr(searching, "run", diverge)
+    bad = 1
+    search(RTE, recipe, output=tmp_path / "run", tries=2, report=lines.append)
+    results, scores = read_tries(tmp_path / "run")
+    assert (results["failed"], len(scores)) == (1, 1)
+    assert any(line.endswith("the loss is nan after update 3, ended after 0 updates") for line in lines)
+    bad = 0
+    tries.clear()
+    with pytest.raises(Diverged):
+        search(RTE, recipe, output=tmp_path / "other", tries=2)
+
+
+def test_a_budget_is_kept_and_its_run_repeats_without_a_clock(recipe, tmp_path):
+    limit, begun, lines = 30.0, time.monotonic(), []
+    metrics = search(RTE, recipe, output=tmp_path / "run", clock=Clock(limit, begun), report=lines.append)
+    assert limit - 15 <= time.monotonic() - begun <= limit
+    written = read_recipe(tmp_path / "run/recipe.toml")
+    assert written["train"]["max_steps"] == metrics["updates"] > 1
+    assert run(RTE, written, output=tmp_path / "again") == metrics
+    assert read_tries(tmp_path / "run")[0]["runs"] > 1
+    assert search(RTE, recipe, output=tmp_path / "run", clock=Clock(limit, begun)) == metrics
+
+
+def test_the_plan_says_what_a_budget_allows(recipe, tmp_path):
+    lines = Search(RTE, recipe, tmp_path / "run", 0, Clock(120.0, time.monotonic())).describe_plan()
+    assert lines[0].startswith("searching learning_rate, batch_size, preset, num_train_epochs: tries of all its epochs")
+    assert lines[1].startswith("2 min 0 s allow about ")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UsageError, match=r"the time is too short: .* give --budget \d+m or more"):
+        Search(RTE, recipe, tmp_path / "run", 0, Clock(1.0, time.monotonic())).describe_plan()
+
+
+@pytest.mark.parametrize(("content", "kept"), [(b"{}\n{", b"{}\n"), (b"{}\n", b"{}\n"), (b"{", None)])
+def test_the_end_of_a_journal_that_is_not_complete_is_removed(tmp_path, content, kept):
+    path = tmp_path / "optuna.log"
+    path.write_bytes(content)
+    (tmp_path / "optuna.log.lock").symlink_to(path)
+    cut_last_line(path)
+    assert (path.read_bytes() if path.exists() else None) == kept
+    assert not (tmp_path / "optuna.log.lock").is_symlink()
