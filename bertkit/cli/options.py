@@ -55,7 +55,7 @@ Budget = Annotated[
     ),
 ]
 Tries = Annotated[
-    int, typer.Option("--search", help="Try N values on held-back training rows, then train with the best.", min=1)
+    int, typer.Option("--search", help="Try N values on held-back training rows, then train with the best.", min=0)
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the recipe or a study's runs, with sizes and costs, then exit.")

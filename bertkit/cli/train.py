@@ -420,7 +420,7 @@ def set_clock(budget: str, settings: Mapping[str, Any]) -> Any:
     """Return the clock of a budget, which began with this process.
 
     Raises:
-        UsageError: The budget is no duration, or updates are given too.
+        UsageError: The budget is not a duration, or updates are given too.
     """
     from bertkit.system.clock import Clock, parse_duration
 

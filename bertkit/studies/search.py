@@ -57,13 +57,13 @@ from bertkit.training.run_dir import (
 JOURNAL = "optuna.log"
 SIZES_FILE = "sizes.json"
 TRY = "try"  # the directory of the try in progress
-HELD_BACK = 1000  # rows
-RATES = (1e-5, 1e-4)  # around those of section A.3
+HELD_BACK_ROWS = 1000  # rows
+LEARNING_RATES = (1e-5, 1e-4)  # around those of section A.3
 BATCHES = (16, 32)  # section A.3
 EPOCHS = (2.0, 3.0, 4.0)  # section A.3
 REDUCTION = 3  # one of three tries goes on
-POINTS = (1 / 9, 1 / 3)  # of a try's updates, after which it is scored
-LEAST_UPDATES = 50  # before a try is scored
+SCORED_AT = (1 / 9, 1 / 3)  # of a try's updates, after which it is scored
+LEAST_SCORED = 50  # before a try is scored
 COMPLETE_TRIES = 3  # for which there must be time
 FINAL_SHARE = 0.5  # of the time, at most, is kept for the last training
 FIRST_OVERHEAD = 3.0  # seconds of a try beside its updates, until it has been measured
@@ -246,7 +246,7 @@ class Search:
         train = self.recipe["train"]
         rate = train["learning_rate"]
         axes: dict[str, BaseDistribution] = {
-            "train.learning_rate": FloatDistribution(min(*RATES, rate), max(*RATES, rate), log=True),
+            "train.learning_rate": FloatDistribution(min(*LEARNING_RATES, rate), max(*LEARNING_RATES, rate), log=True),
             "batch_size": CategoricalDistribution(sorted({*BATCHES, self.recipe["batch_size"]})),
             "preset": CategoricalDistribution(("paper", "stable")),
         }
@@ -286,7 +286,7 @@ class Search:
             "save_strategy": "no",
             "load_best_model_at_end": False,
         }
-        return merge(recipe, {"patience": 0, "calibrate": False, "data": {"held_back": HELD_BACK}, "train": train})
+        return merge(recipe, {"patience": 0, "calibrate": False, "data": {"held_back": HELD_BACK_ROWS}, "train": train})
 
     # --- Time -----------------------------------------------------------------------------------------------------
 
@@ -296,11 +296,11 @@ class Search:
         Raises:
             UsageError: The time is too short.
         """
-        recipe, began = merge(self.recipe, {"data": {"held_back": HELD_BACK}}), time.monotonic()
+        recipe, began = merge(self.recipe, {"data": {"held_back": HELD_BACK_ROWS}}), time.monotonic()
         self.prepared = prepare(self.task, recipe, self.report)
         start = time.monotonic() - began
         split = next(iter(self.task.splits))
-        sizes = Sizes(len(self.prepared.data["train"]), len(self.prepared.data[split]), 0, list(POINTS))
+        sizes = Sizes(len(self.prepared.data["train"]), len(self.prepared.data[split]), 0, list(SCORED_AT))
         if self.clock:
             self.report("measuring some updates")
             seconds = min(PROBE_SECONDS, PROBE_SHARE * self.clock.limit)
@@ -317,7 +317,7 @@ class Search:
         batch = max(self.find_choices("batch_size", self.list_axes()))
         epochs = min(self.find_choices("train.num_train_epochs", self.list_axes()))
         fewest = (sizes.sequences or sizes.rows * epochs) / batch
-        return msgspec.structs.replace(sizes, points=[x for x in POINTS if x * fewest >= LEAST_UPDATES])
+        return msgspec.structs.replace(sizes, points=[x for x in SCORED_AT if x * fewest >= LEAST_SCORED])
 
     def fit_sizes(self, sizes: Sizes) -> Sizes:
         """Return the sizes that fit into the time.
@@ -327,10 +327,10 @@ class Search:
         """
         left = self.clock.left - sizes.start_seconds - self.make_limit(sizes).reserve(sizes.held)
         batch = self.recipe["batch_size"]
-        if left < LEAST_UPDATES * sizes.time_training(batch, batch):
-            least = self.clock.limit - left + LEAST_UPDATES * sizes.time_training(batch, batch)
+        if left < LEAST_SCORED * sizes.time_training(batch, batch):
+            least = self.clock.limit - left + LEAST_SCORED * sizes.time_training(batch, batch)
             raise UsageError(
-                f"the time is too short: reading, evaluation and {LEAST_UPDATES} updates take about "
+                f"the time is too short: reading, evaluation and {LEAST_SCORED} updates take about "
                 f"{ceil(least)} s here; give --budget {ceil(least / 30) + 1}m or more"
             )
         epochs = self.recipe["train"]["num_train_epochs"]
@@ -434,7 +434,7 @@ class Search:
     def do_try(self, params: Mapping[str, Any]) -> None:
         """Train with some values, and record the outcome."""
         if self.prepared is None:
-            self.prepared = prepare(self.task, merge(self.recipe, {"data": {"held_back": HELD_BACK}}), self.report)
+            self.prepared = prepare(self.task, merge(self.recipe, {"data": {"held_back": HELD_BACK_ROWS}}), self.report)
         recipe = self.make_try(params)
         updates = recipe["train"]["max_steps"]
         points = {max(round(updates * point), 1): REDUCTION**number for number, point in enumerate(self.sizes.points)}
@@ -507,7 +507,9 @@ class Search:
             name = f"{number}: {describe_values(trial.params)}{early}"
             rows.append({"name": name, "recipe": merge(*(set_axis(*item) for item in trial.params.items()))})
         given = {
-            key: value for key, value in merge(self.given, {"data": {"held_back": HELD_BACK}}).items() if key != "task"
+            key: value
+            for key, value in merge(self.given, {"data": {"held_back": HELD_BACK_ROWS}}).items()
+            if key != "task"
         }
         column = {"name": f"{self.task.name}, held-back rows", "task": self.task.name}
         definition = {"column": [column], "note": self.explain(), "recipe": given, "row": rows}

@@ -13,8 +13,8 @@ import psutil
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.files import write_json
 
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-PART = r"\s*(\d+(?:\.\d+)?)\s*([smhd])"
+UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+DURATION_PART = r"\s*(\d+(?:\.\d+)?)\s*([smhd])"
 BEAT = 1.0  # seconds between two records of the time used
 
 
@@ -28,11 +28,11 @@ def parse_duration(text: str) -> float:
     """Return the seconds of a duration such as 90s, 20m, 1.5h or 1h30m.
 
     Raises:
-        UsageError: The text is no such duration, or it is zero.
+        UsageError: The text is not such a duration, or it is zero.
     """
     words = text.strip().lower()
-    seconds = sum(float(number) * SECONDS[unit] for number, unit in re.findall(PART, words))
-    if not re.fullmatch(f"(?:{PART})+", words) or not 0 < seconds < 1e9:
+    seconds = sum(float(number) * UNIT_SECONDS[unit] for number, unit in re.findall(DURATION_PART, words))
+    if not re.fullmatch(f"(?:{DURATION_PART})+", words) or not 0 < seconds < 1e9:
         raise UsageError(f"{text[:40]!r} is not a duration; write for example 90s, 20m, 1.5h or 1h30m")
     return seconds
 

@@ -191,7 +191,7 @@ class PretrainingTask(Task):
         return STARTER
 
     def set_updates(self, recipe: Mapping[str, Any], updates: int) -> dict[str, Any]:
-        """Return a recipe that ends after so many updates; the last of its phases becomes shorter or longer."""
+        """Return a recipe that ends after `updates` updates; the last of its phases becomes shorter or longer."""
         ends = np.cumsum([phase.samples // recipe["batch_size"] for phase in list_phases(recipe)])[:-1].tolist()
         bounds = [0, *(min(end, updates) for end in ends), updates]
         phases = [

@@ -185,7 +185,7 @@ class Task:
         return {}
 
     def set_updates(self, recipe: Mapping[str, Any], updates: int) -> dict[str, Any]:
-        """Return a recipe that ends after so many updates, and is the same until then."""
+        """Return a recipe that ends after `updates` updates, and is the same until then."""
         return {**recipe, "train": recipe["train"] | {"max_steps": updates}}
 
     def choose_head(self, options: Mapping[str, Any]) -> str:

@@ -25,15 +25,15 @@ CLOCK_FILE = ".time_used.json"  # hidden: it is written before the run has begun
 MOST_TIMES = 4  # the updates that a faster machine may reach, as a multiple of those expected
 CHECKPOINTS = 10  # of a run
 LOGS = 100  # of a run
-UNTIMED = {  # a schedule by epochs or updates does not fit a length that is not known
+WITHOUT_EPOCHS = {  # a schedule by epochs or updates does not fit a length that is not known
     "eval_strategy": "no",
     "eval_on_start": False,
     "load_best_model_at_end": False,
     "save_strategy": "steps",
     "logging_strategy": "steps",
 }
-FITTED = (*UNTIMED, "max_steps", "warmup_steps", "save_steps", "logging_steps")  # keys of [train]
-LEAST_UPDATES = 10
+FITTED = (*WITHOUT_EPOCHS, "max_steps", "warmup_steps", "save_steps", "logging_steps")  # keys of [train]
+LEAST_FITTING = 10
 
 
 def train_within(
@@ -70,7 +70,7 @@ def plan_time(task: Task, recipe: Recipe, output: Path, clock: Clock) -> tuple[T
     """Measure a recipe's costs, and return the limit of its training and the updates that fit into the time.
 
     Raises:
-        UsageError: The costs cannot be measured, or fewer than LEAST_UPDATES updates fit.
+        UsageError: The costs cannot be measured, or fewer than LEAST_FITTING updates fit.
     """
     costs = find_costs(task, recipe, output)
     if isinstance(costs, str):
@@ -82,8 +82,8 @@ def plan_time(task: Task, recipe: Recipe, output: Path, clock: Clock) -> tuple[T
     split = next(iter(task.splits))
     end = TimeLimit(clock, {0: mean}, measure_rows(costs, split)).reserve(costs.rows[split])
     updates = int((clock.left - end) / mean)
-    if updates < LEAST_UPDATES:
-        least = clock.used + end + LEAST_UPDATES * mean
+    if updates < LEAST_FITTING:
+        least = clock.used + end + LEAST_FITTING * mean
         raise UsageError(
             f"the time allows {max(updates, 0)} updates of {mean:.1f} s beside evaluation and saving; give --budget at "
             f"least {ceil(least)}s"
@@ -98,11 +98,11 @@ def measure_rows(costs: Costs, split: str) -> float:
 
 
 def fit(task: Task, recipe: Recipe, updates: int) -> Recipe:
-    """Return a recipe for a training by the clock of about so many updates, and of at most MOST_TIMES as many."""
+    """Return a recipe for a training by the clock, of about `updates` updates and at most MOST_TIMES as many."""
     train = recipe["train"]
     total = train["max_steps"] if train.get("max_steps", -1) > 0 else updates
     warmup = train.get("warmup_steps", 0)
-    fitted = UNTIMED | {
+    fitted = WITHOUT_EPOCHS | {
         "max_steps": updates,
         "warmup_steps": warmup if warmup < 1 else min(warmup / total, 0.99),
         "save_steps": ceil(updates / CHECKPOINTS),

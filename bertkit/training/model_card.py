@@ -44,7 +44,13 @@ ORIGINS = {  # an option that names data -> a sentence about their use
 LOCAL = ("features_dir", "train_file", "extra_train")  # options whose value is a path, never a name on the Hub
 
 LICENSE = ("license", "license_name", "license_link")  # in a card's metadata; the last two if it is "other"
-OTHER_DATA = ("dir", "tune_share", "train_file", "max_train_samples")  # options for other data than the benchmark's
+OTHER_DATA = (
+    "dir",
+    "tune_share",
+    "held_back",
+    "train_file",
+    "max_train_samples",
+)  # options for other data than the benchmark's
 
 CARD_TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
@@ -191,6 +197,8 @@ def list_results(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, An
         title, copies = f"{title}, local files" if task.is_official(place) else "local files", {}
     if recipe["data"].get("tune_share"):
         title, copies = f"{title}, part of dev", {}
+    if recipe["data"].get("held_back"):
+        title, copies = f"{title}, part of train", {}
     results = []
     for row in task.list_rows(metrics):
         split, name = place_score(task, row.key)

@@ -41,7 +41,7 @@ class Pace:
     segments: list[list[float]] = field(default_factory=list)
 
     def find_share(self, update: int) -> float:
-        """Return the share of the schedule that is done after so many updates."""
+        """Return the share of the schedule that is done after an update."""
         if not self.segments:
             return 0.0
         start, share, slope = self.segments[max(bisect_right(self.segments, update, key=itemgetter(0)) - 1, 0)]

@@ -33,7 +33,7 @@ def recipe(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(searching, "LEAST_UPDATES", 1)
+    monkeypatch.setattr(searching, "LEAST_SCORED", 1)
     monkeypatch.setattr(cost, "MATMUL_SECONDS", 0.1)
     monkeypatch.setattr(pace, "END_SECONDS", 2.0)
 
@@ -54,7 +54,7 @@ def found(recipe, tmp_path_factory):
     """Search with four tries; return the directory, its metrics and the lines."""
     output, lines = tmp_path_factory.mktemp("search") / "run", []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(searching, "LEAST_UPDATES", 1)
+        patch.setattr(searching, "LEAST_SCORED", 1)
         metrics = search(RTE, recipe, output=output, tries=4, report=lines.append)
     return output, metrics, lines
 
