@@ -51,11 +51,12 @@ Settings = Annotated[
 Budget = Annotated[
     str | None,
     typer.Option(
-        "--budget", help="Time for all of it, such as 20m: search values, then train with the best.", metavar="TIME"
+        "--budget", help="Time for everything, such as 20m; fine-tuning first searches values.", metavar="TIME"
     ),
 ]
-Tries = Annotated[
-    int, typer.Option("--search", help="Try N values on held-back training rows, then train with the best.", min=0)
+Trials = Annotated[
+    int,
+    typer.Option("--search", help="Compare N settings on held-back training rows, then train with the best.", min=0),
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the recipe or a study's runs, with sizes and costs, then exit.")

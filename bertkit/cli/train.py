@@ -1,6 +1,7 @@
 """The commands that train (pretrain, glue, squad, swag, ner, study) and those for finished runs (push, reproduce)."""
 
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from bertkit.cli.options import (
     Restarts,
     RunOptions,
     Settings,
-    Tries,
+    Trials,
     Workers,
     app,
     training_command,
@@ -60,8 +61,7 @@ def pretrain(
 
     $ bertkit pretrain --model runs/mine --corpus more.txt --output runs/more
     """
-    given = {"corpus": corpus or None, "vocab": vocab, "cased": cased or None}
-    execute("pretrain", options, given, searches=False)
+    execute("pretrain", options, {"corpus": corpus or None, "vocab": vocab, "cased": cased or None})
 
 
 @training_command(CLASSIFY_OPTIONS)
@@ -80,7 +80,7 @@ def classify(
     grid: Grid = False,
     restarts: Restarts = 1,
     workers: Workers = "1",
-    search: Tries = 0,
+    search: Trials = 0,
 ) -> None:
     """Fine-tune a classifier on your own texts: CSV, TSV, JSON lines, JSON, Parquet or a Hub data set.
 
@@ -105,7 +105,7 @@ def glue(
     grid: Grid = False,
     restarts: Restarts = 1,
     workers: Workers = "1",
-    search: Tries = 0,
+    search: Trials = 0,
     submit: Annotated[
         Path | None,
         PathOption(
@@ -141,7 +141,8 @@ def glue(
         "--submit-partial is for --submit FILE.zip": submit_partial and submit is None,
         "--push-to-hub takes one model; name one task": options.push_to is not None and together,
         "--workers is for --task all, --grid and --restarts": workers != "1" and not several,
-        "--budget and --search are without --task all, --grid and --restarts": several and (options.budget or search),
+        "--budget and --search cannot be combined with --task all, --grid or --restarts": several
+        and (options.budget or search),
     }
     for message, is_so in refused.items():
         if is_so:
@@ -180,7 +181,7 @@ def squad(
     ] = False,
     folds: Folds = 0,
     workers: Workers = "1",
-    search: Tries = 0,
+    search: Trials = 0,
 ) -> None:
     """Fine-tune on SQuAD 1.1 or 2.0 or your own questions: find the answer in a text, or that there is none.
 
@@ -209,7 +210,7 @@ def squad(
 
 
 @training_command(SWAG_OPTIONS)
-def swag(options: RunOptions, data: Data = None, search: Tries = 0) -> None:
+def swag(options: RunOptions, data: Data = None, search: Trials = 0) -> None:
     """Fine-tune on SWAG: choose which of four endings follows.
 
     $ bertkit swag --data SWAG --output runs/swag
@@ -228,7 +229,7 @@ def ner(
     grid: Grid = False,
     restarts: Restarts = 1,
     workers: Workers = "1",
-    search: Tries = 0,
+    search: Trials = 0,
 ) -> None:
     """Find names in text: fine-tune on CoNLL-2003 or your own data, or learn from BERT's features.
 
@@ -334,7 +335,9 @@ def train_own(
         execute(name, options, data, search)
         return
     if options.budget or search:
-        raise UsageError(f"--budget and --search are without folds, grid and restarts; see bertkit {name} --help")
+        raise UsageError(
+            f"--budget and --search cannot be combined with --folds, --grid or --restarts; see bertkit {name} --help"
+        )
     from bertkit.studies.folds import define_folds, gather_folds
     from bertkit.tasks.glue import GRID
     from bertkit.training.recipe import read_recipe
@@ -358,13 +361,12 @@ def train_own(
     )
 
 
-def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int = 0, *, searches: bool = True) -> None:
+def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int = 0) -> None:
     """Run a task with the options of the command line, and print its results.
 
     Args:
         data: Values for `[data]` in the recipe; None means "not given".
-        search: The number of tries before the run.
-        searches: Whether a budget is also used for tries.
+        search: The number of trials before the run.
     """
     from bertkit.tasks import TASKS
     from bertkit.training.early_checks import check_early
@@ -395,15 +397,17 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int
             screen.show_plan(planned, task.options)
             screen.say(*plan.describe_cost(task, planned["recipe"], output))
             if clock or search:
-                screen.say(*describe_search(task, merge(written, given), output, search, clock, searches))
+                screen.say(
+                    *describe_search(task, planned["recipe"], merge(written, given), output, search, options.budget)
+                )
             screen.say(NOTHING_DONE)
             return
         with screen.watch_training():
             news = {"output": output, "report": screen.say, "progress": screen.advance}
-            if search or (clock and searches):
+            if search or (clock and "held_back" in task.options):
                 from bertkit.studies.search import search as search_best
 
-                metrics = search_best(task, written, given, tries=search, clock=clock, **news)
+                metrics = search_best(task, written, given, trials=search, clock=clock, **news)
             elif clock:
                 from bertkit.training.budget import train_within
 
@@ -431,16 +435,19 @@ def set_clock(budget: str, settings: Mapping[str, Any]) -> Any:
 
 
 def describe_search(
-    task: Any, recipe: Mapping[str, Any], output: Path, search: int, clock: Any, searches: bool
+    task: Any, recipe: Mapping[str, Any], given: Mapping[str, Any], output: Path, search: int, budget: str | None
 ) -> list[str]:
-    """Return in lines what a search or a budget allows."""
-    if not (search or searches):
+    """Return in lines what a search or a budget allows; the time of measuring it does not count."""
+    from bertkit.system.clock import Clock, parse_duration
+
+    clock = Clock(parse_duration(budget), time.monotonic()) if budget else None
+    if "held_back" not in task.options:
         from bertkit.training.budget import describe_time
 
         return describe_time(task, recipe, output, clock)
     from bertkit.studies.search import Search
 
-    return Search(task, recipe, output, search, clock).describe_plan()
+    return Search(task, given, output, search, clock).describe_plan()
 
 
 def compare(

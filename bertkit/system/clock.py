@@ -15,7 +15,7 @@ from bertkit.system.files import write_json
 
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATION_PART = r"\s*(\d+(?:\.\d+)?)\s*([smhd])"
-BEAT = 1.0  # seconds between two records of the time used
+RECORDED_EVERY = 1.0  # seconds
 
 
 class TimeUsed(msgspec.Struct):
@@ -62,13 +62,13 @@ class Clock:
 
     @contextmanager
     def keep(self, path: Path) -> Iterator[None]:
-        """Add the time of earlier starts, and record the time used in a file, so that a kill loses none of it."""
+        """Add the time of earlier starts, and record the time used, so that a kill loses none of it."""
         with suppress(OSError, msgspec.DecodeError):
-            self.earlier = msgspec.json.decode(path.read_bytes(), type=TimeUsed).seconds + BEAT
+            self.earlier = msgspec.json.decode(path.read_bytes(), type=TimeUsed).seconds + RECORDED_EVERY
         over = Event()
 
         def record() -> None:
-            while not over.wait(BEAT):
+            while not over.wait(RECORDED_EVERY):
                 with suppress(OSError):  # a full disk stops the training itself
                     write_json({"seconds": round(self.used, 1)}, path)
 

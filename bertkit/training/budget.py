@@ -1,27 +1,32 @@
-"""Train within a limit of time: the recipe is fitted to it, and the run's own recipe says what came out of it."""
+"""Train within a limit of time: the recipe is fitted to it, and the run's own recipe records the result."""
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from itertools import accumulate
 from math import ceil
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from bertkit.errors import UsageError
 from bertkit.system.clock import Clock
 from bertkit.system.differences import find_differences, name_differences
+from bertkit.system.files import write_json
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks.task import Task
 from bertkit.training.arguments import complete, make_arguments
 from bertkit.training.callbacks import Progress
 from bertkit.training.cost import Costs
-from bertkit.training.pace import TimeLimit
+from bertkit.training.pace import TimeLimit, TooShort
 from bertkit.training.plan import find_costs
-from bertkit.training.processes import join_processes
+from bertkit.training.processes import join_processes, take_first
 from bertkit.training.recipe import Recipe, list_decisive, merge, read_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import RECIPE_FILE, has_begun
 
-CLOCK_FILE = ".time_used.json"  # hidden: it is written before the run has begun
+CLOCK_FILE = ".time_used.json"  # hidden: they are written before the run has begun
+COST_FILE = ".measured_costs.json"
 MOST_TIMES = 4  # the updates that a faster machine may reach, as a multiple of those expected
 CHECKPOINTS = 10  # of a run
 LOGS = 100  # of a run
@@ -33,7 +38,15 @@ WITHOUT_EPOCHS = {  # a schedule by epochs or updates does not fit a length that
     "logging_strategy": "steps",
 }
 FITTED = (*WITHOUT_EPOCHS, "max_steps", "warmup_steps", "save_steps", "logging_steps")  # keys of [train]
-LEAST_FITTING = 10
+COUNTING = ("warmup_stable_decay", "inverse_sqrt")  # schedules with parts that are counted in updates
+LEAST_FITTING = 10  # updates
+
+
+class MeasuredCosts(msgspec.Struct, frozen=True):
+    """The measured seconds of a training, as in TimeLimit."""
+
+    update_seconds: dict[int, float]
+    row_seconds: float
 
 
 def train_within(
@@ -53,25 +66,54 @@ def train_within(
         Interrupted: As for `run`.
     """
     given = complete(task, *recipes)
-    recipe = read_recipe(output / RECIPE_FILE) if has_begun(output) else None
-    if recipe is not None:
+    recipe = read_recipe(output / RECIPE_FILE) if has_begun(output) else {}
+    if recipe:
         check_same(given, recipe, output)
-        if "pace" in recipe:  # it has been trained
+        if recipe.get("pace"):  # trained, if not yet scored
             return run(task, recipe, output=output, report=report, progress=progress)
     is_main = join_processes(given).is_main_process
-    with clock.keep(output / CLOCK_FILE) if is_main else nullcontext():
-        report("measuring some updates")
-        limit, updates = plan_time(task, given, output, clock)
-        recipe = recipe or fit(task, given, updates)
-        return run(task, recipe, output=output, report=report, progress=progress, limit=limit)
+    try:
+        with clock.keep(output / CLOCK_FILE) if is_main else nullcontext():
+            recipe, costs = (recipe, read_costs(output)) if recipe else plan_time(task, given, output, clock, report)
+            limit = TimeLimit(clock, costs.update_seconds, costs.row_seconds)
+            if is_main:
+                write_json(msgspec.to_builtins(costs, str_keys=True), output / COST_FILE)
+            metrics = run(task, recipe, output=output, report=report, progress=progress, limit=limit)
+    except TooShort:
+        if is_main and not has_begun(output):  # so that a longer time begins anew
+            for name in (CLOCK_FILE, COST_FILE):
+                (output / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                output.rmdir()
+        raise
+    if unreached := len(recipe.get("phase", [])) - len(read_recipe(output / RECIPE_FILE).get("phase", [])):
+        report(f"the machine was slower than measured: the last {unreached} of the [[phase]] tables were not reached")
+    return metrics
 
 
-def plan_time(task: Task, recipe: Recipe, output: Path, clock: Clock) -> tuple[TimeLimit, int]:
-    """Measure a recipe's costs, and return the limit of its training and the updates that fit into the time.
+def read_costs(output: Path) -> MeasuredCosts:
+    """Read the measured costs of a run that has begun.
 
     Raises:
-        UsageError: The costs cannot be measured, or fewer than LEAST_FITTING updates fit.
+        UsageError: The file is lost or damaged.
     """
+    path = output / COST_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=MeasuredCosts)
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"{path} is lost or damaged ({error}); delete {output} to start again") from None
+
+
+def plan_time(
+    task: Task, recipe: Recipe, output: Path, clock: Clock, report: Report = ignore
+) -> tuple[Recipe, MeasuredCosts]:
+    """Measure a recipe's costs, and return the recipe fitted to the time; the same in all processes.
+
+    Raises:
+        UsageError: The costs cannot be measured.
+        TooShort: Fewer than LEAST_FITTING updates fit.
+    """
+    report("measuring some updates")
     costs = find_costs(task, recipe, output)
     if isinstance(costs, str):
         raise UsageError(costs)
@@ -80,52 +122,66 @@ def plan_time(task: Task, recipe: Recipe, output: Path, clock: Clock) -> tuple[T
     seconds = [recipe["batch_size"] * part.seconds / processes + part.fixed for part in costs.parts]
     mean = sum(share * each for share, each in zip(shares, seconds, strict=True))
     split = next(iter(task.splits))
-    end = TimeLimit(clock, {0: mean}, measure_rows(costs, split)).reserve(costs.rows[split])
-    updates = int((clock.left - end) / mean)
+    end = TimeLimit(clock, {0: mean}, time_row(costs, split)).reserve(costs.rows[split])
+    left, mean, seconds, row = take_first((clock.left - end, mean, seconds, time_row(costs, split)))
+    updates = int(left / mean)
     if updates < LEAST_FITTING:
-        least = clock.used + end + LEAST_FITTING * mean
-        raise UsageError(
-            f"the time allows {max(updates, 0)} updates of {mean:.1f} s beside evaluation and saving; give --budget at "
-            f"least {ceil(least)}s"
+        least = clock.limit - left + LEAST_FITTING * mean
+        raise TooShort(
+            f"the time allows {max(updates, 0)} updates of {mean:.2g} s beside evaluation and saving; give --budget "
+            f"{ceil(least / 60) + 1}m or more"
         )
-    firsts = [round(updates * sum(shares[:number])) for number in range(len(shares))]
-    return TimeLimit(clock, dict(zip(firsts, seconds, strict=True)), measure_rows(costs, split)), updates
+    firsts = [0, *(round(updates * share) for share in accumulate(shares))][:-1]
+    return fit(task, recipe, updates), MeasuredCosts(dict(zip(firsts, seconds, strict=True)), row)
 
 
-def measure_rows(costs: Costs, split: str) -> float:
+def time_row(costs: Costs, split: str) -> float:
     """Return the seconds in which a sequence of a split is predicted."""
     return costs.evaluation[split] / costs.rows[split]
 
 
-def fit(task: Task, recipe: Recipe, updates: int) -> Recipe:
-    """Return a recipe for a training by the clock, of about `updates` updates and at most MOST_TIMES as many."""
+def scale_warmup(recipe: Recipe, updates: int) -> float:
+    """Return the warm-up as a share of the updates; without max_steps it counts `updates`."""
     train = recipe["train"]
-    total = train["max_steps"] if train.get("max_steps", -1) > 0 else updates
-    warmup = train.get("warmup_steps", 0)
+    warmup, total = train.get("warmup_steps", 0), train.get("max_steps", -1)
+    return warmup if warmup < 1 else min(warmup / (total if total > 0 else updates), 0.99)
+
+
+def fit(task: Task, recipe: Recipe, updates: int) -> Recipe:
+    """Return a recipe for a training by the clock, of about `updates` updates and at most MOST_TIMES as many.
+
+    Raises:
+        UsageError: The schedule counts updates.
+    """
+    if (name := recipe["train"].get("lr_scheduler_type")) in COUNTING:
+        raise UsageError(
+            f"lr_scheduler_type = {name!r} counts updates, which --budget does not know; choose another one"
+        )
     fitted = WITHOUT_EPOCHS | {
         "max_steps": updates,
-        "warmup_steps": warmup if warmup < 1 else min(warmup / total, 0.99),
+        "warmup_steps": scale_warmup(recipe, updates),
         "save_steps": ceil(updates / CHECKPOINTS),
         "logging_steps": ceil(updates / LOGS),
     }
-    return task.set_updates(merge(recipe, {"patience": 0, "train": fitted}), MOST_TIMES * updates)
+    return task.set_updates(merge(recipe, {"patience": 0, "pace": [], "train": fitted}), MOST_TIMES * updates)
 
 
 def check_same(given: Recipe, fitted: Recipe, output: Path) -> None:
     """Check that the run in a directory is that of a recipe, apart from what was fitted to the time.
 
     Raises:
-        UsageError: It is another run.
+        UsageError: It is another run, or one without a budget.
     """
     parts = []
-    for recipe in (given, fitted):
+    for recipe in (fitted, given):
         kept = {key: value for key, value in list_decisive(recipe).items() if key not in ("pace", "phase", "patience")}
         kept["train"] = {key: value for key, value in kept["train"].items() if key not in FITTED}
-        parts.append(kept | {"lengths": [phase["max_length"] for phase in recipe.get("phase", [])]})
-    if differences := find_differences(*parts[::-1]):
-        raise UsageError(
-            f"{output} belongs to another run ({name_differences(differences)}); name another directory with --output"
-        )
+        lengths = [phase["max_length"] for phase in recipe.get("phase", [])]
+        parts.append(kept | {"lengths": lengths[: len(fitted.get("phase", []))]})  # others were not reached
+    differences = find_differences(*parts)
+    if differences or "pace" not in fitted:
+        what = name_differences(differences) if differences else "without --budget"
+        raise UsageError(f"{output} belongs to another run ({what}); name another directory with --output")
 
 
 def describe_time(task: Task, recipe: Recipe, output: Path, clock: Clock) -> list[str]:
@@ -134,9 +190,10 @@ def describe_time(task: Task, recipe: Recipe, output: Path, clock: Clock) -> lis
     Raises:
         UsageError: As for `plan_time`.
     """
-    limit, updates = plan_time(task, recipe, output, clock)
-    seconds = sum(limit.update_seconds.values()) / len(limit.update_seconds)
+    fitted, costs = plan_time(task, recipe, output, clock)
+    updates = fitted["train"]["max_steps"] // MOST_TIMES
+    each = ", then ".join(f"{seconds:.2g} s" for seconds in costs.update_seconds.values())
     return [
-        f"{describe_duration(clock.limit)} allow about {updates:,} updates of {recipe['batch_size']} sequences "
-        f"({seconds:.2g} s each), evaluation and saving included"
+        f"in {describe_duration(clock.limit)} fit about {updates:,} updates of {recipe['batch_size']} sequences "
+        f"({each} each), with evaluation and saving"
     ]

@@ -63,8 +63,7 @@ class StopOnSignal(TrainerCallback):
             keep_memory()
 
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        # All processes have to stop after the same update. On a GPU the check makes the device wait, so it is rarer.
-        if args.world_size == 1 or args.device.type == "cpu" or state.global_step % 16 == 0:
+        if may_ask(args, state):  # all processes have to stop after the same update
             self.agreed = self.ask_all(args)
         if self.agreed:
             control.should_training_stop = control.should_save = True
@@ -144,29 +143,46 @@ class Milestones(TrainerCallback):
         self.waits = False
 
 
+class TrainingEnded(Exception):
+    """A callback has ended a training whose model is not wanted; raised in all processes together."""
+
+
 class ScoreAt(TrainerCallback):
-    """Evaluates after given updates.
+    """Evaluates after given updates, and may end the training with TrainingEnded.
 
     Args:
         name: The score that is passed on.
-        hear: Called with the update and its score; an exception ends the training.
-        look: Called with each update; an exception ends the training.
+        on_score: Called with the update and its score.
+        on_update: Called with the number of updates done, first with 0.
     """
 
     def __init__(
-        self, updates: Collection[int], name: str, hear: Callable[[int, float], None], look: Callable[[int], None]
+        self,
+        updates: Collection[int],
+        name: str,
+        on_score: Callable[[int, float], None],
+        on_update: Callable[[int], None],
     ) -> None:
         self.updates = updates
         self.name = name
-        self.hear = hear
-        self.look = look
+        self.on_score = on_score
+        self.on_update = on_update
+
+    def on_train_begin(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        self.on_update(state.global_step)
 
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        self.look(state.global_step)
+        if may_ask(args, state):
+            self.on_update(state.global_step)
         control.should_evaluate |= state.global_step in self.updates
 
     def on_evaluate(self, args, state: TrainerState, control: TrainerControl, metrics, **kwargs) -> None:
-        self.hear(state.global_step, metrics[f"eval_{self.name}"])
+        self.on_score(state.global_step, metrics[f"eval_{self.name}"])
+
+
+def may_ask(args: TrainingArguments, state: TrainerState) -> bool:
+    """Return whether processes ask each other after this update: on a GPU rarely, because it makes them wait."""
+    return args.world_size == 1 or args.device.type == "cpu" or state.global_step % 16 == 0
 
 
 class StopEarly(TrainerCallback):

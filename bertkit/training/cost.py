@@ -91,8 +91,12 @@ class Costs:
     matmul_rate: float
 
 
-def measure_costs(task: Task, recipe: Recipe, prepared: Prepared, seconds: float = PROBE_SECONDS) -> Costs:
-    """Measure the costs of a complete recipe on its data: `seconds` of updates, and some predictions."""
+def measure_costs(task: Task, recipe: Recipe, prepared: Prepared, seconds: float | None = None) -> Costs:
+    """Measure the costs of a complete recipe on its data: some updates on each part, and some predictions.
+
+    Args:
+        seconds: Of updates; PROBE_SECONDS by default.
+    """
     model = make_model(task, recipe, prepared.settings)
     precision = choose_precision(recipe["precision"])
     before = torch.tensor(measure_matmul_rate(precision), device=find_device())
@@ -100,7 +104,7 @@ def measure_costs(task: Task, recipe: Recipe, prepared: Prepared, seconds: float
     rows = prepared.data["train"]
     with TemporaryDirectory() as folder:
         parts = task.list_parts(rows)
-        probe = Probe(task, recipe, model, matmul_rate, seconds / len(parts), Path(folder))
+        probe = Probe(task, recipe, model, matmul_rate, (seconds or PROBE_SECONDS) / len(parts), Path(folder))
         measured = [probe.measure_part(rows, part) for part in parts]
         splits = [split for split in (TUNE, *task.splits, *task.unlabelled) if split in prepared.data]
         evaluation = {split: probe.measure_evaluation(prepared.data[split]) for split in splits}

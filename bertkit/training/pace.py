@@ -1,4 +1,4 @@
-"""A learning-rate schedule that follows the clock, and its record, by which the run repeats without one.
+"""A learning-rate schedule that follows the clock, and a record of it that repeats the run without one.
 
 As in academic-budget BERT (Izsak et al. 2021), warm-up and decay go by time: the schedule ends when the time is over,
 however fast the machine is meanwhile. The share of the schedule that is done is a straight line between replannings, so
@@ -12,22 +12,27 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 import torch
-from accelerate.utils import broadcast
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, get_scheduler
 
 from bertkit.errors import UsageError
 from bertkit.system.clock import Clock
+from bertkit.training.callbacks import may_ask
+from bertkit.training.processes import take_first
 
 RESOLUTION = 1_000_000  # updates of the schedule that gives the shape
-STRETCH = 4  # each plan holds for 1/4 of the updates that are left
-SHORT = 8  # updates that are planned to the end at once
+PLANNED_PART = 4  # each plan holds for 1/4 of the updates that are left
+PLANNED_TO_END = 8  # updates that are planned to the end at once
 LEAST_UNUSED = 15.0  # seconds of a budget that may be left over
 UNUSED_SHARE = 0.05  # or this share of it, if that is more
 MEASURED_SECONDS = 3.0  # at least, to say how long an update takes
-SPARE = 0.6  # of them, for a machine that becomes slower after the last update
+SPARE_SHARE = 0.6  # of them, for a machine that becomes slower after the last update
 END_SECONDS = 4.0  # for scores, their intervals, the card and the exit, beside predictions and checkpoints
+
+
+class TooShort(UsageError):
+    """The time is too short for a training."""
 
 
 @dataclass
@@ -98,7 +103,7 @@ class TimeLimit:
             saving: Seconds of a checkpoint; the model is written twice and read once more.
         """
         needed = (rows * self.row_seconds + END_SECONDS) * max(slowness, 1.0) + 2 * saving
-        return needed + min(needed, SPARE * self.allowance)
+        return needed + min(needed, SPARE_SHARE * self.allowance)
 
 
 class KeepTime(TrainerCallback):
@@ -114,7 +119,7 @@ class KeepTime(TrainerCallback):
         self.pace = pace
         self.rows = rows
         self.most = most
-        self.seconds = 0.0  # of an update, lately
+        self.seconds = 0.0  # of an update, as last measured
         self.saving = 0.0  # seconds of the last checkpoint
         self.next = 0  # the update of the next plan
         self.mark = (0, 0.0)  # update and time since which updates are measured
@@ -127,9 +132,8 @@ class KeepTime(TrainerCallback):
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         if control.should_training_stop:
             return
-        # On a GPU the question makes several processes wait for each other, so it is rarer.
-        asks = args.world_size == 1 or args.device.type == "cpu" or state.global_step % 16 == 0
-        if state.global_step >= self.next or (asks and agree(self.is_late(state), args)):
+        asks = may_ask(args, state) or self.seconds > 1
+        if state.global_step >= self.next or (asks and take_first(self.is_late(state))):
             self.plan(args, state)
         if state.global_step >= state.max_steps:
             control.should_training_stop = control.should_save = True
@@ -145,12 +149,12 @@ class KeepTime(TrainerCallback):
         if step > self.mark[0] and now - self.mark[1] >= MEASURED_SECONDS:
             self.seconds = (now - self.mark[1]) / (step - self.mark[0])
             self.mark = step, now
-        left = min(int(agree(self.count_fitting(state), args)), self.most - step)
+        left = min(take_first(int(self.count_fitting(state))), self.most - step)
         if left <= 0 and step == 0:
-            raise UsageError("the time is over before the first update; give a longer --budget")
+            raise TooShort("the time is over before the first update; give a longer --budget")
         state.max_steps = step + max(left, 0)
         if left > 0:
-            stretch = left if left <= SHORT else left // STRETCH
+            stretch = left if left <= PLANNED_TO_END else left // PLANNED_PART
             done = self.pace.find_share(step)
             self.pace.plan(step, step + stretch, done + (1 - done) * stretch / left)
             self.next, self.until = step + stretch, now + stretch * self.seconds
@@ -164,10 +168,3 @@ class KeepTime(TrainerCallback):
         slowness = self.seconds / self.limit.expect(state.global_step)
         reserve = self.limit.reserve(self.rows, slowness, max(self.saving, 0.0))
         return (self.limit.clock.left - reserve) / self.seconds
-
-
-def agree(value: float, args: TrainingArguments) -> float:
-    """Return the first process's value in all processes, which must call this together."""
-    if args.world_size == 1:
-        return value
-    return float(broadcast(torch.tensor(value, device=args.device)))

@@ -9,10 +9,12 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from threading import Event, Thread
+from typing import Any
 from uuid import uuid4
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from torch import distributed
 
 from bertkit.errors import UsageError
@@ -56,6 +58,11 @@ def join_processes(recipe: Recipe) -> PartialState:
         store.set_timeout(timeout)
         group = {"store": store, "rank": int(os.environ["RANK"]), "world_size": count_started()}
     return PartialState(cpu=not torch.accelerator.is_available(), timeout=timeout, **group)
+
+
+def take_first(value: Any) -> Any:
+    """Return the first process's value, of any type, in all processes, which must call this together."""
+    return broadcast_object_list([value])[0]
 
 
 def leave_processes() -> None:

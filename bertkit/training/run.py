@@ -91,6 +91,8 @@ def run(
         ProcessLost: One of several processes has ended.
     """
     recipe, output = complete(task, *recipes), Path(os.path.expanduser(output))  # as TrainingArguments does
+    if recipe.get("pace") == [] and limit is None:
+        raise UsageError(f"{output} was started with --budget and is not trained to its end; continue it with --budget")
     processes = join_processes(recipe)
     args = make_arguments(task, recipe, output)
     report = report if processes.is_main_process else ignore

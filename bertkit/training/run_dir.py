@@ -81,6 +81,7 @@ PUBLISHED = (
 RUN_FILES = (*PUBLISHED, DOCTOR_FILE, LENGTHS_FILE, "README.md", "model.safetensors")
 RUN_FOLDERS = (
     BEST,
+    SEARCH,
     PREDICTIONS,
     EVAL_RESULTS,
     "checkpoint-",

@@ -24,7 +24,15 @@ from bertkit.system.files import write_json
 from bertkit.system.progress import Report, describe_duration
 from bertkit.system.signals import Interrupted, note_signals
 from bertkit.tasks.task import Task
-from bertkit.training.callbacks import Diverged, Milestones, StopEarly, StopOnSignal, explain_divergence, explain_stop
+from bertkit.training.callbacks import (
+    Diverged,
+    Milestones,
+    StopEarly,
+    StopOnSignal,
+    TrainingEnded,
+    explain_divergence,
+    explain_stop,
+)
 from bertkit.training.pace import Pace
 from bertkit.training.processes import begin_worker
 from bertkit.training.run_dir import list_checkpoints, mark_complete, rotate_checkpoints, write_log
@@ -55,6 +63,9 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
                 f"{checkpoint} has a file that would run code when loaded "
                 f"({join_lines(error)[:40]}); delete {checkpoint}, and the same command continues from the one before"
             ) from None
+        except TrainingEnded:
+            if not stopper.ask_all(trainer.args):  # a signal is obeyed first
+                raise
     if number := stopper.agreed or stopper.ask_all(trainer.args):  # a signal may come after the last update
         update = trainer.state.global_step
         # Later checkpoints are damaged: a resumed run has skipped them.
@@ -234,7 +245,7 @@ class BertTrainer(Trainer):
             own = float(self.is_world_process_zero())  # the others have zeros: sums are added over processes
             self.sums = {name: torch.tensor(own * x, device=self.args.device) for name, x in saved["sums"].items()}
             if self.pace:
-                self.pace.segments = saved["pace"]
+                self.pace.segments = saved.get("pace", [])
 
     def _get_dataloader(self, *args, **kwargs) -> Any:
         """Return the Trainer's loader, with workers that leave signals to this process, which needs them to finish."""

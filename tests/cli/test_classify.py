@@ -92,6 +92,28 @@ def test_a_failed_fold_is_told_and_there_are_no_predictions_of_all_rows(call, sm
     assert not (tmp_path / "runs" / "f" / "out_of_fold.csv").exists()
 
 
+def test_a_search_before_the_run(call, small, tmp_path):
+    code, out, err = call("classify", *small, *NAMED, "--search", "2", "--output", "runs/stars")
+    assert (code, err) == (0, "")
+    for words in (
+        "searching preset, num_train_epochs: 2 trials of all updates, scored on 24 held-back sequences of train",
+        "trial 1: preset paper, num_train_epochs 3: macro F1 ",
+        "the best of 2 trials: ",
+        "macro F1 (%)",
+    ):
+        assert words in out
+    assert (tmp_path / "runs/stars/search/table.md").exists()
+    assert call("predict", "runs/stars", "A fine film.")[0] == 0
+
+
+def test_the_plan_of_a_budget(call, small, tmp_path):
+    code, out, err = call("classify", *small, *NAMED, "--budget", "10m", "--dry-run")
+    assert (code, err) == (0, "")
+    assert "in 10 min 0 s fit about " in out
+    assert "dry run: nothing was trained or written" in out
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.slow
 def test_a_grid_of_several_labels(call, small, tmp_path):
     grid = ["--grid", "--set", "train.learning_rate=[3e-3, 1e-3]", "--set", "batch_size=16"]
@@ -115,6 +137,12 @@ def test_a_grid_of_several_labels(call, small, tmp_path):
         (["--data", "reviews.csv", "--workers", "2"], "--workers is for --folds, --grid and --restarts"),
         (["--data", "reviews.csv", "--folds", "2", "--set", "data.tune_share=0.5"], "leave out tune_share or folds"),
         (["--data", "reviews.csv", "--set", "data.txt=body"], "text"),
+        (
+            ["--data", "reviews.csv", "--folds", "2", "--budget", "5m"],
+            "--budget and --search cannot be combined with --folds",
+        ),
+        (["--data", "reviews.csv", "--budget", "20"], "'20' is not a duration; write for example 90s, 20m"),
+        (["--data", "reviews.csv", "--budget", "5m", "--set", "train.max_steps=9"], "leave out train.max_steps"),
         ([], "classify needs a table of texts and labels; name a file, a folder or a Hub data set with --data"),
     ],
 )

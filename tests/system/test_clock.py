@@ -6,7 +6,7 @@ import time
 import pytest
 
 from bertkit.errors import UsageError
-from bertkit.system.clock import BEAT, Clock, parse_duration
+from bertkit.system.clock import RECORDED_EVERY, Clock, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -28,11 +28,11 @@ def test_the_time_of_earlier_starts_counts(tmp_path):
     first = Clock(100.0, time.monotonic() - 30)
     with first.keep(path):
         assert json.loads(path.read_text())["seconds"] == pytest.approx(30, abs=1)
-        time.sleep(1.5 * BEAT)
-    assert json.loads(path.read_text())["seconds"] >= 30 + BEAT
+        time.sleep(1.5 * RECORDED_EVERY)
+    assert json.loads(path.read_text())["seconds"] >= 30 + RECORDED_EVERY
     second = Clock(100.0, time.monotonic())
     with second.keep(path):
-        assert second.left == pytest.approx(100 - 31 - BEAT, abs=1)
+        assert second.left == pytest.approx(100 - 31 - RECORDED_EVERY, abs=1)
     path.write_text("damaged")
     with Clock(100.0, time.monotonic()).keep(path) as _:
         assert json.loads(path.read_text())["seconds"] < 1

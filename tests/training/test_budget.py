@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from bertkit.errors import UsageError
-from bertkit.system.clock import BEAT, Clock
+from bertkit.system.clock import RECORDED_EVERY, Clock
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.pretraining import list_phases
@@ -57,7 +57,7 @@ def test_a_pretraining_ends_in_time_and_repeats_bit_for_bit_without_a_clock(reci
     assert rates[0][-1] < 0.25 * max(rates[0])
     # The same command repeats nothing, and another recipe is refused.
     assert train_within(PRETRAIN, recipe, output=tmp_path / "run", clock=Clock(limit, begun)) == metrics
-    with pytest.raises(UsageError, match=r"another run \(train.learning_rate: .* -> 0.5\)"):
+    with pytest.raises(UsageError, match=r"another run \(train.learning_rate: .* -> 0\.5\)"):
         train_within(
             PRETRAIN, recipe, {"train": {"learning_rate": 0.5}}, output=tmp_path / "run", clock=Clock(limit, begun)
         )
@@ -74,7 +74,7 @@ def test_a_stopped_pretraining_continues_with_the_time_that_is_left(recipe, tmp_
     with pytest.raises(Interrupted):
         train_within(PRETRAIN, recipe, output=output, clock=Clock(limit, begun), progress=stop)
     first = time.monotonic() - begun
-    assert json.loads((output / CLOCK_FILE).read_bytes())["seconds"] == pytest.approx(first, abs=2 * BEAT)
+    assert json.loads((output / CLOCK_FILE).read_bytes())["seconds"] == pytest.approx(first, abs=2 * RECORDED_EVERY)
     begun = time.monotonic()
     metrics = train_within(PRETRAIN, recipe, output=output, clock=Clock(limit, begun))
     assert limit - 8 <= first + time.monotonic() - begun <= limit
@@ -96,9 +96,9 @@ def test_a_recipe_is_fitted_and_the_rest_stays(recipe):
 
 
 def test_too_little_time_and_costs_that_are_unknown_are_errors(recipe, tmp_path, monkeypatch):
-    with pytest.raises(UsageError, match=r"updates of .* s beside evaluation and saving; give --budget at least \d+s"):
+    with pytest.raises(UsageError, match=r"updates of .* s beside evaluation and saving; give --budget \d+m or more"):
         train_within(PRETRAIN, recipe, output=tmp_path / "run", clock=Clock(1.0, time.monotonic()))
-    assert not (tmp_path / "run/recipe.toml").exists()
+    assert not (tmp_path / "run").exists()
     monkeypatch.setattr(budget, "find_costs", lambda *_: "time and memory are unknown: no data")
     with pytest.raises(UsageError, match="time and memory are unknown: no data"):
         train_within(TASKS["pretrain"], recipe, output=tmp_path / "run", clock=Clock(60.0, time.monotonic()))
