@@ -25,6 +25,7 @@ import pytest
 
 from bertkit.data.pretraining.store import SHARD_NAME
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabulary
+from bertkit.studies.trials import JOURNAL
 from bertkit.training.run_dir import ALL_RESULTS, COMPLETE, ENVIRONMENT, LOG, METRICS_FILE
 from tests.data.pretraining.test_build_faults import SCRIPT
 from tests.official import (
@@ -96,6 +97,10 @@ GRID = (
     *make_settings(precision="fp32", batch_size=8),
     *("--grid", *make_settings(train__learning_rate=[1e-3, 1e-4], train__num_train_epochs=[4.0, 8.0])),
 )
+SEARCH = (
+    *("-m", "bertkit", "glue", "--task", "rte", "--data", "PLACE/glue", "--model", "PLACE/bert", "--output", MADE),
+    *("--search", "4", *make_settings(precision="fp32", train__learning_rate=1e-3)),
+)
 CLASSIFY = (
     *("-m", "bertkit", "classify", "--data", "PLACE/reviews.csv", "--text", "title,body", "--label", "tags"),
     *("--model", "PLACE/bert", "--output", MADE),
@@ -122,6 +127,7 @@ COMMANDS = [
     Command("squad", SQUAD, 12, RUN),
     Command("glue --grid", GRID, 12, (*(f"rte/*/{name}" for name in RUN), "table.md")),
     Command("glue --grid --workers 2", (*GRID, "--workers", "2"), 4, ("rte/*/checkpoint-*", "rte/*/metrics.json")),
+    Command("glue --search", SEARCH, 12, ("search/trial/vocab.txt", f"search/{JOURNAL}", "search/table.md", *RUN[1:])),
     Command("classify", CLASSIFY, 8, RUN),
     Command(
         "classify --folds",
@@ -314,6 +320,9 @@ def read_result(made: Path) -> dict[str, object]:
             continue
         if path.name == LOG:
             result[name] = read_curve(path.parent)
+        elif path.name == JOURNAL:
+            lines = map(json.loads, path.read_text().splitlines())
+            result[name] = [{k: v for k, v in x.items() if k != "worker_id" and "datetime" not in k} for x in lines]
         elif path.name == ALL_RESULTS:
             found = json.loads(path.read_text())
             result[name] = [{key: value for key, value in found.items() if not key.endswith(TIMINGS)}]

@@ -54,7 +54,7 @@ Budget = Annotated[
         "--budget", help="Time for everything, such as 20m; fine-tuning first searches values.", metavar="TIME"
     ),
 ]
-Trials = Annotated[
+SearchTrials = Annotated[
     int,
     typer.Option("--search", help="Compare N settings on held-back training rows, then train with the best.", min=0),
 ]

@@ -23,8 +23,8 @@ from bertkit.cli.options import (
     PlaceOption,
     Restarts,
     RunOptions,
+    SearchTrials,
     Settings,
-    Trials,
     Workers,
     app,
     training_command,
@@ -80,7 +80,7 @@ def classify(
     grid: Grid = False,
     restarts: Restarts = 1,
     workers: Workers = "1",
-    search: Trials = 0,
+    search: SearchTrials = 0,
 ) -> None:
     """Fine-tune a classifier on your own texts: CSV, TSV, JSON lines, JSON, Parquet or a Hub data set.
 
@@ -105,7 +105,7 @@ def glue(
     grid: Grid = False,
     restarts: Restarts = 1,
     workers: Workers = "1",
-    search: Trials = 0,
+    search: SearchTrials = 0,
     submit: Annotated[
         Path | None,
         PathOption(
@@ -181,7 +181,7 @@ def squad(
     ] = False,
     folds: Folds = 0,
     workers: Workers = "1",
-    search: Trials = 0,
+    search: SearchTrials = 0,
 ) -> None:
     """Fine-tune on SQuAD 1.1 or 2.0 or your own questions: find the answer in a text, or that there is none.
 
@@ -210,7 +210,7 @@ def squad(
 
 
 @training_command(SWAG_OPTIONS)
-def swag(options: RunOptions, data: Data = None, search: Trials = 0) -> None:
+def swag(options: RunOptions, data: Data = None, search: SearchTrials = 0) -> None:
     """Fine-tune on SWAG: choose which of four endings follows.
 
     $ bertkit swag --data SWAG --output runs/swag
@@ -229,7 +229,7 @@ def ner(
     grid: Grid = False,
     restarts: Restarts = 1,
     workers: Workers = "1",
-    search: Trials = 0,
+    search: SearchTrials = 0,
 ) -> None:
     """Find names in text: fine-tune on CoNLL-2003 or your own data, or learn from BERT's features.
 

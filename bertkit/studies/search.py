@@ -54,11 +54,11 @@ from bertkit.training.run_dir import (
 )
 
 SIZES_FILE = "sizes.json"
-TRIAL = "trial"  # the directory of the trial in progress
+TRIAL_FOLDER = "trial"  # the directory of the trial in progress
 HELD_BACK_ROWS = 1000  # the standard error of an accuracy of 80 % is 1.3 points then
 LEARNING_RATES = (1e-5, 1e-4)  # around those of section A.3
-BATCH_SIZES = (16, 32)  # section A.3
-EPOCHS = (2.0, 3.0, 4.0)  # section A.3
+BATCH_CHOICES = (16, 32)  # section A.3
+EPOCH_CHOICES = (2.0, 3.0, 4.0)  # section A.3
 PROBE_SHARE = 0.02  # of the time, at most, is used for measuring
 FIRST_START = 3.0  # seconds of a trial before its first update, until they have been measured
 
@@ -114,7 +114,7 @@ def search(
                 found.do_trials()
             return found.train_best()
     except TooShort:
-        if found.is_main and not has_begun(output):  # so that a longer time begins anew
+        if found.is_main and not has_begun(output):  # so that it can start again with more time
             shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):
                 output.rmdir()
@@ -209,11 +209,13 @@ class Search:
         rate = train["learning_rate"]
         axes: dict[str, BaseDistribution] = {
             "train.learning_rate": FloatDistribution(min(*LEARNING_RATES, rate), max(*LEARNING_RATES, rate), log=True),
-            "batch_size": CategoricalDistribution(sorted({*BATCH_SIZES, self.recipe["batch_size"]})),
+            "batch_size": CategoricalDistribution(sorted({*BATCH_CHOICES, self.recipe["batch_size"]})),
             "preset": CategoricalDistribution(("paper", "stable")),
         }
         if epochs and train.get("max_steps", -1) <= 0:
-            axes["train.num_train_epochs"] = CategoricalDistribution(sorted({*EPOCHS, train["num_train_epochs"]}))
+            axes["train.num_train_epochs"] = CategoricalDistribution(
+                sorted({*EPOCH_CHOICES, train["num_train_epochs"]})
+            )
         tables = {axis: axis.rpartition(".") for axis in axes}
         given = [
             axis
@@ -307,7 +309,7 @@ class Search:
     def describe(self) -> list[str]:
         """Return in lines what is searched, and what the time allows."""
         sizes = self.sizes
-        if not sizes.has_trials:
+        if not sizes.has_trials(self.recipe):
             return ["the time is too short for trials: training with the task's own values"]
         names = ", ".join(axis.rpartition(".")[2] for axis in self.axes)
         length = f"{sizes.sequences:,} sequences" if sizes.sequences else "all updates"
@@ -341,7 +343,7 @@ class Search:
 
     def ask(self) -> dict[str, Any] | None:
         """Return the values of the next trial; None if there is none."""
-        if (self.most and len(self.trials.done) >= self.most) or not self.sizes.has_trials:
+        if (self.most and len(self.trials.done) >= self.most) or not self.sizes.has_trials(self.recipe):
             return None
         if self.clock:
             one = self.start + self.sizes.time_trial(self.recipe)
@@ -376,7 +378,7 @@ class Search:
         watch = ScoreAt((*stages, updates), self.task.metric, on_score, on_update)
         self.remove_trial()  # of a killed process
         try:
-            run(self.task, recipe, output=self.folder / TRIAL, prepared=self.parts, callbacks=[watch])
+            run(self.task, recipe, output=self.folder / TRIAL_FOLDER, prepared=self.parts, callbacks=[watch])
         except TrialEnded as ended:
             self.record(ended)
         except Diverged as error:
@@ -386,7 +388,7 @@ class Search:
     def remove_trial(self) -> None:
         """Remove the directory of a trial."""
         if self.is_main:
-            shutil.rmtree(self.folder / TRIAL, ignore_errors=True)
+            shutil.rmtree(self.folder / TRIAL_FOLDER, ignore_errors=True)
         self.processes.wait_for_everyone()
 
     def record(self, ended: TrialEnded) -> None:
@@ -440,7 +442,7 @@ class Search:
             recipe = self.make_recipe(best)
             if best:
                 self.report(f"the best of {count} trials: {describe_values(best)}; training on all of train")
-            elif self.sizes.has_trials:
+            elif self.sizes.has_trials(self.recipe):
                 self.report("no trial was completed: training with the task's own values")
         self.whole = self.parts = None
         if self.clock:

@@ -42,17 +42,20 @@ class Sizes(msgspec.Struct, frozen=True):
     row_seconds: float = 0.0
     final_seconds: tuple[float, float] = (0.0, 0.0)
 
-    @property
-    def has_trials(self) -> bool:
-        """Return whether there is time for trials that are long enough to be compared."""
-        return not self.sequences or self.sequences >= LEAST_SCORED
-
     def count_updates(self, recipe: Mapping[str, Any]) -> int:
         """Return the updates of a trial."""
         train = recipe["train"]
         if not self.sequences and train.get("max_steps", -1) > 0:
             return train["max_steps"]
         return max(ceil((self.sequences or self.rows * train["num_train_epochs"]) / recipe["batch_size"]), 1)
+
+    def has_trials(self, recipe: Mapping[str, Any]) -> bool:
+        """Return whether there is time for trials that are long enough to be compared.
+
+        Args:
+            recipe: The task's own values.
+        """
+        return not self.sequences or self.count_updates(recipe) >= LEAST_SCORED
 
     def time_training(self, sequences: float, batch_size: int) -> float:
         """Return the seconds of training on some sequences."""
@@ -112,7 +115,7 @@ class Sizes(msgspec.Struct, frozen=True):
         parts = np.diff([0.0, *self.stages, 1.0])
         part = float(parts @ float(REDUCTION) ** -np.arange(len(parts)))  # of a trial, on average
         free = left - self.time_final(recipe)
-        count = 1 + int((free - one) / (one * part)) if self.has_trials and free > one else 0
+        count = 1 + int((free - one) / (one * part)) if self.has_trials(recipe) and free > one else 0
         training = left - (one + (count - 1) * one * part if count else 0)
         updates = int(training / self.time_training(size, size))
         return (

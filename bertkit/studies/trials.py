@@ -23,7 +23,7 @@ class Trials:
     """The trials of a search in a folder that no other process writes to.
 
     Args:
-        seed: Of the proposals; each trial has another one.
+        seed: Seed of the proposals; each trial adds its number.
 
     Attributes:
         done: The trials that are over, in order.

@@ -80,7 +80,7 @@ def train_within(
                 write_json(msgspec.to_builtins(costs, str_keys=True), output / COST_FILE)
             metrics = run(task, recipe, output=output, report=report, progress=progress, limit=limit)
     except TooShort:
-        if is_main and not has_begun(output):  # so that a longer time begins anew
+        if is_main and not has_begun(output):  # so that it can start again with more time
             for name in (CLOCK_FILE, COST_FILE):
                 (output / name).unlink(missing_ok=True)
             with suppress(OSError):

@@ -95,7 +95,7 @@ def measure_costs(task: Task, recipe: Recipe, prepared: Prepared, seconds: float
     """Measure the costs of a complete recipe on its data: some updates on each part, and some predictions.
 
     Args:
-        seconds: Of updates; PROBE_SECONDS by default.
+        seconds: Time for the updates; PROBE_SECONDS by default.
     """
     model = make_model(task, recipe, prepared.settings)
     precision = choose_precision(recipe["precision"])

@@ -102,8 +102,9 @@ class TimeLimit:
             slowness: How much longer the machine takes than when it was measured.
             saving: Seconds of a checkpoint; the model is written twice and read once more.
         """
-        needed = (rows * self.row_seconds + END_SECONDS) * max(slowness, 1.0) + 2 * saving
-        return needed + min(needed, SPARE_SHARE * self.allowance)
+        needed = rows * self.row_seconds + END_SECONDS
+        spare = min(needed, SPARE_SHARE * self.allowance)  # of which a machine that is slow already uses some
+        return max(needed * slowness, needed + spare) + 2 * saving
 
 
 class KeepTime(TrainerCallback):

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -181,6 +183,28 @@ def test_the_plan_says_what_a_budget_allows(recipe, tmp_path):
     assert not (tmp_path / "run").exists()
     with pytest.raises(UsageError, match=r"the time is too short: .* give --budget \d+m or more"):
         Search(RTE, recipe, tmp_path / "run", 0, Clock(1.0, time.monotonic())).describe_plan()
+
+
+@pytest.mark.slow
+def test_a_budget_is_kept_over_kills(recipe, tmp_path):
+    """Kills in the trials and in the last training; the time of all processes together counts."""
+    limit, spent = 90.0, 0.0
+    words = ["glue", "--task", "rte", "--model", recipe["checkpoint"], "--data", recipe["data"]["dir"]]
+    command = [sys.executable, "-m", "bertkit", *words, "--set", "precision=fp32", "--budget", f"{limit:.0f}s"]
+    for share in (0.3, 0.5, 0.85, 2.0):  # of the limit, after which a process is killed
+        begun = time.monotonic()
+        process = subprocess.Popen([*command, "--output", "run"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+        while process.poll() is None and spent + time.monotonic() - begun < share * limit:
+            time.sleep(0.02)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        code = process.wait()
+        spent += time.monotonic() - begun
+        assert code == (0 if share > 1 else -signal.SIGKILL)
+    print(f"{spent:.1f} of {limit:.0f} s")
+    assert limit - 20 < spent < limit
+    written = read_recipe(tmp_path / "run/recipe.toml")
+    assert run(RTE, written, output=tmp_path / "again") == json.loads((tmp_path / "run/metrics.json").read_text())
 
 
 @pytest.mark.parametrize(("content", "kept"), [(b"{}\n{", b"{}\n"), (b"{}\n", b"{}\n"), (b"{", b""), (None, None)])
