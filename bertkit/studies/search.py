@@ -1,8 +1,8 @@
 """Search for the best model: trials on a part of the training data, then one training on all of it.
 
-A trial is scored on training rows that are held back (`[data] held_back`), so that the score on dev stays honest. Of
-the trials that have reached a ninth or a third of their updates, the best third goes on (asynchronous successive
-halving, Li et al. 2020). Optuna proposes the values (TPE, Bergstra et al. 2011).
+A trial is scored on training rows that are held back (`[data] held_back`), so that the score on dev stays honest. After
+a ninth and a third of its updates it ends, unless it is among the best third so far (asynchronous successive halving,
+Li et al. 2020). Optuna proposes the values (TPE, Bergstra et al. 2011).
 
 With a clock, measured costs decide how long a trial is and how many there are (`search_sizes.py`). The last training
 follows the clock (`bertkit.training.pace`); up to half of the time is kept for it.
@@ -161,7 +161,7 @@ class Search:
     # --- The directory ------------------------------------------------------------------------------------------------
 
     def describe_search(self) -> Recipe:
-        """Return what decides a search, for its directory."""
+        """Return the values that identify a search."""
         kind = "budget" if self.clock else "search"
         return list_decisive(self.recipe) | {"searched": sorted(self.list_axes()), "kind": kind}
 
