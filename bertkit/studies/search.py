@@ -276,7 +276,11 @@ class Search:
             self.report("measuring some updates")
             seconds = min(PROBE_SECONDS, PROBE_SHARE * self.clock.limit)
             costs = measure_costs(
-                self.task, merge(self.recipe, {"data": {"held_back": HELD_BACK_ROWS}}), self.parts, seconds
+                self.task,
+                merge(self.recipe, {"data": {"held_back": HELD_BACK_ROWS}}),
+                self.parts,
+                seconds,
+                is_best=True,
             )
             part = costs.parts[0]
             sizes = take_first(

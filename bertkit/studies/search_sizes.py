@@ -10,7 +10,7 @@ import numpy as np
 from bertkit.studies.trials import REDUCTION
 from bertkit.system.clock import Clock
 from bertkit.system.progress import describe_duration
-from bertkit.training.pace import TimeLimit, TooShort
+from bertkit.training.pace import LEAST_FITTING, TimeLimit, TooShort
 
 STAGES = (1 / 9, 1 / 3)  # of a trial's updates, after which it is scored
 LEAST_SCORED = 50  # updates before a score
@@ -94,11 +94,11 @@ class Sizes(msgspec.Struct, frozen=True):
         """
         size = recipe["batch_size"]
         left = clock.left - self.limit(clock, size).reserve(self.end_rows)
-        least = LEAST_SCORED * self.time_training(size, size)
+        least = LEAST_FITTING * self.time_training(size, size)
         if left < least:
             minutes = ceil((clock.limit - left + least) / 60) + 1
             raise TooShort(
-                f"the time is too short: reading, evaluation and {LEAST_SCORED} updates take about "
+                f"the time is too short: reading, evaluation and {LEAST_FITTING} updates take about "
                 f"{describe_duration(clock.limit - left + least)} here; give --budget {minutes}m or more"
             )
         fitted = msgspec.structs.replace(self, final_seconds=tuple(share * left for share in FINAL_SHARES))

@@ -18,7 +18,7 @@ from bertkit.tasks.task import Task
 from bertkit.training.arguments import complete, make_arguments
 from bertkit.training.callbacks import Progress
 from bertkit.training.cost import Costs
-from bertkit.training.pace import TimeLimit, TooShort
+from bertkit.training.pace import LEAST_FITTING, TimeLimit, TooShort
 from bertkit.training.plan import find_costs
 from bertkit.training.processes import join_processes, take_first
 from bertkit.training.recipe import Recipe, list_decisive, merge, read_recipe
@@ -39,7 +39,6 @@ WITHOUT_EPOCHS = {  # a schedule by epochs or updates does not fit a length that
 }
 FITTED = (*WITHOUT_EPOCHS, "max_steps", "warmup_steps", "save_steps", "logging_steps")  # keys of [train]
 COUNTING = ("warmup_stable_decay", "inverse_sqrt")  # schedules with parts that are counted in updates
-LEAST_FITTING = 10  # updates
 
 
 class MeasuredCosts(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ LEAST_UNUSED = 15.0  # seconds of a budget that may be left over
 UNUSED_SHARE = 0.05  # or this share of it, if that is more
 MEASURED_SECONDS = 3.0  # at least, to say how long an update takes
 SPARE_SHARE = 0.6  # of them, for a machine that becomes slower after the last update
+LEAST_FITTING = 10  # updates that must fit into the time at the start
 END_SECONDS = 4.0  # for scores, their intervals, the card and the exit, beside predictions and checkpoints
 
 

@@ -47,13 +47,14 @@ def keep_budget(minutes: float, task: str, glue: str, model: str, folder: Path) 
     load.start()
     began = time.monotonic()
     try:
-        subprocess.run(
-            [sys.executable, "-m", "bertkit", *words, "--output", folder], check=True, stdout=subprocess.DEVNULL
-        )
+        command = [sys.executable, "-m", "bertkit", *words, "--output", folder]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         used = time.monotonic() - began
     finally:
         over.set()
         load.join()
+    if done.returncode:
+        return f"| {minutes:g} min | {task} | {used:.1f} | {done.stderr.strip()} | | | |"
     metrics = json.loads((folder / "metrics.json").read_bytes())
     table = folder / "search" / "study.json"
     trials = json.loads(table.read_bytes())["runs"] if table.exists() else 0

@@ -95,7 +95,7 @@ def test_a_clock_leaves_out_the_first_updates_and_stops_after_its_seconds(monkey
         clock.on_pre_optimizer_step(args, None, control)
         clock.on_step_end(args, None, control)
         stops.append(control.should_training_stop)
-    assert clock.average() == (2.0, 0.5)
+    assert clock.summarize() == (2.0, 0.5)
     assert stops == [False, False, False, False, True]
 
 
