@@ -1,5 +1,6 @@
 """Durations in words, and the wall-clock time of a command over all of its starts."""
 
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -37,17 +38,25 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+def find_start() -> float:
+    """Return the time of the command's start, in seconds since the epoch."""
+    process = psutil.Process()
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+        process = process.parent() or process
+    return process.create_time()
+
+
 class Clock:
     """The time that a command has used, from the start of this process, and in earlier starts.
 
     Args:
         limit: Seconds that the command may take.
-        begun: `time.monotonic()` at its start; None: the start of this process.
+        begun: `time.monotonic()` at its start; None: the start of this process, or of the torchrun that started it.
     """
 
     def __init__(self, limit: float, begun: float | None = None) -> None:
         self.limit = limit
-        self.begun = time.monotonic() - (time.time() - psutil.Process().create_time()) if begun is None else begun
+        self.begun = time.monotonic() - (time.time() - find_start()) if begun is None else begun
         self.earlier = 0.0
 
     @property

@@ -55,6 +55,8 @@ def complete(task: Task, *recipes: Mapping[str, Any], config: PreTrainedConfig |
             f"patience is {recipe['patience']}, but nothing is evaluated during training; set eval_strategy in [train] "
             "to epoch or steps, or remove patience"
         )
+    if any(len(segment) != 3 for segment in recipe.get("pace", [])):
+        raise UsageError("each segment of pace is a first update, a share, and a share per update; give all three")
     check_model(task, recipe, config)
     return recipe
 

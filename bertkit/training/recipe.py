@@ -205,8 +205,6 @@ def check(recipe: Mapping[str, Any], *, data_defaults: Mapping[str, Any], where:
             checked[table] = _check_table(table, values, data_defaults)
         if phases is not None:
             checked["phase"] = _check_phases(phases, data_defaults)
-        if any(len(segment) != 3 for segment in checked.get("pace", [])):
-            raise UsageError("each segment of pace has a first update, a share, and a share per update; copy all three")
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     return checked

@@ -96,8 +96,8 @@ def test_a_search_before_the_run(call, small, tmp_path):
     code, out, err = call("classify", *small, *NAMED, "--search", "2", "--output", "runs/stars")
     assert (code, err) == (0, "")
     for words in (
-        "searching preset, num_train_epochs: 2 trials of all updates, scored on 24 held-back sequences of train",
-        "trial 1: preset paper, num_train_epochs 3: macro F1 ",
+        "searching preset, num_train_epochs: 2 trials of all updates, scored on 22 held-back sequences of train",
+        "trial 1: preset paper, num_train_epochs 3: score ",
         "the best of 2 trials: ",
         "macro F1 (%)",
     ):

@@ -139,6 +139,13 @@ def test_a_killed_search_goes_on_and_finds_the_same(found, recipe, tmp_path, mon
     assert list_values(output) == list_values(whole)
 
 
+def test_a_run_with_a_budget_needs_one_to_continue_and_a_whole_pace(recipe, tmp_path):
+    with pytest.raises(UsageError, match="was started with --budget and is not trained to its end"):
+        run(RTE, recipe, {"pace": []}, output=tmp_path / "run")
+    with pytest.raises(UsageError, match="each segment of pace is a first update, a share, and a share per update"):
+        run(RTE, recipe, {"pace": [[0.0, 0.1]]}, output=tmp_path / "run")
+
+
 def test_given_values_are_not_searched(recipe, tmp_path):
     given = merge(recipe, {"preset": "stable", "batch_size": 16, "train": {"num_train_epochs": 1.0}})
     assert list(Search(RTE, given, tmp_path, 3, None).list_axes()) == ["train.learning_rate"]
