@@ -103,7 +103,7 @@ def test_a_search_before_the_run(call, small, tmp_path):
     ):
         assert words in out
     assert (tmp_path / "runs/stars/search/table.md").exists()
-    assert call("predict", "runs/stars", "A fine film.")[0] == 0
+    assert call("predict", "runs/stars", "A title", "A fine film.")[0] == 0
 
 
 def test_the_plan_of_a_budget(call, small, tmp_path):
