@@ -95,17 +95,17 @@ class TimeLimit:
         """Return the seconds that may be left over at the end."""
         return max(LEAST_UNUSED, UNUSED_SHARE * self.clock.limit)
 
-    def reserve(self, rows: int, slowness: float = 1.0, saving: float = 0.0) -> float:
+    def reserve(self, rows: int, slowness: float = 1.0, saving: float = 0.0, spare: float = SPARE_SHARE) -> float:
         """Return the seconds to leave for the end of a run: predictions, checkpoints and files.
 
         Args:
             rows: Sequences that are predicted at the end.
             slowness: How much longer the machine takes than when it was measured.
             saving: Seconds of a checkpoint; the model is written twice and read once more.
+            spare: Share of the allowance for a machine that becomes slower; one that is slow already uses some of it.
         """
         needed = rows * self.row_seconds + END_SECONDS
-        spare = min(needed, SPARE_SHARE * self.allowance)  # of which a machine that is slow already uses some
-        return max(needed * slowness, needed + spare) + 2 * saving
+        return max(needed * slowness, needed + min(needed, spare * self.allowance)) + 2 * saving
 
 
 class KeepTime(TrainerCallback):
@@ -153,6 +153,8 @@ class KeepTime(TrainerCallback):
             self.mark = step, now
         left = min(take_first(int(self.count_fitting(state))), self.most - step)
         if left <= 0 and step == 0:
+            left = take_first(int(self.count_fitting(state, spare=0.0)))
+        if left <= 0 and step == 0:
             raise TooShort("the time is over before the first update; give a longer --budget")
         state.max_steps = step + max(left, 0)
         if left > 0:
@@ -165,8 +167,8 @@ class KeepTime(TrainerCallback):
         """Return whether updates take longer than planned, or no further one fits into the time."""
         return time.monotonic() > self.until or self.count_fitting(state) < 1
 
-    def count_fitting(self, state: TrainerState) -> float:
+    def count_fitting(self, state: TrainerState, spare: float = SPARE_SHARE) -> float:
         """Return how many more updates fit into the time."""
         slowness = self.seconds / self.limit.expect(state.global_step)
-        reserve = self.limit.reserve(self.rows, slowness, max(self.saving, 0.0))
+        reserve = self.limit.reserve(self.rows, slowness, max(self.saving, 0.0), spare)
         return (self.limit.clock.left - reserve) / self.seconds
