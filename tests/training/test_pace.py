@@ -97,7 +97,7 @@ def test_an_even_pace_gives_the_schedule_of_transformers(name, tmp_path):
 
 def test_too_little_time_is_an_error():
     with pytest.raises(UsageError, match="the time is over before the first update; give a longer --budget"):
-        train_by(World(5.0), lambda now: 1.0)
+        train_by(World(4.0), lambda now: 1.0)
 
 
 def test_the_reserve_grows_with_a_slow_machine_up_to_what_may_be_unused():
