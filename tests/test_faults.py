@@ -321,7 +321,7 @@ def read_result(made: Path) -> dict[str, object]:
         if path.name == LOG:
             result[name] = read_curve(path.parent)
         elif path.name == JOURNAL:
-            lines = map(json.loads, path.read_text().splitlines())
+            lines = [x for x in map(json.loads, path.read_text().splitlines()) if "params" in x]  # the trials
             result[name] = [{k: v for k, v in x.items() if k != "worker_id" and "datetime" not in k} for x in lines]
         elif path.name == ALL_RESULTS:
             found = json.loads(path.read_text())
