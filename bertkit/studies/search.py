@@ -55,7 +55,7 @@ from bertkit.training.run_dir import (
 
 SIZES_FILE = "sizes.json"
 TRIAL_FOLDER = "trial"  # the directory of the trial in progress
-HELD_BACK_ROWS = 1000  # the standard error of an accuracy of 80 % is 1.3 points then
+HOLD_BACK = {"data": {"held_back": 1000}}  # the standard error of an accuracy of 80 % is 1.3 points then
 LEARNING_RATES = (1e-5, 1e-4)  # around those of section A.3
 BATCH_CHOICES = (16, 32)  # section A.3
 EPOCH_CHOICES = (2.0, 3.0, 4.0)  # section A.3
@@ -184,7 +184,7 @@ class Search:
     def prepare_data(self) -> None:
         """Read and encode the data of the trials and of the last training."""
         self.whole = prepare(self.task, self.recipe, self.report)
-        self.parts = prepare(self.task, merge(self.recipe, {"data": {"held_back": HELD_BACK_ROWS}}))
+        self.parts = prepare(self.task, merge(self.recipe, HOLD_BACK))
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -257,7 +257,7 @@ class Search:
             "save_strategy": "no",
             "load_best_model_at_end": False,
         }
-        return merge(recipe, {"patience": 0, "calibrate": False, "data": {"held_back": HELD_BACK_ROWS}, "train": train})
+        return merge(recipe, HOLD_BACK, {"patience": 0, "calibrate": False, "train": train})
 
     # --- Time ---------------------------------------------------------------------------------------------------------
 
@@ -275,13 +275,7 @@ class Search:
         if self.clock:
             self.report("measuring some updates")
             seconds = min(PROBE_SECONDS, PROBE_SHARE * self.clock.limit)
-            costs = measure_costs(
-                self.task,
-                merge(self.recipe, {"data": {"held_back": HELD_BACK_ROWS}}),
-                self.parts,
-                seconds,
-                is_best=True,
-            )
+            costs = measure_costs(self.task, merge(self.recipe, HOLD_BACK), self.parts, seconds, is_best=True)
             part = costs.parts[0]
             sizes = take_first(
                 msgspec.structs.replace(
@@ -419,7 +413,7 @@ class Search:
                 f"Trials of a search, scored on {self.sizes.held:,} rows of train that are held back, not on dev. The "
                 "best of the completed ones gives the values of the last training, on all of train."
             ),
-            "recipe": merge(shared, {"data": {"held_back": HELD_BACK_ROWS}}),
+            "recipe": merge(shared, HOLD_BACK),
             "row": rows,
         }
         study = make_study(definition, where=str(self.folder))
