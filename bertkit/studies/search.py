@@ -203,7 +203,7 @@ class Search:
         """Return the values that are searched: those that the given recipe leaves open.
 
         Raises:
-            UsageError: It leaves none open.
+            UsageError: It leaves none open, and there is no clock either.
         """
         train = self.recipe["train"]
         rate = train["learning_rate"]
@@ -222,7 +222,7 @@ class Search:
             for axis, (table, _, key) in tables.items()
             if key in (self.given.get(table, {}) if table else self.given)
         ]
-        if len(given) == len(axes):
+        if len(given) == len(axes) and not self.clock:
             raise UsageError(f"the recipe sets all that would be searched ({', '.join(axes)}); leave one open")
         return {axis: values for axis, values in axes.items() if axis not in given}
 
@@ -230,6 +230,11 @@ class Search:
     def axes(self) -> dict[str, BaseDistribution]:
         """Return what is searched: no epochs if trials are too short for them."""
         return self.list_axes(epochs=not self.sizes.sequences)
+
+    @property
+    def has_trials(self) -> bool:
+        """Return whether something is searched, and there is time for it."""
+        return bool(self.axes) and self.sizes.has_trials(self.recipe)
 
     def find_value(self, axis: str) -> Any:
         """Return the value of an axis in the task's own recipe."""
@@ -307,7 +312,9 @@ class Search:
     def describe(self) -> list[str]:
         """Return in lines what is searched, and what the time allows."""
         sizes = self.sizes
-        if not sizes.has_trials(self.recipe):
+        if not self.axes:
+            return ["the recipe leaves nothing to search: training with its values"]
+        if not self.has_trials:
             return ["the time is too short for trials: training with the task's own values"]
         names = ", ".join(axis.rpartition(".")[2] for axis in self.axes)
         length = f"{sizes.sequences:,} sequences" if sizes.sequences else "all updates"
@@ -341,7 +348,7 @@ class Search:
 
     def ask(self) -> dict[str, Any] | None:
         """Return the values of the next trial; None if there is none."""
-        if (self.most and len(self.trials.done) >= self.most) or not self.sizes.has_trials(self.recipe):
+        if (self.most and len(self.trials.done) >= self.most) or not self.has_trials:
             return None
         if self.clock:
             one = self.start + self.sizes.time_trial(self.recipe)
@@ -440,7 +447,7 @@ class Search:
             recipe = self.make_recipe(best)
             if best:
                 self.report(f"the best of {count} trials: {describe_values(best)}; training on all of train")
-            elif self.sizes.has_trials(self.recipe):
+            elif self.has_trials:
                 self.report("no trial was completed: training with the task's own values")
         self.whole = self.parts = None
         if self.clock:

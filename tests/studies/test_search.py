@@ -183,6 +183,16 @@ def test_a_budget_is_kept_and_its_run_repeats_without_a_clock(recipe, tmp_path):
     assert search(RTE, recipe, output=tmp_path / "run", clock=Clock(limit, begun)) == metrics
 
 
+def test_a_budget_with_all_values_given_only_trains(recipe, tmp_path):
+    train = {"num_train_epochs": 1.0, "learning_rate": 1e-4}
+    given, lines = merge(recipe, {"preset": "stable", "batch_size": 16, "train": train}), []
+    metrics = search(RTE, given, output=tmp_path / "run", clock=Clock(12.0, time.monotonic()), report=lines.append)
+    assert "the recipe leaves nothing to search: training with its values" in lines
+    assert metrics["updates"] > 1
+    assert read_recipe(tmp_path / "run/recipe.toml")["train"]["learning_rate"] == 1e-4
+    assert not (tmp_path / "run/search/study.json").exists()
+
+
 def test_the_plan_says_what_a_budget_allows(recipe, tmp_path):
     lines = Search(RTE, recipe, tmp_path / "run", 0, Clock(120.0, time.monotonic())).describe_plan()
     assert lines[0].startswith("searching learning_rate, batch_size, preset, num_train_epochs: trials of all updates")
