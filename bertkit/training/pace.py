@@ -7,7 +7,8 @@ that a few numbers in the recipe (`pace`) repeat every learning rate exactly.
 
 import time
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -34,6 +35,10 @@ END_SECONDS = 4.0  # for scores, their intervals, the card and the exit, beside 
 
 class TooShort(UsageError):
     """The time is too short for a training."""
+
+
+class OutOfTime(Exception):
+    """The time is over before a split is predicted that is not needed for the score; raised in all processes."""
 
 
 @dataclass
@@ -99,8 +104,8 @@ class TimeLimit:
         """Return the seconds to leave for the end of a run: predictions, checkpoints and files.
 
         Args:
-            rows: Sequences that are predicted at the end.
-            slowness: How much longer the machine takes than when it was measured.
+            rows: Sequences that must be predicted at the end.
+            slowness: How much longer the machine takes now than when it was measured.
             saving: Seconds of a checkpoint; the model is written twice and read once more.
             spare: Share of the allowance for a machine that becomes slower; one that is slow already uses some of it.
         """
@@ -112,26 +117,33 @@ class KeepTime(TrainerCallback):
     """Plans the schedule by the time that is left, and ends the training in time.
 
     Args:
-        rows: Sequences that are predicted after the training.
+        needed: Sequences of each split that must be predicted after the training, for the score.
+        others: Sequences of the other splits; what remains of them is left out if the machine becomes too slow.
         most: Updates after which the training ends in any case.
     """
 
-    def __init__(self, limit: TimeLimit, pace: Pace, rows: int, most: int) -> None:
+    def __init__(self, limit: TimeLimit, pace: Pace, needed: Sequence[int], others: int, most: int) -> None:
         self.limit = limit
         self.pace = pace
-        self.rows = rows
+        self.needed = needed
+        self.others = others
         self.most = most
+        self.predicted = 0  # splits
+        self.begun = 0.0  # the time at which the training began
+        self.taken, self.expected = 0.0, 0.0  # seconds of its updates, and those that were measured before
         self.seconds = 0.0  # of an update, as last measured
         self.saving = 0.0  # seconds of the last checkpoint
         self.next = 0  # the update of the next plan
-        self.mark = (0, 0.0)  # update and time since which updates are measured
+        self.marks: deque[tuple[int, float]] = deque()  # updates and their times, since which updates are measured
         self.until = 0.0  # the time at which the next update of a plan is due
 
     def on_train_begin(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        self.mark, self.seconds = (state.global_step, time.monotonic()), self.limit.expect(state.global_step)
+        self.seconds, self.begun = self.limit.expect(state.global_step), time.monotonic()
+        self.marks = deque([(state.global_step, self.begun)])
         self.plan(args, state)
 
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        self.measure(state.global_step)
         if control.should_training_stop:
             return
         asks = may_ask(args, state) or self.seconds > 1
@@ -139,18 +151,34 @@ class KeepTime(TrainerCallback):
             self.plan(args, state)
         if state.global_step >= state.max_steps:
             control.should_training_stop = control.should_save = True
-        if control.should_save:
-            self.saving = -time.monotonic()
 
     def on_save(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        self.saving += time.monotonic()
+        self.saving = time.monotonic() - self.marks[-1][1]
+        self.begun += self.saving
+        self.marks = deque((step, then + self.saving) for step, then in self.marks)
+
+    def on_prediction_step(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        if self.predicted >= len(self.needed) and take_first(self.limit.clock.left < END_SECONDS * self.slowness):
+            raise OutOfTime
+
+    def on_predict(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        self.predicted += 1
+
+    def measure(self, step: int) -> None:
+        """Measure the updates of the last MEASURED_SECONDS, and all of them; checkpoints are left out."""
+        now = time.monotonic()
+        self.taken = now - self.begun
+        self.expected += self.limit.expect(step - 1)
+        self.marks.append((step, now))
+        while now - self.marks[1][1] >= MEASURED_SECONDS:
+            self.marks.popleft()
+        first, then = self.marks[0]
+        if now - then >= MEASURED_SECONDS:
+            self.seconds = (now - then) / (step - first)
 
     def plan(self, args: TrainingArguments, state: TrainerState) -> None:
-        """Measure the updates since the last time, and plan the next ones; `state.max_steps` is the expected end."""
+        """Plan the next updates; `state.max_steps` is the expected end."""
         step, now = state.global_step, time.monotonic()
-        if step > self.mark[0] and now - self.mark[1] >= MEASURED_SECONDS:
-            self.seconds = (now - self.mark[1]) / (step - self.mark[0])
-            self.mark = step, now
         left = min(take_first(int(self.count_fitting(state))), self.most - step)
         if left <= 0 and step == 0:
             left = take_first(int(self.count_fitting(state, spare=0.0)))
@@ -170,5 +198,11 @@ class KeepTime(TrainerCallback):
     def count_fitting(self, state: TrainerState, spare: float = SPARE_SHARE) -> float:
         """Return how many more updates fit into the time."""
         slowness = self.seconds / self.limit.expect(state.global_step)
-        reserve = self.limit.reserve(self.rows, slowness, max(self.saving, 0.0), spare)
+        reserve = self.limit.reserve(sum(self.needed), slowness, self.saving, spare)
+        reserve += self.others * self.limit.row_seconds * self.slowness
         return (self.limit.clock.left - reserve) / self.seconds
+
+    @property
+    def slowness(self) -> float:
+        """Return how much longer than measured the updates have taken on average; at least 1."""
+        return max(self.taken / self.expected, 1.0) if self.expected else 1.0

@@ -118,8 +118,9 @@ def run(
             write_environment(output, prepared.fingerprints, weights, goes_on=checkpoint is not None)
         pace = Pace(recipe.get("pace", [])) if limit or "pace" in recipe else None
         if limit is not None:
-            rows = sum(len(data) for split, data in prepared.data.items() if split != "train")
-            callbacks = [*callbacks, KeepTime(limit, pace, rows, args.max_steps)]
+            rows = {split: len(data) for split, data in prepared.data.items() if split != "train"}
+            needed = [rows.pop(split) for split in (TUNE, next(iter(task.splits))) if split in rows]
+            callbacks = [*callbacks, KeepTime(limit, pace, needed, sum(rows.values()), args.max_steps)]
         trainer = make_trainer(task, model, args, prepared.data, recipe, progress, report, milestones, pace, callbacks)
         with name_stopped_processes():
             parameters = f"{model.num_parameters():,} parameters"

@@ -16,6 +16,7 @@ from bertkit.reports.tables import WITHOUT_LEAKS, name_limits
 from bertkit.system.progress import Report
 from bertkit.tasks.task import TUNE, Task
 from bertkit.training.calibration import Calibration, calibrate
+from bertkit.training.pace import OutOfTime
 from bertkit.training.prepare import Prepared
 from bertkit.training.recipe import Recipe
 from bertkit.training.scored_rows import ROWS, measure_split, pack_rows
@@ -46,14 +47,18 @@ def score_splits(
     """Return the scores and predictions of every split there is; the first one decides for those after it.
 
     Args:
-        predict: Returns the summaries of a data set.
+        predict: Returns the summaries of a data set; it may raise OutOfTime, and then the split is left out.
     """
     found = Evaluation()
     for split in (TUNE, *task.splits, *task.unlabelled):
         if (data := prepared.data.get(split)) is None:
             continue
         report(f"predicting {split}, {len(data):,} sequences")
-        given = predict(data)
+        try:
+            given = predict(data)
+        except OutOfTime:
+            report(f"the time is over: {split} is left out; bertkit predict makes its predictions")
+            continue
         found.calibration = found.calibration or calibrate(task, recipe, given, data, split)
         summaries = temper(given, found.calibration.temperature)
         if split == TUNE:

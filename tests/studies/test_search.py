@@ -25,6 +25,7 @@ from bertkit.training.run import run
 from tests.official import write_checkpoint, write_glue
 
 RTE = TASKS["rte"]
+LAST = "predicting test, 10 sequences"
 
 
 @pytest.fixture(scope="module")
@@ -183,16 +184,6 @@ def test_a_budget_is_kept_and_its_run_repeats_without_a_clock(recipe, tmp_path):
     assert search(RTE, recipe, output=tmp_path / "run", clock=Clock(limit, begun)) == metrics
 
 
-def test_a_budget_with_all_values_given_only_trains(recipe, tmp_path):
-    train = {"num_train_epochs": 1.0, "learning_rate": 1e-4}
-    given, lines = merge(recipe, {"preset": "stable", "batch_size": 16, "train": train}), []
-    metrics = search(RTE, given, output=tmp_path / "run", clock=Clock(12.0, time.monotonic()), report=lines.append)
-    assert "the recipe leaves nothing to search: training with its values" in lines
-    assert metrics["updates"] > 1
-    assert read_recipe(tmp_path / "run/recipe.toml")["train"]["learning_rate"] == 1e-4
-    assert not (tmp_path / "run/search/study.json").exists()
-
-
 def test_the_plan_says_what_a_budget_allows(recipe, tmp_path):
     lines = Search(RTE, recipe, tmp_path / "run", 0, Clock(120.0, time.monotonic())).describe_plan()
     assert lines[0].startswith("searching learning_rate, batch_size, preset, num_train_epochs: trials of all updates")
@@ -200,6 +191,19 @@ def test_the_plan_says_what_a_budget_allows(recipe, tmp_path):
     assert not (tmp_path / "run").exists()
     with pytest.raises(UsageError, match=r"the time is too short: .* give --budget \d+m or more"):
         Search(RTE, recipe, tmp_path / "run", 0, Clock(1.0, time.monotonic())).describe_plan()
+
+
+def test_with_all_values_given_it_only_trains_and_without_time_for_test_it_ends(recipe, tmp_path, monkeypatch):
+    left, lines = Clock.left, []
+    monkeypatch.setattr(Clock, "left", property(lambda self: 0.0 if lines[-1:] == [LAST] else left.fget(self)))
+    given = {"preset": "paper", "batch_size": 16, "train": {"num_train_epochs": 1.0, "learning_rate": 1e-4}}
+    clock = Clock(20.0, time.monotonic())
+    metrics = search(RTE, recipe, given, output=tmp_path / "run", clock=clock, report=lines.append)
+    assert "the recipe leaves nothing to search: training with its values" in lines
+    assert lines[-1] == "the time is over: test is left out; bertkit predict makes its predictions"
+    assert [path.name for path in (tmp_path / "run/predictions").glob("*.tsv")] == ["dev.tsv"]
+    assert metrics["updates"] > 0
+    assert not (tmp_path / "run/search/study.json").exists()
 
 
 @pytest.mark.slow

@@ -11,7 +11,9 @@ from transformers import TrainerControl, TrainerState, TrainingArguments, get_sc
 
 from bertkit.errors import UsageError
 from bertkit.training import pace
-from bertkit.training.pace import END_SECONDS, KeepTime, Pace, TimeLimit
+from bertkit.training.pace import END_SECONDS, KeepTime, OutOfTime, Pace, TimeLimit
+
+ON_CPU = SimpleNamespace(world_size=1, device=torch.device("cpu"))
 
 
 class World:
@@ -28,18 +30,17 @@ class World:
         return self.now
 
 
-def train_by(world, durations, row_seconds=0.0, rows=0, first=1.0, most=100_000):
+def train_by(world, durations, row_seconds=0.0, rows=0, first=1.0, most=100_000, others=0):
     """Train as the Trainer does, with updates of given seconds; return the updates and the pace."""
     found = Pace()
-    keeper = KeepTime(TimeLimit(world, {0: first}, row_seconds), found, rows, most)
-    args = SimpleNamespace(world_size=1, device=torch.device("cpu"))
+    keeper = KeepTime(TimeLimit(world, {0: first}, row_seconds), found, [rows], others, most)
     state, control = TrainerState(max_steps=most), TrainerControl()
-    keeper.on_train_begin(args, state, control)
+    keeper.on_train_begin(ON_CPU, state, control)
     while state.global_step < state.max_steps and not control.should_training_stop:
         world.now += durations(world.now)
         state.global_step += 1
         control.should_training_stop = state.global_step >= state.max_steps  # as DefaultFlowCallback
-        keeper.on_step_end(args, state, control)
+        keeper.on_step_end(ON_CPU, state, control)
     return state.global_step, found
 
 
@@ -56,7 +57,10 @@ def test_the_training_ends_in_time_and_wastes_little_whatever_the_machine_does(s
     assert updates > 0
     last = slow(world.now - 1e-9)
     end = (rows + END_SECONDS) * max(last, 1.0)
-    assert world.now + end <= limit + last  # at most the update that was in progress
+    assert world.now + rows + END_SECONDS <= limit + last  # at most the update that was in progress
+    since = world.now % (limit / len(speeds))  # the machine has had this speed
+    if since > 2 * (pace.MEASURED_SECONDS + last):
+        assert world.now + end <= limit + last
     if len(set(speeds)) == 1 and last >= 1:
         allowance = max(15.0, 0.05 * limit)
         assert limit - world.now - end <= allowance + 2 * last
@@ -93,6 +97,29 @@ def test_an_even_pace_gives_the_schedule_of_transformers(name, tmp_path):
         assert ours.get_last_lr()[0] == pytest.approx(stock.get_last_lr()[0], abs=1e-5)
         for each in (*optimizers, ours, stock):
             each.step()
+
+
+def test_other_splits_are_left_out_when_the_time_is_over():
+    """They count at the mean speed of the training, what is needed at its last speed."""
+    world = World(100.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pace, "time", world)
+        keeper = KeepTime(TimeLimit(world, {0: 1.0}, 0.1), Pace(), [20], 100, 1000)
+        state = TrainerState(max_steps=1000)
+        keeper.on_train_begin(ON_CPU, state, TrainerControl())
+        for world.now in (2.0, 4.0, 6.0, 7.0, 8.0, 9.0):
+            state.global_step += 1
+            keeper.on_step_end(ON_CPU, state, TrainerControl())
+        assert keeper.slowness == pytest.approx(9 / 6)
+        keeper.seconds = 1.0
+        assert keeper.count_fitting(state) == pytest.approx(91 - 2 * (2 + END_SECONDS) - 10 * 9 / 6)
+        world.now = 99.0
+        keeper.on_prediction_step(ON_CPU, state, TrainerControl())  # needed
+        keeper.on_predict(ON_CPU, state, TrainerControl())
+        with pytest.raises(OutOfTime):
+            keeper.on_prediction_step(ON_CPU, state, TrainerControl())
+        world.now = 90.0
+        keeper.on_prediction_step(ON_CPU, state, TrainerControl())
 
 
 def test_too_little_time_is_an_error():
