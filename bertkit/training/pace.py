@@ -31,6 +31,7 @@ MEASURED_SECONDS = 3.0  # at least, to say how long an update takes
 SPARE_SHARE = 0.6  # of them, for a machine that becomes slower after the last update
 LEAST_FITTING = 10  # updates that must fit into the time at the start
 END_SECONDS = 4.0  # for scores, their intervals, the card and the exit, beside predictions and checkpoints
+LAST_SECONDS = 8.0  # before the end, when predictions that are not needed are broken off
 
 
 class TooShort(UsageError):
@@ -129,7 +130,8 @@ class KeepTime(TrainerCallback):
         self.others = others
         self.most = most
         self.predicted = 0  # splits
-        self.begun = 0.0  # the time at which the training began
+        self.first = 0  # the update after which the training begins
+        self.begun = 0.0  # the time at which updates began to be measured
         self.taken, self.expected = 0.0, 0.0  # seconds of its updates, and those that were measured before
         self.seconds = 0.0  # of an update, as last measured
         self.saving = 0.0  # seconds of the last checkpoint
@@ -138,8 +140,8 @@ class KeepTime(TrainerCallback):
         self.until = 0.0  # the time at which the next update of a plan is due
 
     def on_train_begin(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        self.seconds, self.begun = self.limit.expect(state.global_step), time.monotonic()
-        self.marks = deque([(state.global_step, self.begun)])
+        self.first, self.begun = state.global_step, time.monotonic()
+        self.seconds, self.marks = self.limit.expect(self.first), deque([(self.first, self.begun)])
         self.plan(args, state)
 
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
@@ -158,15 +160,18 @@ class KeepTime(TrainerCallback):
         self.marks = deque((step, then + self.saving) for step, then in self.marks)
 
     def on_prediction_step(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        if self.predicted >= len(self.needed) and take_first(self.limit.clock.left < END_SECONDS * self.slowness):
+        if self.predicted >= len(self.needed) and take_first(self.limit.clock.left < LAST_SECONDS * self.slowness):
             raise OutOfTime
 
     def on_predict(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         self.predicted += 1
 
     def measure(self, step: int) -> None:
-        """Measure the updates of the last MEASURED_SECONDS, and all of them; checkpoints are left out."""
+        """Measure the updates of the last MEASURED_SECONDS, and all; without checkpoints and the slow first update."""
         now = time.monotonic()
+        if step == self.first + 1:
+            self.begun, self.marks = now, deque([(step, now)])
+            return
         self.taken = now - self.begun
         self.expected += self.limit.expect(step - 1)
         self.marks.append((step, now))

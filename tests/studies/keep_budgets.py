@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
 
-BUDGETS = (2, 4, 3, 5, 4, 6, 5, 8, 6, 12)  # minutes
+BUDGETS = (2, 4, 3, 4, 3, 5, 4, 6, 5, 12)  # minutes
 BUSY = [sys.executable, "-c", "while True: sum(range(10**6))"]
 MOST_BUSY = 2
 SECONDS_OF_LOAD = (5, 40)
