@@ -55,6 +55,16 @@ class UsageError(ValueError):
 
 
 @contextmanager
+def explain_damage(path: str | os.PathLike, output: str | os.PathLike) -> Iterator[None]:
+    """Convert any error in reading a file that bertkit has written below `output` into a UsageError."""
+    try:
+        yield
+    except Exception as error:  # libraries assume that nobody has changed their files
+        found = join_lines(error)[:LONGEST_MESSAGE] or type(error).__name__
+        raise UsageError(f"{path} is lost or damaged ({found}); delete {output} to start again") from None
+
+
+@contextmanager
 def explain_refusal(what: str, remedy: str = "") -> Iterator[None]:
     """Convert a library error, a system error or a broken download into a UsageError about `what`.
 

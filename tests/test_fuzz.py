@@ -34,12 +34,15 @@ from random import Random
 from typing import Any
 
 import datasets
+import msgspec
 import numpy as np
 import pyarrow
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from optuna.trial import TrialState
 from pyarrow import parquet
+from transformers import TrainerControl, TrainerState
 
 from bertkit.analysis.cleaning import USUAL_DROPS, write_clean
 from bertkit.analysis.compare import comment, compare, list_values, tabulate
@@ -56,6 +59,7 @@ from bertkit.data.pretraining.tokenize import tokenize_documents
 from bertkit.data.sequences import encode_texts
 from bertkit.data.tokenizer import TOKENIZER_FILES, load_tokenizer
 from bertkit.errors import UsageError
+from bertkit.inference.export_record import EXPORT_FILE
 from bertkit.inference.features import describe_texts, read_texts
 from bertkit.inference.predictor import Predictor
 from bertkit.inference.tables import WRITERS
@@ -71,12 +75,20 @@ from bertkit.model.tf_release import (
     read_tokenizer,
 )
 from bertkit.studies.cells import describe_plan
+from bertkit.studies.search import SIZES_FILE, Search
+from bertkit.studies.search_sizes import Sizes
 from bertkit.studies.spec import define, make_study
+from bertkit.studies.trials import JOURNAL, Trials
+from bertkit.system.clock import Clock
 from bertkit.system.files import find_checksum, write_json
 from bertkit.tasks import TASKS, glue, squad
 from bertkit.tasks.features import load_encoder
+from bertkit.training.arguments import complete
+from bertkit.training.budget import CLOCK_FILE, COST_FILE, check_same, fit, read_costs
+from bertkit.training.pace import KeepTime, Pace, TimeLimit
 from bertkit.training.plan import dry_run
-from bertkit.training.recipe import check, merge, parse_setting, read_recipe
+from bertkit.training.recipe import check, merge, parse_setting, read_recipe, save_recipe
+from bertkit.training.run_dir import CALIBRATION_FILE
 from bertkit.training.scored_rows import DAMAGE
 from tests import official
 from tests.analysis.test_compare import draw as draw_right
@@ -918,8 +930,82 @@ def prepare_model(folder: Path) -> Reader:
     """Open the directory of a run as `predict` does."""
     run = official.write_checkpoint(folder / "run", labels=("yes", "no"), num_hidden_layers=1, hidden_size=8)
     (run / "recipe.toml").write_text('task = "rte"\n[data]\nmax_length = 32\n[train]\nseed = 1\n')
-    names = ("config.json", "model.safetensors", "config.json", "model.safetensors", "recipe.toml")
-    return Reader([run / name for name in names], lambda file: Predictor(run)([["so good", "bad"]]))
+    (run / CALIBRATION_FILE).write_text('{"split": "dev", "scores": [0.1, 0.4, 0.6, 0.9]}')
+    names = ("config.json", "model.safetensors", "config.json", "model.safetensors", "recipe.toml", CALIBRATION_FILE)
+    return Reader([run / name for name in names], lambda file: Predictor(run, coverage=0.5)([["so good", "bad"]]))
+
+
+def prepare_export(folder: Path) -> Reader:
+    """Open the directory of an export as `predict` does."""
+    pytest.importorskip("onnxruntime")
+    from tests.exports import write_export
+
+    made = folder / "export"
+    shutil.copytree(write_export("BertForSequenceClassification")[1], made)
+    files = [file for file in sorted(made.iterdir()) if file.is_file() and file.name != "README.md"]
+    return Reader([*files, *[made / EXPORT_FILE] * 9], lambda file: Predictor(made)(["so good"]))
+
+
+def prepare_search(folder: Path) -> Reader:
+    """Continue a search with a budget: its sizes, its trials and the time it has used."""
+    checkpoint = str(official.write_checkpoint(folder / "bert", num_hidden_layers=1, hidden_size=8))
+    recipe = {"checkpoint": checkpoint, "data": {"dir": str(official.write_glue(folder / "glue"))}}
+    made = folder / "run" / "search"
+
+    def resume(clock: Clock) -> Search:
+        found = Search(TASKS["rte"], recipe, made.parent, 0, clock)
+        found.check_same()
+        found.trials = Trials(made, lower_is_better=False, seed=42)
+        return found
+
+    made.mkdir(parents=True)
+    clock = Clock(600.0, time.monotonic())
+    with clock.keep(made / CLOCK_FILE):
+        found = resume(clock)
+    save_recipe(found.describe_search(), made / "recipe.toml")
+    sizes = Sizes(900, 300, 1200, 20, 2000, (0.3,), 0.01, 0.1, 0.001, (1.0, 5.0))
+    write_json(msgspec.to_builtins(sizes), made / SIZES_FILE)
+    for score in (0.5, 0.7):
+        found.ask()
+        found.trials.is_bad(0, score)
+        found.trials.end(TrialState.COMPLETE, score, 7, "")
+
+    def read(file: Path) -> None:
+        clock = Clock(600.0, time.monotonic())
+        with clock.keep(made / CLOCK_FILE):
+            found = resume(clock)
+            found.describe()
+            found.write()
+            if found.ask() is not None:
+                found.trials.end(TrialState.COMPLETE, 0.6, 7, "")
+        found.make_recipe(found.trials.find_best())
+
+    return Reader([*sorted(made.iterdir()), made / JOURNAL, made / SIZES_FILE], read)
+
+
+def prepare_budget(folder: Path) -> Reader:
+    """Continue a pretraining with a budget: its recipe, its costs and the time it has used."""
+    run, task = folder / "run", TASKS["pretrain"]
+    run.mkdir()
+    text = folder / "text.txt"
+    text.write_text(TEXT)
+    given = complete(task, {"data": {"corpus": [str(text)]}, "train": {"max_steps": 100}})
+    save_recipe(fit(task, given, 100), run / "recipe.toml")
+    write_json({"update_seconds": {"0": 0.5}, "row_seconds": 0.01}, run / COST_FILE)
+    with Clock(600.0, time.monotonic()).keep(run / CLOCK_FILE):
+        pass
+
+    def read(file: Path) -> None:
+        clock = Clock(600.0, time.monotonic())
+        with clock.keep(run / CLOCK_FILE):
+            recipe, costs = read_recipe(run / "recipe.toml"), read_costs(run)
+            check_same(given, recipe, run)
+            limit, pace = TimeLimit(clock, costs.update_seconds, costs.row_seconds), Pace(recipe["pace"])
+            state, most = TrainerState(max_steps=recipe["train"]["max_steps"]), recipe["train"]["max_steps"]
+            KeepTime(limit, pace, [10], 0, most).on_train_begin(None, state, TrainerControl())
+            assert 0 < state.max_steps <= most
+
+    return Reader(sorted(run.iterdir()), read)
 
 
 def prepare_tokenizer(folder: Path) -> Reader:
@@ -1074,6 +1160,9 @@ READERS = {
     "setting": prepare_setting,
     "study": prepare_study,
     "model": prepare_model,
+    "export": prepare_export,
+    "search": prepare_search,
+    "budget": prepare_budget,
     "tokenizer": prepare_tokenizer,
     "release": prepare_release,
     "built": prepare_built,

@@ -21,7 +21,7 @@ import msgspec
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState
 
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, explain_damage
 from bertkit.studies.cells import list_cells
 from bertkit.studies.results import summarize
 from bertkit.studies.search_sizes import Sizes
@@ -190,7 +190,11 @@ class Search:
     def sizes(self) -> Sizes:
         """Return the sizes of the search: those of its first start, or new ones."""
         path = self.folder / SIZES_FILE
-        found = take_first(read_record(path, Sizes) if self.is_main and path.exists() else None)
+        found = None
+        if self.is_main and path.exists():
+            with explain_damage(path, self.output):
+                found = read_record(path, Sizes)
+        found = take_first(found)
         if found is None:
             found = self.choose_sizes()
             if self.is_main:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from math import ceil
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -15,6 +15,8 @@ from bertkit.training.pace import LEAST_FITTING, TimeLimit, TooShort
 STAGES = (1 / 9, 1 / 3)  # of a trial's updates, after which it is scored
 LEAST_SCORED = 50  # updates before a score
 COMPLETED = 3  # whole trials for which there must be time
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 FINAL_SHARES = (0.1, 0.5)  # of the time: what is kept for the last training at least, and at most
 
 
@@ -31,16 +33,16 @@ class Sizes(msgspec.Struct, frozen=True):
         final_seconds: The fewest and the most seconds that are kept for the last training.
     """
 
-    rows: int
-    held: int
-    all_rows: int
-    end_rows: int
-    sequences: int = 0
-    stages: tuple[float, ...] = ()
-    sequence_seconds: float = 0.0
-    update_seconds: float = 0.0
-    row_seconds: float = 0.0
-    final_seconds: tuple[float, float] = (0.0, 0.0)
+    rows: Count
+    held: Count
+    all_rows: Count
+    end_rows: Count
+    sequences: Count = 0
+    stages: tuple[Annotated[float, msgspec.Meta(gt=0, lt=1)], ...] = ()
+    sequence_seconds: Seconds = 0.0
+    update_seconds: Seconds = 0.0
+    row_seconds: Seconds = 0.0
+    final_seconds: tuple[Seconds, Seconds] = (0.0, 0.0)
 
     def count_updates(self, recipe: Mapping[str, Any]) -> int:
         """Return the updates of a trial."""

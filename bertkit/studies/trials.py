@@ -9,14 +9,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from bertkit.errors import explain_damage
+
 JOURNAL = "optuna.log"
 REDUCTION = 3  # one of three trials goes on (Li et al. 2020)
+
+
+class Outcome(msgspec.Struct, forbid_unknown_fields=True):
+    """What is kept of a trial that is over: the last score, its updates, and why it has none or has ended early."""
+
+    score: float | None
+    updates: int
+    reason: str
 
 
 class Trials:
@@ -34,22 +45,19 @@ class Trials:
         path, direction = folder / JOURNAL, "minimize" if lower_is_better else "maximize"
         cut_last_line(path)
         lock = JournalFileOpenLock(str(path))  # a file, because links are refused in directories of runs
-        storage = JournalStorage(JournalFileBackend(str(path), lock))
-        self.journal = optuna.create_study(
-            storage=storage, study_name="search", direction=direction, load_if_exists=True
-        )
         pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION)
         self.study = optuna.create_study(direction=direction, pruner=pruner)
         self.seed = seed
-        self.done: list[FrozenTrial] = []
-        for trial in self.journal.get_trials():
-            self.add(trial)
         self.trial: Trial
-
-    def add(self, trial: FrozenTrial) -> None:
-        """Add a trial that is over."""
-        self.study.add_trial(trial)
-        self.done.append(trial)
+        with explain_damage(path, folder):
+            storage = JournalStorage(JournalFileBackend(str(path), lock))
+            self.journal = optuna.create_study(
+                storage=storage, study_name="search", direction=direction, load_if_exists=True
+            )
+            self.done: list[FrozenTrial] = self.journal.get_trials()
+            for trial in self.done:
+                msgspec.convert(trial.user_attrs, Outcome)
+                self.study.add_trial(trial)
 
     def ask(self, axes: Mapping[str, BaseDistribution], first: Mapping[str, Any]) -> dict[str, Any]:
         """Begin a trial, and return its values: `first` in the first trial, else those that TPE proposes."""
@@ -75,7 +83,7 @@ class Trials:
             value: The last score; None without one.
             reason: Why the trial has no score, or has ended early.
         """
-        for name, content in {"score": value, "updates": updates, "reason": reason}.items():
+        for name, content in msgspec.structs.asdict(Outcome(value, updates, reason)).items():
             self.trial.set_user_attr(name, content)
         found = self.study.tell(self.trial, value if state == TrialState.COMPLETE else None, state)
         self.journal.add_trial(found)

@@ -5,11 +5,11 @@ from contextlib import nullcontext, suppress
 from itertools import accumulate
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, explain_damage
 from bertkit.system.clock import Clock
 from bertkit.system.differences import find_differences, name_differences
 from bertkit.system.files import write_json
@@ -44,8 +44,8 @@ COUNTING = ("warmup_stable_decay", "inverse_sqrt")  # schedules with parts that 
 class MeasuredCosts(msgspec.Struct, frozen=True):
     """The measured seconds of a training, as in TimeLimit."""
 
-    update_seconds: dict[int, float]
-    row_seconds: float
+    update_seconds: dict[Annotated[int, msgspec.Meta(ge=0)], Annotated[float, msgspec.Meta(gt=0, le=1e9)]]
+    row_seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 def train_within(
@@ -97,10 +97,11 @@ def read_costs(output: Path) -> MeasuredCosts:
         UsageError: The file is lost or damaged.
     """
     path = output / COST_FILE
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=MeasuredCosts)
-    except (OSError, msgspec.DecodeError) as error:
-        raise UsageError(f"{path} is lost or damaged ({error}); delete {output} to start again") from None
+    with explain_damage(path, output):
+        found = msgspec.json.decode(path.read_bytes(), type=MeasuredCosts)
+        if 0 not in found.update_seconds:
+            raise ValueError("the seconds of the first update are missing")
+        return found
 
 
 def plan_time(

@@ -21,6 +21,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from enum import EnumType
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, UnionType
@@ -304,17 +305,23 @@ def _list_fields(table: str, data_defaults: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _list_names(table: str, data_defaults: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a table; those of a class are read from its source, because importing it takes seconds."""
-    if table in SOURCES:
-        package, file, name = SOURCES[table]
-        with contextlib.suppress(OSError):
-            path = Path(find_spec(package).origin).parent / file
-            for found in ast.parse(path.read_bytes()).body:
-                if isinstance(found, ast.ClassDef) and found.name == name:
-                    keys = [field.target.id for field in found.body if isinstance(field, ast.AnnAssign)]
-                    keys += ["attn_implementation"] * (table == "model")
-                    return [key for key in keys if key not in RESERVED]
-    return list(_list_fields(table, data_defaults))
+    """Return the keys of a table."""
+    names = _read_names(table) if table in SOURCES else []
+    return names or list(_list_fields(table, data_defaults))
+
+
+@cache
+def _read_names(table: str) -> list[str]:
+    """Read the keys of a class from its source, because importing it takes seconds; empty without the source."""
+    package, file, name = SOURCES[table]
+    with contextlib.suppress(OSError):
+        path = Path(find_spec(package).origin).parent / file
+        for found in ast.parse(path.read_bytes()).body:
+            if isinstance(found, ast.ClassDef) and found.name == name:
+                keys = [field.target.id for field in found.body if isinstance(field, ast.AnnAssign)]
+                keys += ["attn_implementation"] * (table == "model")
+                return [key for key in keys if key not in RESERVED]
+    return []
 
 
 def find_type(default: Any) -> Any:
