@@ -25,6 +25,8 @@ import pytest
 
 from bertkit.data.pretraining.store import SHARD_NAME
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabulary
+from bertkit.errors import UsageError
+from bertkit.inference.predictor import Predictor
 from bertkit.studies.trials import JOURNAL
 from bertkit.training.run_dir import ALL_RESULTS, COMPLETE, ENVIRONMENT, LOG, METRICS_FILE
 from tests.data.pretraining.test_build_faults import SCRIPT
@@ -117,6 +119,11 @@ OWN_SQUAD = (
     *("--output", MADE, *SQUAD[SQUAD.index("--set") :]),
 )
 LONG = (*CLASSIFY, *make_settings(data__long="mean", data__max_length=12, data__doc_stride=4))
+DOCTOR = (
+    *("-m", "bertkit", "doctor", "PLACE/reviews.csv", "--text", "title,body", "--label", "stars"),
+    *("--model", "PLACE/bert", "--folds", "3", "--output", MADE),
+    *make_settings(precision="fp32", batch_size=8, train__learning_rate=1e-3, train__num_train_epochs=6.0),
+)
 CORPUS = (
     *("PLACE/script.py", "corpus", "build", "PLACE/long.txt", "--vocab", "PLACE/vocab", "--output", MADE),
     *("--workers", "2"),
@@ -144,6 +151,12 @@ COMMANDS = [
     ),
     Command("squad of one's own", OWN_SQUAD, 8, (*RUN, "splits*")),
     Command("classify in windows", LONG, 8, RUN),
+    Command(
+        "doctor --folds",
+        DOCTOR,
+        8,
+        ("*/checkpoint-*", "*/predictions", f"*/{METRICS_FILE}", "table.md", "label_errors*"),
+    ),
     Command("corpus build", CORPUS, 8, ("vocab.txt", "shards/.*", "shards/*", "corpus.json")),
     Command(
         "corpus build --deduplicate lines",
@@ -430,6 +443,43 @@ def test_killed_at_any_moment_nothing_finished_is_lost_and_the_end_is_the_same(c
 
 
 # --- Other faults -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_killed_export_is_incomplete_or_predicts_as_a_whole_one(tmp_path):
+    run = write_checkpoint(tmp_path / "run", labels=("yes", "no"), num_hidden_layers=1)
+    command = Command("export", ("-m", "bertkit", "export", str(run), "--output", MADE), 8, ())
+    draw, outcomes, began = random.Random(command.name), Counter(), time.monotonic()
+    straight = Victim(command, tmp_path, tmp_path / "straight")
+    assert straight.wait() == 0, straight.error
+    seconds = time.monotonic() - began
+
+    def predict(folder: Path) -> object:
+        """Return the predictions of an export, or why there are none."""
+        try:
+            return Predictor(folder / MADE)(["so good", "bad"])
+        except UsageError as error:
+            return str(error)
+
+    expected, files = predict(tmp_path / "straight"), scan(tmp_path / "straight" / MADE).keys()
+    for number in range(command.kills):
+        folder = tmp_path / str(number // 4)  # the last two kills of a folder find a complete export there
+        if number % 4 == 2:
+            again = Victim(command, tmp_path, folder)
+            assert again.wait() == 0, again.error
+        victim = Victim(command, tmp_path, folder)
+        if victim.lurk(draw.uniform(0.6, 1.0) * seconds, ""):
+            victim.hurt((signal.SIGKILL, signal.SIGTERM)[number % 2], draw)
+        found = predict(folder)
+        assert found == expected or not (folder / MADE).exists() or "holds an incomplete export; export" in found
+        outcomes["whole" if found == expected else "incomplete"] += 1
+    print(dict(outcomes))
+    for folder in (tmp_path / "0", tmp_path / "1"):
+        last = Victim(command, tmp_path, folder)
+        assert last.wait() == 0, last.error
+        assert predict(folder) == expected
+        assert scan(folder / MADE).keys() == files
+
 
 IMPATIENT = """
 from bertkit import cli
