@@ -28,6 +28,7 @@ PLANNED_TO_END = 8  # updates that are planned to the end at once
 LEAST_UNUSED = 15.0  # seconds of a budget that may be left over
 UNUSED_SHARE = 0.05  # or this share of it, if that is more
 MEASURED_SECONDS = 8.0  # at least, to say how long an update takes: other work comes and goes
+MEASURED_UPDATES = 4  # likewise
 SPARE_SHARE = 0.6  # of them, for a machine that becomes slower after the last update
 LEAST_FITTING = 10  # updates that must fit into the time at the start
 END_SECONDS = 4.0  # for scores, their intervals, the card and the exit, beside predictions and checkpoints
@@ -136,7 +137,7 @@ class KeepTime(TrainerCallback):
         self.seconds = 0.0  # of an update, as last measured
         self.saving = 0.0  # seconds of the last checkpoint
         self.next = 0  # the update of the next plan
-        self.marks: deque[tuple[int, float]] = deque()  # updates and their times, since which updates are measured
+        self.marks: deque[tuple[int, float]] = deque()  # the last updates and their times
         self.until = 0.0  # the time at which the next update of a plan is due
 
     def on_train_begin(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
@@ -167,7 +168,7 @@ class KeepTime(TrainerCallback):
         self.predicted += 1
 
     def measure(self, step: int) -> None:
-        """Measure the updates of the last MEASURED_SECONDS, and all; without checkpoints and the slow first update."""
+        """Measure the last updates, and all of them; without checkpoints and the slow first update."""
         now = time.monotonic()
         if step == self.first + 1:
             self.begun, self.marks = now, deque([(step, now)])
@@ -175,7 +176,7 @@ class KeepTime(TrainerCallback):
         self.taken = now - self.begun
         self.expected += self.limit.expect(step - 1)
         self.marks.append((step, now))
-        while now - self.marks[1][1] >= MEASURED_SECONDS:
+        while len(self.marks) > MEASURED_UPDATES + 1 and now - self.marks[1][1] >= MEASURED_SECONDS:
             self.marks.popleft()
         first, then = self.marks[0]
         if now - then >= MEASURED_SECONDS:

@@ -59,7 +59,7 @@ def test_the_training_ends_in_time_and_wastes_little_whatever_the_machine_does(s
     end = (rows + END_SECONDS) * max(last, 1.0)
     assert world.now + rows + END_SECONDS <= limit + last  # at most the update that was in progress
     since = world.now % (limit / len(speeds))  # the machine has had this speed
-    if since > 2 * (pace.MEASURED_SECONDS + last):
+    if since > pace.MEASURED_SECONDS + 2 * pace.MEASURED_UPDATES * last:
         assert world.now + end <= limit + last
     if len(set(speeds)) == 1 and last >= 1:
         allowance = max(15.0, 0.05 * limit)
