@@ -11,12 +11,13 @@ import tomli_w
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, metadata_load, try_to_load_from_cache
 
 from bertkit.data.pretraining.sources import DOCS
-from bertkit.errors import make_printable
+from bertkit.errors import UsageError, make_printable
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import count, tabulate_scores
 from bertkit.system.hub import CARD, find_dataset, is_hub_name
 from bertkit.tasks.task import CHOSEN_ON_DEV, Task
 from bertkit.training.recipe import list_lengths
+from bertkit.training.run_dir import SEARCH, read_study
 
 PIPELINES = {  # the end of a head's class name -> the pipeline tag on the Hub
     "ForPreTraining": "fill-mask",
@@ -88,6 +89,7 @@ def write_card(
         is_causal=is_causal,
         has_bilstm=has_bilstm,
         labels=[quote_code(label) for label in labels if hasattr(model, "classifier")],
+        trials=count_trials(Path(name)),
         scores=format_table(tabulate_scores(rows, metrics, "this model")) if rows else [],
         metrics=metrics,
         data=describe_data(task, recipe, sizes),
@@ -101,6 +103,13 @@ def write_card(
         machine=describe_machine(environment),
     )
     return str(card)
+
+
+def count_trials(output: Path) -> int:
+    """Return the number of trials in the search that came before a run; 0 without one."""
+    with suppress(UsageError):  # there is none
+        return len(read_study(output / SEARCH).cells)
+    return 0
 
 
 def make_metadata(

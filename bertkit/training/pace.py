@@ -161,7 +161,7 @@ class KeepTime(TrainerCallback):
         self.marks = deque((step, then + self.saving) for step, then in self.marks)
 
     def on_prediction_step(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        if self.predicted >= len(self.needed) and take_first(self.limit.clock.left < LAST_SECONDS * self.slowness):
+        if self.predicted >= len(self.needed) and take_first(self.is_over):
             raise OutOfTime
 
     def on_predict(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
@@ -210,5 +210,14 @@ class KeepTime(TrainerCallback):
 
     @property
     def slowness(self) -> float:
-        """Return how much longer than measured the updates have taken on average; at least 1."""
-        return max(self.taken / self.expected, 1.0) if self.expected else 1.0
+        """Return how much longer than measured updates take on average, as far as they tell it.
+
+        The measurement counts as much as updates of the time that it is used for.
+        """
+        known = self.others * self.limit.row_seconds
+        return (self.taken + known) / (self.expected + known) if self.expected else 1.0
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether what is left of the time is needed for the end of the run."""
+        return self.limit.clock.left < LAST_SECONDS * max(self.slowness, 1.0)

@@ -89,6 +89,8 @@ def test_the_first_trial_has_the_paper_s_values_and_the_best_is_trained_on_all_o
     assert not (output / SEARCH / "trial").exists()
     table = (output / SEARCH / "table.md").read_text(encoding="utf-8")
     assert "scored on 12 rows of train that are held back, not on dev" in " ".join(table.split())
+    card = (output / "README.md").read_text(encoding="utf-8")
+    assert "A search chose the values, by 4 trials on training rows that were held back." in card
 
 
 def test_a_trial_repeats_from_the_table(found, recipe, tmp_path):

@@ -110,9 +110,9 @@ def test_other_splits_are_left_out_when_the_time_is_over():
         for world.now in (2.0, 4.0, 6.0, 7.0, 8.0, 9.0):
             state.global_step += 1
             keeper.on_step_end(ON_CPU, state, TrainerControl())
-        assert keeper.slowness == pytest.approx(7 / 5)  # without the first update
+        assert keeper.slowness == pytest.approx((7 + 10) / (5 + 10))  # without the first update
         keeper.seconds = 1.0
-        assert keeper.count_fitting(state) == pytest.approx(91 - 2 * (2 + END_SECONDS) - 10 * 7 / 5)
+        assert keeper.count_fitting(state) == pytest.approx(91 - 2 * (2 + END_SECONDS) - 10 * 17 / 15)
         world.now = 95.0
         keeper.on_prediction_step(ON_CPU, state, TrainerControl())  # needed
         keeper.on_predict(ON_CPU, state, TrainerControl())
