@@ -15,7 +15,7 @@ from bertkit.training.pace import LEAST_FITTING, TimeLimit, TooShort
 STAGES = (1 / 9, 1 / 3)  # of a trial's updates, after which it is scored
 LEAST_SCORED = 50  # updates before a score
 COMPLETED = 3  # whole trials for which there must be time
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+SequenceCount = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 FINAL_SHARES = (0.1, 0.5)  # of the time: what is kept for the last training at least, and at most
 
@@ -33,11 +33,11 @@ class Sizes(msgspec.Struct, frozen=True):
         final_seconds: The fewest and the most seconds that are kept for the last training.
     """
 
-    rows: Count
-    held: Count
-    all_rows: Count
-    end_rows: Count
-    sequences: Count = 0
+    rows: SequenceCount
+    held: SequenceCount
+    all_rows: SequenceCount
+    end_rows: SequenceCount
+    sequences: SequenceCount = 0
     stages: tuple[Annotated[float, msgspec.Meta(gt=0, lt=1)], ...] = ()
     sequence_seconds: Seconds = 0.0
     update_seconds: Seconds = 0.0

@@ -22,8 +22,8 @@ JOURNAL = "optuna.log"
 REDUCTION = 3  # one of three trials goes on (Li et al. 2020)
 
 
-class Outcome(msgspec.Struct, forbid_unknown_fields=True):
-    """What is kept of a trial that is over: the last score, its updates, and why it has none or has ended early."""
+class TrialResult(msgspec.Struct, forbid_unknown_fields=True):
+    """The outcome of a trial: its last score and updates, and why it has no score or has ended early."""
 
     score: float | None
     updates: int
@@ -56,7 +56,7 @@ class Trials:
             )
             self.done: list[FrozenTrial] = self.journal.get_trials()
             for trial in self.done:
-                msgspec.convert(trial.user_attrs, Outcome)
+                msgspec.convert(trial.user_attrs, TrialResult)
                 self.study.add_trial(trial)
 
     def ask(self, axes: Mapping[str, BaseDistribution], first: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Trials:
             value: The last score; None without one.
             reason: Why the trial has no score, or has ended early.
         """
-        for name, content in msgspec.structs.asdict(Outcome(value, updates, reason)).items():
+        for name, content in msgspec.structs.asdict(TrialResult(value, updates, reason)).items():
             self.trial.set_user_attr(name, content)
         found = self.study.tell(self.trial, value if state == TrialState.COMPLETE else None, state)
         self.journal.add_trial(found)

@@ -54,8 +54,7 @@ FOREIGN_SHARE = 0.3  # share of unknown tokens; above it a vocabulary is for ano
 FORECAST_CHARACTERS = 20_000_000  # of text, for a forecast of a run's cost
 DOCUMENTS_SHOWN = 100  # documents of a built corpus from which the shown predictions are chosen
 
-# The defaults of `bertkit pretrain` without a recipe or a model: the recipe of `make demo`,
-# recipes/demo/pretrain.toml.
+# The defaults of `bertkit pretrain` without a recipe or a model: those of recipes/demo/pretrain.toml.
 STARTER = {
     "batch_size": 128,
     "model": {

@@ -318,7 +318,7 @@ def test_the_left_to_right_baseline_counts_separators(tokenizer, corpus):
 
 
 def test_the_starter_is_the_recipe_of_the_demo():
-    """`bertkit pretrain` without options and `make demo` do the same."""
+    """`bertkit pretrain` does the same without options and with the recipe."""
     from bertkit.training.recipe import read_recipe
 
     demo = read_recipe(Path(__file__).parents[2] / "recipes" / "demo" / "pretrain.toml")

@@ -36,7 +36,7 @@ PARAMETER_ENTRY = re.compile(r"^(\*{0,2}[A-Za-z_]\w*) ?: (\S.*)$")
 # Text after a type that is not part of it.
 BEHIND = re.compile(r"\s*(?:,\s*)?(?:\(?\b(?:optional|default|keyword[- ]only)\b.*)$", re.IGNORECASE)
 LONGEST_TYPE, LONGEST_DESCRIPTION = 80, 160  # characters
-MOST_PARAMETERS = 8  # parameters of a function described in a context
+MOST_PARAMETERS = 4  # parameters of a function described in a context, which then has fewer than 128 tokens
 UNANSWERABLE = 1 / 3  # share of unanswerable questions, as in SQuAD 2.0's training set
 DEV_SHARE = 0.1  # share of the functions in dev
 SAMPLE_SEED = 0
@@ -251,14 +251,18 @@ def make_pairs(functions: Sequence[Function], limit: int) -> list[tuple[str, str
 
 
 def make_descriptions(functions: Sequence[Function], limit: int) -> list[tuple[str, str, str]]:
-    """Return rows (description of a parameter, its library, its function), as many of each library where possible."""
+    """Return rows (description of a parameter, its library, its function), as many of each library where possible.
+
+    The libraries are mixed, so that the first rows have all of them.
+    """
     rows: dict[str, list[tuple[str, str, str]]] = {package: [] for package in DOCUMENTED_PACKAGES}
     for function in order(functions):
         package = function.name.partition(".")[0]
         rows[package] += [
             (f"{one.name} is {one.type}: {one.description}", package, function.name) for one in function.parameters
         ]
-    return [row for found in rows.values() for row in found[: limit // len(rows)]]
+    mixed = [row for found in rows.values() for row in found[: limit // len(rows)]]
+    return [mixed[place] for place in np.random.default_rng(SAMPLE_SEED).permutation(len(mixed))]
 
 
 def write_qnli(rows: Sequence[tuple[str, str, str]], path: Path) -> None:
