@@ -120,6 +120,8 @@ def _find_effect(
     pairs = [(firsts[place % len(firsts)], score) for place, score in enumerate(seconds)]
     differs = np.any([(first.rows != second.rows).reshape(len(counts), -1).any(1) for first, second in pairs], axis=0)
     places = np.flatnonzero(differs)
+    if not len(places):  # only runs of the same method differ
+        return 0.0
     if len(places) > EFFECTS:
         places = rng.choice(places, EFFECTS, p=counts[places] / counts[places].sum())
         times = np.ones(EFFECTS)
