@@ -56,10 +56,15 @@ class UsageError(ValueError):
 
 @contextmanager
 def explain_damage(path: str | os.PathLike, output: str | os.PathLike) -> Iterator[None]:
-    """Convert any error in reading a file that bertkit has written below `output` into a UsageError."""
+    """Convert any error with a file that bertkit has written below `output` into a UsageError.
+
+    An unusable disk or path is named as such.
+    """
     try:
         yield
     except Exception as error:  # libraries assume that nobody has changed their files
+        if line := explain_os_error(error, f"the file {path}"):
+            raise UsageError(line) from None
         found = join_lines(error)[:LONGEST_MESSAGE] or type(error).__name__
         raise UsageError(f"{path} is lost or damaged ({found}); delete {output} to start again") from None
 

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from bertkit.errors import UsageError, explain_disk_error, explain_os_error, explain_refusal
+from bertkit.errors import UsageError, explain_damage, explain_disk_error, explain_os_error, explain_refusal
 
 LONG = "n" * 300
 
@@ -69,6 +69,14 @@ def test_a_disk_that_cannot_be_written_to_is_one_line(number, words):
     for explain in (explain_disk_error, explain_refusal):
         with pytest.raises(UsageError, match=re.escape(f"a.html cannot be {use}: {words}")), explain("a.html"):
             raise make_error(number)
+
+
+def test_a_damaged_file_is_one_line_and_a_full_disk_is_not_damage():
+    line = r"^a/b is lost or damaged \(KeyError\); delete a to start again$"
+    with pytest.raises(UsageError, match=line), explain_damage("a/b", "a"):
+        raise KeyError
+    with pytest.raises(UsageError, match="the disk is full"), explain_damage("a/b", "a"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_library_without_numbers_says_in_words_what_the_disk_is_like():

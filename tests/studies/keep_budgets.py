@@ -4,7 +4,7 @@ $ python -m tests.studies.keep_budgets GLUE WNUT MODEL [MINUTES …]   # by defa
 
 GLUE is the folder with RTE, WNUT that of WNUT-17, MODEL a checkpoint. The budgets are given to WNUT-17 and RTE in turn,
 each with another seed. Prints a line of a Markdown table for each command. The load is that of up to two busy
-processes, whose number changes after 5 to 40 seconds. Not a test: it takes more than an hour.
+processes, whose number changes after 5 to 40 seconds. Not a test: it takes 50 minutes.
 """
 
 import json

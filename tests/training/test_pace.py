@@ -30,10 +30,10 @@ class World:
         return self.now
 
 
-def train_by(world, durations, row_seconds=0.0, rows=0, first=1.0, most=100_000, others=0):
+def train_by(world, durations, row_seconds=0.0, rows=0, first=1.0, most=100_000):
     """Train as the Trainer does, with updates of given seconds; return the updates and the pace."""
     found = Pace()
-    keeper = KeepTime(TimeLimit(world, {0: first}, row_seconds), found, [rows], others, most)
+    keeper = KeepTime(TimeLimit(world, {0: first}, row_seconds), found, [rows], 0, most)
     state, control = TrainerState(max_steps=most), TrainerControl()
     keeper.on_train_begin(ON_CPU, state, control)
     while state.global_step < state.max_steps and not control.should_training_stop:

@@ -36,7 +36,7 @@ PARAMETER_ENTRY = re.compile(r"^(\*{0,2}[A-Za-z_]\w*) ?: (\S.*)$")
 # Text after a type that is not part of it.
 BEHIND = re.compile(r"\s*(?:,\s*)?(?:\(?\b(?:optional|default|keyword[- ]only)\b.*)$", re.IGNORECASE)
 LONGEST_TYPE, LONGEST_DESCRIPTION = 80, 160  # characters
-MOST_PARAMETERS = 4  # parameters of a function described in a context, which then has fewer than 128 tokens
+MOST_PARAMETERS = 4  # parameters of a function described in a context; most contexts then fit into 128 tokens
 UNANSWERABLE = 1 / 3  # share of unanswerable questions, as in SQuAD 2.0's training set
 DEV_SHARE = 0.1  # share of the functions in dev
 SAMPLE_SEED = 0
