@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.data.tokenizer import TOKENIZER_FILES, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
-from bertkit.inference.export_record import EXPORT_FILE, ExportRecord, Latency, Proof, Timing, find_export
+from bertkit.inference.export_record import EXPORT_FILE, PARTS, ExportRecord, Latency, Proof, Timing, find_export
 from bertkit.inference.predictor import Predictor
 from bertkit.inference.quantization import load_halves, prove, tabulate_proof
 from bertkit.model.checkpoint import find_file
@@ -34,7 +34,6 @@ from bertkit.system.instructions import find_instruction_set
 from bertkit.system.progress import Report, ignore
 from bertkit.training.run_dir import CALIBRATION_FILE, RECIPE_FILE, describe_environment
 
-PARTS = ".export-"  # the beginning of a folder within the directory while it is written
 TOLERANCE = 1e-4  # of probabilities
 TIMED_LENGTHS = (16, 128, 512)  # tokens of one text
 TEXTS_AT_ONCE = 8

@@ -11,6 +11,7 @@ from bertkit.system.instructions import find_instruction_set
 from bertkit.training.run_dir import read_record
 
 EXPORT_FILE = "export.json"
+PARTS = ".export-"  # the beginning of a folder within the directory while it is written
 
 
 class Int8Variant(msgspec.Struct):
@@ -148,7 +149,8 @@ def find_export(place: str) -> ExportRecord | None:
     """
     path = Path(place, EXPORT_FILE)
     if not path.is_file():
-        if path.with_name(ONNX_FILE).is_file() and not path.with_name("model.safetensors").is_file():
+        has_model = path.with_name(ONNX_FILE).is_file() and not path.with_name("model.safetensors").is_file()
+        if has_model or any(path.parent.glob(f"{PARTS}*")):
             raise UsageError(f"{place} holds an incomplete export; export the run again")
         return None
     try:
