@@ -93,8 +93,10 @@ def load_config(checkpoint: str) -> BertConfig:
     """
     remedy = "give a directory with a BERT checkpoint"
     with explain_refusal(f"the model {checkpoint}"):
-        if Path(checkpoint, "recipe.toml").is_file() and not Path(checkpoint, "config.json").is_file():
-            raise UsageError(f"the run in {checkpoint} is not finished; repeat the command that started it")
+        if Path(checkpoint).is_dir() and not Path(checkpoint, "config.json").is_file():
+            if Path(checkpoint, "recipe.toml").is_file():
+                raise UsageError(f"the run in {checkpoint} is not finished; repeat the command that started it")
+            raise UsageError(f"{checkpoint} holds no config.json; {remedy}")
         trouble = find_trouble(checkpoint)
         try:
             values, _ = PreTrainedConfig.get_config_dict(checkpoint, local_files_only=trouble is not None)
