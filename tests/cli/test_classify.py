@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 
 import pytest
 
@@ -106,10 +107,13 @@ def test_a_search_before_the_run(call, small, tmp_path):
     assert call("predict", "runs/stars", "A title", "A fine film.")[0] == 0
 
 
-def test_the_plan_of_a_budget(call, small, tmp_path):
+def test_the_plan_of_a_budget(call, small, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    os.environ.pop("GOMP_SPINCOUNT", None)
     code, out, err = call("classify", *small, *NAMED, "--budget", "10m", "--dry-run")
     assert (code, err) == (0, "")
     assert "in 10 min 0 s fit about " in out
+    assert os.environ["GOMP_SPINCOUNT"] == "1000"
     assert "dry run: nothing was trained or written" in out
     assert not (tmp_path / "runs").exists()
 
