@@ -33,6 +33,7 @@ from bertkit.system.files import atomic_write
 from bertkit.tasks.option import check_range
 
 Recipe = dict[str, Any]
+PACKAGE = Path(__file__).parents[1]
 
 TOP_KEYS = {
     "task": str,
@@ -131,11 +132,15 @@ TYPE_NAMES = {
 def read_recipe(path: str | Path) -> Recipe:
     """Read a recipe from a TOML file without checking it, with `~` expanded as in `merge`.
 
+    A file of recipes/ that does not exist in this directory is read from the installed package.
+
     Raises:
         UsageError: The file cannot be read, or is not TOML.
     """
     try:
-        return merge(tomllib.loads(Path(path).read_bytes().decode("utf-8-sig")))
+        given, installed = Path(path), PACKAGE / path
+        found = installed if given.parts[:1] == ("recipes",) and installed.is_file() and not given.exists() else given
+        return merge(tomllib.loads(found.read_bytes().decode("utf-8-sig")))
     except OSError as error:
         raise UsageError(f"recipe {path} cannot be read ({error.strerror}); give the path of a TOML file") from None
     # TOMLDecodeError, an encoding other than UTF-8, a number with too many digits; lists or tables nested too deeply
