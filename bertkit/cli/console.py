@@ -56,6 +56,7 @@ class Screen(AbstractContextManager):
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        gc.unfreeze()  # libraries may complain of objects that are left at the end of the process
         self.finish_progress()
 
     def say(self, *lines: str) -> None:

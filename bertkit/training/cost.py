@@ -16,7 +16,6 @@ import torch
 from accelerate.utils import reduce
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.benchmark import Timer
 from torch.utils.data import DataLoader, Subset
 from transformers import PreTrainedConfig, TrainerCallback
 
@@ -275,6 +274,8 @@ def count_flops(config: PreTrainedConfig, lengths: Tensor, targets: int) -> floa
 
 def measure_matmul_rate(precision: str) -> float:
     """Return the floating-point operations per second of products of large square matrices, from the median time."""
+    from torch.utils.benchmark import Timer  # looks for a CUDA toolkit, and logs what it misses
+
     device = find_device()
     size = 8192 if device.type == "cuda" else 2048
     one, two = torch.randn(2, size, size, device=device, dtype=DTYPES.get(precision, torch.float32))
