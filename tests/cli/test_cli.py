@@ -266,7 +266,7 @@ def test_a_mistake_is_one_line_that_names_it_and_exit_code_2(call, bad, argument
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["pretrain", "--corpse", "x"], "No such option: --corpse"),
+        (["pretrain", "--corpse", "x"], "--corpse"),
         (["pretran"], "No such command 'pretran'"),
         (["vocab", "--output", "x"], "Missing argument"),
         (["vocab", "good.txt", "--output", "x", "--size", "many"], "--size"),
