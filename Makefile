@@ -11,10 +11,10 @@ CLIENTS := .venv-clients
 .DEFAULT_GOAL := help
 .PHONY: help install demo docs check format test browser test-browser test-all peer clients gpu coverage clean
 
-help: ## list these targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
+help: ## 1 s: list these targets, with their time on two cores
+	@sed -n 's/^\([a-z-]*\):.*## \([^:]*\): \(.*\)/  make \1\t\2\t\3/p' $(MAKEFILE_LIST) | expand -t 21,30
 
-install: $(INSTALLED) ## create .venv with bertkit and everything its tests need
+install: $(INSTALLED) ## 2 min: create .venv with bertkit and everything its tests need
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -29,7 +29,7 @@ OTHER := "What type is the parameter n_jobs of sklearn.svm.SVC?"
 CONTEXT := "add.numbers has these parameters. a is array_like: The numbers. axis is int or None: Along which axis they are \
 added. dtype is str: Type of the stored result."
 
-demo: $(INSTALLED) ## 8 minutes: a classifier of texts after 3, then a pretraining, questions and a report page
+demo: $(INSTALLED) ## 8 min: a classifier of texts after 2, then a pretraining, questions and a report page
 	test -d runs/demo-data/squad || $(BIN)/bertkit sample runs/demo-data
 	$(BIN)/bertkit classify --recipe recipes/demo/classify.toml --data runs/demo-data/descriptions.csv --model $(MINILM) --output runs/demo-classify
 	$(BIN)/bertkit predict runs/demo-classify "n_jobs is int: The number of jobs to run in parallel."
@@ -40,36 +40,36 @@ demo: $(INSTALLED) ## 8 minutes: a classifier of texts after 3, then a pretraini
 	$(BIN)/bertkit predict runs/demo-squad $(ASKED) $(CONTEXT) $(OTHER) $(CONTEXT)
 	$(BIN)/bertkit report runs/demo-classify runs/demo runs/demo-squad --output runs/demo.html
 
-docs: $(INSTALLED) ## write the tables of the pages that repeat the code
+docs: $(INSTALLED) ## 2 s: write the tables of the pages that repeat the code
 	$(BIN)/python -m tests.docs
 
-check: $(INSTALLED) ## lint, formatting and who imports whom, as CI runs them
+check: $(INSTALLED) ## 10 s: lint, formatting and who imports whom, as CI runs them
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache --no-logo
 
-format: $(INSTALLED) ## format the code and apply the fixes of ruff
+format: $(INSTALLED) ## 2 s: format the code and apply the fixes of ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: $(INSTALLED) ## the fast tests, offline
+test: $(INSTALLED) ## 13 min: the fast tests, offline
 	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
 
-browser: ## install Chromium where there is none, as root of a Debian
+browser: ## 1 min: install Chromium where there is none, as root of a Debian
 	command -v chromium || command -v chromium-browser || command -v google-chrome || { \
 	timeout 120 apt-get update --quiet=2 && \
 	DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install --yes --quiet=2 --no-install-recommends chromium; }
 
-test-browser: $(INSTALLED) ## open the report and the server's page in Chromium
+test-browser: $(INSTALLED) ## 1 min: open the report and the server's page in Chromium
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -m slow tests/analysis/test_page.py tests/inference/test_served_page.py
 
-test-all: $(INSTALLED) ## also the slow ones
+test-all: $(INSTALLED) ## hours: also the slow ones
 	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 --dist worksteal --hypothesis-profile thorough --timeout 7200 -m "not network and not gpu and not clients"
 
-peer: $(INSTALLED) ## transformers' own tests of models, on ours and on stock BERT (downloads its source distribution)
+peer: $(INSTALLED) ## 2 min: transformers' own tests of models, on ours and on stock BERT (downloads its source distribution)
 	$(BIN)/python -m tests.peer
 
-clients: $(CLIENTS)/installed ## PEFT, captum, setfit and others on our models and on stock BERT, in .venv-clients
+clients: $(CLIENTS)/installed ## 4 min: PEFT, captum, setfit and others on our models and on stock BERT, in .venv-clients
 	HF_HUB_OFFLINE=1 $(CLIENTS)/bin/pytest --numprocesses 2 -m clients tests/clients
 
 $(CLIENTS)/installed: pyproject.toml # apart, because a library that is there changes what transformers imports
@@ -78,15 +78,15 @@ $(CLIENTS)/installed: pyproject.toml # apart, because a library that is there ch
 	$(CLIENTS)/bin/pip install --quiet --quiet --disable-pip-version-check --editable ".[clients]"
 	@touch $@
 
-gpu: ## all that needs an accelerator, 20 minutes a call, into runs/gpu; DATA=DIR adds its text/ and squad/
+gpu: ## 20 min: all that needs an accelerator, into runs/gpu; DATA=DIR adds its text/ and squad/
 	$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m bertkit bench gpu --recipe recipes/pretrain/small.toml $(if $(DATA),--data "$(DATA)")
 
-coverage: $(INSTALLED) ## which lines of bertkit no fast test runs
+coverage: $(INSTALLED) ## minutes: which lines of bertkit no fast test runs
 	rm -f .coverage .coverage.*
 	HF_HUB_OFFLINE=1 $(BIN)/coverage run -m pytest --numprocesses 2 --dist worksteal
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-clean: ## remove .venv, .venv-clients, caches and runs of this checkout
+clean: ## 2 s: remove .venv, .venv-clients, caches and runs of this checkout
 	rm -rf $(VENV) $(CLIENTS) runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
