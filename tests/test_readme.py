@@ -23,7 +23,7 @@ from bertkit.data.spans import is_placed
 from bertkit.errors import UsageError
 from bertkit.inference.features import extract
 from bertkit.studies.cells import list_cells
-from bertkit.studies.spec import OPTIONS, make_study, read_study
+from bertkit.studies.spec import OPTIONS, make_study
 from bertkit.tasks import TASKS
 from bertkit.tasks.glue import GRID, find_glue
 from bertkit.training.plan import dry_run
@@ -426,7 +426,7 @@ def test_a_recipe_runs_dry(path, tmp_path, monkeypatch):
 def test_a_study_has_the_runs_it_should_have(name, cells, runs, tmp_path):
     path = ROOT / "recipes" / "studies" / f"{name}.toml"
     start = {"checkpoint": str(write_checkpoint(tmp_path / "bert", num_hidden_layers=4, max_position_embeddings=512))}
-    found = list_cells(read_study(path, {} if "pretrain" in read_recipe(path) else start))
+    found = list_cells(make_study(read_recipe(path), {} if "pretrain" in read_recipe(path) else start))
     assert len(found) == cells
     assert len({directory for cell in found for directory in cell.runs.values()}) == runs
 
@@ -440,7 +440,7 @@ LONGEST = 229
 def test_every_sentence_fits_a_small_study_of_names(name, tmp_path):
     path = ROOT / "recipes" / "studies" / "small" / f"{name}.toml"
     start = {"checkpoint": str(write_checkpoint(tmp_path / "bert", num_hidden_layers=4, max_position_embeddings=512))}
-    study = read_study(path, {} if "pretrain" in read_recipe(path) else start)
+    study = make_study(read_recipe(path), {} if "pretrain" in read_recipe(path) else start)
     cells = [cell for cell in list_cells(study) if cell.column.task == "ner"]
     assert cells
     for cell in cells:

@@ -345,11 +345,8 @@ def list_figures(path: Path, notes: list[str]) -> tuple[list[Plot], list[Table]]
             kind = attempt(lambda figure: figure["kind"], figure)
             if kind == "matrix" and (table := attempt(make_matrix, split, figure)):
                 tables.append(table)
-            if kind == "lines" and (plot := attempt(plot_lines, split, figure)):
-                plots.append(plot)
-            if kind == "curves" and (plot := attempt(plot_curves, split, figure)):
-                plots.append(plot)
-            if kind == "reliability" and (plot := attempt(plot_reliability, split, figure)):
+            draw = {"lines": plot_lines, "curves": plot_curves, "reliability": plot_reliability}.get(str(kind))
+            if draw and (plot := attempt(draw, split, figure)):
                 plots.append(plot)
     return plots, tables
 

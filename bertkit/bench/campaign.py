@@ -19,7 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from bertkit.errors import UsageError, explain_refusal, join_lines
+from bertkit.errors import UsageError, explain_refusal
+from bertkit.studies.workers import explain_failure
 from bertkit.system.files import hold_directory, write_json
 from bertkit.system.progress import Report, describe_duration
 from bertkit.system.signals import follow_parent
@@ -28,7 +29,6 @@ FAILED = ".failed.json"
 FAILURE = "failure"  # key of a step's figures: the reason why they count as failed
 STOP_SECONDS = 20.0  # in which a step that is cut off may save its state; reserved in the total time
 SLACK = 3  # multiple of its expected time after which a step has failed
-LONGEST_FAILURE = 300  # characters
 
 
 @dataclass(frozen=True)
@@ -108,15 +108,8 @@ def serve_step(sender: Connection, step: Step, campaign: Campaign, log: Path) ->
         outcome = Outcome(found, found.get(FAILURE, ""))
     except Exception as error:  # whatever a step raises, the others go on
         traceback.print_exc()
-        outcome = Outcome(failure=describe_failure(error))
+        outcome = Outcome(failure=explain_failure(error))
     sender.send(outcome)
-
-
-def describe_failure(error: Exception) -> str:
-    """Return an exception as one line."""
-    if isinstance(error, UsageError):
-        return str(error)
-    return f"{type(error).__name__}: {join_lines(error)[:LONGEST_FAILURE]}"
 
 
 def run_campaign(

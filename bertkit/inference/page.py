@@ -5,9 +5,7 @@ answers, which the script of the template does.
 """
 
 import re
-from base64 import b64encode
 from collections.abc import Mapping
-from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import bertkit
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.model.checkpoint import find_file
+from bertkit.reports.html import digest, make_environment
 from bertkit.system.hub import CARD
 from bertkit.tasks.pretraining import MASK
 
@@ -32,10 +31,8 @@ def render_page(predictor: Predictor, name: str, place: str, sample: Mapping[str
         place: The run or checkpoint, whose card is shown.
         sample: The input in the form at first; None makes the page that asks for the token and shows nothing else.
     """
-    from jinja2 import Environment
-
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files("bertkit.inference").joinpath(SERVE_TEMPLATE).read_text(encoding="utf-8"))
+    source = files("bertkit.inference").joinpath(SERVE_TEMPLATE).read_text(encoding="utf-8")
+    template = make_environment().from_string(source)
     task, settings = predictor.task, predictor.settings
     schema = task.describe_input(settings)
     listed = {field.rstrip("…") for field in task.list_fields(settings)}
@@ -60,11 +57,6 @@ def render_page(predictor: Predictor, name: str, place: str, sample: Mapping[str
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return page, policy
-
-
-def digest(text: str) -> str:
-    """Return the SHA-256 of a text in Base64."""
-    return b64encode(sha256(text.encode()).digest()).decode()
 
 
 def render_card(place: str) -> str | None:

@@ -42,7 +42,6 @@ class Contrast:
         high: Its upper limit.
         p: The two-sided p-value of no difference.
         rows: The number of rows (texts, questions, documents).
-        differing: The number of rows on which the runs are not all equal.
         row_error: The standard error that the rows cause.
         seed_error: The one that the seeds cause; None if both methods have a single run.
         freedom: The degrees of freedom of the verdict's t variates; infinite if no variance between runs counts.
@@ -53,7 +52,6 @@ class Contrast:
     high: float
     p: float
     rows: int
-    differing: int
     row_error: float
     seed_error: float | None = None
     freedom: float = np.inf
@@ -70,7 +68,6 @@ def compare_methods(
     """
     scores = [*firsts, *seconds]
     flat = np.stack([score.rows.reshape(len(score), -1) for score in scores])  # (M, S, V), M = all runs
-    differing = int((flat != flat[0]).any(axis=(0, 2)).sum())
     # Equal rows become one, whose weight is a sum of exponential variates.
     _, places, counts = np.unique(np.concatenate(flat, axis=1), axis=0, return_index=True, return_counts=True)
     scores = [score.take(places) for score in scores]
@@ -84,7 +81,7 @@ def compare_methods(
     count = len(firsts)
     value = float(runs[count:].mean() - runs[:count].mean())
     differences = sampled[count:].mean(0) - sampled[:count].mean(0)  # (R,)
-    if differing:
+    if (flat != flat[0]).any():
         gains, losses = rng.standard_exponential((2, samples))
         effect = _find_effect(scores[:count], scores[count:], counts, rng)
         differences = differences + effect * (gains - losses) * len(flat[0]) / np.concatenate(sums)
@@ -102,7 +99,7 @@ def compare_methods(
     low, high = np.quantile(differences, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
     beyond = min((differences <= 0).sum(), (differences >= 0).sum())
     p = min(2 * (int(beyond) + 1) / (samples + 1), 1.0)
-    return Contrast(value, low, high, p, int(counts.sum()), differing, row_error, seed_error, freedom)
+    return Contrast(value, low, high, p, int(counts.sum()), row_error, seed_error, freedom)
 
 
 def _score_runs(scores: Sequence[RowScore], weights: np.ndarray) -> np.ndarray:

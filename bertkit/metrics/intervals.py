@@ -84,11 +84,11 @@ class Verdict:
         return f"undecidable with {self.rows:,} rows; {ending}"
 
 
-def find_interval(score: RowScore, samples: int = INTERVAL_SAMPLES, seed: int = 0) -> Interval:
+def find_interval(score: RowScore, seed: int = 0) -> Interval:
     """Return the 95 % interval of a score: its range over other rows of the same source, for the same model.
 
-    The result depends on the seed by the error of a quantile of `samples` values. Scores with very many values have
-    fewer samples.
+    The result depends on the seed by the error of a quantile of INTERVAL_SAMPLES values, or fewer for scores with very
+    many values.
     """
     if (successes := score.count_successes()) is not None:
         return _find_wilson(*successes, 100 / score.points)
@@ -96,7 +96,7 @@ def find_interval(score: RowScore, samples: int = INTERVAL_SAMPLES, seed: int = 
     rng = np.random.default_rng(seed)
     influences = find_influences(merged, numbers, rng)
     value = merged.score(counts[None])[0]
-    samples = min(samples, max(LEAST_SAMPLES, MOST_VALUES // merged.rows.size))
+    samples = min(INTERVAL_SAMPLES, max(LEAST_SAMPLES, MOST_VALUES // merged.rows.size))
     if count_deciding(influences) < FEW_ROWS:
         low, high = _bound(merged, counts, samples, rng)
     elif score.rate == "gaps":
@@ -229,7 +229,7 @@ def _divide_rows(weights: np.ndarray) -> list[np.ndarray]:
 def compare_rows(first: RowScore, second: RowScore, samples: int = BOOTSTRAP_SAMPLES, seed: int = 0) -> Difference:
     """Return how many points the second model is above the first one on the same rows, with its 95 % interval.
 
-    The result depends on the seed by the error of a quantile of `samples` values.
+    The result depends on the seed by the error of a quantile of INTERVAL_SAMPLES values.
     """
     outside = (1 - LEVEL) / 2
     # Equal rows become one, whose weight is a sum of exponential variates.

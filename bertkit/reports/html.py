@@ -48,17 +48,26 @@ STYLE = {
 }
 
 
+def make_environment() -> Any:
+    """Return jinja's environment for a page, which escapes everything."""
+    from jinja2 import Environment
+
+    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+
+
+def digest(text: str) -> str:
+    """Return the SHA-256 of a text in Base64."""
+    return b64encode(sha256(text.encode()).digest()).decode()
+
+
 def render(parts: Sequence[Mapping[str, Any]]) -> str:
     """Return the HTML of the page; everything except pictures is escaped, and lone surrogates become question marks.
 
     Args:
         parts: Texts, tables, pictures (`draw_all`) and pairs of name and text; missing entries are left out.
     """
-    from jinja2 import Environment
-
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["digest"] = lambda text: b64encode(sha256(text.encode()).digest()).decode()
-    environment.filters |= {"columns": style_columns, "minus": show_minus}
+    environment = make_environment()
+    environment.filters |= {"digest": digest, "columns": style_columns, "minus": show_minus}
     environment.globals["split_number"] = split_number
     template = environment.from_string(files("bertkit.reports").joinpath(TEMPLATE).read_text(encoding="utf-8"))
     page = template.render(

@@ -30,7 +30,7 @@ from bertkit.system.parallel import read_workers
 from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
-from bertkit.tasks.pretraining import estimate_cost
+from bertkit.tasks.pretraining import list_phases
 from bertkit.training.arguments import make_arguments
 from bertkit.training.prepare import Prepared, name_data, name_examples, prepare
 from bertkit.training.processes import join_processes
@@ -321,6 +321,18 @@ def make_jobs(
 def order_longest_first(jobs: Mapping[str, RunJob]) -> dict[str, RunJob]:
     """Sort pretrainings by estimated cost, longest first, so that workers finish at about the same time."""
     return dict(sorted(jobs.items(), key=lambda item: -estimate_cost(item[1].recipe)))
+
+
+def estimate_cost(recipe: Mapping[str, Any]) -> float:
+    """Estimate a run's multiplications: the encoder's matrices at every token, the decoder's at predicted tokens."""
+    from bertkit.model.config import BertConfig
+
+    model, options = BertConfig(**recipe["model"]), recipe["data"]
+    hidden, decoded = model.hidden_size, 1.0 if options["objective"] == "clm" else options["masked_lm_prob"]
+    layer = 4 * hidden**2 + 2 * hidden * model.intermediate_size
+    decoder = hidden * (hidden + max(recipe["model"].get("vocab_size", 0), options["vocab_size"]))
+    tokens = sum(phase.samples * phase.max_length for phase in list_phases(recipe))
+    return tokens * (model.num_hidden_layers * layer + decoded * decoder)
 
 
 def check_arguments(jobs: Mapping[str, RunJob]) -> None:

@@ -117,7 +117,7 @@ class Sizes(msgspec.Struct, frozen=True):
         parts = np.diff([0.0, *self.stages, 1.0])
         part = float(parts @ float(REDUCTION) ** -np.arange(len(parts)))  # of a trial, on average
         free = left - self.time_final(recipe)
-        count = 1 + int((free - one) / (one * part)) if self.has_trials(recipe) and free > one else 0
+        count = 1 + int((free - one) / (one * part)) if free > one else 0
         training = left - (one + (count - 1) * one * part if count else 0)
         updates = int(training / self.time_training(size, size))
         return (

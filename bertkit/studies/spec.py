@@ -45,7 +45,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from bertkit.errors import UsageError, make_printable
@@ -55,7 +54,7 @@ from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT, expand_recipe
 from bertkit.tasks import TASKS
 from bertkit.tasks.option import check_range
 from bertkit.tasks.task import Task
-from bertkit.training.recipe import TABLES, TOP_KEYS, Recipe, check, check_value, merge, read_recipe
+from bertkit.training.recipe import TABLES, TOP_KEYS, Recipe, check, check_value, merge
 
 PRETRAIN = "pretrain"  # the task, the keys, and the folder of the pretrainings
 OPTIONS = {  # the keys that the command line reaches too
@@ -176,15 +175,6 @@ class Study:
 
 
 # --- Reading and checking ---------------------------------------------------------------------------------------------
-
-
-def read_study(path: str | Path, *given: Mapping[str, Any]) -> Study:
-    """Read a study from a TOML file, with the values of the command line.
-
-    Raises:
-        UsageError: As for `make_study`, or the file cannot be read.
-    """
-    return make_study(read_recipe(path), *given, where=str(path))
 
 
 def make_study(definition: Mapping[str, Any], *given: Mapping[str, Any], where: str = "study") -> Study:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertkit.data.pretraining.dataset import Phase, PretrainingData, take
+from bertkit.data.pretraining.dataset import Phase, PretrainingData
 from bertkit.data.pretraining.masking import check_rates
 from bertkit.data.pretraining.sources import Document, is_built, read_documents
 from bertkit.data.pretraining.store import open_corpus, read_manifest
@@ -89,18 +89,6 @@ def list_phases(recipe: Mapping[str, Any]) -> list[Phase]:
     ]
 
 
-def estimate_cost(recipe: Mapping[str, Any]) -> float:
-    """Estimate a run's multiplications: the encoder's matrices at every token, the decoder's at predicted tokens."""
-    from bertkit.model.config import BertConfig
-
-    model, options = BertConfig(**recipe["model"]), recipe["data"]
-    hidden, decoded = model.hidden_size, 1.0 if options["objective"] == "clm" else options["masked_lm_prob"]
-    layer = 4 * hidden**2 + 2 * hidden * model.intermediate_size
-    decoder = hidden * (hidden + max(recipe["model"].get("vocab_size", 0), options["vocab_size"]))
-    tokens = sum(phase.samples * phase.max_length for phase in list_phases(recipe))
-    return tokens * (model.num_hidden_layers * layer + decoded * decoder)
-
-
 # The columns of a summary, one row a sequence.
 TOKEN_LOSS, TOKENS, TOKENS_RIGHT, NSP_LOSS, NSP_RIGHT = range(5)
 
@@ -166,10 +154,8 @@ class PretrainingTask(Task):
                 f"max_length is {options['max_length']} in [data], but the recipe has phases with lengths of their "
                 f"own; set 'phase=[{{share=1.0, max_length={options['max_length']}}}]' instead"
             )
-        if recipe["train"].get("train_sampling_strategy") != "sequential" or recipe["train"].get("ignore_data_skip"):
-            raise UsageError(
-                "the order of pretraining samples is fixed; remove train_sampling_strategy and ignore_data_skip"
-            )
+        if recipe["train"].get("train_sampling_strategy") != "sequential":
+            raise UsageError("the order of pretraining samples is fixed; remove train_sampling_strategy")
         for key in ("freeze", "bilstm", "reinit_layers"):
             if recipe.get(key):
                 raise UsageError(f"{key} is for fine-tuning; remove it from a recipe for pretraining")
@@ -294,7 +280,7 @@ class PretrainingTask(Task):
 
     def collate(self, items: Any) -> dict[str, "Tensor"]:
         """Return the batch, which the data set has already collated."""
-        return take(items)
+        return items
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 

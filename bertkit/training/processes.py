@@ -18,6 +18,7 @@ from accelerate.utils import broadcast_object_list
 from torch import distributed
 
 from bertkit.errors import UsageError
+from bertkit.system.parallel import count_processes
 from bertkit.system.signals import leave_signals_to_parent
 from bertkit.training.recipe import Recipe
 
@@ -53,10 +54,10 @@ def join_processes(recipe: Recipe) -> PartialState:
     timeout = timedelta(seconds=recipe["train"].get("ddp_timeout", 7200))
     group = {}
     if not PartialState._shared_state and uses_agent_store():
-        with explain_lost_process(count_started()):
+        with explain_lost_process(count_processes()):
             store = open_store()
         store.set_timeout(timeout)
-        group = {"store": store, "rank": int(os.environ["RANK"]), "world_size": count_started()}
+        group = {"store": store, "rank": int(os.environ["RANK"]), "world_size": count_processes()}
     return PartialState(cpu=not torch.accelerator.is_available(), timeout=timeout, **group)
 
 
@@ -70,14 +71,9 @@ def leave_processes() -> None:
     PartialState().destroy_process_group()
 
 
-def count_started() -> int:
-    """Return the number of processes that the launcher has started."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def uses_agent_store() -> bool:
     """Return whether several processes share a store that torchrun's agent keeps when it restarts them."""
-    return count_started() > 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return count_processes() > 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 @cache
@@ -109,7 +105,7 @@ def name_start(store: distributed.Store) -> str:
         name = store.get(f"{own}/answer").decode()
         store.set(f"{name}/joined/{rank}", "")
         return name
-    missing, end = set(range(1, count_started())), time.monotonic() + SECONDS_OF_STARTING
+    missing, end = set(range(1, count_processes())), time.monotonic() + SECONDS_OF_STARTING
     while missing:
         for other in missing:
             if store.check([f"bertkit/request/{other}"]):

@@ -22,7 +22,7 @@ from bertkit.studies import runner as studies
 from bertkit.studies.cells import Cell, list_cells, list_pretrainings, name_settings
 from bertkit.studies.results import choose, summarize
 from bertkit.studies.runner import make_jobs, order_longest_first, prune, run_study
-from bertkit.studies.spec import Column, Study, Variant, define, make_study, read_study
+from bertkit.studies.spec import Column, Study, Variant, define, make_study
 from bertkit.studies.tables import explain_scores
 from bertkit.studies.workers import State
 from bertkit.system.signals import Interrupted
@@ -155,12 +155,12 @@ def test_a_file_is_read_and_unquoted_axes_are_understood(fake, tmp_path):
         'tasks = ["fake"]\nselect = "mean"\n[grid]\ntrain.learning_rate = [1e-4, 1]\nbatch_size = [8]\n'
         '[[row]]\nname = "stable"\n[row.recipe]\npreset = "stable"\n'
     )
-    study = read_study(tmp_path / "study.toml")
+    study = make_study(read_recipe(tmp_path / "study.toml"))
     assert study.grid == {"train.learning_rate": (1e-4, 1.0), "batch_size": (8,)}
     assert study.rows == {"stable": Variant({"preset": "stable"})}
     assert study.select == "mean"
-    with pytest.raises(UsageError, match=r"study.toml: unknown task 'Fakes' in tasks; did you mean 'fake'\?"):
-        read_study(tmp_path / "study.toml", {"tasks": ["Fakes"]})
+    with pytest.raises(UsageError, match=r"study: unknown task 'Fakes' in tasks; did you mean 'fake'\?"):
+        make_study(read_recipe(tmp_path / "study.toml"), {"tasks": ["Fakes"]})
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_the_definition_that_is_written_makes_the_same_study(seeds, rates, rows,
     assert make_study(define(study)) == study
     with tempfile.TemporaryDirectory() as folder:
         save_recipe(define(study), Path(folder) / "study.toml")
-        assert read_study(Path(folder) / "study.toml") == study
+        assert make_study(read_recipe(Path(folder) / "study.toml")) == study
 
 
 # --- Which run wins ---------------------------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ def test_a_study_runs_its_cells_and_is_not_repeated(recipe, fake, tmp_path, monk
     assert results == read_result(output) == shown[-1]
     assert results["finished"]
     assert (results["runs"], results["failed"], len(results["cells"])) == (4, 0, 2)
-    assert read_study(output / "study.toml") == study
+    assert make_study(read_recipe(output / "study.toml")) == study
     assert results["columns"]["fake"]["published"] == {"BERT-base, held out": 0.97}
     for cell in results["cells"]:
         scores = [run["metrics"]["score"] for run in cell["runs"]]

@@ -13,7 +13,7 @@ from bertkit.errors import UsageError
 from bertkit.studies import search as searching
 from bertkit.studies import search_sizes
 from bertkit.studies.search import SEARCH, Search, search
-from bertkit.studies.spec import read_study
+from bertkit.studies.spec import make_study
 from bertkit.studies.trials import Trials, cut_last_line
 from bertkit.system.clock import Clock
 from bertkit.system.signals import Interrupted
@@ -51,7 +51,7 @@ def read_trials(output):
 
 def list_values(output):
     """Return the recipes of the tries."""
-    return [row.recipe for row in read_study(output / SEARCH / "study.toml").rows.values()]
+    return [row.recipe for row in make_study(read_recipe(output / SEARCH / "study.toml")).rows.values()]
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_the_first_trial_has_the_paper_s_values_and_the_best_is_trained_on_all_o
 def test_a_trial_repeats_from_the_table(found, recipe, tmp_path):
     """The study of the tries has complete recipes: a run of one gives the score in the table."""
     output, _, _ = found
-    study = read_study(output / SEARCH / "study.toml")
+    study = make_study(read_recipe(output / SEARCH / "study.toml"))
     _, scores = read_trials(output)
     again = run(RTE, merge(study.recipe, next(iter(study.rows.values())).recipe), output=tmp_path / "trial")
     assert again["score"] == scores[0]

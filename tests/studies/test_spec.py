@@ -6,8 +6,8 @@ import pytest
 
 from bertkit.errors import UsageError
 from bertkit.studies.cells import describe_plan, list_cells, list_pretrainings
-from bertkit.studies.spec import Column, define, make_study, read_study
-from bertkit.training.recipe import merge, save_recipe
+from bertkit.studies.spec import Column, define, make_study
+from bertkit.training.recipe import merge, read_recipe, save_recipe
 from tests.official import write_checkpoint
 
 SMALL = {"model": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}}
@@ -140,7 +140,7 @@ def test_the_definition_that_is_written_makes_the_same_study(tmp_path):
     study = make_study(definition, {"precision": "fp32", "pretrain": {"batch_size": 4}})
     assert make_study(define(study)) == study
     save_recipe(define(study), tmp_path / "study.toml")
-    assert read_study(tmp_path / "study.toml") == study
+    assert make_study(read_recipe(tmp_path / "study.toml")) == study
     assert list_cells(study.__class__(**{**vars(study), "data_root": ""}))[0].recipe["precision"] == "fp32"
 
 

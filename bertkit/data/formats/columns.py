@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bertkit.data.formats.hub import load_hub
+from bertkit.data.formats.inputs import make_text
 from bertkit.data.formats.tables import (
     LONGEST_QUOTED,
     MOST_NAMES,
@@ -238,7 +239,7 @@ def _read_objects(
             with explain_form(place, 'give an object, such as {"text": "good", "label": 1}'):
                 row = ROW.decode(text)
             cells = {key: _write_value(value, is_list, key, place) for key, value in row.items() if key not in nested}
-            yield number, {key: cells[key] if key in cells else _write_json(value) for key, value in row.items()}
+            yield number, {key: cells[key] if key in cells else make_text(value) for key, value in row.items()}
 
     table, lines = _gather(str(path), walk())
     _check_names(str(path), table.column_names)
@@ -261,11 +262,6 @@ def _write_value(value: Any, is_list: dict[str, bool], key: str, place: str) -> 
         )
     texts = list(map(_write_plain, items))
     return _write_list(texts) if items is value else texts[0]
-
-
-def _write_json(value: Any) -> str:
-    """Return a value that may be nested as JSON text; a text is taken for JSON, and null is an empty text."""
-    return "" if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _write_plain(value: str | float | None) -> str:

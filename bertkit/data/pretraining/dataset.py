@@ -182,8 +182,3 @@ class PretrainingData:
         )
         if self.options["objective"] == "mlm+nsp":
             batch["next_sentence_label"] = pairs[:, 4]
-
-
-def take(batch: dict[str, "Tensor"]) -> dict[str, "Tensor"]:
-    """Return the batch unchanged: the data set has already collated it."""
-    return batch
