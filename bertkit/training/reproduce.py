@@ -90,13 +90,15 @@ def reproduce(
 def compare_runs(before: Path, now: Path) -> Comparison:
     """Compare two finished runs.
 
+    Scores and predictions that only the second run has are not compared: a budget may have had no time for them.
+
     Raises:
         UsageError: A file of one of them is damaged.
     """
     one, two = (read_metrics(folder / METRICS_FILE) for folder in (before, now))
     limits = {name for key in one for name in name_limits(key)} & (one.keys() ^ two.keys())
     later = {CHOSEN_ON_DEV, OWN_DATA} | limits  # runs of earlier versions lack them
-    names = [name for name in one | two if name not in later]
+    names = [name for name in one if name not in later]
     scores = {name: (one.get(name), two.get(name)) for name in names if one.get(name) != two.get(name)}
     return Comparison(
         scores, compare_weights(before, now), compare_files(before, now), list(compare_environments(before, now))
@@ -146,8 +148,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 def compare_files(before: Path, now: Path) -> dict[str, tuple[int, int]]:
     """Return the number of differing lines, and of all lines, of each prediction file that differs."""
     found = {}
-    names = {path.name for folder in (before, now) for path in (folder / PREDICTIONS).glob("*")}
-    for name in sorted(names):
+    for name in sorted(path.name for path in (before / PREDICTIONS).glob("*")):
         one, two = (
             path.read_bytes().splitlines() if (path := folder / PREDICTIONS / name).is_file() else []
             for folder in (before, now)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from importlib.metadata import version
 
 import pytest
@@ -85,6 +86,16 @@ def test_what_differs_is_listed_with_what_may_be_the_reason(finished, call, tmp_
     assert f'different machine, software or data: packages.torch: "{version("torch")}" -> "1.0"' in out
     assert re.search(r"different machine, software or data: threads: \d+ -> 99", out)
     assert "bit for bit" not in out
+
+
+def test_what_the_run_had_no_time_for_is_not_compared(finished, tmp_path):
+    more = shutil.copytree(finished, tmp_path / "again")
+    (more / "predictions" / "test.tsv").write_text("a\n")
+    metrics = json.loads((more / "metrics.json").read_text())
+    (more / "metrics.json").write_text(json.dumps(metrics | {"test_f1": 0.5}))
+    assert compare_runs(finished, more).is_exact
+    found = compare_runs(more, finished)
+    assert (found.scores, found.predictions) == ({"test_f1": (0.5, None)}, {"test.tsv": (1, 1)})
 
 
 def test_another_seed_is_another_run(finished, tmp_path):
