@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.storages import JournalStorage
@@ -34,7 +35,7 @@ class Trials:
     """The trials of a search in a folder that no other process writes to.
 
     Args:
-        seed: Seed of the proposals; each trial adds its number.
+        seed: Seed of the proposals, with the number of the trial.
 
     Attributes:
         done: The trials that are over, in order.
@@ -63,7 +64,8 @@ class Trials:
         """Begin a trial, and return its values: `first` in the first trial, else those that TPE proposes."""
         if not self.done:
             self.study.enqueue_trial(dict(first))
-        self.study.sampler = optuna.samplers.TPESampler(seed=self.seed + len(self.done))
+        draw = np.random.SeedSequence([self.seed, len(self.done)]).generate_state(1)
+        self.study.sampler = optuna.samplers.TPESampler(seed=int(draw[0]))
         self.trial = self.study.ask(dict(axes))
         return self.trial.params
 

@@ -8,6 +8,8 @@ import sys
 import time
 
 import pytest
+from optuna.distributions import FloatDistribution
+from optuna.trial import TrialState
 
 from bertkit.errors import UsageError
 from bertkit.studies import search as searching
@@ -229,6 +231,24 @@ def test_a_budget_is_kept_over_kills(recipe, tmp_path):
     assert limit - 20 < spent < limit
     again = subprocess.run([sys.executable, "-m", "bertkit", "reproduce", "run"], cwd=tmp_path, capture_output=True)
     assert again.returncode == 0, again.stdout[-2000:]
+
+
+def test_searches_with_other_seeds_have_other_proposals(tmp_path):
+    axes = {"train.learning_rate": FloatDistribution(1e-5, 1e-4, log=True)}
+
+    def propose(seed):
+        folder = tmp_path / str(seed)
+        folder.mkdir(exist_ok=True)
+        rates = []
+        for _ in range(4):
+            trials = Trials(folder, lower_is_better=False, seed=seed)  # as after a kill
+            rates.append(trials.ask(axes, {"train.learning_rate": 5e-5})["train.learning_rate"])
+            trials.end(TrialState.COMPLETE, 0.5, 10, "")
+        return rates
+
+    one, other = propose(1), propose(2)
+    assert one[0] == other[0] == 5e-5
+    assert len({*one[1:], *other[1:]}) == 6
 
 
 @pytest.mark.parametrize(("content", "kept"), [(b"{}\n{", b"{}\n"), (b"{}\n", b"{}\n"), (b"{", b""), (None, None)])
