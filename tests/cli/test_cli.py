@@ -266,7 +266,7 @@ def test_a_mistake_is_one_line_that_names_it_and_exit_code_2(call, bad, argument
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["pretrain", "--corpse", "x"], "--corpse"),
+        (["pretrain", "--corpse", "x"], "No such option:? '?--corpse"),
         (["pretran"], "No such command 'pretran'"),
         (["vocab", "--output", "x"], "Missing argument"),
         (["vocab", "good.txt", "--output", "x", "--size", "many"], "--size"),
@@ -277,7 +277,7 @@ def test_a_wrong_option_is_one_line_too(call, arguments, words):
     assert code == 2
     assert len(err.splitlines()) == 1
     assert err.startswith("bertkit: ")
-    assert words in err
+    assert re.search(words, err)
     assert re.search(r"bertkit( \w+)? --help$", err)
 
 

@@ -159,8 +159,8 @@ def test_a_file_is_read_and_unquoted_axes_are_understood(fake, tmp_path):
     assert study.grid == {"train.learning_rate": (1e-4, 1.0), "batch_size": (8,)}
     assert study.rows == {"stable": Variant({"preset": "stable"})}
     assert study.select == "mean"
-    with pytest.raises(UsageError, match=r"study: unknown task 'Fakes' in tasks; did you mean 'fake'\?"):
-        make_study(read_recipe(tmp_path / "study.toml"), {"tasks": ["Fakes"]})
+    with pytest.raises(UsageError, match=r"study.toml: unknown task 'Fakes' in tasks; did you mean 'fake'\?"):
+        make_study(read_recipe(tmp_path / "study.toml"), {"tasks": ["Fakes"]}, where="study.toml")
 
 
 @pytest.mark.parametrize(
