@@ -33,7 +33,7 @@ from bertkit.system.files import atomic_write
 from bertkit.tasks.option import check_range
 
 Recipe = dict[str, Any]
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[1]  # has a link to recipes/, in a wheel a copy
 
 TOP_KEYS = {
     "task": str,
