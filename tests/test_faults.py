@@ -444,6 +444,45 @@ def test_killed_at_any_moment_nothing_finished_is_lost_and_the_end_is_the_same(c
     assert min(tally.kills[number] for number in (signal.SIGKILL, signal.SIGTERM)) >= command.kills // 2
 
 
+# --- Full disks -------------------------------------------------------------------------------------------------------
+
+# $1 is the room in KiB. A namespace of its own may mount without being root.
+FULL_DISK = """
+mkdir made && mount -t tmpfs -o size="$1"k none made || exit 70
+shift
+"$@" >out 2>full
+echo $? >codes
+mount -o remount,size=2g made
+"$@" >>out 2>roomy
+echo $? >>codes
+cp -r made kept
+"""
+NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount", "bash", "-c", FULL_DISK, "full-disk")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [x for x in COMMANDS if x.processes == 1], ids=lambda command: command.name)
+def test_a_full_disk_is_one_line_and_the_end_is_the_same_when_there_is_room(command, place, tmp_path):
+    straight, draw = Victim(command, place, tmp_path / "straight"), random.Random(command.name)
+    assert straight.wait() == 0, straight.error
+    made = tmp_path / "straight" / MADE
+    expected = read_result(made)
+    whole = sum(-(-path.stat().st_size // 4096) * 4 for path in made.rglob("*") if path.is_file())
+    for number in range(3):
+        room, folder = round(whole * (number + draw.uniform(0.05, 0.95)) / 3), tmp_path / str(number)
+        folder.mkdir()
+        words = [word.replace("PLACE", str(place)) for word in command.arguments]
+        done = subprocess.run(
+            [*NAMESPACE, str(room), sys.executable, *words], cwd=folder, env=SURROUNDINGS, check=False
+        )
+        if done.returncode == 70:
+            pytest.skip("file systems cannot be mounted here")
+        error = (folder / "full").read_text()
+        assert (folder / "codes").read_text().split() == ["2", "0"], error + (folder / "roomy").read_text()
+        assert re.fullmatch(r"bertkit: .* the disk is full \(.*\); free some space .*\n", error), error
+        assert list_differences(read_result(folder / "kept"), expected, 1) == []
+
+
 # --- Other faults -----------------------------------------------------------------------------------------------------
 
 
