@@ -27,6 +27,7 @@ from bertkit.data.pretraining.store import SHARD_NAME
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
+from bertkit.studies.search import TRIAL_FOLDER
 from bertkit.studies.trials import JOURNAL
 from bertkit.training.run_dir import ALL_RESULTS, COMPLETE, ENVIRONMENT, LOG, METRICS_FILE
 from tests.data.pretraining.test_build_faults import SCRIPT
@@ -301,6 +302,8 @@ def list_finished(made: Path) -> dict[str, tuple[int, int]]:
     is_finished = {}
     for path in found:
         folder, _, name = path.rpartition("/")
+        if folder.startswith(f"search/{TRIAL_FOLDER}"):
+            continue  # a killed trial begins again
         inside = any(path.startswith(f"{run}/".lstrip("/")) for run in runs) and "checkpoint-" not in path
         of_run = inside and not path.endswith((".safetensors", *RENEWED)) and not name.startswith(".")
         is_finished[path] = folder in folders or of_run or SHARD_NAME.fullmatch(name)

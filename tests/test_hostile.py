@@ -14,9 +14,11 @@ from transformers import modeling_utils
 from bertkit import cli
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
+from bertkit.inference.export_record import EXPORT_FILE, find_checksum
 from bertkit.inference.predictor import Predictor
 from bertkit.model.checkpoint import load_config, load_model, make_config
 from bertkit.model.heads import BertForSequenceClassification
+from bertkit.model.onnx import ONNX_FILE
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.run import run
@@ -138,6 +140,34 @@ def test_weights_in_files_elsewhere_are_refused(tmp_path):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
     with pytest.raises(UsageError, match=r"bert is damaged: its weights have 0 layers, not the 2"):
         load_model(BertForSequenceClassification, str(folder), {})
+
+
+def test_an_export_with_weights_in_files_elsewhere_is_refused(tmp_path):
+    """A graph may name files of weights, and whoever writes it can write the record of its checksum too."""
+    onnx = pytest.importorskip("onnx")
+    from tests.exports import write_export
+
+    folder = shutil.copytree(write_export("BertForSequenceClassification")[1], tmp_path / "export")
+    graph = onnx.load(folder / ONNX_FILE)
+    tensor = max(graph.graph.initializer, key=lambda x: len(x.raw_data))
+    (tmp_path / "outside").write_bytes(tensor.raw_data)
+    shutil.copy(tmp_path / "outside", folder)
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    place = tensor.external_data.add(key="location")
+
+    def load(location):
+        place.value = location
+        (folder / ONNX_FILE).write_bytes(graph.SerializeToString())
+        record = json.loads((folder / EXPORT_FILE).read_text())
+        record["checksums"][ONNX_FILE] = find_checksum(folder / ONNX_FILE)
+        (folder / EXPORT_FILE).write_text(json.dumps(record))
+        return Predictor(folder)
+
+    for location in ("../outside", str(tmp_path / "outside")):
+        with pytest.raises(UsageError, match=r"model\.onnx cannot be read .*; export the run again"):
+            load(location)
+    assert load("outside")(["good"]), "beside the graph it would be read"
 
 
 @pytest.mark.parametrize(

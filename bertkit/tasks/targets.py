@@ -3,7 +3,7 @@
 Left out: tasks whose results are not explained (SWAG, masked words, next sentences), and the attributions themselves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -110,12 +110,7 @@ class TextTargets(Targets):
     def locate_words(self, data: Sequences, example: Sequence[str], settings: "PredictionSettings") -> Located:
         """Return the words of the texts, and the word of each token of each window."""
         lengths = {**list_defaults(TEXT_OPTIONS), **settings.lengths}
-        words, owners = [], []
-        for field, text in zip(self.fields, example, strict=False):
-            _, _, offsets = tokenize([text], settings.tokenizer, with_offsets=True)
-            places, found = group_tokens(text, offsets)
-            owners.append(found + len(words))
-            words += [Word(field, text[start:end], start, end) for start, end in places]
+        words, owners = find_words(zip(self.fields, example, strict=False), settings.tokenizer)
         windows, _ = choose_cut(lengths["long"], lengths["doc_stride"])(owners, settings.max_length - 1 - len(owners))
         return words, [join_with_specials(parts) for parts in windows]
 
@@ -144,12 +139,8 @@ class AnswerTargets(Targets):
 
     def locate_words(self, data: Windows, example: Question, settings: "PredictionSettings") -> Located:
         """Return the words of question and context, and the word of each token of each window."""
-        words, owners = [], []
-        for field, text in (("question", example.question), ("context", example.context)):
-            _, _, offsets = tokenize([text], settings.tokenizer, with_offsets=True)
-            places, found = group_tokens(text, offsets)
-            owners.append(found + len(words))
-            words += [Word(field, text[start:end], start, end) for start, end in places]
+        texts = (("question", example.question), ("context", example.context))
+        words, owners = find_words(texts, settings.tokenizer)
         question, context = owners[0][: data.ends[0]], owners[1]
         windows = zip(data.starts.tolist(), data.lengths.tolist(), strict=True)
         return words, [join_with_specials([question, context[start : start + count]]) for start, count in windows]
@@ -193,6 +184,17 @@ class NameTargets(Targets):
         owners = known[np.searchsorted(data.firsts[known], np.arange(len(data.ids)), "right") - 1]
         shown = zip(data.starts.tolist(), data.stops.tolist(), strict=True)
         return words, [join_with_specials([owners[start:stop]]) for start, stop in shown]
+
+
+def find_words(texts: Iterable[tuple[str, str]], tokenizer: Any) -> tuple[list[Word], list[np.ndarray]]:
+    """Return the words of all texts, given with the names of their fields, and for each text the word of each token."""
+    words, owners = [], []
+    for field, text in texts:
+        _, _, offsets = tokenize([text], tokenizer, with_offsets=True)
+        places, found = group_tokens(text, offsets)
+        owners.append(found + len(words))
+        words += [Word(field, text[start:end], start, end) for start, end in places]
+    return words, owners
 
 
 def join_with_specials(parts: Sequence[np.ndarray]) -> np.ndarray:
