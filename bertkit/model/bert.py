@@ -256,7 +256,7 @@ UNSUPPORTED = {
         ("encoder_hidden_states", "encoder_attention_mask"),
         "there is no cross-attention: use transformers' BertModel",
     ),
-    "past_key_values": "there is no cache: pass the whole text",
+    **dict.fromkeys(("cache", "past_key_values"), "there is no cache: pass the whole text"),
     "head_mask": "heads cannot be masked",
     "is_causal": "set is_decoder in the configuration",
     **dict.fromkeys(

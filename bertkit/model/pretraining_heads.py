@@ -349,7 +349,12 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
         self.post_init()
 
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, next_sequence_length: int | None = None, past_key_values: object = None, **kwargs
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: object = None,
+        cache: object = None,
+        **kwargs,
     ) -> dict:
         """Return the arguments of `forward` for the next token: the whole text so far, as there is no cache."""
         return super().prepare_inputs_for_generation(input_ids, **kwargs)

@@ -11,11 +11,14 @@ import transformers
 from torch import Tensor
 from transformers.testing_utils import torch_device
 
-from bertkit.model import bert as ours
+import bertkit
+from bertkit.model.bert import BertPreTrainedModel
 from bertkit.model.config import BertConfig
 from bertkit.model.packing import PACKED
 from tests.conftest import HEADS, TINY, make_batch
 from tests.peer import source
+
+transformers.logging.set_verbosity_warning()  # tests.conftest silences what these tests expect
 
 # Our classes under an attention implementation, or those of transformers.
 OURS = (PACKED, "sdpa", "eager")
@@ -54,6 +57,9 @@ DIFFERENCES = {
         "which only bertkit's models have",
         "Gives our configuration object to transformers' BERT, which has no packed attention.",
     ),
+    "test_bc_cache_name_forward": Difference(
+        OURS, "Do not take a cache", "There is no cache: the whole text is given."
+    ),
     "test_causal_lm_loss_honors_shift_labels": Difference(
         OURS,
         "do not take shift_labels",
@@ -88,7 +94,7 @@ class Tester:
 def make_case(name: str, side: str) -> type[unittest.TestCase]:
     """Return the case of `CASES` with one side's classes."""
     mixin = source.load().ModelTesterMixin
-    library, config_class = (transformers, transformers.BertConfig) if side == CONTROL else (ours, BertConfig)
+    library, config_class = (transformers, transformers.BertConfig) if side == CONTROL else (bertkit, BertConfig)
 
     class Case(mixin, unittest.TestCase):
         all_model_classes = tuple(getattr(library, head) for head in CASES[name])
@@ -113,10 +119,10 @@ def make_case(name: str, side: str) -> type[unittest.TestCase]:
 @contextmanager
 def default_to(attention: str) -> Iterator[None]:
     """Let our classes run under this attention implementation, not packed, where a test asks for none."""
-    inherited = ours.BertPreTrainedModel.get_correct_attn_implementation
+    inherited = BertPreTrainedModel.get_correct_attn_implementation
 
-    def choose(self: ours.BertPreTrainedModel, requested: str | None, is_init_check: bool = False) -> str:
+    def choose(self: BertPreTrainedModel, requested: str | None, is_init_check: bool = False) -> str:
         return inherited(self, requested or attention, is_init_check)
 
-    with mock.patch.object(ours.BertPreTrainedModel, "get_correct_attn_implementation", choose):
+    with mock.patch.object(BertPreTrainedModel, "get_correct_attn_implementation", choose):
         yield
