@@ -172,6 +172,7 @@ def _watch_others(over: Event) -> None:
     """Write heartbeats to the store and check those of the others, until `over` is set or the store is gone."""
     rank, ranks = distributed.get_rank(), range(distributed.get_world_size())
     own, seen, still = f"{os.getpid()} {socket.gethostname()}", {}, {}
+    is_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # the store has heartbeats of dead processes
     with suppress(distributed.DistError):
         # A separate connection, because operations waiting on the run's own would block it.
         store = connect(SECONDS_OF_WAITING)
@@ -182,8 +183,8 @@ def _watch_others(over: Event) -> None:
                 found = store.get(name).decode() if store.check([name]) else ""
                 if found != seen.setdefault(other, found):
                     seen[other], still[other] = found, 0
-                elif other in still:  # it has sent a heartbeat since this process began to check
-                    still[other] += 1
+                elif other in still or (found and not is_restarted):
+                    still[other] = still.get(other, 0) + 1
             stopped = [other for other, looks in still.items() if looks >= LOOKS]
             for other in stopped:
                 if still[other] == LOOKS and rank == min(set(ranks).difference(stopped)):
