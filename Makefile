@@ -69,7 +69,7 @@ test-all: $(INSTALLED) ## hours: also the slow ones
 peer: $(INSTALLED) ## 2 min: transformers' own tests of models, on ours and on stock BERT (downloads its source distribution)
 	$(BIN)/python -m tests.peer
 
-clients: $(CLIENTS)/installed ## minutes: PEFT, captum, setfit and others on our models and on stock BERT, in .venv-clients
+clients: $(CLIENTS)/installed ## 5 min: PEFT, captum, setfit and others on our models and on stock BERT, in .venv-clients
 	HF_HUB_OFFLINE=1 $(CLIENTS)/bin/pytest --numprocesses 2 -m clients tests/clients
 
 $(CLIENTS)/installed: pyproject.toml # apart, because a library that is there changes what transformers imports

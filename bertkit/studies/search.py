@@ -21,7 +21,7 @@ import msgspec
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState
 
-from bertkit.errors import UsageError, explain_damage
+from bertkit.errors import UsageError, explain_damage, explain_disk_error
 from bertkit.studies.cells import list_cells
 from bertkit.studies.results import summarize
 from bertkit.studies.search_sizes import Sizes
@@ -109,7 +109,7 @@ def search(
         return run(task, found.begun, output=output, report=report, progress=progress)
     kept = clock.keep(folder / CLOCK_FILE) if clock and found.is_main else nullcontext()
     try:
-        with hold_run_dir(folder) if found.is_main else nullcontext(), kept:
+        with explain_disk_error(output), hold_run_dir(folder) if found.is_main else nullcontext(), kept:
             if not found.begun:
                 found.do_trials()
             return found.train_best()
