@@ -1,10 +1,11 @@
 """The record of an export, `export.json`, which is written last: its presence means that the export is complete."""
 
+import os
 from pathlib import Path
 
 import msgspec
 
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, make_printable
 from bertkit.model.onnx import ONNX_FILE
 from bertkit.system.files import find_checksum
 from bertkit.system.instructions import find_instruction_set
@@ -135,10 +136,11 @@ def check_files(place: str, record: ExportRecord) -> None:
     Raises:
         UsageError: One is missing or another one.
     """
+    there = os.listdir(place)  # a damaged record may name anything
     for name, checksum in record.checksums.items():
         path = Path(place, name)
-        if not path.is_file() or find_checksum(path) != checksum:
-            raise UsageError(f"{path} is missing or not the file that was exported; export the run again")
+        if name not in there or not path.is_file() or find_checksum(path) != checksum:
+            raise UsageError(f"{make_printable(path)} is missing or not the file that was exported; export the run again")
 
 
 def find_export(place: str) -> ExportRecord | None:

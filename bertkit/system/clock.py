@@ -72,7 +72,7 @@ class Clock:
     @contextmanager
     def keep(self, path: Path) -> Iterator[None]:
         """Add the time of earlier starts, and record the time used, so that a kill loses none of it."""
-        with suppress(OSError, msgspec.DecodeError):
+        with suppress(OSError, msgspec.DecodeError, RecursionError):
             self.earlier = msgspec.json.decode(path.read_bytes(), type=TimeUsed).seconds + RECORDED_EVERY
         over = Event()
 

@@ -175,8 +175,8 @@ def check_same(given: Recipe, fitted: Recipe, output: Path) -> None:
     parts = []
     for recipe in (fitted, given):
         kept = {key: value for key, value in list_decisive(recipe).items() if key not in ("pace", "phase", "patience")}
-        kept["train"] = {key: value for key, value in kept["train"].items() if key not in FITTED}
-        lengths = [phase["max_length"] for phase in recipe.get("phase", [])]
+        kept["train"] = {key: value for key, value in kept.get("train", {}).items() if key not in FITTED}
+        lengths = [phase.get("max_length") for phase in recipe.get("phase", [])]
         parts.append(kept | {"lengths": lengths[: len(fitted.get("phase", []))]})  # others were not reached
     differences = find_differences(*parts)
     if differences or "pace" not in fitted:
