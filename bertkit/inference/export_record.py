@@ -140,7 +140,8 @@ def check_files(place: str, record: ExportRecord) -> None:
     for name, checksum in record.checksums.items():
         path = Path(place, name)
         if name not in there or not path.is_file() or find_checksum(path) != checksum:
-            raise UsageError(f"{make_printable(path)} is missing or not the file that was exported; export the run again")
+            where = make_printable(str(path))
+            raise UsageError(f"{where} is missing or not the file that was exported; export the run again")
 
 
 def find_export(place: str) -> ExportRecord | None:
