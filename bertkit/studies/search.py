@@ -194,6 +194,8 @@ class Search:
         if self.is_main and path.exists():
             with explain_damage(path, self.output):
                 found = read_record(path, Sizes)
+                if self.clock and not found.time_training(1, 1):
+                    raise ValueError("it has no times")
         found = take_first(found)
         if found is None:
             found = self.choose_sizes()

@@ -179,7 +179,7 @@ def check_same(given: Recipe, fitted: Recipe, output: Path) -> None:
         lengths = [phase.get("max_length") for phase in recipe.get("phase", [])]
         parts.append(kept | {"lengths": lengths[: len(fitted.get("phase", []))]})  # others were not reached
     differences = find_differences(*parts)
-    if differences or "pace" not in fitted:
+    if differences or "pace" not in fitted or "max_steps" not in fitted.get("train", {}):
         what = name_differences(differences) if differences else "without --budget"
         raise UsageError(f"{output} belongs to another run ({what}); name another directory with --output")
 
