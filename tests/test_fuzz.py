@@ -1000,6 +1000,7 @@ def prepare_budget(folder: Path) -> Reader:
         with clock.keep(run / CLOCK_FILE):
             recipe, costs = read_recipe(run / "recipe.toml"), read_costs(run)
             check_same(given, recipe, run)
+            recipe = complete(task, recipe)  # as `run` does
             limit, pace = TimeLimit(clock, costs.update_seconds, costs.row_seconds), Pace(recipe["pace"])
             state, most = TrainerState(max_steps=recipe["train"]["max_steps"]), recipe["train"]["max_steps"]
             KeepTime(limit, pace, [10], 0, most).on_train_begin(None, state, TrainerControl())

@@ -13,7 +13,7 @@ def find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str
     """Return `table.key: old -> new` for every value that differs, in the order of the old recipe."""
     before, after = _flatten(old), _flatten(new)
     return [
-        f"{key}: {show_toml(before.get(key))} -> {show_toml(after.get(key))}"
+        f"{_escape(key)}: {show_toml(before.get(key))} -> {show_toml(after.get(key))}"
         for key in before | after
         if before.get(key) != after.get(key)
     ]
@@ -33,6 +33,11 @@ def show_toml(value: Any) -> str:
         return str(value)
     text = json.dumps(value, ensure_ascii=False, default=str)
     text = text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "..."
+    return _escape(text)
+
+
+def _escape(text: str) -> str:
+    """Return a text with escapes in place of its unprintable characters."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
