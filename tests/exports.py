@@ -30,8 +30,9 @@ FOLDER = tempfile.TemporaryDirectory()  # removed at the end of the process
 
 @cache
 def write_export(head: str, **values) -> tuple[Path, Path]:
-    """Return the directories of a tiny random model with a head, and of its export."""
+    """Return the directories of a tiny random model with a head, and of its export; tuples stand for lists."""
     place = Path(tempfile.mkdtemp(dir=FOLDER.name))
+    values = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
     run = write_head(place / "run", head, **{"num_hidden_layers": 1} | VALUES.get(head, {}) | values)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MOST_SECONDS", 0.01)

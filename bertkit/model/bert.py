@@ -34,6 +34,8 @@ from bertkit.model.config import BertConfig
 from bertkit.model.cpu import Dropout, is_adapted, is_traced, move
 from bertkit.model.packing import PACKED, Layout, Packed, Padded, lay_out, narrow, unpack_all
 
+logger = logging.get_logger(__name__)
+
 
 class BertEmbeddings(nn.Module):
     """The sum of token, segment and position embeddings, normalised."""
@@ -305,7 +307,7 @@ class BertModel(BertPreTrainedModel):
         if implementation == PACKED and real_places is None and is_traced():  # shapes cannot depend on the mask
             implementation = "sdpa"
             if torch.compiler.is_exporting() or torch.jit.is_tracing():
-                logging.get_logger(__name__).warning_once(PADDED_EXPORT)
+                logger.warning_once(PADDED_EXPORT)
         return lay_out(tuple(given.shape[:2]), attention_mask, implementation, given.device, real_places)
 
     def narrow(self, layout: Layout, places: Tensor | None, mask: Tensor | None, **kwargs) -> Packed | None:

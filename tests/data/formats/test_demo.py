@@ -119,10 +119,10 @@ def test_the_same_is_written_each_time_and_nothing_is_overwritten(folder, tmp_pa
     write_samples(tmp_path, 1000)
     for path in sorted(folder.rglob("*.*")):
         assert (tmp_path / path.relative_to(folder)).read_bytes() == path.read_bytes()
-    with pytest.raises(UsageError, match=r"already has .*squad and .*glue; delete them, or name another"):
+    with pytest.raises(UsageError, match=r"already has .*squad and .*glue and \S*\.csv; delete them, or name"):
         write_samples(tmp_path)
     shutil.rmtree(tmp_path / "squad")
-    with pytest.raises(UsageError, match=r"already has \S*glue; delete them, or name another"):
+    with pytest.raises(UsageError, match=r"already has \S*glue and \S*\.csv; delete them, or name another"):
         write_samples(tmp_path)
 
 
