@@ -482,7 +482,7 @@ def test_a_pushed_run_is_loaded_from_the_hub_by_plain_transformers(hub, mrpc, tm
     assert repo.private
     assert len(repo.commits) == 1, "all at once, or nothing"
     weights, tokenizer = ["model.safetensors"], ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
-    scores = ["README.md", "config.json", "metrics.json", "all_results.json"]
+    scores = ["README.md", "config.json", "metrics.json", "all_results.json", "calibration.json"]
     history = ["environment.json", "recipe.toml", "training_log.jsonl"]
     assert sorted(repo.files) == sorted(weights + tokenizer + scores + history)
     assert "POST /api/validate-yaml" in hub.asked
