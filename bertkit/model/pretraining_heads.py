@@ -10,17 +10,15 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import CausalLMOutput, MaskedLMOutput, NextSentencePredictorOutput
-from transformers.utils import ModelOutput, logging
+from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from bertkit.model.bert import StartsAtZero
+from bertkit.model.bert import StartsAtZero, logger
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import is_adapted, is_transformed
 from bertkit.model.heads import BertHead, Count, Encoded, Scored, finish
 from bertkit.model.loss import IGNORE_INDEX, classify_loss, decode_loss
 from bertkit.model.packing import PACKED, Layout, find_places, find_read_places, keep_first
-
-logger = logging.get_logger(__name__)
 
 
 @dataclass
