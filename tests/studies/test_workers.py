@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -73,11 +74,10 @@ def is_running(pid):
 
 def list_children(pid):
     """Return the descendants of a process."""
-    try:
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    except FileNotFoundError:
-        return []
+    children = []
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with suppress(OSError):  # the thread has ended
+            children += map(int, (task / "children").read_text().split())
     return children + [other for child in children for other in list_children(child)]
 
 
