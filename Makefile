@@ -63,13 +63,13 @@ browser: ## 1 min: install Chromium where there is none, as root of a Debian
 test-browser: $(INSTALLED) ## 1 min: open the report and the server's page in Chromium
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -m slow tests/analysis/test_page.py tests/inference/test_served_page.py
 
-test-all: $(INSTALLED) ## 2 hours: also the slow ones
+test-all: $(INSTALLED) ## hours: also the slow ones
 	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 --dist worksteal --hypothesis-profile thorough --timeout 7200 -m "not network and not gpu and not clients"
 
 peer: $(INSTALLED) ## 2 min: transformers' own tests of models, on ours and on stock BERT (downloads its source distribution)
 	$(BIN)/python -m tests.peer
 
-clients: $(CLIENTS)/installed ## 5 min: PEFT, captum, setfit and others on our models and on stock BERT, in .venv-clients
+clients: $(CLIENTS)/installed ## 7 min: PEFT, captum, setfit and others on our models and on stock BERT, in .venv-clients
 	HF_HUB_OFFLINE=1 $(CLIENTS)/bin/pytest --numprocesses 2 -m clients tests/clients
 
 $(CLIENTS)/installed: pyproject.toml # apart, because a library that is there changes what transformers imports
