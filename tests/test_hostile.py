@@ -14,11 +14,12 @@ from transformers import modeling_utils
 from bertkit import cli
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.inference.export_record import EXPORT_FILE, find_checksum
+from bertkit.inference.export_record import EXPORT_FILE
 from bertkit.inference.predictor import Predictor
 from bertkit.model.checkpoint import load_config, load_model, make_config
 from bertkit.model.heads import BertForSequenceClassification
 from bertkit.model.onnx import ONNX_FILE
+from bertkit.system.files import find_checksum
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.run import run

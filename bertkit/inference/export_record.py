@@ -1,6 +1,5 @@
 """The record of an export, `export.json`, which is written last: its presence means that the export is complete."""
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -136,12 +135,11 @@ def check_files(place: str, record: ExportRecord) -> None:
     Raises:
         UsageError: One is missing or another one.
     """
-    there = os.listdir(place)  # a damaged record may name anything
+    files = {path.name for path in Path(place).iterdir() if path.is_file()}  # a damaged record may name anything
     for name, checksum in record.checksums.items():
-        path = Path(place, name)
-        if name not in there or not path.is_file() or find_checksum(path) != checksum:
-            where = make_printable(str(path))
-            raise UsageError(f"{where} is missing or not the file that was exported; export the run again")
+        if name not in files or find_checksum(Path(place, name)) != checksum:
+            path = make_printable(str(Path(place, name)))
+            raise UsageError(f"{path} is missing or not the file that was exported; export the run again")
 
 
 def find_export(place: str) -> ExportRecord | None:

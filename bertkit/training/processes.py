@@ -172,7 +172,8 @@ def _watch_others(over: Event) -> None:
     """Write heartbeats to the store and check those of the others, until `over` is set or the store is gone."""
     rank, ranks = distributed.get_rank(), range(distributed.get_world_size())
     own, seen, still = f"{os.getpid()} {socket.gethostname()}", {}, {}
-    is_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # then it may see dead ones
+    # After a restart the store still has the heartbeats of dead processes.
+    is_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     with suppress(distributed.DistError):
         # A separate connection, because operations waiting on the run's own would block it.
         store = connect(SECONDS_OF_WAITING)

@@ -23,7 +23,7 @@ from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabul
 from bertkit.studies.runner import make_study, run_study
 from bertkit.training.recipe import merge
 from tests.data.pretraining.test_build import read_files
-from tests.data.pretraining.test_build_faults import SCRIPT, list_finished
+from tests.data.pretraining.test_build_faults import SCRIPT, list_finished, list_tasks
 from tests.official import write_glue
 from tests.studies.test_elsewhere import read_run
 from tests.studies.test_workers import list_children, wait_until
@@ -112,16 +112,6 @@ def kill(process):
         with contextlib.suppress(ProcessLookupError):
             os.kill(number, signal.SIGKILL)
     process.wait()
-
-
-def list_tasks(node):
-    """Return the processes of a node that run one of our tasks."""
-    found = []
-    for number in list_children(node.pid):
-        with contextlib.suppress(OSError):
-            if b"ray::do_on_ray" in Path(f"/proc/{number}/cmdline").read_bytes():
-                found.append(number)
-    return found
 
 
 @pytest.fixture

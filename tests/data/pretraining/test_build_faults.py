@@ -280,10 +280,10 @@ def test_memory_is_bounded_whatever_the_corpus(place, tmp_path):
 # --- Ray --------------------------------------------------------------------------------------------------------------
 
 
-def list_tasks(pid):
+def list_tasks(process):
     """Return the descendants of a process that run one of our Ray tasks."""
     found = []
-    for child in list_children(pid):
+    for child in list_children(process.pid):
         with contextlib.suppress(OSError):
             if b"ray::do_on_ray" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(child)
@@ -300,9 +300,9 @@ def test_on_ray_a_lost_worker_costs_nothing_that_is_finished(place, tmp_path):
     assert (code, err) == (0, "")
     made = tmp_path / "made"
     with start(tmp_path, made, "--workers", "ray") as process:
-        assert wait_until(lambda: (list_finished(made) and list_tasks(process.pid)) or process.poll() is not None, 400)
+        assert wait_until(lambda: (list_finished(made) and list_tasks(process)) or process.poll() is not None, 400)
         there = list_finished(made)
-        os.kill(list_tasks(process.pid)[0], signal.SIGKILL)
+        os.kill(list_tasks(process)[0], signal.SIGKILL)
         out, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (0, "")
     assert out.count("its worker was lost") == 1
@@ -319,7 +319,7 @@ def test_on_ray_a_lost_cluster_is_one_line_and_the_same_command_goes_on(place, t
     write_large(tmp_path / "texts.txt", 10)
     made = tmp_path / "made"
     with start(tmp_path, made, "--workers", "ray") as process:
-        assert wait_until(lambda: (list_finished(made) and list_tasks(process.pid)) or process.poll() is not None, 400)
+        assert wait_until(lambda: (list_finished(made) and list_tasks(process)) or process.poll() is not None, 400)
         (number,) = [
             child
             for child in list_children(process.pid)
