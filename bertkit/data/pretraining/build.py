@@ -157,7 +157,7 @@ def find_finished(output: Path, asked: Mapping[str, Any], report: Callable[[str]
         UsageError: The directory holds another build or something else.
     """
     if (output / RECORD).exists() or is_corpus(output):
-        differences = find_differences(read_record(output), asked)
+        differences = find_differences(read_build(output), asked)
         has_begun = is_corpus(output) or any(any((output / name).glob("[!.]*")) for name in (SHARDS, PART_FOLDER))
         if differences and has_begun:  # before the first shard there is nothing to lose
             raise UsageError(
@@ -190,7 +190,7 @@ def find_finished(output: Path, asked: Mapping[str, Any], report: Callable[[str]
     return None
 
 
-def read_record(output: Path) -> dict[str, Any]:
+def read_build(output: Path) -> dict[str, Any]:
     """Read the options of the corpus in a directory, from the manifest if it is intact.
 
     Raises:
