@@ -73,7 +73,7 @@ STARTER = {
         {"share": 0.15, "max_length": 64},
         {"share": 0.05, "max_length": 128},
     ],
-    "train": {"max_steps": 3000, "learning_rate": 7e-4, "warmup_steps": 0.05, "eval_steps": 1500, "save_steps": 1500},
+    "train": {"max_steps": 3000, "learning_rate": 7e-4, "warmup_steps": 0.2, "eval_steps": 1500, "save_steps": 1500},
 }
 
 
