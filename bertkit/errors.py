@@ -95,7 +95,8 @@ def explain_refusal(what: str, remedy: str = "") -> Iterator[None]:
         known = (ValueError, TypeError, ArithmeticError, ImportError, RuntimeError, OSError)
         if not isinstance(error, (*known, SafetensorError, StrictDataclassError, YAMLError)):
             raise
-        raise UsageError(f"{what} cannot be used: {join_lines(error.__cause__ or error)}; correct it") from None
+        found = join_lines(error.__cause__ or error).rstrip(".")
+        raise UsageError(f"{what} cannot be used: {found}{'' if '; ' in found else '; correct it'}") from None
 
 
 def find_broken_download(error: BaseException | None) -> BaseException | None:

@@ -173,10 +173,10 @@ def read_texts(source: str, count: int) -> list[str]:
     for line in islice(read_inputs(source), count):
         given = line.value
         if isinstance(given, UsageError):
-            raise UsageError(f"{line.place}: {given}")
+            raise UsageError(f"{line.place} {given}")
         text = given if isinstance(given, str) else given.get("text", given.get("sentence"))
         if not isinstance(text, str):
-            raise UsageError(f"{line.place}: has no text; give a file of texts")
+            raise UsageError(f"{line.place} has no text; give a file of texts")
         texts.append(text)
     if not texts:
         raise UsageError(f"{source} has no texts; give a file of texts")

@@ -194,6 +194,7 @@ class Screen(AbstractContextManager):
         """Print the tables of a study and the paths of its files."""
         from rich.markdown import Markdown
 
+        from bertkit.studies.folds import FOLD_SCORES, OUT_OF_FOLD
         from bertkit.studies.spec import CURVE, PICTURE, TABLE
         from bertkit.training.run_dir import STUDY_RESULT
 
@@ -204,7 +205,8 @@ class Screen(AbstractContextManager):
         for chosen in results["chosen"]:
             names = [name for name in (chosen["row"], chosen["column"]) if name]
             self.say(f"Chosen for {', '.join(names)}: {output / chosen['run']}")
-        there = [name for name in (STUDY_RESULT, TABLE, PICTURE, CURVE) if (output / name).exists()]
+        there = [name for name in (STUDY_RESULT, TABLE, PICTURE, CURVE, FOLD_SCORES) if (output / name).exists()]
+        there += sorted(path.name for path in output.glob(f"{OUT_OF_FOLD}.*"))
         self.say(f"In {output}: {', '.join(there)}")
 
     def show_plan(self, plan: Mapping[str, Any], options: Options) -> None:
@@ -321,7 +323,7 @@ def draw_table(table: Table, **options: Any) -> Any:
 
     drawn = RichTable(title=show(table.caption), title_justify="left", **options)
     for heading in table.heads:
-        drawn.add_column(show(heading))
+        drawn.add_column(show(heading), overflow="fold")  # a long path keeps its end
     for row in table.rows:
         drawn.add_row(*(show(*(f"{text} {words}" if words else text for text, words in cell.lines)) for cell in row))
     return drawn

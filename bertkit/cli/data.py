@@ -88,15 +88,16 @@ def doctor(
     from bertkit.analysis.cleaning import LABEL_ERROR_DROP, check_outputs, choose_drops, write_clean
     from bertkit.analysis.doctor import examine, list_tables
     from bertkit.analysis.label_errors import LABEL_ERRORS, check_folds
+    from bertkit.studies.spec import propose
     from bertkit.system.files import write_json
     from bertkit.system.parallel import read_workers
     from bertkit.tasks import TASKS
     from bertkit.training.recipe import merge, parse_setting, read_recipe
     from bertkit.training.run_dir import DOCTOR_FILE
 
-    if task not in TASKS or task == "pretrain":
-        known = ", ".join(name for name in TASKS if name != "pretrain")
-        raise UsageError(f"unknown task {task!r}; expected one of {known}")
+    task = task.lower()
+    if task not in (known := [name for name in TASKS if name != "pretrain"]):
+        raise UsageError(f"unknown task {task!r}; {propose(task, known)}")
     if task != "classify" and (text or label):
         raise UsageError(f"--text and --label are for your own texts; leave them or --task {task} out")
     drops = choose_drops(drop, write)

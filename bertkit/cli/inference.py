@@ -157,8 +157,9 @@ def export(
         bool, typer.Option("--int8", help="Write int8 if it provably loses no more than --max-loss, else fp32.")
     ] = False,
     max_loss: Annotated[
-        float, typer.Option("--max-loss", help="Points of the score that int8 may lose.", min=0, metavar="POINTS")
-    ] = 0.5,
+        float | None,
+        typer.Option("--max-loss", help="Points that int8 may lose (default: 0.5).", min=0, metavar="POINTS"),
+    ] = None,
     data: Annotated[
         str | None, PlaceOption("--data", help="Data for --int8 (default: the run's).", metavar="DIR|FILE|NAME")
     ] = None,
@@ -171,10 +172,14 @@ def export(
 
     $ bertkit export runs/sst2 --output exports/sst2-int8 --int8 --max-loss 1
     """
+    from bertkit.inference.export import MAX_LOSS
     from bertkit.inference.export import export as export_run
 
+    if not int8 and (max_loss is not None or data):
+        raise UsageError("--max-loss and --data are for --int8; add it or leave them out")
+    most = MAX_LOSS if max_loss is None else max_loss
     with Screen() as screen:
-        _, tables = export_run(run, output, screen.say, int8=int8, max_loss=max_loss, data=data)
+        _, tables = export_run(run, output, screen.say, int8=int8, max_loss=most, data=data)
         for table in tables:
             screen.show_table(table)
         screen.say(f"Export: {output}")

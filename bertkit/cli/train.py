@@ -390,7 +390,7 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int
         written = task.starter(given)
     output = options.output or Path("runs") / name
     is_finished = (output / METRICS_FILE).exists()
-    check_early(task, written, given, reads_data=not (options.dry_run or is_finished))
+    check_early(task, written, given, reads_data=not is_finished)
 
     from bertkit.training import plan, push
     from bertkit.training import run as runs

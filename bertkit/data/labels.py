@@ -151,8 +151,8 @@ def check_filled(table: Columns, column: str, codes: np.ndarray, values: Sequenc
     blank = [place for place, value in enumerate(values) if not value.strip()]
     if blank and len(rows := np.flatnonzero(np.isin(codes, blank))):
         raise UsageError(
-            f"{table.locate(int(rows[0]))}: the label {column!r} is empty, as in {len(rows):,} rows; give each "
-            "row a label, or leave these rows out"
+            f"{table.locate(int(rows[0]))}: the label {column!r} is empty, as in {len(rows):,} of {len(codes):,} rows; "
+            "give each row a label, or leave these rows out"
         )
 
 

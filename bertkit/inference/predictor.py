@@ -29,13 +29,14 @@ from bertkit.model.checkpoint import TRAINED, find_file, load_config, load_model
 from bertkit.model.cpu import order_weights
 from bertkit.model.onnx import ONNX_FILE, OnnxModel
 from bertkit.model.precision import cast_weights, choose_precision, find_device
+from bertkit.reports.tables import count
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import ignore
 from bertkit.tasks import ANSWERING, TASKS
 from bertkit.tasks.option import TEXT_OPTIONS, WINDOW_OPTIONS
 from bertkit.tasks.prediction import predict
 from bertkit.tasks.task import PredictionSettings, Result
-from bertkit.tasks.texts import PAIR_NAMES, list_names, take_text
+from bertkit.tasks.texts import PAIR_NAMES, MissingText, list_names, take_text
 from bertkit.training.calibration import load_conformity
 from bertkit.training.recipe import TOP_KEYS, check_value, list_lengths, read_recipe
 from bertkit.training.run_dir import RECIPE_FILE
@@ -176,6 +177,9 @@ class Predictor:
         Args:
             at_once: Maximum number of inputs read before the first of them is answered; None: INPUTS_A_CHUNK.
             note: Receives the tokens of each sequence of a chunk.
+
+        Raises:
+            UsageError: The columns of a table are not those of the texts.
         """
         for chunk in cut_into_chunks(inputs, at_once or INPUTS_A_CHUNK, CHARACTERS_A_CHUNK):
             results: list[Result] = [{} for _ in chunk]
@@ -187,7 +191,7 @@ class Predictor:
                         results[place]["id"] = given["id"]
                     examples[place] = self.read(given)
                 except UsageError as error:
-                    results[place]["error"] = f"{line.place}: {error}" if isinstance(line, Line) else str(error)
+                    results[place]["error"] = locate(error, line)
             answers = predict(self.task, list(examples.values()), self.settings, self.precision, note)
             for place, found in zip(examples, answers, strict=True):
                 results[place] |= found
@@ -232,8 +236,8 @@ class Predictor:
             UsageError: They cannot.
         """
         head = self.settings.head
-        if output is not None and output.suffix == ".gz":
-            raise UsageError(f"{output} would be compressed; name a file that ends in .jsonl, {', '.join(WRITERS)}")
+        if output is not None and output.suffix not in ("", ".jsonl", *WRITERS):
+            raise UsageError(f"{output} must end in .jsonl, {', '.join(WRITERS)}")
         if is_pipeline and not self.task.pipeline:
             raise UsageError(f"transformers has no pipeline for {head}; leave out --format pipeline")
         if is_pipeline and self.settings.set_limit is not None:
@@ -290,11 +294,29 @@ class Predictor:
         """
         fields = self.task.list_fields(self.settings)
         if fields[-1].endswith("…"):
+            if len(texts) <= len(fields):
+                expected = f"{' and '.join(fields[:-1])} and at least two {fields[-1].rstrip('…')}"
+                raise UsageError(f"expected {expected}, got {count(len(texts), 'text')}; give them in order")
             return [texts]
         if len(texts) % len(fields):
             expected = f"expected a multiple of {len(fields)} texts ({' and '.join(fields)})"
             raise UsageError(f"{expected}, got {len(texts)}; give them in order")
         return [texts[start : start + len(fields)] for start in range(0, len(texts), len(fields))]
+
+
+def locate(error: UsageError, given: Any) -> str:
+    """Return the message of an input's error, with the place of a line.
+
+    Raises:
+        UsageError: All rows of the table have the error.
+    """
+    if not isinstance(given, Line):
+        return str(error)
+    if given.value is error:
+        return f"{given.place} {error}"
+    if given.is_row and isinstance(error, MissingText):
+        raise UsageError(f"{given.place}: {error}, or name the columns of the texts with --text")
+    return f"{given.place}: {error}"
 
 
 def name_texts(texts: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:
@@ -306,7 +328,7 @@ def name_texts(texts: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:
         fields = PAIR_NAMES[0]
     if len(texts) != len(fields):
         expected = f"{len(fields)} text{'s' * (len(fields) != 1)} ({' and '.join(fields)})"
-        raise UsageError(f"expected {expected}, got {len(texts)}; give them in order")
+        raise MissingText(f"expected {expected}, got {len(texts)}; give them in order")
     return dict(zip(fields, texts, strict=True))
 
 
@@ -318,7 +340,7 @@ def take_cell(given: Mapping[str, Any], name: str) -> Any:
     """
     if isinstance(given.get(name), bool | int | float | None):
         if name not in given:
-            raise UsageError(f"the input has {list_names(given)}, but not {name}; name its texts with --text")
+            raise MissingText(f"the input has {list_names(given)}, but not {name}; give it")
         return make_text(given[name])
     return take_text(given, name)
 
@@ -413,6 +435,6 @@ def write_file(
             write(watch(), file)
     except OSError as error:
         raise UsageError(f"{output} cannot be written ({error.strerror}); name another file with --output") from None
-    none = f", {counts.errors:,} invalid inputs" if counts.errors else ""
-    report(f"{counts.count - counts.errors:,} results in {output}{none}")
+    none = f", {count(counts.errors, 'invalid input')}" if counts.errors else ""
+    report(f"{count(counts.count - counts.errors, 'result')} in {output}{none}")
     return counts

@@ -21,6 +21,7 @@ from bertkit.model.config import BertConfig, check_attention
 from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_hub_trouble
 
+RUNS_SHOWN = 3
 MOST_LABELS = 100_000  # a file with more is damaged
 SHAPES = {  # parameter of the encoder -> the configuration's names of its sizes
     "embeddings.word_embeddings.weight": ("vocab_size", "hidden_size"),
@@ -96,7 +97,13 @@ def load_config(checkpoint: str) -> BertConfig:
         if Path(checkpoint).is_dir() and not Path(checkpoint, "config.json").is_file():
             if Path(checkpoint, "recipe.toml").is_file():
                 raise UsageError(f"the run in {checkpoint} is not finished; repeat the command that started it")
+            if Path(checkpoint, "study.json").is_file():
+                configs = sorted(Path(checkpoint).glob("*/*/config.json"))[:RUNS_SHOWN]
+                runs = ", ".join(str(path.parent) for path in configs)
+                raise UsageError(f"{checkpoint} is a study; give one of its runs ({runs or 'none has finished'})")
             raise UsageError(f"{checkpoint} holds no config.json; {remedy}")
+        if Path(checkpoint).is_file():
+            raise UsageError(f"{checkpoint} is a file; {remedy}")
         trouble = find_trouble(checkpoint)
         try:
             values, _ = PreTrainedConfig.get_config_dict(checkpoint, local_files_only=trouble is not None)

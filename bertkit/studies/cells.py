@@ -226,7 +226,7 @@ def describe_plan(study: Study) -> list[str]:
             own.setdefault(cell.directory, cell)
     for directory, cell in own.items():
         start = f", from {cell.recipe['checkpoint']}" if cell.origin else ""
-        lines.append(f"{directory}, seeds {', '.join(map(str, cell.runs))}{start}")
+        lines.append(f"{directory}, seed{'s' * (len(cell.runs) > 1)} {', '.join(map(str, cell.runs))}{start}")
     runs = sum(len(cell.runs) for cell in own.values()) + len(pretrainings)
     before = f", {len(pretrainings)} of them pretrainings" if pretrainings else ""
     return [*lines, f"{count(len(cells), 'cell')}, {count(runs, 'run')}{before}"]

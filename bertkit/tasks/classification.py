@@ -412,10 +412,6 @@ def choose_columns(
 ) -> tuple[list[str], list[str]]:
     """Return the columns of the texts and of the labels; those not given are guessed by their names."""
     names = table.table.column_names
-    if len(names) == 1 and (separator := next((one for one in ";\t" if one in names[0]), None)):
-        raise UsageError(
-            f"{table.source} has cells separated by {separator!r}; save it with commas, or as .tsv with tabs"
-        )
     for name in (*text, *label):
         table.find(name)
     guessed = " and ".join(option for option, given in (("--text", text), ("--label", label)) if not given)
@@ -519,10 +515,9 @@ def find_weights(given: str | Mapping[str, float], train: LabelledTexts) -> list
             return (len(train) / (len(counts) * counts)).tolist()
         return ((len(train) - counts).clip(min=1) / counts).tolist()  # a label of all rows is still learned
     if set(given) != set(train.space.names):
-        wrong = sorted(set(given) ^ set(train.space.names))
+        wrong = ", ".join(map(repr, sorted(set(given) ^ set(train.space.names))[:MOST_SHOWN]))
         raise UsageError(
-            f"class_weights and the labels differ in {wrong[0]!r}; give a weight for each of "
-            f"{', '.join(train.space.names)}"
+            f"class_weights and the labels differ in {wrong}; give a weight for each of {', '.join(train.space.names)}"
         )
     return [float(given[name]) for name in train.space.names]
 

@@ -478,7 +478,7 @@ class PretrainingTask(Task):
     def describe_result(self, result: Result) -> str:
         """Return the words of each mask, and whether a text follows."""
         parts = [
-            ", ".join(f"{found['word']} {found['probability']:.0%}" for found in mask["words"])
+            ", ".join(f"{found['word']!r} {found['probability']:.0%}" for found in mask["words"])
             for mask in result["masks"]
         ]
         return "; ".join([*parts, describe_pair(result)] if "next_sentence" in result else parts)

@@ -381,6 +381,8 @@ class SquadTask(FineTuningTask):
         # The official script for 2.0 looks at the answers only, and so takes files of both versions.
         questions = read_squad(gold, None if can_be_none else self.version.number)
         references, answers = collect_answers(questions), read_predictions(predictions, str)
+        if not references.keys() & answers:
+            raise UsageError(f"{predictions} answers no question of {gold}; give the predictions for this file")
         if not can_be_none:
             if missing := len(references.keys() - answers):
                 report(f"{missing:,} of {len(references):,} questions have no answer in {predictions} and score 0")

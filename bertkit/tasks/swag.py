@@ -82,9 +82,7 @@ class SwagTask(FineTuningTask):
     def read_folder(self, folder: Path) -> dict[str, list[Situation]]:
         """Read the official files in a folder."""
         if not folder.is_dir():
-            raise UsageError(
-                f"{folder} is not a folder; give the folder that holds {SWAG_FILES['train']} with --data DIR"
-            )
+            raise UsageError(f"{folder} is not a folder; give the folder that holds {SWAG_FILES['train']}")
         return {
             name: read_swag(folder / file, labelled=name not in self.unlabelled)
             for name, file in SWAG_FILES.items()

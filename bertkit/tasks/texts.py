@@ -33,6 +33,10 @@ TEXT_NAMES = ("text", "sentence", "review", "content", "comment", "message", "tw
 SAMPLE_PAIR = ("The man went to the store.", "He bought a gallon of milk.")  # as in section A.2
 
 
+class MissingText(UsageError):
+    """An input does not have the texts that a model reads, under any of their names."""
+
+
 class TextTask(FineTuningTask):
     """Predict classes or scores of texts or pairs; the configuration's `problem_type` says which."""
 
@@ -275,7 +279,8 @@ def take_text(given: Mapping[str, Any], name: str) -> str:
     """
     if not isinstance(text := given.get(name), str):
         has = "is missing" if name not in given else f"is {str(text)[:40]!r}, not a string"
-        raise UsageError(f"{name} {has}; the input has {list_names(given)}: give {name} as a string")
+        kind = MissingText if name not in given else UsageError
+        raise kind(f"{name} {has}; the input has {list_names(given)}: give {name} as a string")
     return text
 
 
@@ -297,7 +302,8 @@ def read_texts(given: Mapping[str, Any], pairs: bool | None) -> tuple[str, ...]:
                 raise UsageError(f"unexpected {second}; this model takes one text: remove it")
             return take_text(given, first), take_text(given, second)
     if pairs:
-        raise UsageError(f"the input has {list_names(given)}; this model takes two texts: give text and text_pair")
+        kind = UsageError if any(given.keys() >= set(pair) for pair in PAIR_NAMES) else MissingText
+        raise kind(f"the input has {list_names(given)}; this model takes two texts: give text and text_pair")
     return (take_text(given, next(iter(guess_texts(given)), TEXT_NAMES[0])),)
 
 

@@ -17,7 +17,7 @@ def check_early(task: Task, *recipes: Mapping[str, Any], reads_data: bool) -> No
     """Check the keys and values of the recipes of a person, and that their data exist.
 
     Args:
-        reads_data: Whether the data will be read: not in a dry run, and not by a finished run.
+        reads_data: Whether the data will be read: not by a finished run.
 
     Raises:
         UsageError: As from `bertkit.training.run.run`.

@@ -10,6 +10,7 @@ import torch
 from transformers import TrainingArguments
 
 from bertkit.errors import UsageError
+from bertkit.reports.tables import count
 from bertkit.system.progress import describe_duration, ignore
 from bertkit.tasks.task import TUNE, Task
 from bertkit.training.arguments import complete, make_arguments
@@ -77,7 +78,7 @@ class Forecast:
         """Return the forecast in lines."""
         held = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in self.memory.items())
         machine = describe_environment()
-        device = "; ".join(machine["gpus"]) or f"{machine['processor']}, {machine['threads']} threads"
+        device = "; ".join(machine["gpus"]) or f"{machine['processor']}, {count(machine['threads'], 'thread')}"
         times = {name: self.operations / rate / self.share for name, rate in ACCELERATORS.items()}
         short = [name for name, seconds in times.items() if seconds < 60]
         long = [f"{describe_duration(seconds)} on {name}" for name, seconds in times.items() if seconds >= 60]

@@ -155,9 +155,7 @@ def test_a_column_that_holds_no_labels_is_one_line(cells, problem_type, message)
 def test_a_missing_column_a_blank_label_and_a_wrong_flag_are_one_line_each():
     with pytest.raises(UsageError, match=r"t\.csv.*'stars'.*"):
         find_labels(make_columns(star=["1", "2"]), ["stars"], "auto")
-    with pytest.raises(
-        UsageError, match=r"t\.csv, line 3: the label 'y' is empty, as in 2 rows; give each row a label"
-    ):
+    with pytest.raises(UsageError, match=r"t\.csv, line 3: the label 'y' is empty, as in 2 of 4 rows; give each row"):
         find(["a", "b"]).read(make_columns(y=["a", "", "b", " "]))
     table = make_columns(slow=["1", "0", "maybe"], dear=["0", "1", "1"])
     with pytest.raises(UsageError, match=r"t\.csv, line 4: 'slow' is 'maybe', but each of several label columns must"):

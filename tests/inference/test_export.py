@@ -170,6 +170,11 @@ def test_an_export_that_differs_from_its_run_leaves_no_directory(tmp_path, monke
         export(str(place), tmp_path / "output")
 
 
+def test_options_of_int8_need_it(call, tmp_path):
+    code, _, err = call("export", write_export(FAST[0])[0], "--output", tmp_path / "x", "--max-loss", "1")
+    assert (code, err) == (2, "bertkit: --max-loss and --data are for --int8; add it or leave them out\n")
+
+
 def test_the_command_shows_the_measurements(call, tmp_path, monkeypatch):
     run, place = write_export(FAST[0])
     monkeypatch.setattr(module, "write_onnx", lambda model, path: shutil.copy(place / ONNX_FILE, path))

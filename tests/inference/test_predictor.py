@@ -612,23 +612,23 @@ def test_a_line_that_is_too_long_is_an_error_in_its_place_and_never_held_whole(n
 
 
 BAD = [
-    ("a.jsonl", b'"x"\n{"id": NaN}\n{"id": 1e999}\n"z"\n', {1: "line 2: is not a JSON", 2: "line 3: is not a JSON"}),
+    ("a.jsonl", b'"x"\n{"id": NaN}\n{"id": 1e999}\n"z"\n', {1: "line 2 is not a JSON", 2: "line 3 is not a JSON"}),
     (
         "a.jsonl",
         b'{"text": "x"}\n{"text": \n"y"\n3\n',
-        {1: "line 2: is not a JSON", 3: "line 4: is not a JSON object or string"},
+        {1: "line 2 is not a JSON", 3: "line 4 is not a JSON object or string"},
     ),
-    ("a.jsonl", b'"x"\n\xff\xfe\n"y"\n' + b"[" * 100_000, {1: "line 2: is not UTF-8", 3: "line 4: is not a JSON"}),
+    ("a.jsonl", b'"x"\n\xff\xfe\n"y"\n' + b"[" * 100_000, {1: "line 2 is not UTF-8", 3: "line 4 is not a JSON"}),
     (
         "a.tsv",
         b"text\tid\nx\t1\ny\nz\t2\t3\nw\t4\n",
-        {1: "line 3: has 1 column, but the header names 2", 2: "line 4: has 3"},
+        {1: "line 3 has 1 column, but the header names 2", 2: "line 4 has 3"},
     ),
     ("a.jsonl", b'"x"\n\n\n{"txt": "y"}\n"z"\n{"text": "w"}\n', {1: "line 4: text is missing"}),
     (
         "a.jsonl",
         b'"x"\n{"id": "\\ud800", "text": "y"}\n"\\udc00"\n"z"\n',
-        {1: "surrogate pair", 2: "line 3: is not a JSON"},
+        {1: "surrogate pair", 2: "line 3 is not a JSON"},
     ),
 ]
 
@@ -656,7 +656,7 @@ def test_a_bad_line_is_named_and_does_not_stop_the_others(name, content, wrong, 
     [
         ("a.docx", b"x", "must end in .jsonl, .json, .csv, .tsv, .txt, .parquet"),
         ("a.tsv", b"text\ttext\n", "line 1: the header must name every column exactly once"),
-        ("a.tsv", b"\xff\n", "line 1: is not UTF-8"),
+        ("a.tsv", b"\xff\n", "line 1 is not UTF-8"),
     ],
 )
 def test_a_file_that_is_none_is_one_line(name, content, message, tmp_path):
@@ -699,7 +699,7 @@ def test_a_stream_is_written_behind_what_is_there(classifier, tmp_path):
         first, result, said = log.read_text().splitlines()
         assert first == "precious"
         assert json.loads(result) == Exact(classifier)(["good"])[0]
-        assert said == f"1 results in {output}"
+        assert said == f"1 result in {output}"
 
 
 @pytest.mark.slow
@@ -797,7 +797,7 @@ def test_the_command_answers_a_file_line_by_line_and_counts_what_is_wrong_and_cu
     ]
     code, out, _ = call("predict", classifier, "--input", source, "--output", tmp_path / "out.jsonl")
     assert code == 2
-    assert out.splitlines()[-1] == f"2 results in {tmp_path / 'out.jsonl'}, 1 invalid inputs"
+    assert out.splitlines()[-1] == f"2 results in {tmp_path / 'out.jsonl'}, 1 invalid input"
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == results
 
 
@@ -832,7 +832,8 @@ def test_what_somebody_types_is_answered_line_by_line(classifier):
     [
         ([], "give the inputs either as TEXT or with --input FILE"),
         (["good", "--input", "-"], "give the inputs either as TEXT or with --input FILE"),
-        (["--input", "no.jsonl"], "there is no file no.jsonl; name one with --input, or - for standard input"),
+        (["--input", "no.jsonl"], "there is no file no.jsonl; name a file with --input, or - for standard input"),
+        (["--input", "."], ". is a folder; name a file with --input, or - for standard input"),
         (["good", "--pair"], "expected a multiple of 2 texts (text and text_pair), got 1; give them in order"),
         (["good", "--precision", "fp8"], 'precision = "fp8" must be one of auto, fp32, bf16, fp16'),
         (["\udc80"], "is not UTF-8; use UTF-8, or rename the file"),

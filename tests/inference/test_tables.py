@@ -175,7 +175,7 @@ def test_the_texts_are_the_columns_that_are_asked_for(classifier, tmp_path):
     expected = Exact(classifier)([("good", ""), ("bad", "3")])
     *found, wrong = Exact(classifier, text=["title", "body"]).stream(rows)
     assert found == expected
-    assert wrong["error"] == "the input has title, but not body; name its texts with --text"
+    assert wrong["error"] == "the input has title, but not body; give it"
     assert Exact(classifier, text=["title"])(rows) == Exact(classifier)(["good", "bad", "x"])
     with pytest.raises(UsageError, match=r"input 0: expected 1 text \(text\), got 3; give them in order"):
         Exact(classifier, text=["title", "body", "text"])(rows[:1])
@@ -189,9 +189,25 @@ def test_the_texts_are_the_columns_of_the_training_table_or_have_the_usual_names
     rows = [{"title": "good", "body": "bad", "text": "so"}, {"text": "good", "text_pair": "bad", "title": "so"}]
     one, other, wrong = predictor.stream([*rows, {"title": "good", "text": "so", "sentence": "bad"}])
     assert [one, other] == predictor([["good", "bad"]] * 2)  # a batch of one rounds in another order
-    assert wrong["error"] == "the input has title, text, sentence, but not body; name its texts with --text"
+    assert wrong["error"] == "the input has title, text, sentence, but not body; give it"
     assert predictor.group(["a", "b"]) == [["a", "b"]]
     assert Exact(folder, text=["text", "title"])([{"text": "good", "title": "bad", "body": "so"}] * 2)[0] == one
+
+
+def test_a_table_without_columns_of_texts_is_refused_as_a_whole(call, classifier, tmp_path):
+    """In JSON lines each object is judged by itself."""
+    (tmp_path / "in.csv").write_text("name,stars\ngood,1\nbad,2\n")
+    (tmp_path / "in.jsonl").write_text('{"name": "good"}\n{"text": "bad"}\n')
+    command = ["predict", classifier, "--output", tmp_path / "out.csv", "--input"]
+    code, out, err = call(*command, tmp_path / "in.csv")
+    assert (code, out) == (2, "")
+    assert err.endswith(
+        "in.csv, line 2: text is missing; the input has name, stars: give text as a string, or name the "
+        "columns of the texts with --text\n"
+    )
+    assert not (tmp_path / "out.csv").exists()
+    call(*command, tmp_path / "in.jsonl")
+    assert [bool(row["error"]) for row in read_back(tmp_path / "out.csv")] == [True, False]
 
 
 # --- The form of pipelines --------------------------------------------------------------------------------------------
@@ -275,9 +291,11 @@ def test_the_command_reads_and_writes_tables(call, classifier, tmp_path):
     ("arguments", "words"),
     [
         (["--output", "a.csv", "--format", "pipeline"], "--format pipeline writes JSON lines, not a.csv; name a file"),
+        (["--output", "a.csv.gz"], "a.csv.gz must end in .jsonl, .csv, .tsv, ."),
+        (["--output", "a.json"], "a.json must end in .jsonl, .csv, .tsv, ."),
         (
-            ["--output", "a.csv.gz"],
-            "a.csv.gz would be compressed; name a file that ends in .jsonl, .csv, .tsv, .",
+            ["--text", "text,text,text"],
+            "in.csv, line 2: expected 1 text (text), got 3; give them in order, or name the col",
         ),
         (["--format", "x"], "--format x must be one of bertkit, pipeline"),
         (

@@ -138,6 +138,17 @@ def test_a_run_that_is_not_finished_is_no_checkpoint_yet(tmp_path):
     assert load_config(str(tmp_path)).hidden_size == 32
 
 
+def test_a_study_and_a_file_are_no_checkpoints(tmp_path):
+    (tmp_path / "study.json").touch()
+    with pytest.raises(UsageError, match=r"is a study; give one of its runs \(none has finished\)$"):
+        load_config(str(tmp_path))
+    write_checkpoint(tmp_path / "fold-1" / "classify")
+    with pytest.raises(UsageError, match=r"is a study; give one of its runs \(.*/fold-1/classify\)$"):
+        load_config(str(tmp_path))
+    with pytest.raises(UsageError, match=r"study\.json is a file; give a directory with a BERT checkpoint"):
+        load_config(str(tmp_path / "study.json"))
+
+
 @pytest.mark.parametrize(
     ("size", "message"),
     [

@@ -129,7 +129,7 @@ def test_a_wrong_option_is_one_line(reviews, options, message):
 
 @pytest.mark.parametrize("separator", [";", "\t"])
 def test_another_separator_is_told(tmp_path, separator):
-    (tmp_path / "t.csv").write_text(separator.join(["text", "label\na", "b\n"]))
+    (tmp_path / "t.csv").write_text(separator.join(["text", 'label\n"a, b"', "b\n"]))
     with pytest.raises(UsageError, match=r"t\.csv has cells separated by .*; save it with commas, or as \.tsv"):
         load(tmp_path / "t.csv", text=["text"])
 
@@ -280,7 +280,7 @@ def test_a_test_file_without_labels_is_predicted(tmp_path, change):
     assert lines[3].endswith("unlabelled 3")
     if change:
         write_table(tmp_path / "d" / "test.csv", [{"text": "new", "label": label} for label in ("good", "")])
-        with pytest.raises(UsageError, match=r"test\.csv, line 3: the label 'label' is empty, as in 1 rows"):
+        with pytest.raises(UsageError, match=r"test\.csv, line 3: the label 'label' is empty, as in 1 of 2 rows"):
             load(tmp_path / "d")
 
 

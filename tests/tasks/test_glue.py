@@ -356,7 +356,7 @@ def test_a_test_file_cannot_be_learned(files_of, bert, tmp_path):
 
 def test_a_tasks_own_folder_is_not_the_one_to_name(files_of, bert, tmp_path):
     folder, rte = files_of("rte")
-    message = rf"RTE is the folder of RTE only; give its parent with --data '?{re.escape(str(folder))}'?$"
+    message = rf"RTE is the folder of RTE only; give its parent, '?{re.escape(str(folder))}'?$"
     assert_refused("rte", make_recipe(bert, rte), tmp_path / "run", message)
 
 

@@ -300,7 +300,7 @@ def test_the_likeliest_words_are_shown_beside_the_right_one(head):
     lines = show_examples(PRETRAINING, {"dev": [[sentence]] * 7}, settings)
     assert len(lines) == 5
     assert lines[0].startswith(sentence.replace("abcd", "[MASK]"))
-    assert "bb 100%" in lines[0]
+    assert "'bb' 100%" in lines[0]
     assert lines[0].endswith("(abcd)")
     assert lines[0].count("%") == 3
     assert show_examples(PRETRAINING, {"dev": []}, settings) == []

@@ -611,6 +611,11 @@ def test_scoring_says_what_is_missing(tmp_path):
     lines = []
     assert SQUAD["squad1"].score_files(gold, tmp_path / "some.json", report=lines.append)["exact_match"] == 0.0
     assert lines == [f"23 of 24 questions have no answer in {tmp_path / 'some.json'} and score 0"]
+    (tmp_path / "other.json").write_text(json.dumps({"other": "x"}))
+    with pytest.raises(
+        UsageError, match=r"other\.json answers no question of .*dev-v1\.1\.json; give the predictions for"
+    ):
+        SQUAD["squad1"].score_files(gold, tmp_path / "other.json")
     with pytest.raises(UsageError, match="23 of 24 questions have no prediction"):
         SQUAD["squad2"].score_files(gold, tmp_path / "some.json")
     for options in ({"odds": tmp_path / "some.json"}, {"threshold": 0.5}):

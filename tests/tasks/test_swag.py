@@ -188,7 +188,7 @@ def test_a_bad_file_is_one_line_and_nothing_is_written(swag, bert, tmp_path, fil
 MISTAKES = [
     (
         {"data": {"dir": "no/folder"}},
-        r"no/folder is not a folder; give the folder that holds train\.csv with --data DIR",
+        r"no/folder is not a folder; give the folder that holds train\.csv",
     ),
     ({"data": {"max_length": 4}}, r"max_length is 4 in \[data\]; it must be at least 5"),
     ({"data": {"max_length": 129}}, r"max_length 129 exceeds the model's 128 positions"),

@@ -28,6 +28,7 @@ from bertkit.data.formats.inputs import make_text
 from bertkit.data.formats.tables import (
     LONGEST_QUOTED,
     MOST_NAMES,
+    check_separator,
     explain_form,
     find_column,
     is_quoted,
@@ -206,6 +207,7 @@ def _read_rows(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Columns:
     """Read rows of which the first has the names."""
     number, names = next(rows, (0, []))
     if names:
+        check_separator(path, names)
         _check_names(f"{path}, line {number}", names)
 
     def walk() -> Iterator[tuple[int, dict[str, str]]]:

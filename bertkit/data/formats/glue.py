@@ -81,13 +81,12 @@ def read_folder(row: Benchmark, folder: Path) -> dict[str, TextColumns]:
     """Read the official files below a folder."""
     if not folder.is_dir():
         first = next(iter(row.splits.values())).file
-        raise UsageError(f"{folder} is not a folder; give the folder that holds {first} with --data DIR")
+        raise UsageError(f"{folder} is not a folder; give the folder that holds {first}")
     files = [Path(split.file) for split in row.splits.values()]
     own = any((folder / file.name).exists() and folder.resolve().name == str(file.parent) for file in files)
     if own and not any((folder / file).exists() for file in files):
         raise UsageError(
-            f"{folder} is the folder of {row.title} only; give its parent with --data "
-            f"{quote(str(folder.resolve().parent))}"
+            f"{folder} is the folder of {row.title} only; give its parent, {quote(str(folder.resolve().parent))}"
         )
     return {
         name: read_split(row, name, folder / split.file)

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from bertkit.data.formats.tables import find_column, is_quoted, read_array
+from bertkit.data.formats.tables import check_separator, find_column, is_quoted, read_array
 from bertkit.errors import UsageError, join_lines
 
 STDIN = "-"
@@ -34,10 +34,15 @@ Input = str | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Line:
-    """The value of a line or row, or the error in it, and its place: file and number from 1."""
+    """The value of a line or row, or the error in it, and its place: file and number from 1.
+
+    Attributes:
+        is_row: Whether it is a row of a table, so that all others have the same names.
+    """
 
     value: Input | UsageError
     place: str
+    is_row: bool = False
 
 
 def check_source(source: str) -> None:
@@ -51,7 +56,8 @@ def check_source(source: str) -> None:
             raise UsageError("standard input is closed; pipe the inputs to it or name a file with --input")
         return
     if not Path(source).is_file():
-        raise UsageError(f"there is no file {source}; name one with --input, or - for standard input")
+        found = f"{source} is a folder" if Path(source).is_dir() else f"there is no file {source}"
+        raise UsageError(f"{found}; name a file with --input, or - for standard input")
     if find_suffix(source) not in INPUT_SUFFIXES or source.endswith(".parquet.gz"):
         raise UsageError(
             f"{source} must end in {', '.join(INPUT_SUFFIXES)} (.gz may follow, but not .parquet); rename it or pipe "
@@ -144,12 +150,13 @@ def read_table(
     for place, cells in rows:
         if isinstance(cells, UsageError):
             if names is None:
-                raise UsageError(f"{place}: {cells}")
+                raise UsageError(f"{place} {cells}")
             yield Line(cells, place)
         elif names is None:
-            check_names(names := cells, place, source, columns)
+            check_separator(source, names := cells)
+            check_names(names, place, source, columns)
         elif len(cells) == len(names):
-            yield Line(dict(zip(names, cells, strict=True)), place)
+            yield Line(dict(zip(names, cells, strict=True)), place, is_row=True)
         elif cells:
             found = f"{len(cells)} column{'s' * (len(cells) != 1)}"
             yield Line(UsageError(f"has {found}, but the header names {len(names)}; correct the line"), place)
@@ -242,7 +249,8 @@ def read_parquet(source: str, columns: Sequence[str]) -> Iterator[Line]:
                 rows = msgspec.json.decode(msgspec.json.encode(batch.to_pylist(), enc_hook=str))
                 for row in rows:
                     is_long = count_characters(row) > LONGEST_LINE
-                    yield Line(refuse_length() if is_long else row, f"{source}, row {next(numbers)}")
+                    place = f"{source}, row {next(numbers)}"
+                    yield Line(refuse_length() if is_long else row, place, is_row=True)
     except UsageError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:

@@ -179,6 +179,16 @@ def read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str]]
             yield number, cells
 
 
+def check_separator(source: str | Path, names: Sequence[str]) -> None:
+    """Check that the only cell of a header does not hold another separator.
+
+    Raises:
+        UsageError: It does.
+    """
+    if len(names) == 1 and (separator := next((one for one in ";\t" if one in names[0]), None)):
+        raise UsageError(f"{source} has cells separated by {separator!r}; save it with commas, or as .tsv with tabs")
+
+
 def is_quoted(lines: Iterable[str]) -> bool:
     """Return whether the quotes of a TSV file are those of CSV: all its lines are well-formed that way.
 

@@ -50,6 +50,7 @@ Document = list[str]  # its sentences
 DOCS = "docs"
 BUILT_FILES, BUILT_FOLDERS = ("build.json", "corpus.json"), ("shards", "parts")  # files and folders of a built corpus
 JSONL_SUFFIXES = (".jsonl", ".jsonl.gz")
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")  # refused: their markup would become text
 TEXT_SUFFIXES = (".txt", ".txt.gz", *JSONL_SUFFIXES)  # files read from a directory
 PIECE_BYTES = 1 << 26  # bytes of a large file in one piece
 SMALL = 16  # small files share a piece up to PIECE_BYTES / SMALL, so a million files do not make a million pieces
@@ -276,6 +277,8 @@ def _cut_source(source: str, piece_bytes: int) -> list[Piece]:
         raise UsageError(f"{source} is a built corpus, not text; name the text it was built from")
     with explain_refusal(source):
         if exists(path):
+            if os.path.isfile(path) and path.removesuffix(".gz").endswith(TABLE_SUFFIXES):
+                raise UsageError(f'{source} is a table; give its texts, one per line, or as JSON lines {{"text": "…"}}')
             return _cut_files(source, _list_files(path) if os.path.isdir(path) else [path], piece_bytes)
     if not is_hub_name(source):
         raise UsageError(

@@ -105,7 +105,7 @@ def test_a_long_cell_is_read_and_an_unclosed_quote_takes_little_memory(table, mo
     [
         ("a.csv", b"text,text\n", r"line 1: the header must name every column exactly once; correct it"),
         ("a.csv", b"\ntext\na\n", r"line 1: the header must name every column exactly once; correct it"),
-        ("a.csv", b'"text\na\n', r"line 1: is not CSV \(unexpected end of data\); correct it"),
+        ("a.csv", b'"text\na\n', r"line 1 is not CSV \(unexpected end of data\); correct it"),
         ("a.csv", b"title,body\n", r"a.csv has no column 'text'; found 'title', 'body'; name the columns of the texts"),
         (
             "a.tsv.gz",
