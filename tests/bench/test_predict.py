@@ -59,10 +59,10 @@ def test_inputs_that_are_no_texts_are_one_line(classifier, tmp_path):
     (tmp_path / "pairs.jsonl").write_text('{"question": "x"}\n')
     with pytest.raises(UsageError, match="has no texts"):
         bench.bench_predict(classifier, str(tmp_path / "empty.txt"))
-    with pytest.raises(UsageError, match="line 1: has no text; give a file of texts"):
+    with pytest.raises(UsageError, match="line 1 has no text; give a file of texts"):
         bench.bench_predict(classifier, str(tmp_path / "pairs.jsonl"))
     (tmp_path / "broken.jsonl").write_text('{"text": "x"}\n{"text"\n')
-    with pytest.raises(UsageError, match="line 2: is not a JSON"):
+    with pytest.raises(UsageError, match="line 2 is not a JSON"):
         bench.bench_predict(classifier, str(tmp_path / "broken.jsonl"))
 
 

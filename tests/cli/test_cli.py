@@ -110,7 +110,7 @@ def test_a_mistake_is_named_before_torch_is_imported(words, expected):
     assert expected in done.stderr
 
 
-def test_a_dry_run_and_a_finished_run_need_no_data(tmp_path):
+def test_a_finished_run_needs_no_data(tmp_path):
     task, given = GLUE["rte"], {"data": {"dir": str(tmp_path / "nowhere")}}
     check_early(task, given, reads_data=False)
     with pytest.raises(UsageError, match="nowhere is not a folder"):
@@ -568,7 +568,7 @@ def test_wrong_files_are_one_line_and_nothing_is_written(call, glue, tmp_path, w
     ("arguments", "words"),
     [
         (["glue", "--task", "mnlii", "--data", "GLUE"], ["mnlii", "cola, sst2", "all"]),
-        (["glue", "--task", "rte", "--data", "nowhere", "--model", "bert"], ["nowhere", "--data"]),
+        (["glue", "--task", "rte", "--data", "nowhere", "--model", "bert"], ["nowhere", "RTE/train.tsv"]),
         (["glue", "--task", "rte", "--data", "GLUE", "--model", "GLUE"], ["GLUE"]),
         (["glue", "--task", "rte", "--data", "GLUE", "--model", "gpt"], ["gpt2", "not bert"]),
         (["glue", "--task", "rte", "--data", "GLUE"], ["google-bert/bert-base-uncased", "--model"]),
