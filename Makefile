@@ -63,7 +63,7 @@ browser: ## 1 min: install Chromium where there is none, as root of a Debian
 test-browser: $(INSTALLED) ## 1 min: open the report and the server's page in Chromium
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -m slow tests/analysis/test_page.py tests/inference/test_served_page.py
 
-test-all: $(INSTALLED) ## hours: also the slow ones
+test-all: $(INSTALLED) ## 90 min: also the slow ones
 	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 --dist worksteal --hypothesis-profile thorough --timeout 7200 -m "not network and not gpu and not clients"
 
 peer: $(INSTALLED) ## 2 min: transformers' own tests of models, on ours and on stock BERT (downloads its source distribution)

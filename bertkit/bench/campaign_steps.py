@@ -213,7 +213,7 @@ def pretrain(campaign: Campaign, report: Report) -> dict[str, Any]:
         with TemporaryDirectory() as folder:
             run(PRETRAINING, shorten(recipe, probe, 1), output=folder, report=report)
             seconds = find_training_seconds(read_log(Path(folder)))
-        updates = int(allowed * probe / seconds)
+        updates = max(int(allowed * probe / seconds), CURVE_POINTS)
     metrics = run(PRETRAINING, shorten(recipe, updates, CURVE_POINTS), output=output, report=report)
     log = read_log(output)
     draw_curve(output, metrics)
