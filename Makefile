@@ -81,7 +81,7 @@ $(CLIENTS)/installed: pyproject.toml # apart, because a library that is there ch
 gpu: ## 20 min: all that needs an accelerator, into runs/gpu; DATA=DIR adds its text/ and squad/
 	$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m bertkit bench gpu --recipe recipes/pretrain/small.toml $(if $(DATA),--data "$(DATA)")
 
-coverage: $(INSTALLED) ## minutes: which lines of bertkit no fast test runs
+coverage: $(INSTALLED) ## 12 min: which lines of bertkit no fast test runs
 	rm -f .coverage .coverage.*
 	HF_HUB_OFFLINE=1 $(BIN)/coverage run -m pytest --numprocesses 2 --dist worksteal
 	$(BIN)/coverage combine --quiet
