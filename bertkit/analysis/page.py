@@ -81,6 +81,8 @@ def write_page(sources: Sequence[Path], output: Path, report: Report = ignore) -
     Raises:
         UsageError: A source is neither a run nor a study, or the page cannot be written.
     """
+    if output.suffix not in ("", ".html", ".htm"):
+        raise UsageError(f"{output} must end in .html, the format of the page")
     places = list_places(sources)
     if not places:
         raise UsageError("there is nothing to report; give runs or studies")
