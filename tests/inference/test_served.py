@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 
 import pytest
 
@@ -26,7 +25,7 @@ from tests.inference.test_server import Client, read_metrics, serving, write_ser
 pytestmark = pytest.mark.slow
 CLIENTS = 64
 REQUESTS = 100_000
-LEAST_LEAK = 100  # bytes of a request that are never freed
+FLAT = 8 << 20  # bytes by which the process may grow over the second half of the requests
 READY = re.compile(r"answers at http://127\.0\.0\.1:(\d+); end it with Ctrl-C")
 
 
@@ -153,7 +152,6 @@ def test_clients_that_send_or_read_no_further_do_not_hold_up_the_end(tmp_path):
 
 @pytest.mark.timeout(7200)
 def test_memory_is_flat_over_many_requests(folder):
-    """A leak adds to every tenth; kernels that oneDNN keeps for sizes of batches not seen before add to some."""
     program, sizes = Program(folder), []
     texts = [json.dumps(text) for text in make_texts(1000)]
 
@@ -169,5 +167,4 @@ def test_memory_is_flat_over_many_requests(folder):
             sizes.append(program.measure())
     assert program.end()[0] == 128 + signal.SIGTERM
     print([f"{size / 1e6:.1f} MB" for size in sizes])
-    assert min(later - earlier for earlier, later in pairwise(sizes[4:])) < LEAST_LEAK * REQUESTS / 10
-    assert sizes[-1] < 1.1 * sizes[4]
+    assert sizes[-1] - sizes[4] < FLAT
