@@ -35,6 +35,7 @@ from bertkit.inference.batching import Batcher, Busy
 from bertkit.inference.gate import BODY_DUE, JSON, LOOPBACK, MOST_DRAINED, Gate, Metrics, Refusal, is_address
 from bertkit.inference.page import render_page
 from bertkit.inference.predictor import Predictor
+from bertkit.model.cpu import limit_kernels
 from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import Interrupted, note_signals
 from bertkit.tasks.prediction import limit_batch
@@ -421,6 +422,7 @@ def serve(
         Interrupted: A signal ended it.
     """
     check_exposure(host, token)
+    limit_kernels()
     for name in ("uvicorn.error", "asyncio"):
         logging.getLogger(name).addHandler(logging.NullHandler())  # which would print each malformed request
     with bind(host, port) as listener:

@@ -16,6 +16,7 @@ replaced `forward` use torch's own functions. The mathematics is always the same
   reversed sequences: padding then follows all real tokens and affects none of them.
 """
 
+import os
 import platform
 from collections.abc import Iterator
 from typing import Any
@@ -346,6 +347,20 @@ def order_weights(model: nn.Module) -> None:
         if module.weight.device.type == "cpu" and module.weight.dtype in dtypes:
             module.__class__ = OrderedLinear
             module.order()
+
+
+CACHES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")  # of torch's interface to oneDNN, and its own
+KERNELS = 32  # several times those of one batch
+
+
+def limit_kernels() -> None:
+    """Let oneDNN keep KERNELS kernels, unless the environment names another number; before the first operation.
+
+    There is one for each layer's size and each size of a batch. By default 1,024 are kept in both places, which in a
+    process that lives long are hundreds of MB.
+    """
+    for name in CACHES:
+        os.environ.setdefault(name, str(KERNELS))
 
 
 # --- The BiLSTM -------------------------------------------------------------------------------------------------------

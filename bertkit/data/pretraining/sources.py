@@ -187,7 +187,7 @@ def _stream(
                 if limit_characters and characters >= limit_characters:
                     break
         if not count:
-            raise UsageError(f"{source} holds no text; give a corpus of at least two documents")
+            raise UsageError(f"{source} holds no text; give a corpus with text")
         counts = {"document": count, unit: units, "character": characters}
         report(f"{source}: " + ", ".join(f"{n:,} {name}{'s' * (n != 1)}" for name, n in counts.items()))
 
