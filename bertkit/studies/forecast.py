@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from bertkit.errors import UsageError
 from bertkit.studies.cells import list_cells, list_pretrainings
 from bertkit.studies.runner import make_jobs
 from bertkit.studies.spec import Study
@@ -33,10 +32,7 @@ def forecast_study(study: Study, output: Path, report: Report) -> None:
             name = name_costs(job.task, recipe)
             if name not in known:
                 report(f"measuring some updates of {place}")
-                try:
-                    known[name] = find_costs(task, recipe, Path(job.output))
-                except UsageError as error:  # the other runs may be possible
-                    known[name] = f"time and memory are unknown: {error}"
+                known[name] = find_costs(task, recipe, Path(job.output))
             costs = known[name]
             if isinstance(costs, str):
                 unknown[costs] += 1

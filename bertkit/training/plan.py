@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
+from bertkit.errors import UsageError
 from bertkit.reports.tables import count
 from bertkit.system.progress import describe_duration, ignore
 from bertkit.tasks.task import TUNE, Task
@@ -94,12 +95,9 @@ class Forecast:
 
 
 def describe_cost(task: Task, recipe: Recipe, output: Path) -> list[str]:
-    """Return the expected cost of a complete recipe in lines.
+    """Return the expected cost of a complete recipe in lines, or why it is unknown.
 
     The data are read, or the beginning of a pretraining's text. Start-up, loading and saving take seconds more.
-
-    Raises:
-        UsageError: The run would end with it.
     """
     lines = []
     if given := task.pretrain_on(recipe):
@@ -113,18 +111,17 @@ def describe_cost(task: Task, recipe: Recipe, output: Path) -> list[str]:
 
 
 def find_costs(task: Task, recipe: Recipe, output: Path) -> Costs | str:
-    """Measure the costs of a complete recipe, or return why it has none that can be measured.
-
-    Raises:
-        UsageError: The run would end with it.
-    """
+    """Measure the costs of a complete recipe, or return why that cannot be done."""
     if recipe["data"].get("features"):
         return "time and memory are not forecast for the feature-based approach"
-    prepared = prepare(task, recipe | {"data": task.shorten(recipe["data"])}, ignore)
-    if "train" not in prepared.data:
-        return "nothing to train, only to predict"
-    with explain_shortage(make_arguments(task, recipe, output)):
-        return measure_costs(task, recipe, prepared)
+    try:
+        prepared = prepare(task, recipe | {"data": task.shorten(recipe["data"])}, ignore)
+        if "train" not in prepared.data:
+            return "nothing to train, only to predict"
+        with explain_shortage(make_arguments(task, recipe, output)):
+            return measure_costs(task, recipe, prepared)
+    except UsageError as error:
+        return f"time and memory are unknown: {error}"
 
 
 def forecast(task: Task, recipe: Recipe, costs: Costs, args: TrainingArguments) -> Forecast:
