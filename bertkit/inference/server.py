@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -388,15 +388,30 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         self.report()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting, let clients close their connections, and wait for the requests that have begun."""
-        self.config.loaded_app.is_leaving = True
-        for _ in range(3):  # accepts the connections that the kernel has accepted
-            await asyncio.sleep(0)
+    async def shutdown(self, sockets: list[socket.socket]) -> None:
+        """Stop accepting, let clients close their connections, and wait for the requests that have begun.
+
+        To close the listener resets what waits in the kernel, so that is accepted first. Clients are told to close
+        afterwards: one that were told before would connect again at once, and be reset.
+        """
+        loop, waiting = asyncio.get_running_loop(), []
+        (listener,) = sockets
+        loop.remove_reader(listener)
+        await asyncio.sleep(0)  # until asyncio has made the connections that it has accepted
+        with suppress(OSError):  # BlockingIOError: none waits
+            while True:
+                waiting.append(listener.accept()[0])
         for server in self.servers:
             server.close()
+        self.config.loaded_app.is_leaving = True
+        for connection in waiting:
+            await loop.connect_accepted_socket(self.make_protocol, connection)
         await asyncio.sleep(LEAVING)
         await super().shutdown(sockets)
+
+    def make_protocol(self) -> asyncio.Protocol:
+        """Return the protocol of a connection, as uvicorn makes it."""
+        return TimedProtocol(self.config, self.server_state, self.lifespan.state)
 
 
 def serve(

@@ -29,6 +29,7 @@ from bertkit.inference import server as module
 from bertkit.inference.batching import Batcher, Busy
 from bertkit.inference.predictor import Predictor
 from bertkit.inference.server import bind, check_exposure, make_app
+from bertkit.system.progress import ignore
 from tests.inference.test_predictor import write_head
 
 TAGS = {"id2label": dict(enumerate(["O", "B-PER", "I-PER", "B-LOC"]))}
@@ -83,10 +84,10 @@ class Client:
 
 
 @contextmanager
-def serving(predictor, place, hosts=frozenset(module.LOOPBACK), **options):
+def serving(predictor, place, hosts=frozenset(module.LOOPBACK), kind=uvicorn.Server, **options):
     """Serve a model in a thread; yield its port and application."""
     app = make_app(predictor, str(place), hosts=hosts, **options)
-    server = uvicorn.Server(module.configure(app))
+    server = kind(module.configure(app))
     with bind("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
@@ -353,6 +354,37 @@ def test_a_model_that_fails_says_so_without_the_text(predictor, folder):
         assert client.predict(["good", "secret"])[0] == 500
         assert client.predict("good")[0] == 200
     assert set(said) == {"RuntimeError"}
+
+
+def test_what_has_connected_before_the_end_is_answered_and_told_to_leave_after_it(predictor, folder):
+    connections, told = [], []
+
+    class BusyServer(module.Server):
+        """Gets a request over a new connection in each pass of its loop, until it accepts no more."""
+
+        async def shutdown(self, sockets):
+            address, loop = sockets[0].getsockname(), asyncio.get_running_loop()
+
+            def connect():
+                try:
+                    connections.append(socket.create_connection(address, timeout=30))
+                except ConnectionRefusedError:
+                    return
+                connections[-1].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                told.append(self.config.loaded_app.is_leaving)
+                loop.call_soon(connect)
+
+            connect()
+            await super().shutdown(sockets)
+
+    with serving(predictor, folder, kind=lambda config: BusyServer(config, ignore)):
+        pass
+    assert told
+    assert not any(told), "a client that is told to leave too early connects again and is reset"
+    for connection in connections:
+        with connection, connection.makefile("rb") as file:
+            assert file.readline() == b"HTTP/1.1 200 OK\r\n"
+            assert b"connection: close\r\n" in file.readlines()
 
 
 # --- Metrics and logs -------------------------------------------------------------------------------------------------
