@@ -171,7 +171,7 @@ def read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str]]
         except csv.Error as error:
             trouble = join_lines(error).partition(" - ")[0]  # advice for programmers follows
             raise UsageError(
-                f"{path}, line {number} is not a valid CSV row ({trouble}); check its quotes or get the file again"
+                f"{path}, line {number} is not a valid CSV row ({trouble}); check its quotes and commas"
             ) from None
         if cells is None:
             return
