@@ -391,21 +391,21 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket]) -> None:
         """Stop accepting, let clients close their connections, and wait for the requests that have begun.
 
-        To close the listener resets what waits in the kernel, so that is accepted first. Clients are told to close
-        afterwards: one that were told before would connect again at once, and be reset.
+        Closing the listener resets the connections that wait in the kernel, so they are accepted first. Only then are
+        clients told to close theirs: a client told earlier would connect again at once, and be reset.
         """
         loop, waiting = asyncio.get_running_loop(), []
         (listener,) = sockets
         loop.remove_reader(listener)
         await asyncio.sleep(0)  # until asyncio has made the connections that it has accepted
-        with suppress(OSError):  # BlockingIOError: none waits
+        with suppress(OSError):  # no more are waiting, or can be accepted
             while True:
                 waiting.append(listener.accept()[0])
         for server in self.servers:
             server.close()
         self.config.loaded_app.is_leaving = True
-        for connection in waiting:
-            await loop.connect_accepted_socket(self.make_protocol, connection)
+        connect = loop.connect_accepted_socket
+        await asyncio.gather(*(connect(self.make_protocol, one) for one in waiting), return_exceptions=True)
         await asyncio.sleep(LEAVING)
         await super().shutdown(sockets)
 
