@@ -387,7 +387,8 @@ def test_what_has_connected_before_the_end_is_answered_and_told_to_leave_after_i
     for connection in connections:
         with connection, connection.makefile("rb") as file:
             assert file.readline() == b"HTTP/1.1 200 OK\r\n"
-            assert b"connection: close\r\n" in file.readlines()
+            answer = file.readlines()
+    assert b"connection: close\r\n" in answer, "the last is told to leave"
 
 
 # --- Metrics and logs -------------------------------------------------------------------------------------------------
