@@ -22,6 +22,7 @@ import pytest
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.studies.runner import make_study, run_study
 from bertkit.training.recipe import merge
+from bertkit.training.run_dir import RECEIVED
 from tests.data.pretraining.test_build import read_files
 from tests.data.pretraining.test_build_faults import SCRIPT, list_finished, list_tasks
 from tests.official import write_glue
@@ -258,7 +259,7 @@ def define_study(folder):
             {
                 "batch_size": 8,
                 "data": {"dir": str(write_glue(folder / "glue")), "max_length": 40},
-                "train": {"max_steps": 150, "save_steps": 10, "learning_rate": 1e-3},
+                "train": {"max_steps": 300, "save_steps": 10, "learning_rate": 1e-3},
             },
         ),
         "row": [
@@ -278,9 +279,11 @@ def read_study_files(output):
 
 
 def stamp_finished(output):
-    """Return the modification time of the results of every finished run."""
+    """Return the modification time of the results of every finished run, except those that are still arriving."""
     found = {}
     for metrics in Path(output).rglob("metrics.json"):
+        if metrics.parent.name == RECEIVED:
+            continue
         for path in (metrics, metrics.with_name("recipe.toml"), metrics.with_name("training_log.jsonl")):
             found[path] = path.stat().st_mtime_ns
     return found
@@ -315,7 +318,7 @@ def test_a_study_is_done_whatever_becomes_of_the_nodes_and_the_driver(study, sta
     there = stamp_finished(made)
     assert len(there) >= 3 * 3
     with cluster.drive(["script.py", made, "ray"]) as process:
-        before = read_until(process, over=4, update=20)
+        before = read_until(process, over=4, update=60)
         cluster.lose()
         cluster.add()
         out, err = process.communicate(timeout=600)

@@ -320,6 +320,7 @@ def test_on_ray_a_lost_cluster_is_one_line_and_the_same_command_goes_on(place, t
     made = tmp_path / "made"
     with start(tmp_path, made, "--workers", "ray") as process:
         assert wait_until(lambda: (list_finished(made) and list_tasks(process)) or process.poll() is not None, 400)
+        assert process.poll() is None, process.stderr.read()
         (number,) = [
             child
             for child in list_children(process.pid)
