@@ -8,7 +8,8 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 LONGEST_MESSAGE = 500  # characters of a library's message
 # HTTP libraries; huggingface_hub has switched between them more than once.
@@ -119,6 +120,15 @@ def explain_disk_error(where: object) -> Iterator[None]:
         if line := explain_disk(error, str(where)):
             raise UsageError(line) from None
         raise
+
+
+def check_access(path: str | Path) -> None:
+    """Raise the system error that keeps a path from being looked at; an absent path passes.
+
+    From Python 3.14 on, `Path.exists` and its like call a path absent that is too long or behind closed permissions.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError, ValueError):
+        os.stat(path)
 
 
 def explain_os_error(error: BaseException, what: str = "", remedy: str = "") -> str | None:

@@ -7,7 +7,14 @@ import zipfile
 
 import pytest
 
-from bertkit.errors import UsageError, explain_damage, explain_disk_error, explain_os_error, explain_refusal
+from bertkit.errors import (
+    UsageError,
+    check_access,
+    explain_damage,
+    explain_disk_error,
+    explain_os_error,
+    explain_refusal,
+)
 
 LONG = "n" * 300
 
@@ -41,7 +48,7 @@ def test_a_path_that_the_system_refuses_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "circle").symlink_to("circle")
     acts = {
-        f"{LONG} cannot be used: File name too long; give each name": (tmp_path / LONG).exists,
+        f"{LONG} cannot be used: File name too long; give each name": (tmp_path / LONG).stat,
         "file/x cannot be used: Not a directory; a file is where a folder is expected": (tmp_path / "file" / "x").touch,
         "file cannot be used: File exists; a file or a broken link": (tmp_path / "file").mkdir,
         f"{tmp_path} cannot be used: Is a directory; a folder is where a file is expected": tmp_path.read_bytes,
@@ -50,6 +57,14 @@ def test_a_path_that_the_system_refuses_is_one_line(tmp_path):
     }
     for line, act in acts.items():
         assert line in explain_os_error(meet(act))
+
+
+def test_a_path_that_cannot_be_looked_at_is_not_called_absent(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"File name too long"):
+        check_access(tmp_path / LONG)
+    for absent in (tmp_path / "gone", tmp_path / "file" / "x", "a\0b"):
+        check_access(absent)
 
 
 @pytest.mark.parametrize(

@@ -224,9 +224,9 @@ def spoil_json(chance: Random, content: bytes) -> bytes:
     """Return content with a value replaced, a key removed, renamed or doubled, an item doubled or values swapped."""
     try:
         value = json.loads(content)
+        places = list(list_places(value))
     except (ValueError, RecursionError):
         return spoil_bytes(chance, content)
-    places = list(list_places(value))
     raw = pick_value(chance)
     if not places:
         return raw.encode()

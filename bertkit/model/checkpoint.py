@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 
-from bertkit.errors import UsageError, explain_refusal, join_lines
+from bertkit.errors import UsageError, check_access, explain_refusal, join_lines
 from bertkit.model.config import BertConfig, check_attention
 from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_hub_trouble
@@ -94,6 +94,7 @@ def load_config(checkpoint: str) -> BertConfig:
     """
     remedy = "give a directory with a BERT checkpoint"
     with explain_refusal(f"the model {checkpoint}"):
+        check_access(checkpoint)
         if Path(checkpoint).is_dir() and not Path(checkpoint, "config.json").is_file():
             if Path(checkpoint, "recipe.toml").is_file():
                 raise UsageError(f"the run in {checkpoint} is not finished; repeat the command that started it")

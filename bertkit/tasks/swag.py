@@ -17,7 +17,7 @@ from scipy.special import softmax
 
 from bertkit.data.formats.swag import ENDINGS, HUB_SWAG, Situation, read_swag, read_swag_copy
 from bertkit.data.sequences import Choices, Sequences, encode_inputs, pad, pad_choices
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, check_access
 from bertkit.metrics.calibration import measure_calibration, score_calibration
 from bertkit.metrics.glue import compute_scores
 from bertkit.metrics.rows import RowScore, measure_mean
@@ -81,6 +81,7 @@ class SwagTask(FineTuningTask):
 
     def read_folder(self, folder: Path) -> dict[str, list[Situation]]:
         """Read the official files in a folder."""
+        check_access(folder)
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a folder; give the folder that holds {SWAG_FILES['train']}")
         return {

@@ -37,7 +37,7 @@ from bertkit.data.formats.tables import (
     read_csv,
     read_lines,
 )
-from bertkit.errors import UsageError, join_lines
+from bertkit.errors import UsageError, check_access, join_lines
 from bertkit.system.hub import find_dataset
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")  # all except the last also with .gz
@@ -113,6 +113,7 @@ def read_splits(place: str, nested: Collection[str] = (), read: Callable[[Path],
     """
     path, read = Path(place), read or partial(read_columns, nested=nested)
     try:
+        check_access(path)
         if path.is_dir():
             return {split: read(path / name) for split, name in _match_splits(place, _list_stems(path)).items()}
         if path.exists():

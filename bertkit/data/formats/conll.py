@@ -15,7 +15,7 @@ from bertkit.data.formats.hub import ROWS_A_BATCH, load_splits
 from bertkit.data.formats.tables import AGAIN, FILE_REMEDY, read_lines
 from bertkit.data.tagging import Sentence, TaggedText
 from bertkit.data.tags import check_tag, detect_scheme, to_iob2
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, check_access
 from bertkit.system.progress import ignore
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def find_conll(folder: str | Path, report: "Callable[[str], None]" = ignore) -> 
             files.
     """
     folder = Path(folder)
+    check_access(folder)
     if not folder.is_dir():
         raise UsageError(f"{folder} does not exist; {REMEDY}")
     holding = [folder] if _find_kinds(folder) else [x for x in sorted(folder.iterdir()) if _find_kinds(x)]

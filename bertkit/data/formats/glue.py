@@ -14,7 +14,7 @@ import numpy as np
 
 from bertkit.data.formats.hub import read_hub
 from bertkit.data.formats.tables import TextColumns, convert_labels, read_tsv
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, check_access
 from bertkit.system.progress import Report
 
 GLUE_HUB = "nyu-mll/glue"
@@ -79,6 +79,7 @@ SentenceExamples = dict[str, Any]
 
 def read_folder(row: Benchmark, folder: Path) -> dict[str, TextColumns]:
     """Read the official files below a folder."""
+    check_access(folder)
     if not folder.is_dir():
         first = next(iter(row.splits.values())).file
         raise UsageError(f"{folder} is not a folder; give the folder that holds {first}")

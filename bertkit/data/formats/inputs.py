@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from bertkit.data.formats.tables import check_separator, find_column, is_quoted, read_array
-from bertkit.errors import UsageError, join_lines
+from bertkit.errors import UsageError, check_access, join_lines
 
 STDIN = "-"
 INPUT_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")  # each but .parquet also with .gz
@@ -55,6 +55,7 @@ def check_source(source: str) -> None:
         if sys.stdin is None:
             raise UsageError("standard input is closed; pipe the inputs to it or name a file with --input")
         return
+    check_access(source)
     if not Path(source).is_file():
         found = f"{source} is a folder" if Path(source).is_dir() else f"there is no file {source}"
         raise UsageError(f"{found}; name a file with --input, or - for standard input")

@@ -21,7 +21,7 @@ from typing import Any
 from msgspec import Struct
 
 from bertkit.data.formats.tables import AGAIN, read_json
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, check_access
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import ignore
 
@@ -194,7 +194,10 @@ def read_opening(evidence: Path, filename: str) -> str:
         FileNotFoundError: There is no such file.
         OSError, UnicodeDecodeError: It cannot be read.
     """
-    path = next((path for folder in EVIDENCE_FOLDERS if (path := evidence / folder / filename).is_file()), None)
+    paths = [evidence / folder / filename for folder in EVIDENCE_FOLDERS]
+    for path in paths:
+        check_access(path)
+    path = next(filter(Path.is_file, paths), None)
     if path is None:
         raise FileNotFoundError(filename)
     text = ""
