@@ -398,7 +398,7 @@ class Server(uvicorn.Server):
         (listener,) = sockets
         loop.remove_reader(listener)
         await asyncio.sleep(0)  # until asyncio has made the connections that it has accepted
-        with suppress(OSError):  # no more are waiting, or can be accepted
+        with suppress(OSError):  # no more are waiting, or none can be accepted
             while True:
                 waiting.append(listener.accept()[0])
         for server in self.servers:
@@ -411,7 +411,7 @@ class Server(uvicorn.Server):
 
     def make_protocol(self) -> asyncio.Protocol:
         """Return the protocol of a connection, as uvicorn makes it."""
-        return TimedProtocol(self.config, self.server_state, self.lifespan.state)
+        return self.config.http_protocol_class(self.config, self.server_state, self.lifespan.state)
 
 
 def serve(

@@ -194,11 +194,12 @@ def read_opening(evidence: Path, filename: str) -> str:
         FileNotFoundError: There is no such file.
         OSError, UnicodeDecodeError: It cannot be read.
     """
-    paths = [evidence / folder / filename for folder in EVIDENCE_FOLDERS]
-    for path in paths:
+    for folder in EVIDENCE_FOLDERS:
+        path = evidence / folder / filename
         check_access(path)
-    path = next(filter(Path.is_file, paths), None)
-    if path is None:
+        if path.is_file():
+            break
+    else:
         raise FileNotFoundError(filename)
     text = ""
     ends: list[int] = []

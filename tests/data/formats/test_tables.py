@@ -26,6 +26,7 @@ from bertkit.data.spans import Question
 from bertkit.errors import UsageError
 
 BOM = "\ufeff"
+TOO_DEEP = "Stack overflow" if sys.version_info >= (3, 14) else "maximum recursion depth exceeded"  # as Python says it
 MRPC = f"""{BOM}Quality\t#1 ID\t#2 ID\t#1 String\t#2 String
 1\t702876\t702977\tHe said "it is over .\tHe said it was " over " .
 0\t2108705\t2108831\t" Yucaipa owned Dominick 's\tYucaipa bought Dominick 's
@@ -620,8 +621,8 @@ def test_json_with_byte_order_mark(tmp_path):
         (b'{"data": []}\n{"a": "c"}\n', r": JSON is malformed: trailing characters \(byte 14\); correct"),
         (b"id\tanswer\n", r": JSON is malformed: invalid character \(byte 0\); correct"),
         ('{"data": []}'.encode("utf-16"), r": JSON is malformed: invalid character \(byte 0\); correct"),
-        (b'{"a": %s}' % (b"[" * 1_000_000), r": (maximum recursion depth exceeded|Stack overflow) .*; correct"),
-        (b'{"a": %s' % (b'{"a": ' * 1_000_000), r": (maximum recursion depth exceeded|Stack overflow) .*; correct"),
+        (b'{"a": %s}' % (b"[" * 1_000_000), f": {TOO_DEEP} .*; correct"),
+        (b'{"a": %s' % (b'{"a": ' * 1_000_000), f": {TOO_DEEP} .*; correct"),
     ],
 )
 def test_bad_json_is_one_line(tmp_path, content, message):
