@@ -4,10 +4,9 @@ Public names are imported on first use: `import bertkit` alone loads neither tor
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any
 
-__version__ = version("bertkit")
+__version__ = "0.1.0"  # pyproject.toml reads it; a checkout works without being installed
 
 _HOMES = {
     "bertkit.model.config": ("BertConfig",),

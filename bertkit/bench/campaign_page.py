@@ -7,7 +7,7 @@ from typing import Any
 from bertkit.bench.campaign import FAILURE, read_records
 from bertkit.bench.campaign_steps import CURVE_SCORES
 from bertkit.bench.measure import BERTKIT
-from bertkit.bench.training import COMPILED, EXAMPLE, SAME_BATCHES, SORTED
+from bertkit.bench.training import COMPILED, EXAMPLE, FLATTENED, SAME_BATCHES, SORTED
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import MISSING, Table, make_table
 from bertkit.system.files import atomic_write
@@ -21,6 +21,7 @@ SIDE_NAMES = {
     SORTED: "the same, rows sorted by length",
     COMPILED: "the same, compiled",
     EXAMPLE: "as in its examples: padded to the full length",
+    FLATTENED: "without padding, with flash attention",
     "eager": "with eager attention",
     "flash_attention_2": "with flash attention",
 }
@@ -93,7 +94,7 @@ def tabulate_training(figures: Records) -> Table:
     lines: list[list[str]] = []
     rates: dict[str, list[float]] = {}
     apart = []
-    for kind in ("pretrain", "finetune"):
+    for kind in ("pretrain", "mlm", "finetune"):
         for size, found in list_sizes(figures, kind):
             lines += [[f"{kind} {size}", *list_side(kind, size, side, found)] for side in found["sides"]]
             apart.append(found["losses"]["mean_difference"])

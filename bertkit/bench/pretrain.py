@@ -24,6 +24,7 @@ PRETRAIN_CHARACTERS = 8_000_000  # of documentation, or of the given text
 def bench_pretrain(
     data: str | Path | None = None,
     *,
+    objective: str = "mlm+nsp",
     size: str | None = None,
     batch_size: int = 64,
     length: int = 128,
@@ -38,6 +39,7 @@ def bench_pretrain(
 
     Args:
         data: Text as for the corpus of `bertkit pretrain`; None uses installed documentation.
+        objective: As in the recipe; with "mlm", stock also runs without padding on CUDA.
         size: The size of the model, for `choose_size`.
         length: The maximum number of tokens in a pair.
         updates: Updates of each side per round; at most 50 of them are compared.
@@ -55,6 +57,7 @@ def bench_pretrain(
         "data": {
             "corpus": [str(data or "docs")],
             "vocab_size": SMALL_VOCABULARY,
+            "objective": objective,
             "limit_characters": characters,
             "max_length": length,
         },
@@ -69,4 +72,4 @@ def bench_pretrain(
     found, tables = bench_training(PRETRAINING, recipe, settings, rows, **options)
     if found["memory"] is not None:
         report(f"memory beyond the weights: {found['memory']:.2f} times stock's on the same batches")
-    return found | {"length": length, "size": sizes}, tables
+    return found | {"objective": objective, "length": length, "size": sizes}, tables

@@ -25,7 +25,8 @@ import torch
 import transformers
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import PreTrainedModel, PrinterCallback, Trainer, set_seed
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel, PrinterCallback, Trainer, set_seed
+from transformers.masking_utils import flash_attention_mask
 
 from bertkit.bench.measure import BERTKIT, Measurement, Timed, alternate, measure_growth, note_machine
 from bertkit.data.sequences import IGNORED
@@ -43,9 +44,11 @@ from bertkit.training.run import make_model, make_trainer
 
 OURS_COMPILED = "bertkit, compiled"  # a side, as BERTKIT
 SAME_BATCHES, SORTED, COMPILED, EXAMPLE = "same", "sorted", "compiled", "example"  # stock's sides
+FLATTENED = "flattened"  # stock's side without padding, and the name of its attention
 TRAINING_SEED = 0
 # For random weights: the tokens of the trained vocabulary, and the rows of the embeddings.
 SMALL_VOCABULARY, EMBEDDING_ROWS = 8192, 30_522
+FLATTENABLE = ("BertForMaskedLM", "BertForTokenClassification")  # heads that read no [CLS]
 WARM_UP = 8  # updates of each side before timing
 MEMORY = 4  # updates whose memory is measured
 COMPARED = 50  # updates whose losses are compared
@@ -165,7 +168,37 @@ def make_sides(
     for kernel in kernels:
         if (other := copy_with_kernel(stock, kernel, sides[BERTKIT].precision, report)) is not None:
             sides[kernel] = make_side(task, best, other, rows, task.collate)
+    if type(stock).__name__ in FLATTENABLE and find_device().type == "cuda":
+        other = deepcopy(stock)
+        other.set_attn_implementation(FLATTENED)
+        sides[FLATTENED] = make_side(task, plain, other, rows, lambda items: flatten(task.collate(items)))
     return sides
+
+
+def flatten(batch: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return a batch (B, T) as one sequence (1, N) with its bounds: `DataCollatorWithFlattening`, and token types."""
+    real = batch["attention_mask"].bool()  # (B, T)
+    lengths = real.sum(1)
+    bounds = F.pad(lengths.cumsum(0), (1, 0)).int()  # (B + 1,)
+    flat = {name: batch[name][real][None] for name in ("input_ids", "token_type_ids", "labels")}  # (1, N)
+    flat["position_ids"] = torch.arange(real.shape[1]).expand(real.shape)[real][None]  # (1, N)
+    longest = int(lengths.max())
+    return flat | {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+
+
+def attend_flattened(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Compute stock's flash attention over one flattened sequence with torch's kernel, so that no package is needed."""
+    states = (x[0].transpose(0, 1) for x in (query, key, value))  # (N, A, D)
+    bounds = (kwargs[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"))
+    options = {"return_debug_mask": False, "scale": kwargs["scaling"]}
+    mixed = torch.ops.aten._flash_attention_forward(*states, *bounds, kwargs["dropout"], False, **options)[0]
+    return mixed[None], None  # (1, N, A, D)
+
+
+AttentionInterface.register(FLATTENED, attend_flattened)
+AttentionMaskInterface.register(FLATTENED, flash_attention_mask)
 
 
 def copy_with_kernel(stock: PreTrainedModel, kernel: str, precision: str, report: Report) -> PreTrainedModel | None:

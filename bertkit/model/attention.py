@@ -141,7 +141,9 @@ def attend_jagged(
     """Compute packed attention (N, A, D) with jagged tensors: on CUDA in fp32, and without the flash kernel."""
 
     def jag(x: Tensor, part: Packed) -> Tensor:
-        jagged = torch.nested.nested_tensor_from_jagged(x, part.offsets, min_seqlen=1, max_seqlen=part.shape[1])
+        jagged = torch.nested.nested_tensor_from_jagged(
+            x, part.offsets, min_seqlen=1, max_seqlen=min(part.shape[1], len(x))
+        )
         return jagged.transpose(1, 2)  # (B, A, jagged, D)
 
     whole = layout.whole or layout

@@ -178,7 +178,7 @@ class Probe:
         batch = next(iter(DataLoader(sample, size, collate_fn=collate)))
 
         def keep(x: Tensor) -> Tensor:
-            storage = x.untyped_storage()
+            storage = (x.values() if x.is_nested else x).untyped_storage()
             if storage.data_ptr() not in own:
                 kept[storage.data_ptr()] = storage.nbytes()
             return x
