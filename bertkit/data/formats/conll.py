@@ -1,20 +1,22 @@
 """CoNLL files, and the Hub's copy of CoNLL-2003 -> sentences of words and tags, in documents (paper section 5.3).
 
-A file has one word per line, the word in its first column and the tag in its last, a blank line between sentences, and
-a line that begins with -DOCSTART- before each document. The scheme is detected from the tags, and all tags become IOB2.
+A file has one word per line, the word in its first column (or, after its number, in the second) and the tag in its
+last, a blank line between sentences, and a line that begins with -DOCSTART- before each document. The scheme is
+detected from the tags, and all tags become IOB2.
 
 Left out: the tokens of words (`bertkit.data.tagging`), and scores (`bertkit.metrics`).
 """
 
+import re
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertkit.data.formats.hub import ROWS_A_BATCH, load_splits
 from bertkit.data.formats.tables import AGAIN, FILE_REMEDY, read_lines
 from bertkit.data.tagging import Sentence, TaggedText
-from bertkit.data.tags import check_tag, detect_scheme, to_iob2
+from bertkit.data.tags import TAG, check_tag, detect_scheme, to_iob2
 from bertkit.errors import UsageError, check_access
 from bertkit.system.progress import ignore
 
@@ -30,6 +32,8 @@ NER_FILES = (  # file names of the splits, in the order of preference
     ("train.conll", "dev.conll", "test.conll"),
     ("train.txt", "dev.txt", "test.txt"),
 )
+WORD_NUMBER = re.compile(r"[0-9]{1,9}")
+WORD_RANGE = re.compile(r"[0-9]+[-.][0-9]+")  # CoNLL-U's contracted or omitted words, beside the words themselves
 CONLL_SUFFIXES = (".conll", ".txt")
 REMEDY = (
     "give a CoNLL file (.conll, .txt), a table (.csv, .tsv, .jsonl, .json, .parquet), a Hub data set owner/name, or a "
@@ -85,10 +89,11 @@ def _list_needed(names: tuple[str, ...]) -> tuple[str, ...]:
     return names[:2] if names is NER_FILES[0] else names[:1]
 
 
-def read_conll(path: str | Path, column: int = -1) -> TaggedText:
+def read_conll(path: str | Path, column: int = -1, report: "Callable[[str], None]" = ignore) -> TaggedText:
     """Read the sentences of a CoNLL file in UTF-8; columns are separated by spaces and tabs only.
 
-    A -DOCSTART- line may have any columns.
+    If each line has a tab, only tabs separate. A -DOCSTART- line may have any columns. If the first column counts the
+    words of each sentence, the second has the words, and a line that begins with # is a comment, as in CoNLL-U.
 
     Args:
         column: The column of the tags: -2 for those before predictions.
@@ -97,21 +102,60 @@ def read_conll(path: str | Path, column: int = -1) -> TaggedText:
         UsageError: The file is missing, not UTF-8 or has no sentence; a line has only one column, or not as many as the
             first line; or a tag is of no known scheme.
     """
+    path, word = Path(path), 0
+    lines = list(read_lines(path))
+    uncommented = ["" if line.startswith("#") else line for line in lines]
+    if column == -1 and _is_numbered(_divide(uncommented)):
+        lines, word = uncommented, 1
+        # GermEval has the inner tags of nested entities behind those of its entities.
+        are_tags = all(TAG.fullmatch(cells[2]) for cells in _divide(lines) if cells and cells[0] != DOCSTART)
+        column = 2 if are_tags else -1
+        report(
+            f"{path}: the first column counts the words, so the second is read as the words and the "
+            f"{'third' if are_tags else 'last'} as their tags"
+        )
     found = []
-    for line, document, rows in _walk_sentences(Path(path), column):
-        tags = [check_tag(tag, f"{path}, line {place}") for place, (_, tag) in enumerate(rows, line)]
-        found.append(([word for word, _ in rows], tags, document, line))
+    for document, sentence in _walk_sentences(path, _divide(lines), column):
+        rows = [(line, cells) for line, cells in sentence if not (word and WORD_RANGE.fullmatch(cells[0]))]
+        tags = [check_tag(cells[column], f"{path}, line {line}") for line, cells in rows]
+        found.append(([cells[word] for _, cells in rows], tags, document, sentence[0][0]))
     if not found:
         raise UsageError(f"{path} has no sentences; {AGAIN}")
     return _gather(str(path), found)
 
 
-def _walk_sentences(path: Path, column: int) -> Iterator[tuple[int, int, list[tuple[str, str]]]]:
-    """Yield for each sentence its first line, the number of -DOCSTART- lines before it, and its (word, tag) pairs."""
+def _divide(lines: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the cells of each line."""
+    is_tabbed = all("\t" in line for line in lines if line.strip(" ") and not line.startswith(DOCSTART))
+    for line in lines:
+        if is_tabbed and not line.startswith(DOCSTART):
+            yield [cell for cell in map(str.strip, line.split("\t"), repeat(" ")) if cell]
+        else:
+            yield [cell for cell in line.replace("\t", " ").split(" ") if cell]
+
+
+def _is_numbered(rows: Iterator[list[str]]) -> bool:
+    """Return whether the first of at least three columns counts the words of each sentence."""
+    steps, before = set(), ""
+    for cells in rows:
+        number = cells[0] if cells and cells[0] != DOCSTART else ""
+        if number and (len(cells) < 3 or not WORD_NUMBER.fullmatch(number)):
+            if WORD_RANGE.fullmatch(number):
+                continue
+            return False
+        if number and before:
+            steps.add(int(number) - int(before))
+        before = number
+    return steps == {1}
+
+
+def _walk_sentences(
+    path: Path, rows: Iterator[list[str]], column: int
+) -> Iterator[tuple[int, list[tuple[int, list[str]]]]]:
+    """Yield for each sentence the number of -DOCSTART- lines before it, and the numbers and cells of its lines."""
     width = first = document = 0
-    rows: list[tuple[str, str]] = []
-    for number, line in enumerate(chain(read_lines(path), [""]), 1):
-        cells = [cell for cell in line.replace("\t", " ").split(" ") if cell]
+    sentence: list[tuple[int, list[str]]] = []
+    for number, cells in enumerate(chain(rows, [[]]), 1):
         if cells and cells[0] != DOCSTART:
             if not width:
                 width, first = len(cells), number
@@ -121,11 +165,11 @@ def _walk_sentences(path: Path, column: int) -> Iterator[tuple[int, int, list[tu
                     f"{path}, line {number} has {len(cells)} column{'s' * (len(cells) != 1)}, expected {expected}, "
                     f"with the word first and its tag last; {AGAIN}"
                 )
-            rows.append((cells[0], cells[column]))
+            sentence.append((number, cells))
             continue
-        if rows:
-            yield number - len(rows), document, rows
-            rows = []
+        if sentence:
+            yield document, sentence
+            sentence = []
         if cells:
             document += 1
 

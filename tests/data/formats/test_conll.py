@@ -65,6 +65,43 @@ def test_columns_are_cut_at_blanks_and_tabs_alone(tmp_path):
     assert text.sentences[0].words == words
 
 
+def test_where_every_line_has_a_tab_a_space_belongs_to_the_word(tmp_path):
+    content = "-DOCSTART- O\n\nAda\tO\nNew York\tB-LOC\n"
+    assert read_conll(write(tmp_path / "x", content)).sentences[0].words == ["Ada", "New York"]
+    with pytest.raises(UsageError, match=r"line 4 has 3 columns, expected 2"):
+        read_conll(write(tmp_path / "x", content.replace("Ada\tO", "Ada O")))
+
+
+NUMBERED = "#\thttp://example.org [2009]\n1\tAda\tB-PER{0}\n2\t1996\tO{0}\n\n# text\n1\t#\tB-LOC{0}\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "which"),
+    [
+        (NUMBERED.format(""), "third"),
+        (NUMBERED.format("\tO"), "third"),  # GermEval: inner tags of nested entities
+        (NUMBERED.replace("{0}", "\t_").replace("\n2", "\n1-2\tAda96\t_\t_\n2"), "last"),
+    ],
+)
+def test_a_column_of_numbers_is_not_the_words(tmp_path, content, which):
+    lines = []
+    if which == "last":  # CoNLL-U: more columns between word and tag, and a line for two words in one
+        content = content.replace("B-PER\t_", "_\tB-PER").replace("O\t_", "_\tO").replace("B-LOC\t_", "_\tB-LOC")
+    text = read_conll(write(tmp_path / "x", content), report=lines.append)
+    assert [(x.words, x.tags) for x in text.sentences] == [(["Ada", "1996"], ["B-PER", "O"]), (["#"], ["B-LOC"])]
+    assert text.sentences[0].line == 2
+    assert lines == [
+        f"{tmp_path / 'x'}: the first column counts the words, so the second is read as the words and the {which} as "
+        "their tags"
+    ]
+
+
+@pytest.mark.parametrize("content", ["1 CD O\n\n# NN O\n", "1 CD O\n3 CD O\n", "1 CD O\n2 CD O\na X O\n", "1 O\n2 O\n"])
+def test_numbers_that_do_not_count_the_words_are_words(tmp_path, content):
+    text = read_conll(write(tmp_path / "x", content))
+    assert [word for x in text.sentences for word in x.words] == [x.split(" ")[0] for x in content.split("\n") if x]
+
+
 def test_words_before_the_first_document_are_one(tmp_path):
     text = read_conll(write(tmp_path / "x", "a O\n\nb O\n-DOCSTART-\nc O\n\nd O"))
     assert text.documents == 1
