@@ -12,7 +12,7 @@ an x and y to mark, and
 `{"kind": "reliability", "title", "xlabel", "ylabel", "curves": {name: {"xs", "ys", "counts"}}, "words"}` with values in
 percent, the first curve in front.
 Results of `bertkit predict --explain` are shown if they were written to `explanations.jsonl` beside the predictions.
-Predictions in conlleval's format (`*.conll`) are scored by entity type.
+Predicted entities (`*.conll`, or `*.jsonl` with spans) are scored by type.
 
 Left out: every number that no run has written.
 """
@@ -39,14 +39,17 @@ from bertkit.analysis.places import (
 )
 from bertkit.analysis.slices import tabulate_slices
 from bertkit.analysis.study_page import describe_study
+from bertkit.data.formats.columns import read_columns
+from bertkit.data.formats.entities import SPAN_COLUMNS, find_columns, read_spans
 from bertkit.errors import UsageError, explain_refusal
-from bertkit.metrics.ner import score_types
+from bertkit.metrics.ner import Entity, find_entities, score_types
 from bertkit.reports.html import SERIES, attempt, draw_all, render, show_minus
 from bertkit.reports.plots import LOSS, Plot, Series, list_logged, trace
 from bertkit.reports.tables import MISSING, ScoreRow, Table, TableCell, count, make_table, name_limits, tabulate_scores
 from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
+from bertkit.tasks.ner_files import PREDICTED_COLUMN
 from bertkit.tasks.task import EXAMPLES, FIGURES, Task, repeat_run, shorten_text
 from bertkit.training.model_card import describe_machine
 from bertkit.training.recipe import read_recipe
@@ -135,7 +138,7 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
         "predicted": draw_all(f"{place.id}-figure", plots),
         "explanations": list(list_explanations(path, notes)),
         "slices": list(list_slices(path, task, notes)),
-        "tables": [*tables, *list_types(path, notes), *list_examples(path, task, notes)],
+        "tables": [*tables, *list_types(path, task, notes), *list_examples(path, task, notes)],
         "source": read_part(read_text, path / RECIPE_FILE, notes) or "",
         "file": RECIPE_FILE,
         "command": f"bertkit {task.command} {repeat_run(path, 'again')}" if task else "",
@@ -267,10 +270,13 @@ def read_explanations(path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def list_types(path: Path, notes: list[str]) -> Iterator[Table]:
-    """Yield a table of the scores of each entity type for each file in conlleval's format."""
-    for file in sorted((path / PREDICTIONS).glob("*.conll")):
-        columns = read_part(read_tags, file, notes)
+def list_types(path: Path, task: Task | None, notes: list[str]) -> Iterator[Table]:
+    """Yield a table of the scores of each entity type for each split with predicted tags or spans."""
+    files = {file.stem: file for file in (path / PREDICTIONS).glob("*.conll")}
+    if task and task.pipeline == "token-classification":
+        files = {split: path / PREDICTIONS / f"{split}.jsonl" for split in task.splits} | files
+    for _, file in sorted(files.items()):
+        columns = read_part(read_tags if file.suffix == ".conll" else read_found_spans, file, notes)
         scores = attempt(score_types, *columns) if columns else None
         if scores:
             keys = ("precision", "recall", "f1")
@@ -278,11 +284,20 @@ def list_types(path: Path, notes: list[str]) -> Iterator[Table]:
             yield make_table(f"Scores by entity type, {file.stem} (%)", ["type", "precision", "recall", "F1"], lines)
 
 
-def read_tags(path: Path) -> tuple[list[list[str]], list[list[str]]]:
-    """Read the true and the predicted tags of each sentence of a file in conlleval's format."""
+def read_tags(path: Path) -> list[list[list[Entity]]]:
+    """Read the true and the predicted entities of each sentence of a file in conlleval's format."""
     sentences = [[line.split(" ")[-2:] for line in block.splitlines()] for block in read_text(path).split("\n\n")]
-    right, predicted = ([[tags[column] for tags in sentence] for sentence in sentences] for column in (0, 1))
-    return right, predicted
+    return [[find_entities([tags[column] for tags in sentence]) for sentence in sentences] for column in (0, 1)]
+
+
+def read_found_spans(path: Path) -> list[list[list[Entity]]]:
+    """Read the true and the predicted spans of each text of a table; nothing from a table without true ones."""
+    rows = read_columns(path, (*SPAN_COLUMNS, PREDICTED_COLUMN))
+    marked = find_columns(rows.table.column_names)[1]
+    if marked not in SPAN_COLUMNS or not any(rows.find(marked).to_pylist()):
+        return []
+    cells = [rows.find(name).to_pylist() for name in (marked, PREDICTED_COLUMN)]
+    return [[read_spans(cell, rows.locate(row)) for row, cell in enumerate(column)] for column in cells]
 
 
 def list_curves(task: Task | None, log: Sequence[Mapping[str, float]], metrics: Mapping[str, float]) -> list[Plot]:

@@ -16,7 +16,7 @@ from bertkit.data.formats.conll import CONLL_SUFFIXES, read_conll
 from bertkit.data.formats.squad import read_predictions, read_squad
 from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE, LabelSpace, find_labels, guess_kind, number_cells
 from bertkit.errors import UsageError
-from bertkit.metrics.ner import measure_entities
+from bertkit.metrics.ner import find_entities, measure_entities
 from bertkit.metrics.rows import RowScore, list_errors, measure_classes, measure_counts, measure_mean, measure_numbers
 from bertkit.metrics.squad import score_answers
 from bertkit.reports.tables import ScoreRow
@@ -160,7 +160,8 @@ def read_tag_file(path: Path) -> ScoredRows:
     """Return the documents or sentences of a CoNLL file whose last two columns are right and predicted tags."""
     gold, predicted = read_conll(path, column=-2), read_conll(path)
     numbers = number_rows(gold)
-    tags = [[sentence.tags for sentence in text.sentences] for text in (gold, predicted)]
+    tags = [sentence.tags for sentence in predicted.sentences]
+    entities = [[find_entities(sentence.tags) for sentence in text.sentences] for text in (gold, predicted)]
     members: dict[int, list[int]] = {}
     for place, number in enumerate(numbers):
         members.setdefault(number, []).append(place)
@@ -168,8 +169,8 @@ def read_tag_file(path: Path) -> ScoredRows:
     for places in members.values():
         sentences = [gold.sentences[place] for place in places]
         words = " ".join(word for sentence in sentences for word in sentence.words)
-        rows.append(RowAnswer((words,), *(name_entities(sentences, [found[x] for x in places]) for found in tags)))
-    return gather_rows(measure_entities(*tags, numbers)["f1"], rows)
+        rows.append(RowAnswer((words,), *(name_entities(sentences, [found[x] for x in places]) for found in entities)))
+    return gather_rows(measure_entities(entities[0], tags, numbers)["f1"], rows)
 
 
 def read_answer_files(paths: Sequence[Path], data: Path) -> tuple[str, ScoreRow, list[ScoredRows]]:

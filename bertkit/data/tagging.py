@@ -8,7 +8,7 @@ Left out: files (`bertkit.data.formats.conll`) and scores (`bertkit.metrics`).
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,11 +28,15 @@ IDEOGRAPH = (
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b73f"
     "\U0002b740-\U0002b81f\U0002b820-\U0002ceaf\U0002f800-\U0002fa1f"
 )
-PART = rf"(?:(?![{IDEOGRAPH}\p{{Cf}}])[\w\p{{M}}\p{{N}}])+"
+# Scripts written without spaces: each character is a word, so any span of them fits. SA: Thai, Lao, Khmer, Burmese, …
+UNSPACED = rf"{IDEOGRAPH}\p{{Hiragana}}\p{{Katakana}}\u30fc\uff70\p{{Tibetan}}\p{{lb=SA}}"
+PART = rf"(?:(?![{UNSPACED}\p{{Cf}}])[\w\p{{N}}]|\p{{M}})+"
 # Up to three marks inside a word belong to it, as in "U.N" and "O'Neill's"; every other mark is a word. Combining
 # characters, such as vowel signs, belong to the character before them; invisible ones alone are not words.
 NONWORD = r"(?:\p{Cf}|[^\w\s\p{M}\p{N}\p{Cc}])"
-WORD = regex.compile(rf"{PART}(?:{NONWORD}{{1,3}}{PART}){{0,8}}|(?:[{IDEOGRAPH}]|(?!\p{{Cf}}){NONWORD})\p{{M}}*")
+WORD = regex.compile(
+    rf"{PART}(?:{NONWORD}{{1,3}}{PART}){{0,8}}|(?:(?!\p{{M}})[{UNSPACED}]|(?!\p{{Cf}}){NONWORD})\p{{M}}*"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ class Sentence:
         official: The tags as the file has them.
         document: The number of -DOCSTART- lines before the sentence.
         line: The line of its first word, or its row on the Hub, from 1.
+        entities: The entities of the file (first word, end, type) and their texts, if its spans are not all whole
+            words; those that are not begin at ABSENT, so that no prediction equals them. None: those of the tags.
     """
 
     words: Sequence[str]
@@ -51,6 +57,7 @@ class Sentence:
     official: Sequence[str]
     document: int
     line: int
+    entities: Mapping[tuple[int, int, str], str] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ Precision, recall and F1 equal those of conlleval, the official script of CoNLL-
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -40,7 +40,11 @@ def find_strict(tags: Sequence[str]) -> list[Entity]:
     return [found for found in find_entities(tags) if tags[found[0]][0] == "B"]
 
 
-def score_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
+def score_entities(
+    gold: Sequence[Sequence[str]],
+    predicted: Sequence[Sequence[str]],
+    entities: Sequence[Collection[Entity]] | None = None,
+) -> dict[str, float]:
     """Return `precision`, `recall` and `f1` of all entities, the same as `strict_…`, and `accuracy` of the tags.
 
     Scores are fractions, 0 where undefined. An entity is correct if both its words and its type are; no entity
@@ -49,23 +53,27 @@ def score_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[s
     Args:
         gold: The correct tags of each sentence.
         predicted: The predicted tags of each sentence.
+        entities: The correct entities of each sentence, where those of the tags only come near them.
     """
-    scores = _rate_entities(*(counts.total() for counts in _count_entities(gold, predicted)))
-    strict = _rate_entities(*(counts.total() for counts in _count_entities(gold, predicted, find_strict)))
+    entities = list(map(find_entities, gold)) if entities is None else entities
+    scores, strict = (
+        _rate_entities(*(counts.total() for counts in _count_entities(entities, map(find, predicted))))
+        for find in (find_entities, find_strict)
+    )
     pairs = [pair for tags in zip(gold, predicted, strict=True) for pair in zip(*tags, strict=True)]
     accuracy = sum(tag == guess for tag, guess in pairs) / max(len(pairs), 1)
     return scores | {f"strict_{name}": value for name, value in strict.items()} | {"accuracy": accuracy}
 
 
 def measure_entities(
-    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], groups: Sequence[Hashable]
+    gold: Sequence[Collection[Entity]], predicted: Sequence[Sequence[str]], groups: Sequence[Hashable]
 ) -> dict[str, RowScore]:
     """Return the scores of `score_entities`, except `accuracy`, as functions of the weights of the groups.
 
     An error is a group with the mean number of entities that are all missed, or wrongly predicted.
 
     Args:
-        gold: The correct tags of each sentence.
+        gold: The correct entities of each sentence.
         predicted: The predicted tags of each sentence.
         groups: The group of each sentence, such as its document.
     """
@@ -76,8 +84,8 @@ def measure_entities(
     for prefix, find_predicted in (("", find_entities), ("strict_", find_strict)):
         counts = []
         for numbers in members.values():
-            texts = ([tags[number] for number in numbers] for tags in (gold, predicted))
-            counts.append([found.total() for found in _count_entities(*texts, find_predicted)])
+            guessed = (find_predicted(predicted[number]) for number in numbers)
+            counts.append([found.total() for found in _count_entities([gold[number] for number in numbers], guessed)])
         right, found, wanted = np.array(counts).T[:, :, None]  # (S, 1) each
         errors = list_errors(np.full((1, 1), wanted.mean()))
         for name in ("precision", "recall", "f1"):
@@ -85,24 +93,23 @@ def measure_entities(
     return scores
 
 
-def score_types(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, dict[str, float]]:
-    """Return `precision`, `recall` and `f1` of each entity type, in alphabetical order.
+def score_types(
+    gold: Iterable[Collection[Entity]], predicted: Iterable[Collection[Entity]]
+) -> dict[str, dict[str, float]]:
+    """Return `precision`, `recall` and `f1` of each type of the correct or predicted entities, in alphabetical order.
 
-    Types come from the gold and the predicted tags. Arguments are those of `score_entities`.
+    Both are given for each sentence.
     """
     right, found, wanted = _count_entities(gold, predicted)
     return {kind: _rate_entities(right[kind], found[kind], wanted[kind]) for kind in sorted(found | wanted)}
 
 
 def _count_entities(
-    gold: Sequence[Sequence[str]],
-    predicted: Sequence[Sequence[str]],
-    find_predicted: Callable[[Sequence[str]], list[Entity]] = find_entities,
+    gold: Iterable[Collection[Entity]], predicted: Iterable[Collection[Entity]]
 ) -> tuple[Counter[str], ...]:
     """Count correct, predicted and gold entities, each by type."""
     right, found, wanted = Counter(), Counter(), Counter()
-    for tags, guesses in zip(gold, predicted, strict=True):
-        entities, guessed = set(find_entities(tags)), set(find_predicted(guesses))
+    for entities, guessed in zip(map(set, gold), map(set, predicted), strict=True):
         for counts, chosen in ((right, entities & guessed), (found, guessed), (wanted, entities)):
             counts.update(kind for _, _, kind in chosen)
     return right, found, wanted

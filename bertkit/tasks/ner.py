@@ -51,7 +51,7 @@ from bertkit.system.hub import find_dataset
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.classification import UNLABELLED
 from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
-from bertkit.tasks.ner_files import name_entities, number_rows, write_conll, write_rows
+from bertkit.tasks.ner_files import find_gold, name_entities, number_rows, write_conll, write_rows
 from bertkit.tasks.option import NER_OPTIONS
 from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_object
 from bertkit.tasks.targets import NameTargets
@@ -199,8 +199,8 @@ class NerTask(FineTuningTask):
                 report(f"{place}: the tables are read, but not {', '.join(others)}")
             return {split: read_entities(rows, report) for split, rows in tables.items()}
         if place.suffix in CONLL_SUFFIXES and not place.is_dir():
-            return {"train": read_conll(place)}
-        return {split: read_conll(path) for split, path in find_conll(place, report).items()}
+            return {"train": read_conll(place, report=report)}
+        return {split: read_conll(path, report=report) for split, path in find_conll(place, report).items()}
 
     def is_official(self, place: str) -> bool:
         """Return whether this is a folder of CoNLL-2003's files, or with such a folder, or their copy on the Hub."""
@@ -249,7 +249,7 @@ class NerTask(FineTuningTask):
 
     def list_labels(self, examples: TaggedExamples) -> Iterator[str]:
         """Yield the type of each entity."""
-        return (tag[2:] for sentence in examples["text"].sentences for tag in sentence.tags if tag.startswith("B-"))
+        return (kind for sentence in examples["text"].sentences for _, _, kind in find_gold(sentence))
 
     def list_lines(self, examples: TaggedExamples) -> list[int]:
         """Return the lines of the sentences' first words, or their rows."""
@@ -320,10 +320,11 @@ class NerTask(FineTuningTask):
     def score(self, summaries: np.ndarray, data: NerData, decided: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Return precision, recall and F1 of the entities as conlleval does, and the strict F1, as fractions.
 
-        An entity of a type that training does not have counts as well.
+        An entity of a type that training does not have counts as well, and a span that is not whole words as missed.
         """
-        gold = [sentence.tags for sentence in get_words(data).text.sentences]
-        scores = score_entities(gold, decide(summaries, data))
+        sentences = get_words(data).text.sentences
+        gold = [sentence.tags for sentence in sentences]
+        scores = score_entities(gold, decide(summaries, data), list(map(find_gold, sentences)))
         return {name: scores[name] for name in ENTITY_SCORES}
 
     def measure_rows(
@@ -347,8 +348,8 @@ class NerTask(FineTuningTask):
         for _, group in groupby(rows, key=lambda row: row[0]):
             _, sentences, found = zip(*group, strict=True)
             words = [word for sentence in sentences for word in sentence.words]
-            gold = [sentence.tags for sentence in sentences]
-            yield RowAnswer((" ".join(words),), *(name_entities(sentences, tags) for tags in (gold, found)))
+            gold, found = map(find_gold, sentences), map(find_entities, found)
+            yield RowAnswer((" ".join(words),), *(name_entities(sentences, entities) for entities in (gold, found)))
 
     def list_row_columns(self, data: NerData) -> dict[str, list[str]]:
         """Return the columns of a table except words and tags."""
@@ -364,12 +365,14 @@ class NerTask(FineTuningTask):
     ) -> dict[str, str]:
         """Return a file in conlleval's form: word, official tag and predicted tag, in the official file's scheme.
 
-        Those of a table also have JSON lines with its rows and the predicted tags or spans.
+        Those of a table also have JSON lines with its rows and the predicted tags or spans, and only these if some of
+        its spans are not whole words.
         """
         predicted, text = decide(summaries, data), get_words(data).text
         predicted = [from_iob2(tags, text.scheme) for tags in predicted]
         name = "test" if split == UNLABELLED else split
-        files = {f"{name}.conll": write_conll(text, predicted)} if text.is_labelled else {}
+        is_exact = text.is_labelled and all(sentence.entities is None for sentence in text.sentences)
+        files = {f"{name}.conll": write_conll(text, predicted)} if is_exact else {}
         return files if text.rows is None else files | {f"{name}.jsonl": write_rows(text.rows, predicted)}
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
@@ -463,9 +466,9 @@ class NerTask(FineTuningTask):
         """Return the sentences that have an entity and a token, and their entities."""
         for sentence in examples["text"].sentences:
             tagged = take_words(sentence.words)
-            right = list_entities(tagged, sentence.tags, [1.0] * len(sentence.tags))
+            right = find_gold(sentence)
             if right and len(find_words(settings.tokenizer).encode(sentence.words, np.int64)[0]):
-                yield shorten_text(" ".join(sentence.words)), tagged, shorten_text(describe_entities(right))
+                yield shorten_text(" ".join(sentence.words)), tagged, shorten_text(name_entities([sentence], [right]))
 
 
 # --- Words and tags ---------------------------------------------------------------------------------------------------
@@ -575,7 +578,7 @@ def describe_entities(entities: Sequence[Mapping[str, Any]]) -> str:
 
 def measure_groups(summaries: np.ndarray, data: NerData, groups: Sequence[int]) -> dict[str, RowScore]:
     """Return the scores as functions of the weights of groups of sentences, given the group of each."""
-    gold = [sentence.tags for sentence in get_words(data).text.sentences]
+    gold = list(map(find_gold, get_words(data).text.sentences))
     found = measure_entities(gold, decide(summaries, data), groups)
     return {name: found[name] for name in ENTITY_SCORES}
 

@@ -2,16 +2,17 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from bertkit.data.formats.columns import Columns
 from bertkit.data.formats.conll import DOCSTART
 from bertkit.data.formats.entities import SPAN_COLUMNS, TEXT_COLUMN, find_columns, list_spans
 from bertkit.data.tagging import Sentence, TaggedText, split_words
-from bertkit.metrics.ner import find_entities
+from bertkit.metrics.ner import Entity, find_entities
 from bertkit.tasks.classification import name_apart
 
+PREDICTED_COLUMN = "predicted"  # the column of predictions in the rows of a table
 BLANK = re.compile(r"[ \t\r\n]")  # separates columns and lines of CoNLL files
 
 
@@ -20,12 +21,17 @@ def number_rows(text: TaggedText) -> Sequence[int]:
     return text.number_documents().tolist() if text.documents > 1 else range(len(text.sentences))
 
 
-def name_entities(sentences: Sequence[Sentence], tags: Sequence[Sequence[str]]) -> str:
+def find_gold(sentence: Sentence) -> Collection[Entity]:
+    """Return the entities of a sentence as its file has them."""
+    return find_entities(sentence.tags) if sentence.entities is None else sentence.entities.keys()
+
+
+def name_entities(sentences: Sequence[Sentence], entities: Iterable[Collection[Entity]]) -> str:
     """Return the entities of some sentences in words."""
     found = [
-        f"{' '.join(sentence.words[first:behind])}: {kind}"
-        for sentence, own in zip(sentences, tags, strict=True)
-        for first, behind, kind in find_entities(own)
+        f"{(sentence.entities or {}).get(one) or ' '.join(sentence.words[one[0] : one[1]])}: {one[2]}"
+        for sentence, own in zip(sentences, entities, strict=True)
+        for one in own
     ]
     return ", ".join(found) or "(nothing)"
 
@@ -33,7 +39,7 @@ def name_entities(sentences: Sequence[Sentence], tags: Sequence[Sequence[str]]) 
 def write_rows(rows: Columns, predicted: Sequence[Sequence[str]]) -> str:
     """Return JSON lines with the rows of a table and `predicted`: tags, or the spans of a text."""
     names = rows.table.column_names
-    column = name_apart("predicted", names, "_predicted")
+    column = name_apart(PREDICTED_COLUMN, names, "_predicted")
     given, marked = find_columns(names)
     lists = rows.lists | ({marked} if marked in SPAN_COLUMNS else set())
     lines = []

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from bertkit import cli
 from bertkit.analysis import page
-from bertkit.analysis.page import thin, write_page
+from bertkit.analysis.page import list_types, thin, write_page
 from bertkit.data.formats.squad import read_squad
 from bertkit.data.formats.tables import read_tsv
 from bertkit.data.spans import Question
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.metrics.ner import score_types
+from bertkit.metrics.ner import find_entities, score_types
 from bertkit.metrics.squad import compare_answers, score_squad2
 from bertkit.reports import html
 from bertkit.reports.html import show_minus, style_columns
@@ -309,13 +309,27 @@ def test_each_point_of_the_tau_curve_is_a_score(rows):
 def test_types_of_entities_have_scores_of_their_own(root, whole):
     blocks = (root / "ner" / "predictions" / "dev.conll").read_text(encoding="utf-8").split("\n\n")
     sentences = [[line.split(" ") for line in block.splitlines()] for block in blocks]
-    scores = score_types(*([[row[column] for row in rows] for rows in sentences] for column in (1, 2)))
+    scores = score_types(*([find_entities([row[x] for row in rows]) for rows in sentences] for x in (1, 2)))
     tables = read_tables(find_part(whole, str(root / "ner")))
     heads, *lines = tables["Scores by entity type, dev (%)"]
     assert heads == ["type", "precision", "recall", "F1"]
     assert {line[0]: line[3] for line in lines} == {kind: f"{100 * found['f1']:.1f}" for kind, found in scores.items()}
     assert set(scores) >= {"PER", "LOC"}
     assert "Scores by entity type, test (%)" in tables
+
+
+def test_types_of_spans_that_are_not_words_are_scored_as_the_file_has_them(tmp_path):
+    (tmp_path / "predictions").mkdir()
+    found = [{"start": 0, "end": 5, "label": "PER"}, {"start": 9, "end": 13, "label": "LOC"}]
+    row = {"text": "Ada's in Graz", "spans": [[0, 3, "PER"], [9, 13, "LOC"]], "predicted": found}
+    (tmp_path / "predictions" / "dev.jsonl").write_text(json.dumps(row) + "\n")
+    notes = []
+    (table,) = list_types(tmp_path, TASKS["ner"], notes)
+    assert [[cell.lines[0][0] for cell in line] for line in table.rows] == [
+        ["LOC", *["100.0"] * 3],
+        ["PER", *["0.0"] * 3],
+    ]
+    assert not notes
 
 
 def test_the_predictions_to_look_at_are_in_a_table(root, whole):

@@ -293,6 +293,8 @@ def test_a_long_text_is_tagged_whole_and_each_part_sees_its_neighbours(ner_run):
         ("(Blackburn, 1996-08-22)", ["(", "Blackburn", ",", "1996-08-22", ")"]),
         ("我在北京 2024 年", ["我", "在", "北", "京", "2024", "年"]),
         ("naïve café\u200b!", ["naïve", "café", "!"]),
+        ("東京タワーへAdaと", [*"東京タワーへ", "Ada", "と"]),
+        ("ที่ลี่ 10 ព្រះ", ["ที่", "ลี่", "10", "ព្", "រះ"]),
         ("  ", []),
     ],
 )

@@ -30,7 +30,7 @@ from bertkit.metrics.intervals import (
     merge_rows,
     resample,
 )
-from bertkit.metrics.ner import measure_entities, score_entities
+from bertkit.metrics.ner import find_entities, measure_entities, score_entities
 from bertkit.metrics.rows import (
     measure_classes,
     measure_gaps,
@@ -135,7 +135,7 @@ def test_documents_of_entities_are_one_row_each():
     """Documents 1 and 2 of two sentences and one. With weights 2 and 1 the first one is there twice."""
     gold = [["B-PER", "O"], ["B-LOC", "I-LOC"], ["O", "B-PER"]]
     predicted = [["B-PER", "B-LOC"], ["B-LOC", "O"], ["O", "I-PER"]]
-    measured = measure_entities(gold, predicted, [1, 1, 2])
+    measured = measure_entities(list(map(find_entities, gold)), predicted, [1, 1, 2])
     scores = score_entities(gold, predicted)
     twice = score_entities([*gold[:2], *gold], [*predicted[:2], *predicted])
     assert scores.keys() - measured == {"accuracy"}
@@ -197,7 +197,7 @@ def test_precision_and_recall_of_a_label_are_shares_of_some_rows():
 def test_entities_of_documents_are_no_shares():
     """Two entities of one document are right or wrong together."""
     gold = [["B-A", "B-A"], ["B-A", "O"]]
-    assert measure_entities(gold, gold, [0, 1])["precision"].count_successes() is None
+    assert measure_entities(list(map(find_entities, gold)), gold, [0, 1])["precision"].count_successes() is None
     assert measure_mean(np.array([0.5, 1.0])).count_successes() is None
     assert repeat_answers(1, 2).join(["x", "x"]).count_successes() is None
 

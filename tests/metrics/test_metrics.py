@@ -670,6 +670,11 @@ def test_entities_read_by_hand(tags, entities):
     assert find_entities(tags.split()) == entities
 
 
+def score_tags(*sides):
+    """Return the scores by type of gold and predicted tags."""
+    return score_types(*(map(find_entities, side) for side in sides))
+
+
 NOTHING = {f"{kind}{name}": 0.0 for kind in ("", "strict_") for name in ("precision", "recall", "f1")}
 
 
@@ -685,7 +690,7 @@ def test_entities_scored_by_hand():
     # Strict scores ignore the I-LOC and the I-ORG: 1/3, 1/4, 2/7.
     strict = {"strict_precision": 1 / 3, "strict_recall": 1 / 4, "strict_f1": 2 / 7}
     assert scores == pytest.approx({"precision": 2 / 5, "recall": 2 / 4, "f1": 4 / 9, "accuracy": 7 / 11} | strict)
-    assert score_types(gold, predicted) == {
+    assert score_tags(gold, predicted) == {
         "LOC": {"precision": 0.5, "recall": 0.5, "f1": 0.5},
         "MISC": {"precision": 0.0, "recall": 0.0, "f1": 0.0},
         "ORG": {"precision": 0.0, "recall": 0.0, "f1": 0.0},
@@ -697,7 +702,7 @@ def test_a_sentence_ends_its_entities():
     """Two entities of one word are not one entity of two."""
     apart, together = [["B-X"], ["I-X"]], [["B-X", "I-X"]]
     assert score_entities(apart, apart)["recall"] == 1.0
-    assert score_types(apart, [["B-X"], ["O"]])["X"] == pytest.approx({"precision": 1.0, "recall": 0.5, "f1": 2 / 3})
+    assert score_tags(apart, [["B-X"], ["O"]])["X"] == pytest.approx({"precision": 1.0, "recall": 0.5, "f1": 2 / 3})
     assert score_entities(together, [["B-X", "B-X"]]) == NOTHING | {"accuracy": 0.5}
 
 
@@ -705,7 +710,7 @@ def test_what_is_undefined_is_0():
     assert score_entities([["O", "O"]], [["O", "O"]]) == NOTHING | {"accuracy": 1.0}
     assert score_entities([["B-X"]], [["O"]]) == score_entities([["O"]], [["I-X"]]) == NOTHING | {"accuracy": 0.0}
     assert score_entities([], []) == score_entities([[]], [[]]) == NOTHING | {"accuracy": 0.0}
-    assert score_types([["O"]], [["O"]]) == {}
+    assert score_tags([["O"]], [["O"]]) == {}
 
 
 def walk_conlleval(gold: list[list[str]], predicted: list[list[str]]) -> dict[str, int]:
@@ -758,7 +763,7 @@ def test_entities_are_counted_as_conlleval_does(sentences):
     swapped = score_entities(predicted, gold)
     assert (swapped["precision"], swapped["recall"]) == (recall, precision)
     # The scores of a type are those of a text that has no other.
-    for kind, found in score_types(gold, predicted).items():
+    for kind, found in score_tags(gold, predicted).items():
         alone = [[[t if t[2:] == kind else "O" for t in tags] for tags in side] for side in (gold, predicted)]
         expected = score_entities(*alone)
         assert found == {name: expected[name] for name in found}

@@ -1,5 +1,6 @@
 """NER as a task: files, labels by name, words without tokens, conlleval's format, runs."""
 
+import json
 import os
 import re
 import shutil
@@ -177,6 +178,25 @@ def test_a_tag_that_training_lacks_counts_as_missed(tmp_path, start):
     scores = NER.score(keep(data, [["B-X", "O"]]), data)
     expected = {"precision": 1.0, "recall": 0.5, "f1": 2 / 3}
     assert scores == pytest.approx(expected | {"strict_f1": 2 / 3})
+
+
+def test_a_span_that_is_not_whole_words_is_missed_in_every_score(tmp_path, start):
+    """All tags of "good-so bad so" are right, but only "bad" is whole: 1 right of 2 found and of 3 wanted."""
+    row = {"text": "good-so bad so", "spans": [[0, 4, "X"], [5, 7, "Y"], [8, 11, "X"]]}
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    examples, _ = load(tmp_path)
+    data = encode(examples["dev"], start)
+    kept = keep(data, [["B-X", "B-X", "O"]])
+    expected = {"precision": 1 / 2, "recall": 1 / 3, "f1": 2 / 5, "strict_f1": 2 / 5}
+    assert NER.score(kept, data) == pytest.approx(expected)
+    for measure in (NER.measure_rows, NER.measure_examples):
+        found = {name: float(score.score(np.ones((1, 1)))[0]) for name, score in measure(kept, data).items()}
+        assert found == pytest.approx(expected)
+    (answer,) = NER.describe_rows(kept, data, examples["dev"])
+    assert answer[1:] == ("good: X, so: Y, bad: X", "good-so: X, bad: X")
+    assert list(NER.list_labels(examples["dev"])) == ["X", "Y", "X"]
+    assert list(NER.format_predictions(kept, data, "dev")) == ["dev.jsonl"], "conlleval's form has whole words only"
 
 
 def test_summaries_of_batches_of_other_widths_meet(folder, start):

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 
 from bertkit.data.formats.columns import Columns
 from bertkit.data.formats.tables import LONGEST_QUOTED, MOST_NAMES, explain_form
-from bertkit.data.tagging import Sentence, TaggedText, split_words
+from bertkit.data.tagging import ABSENT, Sentence, TaggedText, split_words
 from bertkit.data.tags import check_tag, detect_scheme, to_iob2
 from bertkit.errors import UsageError
 from bertkit.system.progress import Report
@@ -56,7 +56,7 @@ class Alignment:
     """How the spans of a table fit the words of their texts.
 
     Attributes:
-        extended: The number of spans that begin or end within a word.
+        extended: The number of spans that begin or end within a word, or with a space.
         lost: The number of spans all of whose words belong to an earlier span, or that have no word.
         first: The place and the text of the first of these.
     """
@@ -69,8 +69,8 @@ class Alignment:
 def read_entities(rows: Columns, report: Report) -> TaggedText:
     """Read the sentences of a table; rows without a word are left out.
 
-    Without a column of tags or spans, or with empty cells alone, the sentences have no tags. A span that begins or ends
-    within a word is extended to whole words; such spans are counted and reported.
+    Without a column of tags or spans, or with empty cells alone, the sentences have no tags. A span that is not whole
+    words is extended to them in the tags, but not in the entities; such spans are counted and reported.
 
     Raises:
         UsageError: The columns are missing, a cell is not as expected, a row has not one tag per word, a tag is of no
@@ -92,32 +92,34 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
         if is_labelled and not mark:
             remedy = "give [] if there is no entity" if is_text else "give one tag per word"
             raise UsageError(f"{place} has no {marked}; {remedy}, or leave the row out")
+        entities = None
         if is_text:
             places = split_words(cell)
             words = [cell[start:end] for start, end in places]
-            tags = _tag_words(cell, places, _read_spans(mark, place), place, alignment)
+            tags, entities = _tag_words(cell, places, read_spans(mark, place), place, alignment)
         else:
             words = read_list(cell, f"{place}: {given}")
             tags = _read_tags(mark, f"{place}: {marked}") if is_labelled else ["O"] * len(words)
             if len(tags) != len(words):
                 raise UsageError(f"{place} has {len(words)} {given} and {len(tags)} {marked}; give one tag per word")
         if words:
-            found.append((row, words, tags))
+            found.append((row, words, tags, entities))
     if not found:
         raise UsageError(f"{rows.source} has no words in {given!r}; give at least one text")
     if len(found) < len(rows):
         report(f"{rows.source}: {len(rows) - len(found):,} rows have no words in {given!r} and are left out")
     if alignment.first:
         report(
-            f"{rows.source}: {alignment.extended:,} spans begin or end within a word and are extended to whole words, "
-            f"{alignment.lost:,} have no word of their own and are left out (first: {alignment.first})"
+            f"{rows.source}: {alignment.extended:,} spans begin or end within a word, or with a space, and are fitted "
+            f"to whole words, {alignment.lost:,} have no word of their own and are left out; scores are of the file's "
+            f"own spans, so all of these count as missed (first: {alignment.first})"
         )
-    scheme, odd = detect_scheme([tags for _, _, tags in found])
+    scheme, odd = detect_scheme([tags for _, _, tags, _ in found])
     sentences = []
-    for row, words, official in found:
+    for row, words, official, entities in found:
         tags = to_iob2(official)
-        sentences.append(Sentence(words, tags, tags if tags == official else official, 0, rows.lines[row]))
-    kept = rows.take([row for row, _, _ in found])
+        sentences.append(Sentence(words, tags, tags if tags == official else official, 0, rows.lines[row], entities))
+    kept = rows.take([row for row, *_ in found])
     return TaggedText(rows.source, sentences, 0, scheme, odd, kept, is_labelled)
 
 
@@ -140,7 +142,7 @@ def _read_tags(cell: str, place: str) -> list[str]:
     return [check_tag(tag, place) for tag in read_list(cell, place)]
 
 
-def _read_spans(cell: str, place: str) -> list[tuple[int, int, str]]:
+def read_spans(cell: str, place: str) -> list[tuple[int, int, str]]:
     """Return the spans of a text in order."""
     remedy = 'give spans such as {"start": 0, "end": 3, "label": "PER"}'
     with explain_form(f"{place}: spans", remedy):
@@ -160,10 +162,10 @@ def _read_spans(cell: str, place: str) -> list[tuple[int, int, str]]:
 
 def _tag_words(
     text: str, places: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int, str]], place: str, found: Alignment
-) -> list[str]:
-    """Return the tags in IOB2 of the words at these places, and count in `found` the spans that do not fit them."""
+) -> tuple[list[str], dict[tuple[int, int, str], str] | None]:
+    """Return the tags in IOB2 of the words at these places, and `Sentence.entities`; count altered spans in `found`."""
     starts, ends = [start for start, _ in places], [end for _, end in places]
-    tags, behind = ["O"] * len(places), 0
+    tags, behind, entities = ["O"] * len(places), 0, {}
     for number, (start, end, label) in enumerate(spans):
         if not start < end <= len(text):
             raise UsageError(
@@ -176,7 +178,8 @@ def _tag_words(
         piece = text[start:end]
         inner, outer = start + len(piece) - len(piece.lstrip()), end - len(piece) + len(piece.rstrip())
         first, last = bisect_right(ends, inner), bisect_left(starts, outer)
-        is_whole = first < last and (starts[first], ends[last - 1]) == (inner, outer)
+        is_whole = first < last and (starts[first], ends[last - 1]) == (start, end)
+        entities[(first, last, label) if is_whole else (ABSENT, start, label)] = piece
         while first < last and tags[first] != "O":
             first += 1
         for word in range(first, last):
@@ -185,7 +188,7 @@ def _tag_words(
         found.extended += first < last and not is_whole
         if not is_whole and not found.first:
             found.first = f"{place}, {piece[:LONGEST_QUOTED]!r}"
-    return tags
+    return tags, None if all(first != ABSENT for first, _, _ in entities) else entities
 
 
 def list_spans(places: Sequence[tuple[int, int]], entities: Iterable[tuple[int, int, str]]) -> list[dict[str, object]]:

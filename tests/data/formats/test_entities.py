@@ -7,6 +7,7 @@ import pytest
 
 from bertkit.data.formats.columns import read_columns
 from bertkit.data.formats.entities import SPAN_COLUMNS, read_entities
+from bertkit.data.tagging import ABSENT
 from bertkit.errors import UsageError
 from tests.official import write_table
 
@@ -79,18 +80,27 @@ def test_words_without_tags_beside_spans_of_a_text_are_not_taken(tmp_path):
 
 
 def test_spans_that_do_not_end_at_words_are_extended_and_counted(tmp_path):
-    """ "ove" is extended to a word, "U" and "A" are parts of one word, and the last span has no word."""
+    """ "ove" and " in " are fitted to a word, "U" and "A" are parts of one word, and a span has no word."""
     row = {
         "text": "Lovelace in U.A  now",
-        "spans": [[1, 4, "PER"], [8, 12, "X"], [12, 13, "LOC"], [14, 15, "LOC"], [15, 17, "GAP"]],
+        "spans": [[1, 4, "PER"], [8, 12, "X"], [12, 13, "LOC"], [14, 15, "LOC"], [15, 17, "GAP"], [17, 20, "X"]],
     }
     text, lines = read(write_lines(tmp_path / "a.jsonl", row))
     assert text.sentences[0].words == ["Lovelace", "in", "U.A", "now"]
-    assert text.sentences[0].tags == ["B-PER", "B-X", "B-LOC", "O"]
+    assert text.sentences[0].tags == ["B-PER", "B-X", "B-LOC", "B-X"]
+    assert text.sentences[0].entities == {
+        (ABSENT, 1, "PER"): "ove",
+        (ABSENT, 8, "X"): " in ",
+        (ABSENT, 12, "LOC"): "U",
+        (ABSENT, 14, "LOC"): "A",
+        (ABSENT, 15, "GAP"): "  ",
+        (3, 4, "X"): "now",
+    }
     path = tmp_path / "a.jsonl"
     assert lines == [
-        f"{path}: 2 spans begin or end within a word and are extended to whole words, 2 have no word of their own and "
-        f"are left out (first: {path}, line 1, 'ove')"
+        f"{path}: 3 spans begin or end within a word, or with a space, and are fitted to whole words, 2 have no word "
+        "of their own and are left out; scores are of the file's own spans, so all of these count as missed (first: "
+        f"{path}, line 1, 'ove')"
     ]
 
 
