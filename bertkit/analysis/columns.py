@@ -20,7 +20,7 @@ def check_columns(rows: Columns, used: Collection[str], answers: np.ndarray) -> 
         answers: (S,) int64 classes or float numbers.
     """
     found: dict[str, Any] = {"empty": [], "constant": [], "gives_label_away": {}}
-    for name in rows.table.column_names:
+    for name in (name for name in rows.table.column_names if name not in rows.faults):
         codes, values = number_cells(rows, name)
         if not any(value.strip() for value in values):
             found["empty"].append(name)

@@ -51,7 +51,7 @@ def read_files(paths: Sequence[Path], label: str | None, data: Path | None) -> t
         return read_answer_files(paths, data)
     if are_tagged:
         return NER.name, NER.find_row(NER.metric), [read_tag_file(path) for path in paths]
-    tables = [read_columns(path, NESTED_RESULTS) for path in paths]
+    tables = [read_columns(path) for path in paths]
     labels = (label or find_gold(tables[0])).split(",")
     predicted = [find_predicted(table, labels) for table in tables]
     space = find_space(tables, labels, predicted)

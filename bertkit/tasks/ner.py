@@ -30,13 +30,7 @@ from bertkit.data.formats.conll import (
     read_conll,
     read_conll_copy,
 )
-from bertkit.data.formats.entities import (
-    SPAN_COLUMNS,
-    WORD_COLUMNS,
-    find_columns,
-    read_entities,
-    read_list,
-)
+from bertkit.data.formats.entities import WORD_COLUMNS, find_columns, read_entities, read_list
 from bertkit.data.sequences import IGNORED, pad
 from bertkit.data.splits import check_split_options, describe_shares, divide_train, hash_keys
 from bertkit.data.tagging import ABSENT, Features, Sentence, TaggedText, WordWindows, encode_words, split_words
@@ -194,7 +188,7 @@ class NerTask(FineTuningTask):
         place = Path(options["dir"])
         is_table = place.is_file() or find_dataset(options["dir"]) or has_splits(place)
         if is_table and place.suffix not in CONLL_SUFFIXES:
-            tables = read_splits(options["dir"], SPAN_COLUMNS)
+            tables = read_splits(options["dir"])
             if others := [name for names in NER_FILES for name in names if (place / name).is_file()]:
                 report(f"{place}: the tables are read, but not {', '.join(others)}")
             return {split: read_entities(rows, report) for split, rows in tables.items()}

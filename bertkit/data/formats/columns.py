@@ -11,8 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -47,6 +46,7 @@ CHUNK_CHARACTERS = 1_000_000  # cells held as Python strings; each cell counts o
 CHUNK_ROWS = 10_000  # rows of a Parquet file or a Hub data set converted at a time
 TEXT = pa.large_string()  # offsets of 32 bits end at 2 GB, also for the result of `take`
 PLACES = "a file (.csv, .tsv, .jsonl, .json, .parquet), a folder with train.csv, or a Hub data set owner/name[:config]"
+PLAIN = "a text, a number, true, false, null or a list of these"
 ROW = msgspec.json.Decoder(dict[str, Any], float_hook=str)  # a fraction keeps its digits
 
 
@@ -60,7 +60,9 @@ class Columns:
         lists: The columns whose cells are lists. Each cell is the JSON text of a list of texts, or "" if missing.
         lines: The row's first line in its file, or its number from 1.
         unit: The unit of `lines`, "line" or "row".
-        classes: The columns of class labels of Hugging Face data sets.
+        classes: The columns of class labels of Hugging Face data sets -> their names.
+        faults: Column -> why its cells are neither texts nor lists of texts; they are JSON texts.
+        records: The row's number in its file from 1, which differs from `lines` where a row has several lines.
     """
 
     source: str
@@ -68,7 +70,9 @@ class Columns:
     lists: frozenset[str]
     lines: Sequence[int]
     unit: str = "line"
-    classes: frozenset[str] = frozenset()
+    classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict)
+    records: Sequence[int] = ()
 
     def __len__(self) -> int:
         """Return the number of rows S."""
@@ -76,20 +80,32 @@ class Columns:
 
     def locate(self, row: int) -> str:
         """Return the file and line of a row, for messages."""
-        return f"{self.source}, {self.unit} {self.lines[row]}"
+        return f"{self.source}, {self.name_row(row)}"
+
+    def name_row(self, row: int) -> str:
+        """Return the line of a row, and where a sheet shows another number the number of the record."""
+        line = f"{self.unit} {self.lines[row]}"
+        return f"{line} (record {self.records[row]})" if len(self.records) else line
 
     def take(self, rows: np.ndarray) -> "Columns":
         """Return the given rows in the given order."""
         lines = array("q", np.asarray(self.lines)[rows].tolist())
-        return replace(self, table=self.table.take(pa.array(rows, pa.int64())), lines=lines)
+        records = array("q", np.asarray(self.records)[rows].tolist()) if len(self.records) else ()
+        return replace(self, table=self.table.take(pa.array(rows, pa.int64())), lines=lines, records=records)
 
-    def find(self, name: str) -> pa.ChunkedArray:
+    def find(self, name: str, nested: Collection[str] = ()) -> pa.ChunkedArray:
         """Return a column.
 
+        Args:
+            nested: Columns whose cells may be JSON texts of any form.
+
         Raises:
-            UsageError: There is no such column; the message names the others.
+            UsageError: There is no such column, and the message names the others; or it is among the `faults`.
         """
-        return self.table.column(find_column(self.source, self.table.column_names, name, "name one of its columns"))
+        column = find_column(self.source, self.table.column_names, name, "name one of its columns")
+        if name in self.faults and name not in nested:
+            raise UsageError(self.faults[name])
+        return self.table.column(column)
 
     def list_others(self, used: Collection[str]) -> dict[str, list[str]]:
         """Return the columns that are not among the used ones."""
@@ -99,19 +115,18 @@ class Columns:
 # --- files and splits
 
 
-def read_splits(place: str, nested: Collection[str] = (), read: Callable[[Path], Any] | None = None) -> dict[str, Any]:
+def read_splits(place: str, read: Callable[[Path], Any] | None = None) -> dict[str, Any]:
     """Read the splits of a person's data as tables: train, and dev and test where they are given.
 
     Args:
         place: A file, which is train; a folder with train, dev (or validation, val, valid) and test as files with one
             of the SUFFIXES; or a data set on the Hub, owner/name or owner/name:config, with splits of these names.
-        nested: As for `read_columns`.
         read: A reader of files other than `read_columns`, for further formats.
 
     Raises:
         UsageError: There is no such place or no train in it, two files are for one split, or as `read_columns`.
     """
-    path, read = Path(place), read or partial(read_columns, nested=nested)
+    path, read = Path(place), read or read_columns
     try:
         check_access(path)
         if path.is_dir():
@@ -164,19 +179,16 @@ def _match_splits(place: str, stems: Mapping[str, str]) -> dict[str, str]:
     return matched
 
 
-def read_columns(path: Path, nested: Collection[str] = ()) -> Columns:
+def read_columns(path: Path) -> Columns:
     """Read a table; its suffix decides the format.
 
     CSV is read by RFC 4180. TSV is read by the same rules if the whole file follows them; otherwise nothing is quoted.
     JSON lines has one object per line; JSON is an array of objects, or an object whose only key holds one. In Parquet,
     class labels of Hugging Face data sets become their names. Blank lines are skipped.
 
-    Args:
-        nested: Columns of JSON whose values may be objects or lists of them; their cells are JSON texts.
-
     Raises:
         UsageError: The file cannot be read, is not in the format, or has no rows; a row has more or fewer cells than
-            the header; a column has no name or that of another; or a value of JSON is neither plain nor a list.
+            the header or repeats it; or a column has no name or that of another.
     """
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
     if kind == "csv":
@@ -185,9 +197,9 @@ def read_columns(path: Path, nested: Collection[str] = ()) -> Columns:
         return _read_tsv(path)
     if kind == "jsonl":
         lines = enumerate(read_lines(path), 1)
-        return _read_objects(path, "line", ((number, line) for number, line in lines if line.strip()), nested)
+        return _read_objects(path, "line", ((number, line) for number, line in lines if line.strip()))
     if kind == "json":
-        return _read_objects(path, "row", enumerate(read_array(path), 1), nested)
+        return _read_objects(path, "row", enumerate(read_array(path), 1))
     if path.suffix == ".parquet":
         return _read_parquet(path)
     raise UsageError(f"{path} has an unknown suffix; expected {', '.join(SUFFIXES)}, all but .parquet also with .gz")
@@ -216,10 +228,13 @@ def _read_rows(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Columns:
             if len(cells) != len(names):
                 count = f"{len(cells)} cell{'s' * (len(cells) != 1)}"
                 raise UsageError(f"{path}, line {number} has {count}, but the header {len(names)}; correct the line")
+            if cells[1:] == names[1:] != [] and cells[0].removeprefix("\ufeff") == names[0]:
+                raise UsageError(f"{path}, line {number} repeats the header, as in joined files; delete the line")
             yield number, dict(zip(names, cells, strict=True))
 
     table, lines = _gather(str(path), walk())
-    return Columns(str(path), table, frozenset(), lines)
+    is_plain = lines[-1] == len(lines) + 1  # one line for each row
+    return Columns(str(path), table, frozenset(), lines, records=() if is_plain else range(1, len(lines) + 1))
 
 
 def _read_tsv(path: Path) -> Columns:
@@ -230,41 +245,50 @@ def _read_tsv(path: Path) -> Columns:
     return _read_rows(path, ((number, line.split("\t")) for number, line in lines if line))
 
 
-def _read_objects(
-    path: Path, unit: str, rows: Iterable[tuple[int, str | msgspec.Raw]], nested: Collection[str]
-) -> Columns:
+def _read_objects(path: Path, unit: str, rows: Iterable[tuple[int, str | msgspec.Raw]]) -> Columns:
     """Read the JSON texts of objects."""
     is_list: dict[str, bool] = {}
+    faults: dict[str, str] = {}
 
     def walk() -> Iterator[tuple[int, dict[str, str]]]:
         for number, text in rows:
             place = f"{path}, {unit} {number}"
             with explain_form(place, 'give an object, such as {"text": "good", "label": 1}'):
                 row = ROW.decode(text)
-            cells = {key: _write_value(value, is_list, key, place) for key, value in row.items() if key not in nested}
-            yield number, {key: cells[key] if key in cells else make_text(value) for key, value in row.items()}
+            for key, value in row.items():
+                if key not in faults and (fault := _find_fault(value, is_list, key)):
+                    faults[key] = f"{place}: {key[:LONGEST_QUOTED]!r} {fault}"
+            yield number, {key: _write_value(value) for key, value in row.items()}
 
     table, lines = _gather(str(path), walk())
     _check_names(str(path), table.column_names)
-    return Columns(str(path), table, frozenset(key for key, found in is_list.items() if found), lines, unit)
+    lists = frozenset(key for key, found in is_list.items() if found) - faults.keys()
+    return Columns(str(path), table, lists, lines, unit, faults=faults)
 
 
-def _write_value(value: Any, is_list: dict[str, bool], key: str, place: str) -> str:
-    """Return a value of JSON as a cell; `is_list` says for each key what its values were before."""
+def _find_fault(value: Any, is_list: dict[str, bool], key: str) -> str:
+    """Return why a value of JSON is no cell, or ""; `is_list` says for each key what its values were before."""
     if value is None:
         return ""
     items = value if isinstance(value, list) else [value]
-    if any(isinstance(item, dict | list) for item in items):
+    if _is_nested(value):
         kind = "an object" if isinstance(value, dict) else "a list of objects or lists"
-        expected = "a text, a number, true, false, null or a list of these"
-        raise UsageError(f"{place}: {key[:LONGEST_QUOTED]!r} holds {kind}, expected {expected}; flatten it")
+        return f"holds {kind}, expected {PLAIN}; flatten it"
     if is_list.setdefault(key, items is value) != (items is value):
         kinds = ("a list", "not in rows before") if items is value else ("not a list", "one in rows before")
-        raise UsageError(
-            f"{place}: {key[:LONGEST_QUOTED]!r} is {', but '.join(kinds)}; give lists in every row or none"
-        )
-    texts = list(map(_write_plain, items))
-    return _write_list(texts) if items is value else texts[0]
+        return f"is {', but '.join(kinds)}; give lists in every row or none"
+    return ""
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(x, dict | list) for x in value))
+
+
+def _write_value(value: Any) -> str:
+    """Return a value of JSON as a cell; one that is nested as its JSON text."""
+    if _is_nested(value):
+        return make_text(value)
+    return _write_list(list(map(_write_plain, value))) if isinstance(value, list) else _write_plain(value)
 
 
 def _write_plain(value: str | float | None) -> str:
@@ -336,8 +360,10 @@ def _convert(source: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) 
         tables.append(pa.table(columns, schema.names))
         tables[-1].validate(full=True)  # readers of Parquet do not check that texts are UTF-8
     table = _join(source, tables)
-    lists = frozenset(field.name for field in schema if _is_list(field.type))
-    return Columns(source, table, lists, range(1, len(table) + 1), "row", frozenset(classes))
+    lists = frozenset(one.name for one in schema if _is_list(one.type))
+    nested = [one for one in schema if one.name not in lists and pa.types.is_nested(one.type)]
+    faults = {one.name: f"{source}: {one.name!r} holds {one.type}, expected {PLAIN}; flatten it" for one in nested}
+    return Columns(source, table, lists, range(1, len(table) + 1), "row", classes, faults)
 
 
 def _find_classes(schema: pa.Schema) -> dict[str, list[str]]:
@@ -374,7 +400,7 @@ def _write_array(values: pa.Array, names: Sequence[str] | None) -> pa.Array:
         return pa.array(names, TEXT).take(pc.if_else(pc.less(values, 0), None, values))
     if pa.types.is_floating(values.type):  # as Python and JSON write them: 1.0, where Arrow has 1
         texts = pa.array(map(str, values.fill_null(0).to_numpy(zero_copy_only=False)), TEXT)
-        return pc.if_else(values.is_valid(), texts, None)
+        return pc.if_else(pc.is_null(values, nan_is_null=True), None, texts)  # pyarrow and polars write NaN for null
     try:
         return values.cast(TEXT)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # a structure, or bytes that are not UTF-8

@@ -24,19 +24,26 @@ from bertkit.errors import UsageError
 from bertkit.system.progress import Report
 
 WORD_COLUMNS, TAG_COLUMNS = ("tokens", "words"), ("ner_tags", "tags")
-TEXT_COLUMN, SPAN_COLUMNS = "text", ("spans", "entities")
+TEXT_COLUMN, SPAN_COLUMNS = "text", ("spans", "entities", "label", "labels")  # the last two are doccano's
 
 Offset = Annotated[int, Meta(ge=0)]
 
 
 class TypedSpan(Struct):
-    """A span of a text with its type, which other programs call `type` or `entity_group`."""
+    """A span of a text with its type: other programs call it `type` or `entity_group`, and doccano the ends offsets."""
 
-    start: Offset
-    end: Offset
+    start: Offset = -1
+    end: Offset = -1
+    start_offset: Offset = -1
+    end_offset: Offset = -1
     label: str = ""
     type: str = ""
     entity_group: str = ""
+
+    def __post_init__(self) -> None:
+        self.start, self.end = max(self.start, self.start_offset), max(self.end, self.end_offset)
+        if min(self.start, self.end) < 0:
+            raise ValueError(f"Object missing required field `{'start' if self.start < 0 else 'end'}`")
 
 
 class SpanLists(Struct):
@@ -83,7 +90,7 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
         raise UsageError(f"{rows.source} has the columns {listed}; expected tokens and ner_tags, or text and spans")
     is_text = given == TEXT_COLUMN
     cells = rows.find(given).to_pylist()
-    marks = rows.find(marked).to_pylist() if marked else [""] * len(rows)
+    marks = rows.find(marked, SPAN_COLUMNS).to_pylist() if marked else [""] * len(rows)
     is_labelled = any(marks)
     alignment = Alignment()
     found = []

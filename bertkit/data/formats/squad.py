@@ -190,7 +190,7 @@ def _gather(source: str, entries: Iterable[tuple[str, Question]]) -> list[Questi
 
 def _list_answers(asked: SquadQuestion, place: str, version: int | None) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return texts and starts of the answers to a question."""
-    answers = asked.answers or []
+    answers = [answer for answer in asked.answers or [] if answer.text.strip()]  # "" is how some write no answer
     if asked.answers is None and not asked.is_impossible:
         raise UsageError(f"{place} has no list of answers; {AGAIN}")
     if version == 1 and (asked.is_impossible or not answers):
@@ -286,7 +286,7 @@ def read_own_squad(place: str, version: int, group: str = "") -> dict[str, OwnQu
     if "," in place and not os.path.exists(place):
         found = {"train": [_read_own(Path(os.path.expanduser(part))) for part in place.split(",")]}
     else:
-        found = {split: [part] for split, part in read_splits(place, NESTED, _read_own).items()}
+        found = {split: [part] for split, part in read_splits(place, _read_own).items()}
     return {split: _gather_own(split, parts, version, group) for split, parts in found.items()}
 
 
@@ -297,7 +297,7 @@ def _read_own(path: Path) -> Columns | tuple[Path, TitledFile]:
         with suppress(UsageError, msgspec.MsgspecError):  # the reader of tables explains it
             first = next(iter(read_json(path, FormMark).data), b"{}")
             is_official = "paragraphs" in msgspec.json.decode(first, type=dict[str, msgspec.Raw])
-    return (path, read_json(path, TitledFile, SQUAD_REMEDY)) if is_official else read_columns(path, NESTED)
+    return (path, read_json(path, TitledFile, SQUAD_REMEDY)) if is_official else read_columns(path)
 
 
 def _gather_own(
@@ -327,7 +327,7 @@ def _gather_own(
 
 def _has_answers(part: Columns | tuple[Path, TitledFile]) -> bool:
     if isinstance(part, Columns):
-        return NESTED[0] in part.table.column_names and any(part.find(NESTED[0]).unique().to_pylist())
+        return NESTED[0] in part.table.column_names and any(part.find(NESTED[0], NESTED).unique().to_pylist())
     found = _walk_questions(part[0], part[1].data)
     return any(asked.answers is not None or asked.is_impossible is not None for _, _, asked in found)
 
@@ -346,6 +346,7 @@ def _walk_table(table: Columns, group: str, is_labelled: bool) -> Iterator[Entry
     names = table.table.column_names
     for name in ("question", "context", *(NESTED if is_labelled else ())):
         find_column(table.source, names, name, COLUMNS_REMEDY)
+        table.find(name, NESTED)
     if group:
         table.find(group)
     wanted = {"id", "question", "context", *NESTED, "is_impossible", group}

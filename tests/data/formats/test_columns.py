@@ -102,6 +102,7 @@ def test_long_cells(tmp_path):
         (".csv", b"a,b\n1,\xe9\n", r"line 2 is not UTF-8 \(byte 0xe9 at position 3\)"),
         (".csv", b"a,b\n1,\0\n", r"line 2 has a NUL byte"),
         (".csv", "", r"has no rows; give a table with a header"),
+        (".csv", "a,b\n1,2\n\ufeffa,b\n3,4\n", r"line 3 repeats the header, as in joined files; delete the line"),
         (".csv", "a,b\n", r"has no rows"),
         (".csv", ",b, ,b\n1,2,3,4\n", r"line 1: column 1 has no name, column 3 has no name, 'b' names 2 columns; give"),
         (".tsv", "a\tb\n1\t2\t3\n", r"line 2 has 3 cells, but the header 2"),
@@ -190,10 +191,6 @@ def test_json_is_an_array_or_an_object_that_holds_one(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", '{"a": 1}\n{"b": {"c": 1}}\n', r"line 2: 'b' holds an object, expected a text, .*; flatten it"),
-        ("a.jsonl", '{"b": [[1]]}\n', r"line 1: 'b' holds a list of objects or lists, expected"),
-        ("a.jsonl", '{"a": [1]}\n\n{"a": "x"}', r"line 3: 'a' is not a list, but one in rows before; give lists in"),
-        ("a.jsonl", '{"a": 1}\n{"a": [2]}', r"line 2: 'a' is a list, but not in rows before; give lists in every row"),
         ("a.jsonl", '{"a": 1}\n["a"]\n', r"line 2: Expected `object`, got `array`; give an object, such as"),
         ("a.jsonl", '{"a": NaN}\n', r"line 1: JSON is malformed: .*; give an object"),
         ("a.jsonl", '{"a": 1}\n{}\n', r"the object 2 is empty; give it a key or delete it"),
@@ -206,11 +203,36 @@ def test_json_is_an_array_or_an_object_that_holds_one(tmp_path):
         ),
         ("a.json", '{"a": [], "b": []}', r"is an object with 2 keys, expected only one, with an array; give an array"),
         ("a.json", '{"a": 1}', r"Expected `array`, got `int`; give an array of objects"),
-        ("a.json", '[{"a": 1}, {"a": {}}]', r"row 2: 'a' holds an object"),
     ],
 )
 def test_wrong_json_is_one_line(name, content, message, tmp_path):
     check_one_line(tmp_path / name, content, message)
+
+
+@pytest.mark.parametrize(
+    ("values", "cells", "message"),
+    [
+        ([1, {"c": 1.50}], ["1", '{"c":"1.50"}'], r"2: 'b' holds an object, expected a text, .*; flatten it"),
+        ([None, [[1]]], ["", "[[1]]"], r"2: 'b' holds a list of objects or lists, expected a text"),
+        ([[1], "x"], ['["1"]', "x"], r"2: 'b' is not a list, but one in rows before; give lists in every row or none"),
+        (["x", [2], {}], ["x", '["2"]', "{}"], r"2: 'b' is a list, but not in rows before; give lists in every row"),
+    ],
+)
+@pytest.mark.parametrize("form", [".json", ".jsonl"])
+def test_a_nested_column_is_refused_only_where_it_is_used(values, cells, message, form, tmp_path):
+    lines = [f'{{"a": "x", "b": {json.dumps(value).replace("1.5", "1.50")}}}' for value in values]
+    content = "\n".join(lines) if form == ".jsonl" else f"[{','.join(lines)}]"
+    table = read_columns(write(tmp_path / f"a{form}", content))
+    assert show(table) == {"a": ["x"] * len(cells), "b": cells}
+    assert (table.find("a").to_pylist(), table.lists) == (["x"] * len(cells), frozenset())
+    assert table.find("b", nested=["b"]).to_pylist() == cells
+    with pytest.raises(UsageError, match=message):
+        table.find("b")
+
+
+def test_rows_of_several_lines_are_named_by_line_and_record(tmp_path):
+    table = read_columns(write(tmp_path / "a.csv", 'text,label\n"x\ny",1\nz,2\n')).take(np.array([1]))
+    assert table.locate(0).endswith("a.csv, line 4 (record 2)")
 
 
 # --- compressed files
@@ -219,7 +241,7 @@ def test_wrong_json_is_one_line(name, content, message, tmp_path):
 @pytest.mark.parametrize("suffix", FORMS)
 @pytest.mark.parametrize("spoil", [lambda data: data[:-9], lambda data: data[:40] + b"xx" + data[42:], lambda _: b"a"])
 def test_damaged_gzip_is_one_line(suffix, spoil, tmp_path):
-    path = write(tmp_path / f"a{suffix}.gz", FORMS[suffix] * 9)
+    path = write(tmp_path / f"a{suffix}.gz", FORMS[suffix] + FORMS[suffix].partition("\n")[2] * 8)
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(UsageError, match=rf"a\{suffix}\.gz is not a complete gzip file \(.*\); compress it again"):
         read_columns(path)
@@ -252,7 +274,7 @@ def test_parquet_types_become_texts(tmp_path):
     found = read_columns(tmp_path / "a.parquet")
     assert show(found) == {
         "int": ["1", "", "-3"],
-        "float": ["1.0", "", "nan"],
+        "float": ["1.0", "", ""],
         "single": ["3.8", "5.0", "0.067"],
         "bool": ["true", "", "false"],
         "kind": ["a", "", "b"],
@@ -268,6 +290,7 @@ def test_parquet_types_become_texts(tmp_path):
         "none": ["", "", ""],
     }
     assert found.lists == {"tags", "numbers", "pair"}
+    assert found.faults.keys() == {"struct", "deep"}
     assert found.locate(2) == f"{tmp_path / 'a.parquet'}, row 3"
 
 
@@ -294,7 +317,7 @@ def test_class_labels_of_parquet_are_names(tmp_path):
     path = tmp_path / "a.parquet"
     make_reviews(3).to_parquet(path)
     assert show(read_columns(path)) == REVIEWS
-    assert read_columns(path).classes == {"stars", "topics"}
+    assert read_columns(path).classes == {"stars": ["bad", "good"], "topics": ["bad", "good"]}
     old = pq.read_table(path)  # `datasets` before 4.0 wrote a list of one feature so
     info = json.loads(old.schema.metadata[b"huggingface"])
     info["info"]["features"]["topics"] = [info["info"]["features"]["stars"]]

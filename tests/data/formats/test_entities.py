@@ -6,7 +6,7 @@ import datasets
 import pytest
 
 from bertkit.data.formats.columns import read_columns
-from bertkit.data.formats.entities import SPAN_COLUMNS, read_entities
+from bertkit.data.formats.entities import read_entities
 from bertkit.data.tagging import ABSENT
 from bertkit.errors import UsageError
 from tests.official import write_table
@@ -18,7 +18,7 @@ TAGS = ["B-PER", "I-PER", "O", "O", "B-LOC", "O"]
 
 def read(path):
     lines = []
-    return read_entities(read_columns(path, SPAN_COLUMNS), lines.append), lines
+    return read_entities(read_columns(path), lines.append), lines
 
 
 def write_lines(path, *rows):
@@ -58,6 +58,8 @@ def test_texts_and_spans_of_every_format(tmp_path):
     objects = [{"start": 0, "end": 12, "type": "PER"}, {"start": 22, "end": 28, "entity_group": "LOC"}]
     columns = {"text": [ADA["text"]], "entities": [objects]}
     lists = {"start": [0, 22], "end": [12, 28], "label": ["PER", "LOC"]}
+    offsets = [{"id": 3, "start_offset": 0, "end_offset": 12, "label": "PER"}, ADA["spans"][1]]
+    exported = {"label": [[0, 12, "PER"], [22, 28, "LOC"]], "labels": ADA["spans"], "entities": offsets}
     for one in columns["entities"][0]:
         one |= {name: one.get(name, "") for name in ("type", "entity_group")}
     datasets.Dataset.from_dict(columns).to_parquet(tmp_path / "a.parquet")
@@ -67,6 +69,7 @@ def test_texts_and_spans_of_every_format(tmp_path):
         write_table(tmp_path / "a.csv", [{"text": ADA["text"], "spans": json.dumps(ADA["spans"])}]),
         tmp_path / "a.parquet",
         write_lines(tmp_path / "b.jsonl", ADA | {"spans": lists}),
+        *(write_lines(tmp_path / f"{name}.jsonl", {"text": ADA["text"], name: exported[name]}) for name in exported),
     ]
     for path in paths:
         text, lines = read(path)

@@ -201,11 +201,10 @@ def test_a_column_groups_questions_and_the_title_does_so_in_the_official_form(tm
             read(path, group="customer")
 
 
-@given(
-    st.lists(
-        st.tuples(*[st.text(st.characters(exclude_categories=["Cs"]), max_size=20)] * 3, st.integers(-2, 9)), min_size=1
-    )
-)
+WRITTEN = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+@given(st.lists(st.tuples(WRITTEN, WRITTEN, WRITTEN.filter(str.strip), st.integers(-2, 9)), min_size=1))
 def test_any_texts_are_read_as_they_are_written(rows):
     import tempfile
     from pathlib import Path
@@ -228,6 +227,19 @@ def test_any_texts_are_read_as_they_are_written(rows):
                     *row[:3],
                     start,
                 )
+
+
+@pytest.mark.parametrize("start", [0, -1, None])
+def test_an_empty_answer_is_none(tmp_path, start):
+    answers = {"text": ["", " "], "answer_start": [start, start]}
+    assert ask(tmp_path, answers=answers).answers == ()
+    assert ask(tmp_path, answers=answers, is_impossible=True).starts == ()
+    qa = {"id": "a", "question": "Who?", "is_impossible": True, "answers": [{"text": "", "answer_start": -1}]}
+    official = {"data": [{"paragraphs": [{"context": CONTEXT, "qas": [qa]}]}]}
+    (tmp_path / "a.json").write_text(json.dumps(official))
+    assert read(tmp_path / "a.json", 2)[0].answers == read_squad(tmp_path / "a.json", 2)[0].answers == ()
+    with pytest.raises(UsageError, match=r"line 1 has no answer, so this looks like a SQuAD 2\.0 file"):
+        ask(tmp_path, version=1, answers=answers)
 
 
 @pytest.mark.parametrize(
