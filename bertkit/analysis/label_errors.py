@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from bertkit.data.formats.columns import Columns, read_columns, read_splits
-from bertkit.data.labels import REGRESSION, LabelSpace, find_labels
+from bertkit.data.labels import REGRESSION, LabelSpace
 from bertkit.data.splits import describe_keys, hash_keys, split_fold
 from bertkit.errors import UsageError
 from bertkit.reports.tables import Table, count, make_table
@@ -29,7 +29,7 @@ from bertkit.studies.runner import make_study, run_study
 from bertkit.system.files import atomic_open, atomic_write
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.classification import ClassificationTask, choose_columns, iterate_keys, spell, write_rows
+from bertkit.tasks.classification import ClassificationTask, choose_columns, find_space, iterate_keys, spell, write_rows
 from bertkit.tasks.glue import GlueTask
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.repeats import name_command
@@ -167,7 +167,7 @@ def predict_out_of_fold(
         raise UsageError(f"data.max_train_samples is {limit}, but --folds predicts all training rows; leave it out")
     rows, place, lines = find_rows(task, options["dir"], output)
     text, label = choose_columns(rows, options["text"], options["label"])
-    space = find_labels(rows, label, options["problem_type"])
+    space = find_space(rows, label, options)
     if space.kind == REGRESSION:
         raise UsageError(
             f"{rows.source}: the labels in {label[0]!r} are numbers; suspected errors are found among classes, so "

@@ -14,7 +14,16 @@ import numpy as np
 from bertkit.data.formats.columns import Columns, read_columns
 from bertkit.data.formats.conll import CONLL_SUFFIXES, read_conll
 from bertkit.data.formats.squad import read_predictions, read_squad
-from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE, LabelSpace, find_labels, guess_kind, number_cells
+from bertkit.data.labels import (
+    REGRESSION,
+    SEPARATOR,
+    SEVERAL,
+    SINGLE,
+    LabelSpace,
+    find_labels,
+    guess_kind,
+    number_cells,
+)
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import find_entities, measure_entities
 from bertkit.metrics.rows import RowScore, list_errors, measure_classes, measure_counts, measure_mean, measure_numbers
@@ -119,7 +128,7 @@ def find_space(tables: Sequence[Columns], labels: Sequence[str], predicted: Sequ
 
 def read_predicted(table: Columns, predicted: str, space: LabelSpace) -> tuple[np.ndarray, Counter[str]]:
     """Return the predictions, and the labels among them that are unknown; see `LabelSpace.read`."""
-    return replace(space, columns=(predicted,)).read(table)
+    return replace(space, columns=(predicted,), separator=SEPARATOR, positions=()).read(table)
 
 
 def read_table(table: Columns, predicted: str, texts: Sequence[str], space: LabelSpace) -> ScoredRows:

@@ -3,23 +3,31 @@
 The kind and the names are decided once, over all of train. Left out: texts and splits.
 """
 
+import ast
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from unicodedata import combining, normalize
 
 import msgspec
 import numpy as np
 
 from bertkit.data.formats.columns import Columns
+from bertkit.data.formats.inputs import make_text
 from bertkit.errors import UsageError
 
 SINGLE, SEVERAL, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 MOST_NUMBERS = 20  # different whole numbers that are taken for classes
+TEXTS = "texts"  # the reason for one label if nothing else is found
 SEPARATOR = "|"  # between several labels in a cell
-YES, NO = ("1", "true"), ("0", "false")
+OTHER_SEPARATORS = ";,#"  # used only where several labels are asked for
+TRUTH = {"1": True, "true": True, "0": False, "false": False}
 UNKNOWN_LABEL = -1
 LARGEST_NUMBER = float(np.finfo(np.float32).max)
+ADJACENT = re.compile(r"""['"]\s+['"]""")  # texts that Python joins, as in numpy's ['a' 'b']
+DECIMAL_COMMA = re.compile(r"-?[0-9]+,[0-9]+")
 WHOLE = re.compile(r"(0|-?[1-9][0-9]*)(?:\.0*)?")  # a whole number, perhaps spelled as a float
 
 
@@ -32,12 +40,20 @@ class LabelSpace:
         names: The labels in the order of the logits.
         columns: The label columns.
         reason: Why it is this kind and order, for a report.
+        remarks: What looks odd about the labels, one line each.
+        separator: The text between several labels in a cell; "" if each cell is a list.
+        positions: The labels at the positions of lists of 0 and 1; empty if lists hold the labels.
+        marks: The items of such lists, and whether each means that the label applies.
     """
 
     kind: str
     names: tuple[str, ...]
     columns: tuple[str, ...]
     reason: str
+    remarks: tuple[str, ...] = ()
+    separator: str = SEPARATOR
+    positions: tuple[str, ...] = ()
+    marks: tuple[tuple[str, bool], ...] = tuple(TRUTH.items())
 
     @property
     def has_column_each(self) -> bool:
@@ -58,32 +74,70 @@ class LabelSpace:
             return read_numbers(table, self.columns[0]), Counter()
         if self.has_column_each:
             return np.stack([read_flags(table, name) for name in self.columns], axis=1), Counter()
-        codes, values = number_cells(table, self.columns[0])
+        codes, cells = self.split_cells(table)
         known = {name: index for index, name in enumerate(self.names)}
         if self.kind == SINGLE:
-            check_filled(table, self.columns[0], codes, values)
-            found = np.array([known.get(normalise(value), UNKNOWN_LABEL) for value in values], np.int64)
-            counts = np.bincount(codes, minlength=len(values))
-            other = {value: int(counts[place]) for place, value in enumerate(values) if found[place] == UNKNOWN_LABEL}
-            return found[codes], Counter(other)
-        flags, other = np.zeros((len(values), len(self.names)), np.float32), Counter()
-        counts = np.bincount(codes, minlength=len(values))
-        for place, value in enumerate(values):
-            for label in split_cell(value, is_list=self.columns[0] in table.lists):
+            check_filled(table, self.columns[0], codes, ["".join(cell) for cell in cells])
+        flags, other = np.zeros((len(cells), len(self.names)), np.float32), Counter()
+        counts = np.bincount(codes, minlength=len(cells))
+        for place, cell in enumerate(cells):
+            for label in cell:
                 if label in known:
                     flags[place, known[label]] = 1
                 else:
                     other[label] += int(counts[place])
+        if self.kind == SINGLE:
+            return np.where(flags.any(1), flags.argmax(1), UNKNOWN_LABEL)[codes], other
         return flags[codes], other
 
+    def split_cells(self, table: Columns) -> tuple[np.ndarray, list[list[str]]]:
+        """Return (S,) the place of each row's cell among the different cells of the label column, and their labels."""
+        codes, values = number_cells(table, self.columns[0])
+        cells = []
+        for place, value in enumerate(values):
+            try:
+                cells.append(self.split(value, not self.separator or self.columns[0] in table.lists))
+            except UsageError as error:
+                raise UsageError(f"{table.locate(int((codes == place).argmax()))}: {error}") from None
+        return codes, cells
 
-def find_labels(train: Columns, columns: Sequence[str], problem_type: str) -> LabelSpace:
+    def split(self, value: str, is_list: bool) -> list[str]:
+        """Return the labels of a cell.
+
+        Raises:
+            UsageError: It is no list where `is_list`, has another form than in train, or several labels instead of one.
+        """
+        said, parts = f"the label {value[:40]!r}", [value]
+        if is_list and (parts := read_list(value) if value.strip() else []) is None:
+            raise UsageError(f"{said} is not a list, but those of train are; correct it")
+        if self.positions and value.strip():
+            flags = [dict(self.marks).get(normalise(part)) for part in parts]
+            if len(flags) != len(self.positions) or None in flags:
+                raise UsageError(f"{said} is not a list of {len(self.positions)} times 0 or 1 as in train; correct it")
+            parts = [name for name, flag in zip(self.positions, flags, strict=True) if flag]
+        elif self.kind == SEVERAL and not is_list:
+            parts = value.split(self.separator)
+        labels = [label for part in parts if (label := normalise(part))]
+        if self.kind == SINGLE and len(labels) > 1:
+            raise UsageError(f"{said} has {len(labels)} labels; give each row one, or set data.problem_type={SEVERAL}")
+        return labels
+
+
+def find_labels(
+    train: Columns, columns: Sequence[str], problem_type: str, labels: Sequence[str] = (), label_sep: str = ""
+) -> LabelSpace:
     """Return the label space of the training rows; `problem_type` "auto" decides the kind from their values.
+
+    Args:
+        labels: The names of the positions of lists of 0 and 1; by default those of class labels, or numbers.
+        label_sep: The text between several labels in a cell; by default |, or another if several labels are asked for.
 
     Raises:
         UsageError: The columns are missing, or their values do not fit the kind.
     """
     if len(columns) > 1:
+        if labels or label_sep:
+            raise UsageError("data.labels and data.label_sep are for one label column; leave them out with several")
         if problem_type not in ("auto", SEVERAL):
             raise UsageError(
                 f"{problem_type} has one label column, but {len(columns)} are given; give one with --label"
@@ -92,21 +146,29 @@ def find_labels(train: Columns, columns: Sequence[str], problem_type: str) -> La
             read_flags(train, name)  # checks the values
         return LabelSpace(SEVERAL, tuple(columns), tuple(columns), "a column of 0 and 1 for each label")
     (column,) = columns
-    is_list = column in train.lists
     _, values = number_cells(train, column)
+    lists = read_lists(train, column, values)
+    positions, marks = find_positions(lists, train.classes.get(column, ()), labels)
+    if labels and not positions:
+        raise UsageError(f"data.labels names the positions of lists of 0 and 1, but {column!r} has none; leave it out")
+    if label_sep and (lists or problem_type not in ("auto", SEVERAL)):
+        found = "holds lists" if lists else f"is read as {problem_type}"
+        raise UsageError(f"data.label_sep is for several labels in a text, but {column!r} {found}; leave it out")
     if problem_type != "auto":
         kind, reason = problem_type, "as set"
-    elif column in train.classes and not is_list:  # whatever their names
+    elif column in train.classes and not lists:  # whatever their names
         kind, reason = SINGLE, "class labels"
+    elif label_sep:
+        kind, reason = SEVERAL, f"labels separated by {label_sep}"
     else:
-        kind, reason = guess_kind(values, is_list)
+        kind, reason = guess_kind(values, bool(lists))
     if kind == REGRESSION:
         read_numbers(train, column)  # checks the values
         return LabelSpace(REGRESSION, ("score",), (column,), reason)
-    if kind == SEVERAL:
-        names = {label for value in values for label in split_cell(value, is_list)}
-    else:
-        names = {normalise(value) for value in values if value.strip()}
+    separator = "" if lists else label_sep or find_separator(values) or SEPARATOR
+    space = LabelSpace(kind, (), (column,), reason, (), separator, positions, marks)
+    _, cells = space.split_cells(train)
+    names = {label for cell in cells for label in cell}
     if (len(names) < 2 and kind == SINGLE) or not names:
         raise UsageError(
             f"{train.source}: the column {column!r} has {len(names)} label{'s' * (len(names) != 1)}; "
@@ -119,7 +181,94 @@ def find_labels(train: Columns, columns: Sequence[str], problem_type: str) -> La
             f"{train.source}: the column {column!r} has {len(names):,} different texts in {len(train):,} rows"
             f"{hint}, too many for labels; choose another column with --label"
         )
-    return LabelSpace(kind, tuple(sort_names(names)), (column,), reason)
+    ordered = positions or tuple(sort_names(names))
+    return replace(space, names=ordered, remarks=tuple(list_remarks(replace(space, names=ordered), cells)))
+
+
+def list_remarks(space: LabelSpace, cells: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield what looks odd about the labels and the different cells of train, one line each."""
+    names = space.names
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        plain = (letter for letter in normalize("NFKD", name.casefold()) if not combining(letter))
+        alike.setdefault("".join(plain), []).append(name)
+    for group in alike.values():
+        if len(group) > 1:
+            show = ascii if len({normalize("NFC", name) for name in group}) < len(group) else repr
+            listed = ", ".join(map(show, group))
+            yield f"the labels {listed} differ only in case or accents, and are learned as different labels"
+    if space.kind == SEVERAL and all(len(cell) < 2 for cell in cells):
+        yield f"no row has two labels; data.problem_type={SINGLE} learns one each, data.label_sep divides texts"
+    if space.reason != TEXTS:
+        return
+    if any(map(DECIMAL_COMMA.fullmatch, names)) and not any(
+        parse_number(x.replace(",", ".", 1)) is None for x in names
+    ):
+        yield "the labels are numbers with a decimal comma, learned as classes; write a point for a regression"
+    elif separator := find_separator(names):
+        some = next(name for name in names if separator in name)
+        yield f"labels such as {some[:40]!r} are one label each; data.label_sep={separator!r} divides them"
+
+
+def read_lists(table: Columns, column: str, values: Sequence[str]) -> list[list[str]]:
+    """Return the lists in a column's different cells, blank ones left out; empty if not every cell is one.
+
+    Raises:
+        UsageError: Every cell looks like a list, but some are of neither JSON nor Python.
+    """
+    filled = [value for value in values if value.strip()]
+    lists = [found for value in filled if (found := read_list(value)) is not None]
+    if len(lists) == len(filled):
+        return lists
+    odd = next(value for value in filled if read_list(value) is None)
+    if all(value.strip()[0] + value.strip()[-1] == "[]" for value in filled) and re.search(r"[\s,]", odd):
+        raise UsageError(
+            f"{table.source}: {column!r} has cells such as {odd[:40]!r}, which are lists of neither JSON nor Python; "
+            'write them as ["a", "b"]'
+        )
+    return []
+
+
+def read_list(value: str) -> list[str] | None:
+    """Return the items of a list of plain values as JSON or Python writes it, or None for another text."""
+    text, found = value.strip(), None
+    if text[:1] + text[-1:] not in ("[]", "()", "{}"):
+        return None
+    with suppress(msgspec.MsgspecError, RecursionError):
+        found = msgspec.json.decode(text)
+    if found is None and not ADJACENT.search(text):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            found = ast.literal_eval(text)
+    is_plain = isinstance(found, list | tuple | set) and all(isinstance(x, str | int | float | None) for x in found)
+    return list(map(make_text, found)) if is_plain else None
+
+
+def find_positions(
+    lists: Sequence[Sequence[str]], classes: Sequence[str], labels: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[tuple[str, bool], ...]]:
+    """Return the labels of the positions of lists of 0 and 1 of one length, and what its items mean; or nothing.
+
+    Args:
+        classes: The names of class labels, which stand in the lists in place of numbers: the first two for 0 and 1.
+        labels: The names of the positions, if they are given.
+    """
+    marks = dict(zip(map(normalise, classes), (False, True), strict=False)) or TRUTH
+    length = len(lists[0]) if lists else 0
+    are_flags = length > 1 and all(len(x) == length and marks.keys() >= {*map(normalise, x)} for x in lists)
+    if not are_flags or (classes and (length != len(classes) or all(len({*x}) == length for x in lists))):
+        return (), ()
+    if labels and len({*labels}) != length:
+        raise UsageError(f"data.labels has {len({*labels})} different names for lists of {length}; give one for each")
+    return tuple(labels or classes or map(str, range(length))), tuple(marks.items())
+
+
+def find_separator(cells: Iterable[str]) -> str:
+    """Return the first separator that divides a text in two: | or one of OTHER_SEPARATORS; empty if none does."""
+    cells = list(cells)
+    for separator in (SEPARATOR, *OTHER_SEPARATORS):
+        if any(separator in cell and sum(map(bool, map(str.strip, cell.split(separator)))) > 1 for cell in cells):
+            return separator
+    return ""
 
 
 def guess_kind(values: Sequence[str], is_list: bool) -> tuple[str, str]:
@@ -137,13 +286,20 @@ def guess_kind(values: Sequence[str], is_list: bool) -> tuple[str, str]:
         return REGRESSION, f"{len(set(numbers)):,} different numbers"
     if any(SEPARATOR in value for value in filled):
         return SEVERAL, f"labels separated by {SEPARATOR}"
-    return SINGLE, "texts"
+    return SINGLE, TEXTS
 
 
 def number_cells(table: Columns, column: str) -> tuple[np.ndarray, list[str]]:
-    """Return (S,) the place of each cell's text among the column's different texts, and these texts."""
+    """Return (S,) the place of each cell's text among the column's different texts, and these texts.
+
+    NaN among numbers is a missing value, as pyarrow and polars write it.
+    """
     encoded = table.find(column).combine_chunks().dictionary_encode()
-    return encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
+    values = encoded.dictionary.to_pylist()
+    filled = {value.strip().lower() for value in values} - {""}
+    if "nan" in filled and len(filled) > 1 and all(x == "nan" or parse_number(x) is not None for x in filled):
+        values = ["" if value.strip().lower() == "nan" else value for value in values]
+    return encoded.indices.to_numpy(zero_copy_only=False), values
 
 
 def check_filled(table: Columns, column: str, codes: np.ndarray, values: Sequence[str]) -> None:
@@ -180,7 +336,7 @@ def read_flags(table: Columns, column: str) -> np.ndarray:
         UsageError: A cell is neither.
     """
     codes, values = number_cells(table, column)
-    flags = np.array([1 if flag in YES else 0 if flag in NO else np.nan for flag in map(normalise, values)], np.float32)
+    flags = np.array([TRUTH.get(normalise(value), np.nan) for value in values], np.float32)
     found = flags[codes]
     if len(rows := np.flatnonzero(np.isnan(found))):
         raise UsageError(
@@ -188,12 +344,6 @@ def read_flags(table: Columns, column: str) -> np.ndarray:
             "label columns must hold 0 and 1; give one column, or columns of 0 and 1"
         )
     return found
-
-
-def split_cell(value: str, is_list: bool) -> list[str]:
-    """Return the labels of a cell: a JSON list, or texts separated by |."""
-    parts = msgspec.json.decode(value or "[]", type=list[str]) if is_list else value.split(SEPARATOR)
-    return [label for part in parts if (label := normalise(part))]
 
 
 def normalise(value: str) -> str:

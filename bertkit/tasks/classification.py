@@ -193,10 +193,12 @@ class ClassificationTask(TextTask):
         options = {**options, "text": text}
         splits = divide_tables(tables, options)
         # The models of all folds have the same labels, whatever each of them is trained on.
-        space = find_labels(train if options["folds"] else splits["train"], label, options["problem_type"])
+        space = find_space(train if options["folds"] else splits["train"], label, options)
         names = ", ".join(space.names[:MOST_SHOWN]) + ", …" * (len(space.names) > MOST_SHOWN)
         found = "numbers" if space.kind == REGRESSION else f"{len(space.names)} labels: {names}"
         report(f"{space.kind.replace('_', ' ')} ({space.reason}), {found}; data.problem_type changes it")
+        for remark in space.remarks:
+            report(f"{train.source}: {remark}")
         examples = {split: read_rows(split, rows, space, options, report) for split, rows in splits.items()}
         if "test" in examples and examples["test"].labels is None:
             examples[UNLABELLED] = examples.pop("test")
@@ -431,6 +433,11 @@ def choose_columns(
     by = f", guessed from the names; set {guessed} for others" if guessed else ""
     report(f"{table.source}: text from {' and '.join(map(repr, text))}, label from {', '.join(map(repr, label))}{by}")
     return text, label
+
+
+def find_space(train: Columns, label: Sequence[str], options: Mapping[str, Any]) -> LabelSpace:
+    """Return the labels of the training rows, as the recipe asks for them."""
+    return find_labels(train, label, options["problem_type"], options["labels"], options["label_sep"])
 
 
 def divide_tables(tables: Mapping[str, Columns], options: Mapping[str, Any]) -> dict[str, Columns]:

@@ -121,6 +121,8 @@ CLASSIFY_OPTIONS: Options = {
         "auto",
         help="single_label_classification, multi_label_classification or regression (default: as the labels are).",
     ),
+    "labels": Option([], help="Names of the positions, if the labels are lists of 0 and 1 (default: numbers)."),
+    "label_sep": Option("", help="Text between several labels in a cell, such as ; (default: |)."),
     **SPLIT_OPTIONS,
     "class_weights": Option({}, help='"balanced", or a table of a weight for each label (default: equal weights).'),
     **TEXT_OPTIONS,

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.data.formats.columns import Columns
+from bertkit.data.formats.inputs import make_text
 from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE, UNKNOWN_LABEL, find_labels, normalise
 from bertkit.errors import UsageError
 
@@ -19,7 +20,8 @@ def make_columns(**columns):
     """Return a table "t.csv"; a column of lists is one whose cells are lists."""
     lists = frozenset(name for name, cells in columns.items() if isinstance(cells[0], list))
     cells = {
-        name: [json.dumps(cell) for cell in found] if name in lists else list(found) for name, found in columns.items()
+        name: [json.dumps(list(map(make_text, cell))) for cell in found] if name in lists else list(found)
+        for name, found in columns.items()
     }
     table = pa.table({name: pa.array(found, pa.large_string()) for name, found in cells.items()})
     return Columns("t.csv", table, lists, range(2, len(table) + 2))
@@ -47,12 +49,24 @@ KINDS = [  # the cells of train -> kind, names
     (["0.5", "1", "2"], REGRESSION, ("score",)),
     (["1e-3", "-2.5"], REGRESSION, ("score",)),
     (["1_0", "2_0"], SINGLE, ("1_0", "2_0")),
-    (["nan", "1.5"], SINGLE, ("1.5", "nan")),
+    (["nan", "good"], SINGLE, ("good", "nan")),
     (["a|b", "b", ""], SEVERAL, ("a", "b")),
     (["b | a", "c|"], SEVERAL, ("a", "b", "c")),
     (["3|10", "1"], SEVERAL, ("1", "3", "10")),
     ([["b", "a"], [], ["c"]], SEVERAL, ("a", "b", "c")),
     ([["a|b"], ["c"]], SEVERAL, ("a|b", "c")),
+    (["['b', \"a's\"]", "['c']", ""], SEVERAL, ("a's", "b", "c")),
+    (['["b", "a", null]', "['c']", "[]", "('d',)"], SEVERAL, ("a", "b", "c", "d")),
+    (["['b']", "c"], SINGLE, ("['b']", "c")),
+    (["[PER]", "[LOC]"], SINGLE, ("[LOC]", "[PER]")),
+    ([[1, 0, 1], [0, 0, 0]], SEVERAL, ("0", "1", "2")),
+    ([[True, False], [False, False]], SEVERAL, ("0", "1")),
+    (["[1.0, 0.0]", "[0, 1]"], SEVERAL, ("0", "1")),
+    (["[True, False]", "[false, true]"], SEVERAL, ("0", "1")),
+    ([[1], [0]], SEVERAL, ("0", "1")),
+    ([[1, 0], [0]], SEVERAL, ("0", "1")),
+    (["bad;home", "bad"], SINGLE, ("bad", "bad;home")),
+    (["3,5", "1", "2,25"], SINGLE, ("1", "2,25", "3,5")),
 ]
 
 
@@ -70,6 +84,13 @@ def test_the_kind_and_the_order_of_the_labels(cells, kind, names):
         (["1", "2", "2"], REGRESSION, ("score",)),
         (["good", "bad"], SEVERAL, ("bad", "good")),
         (["a|b", "b"], SINGLE, ("a|b", "b")),
+        (["bad;home, sweet", "bad"], SEVERAL, ("bad", "home, sweet")),
+        (["bad,home", "bad"], SEVERAL, ("bad", "home")),
+        (["bad#home", "bad"], SEVERAL, ("bad", "home")),
+        (["C#", "Java"], SEVERAL, ("C#", "Java")),
+        ([["bad"], ["good"], []], SINGLE, ("bad", "good")),
+        (["['bad']", '["good"]'], SINGLE, ("bad", "good")),
+        ([[0, 1], [1, 0]], SINGLE, ("0", "1")),
     ],
 )
 def test_a_kind_that_is_set_decides(cells, kind, names):
@@ -87,6 +108,8 @@ def test_a_kind_that_is_set_decides(cells, kind, names):
         ([["a", "b"], [], ["b"]], [[1, 1], [0, 0], [0, 1]]),
         ([["1.0", "2"], ["1"], ["2.0"]], [[1, 1], [1, 0], [0, 1]]),
         (["0.5", " 2", "-1e-1"], [0.5, 2.0, -0.1]),
+        ([[1, 0, 1], [0, 0, 1]], [[1, 0, 1], [0, 0, 1]]),
+        (["[True, False]", "", "['0', '1']"], [[1, 0], [0, 0], [0, 1]]),
     ],
 )
 def test_cells_become_the_numbers_of_their_labels(cells, labels):
@@ -98,9 +121,100 @@ def test_cells_become_the_numbers_of_their_labels(cells, labels):
 
 def test_class_labels_are_one_label_whatever_their_names():
     for cells in (count_up(21), ["a|b", "c"]):
-        table = replace(make_columns(y=cells), classes=frozenset(["y"]))
+        table = replace(make_columns(y=cells), classes={"y": sorted(set(cells))})
         assert find_labels(table, ["y"], "auto").kind == SINGLE
-    assert find_labels(replace(make_columns(y=[["a"], ["b"]]), classes=frozenset(["y"])), ["y"], "auto").kind == SEVERAL
+    assert find_labels(replace(make_columns(y=[["a"], ["b"]]), classes={"y": "ab"}), ["y"], "auto").kind == SEVERAL
+
+
+def test_positions_have_the_names_that_are_given_or_of_class_labels():
+    table = make_columns(y=[[0, 1, 1], [0, 0, 1]])
+    space = find_labels(table, ["y"], "auto", ["slow", "dear", "bad"])
+    assert (space.names, space.read(table)[0].tolist()) == (("slow", "dear", "bad"), [[0, 1, 1], [0, 0, 1]])
+    table = replace(make_columns(y=[["a", "b", "a"], ["b", "a", "b"]]), classes={"y": ["a", "b", "c"]})
+    space = find_labels(table, ["y"], "auto")
+    assert (space.names, space.read(table)[0].tolist()) == (("a", "b", "c"), [[0, 1, 0], [1, 0, 1]])
+    table = replace(make_columns(y=[["a", "b"], ["b", "a"]]), classes={"y": ["a", "b"]})
+    assert find_labels(table, ["y"], "auto").read(table)[0].tolist() == [[1, 1], [1, 1]]
+
+
+def test_a_separator_that_is_given_divides_texts():
+    table = make_columns(y=["a, b; c", "c", ""])
+    for label_sep, names in ((";", ("a, b", "c")), (",", ("a", "b; c", "c"))):
+        assert find_labels(table, ["y"], "auto", label_sep=label_sep).names == names
+    assert find_labels(table, ["y"], "auto", label_sep=";").read(table)[0].tolist() == [[1, 1], [0, 1], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("cells", "problem_type", "remarks"),
+    [
+        (["good", "bad"], "auto", []),
+        (["C#", "Java"], "auto", []),
+        (
+            ["caf\u00e9", "cafe\u0301", "no"],
+            "auto",
+            [r"the labels 'cafe\u0301', 'caf\xe9' differ only in case"],
+        ),
+        (["Negative", "negative", "cafe", "café"], "auto", ["'Negative', 'negative' differ", "'cafe', 'café' differ"]),
+        ([["a"], ["b"], []], "auto", ["no row has two labels; data.problem_type=single_label_classification"]),
+        (["good", "bad"], SEVERAL, ["no row has two labels"]),
+        (["Hardware, software", "C#"], "auto", ["such as 'Hardware, software' are one label each; data.label_sep="]),
+        (["Hardware, software", "C#"], SINGLE, []),
+        (
+            ["3,5", "0,0", "2"],
+            "auto",
+            ["the labels are numbers with a decimal comma, learned as classes"],
+        ),
+    ],
+)
+def test_labels_that_look_odd_are_told(cells, problem_type, remarks):
+    found = find(cells, problem_type).remarks
+    assert len(found) == len(remarks)
+    assert all(words in remark for words, remark in zip(remarks, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("cells", "options", "message"),
+    [
+        (
+            ["[0 1]", "[1 1]"],
+            ("auto",),
+            r"t\.csv: 'y' has cells such as '\[0 1\]', which are lists of neither JSON",
+        ),
+        (
+            ["['a' 'b']", "['a']"],
+            ("auto",),
+            r"such as \"\['a' 'b'\]\", which are lists of neither JSON nor Python",
+        ),
+        (
+            [["a"], ["a", "b"]],
+            (SINGLE,),
+            r"t\.csv, line 3: the label .* has 2 labels; give each row one,",
+        ),
+        ([[1, 0], [0, 1]], ("auto", ["a"]), r"data\.labels has 1 different names for lists of 2; give one for each"),
+        (["a", "b"], ("auto", ["a"]), r"data\.labels names the positions of lists of 0 and 1, but 'y' has none; leave"),
+        (["a", "b"], (SINGLE, [], ";"), r"data\.label_sep is .* but 'y' is read as single_label_classification; leave"),
+        ([["a"], ["b"]], ("auto", [], ";"), r"data\.label_sep is for several labels in a text, but 'y' holds lists"),
+    ],
+)
+def test_labels_that_cannot_be_read_as_asked_are_one_line(cells, options, message):
+    with pytest.raises(UsageError, match=message):
+        find_labels(make_columns(y=cells), ["y"], *options)
+
+
+@pytest.mark.parametrize(("cell", "message"), [("[1]", "is not a list of 2 times 0 or 1"), ("b", "is not a list, but")])
+def test_labels_of_another_form_than_in_train_are_one_line(cell, message):
+    with pytest.raises(UsageError, match=rf"t\.csv, line 3: the label .* {message}"):
+        find(["[1, 0]", "[0, 0]"]).read(make_columns(y=["[1, 1]", cell]))
+
+
+def test_nan_among_numbers_is_missing():
+    """pyarrow writes nan, polars NaN."""
+    for cells in (["1", "0", "nan"], ["1", "0", "NaN"]):
+        assert find(cells).names == ("0", "1")
+        with pytest.raises(UsageError, match=r"t\.csv, line 4: the label 'y' is empty, as in 1 of 3 rows"):
+            find(cells).read(make_columns(y=cells))
+    with pytest.raises(UsageError, match=r"t\.csv, line 3: the label 'nan' is not a number"):
+        find(["1.5", "nan"])
 
 
 def test_columns_of_0_and_1_are_several_labels_in_the_given_order():
