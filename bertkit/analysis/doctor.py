@@ -63,7 +63,7 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
     """
     recipe = check(merge(task.recipe, given), data_defaults=task.recipe["data"])  # without a look at the checkpoint
     task.check(recipe)
-    options, left_out = recipe["data"], []
+    options, left_out = {**recipe["data"], "is_check": True}, []
     if not options["dir"] and not task.copies:
         raise UsageError("no data to check; name them: bertkit doctor FILE, or --task cola for a data set of the Hub")
     tokenizer = None
@@ -87,6 +87,8 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
         found |= list_scripts(*scripts[split], usual, checked.lines[split])
         if tokenizer is not None:
             found |= measure(task, examples[split], tokenizer, options["max_length"], checked.lines[split])
+        if left_out_rows := getattr(examples[split], "left_out", ()):
+            found |= {"unlabelled": len(left_out_rows), "unlabelled_rows": left_out_rows}
         found["blank"], found["blank_rows"] = list_places(find_blank(task, examples[split]), checked.lines[split])
     findings = {"data": options["dir"], "task": task.name, "script": usual}
     if tokenizer is not None:
@@ -225,6 +227,7 @@ FINDINGS = {  # key of a count in a split's findings -> its name
     "near_repeats": "rows that nearly repeat others",
     "contradictory": "texts with different labels",
     "blank": "rows with an empty text",
+    "unlabelled": "rows without a label, left out",
     "other_scripts": "rows in another script",
     "unknown": "rows with unknown words",
     "longer": "rows longer than max_length",
@@ -318,7 +321,9 @@ def list_samples(
         ranked = [(place, split, entry) for split, entries in listed.items() for place, entry in enumerate(entries)]
         for _, split, entry in sorted(ranked, key=itemgetter(0))[:SAMPLES_SHOWN]:
             rows = entry[:ROWS_SHOWN] if isinstance(entry, list) else [entry]
-            number = checked.lines[split].index(rows[0])
-            (texts,) = task.list_texts(task.select(examples[split], np.array([number])))
-            text = "  |  ".join(map(shorten_text, texts))
+            text = ""
+            if rows[0] in checked.lines[split]:
+                number = checked.lines[split].index(rows[0])
+                (texts,) = task.list_texts(task.select(examples[split], np.array([number])))
+                text = "  |  ".join(map(shorten_text, texts))
             yield {"finding": key, "split": split, "rows": rows, "text": text}

@@ -29,7 +29,15 @@ from bertkit.studies.runner import make_study, run_study
 from bertkit.system.files import atomic_open, atomic_write
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.classification import ClassificationTask, choose_columns, find_space, iterate_keys, spell, write_rows
+from bertkit.tasks.classification import (
+    ClassificationTask,
+    choose_columns,
+    drop_blank,
+    find_space,
+    iterate_keys,
+    spell,
+    write_rows,
+)
 from bertkit.tasks.glue import GlueTask
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.repeats import name_command
@@ -167,12 +175,14 @@ def predict_out_of_fold(
         raise UsageError(f"data.max_train_samples is {limit}, but --folds predicts all training rows; leave it out")
     rows, place, lines = find_rows(task, options["dir"], output)
     text, label = choose_columns(rows, options["text"], options["label"])
+    rows = drop_blank(replace(rows, lines=lines), text)
     space = find_space(rows, label, options)
     if space.kind == REGRESSION:
         raise UsageError(
             f"{rows.source}: the labels in {label[0]!r} are numbers; suspected errors are found among classes, so "
             "leave out --folds, or set data.problem_type"
         )
+    labels, _ = space.read(rows)
     data = {"dir": place, "text": text, "label": label, "problem_type": space.kind}
     check_sizes(rows, options | data, folds)
     study = make_study(define_folds("classify", recipe, folds), *given, {"data": data}, where=task.name)
@@ -188,9 +198,8 @@ def predict_out_of_fold(
             f"{results['failed']:,} of {folds} folds failed; {output / STUDY_RESULT} gives the reasons, and the same "
             "command retries them"
         )
-    labels, _ = space.read(rows)
     probabilities = read_probabilities(output / f"{OUT_OF_FOLD}.csv", len(space.names))
-    return OutOfFold(replace(rows, lines=lines), text, space, labels, probabilities)
+    return OutOfFold(rows, text, space, labels, probabilities)
 
 
 def check_folds(task: Task, folds: int) -> None:

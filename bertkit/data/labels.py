@@ -90,6 +90,13 @@ class LabelSpace:
             return np.where(flags.any(1), flags.argmax(1), UNKNOWN_LABEL)[codes], other
         return flags[codes], other
 
+    def find_blank(self, table: Columns) -> np.ndarray:
+        """Return (S,) whether a row lacks its only label or number."""
+        if self.kind == SEVERAL:
+            return np.zeros(len(table), bool)
+        codes, cells = number_cells(table, self.columns[0]) if self.kind == REGRESSION else self.split_cells(table)
+        return np.array([not "".join(cell).strip() for cell in cells], bool)[codes]
+
     def split_cells(self, table: Columns) -> tuple[np.ndarray, list[list[str]]]:
         """Return (S,) the place of each row's cell among the different cells of the label column, and their labels."""
         codes, values = number_cells(table, self.columns[0])
@@ -163,7 +170,6 @@ def find_labels(
     else:
         kind, reason = guess_kind(values, bool(lists))
     if kind == REGRESSION:
-        read_numbers(train, column)  # checks the values
         return LabelSpace(REGRESSION, ("score",), (column,), reason)
     separator = "" if lists else label_sep or find_separator(values) or SEPARATOR
     space = LabelSpace(kind, (), (column,), reason, (), separator, positions, marks)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bertkit.data.formats.columns import Columns, read_splits
 from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE, UNKNOWN_LABEL, LabelSpace, find_labels
@@ -50,6 +51,7 @@ from bertkit.tasks.texts import TextTask, guess_texts, name_results
 
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars", "y")
 BALANCED = "balanced"
+MOST_BLANK = 0.05  # share of the rows that may be without a text
 ROWS_A_PART = 10_000  # converted from Arrow
 MOST_HARD = 10  # rows with the highest loss
 UNLABELLED = "unlabelled"  # a test split without labels
@@ -89,6 +91,7 @@ class LabelledTexts:
         text: One or two columns of `rows`.
         group: The column whose equal values keep rows together; empty for the texts.
         labels: As `LabelSpace.read` returns them; None without labels.
+        left_out: The lines of rows that are left out because they have no label.
     """
 
     rows: Columns
@@ -96,6 +99,7 @@ class LabelledTexts:
     group: str
     labels: np.ndarray | None
     space: LabelSpace
+    left_out: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -191,6 +195,8 @@ class ClassificationTask(TextTask):
         train = tables["train"]
         text, label = choose_columns(train, options["text"], options["label"], report)
         options = {**options, "text": text}
+        if not options.get("is_check"):  # the doctor lists these rows
+            tables["train"] = drop_blank(train, text, report)
         splits = divide_tables(tables, options)
         # The models of all folds have the same labels, whatever each of them is trained on.
         space = find_space(train if options["folds"] else splits["train"], label, options)
@@ -213,6 +219,7 @@ class ClassificationTask(TextTask):
         """Return the places of the rows by a hash of their groups or texts."""
         train = read_splits(options["dir"])["train"]
         text, _ = choose_columns(train, options["text"], options["label"])
+        train = drop_blank(train, text)
         return hash_keys(iterate_keys(train, {**options, "text": text}))
 
     def list_groups(self, examples: LabelledTexts) -> Sequence[Hashable]:
@@ -440,6 +447,31 @@ def find_space(train: Columns, label: Sequence[str], options: Mapping[str, Any])
     return find_labels(train, label, options["problem_type"], options["labels"], options["label_sep"])
 
 
+def drop_blank(table: Columns, text: Sequence[str], report: Report = ignore) -> Columns:
+    """Return the rows of which every text holds more than white space; the others are reported.
+
+    Raises:
+        UsageError: They are more than MOST_BLANK of all rows.
+    """
+    is_blank = np.zeros(len(table), bool)
+    for name in text:
+        is_blank |= pc.equal(pc.utf8_trim_whitespace(table.find(name)), "").to_numpy()
+    if not is_blank.any():
+        return table
+    said = describe_blank(table, is_blank, "text", text)
+    if is_blank.mean() > MOST_BLANK:
+        raise UsageError(f"{said}, {is_blank.mean():.1%} of the rows; give each a text or delete it")
+    report(f"{said}; left out")
+    return table.take(np.flatnonzero(~is_blank))
+
+
+def describe_blank(table: Columns, is_blank: np.ndarray, what: str, columns: Sequence[str]) -> str:
+    """Return how many rows have no text or no label, and the first of them."""
+    rows = np.flatnonzero(is_blank)
+    found = f"{count(len(rows), 'row has', 'rows have')} no {what} in {' or '.join(map(repr, columns))}"
+    return f"{table.source}: {found} (first: {table.name_row(int(rows[0]))})"
+
+
 def divide_tables(tables: Mapping[str, Columns], options: Mapping[str, Any]) -> dict[str, Columns]:
     """Return the rows of each split: train gives dev if there is none, and test if it is the only table."""
     train = tables["train"]
@@ -469,8 +501,15 @@ def read_rows(
     if split == "test" and not has_labels and not (space.has_column_each and set(space.columns) & set(names)):
         report(f"{table.source}, test: no labels in {', '.join(map(repr, space.columns))}; predicted, not scored")
         return LabelledTexts(table, text, options["group"], None, space)
+    if not options.get("is_check"):
+        table = drop_blank(table, text, report)
+    is_blank = space.find_blank(table)
+    left_out = np.asarray(table.lines)[is_blank].tolist()
+    if left_out and not options["folds"]:  # each row of the folds has its prediction
+        report(f"{describe_blank(table, is_blank, 'label', space.columns)}; left out of {split}")
+        table = table.take(np.flatnonzero(~is_blank))
     labels, unknown = space.read(table)
-    found = LabelledTexts(table, text, options["group"], labels, space)
+    found = LabelledTexts(table, text, options["group"], labels, space, left_out)
     if unknown:
         listed = ", ".join(f"{label!r} ({number:,})" for label, number in unknown.most_common(MOST_SHOWN))
         left_out = "; these rows are left out" if space.kind == SINGLE else ""

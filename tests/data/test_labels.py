@@ -214,7 +214,20 @@ def test_nan_among_numbers_is_missing():
         with pytest.raises(UsageError, match=r"t\.csv, line 4: the label 'y' is empty, as in 1 of 3 rows"):
             find(cells).read(make_columns(y=cells))
     with pytest.raises(UsageError, match=r"t\.csv, line 3: the label 'nan' is not a number"):
-        find(["1.5", "nan"])
+        find(["1.5", "nan"]).read(make_columns(y=["1.5", "nan"]))
+
+
+@pytest.mark.parametrize(
+    ("cells", "is_blank"),
+    [
+        (["a", " ", "b"], [0, 1, 0]),
+        (["1.5", "nan", ""], [0, 1, 1]),
+        ([["a", "b"], []], [0, 0]),
+        (["a|b", ""], [0, 0]),
+    ],
+)
+def test_rows_without_their_only_label_are_found(cells, is_blank):
+    assert find(cells).find_blank(make_columns(y=cells)).tolist() == is_blank
 
 
 def test_columns_of_0_and_1_are_several_labels_in_the_given_order():
@@ -263,7 +276,7 @@ def test_a_table_in_parts_and_a_part_of_a_table_are_read_the_same():
 )
 def test_a_column_that_holds_no_labels_is_one_line(cells, problem_type, message):
     with pytest.raises(UsageError, match=message):
-        find(cells, problem_type)
+        find(cells, problem_type).read(make_columns(y=cells))
 
 
 def test_a_missing_column_a_blank_label_and_a_wrong_flag_are_one_line_each():

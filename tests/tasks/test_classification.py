@@ -280,8 +280,42 @@ def test_a_test_file_without_labels_is_predicted(tmp_path, change):
     assert lines[3].endswith("unlabelled 3")
     if change:
         write_table(tmp_path / "d" / "test.csv", [{"text": "new", "label": label} for label in ("good", "")])
-        with pytest.raises(UsageError, match=r"test\.csv, line 3: the label 'label' is empty, as in 1 of 2 rows"):
-            load(tmp_path / "d")
+        examples, lines = load(tmp_path / "d")
+        assert (len(examples["test"]), examples["test"].left_out) == (1, [3])
+        assert any("1 row has no label in 'label' (first: line 3); left out of test" in line for line in lines)
+
+
+@pytest.mark.parametrize("labels", [["good", "bad"], ["1.5", "2"]])
+def test_rows_without_a_label_are_left_out_and_told(tmp_path, labels):
+    path = write_texts(tmp_path / "t.csv", ["", *labels * 30])
+    examples, lines = load(path)
+    assert sum(map(len, examples.values())) == 60
+    assert [line for line in lines if "no label" in line] == [
+        f"{path}: 1 row has no label in 'label' (first: line 2); left out of train"
+    ]
+
+
+@pytest.mark.xfail(strict=True, reason="3/7", raises=UsageError)
+def test_folds_leave_out_rows_without_a_label(tmp_path):
+    path = write_texts(tmp_path / "t.csv", ["", *["good", "bad"] * 30])
+    assert sum(len(load(path, folds=3, fold=fold)[0]["dev"]) for fold in range(3)) == 60
+
+
+def test_rows_without_a_text_are_left_out_and_told_or_refused_if_they_are_many(tmp_path):
+    rows = [{"text": f"text {n}", "text_pair": None if n < 3 else "b", "label": n % 2} for n in range(60)]
+    path = write_table(tmp_path / "t.jsonl", rows)
+    examples, lines = load(path)
+    assert sum(map(len, examples.values())) == 57
+    assert f"{path}: 3 rows have no text in 'text' or 'text_pair' (first: line 1); left out" in lines
+    data = CLASSIFICATION.recipe["data"] | {"dir": str(path)}
+    assert len(CLASSIFICATION.place_rows(data)) == 57
+    assert sum(len(load(path, folds=3, fold=fold)[0]["dev"]) for fold in range(3)) == 57
+    write_table(path, [{"text": " "}, *rows])
+    with pytest.raises(
+        UsageError, match=r"4 rows have no text in .* \(first: line 1\), 6\.6% of the rows; give"
+    ):
+        load(path)
+    assert sum(map(len, load(path, is_check=True)[0].values())) == 60
 
 
 def test_a_test_file_with_some_of_several_label_columns_is_not_taken_for_unlabelled(tmp_path):
