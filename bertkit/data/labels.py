@@ -23,7 +23,7 @@ MOST_NUMBERS = 20  # different whole numbers that are taken for classes
 TEXTS = "texts"  # the reason for one label if nothing else is found
 SEPARATOR = "|"  # between several labels in a cell
 OTHER_SEPARATORS = ";,#"  # used only where several labels are asked for
-TRUTH = {"1": True, "true": True, "0": False, "false": False}
+MARKS = {"1": True, "true": True, "0": False, "false": False}
 UNKNOWN_LABEL = -1
 LARGEST_NUMBER = float(np.finfo(np.float32).max)
 ADJACENT = re.compile(r"""['"]\s+['"]""")  # texts that Python joins, as in numpy's ['a' 'b']
@@ -40,7 +40,7 @@ class LabelSpace:
         names: The labels in the order of the logits.
         columns: The label columns.
         reason: Why it is this kind and order, for a report.
-        remarks: What looks odd about the labels, one line each.
+        remarks: Lines about labels that look odd.
         separator: The text between several labels in a cell; "" if each cell is a list.
         positions: The labels at the positions of lists of 0 and 1; empty if lists hold the labels.
         marks: The items of such lists, and whether each means that the label applies.
@@ -53,7 +53,7 @@ class LabelSpace:
     remarks: tuple[str, ...] = ()
     separator: str = SEPARATOR
     positions: tuple[str, ...] = ()
-    marks: tuple[tuple[str, bool], ...] = tuple(TRUTH.items())
+    marks: tuple[tuple[str, bool], ...] = tuple(MARKS.items())
 
     @property
     def has_column_each(self) -> bool:
@@ -112,7 +112,7 @@ class LabelSpace:
         """Return the labels of a cell.
 
         Raises:
-            UsageError: It is no list where `is_list`, has another form than in train, or several labels instead of one.
+            UsageError: It is not a list where `is_list`, or has another form than in train, or too many labels.
         """
         said, parts = f"the label {value[:40]!r}", [value]
         if is_list and (parts := read_list(value) if value.strip() else []) is None:
@@ -192,7 +192,7 @@ def find_labels(
 
 
 def list_remarks(space: LabelSpace, cells: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield what looks odd about the labels and the different cells of train, one line each."""
+    """Yield a line for each oddity of the labels and of the different cells of train."""
     names = space.names
     alike: dict[str, list[str]] = {}
     for name in names:
@@ -258,7 +258,7 @@ def find_positions(
         classes: The names of class labels, which stand in the lists in place of numbers: the first two for 0 and 1.
         labels: The names of the positions, if they are given.
     """
-    marks = dict(zip(map(normalise, classes), (False, True), strict=False)) or TRUTH
+    marks = dict(zip(map(normalise, classes), (False, True), strict=False)) or MARKS
     length = len(lists[0]) if lists else 0
     are_flags = length > 1 and all(len(x) == length and marks.keys() >= {*map(normalise, x)} for x in lists)
     if not are_flags or (classes and (length != len(classes) or all(len({*x}) == length for x in lists))):
@@ -342,7 +342,7 @@ def read_flags(table: Columns, column: str) -> np.ndarray:
         UsageError: A cell is neither.
     """
     codes, values = number_cells(table, column)
-    flags = np.array([TRUTH.get(normalise(value), np.nan) for value in values], np.float32)
+    flags = np.array([MARKS.get(normalise(value), np.nan) for value in values], np.float32)
     found = flags[codes]
     if len(rows := np.flatnonzero(np.isnan(found))):
         raise UsageError(

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -200,6 +201,15 @@ def test_a_file_that_cannot_be_divided_is_checked_as_train(tmp_path):
     assert found["left_out"][-1].startswith("the split of train, which training needs: ")
     assert "rows.csv has 40 rows with 1 different text, which leave none for dev; give more" in found["left_out"][-1]
     assert len(lines) == len(set(lines)), "the file is read twice"
+
+
+def test_rows_without_a_label_or_a_text_are_listed(tmp_path):
+    rows = [{"text": f"text {n}" if n > 3 else "", "label": "ab"[n % 2] if n % 9 else ""} for n in range(60)]
+    found = check("classify", write_table(tmp_path / "rows.csv", rows))
+    listed = [found.findings["splits"][split].get("unlabelled_rows", []) for split in found.examples]
+    assert sorted(chain(*listed)) == [n + 2 for n in range(0, 60, 9)]
+    assert sum(one["blank"] for one in found.findings["splits"].values()) == 3
+    assert any("rows without a label, left out" in row[0].lines[0][0] for row in list_tables(found.findings)[1].rows)
 
 
 def test_without_a_tokenizer_the_rest_is_checked(faulty):

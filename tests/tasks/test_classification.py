@@ -127,7 +127,7 @@ def test_a_wrong_option_is_one_line(reviews, options, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("separator", [";", "\t"])
+@pytest.mark.parametrize("separator", [";", "|", "\t"])
 def test_another_separator_is_told(tmp_path, separator):
     (tmp_path / "t.csv").write_text(separator.join(["text", 'label\n"a, b"', "b\n"]))
     with pytest.raises(UsageError, match=r"t\.csv has cells separated by .*; save it with commas, or as \.tsv"):
@@ -311,9 +311,7 @@ def test_rows_without_a_text_are_left_out_and_told_or_refused_if_they_are_many(t
     assert len(CLASSIFICATION.place_rows(data)) == 57
     assert sum(len(load(path, folds=3, fold=fold)[0]["dev"]) for fold in range(3)) == 57
     write_table(path, [{"text": " "}, *rows])
-    with pytest.raises(
-        UsageError, match=r"4 rows have no text in .* \(first: line 1\), 6\.6% of the rows; give"
-    ):
+    with pytest.raises(UsageError, match=r"4 rows have no text in .* \(first: line 1\), 6\.6% of the rows; give"):
         load(path)
     assert sum(map(len, load(path, is_check=True)[0].values())) == 60
 

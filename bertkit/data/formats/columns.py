@@ -42,6 +42,7 @@ from bertkit.system.hub import find_dataset
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")  # all except the last also with .gz
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "validation", "val", "valid"), "test": ("test",)}
 SPLIT_FILE = re.compile(rf"(\w+)({'|'.join(map(re.escape, SUFFIXES))})(\.gz)?")
+SAVED = ("dataset_dict.json", "state.json")  # files of `save_to_disk`: several splits, or one
 CHUNK_CHARACTERS = 1_000_000  # cells held as Python strings; each cell counts one more
 CHUNK_ROWS = 10_000  # rows of a Parquet file or a Hub data set converted at a time
 TEXT = pa.large_string()  # offsets of 32 bits end at 2 GB, also for the result of `take`
@@ -120,7 +121,8 @@ def read_splits(place: str, read: Callable[[Path], Any] | None = None) -> dict[s
 
     Args:
         place: A file, which is train; a folder with train, dev (or validation, val, valid) and test as files with one
-            of the SUFFIXES; or a data set on the Hub, owner/name or owner/name:config, with splits of these names.
+            of the SUFFIXES, or written by `save_to_disk`; or a data set on the Hub, owner/name or owner/name:config,
+            with splits of these names.
         read: A reader of files other than `read_columns`, for further formats.
 
     Raises:
@@ -129,6 +131,11 @@ def read_splits(place: str, read: Callable[[Path], Any] | None = None) -> dict[s
     path, read = Path(place), read or read_columns
     try:
         check_access(path)
+        if saved := next((name for name in SAVED if (path / name).is_file()), None):
+            import datasets
+
+            found = datasets.load_from_disk(place)
+            return _convert_splits(place, found if saved == SAVED[0] else {"train": found})
         if path.is_dir():
             return {split: read(path / name) for split, name in _match_splits(place, _list_stems(path)).items()}
         if path.exists():
@@ -138,6 +145,11 @@ def read_splits(place: str, read: Callable[[Path], Any] | None = None) -> dict[s
     if (dataset := find_dataset(place)) is None:
         raise UsageError(f"{place!r} does not exist; give {PLACES}")
     found = load_hub(*dataset, f"give {PLACES}")
+    return _convert_splits(place, found)
+
+
+def _convert_splits(place: str, found: Mapping[str, Any]) -> dict[str, Columns]:
+    """Return the splits of a `datasets.DatasetDict` as tables."""
     return {
         split: _convert(f"{place}, {name}", found[name].features.arrow_schema, _walk_hub(found[name]))
         for split, name in _match_splits(place, dict(zip(found, found, strict=True))).items()
@@ -145,8 +157,8 @@ def read_splits(place: str, read: Callable[[Path], Any] | None = None) -> dict[s
 
 
 def has_splits(folder: str) -> bool:
-    """Return whether a folder has a file with the name of a split, which `read_splits` would read."""
-    return bool(list_split_files(Path(folder)))
+    """Return whether a folder has a file with the name of a split, or was written by `save_to_disk`."""
+    return bool(list_split_files(Path(folder))) or any(Path(folder, name).is_file() for name in SAVED)
 
 
 def list_split_files(folder: Path) -> list[str]:
@@ -219,6 +231,8 @@ def _check_names(place: str, names: Sequence[str]) -> None:
 def _read_rows(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Columns:
     """Read rows of which the first has the names."""
     number, names = next(rows, (0, []))
+    if names[:1] == [""] and len(names) > 1:
+        names = ["Unnamed: 0", *names[1:]]  # as pandas calls its own index, which has no name in the file
     if names:
         check_separator(path, names)
         _check_names(f"{path}, line {number}", names)
@@ -267,7 +281,7 @@ def _read_objects(path: Path, unit: str, rows: Iterable[tuple[int, str | msgspec
 
 
 def _find_fault(value: Any, is_list: dict[str, bool], key: str) -> str:
-    """Return why a value of JSON is no cell, or ""; `is_list` says for each key what its values were before."""
+    """Return why a value of JSON is not a cell, or ""; `is_list` says for each key what its values were before."""
     if value is None:
         return ""
     items = value if isinstance(value, list) else [value]

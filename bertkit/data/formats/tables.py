@@ -7,7 +7,7 @@ import csv
 import difflib
 import gzip
 import zlib
-from codecs import BOM_UTF8
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +21,7 @@ import msgspec
 from bertkit.errors import UsageError, join_lines
 
 FILE_REMEDY = "give the official files with --data DIR"
+CONVERT = "convert the file, for Western European text with iconv -f cp1252 -t utf-8"
 AGAIN = "correct it or get the file again"
 NAME_REMEDY = "its first line must name the columns as in the official file"
 LONGEST_CELL = 10_000_000  # characters; a quote that is never closed must not collect a whole file
@@ -185,7 +186,7 @@ def check_separator(source: str | Path, names: Sequence[str]) -> None:
     Raises:
         UsageError: It does.
     """
-    if len(names) == 1 and (separator := next((one for one in ";\t" if one in names[0]), None)):
+    if len(names) == 1 and (separator := next((one for one in ";\t|" if one in names[0]), None)):
         raise UsageError(f"{source} has cells separated by {separator!r}; save it with commas, or as .tsv with tabs")
 
 
@@ -242,14 +243,18 @@ def decode_line(line: bytes, *, is_first: bool) -> str:
     Raises:
         UsageError: The line has a NUL byte or is not UTF-8; the message does not name its place.
     """
-    if b"\0" in line:
-        raise UsageError("has a NUL byte, as in binary files and UTF-16; give text in UTF-8")
+    is_marked = is_first and line.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
+    if is_marked or b"\0" in line:
+        order = "" if is_marked else "le" if line.find(b"\0") % 2 else "be"
+        raise UsageError(
+            "has a NUL byte or byte order mark, as in binary files and UTF-16; give text in UTF-8, from UTF-16 with "
+            f"iconv -f utf-16{order} -t utf-8"
+        )
     try:
         return line.decode("utf-8-sig" if is_first else "utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"is not UTF-8 (byte {error.object[error.start]:#04x} at position {error.start + 1}); "
-            "convert the file, for instance with iconv -f latin1 -t utf-8"
+            f"is not UTF-8 (byte {error.object[error.start]:#04x} at position {error.start + 1}); " + CONVERT
         ) from None
 
 
@@ -282,7 +287,14 @@ def read_json(path: str | Path, form: type[Parsed], remedy: str = AGAIN) -> Pars
     with open_file(path) as stream:
         content = stream.read()
     with explain_form(str(path), remedy):
-        return msgspec.json.decode(content.removeprefix(BOM_UTF8), type=form)
+        try:
+            return msgspec.json.decode(content.removeprefix(BOM_UTF8), type=form)
+        except msgspec.DecodeError:
+            try:
+                decode_line(content, is_first=True)  # UTF-16 has a remedy of its own
+            except UsageError as error:
+                raise UsageError(f"{path} {error}") from None
+            raise
 
 
 @contextmanager
@@ -291,4 +303,5 @@ def explain_form(place: str, remedy: str = AGAIN) -> Iterator[None]:
     try:
         yield
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        remedy = CONVERT if isinstance(error, UnicodeDecodeError) else remedy
         raise UsageError(f"{place}: {join_lines(error)}; {remedy}") from None

@@ -104,7 +104,7 @@ def test_long_cells(tmp_path):
         (".csv", "", r"has no rows; give a table with a header"),
         (".csv", "a,b\n1,2\n\ufeffa,b\n3,4\n", r"line 3 repeats the header, as in joined files; delete the line"),
         (".csv", "a,b\n", r"has no rows"),
-        (".csv", ",b, ,b\n1,2,3,4\n", r"line 1: column 1 has no name, column 3 has no name, 'b' names 2 columns; give"),
+        (".csv", ",b, ,b\n1,2,3,4\n", r"line 1: column 3 has no name, 'b' names 2 columns; give every column a name"),
         (".tsv", "a\tb\n1\t2\t3\n", r"line 2 has 3 cells, but the header 2"),
         (".tsv", "a\ta\n1\t2\n", r"line 1: 'a' names 2 columns"),
         (".xlsx", "a,b", r"a\.xlsx has an unknown suffix; expected \.csv, \.tsv"),
@@ -194,6 +194,8 @@ def test_json_is_an_array_or_an_object_that_holds_one(tmp_path):
         ("a.jsonl", '{"a": 1}\n["a"]\n', r"line 2: Expected `object`, got `array`; give an object, such as"),
         ("a.jsonl", '{"a": NaN}\n', r"line 1: JSON is malformed: .*; give an object"),
         ("a.jsonl", '{"a": 1}\n{}\n', r"the object 2 is empty; give it a key or delete it"),
+        ("a.json", '[{"a": "é"}]'.encode("cp1252"), r"a\.json, row 1: .* iconv -f cp1252 -t utf-8$"),
+        ("a.json", '[{"a": 1}]'.encode("utf-16"), r"a\.json has a NUL byte .* iconv -f utf-16 -t utf-8$"),
         ("a.jsonl", '{"": 1}\n', r"column 1 has no name; give every column a name of its own"),
         ("a.jsonl", "\n", r"has no rows"),
         (
@@ -345,6 +347,37 @@ def test_wrong_parquet_is_one_line(tmp_path):
 
 
 # --- splits
+
+
+def test_the_index_that_pandas_writes_has_the_name_that_pandas_gives_it(tmp_path):
+    table = read_columns(write(tmp_path / "a.csv", ",text,label\n0,good,1\n1,bad,0\n"))
+    assert show(table) == {"Unnamed: 0": ["0", "1"], "text": ["good", "bad"], "label": ["1", "0"]}
+
+
+@pytest.mark.xfail(strict=True, reason="3/7", raises=UsageError)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"text;label\nso, good;1\n",
+        b"text|label\nso, good|1\n",
+        "text;label\n„so“ 5 €;1\n".encode("cp1252"),
+        "text\tlabel\n文 本\t1\n".encode("utf-16"),
+    ],
+    ids=["semicolon", "bar", "cp1252", "UTF-16"],
+)
+def test_what_spreadsheets_write(content, tmp_path):
+    read_columns(write(tmp_path / "a.csv", content)).find("label")
+
+
+def test_folders_of_save_to_disk(tmp_path):
+    rows = make_reviews(3)
+    rows.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": rows, "validation": rows}).save_to_disk(tmp_path / "more")
+    assert columns.has_splits(str(tmp_path / "one"))
+    assert columns.has_splits(str(tmp_path / "more"))
+    splits = read_splits(str(tmp_path / "one")) | read_splits(str(tmp_path / "more"))
+    assert {split: show(table) for split, table in splits.items()} == {"train": REVIEWS, "dev": REVIEWS}
+    assert splits["dev"].locate(0) == f"{tmp_path / 'more'}, validation, row 1"
 
 
 def test_file_and_folder(tmp_path):

@@ -199,9 +199,15 @@ HEADER = "sentence\tlabel\n"
             "sentence\tlabels\na\t0\n",
             r"has no column 'label'; found 'sentence', 'labels' \(nearest: 'labels'\); its first",
         ),
-        (HEADER.encode() + b"a\t0\ncaf\xe9\t1\n", r"line 3 is not UTF-8 \(byte 0xe9 at position 4\); convert .*iconv"),
-        (HEADER.encode() + b"a\t0\n\0\t1\n", r"line 3 has a NUL byte, .*; give text in UTF-8"),
-        (HEADER.encode("utf-16"), r"line 1 has a NUL byte"),
+        (
+            HEADER.encode() + b"a\t0\ncaf\xe9\t1\n",
+            r"line 3 is not UTF-8 \(byte 0xe9 at position 4\); .* -f cp1252",
+        ),
+        (HEADER.encode() + b"a\t0\n\0\t1\n", r"line 3 has a NUL byte .*; give text in UTF-8"),
+        (HEADER.encode("utf-16"), r"line 1 has a NUL byte .* iconv -f utf-16 -t utf-8$"),
+        ("文\t本\n".encode("utf-16"), r"line 1 has a NUL byte or byte order mark.* iconv -f utf-16 -t utf-8$"),
+        (HEADER.encode("utf-16le"), r"line 1 .* iconv -f utf-16le -t utf-8$"),
+        (HEADER.encode("utf-16be"), r"line 1 .* iconv -f utf-16be -t utf-8$"),
     ],
 )
 def test_bad_file_is_one_line(tmp_path, content, message):
@@ -620,7 +626,7 @@ def test_json_with_byte_order_mark(tmp_path):
         (b'{"data": [{"title": "Norm', r": Input data was truncated; correct"),
         (b'{"data": []}\n{"a": "c"}\n', r": JSON is malformed: trailing characters \(byte 14\); correct"),
         (b"id\tanswer\n", r": JSON is malformed: invalid character \(byte 0\); correct"),
-        ('{"data": []}'.encode("utf-16"), r": JSON is malformed: invalid character \(byte 0\); correct"),
+        ('{"data": []}'.encode("utf-16"), r" has a NUL byte .* iconv -f utf-16 -t utf-8"),
         (b'{"a": %s}' % (b"[" * 1_000_000), f": {TOO_DEEP} .*; correct"),
         (b'{"a": %s' % (b'{"a": ' * 1_000_000), f": {TOO_DEEP} .*; correct"),
     ],
@@ -635,7 +641,7 @@ def test_bad_json_is_one_line(tmp_path, content, message):
 
 def test_a_text_in_json_that_is_not_utf_8(tmp_path):
     with pytest.raises(
-        UsageError, match=r"a\.json, 'q1': 'utf-8' codec can't decode byte 0xe9 in position 3: .*; correct"
+        UsageError, match=r"a\.json, 'q1': 'utf-8' codec can't decode byte 0xe9 in position 3: .*; convert the file"
     ):
         read_answers(write(tmp_path / "a.json", b'{"q1": "caf\xe9"}'))
 
