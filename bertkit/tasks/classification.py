@@ -395,7 +395,7 @@ class ClassificationTask(TextTask):
             texts = "  |  ".join(shorten_text(data.rows.find(name)[number].as_py()) for name in data.text)
             answers = self.describe_result(results[number]), spell(data.labels[number], data.space)
             answer, right = (" ".join(words.splitlines()) for words in answers)
-            yield f"{data.rows.unit} {data.rows.lines[number]}: {texts}  →  {answer}  ({right})"
+            yield f"{data.rows.name_row(number)}: {texts}  →  {answer}  ({right})"
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
         """Return commands that use the fine-tuned model."""
