@@ -292,11 +292,11 @@ def read_tags(path: Path) -> list[list[list[Entity]]]:
 
 def read_found_spans(path: Path) -> list[list[list[Entity]]]:
     """Read the true and the predicted spans of each text of a table; nothing from a table without true ones."""
-    rows = read_columns(path, (*SPAN_COLUMNS, PREDICTED_COLUMN))
+    rows = read_columns(path)
     marked = find_columns(rows.table.column_names)[1]
-    if marked not in SPAN_COLUMNS or not any(rows.find(marked).to_pylist()):
+    if marked not in SPAN_COLUMNS or not any(rows.find(marked, SPAN_COLUMNS).to_pylist()):
         return []
-    cells = [rows.find(name).to_pylist() for name in (marked, PREDICTED_COLUMN)]
+    cells = [rows.find(name, (name,)).to_pylist() for name in (marked, PREDICTED_COLUMN)]
     return [[read_spans(cell, rows.locate(row)) for row, cell in enumerate(column)] for column in cells]
 
 

@@ -448,14 +448,14 @@ def find_space(train: Columns, label: Sequence[str], options: Mapping[str, Any])
 
 
 def drop_blank(table: Columns, text: Sequence[str], report: Report = ignore) -> Columns:
-    """Return the rows of which every text holds more than white space; the others are reported.
+    """Return the rows of which a text holds more than white space; the others are reported.
 
     Raises:
         UsageError: They are more than MOST_BLANK of all rows.
     """
-    is_blank = np.zeros(len(table), bool)
+    is_blank = np.ones(len(table), bool)
     for name in text:
-        is_blank |= pc.equal(pc.utf8_trim_whitespace(table.find(name)), "").to_numpy()
+        is_blank &= pc.equal(pc.utf8_trim_whitespace(table.find(name)), "").to_numpy()
     if not is_blank.any():
         return table
     said = describe_blank(table, is_blank, "text", text)
