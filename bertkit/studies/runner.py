@@ -32,7 +32,7 @@ from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.pretraining import list_phases
 from bertkit.training.arguments import make_arguments
-from bertkit.training.prepare import Prepared, name_data, name_examples, prepare
+from bertkit.training.prepare import Prepared, name_examples, prepare
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe, list_decisive, merge, read_recipe, save_recipe
 from bertkit.training.run_dir import BEST, FIRST, STUDY_RESULT, check_data, hold_run_dir
@@ -76,17 +76,18 @@ def run_study(
         report = progress = ignore
     check_directory(study, output)
     first, rest = make_jobs(study, pretrainings, cells, output)
-    states, left = find_states(first | rest, output)
+    jobs = first | rest
+    states, left = find_states(jobs, output)
     origins = {pretraining.directory: pretraining for pretraining in pretrainings}
     state = StudyState(study, origins, cells, states, output, report, progress, processes.is_main_process)
     report(f"{describe_size(state.summarize())}, {len(states) - len(left)} of them finished")
     if count:  # a Ray cluster may have hardware that this machine lacks
         check_arguments(left)
-    first, rest = ({place: job for place, job in jobs.items() if place in left} for jobs in (first, rest))
+    first, rest = ({place: job for place, job in part.items() if place in left} for part in (first, rest))
     later = [place for place, job in rest.items() if state.waits(place, job, first)]
     rehearse(first, [rest[place] for place in later], report)
     ready, prepared = prepare_data({place: job for place, job in rest.items() if place not in later}, report)
-    check_finished(state, prepared, output)
+    check_finished(state, jobs, prepared)
     processes.wait_for_everyone()  # so that all find the same directories
     with hold_run_dir(output) if processes.is_main_process else nullcontext():
         state.start()
@@ -97,7 +98,6 @@ def run_study(
             state.give_up(rest)
             able = {place: rest[place] for place in later if states[place].status != "failed"}
             more, data = prepare_data(able, report, state.refuse)
-            check_finished(state, data, output)
             ready = {place: job for place, job in ready.items() if states[place].status != "failed"}
             number = state.work(ready | more, prepared | data, count)
         return state.finish(number)
@@ -387,16 +387,31 @@ def prepare_data(
     return {directory: job for _, directory, job in ordered}, prepared
 
 
-def check_finished(state: StudyState, prepared: Mapping[str, Prepared], output: Path) -> None:
-    """Check that finished runs used the same data as the runs to come, because one table shows both.
+def check_finished(state: StudyState, jobs: Mapping[str, RunJob], prepared: Mapping[str, Prepared]) -> None:
+    """Check that finished runs used the data as they are now, because one table shows all runs.
 
-    Pretrainings are left out: their data depend on more than their text.
+    Finished pretrainings are checked only if another one is still to be done: reading a corpus may take hours.
+
+    Raises:
+        UsageError: A finished run used other data, or its data can no longer be read.
     """
-    for cell in state.cells:
-        data = prepared.get(name_data(TASKS[cell.column.task], cell.recipe))
-        for directory in cell.runs.values() if data else ():
-            if state.states[directory].status == "finished":
-                check_data(output / directory, data.fingerprints)
+    known = {name: data.fingerprints for name, data in prepared.items()}
+    finished = {place: job for place, job in jobs.items() if state.states[place].status == "finished"}
+    pretrains = any(job.task == PRETRAIN for place, job in jobs.items() if place not in finished)
+    for directory, job in finished.items():
+        task, recipe = TASKS[job.task], job.recipe
+        name = name_examples(task, recipe)
+        if job.task == PRETRAIN:
+            if not pretrains:
+                continue
+            recipe = merge(recipe, {"data": {"vocab": job.output}})  # otherwise it may have to be trained again
+        elif origin := state.find_origin(directory):  # its models may be removed, but each run has its tokenizer
+            if recipe["data"].get("features"):  # they are the model's
+                continue
+            name, recipe = name_examples(task, recipe | {"checkpoint": origin}), recipe | {"checkpoint": job.output}
+        if name not in known:
+            known[name] = prepare(task, recipe).fingerprints
+        check_data(Path(job.output), known[name])
 
 
 def rehearse(first: Mapping[str, RunJob], later: Iterable[RunJob], report: Report) -> None:

@@ -33,6 +33,7 @@ from bertkit.metrics.classification import (
 )
 from bertkit.metrics.rows import RowScore, measure_numbers
 from bertkit.reports.tables import ScoreRow, count
+from bertkit.system.files import take_fingerprint
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.classification_figures import draw_reliability, find_losses, list_figures
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH
@@ -150,7 +151,7 @@ class LabelledSequences(Items):
 
     def fingerprint(self) -> str:
         """Return a fingerprint of the sequences and labels."""
-        return self.sequences.fingerprint()
+        return take_fingerprint(json.dumps(self.space.names).encode(), self.sequences.fingerprint().encode())
 
 
 class ClassificationTask(TextTask):

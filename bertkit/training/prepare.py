@@ -23,7 +23,7 @@ MOST_HELD_BACK = 0.25  # of the training rows
 
 @dataclass(frozen=True)
 class Prepared:
-    """The inputs of training beside the model, shared by all runs of the same `name_data`.
+    """The inputs of training beside the model, shared by all runs of a reusable task with the same `name_examples`.
 
     Attributes:
         examples: Examples from the task's `load` and `divide`, without "train", whose text may be large.
@@ -98,11 +98,6 @@ def hold_back(task: Task, examples: Any, rows: int, dev: str) -> dict[str, Any]:
     share = min(rows / len(task.list_groups(examples)), MOST_HELD_BACK)
     held, others = task.divide(examples, share, "held_back rows of train")
     return {"train": others, dev: held}
-
-
-def name_data(task: Task, recipe: Recipe) -> str:
-    """Return a name that two complete recipes share if they can use the same `Prepared` data."""
-    return name_examples(task, recipe) if task.reusable else json.dumps(recipe, sort_keys=True)
 
 
 def name_examples(task: Task, recipe: Recipe) -> str:

@@ -78,7 +78,7 @@ def run(
         output: The run directory: new, empty, or of the same run, which then continues.
         report: Called with a line of text now and then.
         progress: Called after every logged update.
-        prepared: The data, if `prepare` has already made them for a recipe of the same `name_data`.
+        prepared: The data, if `prepare` has already made them for a recipe of the same `name_examples`.
         milestones: Updates whose checkpoints are kept, whatever the save settings in `[train]`.
         lock_patience: Seconds to wait for another process that has locked the directory.
         limit: The time that the run may take; the recipe in the directory then gets the updates and the pace that

@@ -145,6 +145,18 @@ def test_finished_folds_are_not_trained_again(done, bert):
     assert any("2 of them finished" in line for line in said)
 
 
+def test_probabilities_are_not_given_to_other_rows(done, bert):
+    """The same rows in another order are refused: their probabilities are kept by position."""
+    rows, given, output = done
+    path = Path(rows.rows.source)
+    try:
+        write_table(path, sorted(given, key=lambda row: row["body"]))
+        with pytest.raises(UsageError, match=r"fold-1/classify was started with other data \(dev, train\)"):
+            predict_out_of_fold(TASKS["classify"], make_recipe(bert, path.parent), folds=2, output=output)
+    finally:
+        write_table(path, given)
+
+
 def test_the_rows_of_a_glue_task_keep_their_lines(bert, tmp_path):
     """CoLA's official file has no header line."""
     folder = write_glue(tmp_path / "glue")

@@ -85,6 +85,36 @@ def test_the_scores_are_means_over_the_folds(done):
     assert table.rows[0][1].lines[0][0].endswith("(3)")
 
 
+def swap_labels(rows):
+    return [row | {"stars": {"1": "3", "3": "1"}.get(row["stars"], row["stars"])} for row in rows]
+
+
+def sort_rows(rows):
+    return sorted(rows, key=lambda row: row["body"])
+
+
+def rename_label(rows):
+    return [row | {"stars": row["stars"].replace("3", "4")} for row in rows]
+
+
+@pytest.mark.parametrize("finished", [1, FOLDS])
+@pytest.mark.parametrize("change", [swap_labels, sort_rows, rename_label])
+def test_folds_of_other_rows_are_neither_continued_nor_shown(done, bert, change, finished):
+    path, output, *_ = done
+    content, hidden = path.read_bytes(), [output / f"fold-{fold + 1}" for fold in range(finished, FOLDS)]
+    for folder in hidden:
+        folder.rename(folder.with_name(f".{folder.name}"))
+    try:
+        write_table(path, change(read_rows(path)))
+        with pytest.raises(UsageError, match=r"fold-1/classify was started with other data \(dev, train\), .*; restore"):
+            run_folds(make_recipe(bert, path), output)
+        assert not any(folder.exists() for folder in hidden)
+    finally:
+        path.write_bytes(content)
+        for folder in hidden:
+            folder.with_name(f".{folder.name}").rename(folder)
+
+
 def test_a_failed_fold_writes_nothing(done, tmp_path):
     _, output, results, _ = done
     shutil.copytree(output, tmp_path / "out", ignore=shutil.ignore_patterns("out_of_fold.csv", "folds.json"))

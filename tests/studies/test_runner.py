@@ -667,6 +667,16 @@ def test_pretrainings_come_first_and_are_shared(ablation, tmp_path):
     assert run_study(make_study(ablation), output=output) == results
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
+    (output / "pretrain" / "ltr").rename(output / "pretrain" / "later")
+    files = {"pretrain/bert": Path(ablation["pretrain"]["data"]["corpus"][0])}  # checked as another one is to come
+    files["bert/mnli-m/seed-1"] = Path(ablation["recipe"]["data"]["dir"], "MNLI", "train.tsv")
+    for directory, file in files.items():
+        content = file.read_bytes()
+        file.write_bytes(b"".join(content.splitlines(keepends=True)[:-3]))
+        with pytest.raises(UsageError, match=rf"{directory} was started with other data \((heldout, )?train\)"):
+            run_study(make_study(ablation), output=output)
+        file.write_bytes(content)
+
 
 def test_data_that_the_new_tokenizer_shows_to_be_wrong_cost_only_their_own_runs(ablation, tmp_path, monkeypatch):
     """Data may be refused when they are encoded, with the vocabulary of the pretraining."""
