@@ -75,12 +75,10 @@ def explain_scores(study: Mapping[str, Any]) -> str:
     if len(seeds) > 1:
         many = ", ".join(map(str, seeds))
         sentences = [f"Ours: mean ± standard deviation over n finished runs (n), seeds {many}{on}."]
-        intervals = "The deviation is over seeds; the 95 % interval is that of the first finished run, over examples."
     else:
         sentences = [f"Ours: one run (1), seed {seeds[0]}{on}."]
-        intervals = "The 95 % interval is over examples; it does not include the spread over seeds."
-    if has_intervals(study):
-        sentences.append(intervals)
+        if has_intervals(study):
+            sentences.append("The 95 % interval is over examples; it does not include the spread over seeds.")
     if settings > 1:
         rule = "best run" if study["definition"]["select"] == "best" else "mean"
         sentences.append(
@@ -273,8 +271,9 @@ def tabulate_summary(study: Mapping[str, Any], find_link: Callable[[str], str] =
         found = find_shown(study, name)
         ours = [_show_cell(rows[column], *found[column], find_link) if column in found else MISSING for column in rows]
         lines.append([name or "ours", *ours, *average(rows, found, averaged)])
-        intervals = {column: show_interval(rows[column], cell) for column, (cell, _) in found.items()}
-        if any(intervals.values()):
+        only = {column: cell["runs"][0].get("metrics", {}) for column, (cell, _) in found.items()}
+        intervals = {column: rows[column].show_interval(metrics) for column, metrics in only.items()}
+        if len(study["definition"]["seeds"]) == 1 and any(intervals.values()):  # a mean over seeds has no interval
             shown = [intervals.get(column) or MISSING for column in rows]
             lines.append([f"{name or 'ours'}, 95 % interval", *shown, *[MISSING] * bool(averaged)])
         if own["paper"]:
@@ -298,11 +297,6 @@ def _show_cell(
     """Return a cell of the summary, linked to the chosen run, or else to the first one."""
     run = winner["run"] if winner else cell["runs"][0]["directory"]
     return TableCell(((show_mean(row, cell), ""),), find_link(run))
-
-
-def show_interval(row: ScoreRow, cell: Mapping[str, Any]) -> str:
-    """Format the interval over examples of a cell's first finished run; return an empty text if there is none."""
-    return next((row.show_interval(run["metrics"]) for run in cell["runs"] if run["status"] == "finished"), "")
 
 
 def _show_best(row: ScoreRow, winner: Mapping[str, Any]) -> TableCell:

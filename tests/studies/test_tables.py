@@ -189,23 +189,27 @@ def test_a_single_run_is_no_mean():
     assert explain_scores(results).endswith("is over examples; it does not include the spread over seeds.")
 
 
-def test_the_interval_of_one_run_stands_below_the_spread_over_seeds():
-    results = make_results({}, TASKS, lambda *where: None if where[3] == 42 else score_by_hand(*where))
+def test_a_mean_over_seeds_has_no_interval_of_one_run():
+    results = make_results({}, TASKS, score_by_hand)
+    add_limits(results, 0.4, 0.6)
+    assert "interval" not in write_table(results)
+
+
+def test_an_average_has_no_interval():
+    results = make_results({}, TASKS, score_by_hand, seeds=[42])
     results["definition"]["average"] = list(TASKS)
     add_limits(results, 0.4, 0.6)
-    del (
-        results["cells"][1]["runs"][1]["metrics"]["accuracy_low"],
-        results["cells"][1]["runs"][1]["metrics"]["accuracy_high"],
-    )
-    table = write_table(results)
-    assert "| ours, 95 % interval | 40.0 to 60.0 | – | – |" in table, "seed 43, as seed 42 failed; cola has none"
-    assert "deviation is over seeds; the 95 % interval is that of the first finished run, over examples." in table
+    results["cells"][1]["runs"][0]["metrics"] = {"score": 0.4}
+    assert "| ours, 95 % interval | 40.0 to 60.0 | – | – |" in write_table(results), "cola has none"
 
 
 def add_limits(results, low, high):
     """Give each finished run the same interval."""
     for run in (run for cell in results["cells"] for run in cell["runs"] if "metrics" in run):
         run["metrics"] |= {"accuracy_low": low, "accuracy_high": high}
+
+
+def test_a_score_of_failed_runs_says_so():
     everything_failed = make_results({}, {"rte": "accuracy"}, lambda *_: None, seeds=[42])
     assert "| ours | failed |" in write_table(everything_failed)
 
