@@ -51,6 +51,7 @@ from bertkit.training.run_dir import (
     has_begun,
     hold_run_dir,
     read_record,
+    write_environment,
 )
 
 SIZES_FILE = "sizes.json"
@@ -349,6 +350,8 @@ class Search:
             self.report(line)
         if self.parts is None:
             self.prepare_data()
+        if self.is_main:  # refuses other data than those of the earlier trials
+            write_environment(self.folder, self.whole.fingerprints, "", goes_on=True)
         while (params := take_first(self.ask() if self.is_main else None)) is not None:
             self.do_trial(params)
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from optuna.distributions import FloatDistribution
@@ -133,6 +134,12 @@ def test_a_killed_search_goes_on_and_finds_the_same(found, recipe, tmp_path, mon
     with (output / SEARCH / "optuna.log").open("ab") as file:
         file.write(b'{"op_code": 5, "wor')  # a line that was not written completely
     (output / SEARCH / "optuna.log.lock").touch()
+    train = Path(recipe["data"]["dir"], "RTE", "train.tsv")
+    content = train.read_bytes()
+    train.write_bytes(b"".join(content.splitlines(keepends=True)[:-1]))
+    with pytest.raises(UsageError, match=r"search was started with other data \(train\)"):
+        search(RTE, recipe, output=output, trials=4)
+    train.write_bytes(content)
 
     def stop(done, total, log):
         os.kill(os.getpid(), signal.SIGTERM)
