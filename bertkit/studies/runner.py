@@ -409,7 +409,8 @@ def check_finished(state: StudyState, jobs: Mapping[str, RunJob], prepared: Mapp
             if recipe["data"].get("features"):  # they are the model's
                 continue
             name, recipe = name_examples(task, recipe | {"checkpoint": origin}), recipe | {"checkpoint": job.output}
-        if name not in known:
+        if name not in known:  # large data take minutes
+            state.report(f"{directory}: comparing its data with those of today")
             known[name] = prepare(task, recipe).fingerprints
         check_data(Path(job.output), known[name])
 
