@@ -327,10 +327,11 @@ class ClassificationTask(TextTask):
         """Return the columns of the table except those of texts and labels."""
         return data.rows.list_others({*data.text, *data.space.columns})
 
-    def tuned_config(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    def tuned_config(self, metrics: Mapping[str, Any], data: LabelledSequences) -> dict[str, Any]:
         """Return the thresholds of several labels, in the order of the labels."""
-        thresholds = [value for key, value in metrics.items() if key.startswith("threshold_")]
-        return {"thresholds": thresholds} if thresholds else {}
+        if data.space.kind != SEVERAL:
+            return {}
+        return {"thresholds": [metrics[f"threshold_{name}"] for name in data.space.names]}
 
     def baseline(self, train: LabelledSequences, dev: LabelledSequences) -> dict[str, float]:
         """Return the scores of the most frequent training label, of each label's majority, or of the mean."""
@@ -386,7 +387,7 @@ class ClassificationTask(TextTask):
         """Return the thresholds of several labels: decided, or tuned on these data if they have labels."""
         decided = decided or {}
         if "thresholds" not in decided and data.labels is not None and data.space.kind == SEVERAL:
-            decided = self.tuned_config(self.score(summaries, data))
+            decided = self.tuned_config(self.score(summaries, data), data)
         return decided.get("thresholds")
 
     def list_hardest(self, summaries: np.ndarray, data: LabelledSequences, results: Sequence[Result]) -> Iterator[str]:

@@ -289,7 +289,7 @@ class SquadTask(FineTuningTask):
         for asked, text in zip(data.questions, texts, strict=True):
             yield RowAnswer((asked.question, asked.context), " | ".join(dict.fromkeys(asked.answers)), text)
 
-    def tuned_config(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    def tuned_config(self, metrics: Mapping[str, Any], data: Any = None) -> dict[str, Any]:
         """Return the tuned value of the model's configuration: tau."""
         return {"tau": metrics["tau"]} if "tau" in metrics else {}
 

@@ -365,8 +365,8 @@ class Task:
         """Return the baseline scores by name."""
         return {}
 
-    def tuned_config(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Return values for BertConfig that the evaluation decides."""
+    def tuned_config(self, metrics: Mapping[str, Any], data: Any) -> dict[str, Any]:
+        """Return values for BertConfig that the evaluation of a data set decides, from its scores in any order."""
         return {}
 
     def format_predictions(

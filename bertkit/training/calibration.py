@@ -85,8 +85,8 @@ def load_conformity(run: str) -> Conformity:
     path = find_file(run, CALIBRATION_FILE)
     if path is None:
         raise UsageError(
-            f"{run} has no {CALIBRATION_FILE}, which label sets need; bertkit writes it for every classifier it trains "
-            "(not for numbers, answers and names): train it again, or leave out the coverage"
+            f"{run} has no {CALIBRATION_FILE}, which label sets need; bertkit writes it for the last model of a "
+            "classifier (not for best/, numbers, answers and names): train it again, or leave out the coverage"
         )
     try:
         found = read_record(path, Conformity)

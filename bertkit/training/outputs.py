@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from huggingface_hub import eval_result_entries_to_yaml
 from huggingface_hub.utils import yaml_dump
-from transformers import PreTrainedModel
 
 from bertkit.data.tokenizer import save_tokenizer
 from bertkit.system.files import write_json
@@ -17,7 +16,7 @@ from bertkit.tasks.prediction import show_examples
 from bertkit.tasks.task import EXAMPLES, PredictionSettings, Task
 from bertkit.training.model_card import list_benchmarks, place_score, write_card
 from bertkit.training.prepare import Prepared
-from bertkit.training.recipe import Recipe, list_lengths
+from bertkit.training.recipe import Recipe, list_lengths, save_recipe
 from bertkit.training.run_dir import (
     ALL_RESULTS,
     BEST,
@@ -26,6 +25,7 @@ from bertkit.training.run_dir import (
     LENGTHS_FILE,
     METRICS_FILE,
     PREDICTIONS,
+    RECIPE_FILE,
     describe_environment,
     is_intact,
     write_log,
@@ -137,17 +137,21 @@ def find_better(trainer: BertTrainer, metrics: Mapping[str, Any], report: Report
     return best if better else {}
 
 
-def save_best(task: Task, head: type[PreTrainedModel], best: Mapping[str, float], tokenizer: Any, output: Path) -> None:
-    """Write the model of an earlier checkpoint, saved like the final one, and the tokenizer to `output/best`.
+def save_best(
+    task: Task, recipe: Recipe, trainer: BertTrainer, best: Mapping[str, float], tokenizer: Any, output: Path
+) -> None:
+    """Write the model of an earlier checkpoint, saved like the final one, tokenizer and recipe to `output/best`.
 
     The directory is renamed into place when it is complete.
     """
+    head = type(trainer.accelerator.unwrap_model(trainer.model))
     model = head.from_pretrained(output / f"checkpoint-{best['step']}")
-    for name, value in task.tuned_config(best).items():
+    for name, value in task.tuned_config(best, trainer.eval_dataset).items():
         setattr(model.config, name, value)
     temporary = output / f".{BEST}"
     shutil.rmtree(temporary, ignore_errors=True)
     model.save_pretrained(temporary)
     save_tokenizer(tokenizer, temporary)
+    save_recipe(recipe, temporary / RECIPE_FILE)  # predictions need the lengths
     shutil.rmtree(output / BEST, ignore_errors=True)
     temporary.rename(output / BEST)

@@ -15,6 +15,7 @@ Differs from the paper: the learning rate decays linearly from its peak at the e
 
 import math
 import os
+import shutil
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -50,6 +51,7 @@ from bertkit.training.run_dir import (
     find_checkpoint,
     find_finished,
     hold_run_dir,
+    list_checkpoints,
     start_directory,
     write_environment,
 )
@@ -275,7 +277,7 @@ def finish(
     metrics["updates"] = trainer.state.global_step
     model = trainer.accelerator.unwrap_model(trainer.model)
     metrics |= calibration.config
-    chosen = task.tuned_config(metrics) | calibration.config
+    chosen = found.decided or {}
     for name, value in chosen.items():
         setattr(model.config, name, value)
     if names := [] if tuned else [*chosen, *["the checkpoint"] * trainer.args.load_best_model_at_end]:
@@ -290,9 +292,13 @@ def finish(
         report(f"update {best['step']:,} was better ({values}); its model is in {output / BEST}")
     if trainer.is_world_process_zero():
         if best:
-            save_best(task, type(model), best, prepared.tokenizer, output)
+            save_best(task, recipe, trainer, best, prepared.tokenizer, output)
         calibration.save(output)
         write_results(task, recipe, trainer, metrics, found.files, prepared, output)
+        if trainer.keep == 1:  # the model itself is the one to keep; the last and the best checkpoint were for resuming
+            for update, checkpoint in list_checkpoints(output).items():
+                if update not in trainer.milestones:
+                    shutil.rmtree(checkpoint, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
     return metrics
 

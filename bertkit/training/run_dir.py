@@ -132,7 +132,7 @@ def read_metrics(path: Path) -> dict[str, Any]:
         if not isinstance(metrics.get("score", 0.0), int | float) or not metrics:
             raise ValueError("it has no scores")
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is damaged ({error}); delete it, and the same command evaluates again") from None
+        raise UsageError(f"{path} is damaged ({error}); delete it, and the same command completes the run") from None
     return metrics
 
 

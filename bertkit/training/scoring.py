@@ -63,7 +63,7 @@ def score_splits(
         summaries = temper(given, found.calibration.temperature)
         if split == TUNE:
             found.tuned = task.score(summaries, data)
-            found.decided = task.tuned_config(found.tuned) | found.calibration.config
+            found.decided = task.tuned_config(found.tuned, data) | found.calibration.config
             found.metrics["tune_score"] = found.tuned[task.metric]
             continue
         decided = found.decided or found.calibration.config
@@ -83,7 +83,7 @@ def score_split(
     if (score := measured.get(task.metric)) is not None:
         rows = measure_split(task, score, summaries, data, prepared.examples[split], prepared.tokenizer, decided)
         found.files[f"{split}{ROWS}"] = pack_rows(rows)
-    found.decided = decided or task.tuned_config(scores) | found.calibration.config
+    found.decided = decided or task.tuned_config(scores, data) | found.calibration.config
     without = {}
     if len(leaks := prepared.checked.find_leaks(split)):
         without = task.score_without(leaks, summaries, data, found.decided)

@@ -344,7 +344,7 @@ def test_rows_of_equal_weight_have_the_scores_of_the_task(case, is_decided):
     summaries = (summaries.double() if summaries.is_floating_point() else summaries).numpy()
     scores = task.score(summaries, dev)
     decided = None
-    if is_decided and (decided := task.tuned_config(scores)):
+    if is_decided and (decided := task.tuned_config(scores, dev)):
         decided = {name: np.asarray(value) + 0.1 for name, value in decided.items()}
         scores = task.score(summaries, dev, decided)
     measured = task.measure_rows(summaries, dev, decided)
