@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from bertkit.data.formats.inputs import Input, Line
 from bertkit.errors import UsageError
-from bertkit.inference.predictor import Predictor
+from bertkit.inference.predictor import Predictor, take_rows
 from bertkit.model.bilstm_heads import BertFeaturesForTokenClassification
 from bertkit.model.onnx import OnnxModel
 from bertkit.tasks.prediction import run_model
@@ -51,7 +51,7 @@ def explain(
         UsageError: The predictor's results cannot be explained (`check_explainable`).
     """
     check_explainable(predictor)
-    inputs, again = tee(inputs)
+    inputs, again = tee(take_rows(inputs))
     for given, result in zip(again, predictor.stream(inputs, at_once), strict=True):
         if "error" not in result:
             example = predictor.read(given.value if isinstance(given, Line) else given)

@@ -151,7 +151,7 @@ class Predictor:
         self.settings = PredictionSettings(model, tokenizer, lengths, pairs, top, set_limit)
 
     def __call__(self, inputs: Sequence[Input | Sequence[str]]) -> list[Result]:
-        """Return the result of each input.
+        """Return the result of each input; the inputs in a DataFrame of pandas are its rows.
 
         Raises:
             UsageError: An input (named by its index, from 0) does not fit this model, or `inputs` is not a list.
@@ -181,7 +181,7 @@ class Predictor:
         Raises:
             UsageError: The columns of a table are not those of the texts.
         """
-        for chunk in cut_into_chunks(inputs, at_once or INPUTS_A_CHUNK, CHARACTERS_A_CHUNK):
+        for chunk in cut_into_chunks(take_rows(inputs), at_once or INPUTS_A_CHUNK, CHARACTERS_A_CHUNK):
             results: list[Result] = [{} for _ in chunk]
             examples = {}
             for place, line in enumerate(chunk):
@@ -270,7 +270,7 @@ class Predictor:
         if output.suffix not in WRITERS:
             form = self.format_for_pipeline if is_pipeline else None
             return write_results(self.stream(inputs, at_once), output, report, form)
-        inputs, again = tee(inputs)  # which differ by one chunk at most
+        inputs, again = tee(take_rows(inputs))  # which differ by one chunk at most
         columns = self.task.list_columns(self.settings)
 
         def write(results: Iterable[Result], file: IO[Any]) -> None:
@@ -302,6 +302,11 @@ class Predictor:
             expected = f"expected a multiple of {len(fields)} texts ({' and '.join(fields)})"
             raise UsageError(f"{expected}, got {len(texts)}; give them in order")
         return [texts[start : start + len(fields)] for start in range(0, len(texts), len(fields))]
+
+
+def take_rows(inputs: Iterable[Any]) -> Iterable[Any]:
+    """Return inputs unchanged, but the rows of a DataFrame of pandas, which by itself yields the names of columns."""
+    return inputs.to_dict("records") if hasattr(inputs, "iterrows") else inputs
 
 
 def locate(error: UsageError, given: Any) -> str:

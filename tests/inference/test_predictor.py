@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 import shlex
@@ -13,7 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import datasets
 import numpy as np
+import pandas
 import pytest
 import torch
 from transformers import AutoModelForNextSentencePrediction, AutoTokenizer, pipeline
@@ -556,16 +559,18 @@ def test_lines_are_read_in_each_form(tmp_path, monkeypatch):
     for name, text in forms.items():
         (tmp_path / name).write_text(text, encoding="utf-8", newline="")
         inputs = [line.value for line in read_inputs(str(tmp_path / name))]
-        assert [given if isinstance(given, str) else given["text"] for given in inputs] == ["good", "bad", "so"]
+        empty = [""] * (name == "a.txt")  # each line of a text is answered
+        found = [given if isinstance(given, str) else given["text"] for given in inputs]
+        assert found == ["good", "bad", *empty, "so"]
 
 
 def test_standard_input_is_text_but_for_lines_that_begin_as_json(monkeypatch):
     stdin = io.TextIOWrapper(io.BytesIO(b'good\n\n{"text": "bad"}\n"so"\n[so]\n{so}\n'))
     monkeypatch.setattr("sys.stdin", stdin)
     lines = list(read_inputs("-"))
-    assert [line.value for line in lines[:4]] == ["good", {"text": "bad"}, "so", "[so]"]
-    assert "is not a JSON" in str(lines[4].value)
-    assert [line.place for line in lines] == [f"standard input, line {number}" for number in (1, 3, 4, 5, 6)]
+    assert [line.value for line in lines[:5]] == ["good", "", {"text": "bad"}, "so", "[so]"]
+    assert "is not a JSON" in str(lines[5].value)
+    assert [line.place for line in lines] == [f"standard input, line {number}" for number in range(1, 7)]
 
 
 def test_standard_input_that_is_closed_is_one_line(monkeypatch):
@@ -626,6 +631,7 @@ BAD = [
         b"text\tid\nx\t1\ny\nz\t2\t3\nw\t4\n",
         {1: "line 3 has 1 column, but the header names 2", 2: "line 4 has 3"},
     ),
+    ("a.txt", b"x\ny\0\nz\nw\n", {1: "line 2 has a NUL byte"}),
     ("a.jsonl", b'"x"\n\n\n{"txt": "y"}\n"z"\n{"text": "w"}\n', {1: "line 4: text is missing"}),
     (
         "a.jsonl",
@@ -659,6 +665,9 @@ def test_a_bad_line_is_named_and_does_not_stop_the_others(name, content, wrong, 
         ("a.docx", b"x", "must end in .jsonl, .json, .csv, .tsv, .txt, .parquet"),
         ("a.tsv", b"text\ttext\n", "line 1: the header must name every column exactly once"),
         ("a.tsv", b"\xff\n", "line 1 is not UTF-8"),
+        ("a.txt", "good\n".encode("utf-16"), "a.txt is in UTF-16 or binary; save it as text in UTF-8"),
+        ("a.jsonl", '"good"\n'.encode("utf-16-be"), "a.jsonl is in UTF-16 or binary"),
+        ("a.csv", "text\n".encode("utf-16"), "a.csv is in UTF-16 or binary"),
     ],
 )
 def test_a_file_that_is_none_is_one_line(name, content, message, tmp_path):
@@ -888,6 +897,20 @@ def test_the_precision_is_that_of_training_unless_another_is_asked_for(classifie
     found, expected = ([x["probability"] for x in side(TEXTS)] for side in (predictor, exact))
     assert found == pytest.approx(expected, abs=0.05)
     assert (found == expected) is not has_bf16
+
+
+def test_the_rows_of_a_frame_are_inputs_whose_texts_are_the_columns_of_the_run(tmp_path):
+    """A DataFrame by itself is a sequence of the names of its columns."""
+    folder = write_head(tmp_path, "BertForSequenceClassification", text_columns=["body"])
+    frame = pandas.DataFrame({"title": "bad", "body": ["good", math.nan, "bad so"], "stars": [1, 2, 3]})
+    predictor = Exact(folder)
+    expected = predictor(["good", "", "bad so"])
+    assert predictor(frame) == predictor(datasets.Dataset.from_pandas(frame)) == expected
+    assert predictor(frame["body"].fillna("")) == expected
+    with pytest.raises(UsageError, match="input 0: the input has title, stars, but not body; give it"):
+        predictor(frame.drop(columns="body"))
+    with pytest.raises(UsageError, match="inputs must be a list, got dict"):
+        predictor(frame.to_dict("list"))
 
 
 def test_the_predictor_is_a_public_name_and_takes_lists(classifier):

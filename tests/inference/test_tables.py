@@ -294,7 +294,7 @@ def test_the_command_reads_and_writes_tables(call, classifier, tmp_path):
         (["--output", "a.csv.gz"], "a.csv.gz must end in .jsonl, .csv, .tsv, ."),
         (["--output", "a.json"], "a.json must end in .jsonl, .csv, .tsv, ."),
         (
-            ["--text", "text,text,text"],
+            ["--text", "text", "--text", "text,text"],
             "in.csv, line 2: expected 1 text (text), got 3; give them in order, or name the col",
         ),
         (["--format", "x"], "--format x must be one of bertkit, pipeline"),

@@ -9,6 +9,7 @@ import gzip
 import os
 import sys
 import zlib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -80,17 +81,19 @@ def check_output(source: str, output: Path, option: str = "--output") -> None:
 
 
 def read_inputs(source: str, columns: Sequence[str] = ()) -> Iterator[Line]:
-    """Yield the inputs of a file or of standard input, read lazily; empty lines are skipped.
+    """Yield the inputs of a file or of standard input, read lazily.
 
     The suffix decides the format. .jsonl: one object or string per line. .json: an array of these. .csv (RFC 4180) and
     .tsv (quoted if the whole file is, as for training): columns named by the first line. .parquet: columns. .txt: one
-    text per line. On standard input, a line that begins with { or " is JSON, any other line is a text.
+    text per line, which may be empty; empty lines of other files are skipped. On standard input, a line that begins
+    with { or " is JSON, any other line is a text.
 
     Args:
         columns: The columns that a table must have.
 
     Raises:
-        UsageError: The file cannot be read, a table does not name its columns, or one of `columns` is missing.
+        UsageError: The file cannot be read or is in UTF-16, a table does not name its columns, or one of `columns` is
+            missing.
     """
     check_source(source)
     kind = find_suffix(source) if source != STDIN else STDIN
@@ -138,8 +141,8 @@ def read_lines(file: BinaryIO, source: str, kind: str) -> Iterator[Line]:
     for place, text in walk_lines(file, source):
         if isinstance(text, UsageError):
             yield Line(text, place)
-        elif text.strip():
-            is_json = kind == ".jsonl" or (kind == STDIN and text.lstrip()[0] in '{"')
+        elif text.strip() or kind != ".jsonl":
+            is_json = kind == ".jsonl" or (kind == STDIN and text.lstrip()[:1] in ("{", '"'))
             yield Line(parse_line(text) if is_json else text, place)
 
 
@@ -262,12 +265,17 @@ def walk_lines(file: BinaryIO, source: str, *, keep_ends: bool = False) -> Itera
     """Yield the place of each line, and its text or the error in it.
 
     An overlong line is never held in memory completely.
+
+    Raises:
+        UsageError: The first line is in UTF-16 or has a NUL byte.
     """
     name = "standard input" if source == STDIN else source
     most = 4 * LONGEST_LINE + len("\ufeff\r\n".encode())  # bytes
     for number in count(1):
         if not (line := file.readline(most + 1)):
             return
+        if number == 1 and (b"\0" in line or line.startswith((BOM_UTF16_LE, BOM_UTF16_BE))):
+            raise UsageError(f"{name} is in UTF-16 or binary; save it as text in UTF-8")
         is_cut = len(line) > most
         while is_cut and line and not line.endswith(b"\n"):
             line = file.readline(most)
@@ -284,6 +292,8 @@ def refuse_length() -> UsageError:
 
 def decode_line(line: bytes, number: int) -> str | UsageError:
     """Decode a line; a byte order mark is dropped from the first one."""
+    if b"\0" in line:
+        return UsageError("has a NUL byte, as in binary files and UTF-16; give text in UTF-8")
     try:
         return line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError:
@@ -299,8 +309,10 @@ def parse_line(text: str) -> Input | UsageError:
 
 
 def make_text(value: Any) -> str:
-    """Return the text of a cell: a missing value is empty, and any value that is not a text is its JSON."""
-    return value if isinstance(value, str) else "" if value is None else msgspec.json.encode(value).decode()
+    """Return the text of a cell: null and NaN are empty, and any other value that is not a text is its JSON."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None or value != value else msgspec.json.encode(value).decode()
 
 
 def cut_into_chunks(inputs: Iterable[Any], most: int, enough: int) -> Iterator[list[Any]]:
