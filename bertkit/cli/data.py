@@ -26,6 +26,7 @@ from bertkit.cli.options import (
     Workers,
     app,
     corpora,
+    split_names,
 )
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal
 from bertkit.tasks.option import CLASSIFY_OPTIONS
@@ -40,10 +41,10 @@ def doctor(
         str, typer.Option("--task", help="classify, ner, squad1, squad2, swag, or a GLUE task such as cola.")
     ] = "classify",
     text: Annotated[
-        str | None, typer.Option("--text", help=CLASSIFY_OPTIONS["text"].help, metavar="COLUMN[,COLUMN]")
+        list[str] | None, typer.Option("--text", help=CLASSIFY_OPTIONS["text"].help, metavar="COLUMN[,COLUMN]")
     ] = None,
     label: Annotated[
-        str | None, typer.Option("--label", help=CLASSIFY_OPTIONS["label"].help, metavar="COLUMN[,COLUMN…]")
+        list[str] | None, typer.Option("--label", help=CLASSIFY_OPTIONS["label"].help, metavar="COLUMN[,COLUMN…]")
     ] = None,
     model: Annotated[
         str | None,
@@ -64,7 +65,7 @@ def doctor(
         PathOption("--write", help="Write your table without the rows of --drop.", metavar="FILE|DIR"),
     ] = None,
     drop: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--drop",
             help="Rows that --write leaves out: leaks, repeats, contradictory, near, label-errors (default: the first "
@@ -100,7 +101,7 @@ def doctor(
         raise UsageError(f"unknown task {task!r}; {propose(task, known)}")
     if task != "classify" and (text or label):
         raise UsageError(f"--text and --label are for your own texts; leave them or --task {task} out")
-    drops = choose_drops(drop, write)
+    drops = choose_drops(",".join(drop) if drop else None, write)
     if folds:
         check_folds(TASKS[task], folds)
         read_workers(workers)
@@ -110,7 +111,7 @@ def doctor(
             "or leave them out"
         )
     written = read_recipe(recipe) if recipe else {}
-    columns = {name: given.split(",") for name, given in (("text", text), ("label", label)) if given}
+    columns = {"text": split_names(text), "label": split_names(label)}
     given = merge({"checkpoint": model, "data": {"dir": data or None, **columns}}, *map(parse_setting, settings or []))
     with Screen() as screen:
         diagnosis = examine(TASKS[task], merge(written, given), model, screen.say)

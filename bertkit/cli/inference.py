@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from bertkit.cli.console import Screen, complain, print_line
-from bertkit.cli.options import JsonFile, PathArgument, PathOption, PlaceArgument, PlaceOption, app, scores
+from bertkit.cli.options import JsonFile, PathArgument, PathOption, PlaceArgument, PlaceOption, app, scores, split_names
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal
 from bertkit.system.signals import Interrupted
 
@@ -62,7 +62,7 @@ def predict(
         PathOption("--output", help="Table to write: .csv, .tsv or .parquet; else JSON lines.", metavar="FILE"),
     ] = None,
     text: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option("--text", help="Columns of the texts (default: as in training).", metavar="COLUMN[,COLUMN]"),
     ] = None,
     form: Annotated[
@@ -104,7 +104,7 @@ def predict(
         raise UsageError("give the inputs either as TEXT or with --input FILE (--input - reads standard input)")
     if form not in FORMATS:
         raise UsageError(f"--format {form} must be one of {', '.join(FORMATS)}")
-    columns = text.split(",") if text is not None else None
+    columns = split_names(text)
     if source is not None:
         check_source(source)
         if output is not None:
@@ -253,7 +253,7 @@ def compare(
     ],
     split: Annotated[str | None, typer.Option("--split", help="Split of runs, such as test (default: dev).")] = None,
     label: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option("--label", help="Column of the right labels in tables of predictions; several with commas."),
     ] = None,
     data: Annotated[
@@ -280,7 +280,7 @@ def compare(
     for source in [*sources, *([data] if data else [])] if as_json else []:
         check_output(str(source), as_json, "--json")
     with Screen() as screen:
-        found = compare_all(sources, split, label, data, screen.say)
+        found = compare_all(sources, split, ",".join(label) if label else None, data, screen.say)
         for table in tabulate(found):
             screen.show_table(table)
         screen.say(*comment(found))

@@ -107,6 +107,11 @@ Compile = Annotated[
 ]
 
 
+def split_names(given: list[str] | None) -> list[str] | None:
+    """Return the names in an option that takes several, with commas or repeated; None if there are none."""
+    return [name for names in given or () if names for name in names.split(",")] or None
+
+
 def list_options(options: Options) -> str:
     """Return the end of a help text, which lists the keys of `--set data.KEY=VALUE`."""
     lines = ["Keys of --set data.KEY=VALUE:"]

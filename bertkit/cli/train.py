@@ -28,6 +28,7 @@ from bertkit.cli.options import (
     Settings,
     Workers,
     app,
+    split_names,
     training_command,
 )
 from bertkit.errors import UsageError, explain_disk_error
@@ -76,10 +77,10 @@ def classify(
         str | None, PlaceOption("--data", help=CLASSIFY_OPTIONS["dir"].help, metavar="FILE|DIR|NAME")
     ] = None,
     text: Annotated[
-        str | None, typer.Option("--text", help=CLASSIFY_OPTIONS["text"].help, metavar="COLUMN[,COLUMN]")
+        list[str] | None, typer.Option("--text", help=CLASSIFY_OPTIONS["text"].help, metavar="COLUMN[,COLUMN]")
     ] = None,
     label: Annotated[
-        str | None, typer.Option("--label", help=CLASSIFY_OPTIONS["label"].help, metavar="COLUMN[,COLUMN…]")
+        list[str] | None, typer.Option("--label", help=CLASSIFY_OPTIONS["label"].help, metavar="COLUMN[,COLUMN…]")
     ] = None,
     folds: Folds = 0,
     grid: Grid = False,
@@ -98,7 +99,7 @@ def classify(
 
     $ bertkit classify --data reviews.csv --folds 5 --output runs/folds
     """
-    columns = {name: given.split(",") if given else None for name, given in (("text", text), ("label", label))}
+    columns = {"text": split_names(text), "label": split_names(label)}
     train_own("classify", options, {"dir": data, **columns}, folds, grid, restarts, workers, search)
 
 

@@ -226,7 +226,7 @@ def test_predicted_numbers_beside_whole_ones_are_a_regression(tmp_path):
     assert (result.verdict, result.first.title.key) == ("worse", "pearson")
 
 
-def test_several_labels_may_have_a_column_each_and_further_predictions(tmp_path):
+def test_several_labels_may_have_a_column_each_and_further_predictions(tmp_path, call):
     """a and b are right in every row: F1 is 1, 1 and, for c, which nobody has, 0."""
     paths = []
     for name, found in (("x", "a|b|c"), ("y", "a|b")):
@@ -235,6 +235,8 @@ def test_several_labels_may_have_a_column_each_and_further_predictions(tmp_path)
         paths[-1].write_text("\n".join(["text,a,b,labels", *rows]) + "\n")
     (result,) = compare(paths, label="a,b")
     assert [one.rate()[0] for one in (result.first, result.second)] == pytest.approx([200 / 3] * 2)
+    _, printed, _ = call("compare", *paths, "--label", "a,b")
+    assert call("compare", *paths, "--label", "a", "--label", "b")[1] == printed
     with pytest.raises(UsageError, match=r"x.csv: no 'labels' is one of the right labels; name the column of these"):
         compare(paths, label="a")
 

@@ -255,6 +255,9 @@ def test_mistakes_at_the_command_line(call, tmp_path):
     named = ("reviews.csv", "--text", "title", "--label", "stars")
     for words, message in (
         ((*named, "--drop", "all"), "unknown 'all' in --drop; expected some of leaks"),
+        ((*named, "--drop", "all", "--drop", "near"), "unknown 'all' in --drop"),
+        (("reviews.csv", "--text", "none", *named[1:]), "has no column 'none'"),
+        (("reviews.csv", "--label", "none", *named[1:]), "has no column 'none'"),
         ((*named, "--drop", "near"), "--drop names the rows that --write leaves out; add --write"),
         ((), "no data to check; name them: bertkit doctor FILE, or --task cola"),
         ((*named, "--json", "reviews.csv/found.json"), "is where a folder is expected"),

@@ -134,7 +134,8 @@ def test_a_grid_of_several_labels(call, small, tmp_path):
     ("arguments", "words"),
     [
         (["--data", "nothing.csv"], "'nothing.csv' does not exist; give a file"),
-        (["--data", "reviews.csv", "--text", "boby"], "boby"),
+        (["--data", "reviews.csv", "--text", "boby", "--text", "body"], "no column 'boby'"),
+        (["--data", "reviews.csv", "--label", "stras", "--label", "stars"], "no column 'stras'"),
         (["--data", "reviews.csv", "--label", "id"], "too many for labels; choose another column with --label"),
         (["--data", "reviews.csv", "--folds", "1"], "--folds is 1; give at least 2"),
         (["--data", "reviews.csv", "--folds", "2", "--grid"], "--folds is without --grid and --restarts"),
