@@ -316,6 +316,7 @@ def test_a_run_leaves_conll_files_and_a_model_for_plain_transformers(tmp_path, f
     assert model.config.id2label == dict(enumerate(("O", "B-LOC", "B-PER", "I-LOC", "I-PER")))
     answer = pipeline("token-classification", str(tmp_path / "run"), aggregation_strategy="first")("good word1 bad")
     assert isinstance(answer, list)
+    assert 'aggregation_strategy="first"' in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_test_set_that_is_not_there_has_no_scores(tmp_path, start):
