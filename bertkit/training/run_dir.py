@@ -114,7 +114,7 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
             raise UsageError(f"{output} is not empty and holds no run; name another directory with --output")
         return None
     differences = find_differences(*map(list_decisive, (read_recipe(output / RECIPE_FILE), recipe)))
-    if differences and has_begun(output):
+    if differences and (has_begun(output) or (output / "config.json").exists()):  # best/ has no log, but a model
         raise UsageError(
             f"{output} belongs to another run ({name_differences(differences)}); name another directory with --output"
         )

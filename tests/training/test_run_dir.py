@@ -99,7 +99,7 @@ def test_a_directory_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
 def test_metrics_that_are_none_are_one_line(tmp_path, content):
     (tmp_path / "metrics.json").write_text(content)
     with pytest.raises(
-        UsageError, match=r"metrics\.json is damaged .*; delete it, and the same command evaluates again"
+        UsageError, match=r"metrics\.json is damaged .*; delete it, and the same command completes the run"
     ):
         read_metrics(tmp_path / "metrics.json")
 

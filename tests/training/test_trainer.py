@@ -305,6 +305,8 @@ def test_the_best_is_kept_beside_the_last(recipe, tmp_path, keep):
     )
     assert not (output / ".best").exists()
     assert Predictor(output / "best").settings.lengths == Predictor(output).settings.lengths == {"max_length": 32}
+    with pytest.raises(UsageError, match="best belongs to another run"):
+        run(PRETRAIN, recipe, output=output / "best")
 
 
 def test_a_damaged_checkpoint_is_no_best_model(recipe, tmp_path):
