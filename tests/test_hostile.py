@@ -57,14 +57,19 @@ def write_code(folder, mark):
     ):
         content = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps(content | {"auto_map": keys, "tokenizer_class": "Tokenizer"}))
+    return folder / "tokenizer_config.json"
 
 
 def test_code_that_comes_with_a_model_is_not_run(tmp_path, mark):
     folder = write_checkpoint(tmp_path / "bert", labels=("yes", "no"))
-    write_code(folder, mark)
+    written = write_code(folder, mark)
     load_config(str(folder))
     load_model(BertForSequenceClassification, str(folder), {})
-    load_tokenizer(str(folder))
+    with pytest.raises(UsageError, match="is code of its own, which bertkit never runs; "):
+        load_tokenizer(str(folder))
+    content = json.loads(written.read_text())
+    del content["auto_map"]
+    written.write_text(json.dumps(content | {"tokenizer_class": "BertTokenizer"}))
     (found,) = Predictor(folder)(["good word1"])
     assert found["label"] in ("yes", "no")
     data = {"dir": str(write_glue(tmp_path / "glue")), "max_length": 16}
@@ -72,7 +77,6 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path, mark):
     run(TASKS["rte"], recipe, output=tmp_path / "run")
     assert not mark.exists()
     assert "auto_map" not in json.loads((tmp_path / "run" / "config.json").read_text()), "nor is it handed on"
-    assert "auto_map" not in json.loads((tmp_path / "run" / "tokenizer_config.json").read_text())
 
 
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])

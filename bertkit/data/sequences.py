@@ -1,8 +1,8 @@
 """Texts and pairs of texts -> token sequences and batches for fine-tuning (paper section 4).
 
-The format is that of pre-training: [CLS] A [SEP], or [CLS] A [SEP] B [SEP]; several sequences per example for multiple
-choice (4.4), and for long texts (`bertkit.data.long_texts`). A batch is padded to its longest sequence, and the model
-removes the padding. Left out: the meaning of the labels.
+The format is that of pre-training: [CLS] A [SEP], or [CLS] A [SEP] B [SEP] unless a tokenizer joins pairs otherwise;
+several sequences per example for multiple choice (4.4), and for long texts (`bertkit.data.long_texts`). A batch is
+padded to its longest sequence, and the model removes the padding. Left out: the meaning of the labels.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertkit.data.tokenizer import find_words
+from bertkit.data.tokenizer import find_form, find_words
 from bertkit.system.files import take_fingerprint
 
 if TYPE_CHECKING:
@@ -158,8 +158,9 @@ def encode_inputs(
 ) -> Sequences:
     """Encode E texts and pairs as sequences of at most `max_length` tokens, [CLS] and [SEP] included.
 
-    Longer pairs are truncated at the end, the longer text first until both are equally long, then both. Special tokens
-    written out in a text are treated as ordinary text, as in the reference code.
+    Longer pairs are truncated at the end, the longer text first until both are equally long, then both. [CLS], [SEP],
+    [MASK], [PAD] and [UNK] written out in a text are ordinary text, as in the reference code; other special tokens that
+    the tokenizer has are tokens.
 
     Differs from the paper: where the room for a pair is odd and both texts are longer than half of it, the reference
     code gives the odd token to A; here, as in tokenizers, the longer text gets it, or B if both are equally long.
@@ -168,8 +169,8 @@ def encode_inputs(
         cut: Returns the sequences of an input from the tokens of its texts and the room for these in a sequence, and
             whether tokens were left out; by default one sequence, truncated as described.
     """
-    words = find_words(tokenizer)
-    cls, sep = (np.array([token], np.int32) for token in (tokenizer.cls_token_id, tokenizer.sep_token_id))
+    words, form = find_words(tokenizer), find_form(tokenizer)
+    before, between, after = (np.array(ids, np.int32) for ids in form[:3])
     chunks, lengths, seconds, shortened, counts = [], [], [], [], []
     for start in range(0, len(inputs), TEXTS_A_BATCH):
         parts = []
@@ -177,13 +178,12 @@ def encode_inputs(
         ids, sizes = words.encode(list(chain.from_iterable(texts)), np.int32)
         pieces = iter(np.split(ids, np.cumsum(sizes)[:-1]))
         for text in texts:
-            found, is_shortened = cut([next(pieces) for _ in text], max_length - 1 - len(text))
+            special = form.count(len(text))
+            found, is_shortened = cut([next(pieces) for _ in text], max_length - special)
             for sequence in found:
-                parts.append(cls)
-                for piece in sequence:
-                    parts += [piece, sep]
-                lengths.append(1 + sum(map(len, sequence)) + len(sequence))
-                seconds.append(len(sequence[1]) + 1 if len(sequence) == 2 else 0)
+                parts += [before, sequence[0], *(each for piece in sequence[1:] for each in (between, piece)), after]
+                lengths.append(special + sum(map(len, sequence)))
+                seconds.append(len(sequence[1]) + len(after) if len(sequence) == 2 and form.second_type else 0)
             shortened.append(is_shortened)
             counts.append(len(found))
         chunks.append(np.concatenate(parts))  # many small arrays take several times their tokens

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from bertkit.data.sequences import Items
-from bertkit.data.tokenizer import find_words
+from bertkit.data.tokenizer import find_backend, find_form, find_words
+from bertkit.errors import UsageError
 from bertkit.system.files import take_fingerprint
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ class Windows(Items):
             completely in the window or there is none.
         max_answer_length: Maximum length of a predicted answer, in tokens.
         shortened: (Q,) bool, whether a question was truncated.
+        second_type: The token type of the context.
     """
 
     questions: Sequence[Question]
@@ -145,6 +147,7 @@ class Windows(Items):
     answers: np.ndarray
     max_answer_length: int
     shortened: np.ndarray
+    second_type: int = 1
 
     def __len__(self) -> int:
         return len(self.owners)
@@ -160,7 +163,7 @@ class Windows(Items):
         window = context[self.starts[index] : self.starts[index] + self.lengths[index]]
         ids = np.concatenate([[self.cls], question, [self.sep], window, [self.sep]]).astype(np.int64)
         segments = np.zeros_like(ids)
-        segments[len(question) + 2 :] = 1
+        segments[len(question) + 2 :] = self.second_type
         start, end = self.answers[index]
         return {"input_ids": ids, "token_type_ids": segments, "start_positions": start, "end_positions": end}
 
@@ -200,6 +203,12 @@ def encode_questions(
         max_query_length: Tokens after which a question is truncated.
         max_answer_length: Maximum length of a predicted answer, in tokens.
     """
+    form = find_form(tokenizer)
+    if form.between != form.after:
+        raise UsageError(
+            "the tokenizer joins a question and its context with several special tokens, not with [SEP]; answers need "
+            "a checkpoint that reads pairs as BERT does"
+        )
     texts = dict.fromkeys(question.context for question in questions)
     places = {text: place for place, text in enumerate(texts)}
     context_ids, context_ends, offsets = tokenize(list(texts), tokenizer, with_offsets=True)
@@ -234,6 +243,7 @@ def encode_questions(
         answers=np.array(answers, np.int64),
         max_answer_length=max_answer_length,
         shortened=shortened,
+        second_type=form.second_type,
     )
 
 
@@ -242,21 +252,24 @@ def tokenize(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tokenize texts into flat arrays.
 
-    Special tokens written out in a text are treated as ordinary text, as in the reference code.
-
     Returns:
         (N,) the tokens of all texts, the end offset of each text, and (N, 2) start and end character of each token,
         which is empty without `with_offsets`.
     """
-    backend = find_words(tokenizer).backend
+    backend = find_backend(tokenizer, "locating answers or words")
     encode = backend.encode_batch if with_offsets else backend.encode_batch_fast
+    is_plain = find_words(tokenizer).separator is not None
     ids, offsets, lengths = [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int32)], []
-    for start in range(0, len(texts), CONTEXTS_A_BATCH):
-        for encoding in encode(texts[start : start + CONTEXTS_A_BATCH], add_special_tokens=False):
+    for first in range(0, len(texts), CONTEXTS_A_BATCH):
+        batch = texts[first : first + CONTEXTS_A_BATCH]
+        for text, encoding in zip(batch, encode(batch, add_special_tokens=False), strict=True):
             ids.append(np.array(encoding.ids, np.int32))
             lengths.append(len(encoding.ids))
             if with_offsets:
-                offsets.append(np.array(encoding.offsets, np.int32).reshape(-1, 2))
+                places = encoding.offsets
+                if not is_plain:  # SentencePiece counts the space before a word to its first token
+                    places = [(end - len(text[start:end].lstrip()), end) for start, end in places]
+                offsets.append(np.array(places, np.int32).reshape(-1, 2))
     return np.concatenate(ids), np.cumsum(lengths), np.concatenate(offsets)
 
 

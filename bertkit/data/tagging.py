@@ -19,7 +19,7 @@ import regex
 
 from bertkit.data.formats.columns import Columns
 from bertkit.data.sequences import IGNORED, Items, Sequences
-from bertkit.data.tokenizer import find_words
+from bertkit.data.tokenizer import find_backend, find_words
 from bertkit.system.files import take_fingerprint
 
 ABSENT = -1  # position of a word without a token
@@ -216,13 +216,13 @@ def encode_words(
     """Encode each sentence of a text as one sequence of at most `max_length` tokens.
 
     A sentence that does not fit by itself has several sequences: each has a part of it, at most half of the room, and
-    the rest of the sentence as context. A word that does not fit is truncated. Special tokens written out in a text are
-    treated as ordinary text, as in the reference code.
+    the rest of the sentence as context. A word that does not fit is truncated.
 
     Args:
         names: The label names, O among them.
         context: Whether to include neighbouring sentences of the document.
     """
+    find_backend(tokenizer, "tagging")  # entities are characters of a text
     sentences, room = text.sentences, max_length - 2
     words = [word for sentence in sentences for word in sentence.words]
     ids, lengths = find_words(tokenizer).encode(words, np.int32)

@@ -5,6 +5,8 @@ uncased, splits at whitespace and around punctuation, and splits each word greed
 vocabulary. `tokenizers` does all of this and trains the vocabulary. This module adds the choice of the alphabet, a
 token order that is the same in every run, and reading and writing of the files.
 
+A checkpoint's tokenizer is what transformers' `AutoTokenizer` makes of its files; its code is never run.
+
 Differs from the paper: its trainer was never published; that of `tokenizers` merges the most frequent pair of pieces.
 
 Left out: the token ids of a corpus (`bertkit.data.pretraining.tokenize`).
@@ -18,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -39,7 +41,9 @@ MOST_WORDS = 2_000_000  # distinct words held in memory
 CHARACTERS_A_COUNT = 20_000_000  # characters of text counted before its words are split at punctuation
 LEAST_FREQUENCY = 2  # occurrences that a merged piece needs
 REPEATS = 10_000  # repetitions of a word in one text passed to the trainer
-TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]  # those that are written
+OTHER_FILES = ["config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "*.model"]
+CORE_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 NORMALIZATION = {  # option of tokenizers' BertNormalizer -> option of transformers' BertTokenizerFast
     "lowercase": "do_lower_case",
     "strip_accents": "strip_accents",
@@ -48,22 +52,33 @@ NORMALIZATION = {  # option of tokenizers' BertNormalizer -> option of transform
 LONGEST_TROUBLE = 200  # characters quoted from a library's message
 UNKNOWN = "\U00013000"  # a hieroglyph that hardly any vocabulary contains
 UNLIMITED = 1e9  # tokenizers without a maximum length store 1e30
-TOKENIZER_REMEDY = "save the tokenizer again, or name a BERT tokenizer (WordPiece)"
+TOKENIZER_REMEDY = (
+    "save the tokenizer again, name a BERT tokenizer (WordPiece), or set tokenizer_class in tokenizer_config.json"
+)
 
 
-class TokenizerModel(Struct):
-    """The fields of `model` in tokenizer.json that are read."""
+class AnyModel(Struct):
+    """The fields of `model` in tokenizer.json that are read, of any tokenizer."""
+
+    vocab: dict[str, int] | list[Any]
+
+
+class WordPieceModel(Struct):
+    """The fields of `model` in the tokenizer.json of a BertTokenizer that are read."""
 
     vocab: dict[str, int]
     type: Literal["WordPiece"] = "WordPiece"
 
 
-class TokenizerFile(Struct):
+Model = TypeVar("Model", AnyModel, WordPieceModel)
+
+
+class TokenizerFile(Struct, Generic[Model]):
     """The fields of tokenizer.json that are read."""
 
-    model: TokenizerModel
+    model: Model
     normalizer: dict[str, Any] | None = None
-    added_tokens: list[Any] | None = None
+    added_tokens: list[dict[str, Any]] | None = None
 
 
 def train_vocabulary(
@@ -217,7 +232,7 @@ def train_tokenizer(
     return make_tokenizer(train_vocabulary(texts, cased=cased, **options), cased=cased, max_length=max_length)
 
 
-def save_tokenizer(tokenizer: "BertTokenizerFast", directory: str | Path) -> None:
+def save_tokenizer(tokenizer: Any, directory: str | Path) -> None:
     """Write tokenizer.json, tokenizer_config.json and vocab.txt, which transformers 5 does not write.
 
     The files are written to a hidden folder and moved once all are complete, vocab.txt last.
@@ -240,7 +255,7 @@ def save_tokenizer(tokenizer: "BertTokenizerFast", directory: str | Path) -> Non
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def load_tokenizer(source: str | Path, *, cased: bool | None = None) -> "BertTokenizerFast":
+def load_tokenizer(source: str | Path, *, cased: bool | None = None) -> Any:
     """Load a tokenizer from a directory with tokenizer.json or vocab.txt, a vocab.txt, or a model on the Hub.
 
     The files decide whether it is cased. If they do not say, `cased` decides; without it, the tokenizer is cased if a
@@ -266,47 +281,83 @@ def load_tokenizer(source: str | Path, *, cased: bool | None = None) -> "BertTok
     return _load_directory(_download(str(source)), str(source), cased)
 
 
-def describe_vocabulary(tokenizer: "BertTokenizerFast") -> str:
-    """Return a digest of vocabulary and normalizer; tokenizers with the same digest produce the same ids."""
-    normalizer = json.loads(tokenizer.backend_tokenizer.to_str())["normalizer"]
-    return blake2b(json.dumps([sorted(tokenizer.get_vocab().items()), normalizer]).encode(), digest_size=16).hexdigest()
+def describe_vocabulary(tokenizer: Any) -> str:
+    """Return a digest of a tokenizer; tokenizers with the same digest produce the same ids."""
+    return blake2b(find_backend(tokenizer, "a built corpus").to_str().encode(), digest_size=16).hexdigest()
 
 
-def _load_directory(directory: Path, source: str, cased: bool | None) -> "BertTokenizerFast":
-    from transformers import BertTokenizerFast
+def _load_directory(directory: Path, source: str, cased: bool | None) -> Any:
+    from transformers import AutoTokenizer, BertConfig, BertTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
-    config, settings = {}, {}
-    if (directory / "tokenizer_config.json").exists():
-        config = read_json(directory / "tokenizer_config.json", dict[str, Any], TOKENIZER_REMEDY)
-    if (directory / "tokenizer.json").exists():
-        tokens, settings = _read_tokenizer_json(directory / "tokenizer.json")
-    elif (directory / "vocab.txt").exists():
-        tokens = _read_tokens(directory / "vocab.txt")
-    else:
+    config, model_config = (
+        read_json(directory / name, dict[str, Any], TOKENIZER_REMEDY) if (directory / name).exists() else {}
+        for name in ("tokenizer_config.json", "config.json")
+    )
+    name = str(config.get("tokenizer_class") or model_config.get("tokenizer_class") or "BertTokenizer")[:100]
+    kind = tokenizer_class_from_name(name) or PreTrainedTokenizerFast  # as AutoTokenizer chooses
+    code = config.get("auto_map")
+    if code and (not isinstance(code, dict) or code.get("AutoTokenizer")):
+        raise UsageError(f"the tokenizer of {source} is code of its own, which bertkit never runs; {TOKENIZER_REMEDY}")
+    if not isinstance(kind, type) or not issubclass(kind, PreTrainedTokenizerBase):
+        raise UsageError(f"the tokenizer of {source} is a {name!r}, which transformers lacks; {TOKENIZER_REMEDY}")
+    files = sorted(kind.vocab_files_names.values())
+    if not any((directory / file).exists() for file in files):
         raise UsageError(
-            f"{source} has neither tokenizer.json nor vocab.txt; name a vocabulary or train one with bertkit vocab"
+            f"{source} has neither {' nor '.join(files)}; name a vocabulary or train one with bertkit vocab"
         )
-    _check_tokens(tokens, source)
+    is_plain, tokens, added, settings = issubclass(kind, BertTokenizer), [], set(), {}
+    if (directory / "tokenizer.json").exists():
+        tokens, added, settings = _read_tokenizer_json(directory / "tokenizer.json", is_plain)
+    elif is_plain:
+        tokens = _read_tokens(directory / "vocab.txt")
+        settings["vocab"] = {token: index for index, token in enumerate(tokens)}
     settings |= {name: config[name] for name in NORMALIZATION.values() if config.get(name) is not None}
     if cased is not None and settings.get("do_lower_case") is cased:
         has, wants = ("uncased", "cased") if cased else ("cased", "uncased")
         raise UsageError(
             f"the tokenizer of {source} is {has}, but {wants} was requested; name a tokenizer that is {wants}"
         )
-    settings.setdefault("do_lower_case", not (_guess_cased(tokens) if cased is None else cased))
+    if is_plain:
+        # Differs from stock, which lower-cases unless tokenizer_config.json forbids it.
+        settings.setdefault("do_lower_case", not (_guess_cased(tokens) if cased is None else cased))
+        defaults = [token for name, token in zip(CORE_TOKENS, SPECIAL_TOKENS, strict=True) if name not in config]
+        _check_tokens(tokens, source, [token for token in defaults if token not in added])
     longest = config.get("model_max_length")
     if not isinstance(longest, int | float) or not 0 < longest < UNLIMITED:
         settings["model_max_length"] = 512
+    stock = BertConfig(tokenizer_class=model_config.get("tokenizer_class"))
     try:
-        tokenizer = BertTokenizerFast.from_pretrained(directory, **settings)
-        tokenizer.backend_tokenizer.encode(UNKNOWN)  # fails if the unknown token is not in the vocabulary
+        tokenizer = AutoTokenizer.from_pretrained(directory, config=stock, local_files_only=True, **settings)
+        needed = {name: getattr(tokenizer, name) for name in CORE_TOKENS}
+        if missing := [name for name in CORE_TOKENS[:4] if needed[name] is None]:
+            raise UsageError(f"the tokenizer of {source} has no {missing[0]}; add it to its tokenizer_config.json")
+        _complete(tokenizer)
+        find_words(tokenizer).encode([UNKNOWN], np.int64)  # fails if the unknown token is not in the vocabulary
+        if is_plain:
+            _check_tokens(tokens, source, [token for token in needed.values() if token and token not in added])
+        find_form(tokenizer)
+    except UsageError:
+        raise
     except Exception as error:  # tokenizers raises a plain Exception
         trouble = f"{type(error).__name__}: {join_lines(error)[:LONGEST_TROUBLE]}"
-        raise UsageError(f"the tokenizer of {source} is damaged ({trouble!r}); save it again") from None
-    needed = {name: getattr(tokenizer, name) for name in ("pad_token", "unk_token", "cls_token", "sep_token")}
-    if missing := [name for name, token in needed.items() if token is None]:
-        raise UsageError(f"the tokenizer of {source} has no {missing[0]}; add it to its tokenizer_config.json")
+        if isinstance(error, ImportError):
+            raise UsageError(f"the tokenizer of {source} needs a package ({trouble!r}); install it") from None
+        raise UsageError(f"the tokenizer of {source}, a {name}, is damaged ({trouble!r}); save it again") from None
     return tokenizer
+
+
+def _complete(tokenizer: Any) -> None:
+    """Give a tokenizer whose files add no special tokens those that BERT reads, so that it is saved with them."""
+    from tokenizers.processors import TemplateProcessing
+
+    if tokenizer.is_fast and not tokenizer.backend_tokenizer.num_special_tokens_to_add(is_pair=False):
+        cls, sep = tokenizer.cls_token, tokenizer.sep_token
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=[cls, "$A", sep],
+            pair=[cls, "$A", sep, "$B:1", f"{sep}:1"],
+            special_tokens=[(cls, tokenizer.cls_token_id), (sep, tokenizer.sep_token_id)],
+        )
 
 
 def _download(name: str) -> Path:
@@ -315,33 +366,40 @@ def _download(name: str) -> Path:
 
     trouble = find_hub_trouble(name, "model")
     try:
-        return Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES, local_files_only=trouble is not None))
+        files = [*TOKENIZER_FILES, *OTHER_FILES]
+        return Path(snapshot_download(name, allow_patterns=files, local_files_only=trouble is not None))
     except Exception as error:  # includes HTTP errors: huggingface_hub has changed its HTTP library more than once
         reason = trouble or f"the tokenizer of {name!r} cannot be downloaded ({join_lines(error)})"
         raise UsageError(f"{reason}; name a directory with a vocabulary or train one with bertkit vocab") from None
 
 
-def _read_tokenizer_json(path: Path) -> tuple[list[str], dict[str, Any]]:
-    """Return the tokens in the order of their ids, and the settings that `BertTokenizerFast` takes from elsewhere.
+def _read_tokenizer_json(path: Path, is_plain: bool) -> tuple[list[str], set[str], dict[str, Any]]:
+    """Return the tokens in the order of their ids, the added tokens, and settings of a `BertTokenizer`.
 
-    Without tokenizer_config.json, `BertTokenizerFast` lower-cases every text, whatever tokenizer.json says.
+    Without tokenizer_config.json, `BertTokenizer` lower-cases every text, whatever tokenizer.json says.
+
+    Args:
+        is_plain: Whether a `BertTokenizer` reads the file; for others the tokens and settings are empty.
     """
-    content = read_json(path, TokenizerFile, TOKENIZER_REMEDY)
-    ids, normalizer = content.model.vocab, content.normalizer or {}
-    # tokenizers stores every missing id: a single id of two billion would take 10 GB.
-    most = len(ids) + len(content.added_tokens or [])
-    if len(set(ids.values())) < len(ids) or not all(0 <= index < most for index in ids.values()):
-        raise UsageError(f"{path} does not number its tokens from 0 without gaps; save the tokenizer again")
+    content = read_json(path, TokenizerFile[WordPieceModel if is_plain else AnyModel], TOKENIZER_REMEDY)
+    ids, normalizer, added = content.model.vocab, content.normalizer or {}, content.added_tokens or []
+    if isinstance(ids, dict):
+        # tokenizers stores every missing id: a single id of two billion would take 10 GB.
+        most = len(ids) + len(added)
+        if len(set(ids.values())) < len(ids) or not all(0 <= index < most for index in ids.values()):
+            raise UsageError(f"{path} does not number its tokens from 0 without gaps; save the tokenizer again")
+    if not is_plain:
+        return [], set(), {}
     settings = {name: normalizer[key] for key, name in NORMALIZATION.items() if key in normalizer}
-    return sorted(ids, key=ids.__getitem__), settings
+    return sorted(ids, key=ids.__getitem__), {str(token.get("content")) for token in added}, settings
 
 
 def _read_tokens(path: Path) -> list[str]:
-    return [line.rstrip() for line in read_lines(path)]
+    return list(read_lines(path))
 
 
-def _check_tokens(tokens: Sequence[str], source: str) -> None:
-    if missing := [token for token in SPECIAL_TOKENS if token not in tokens]:
+def _check_tokens(tokens: Sequence[str], source: str, needed: Sequence[str] = SPECIAL_TOKENS) -> None:
+    if missing := [token for token in needed if token not in tokens]:
         raise UsageError(
             f"{source} is not a BERT vocabulary: it has no {', '.join(missing)}; name a vocab.txt or its directory"
         )
@@ -365,15 +423,83 @@ _WORDS: WeakKeyDictionary[Any, tuple[int, "Words"]] = WeakKeyDictionary()
 def copy_backend(tokenizer: Any) -> Any:
     """Return a copy of the underlying `tokenizers.Tokenizer` without padding and truncation.
 
-    The caller's tokenizer is not changed. The copy treats special tokens written out in a text as ordinary text.
+    The caller's tokenizer is not changed. The copy treats `CORE_TOKENS` written out in a text as ordinary text, and
+    finds all other added tokens. A tokenizer in Python has no backend and is returned itself.
     """
     from tokenizers import Tokenizer
 
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    if not tokenizer.is_fast:
+        return tokenizer
+    state, core = tokenizer.backend_tokenizer.to_str(), list_core(tokenizer)
+    if any(token.special != (token.content in core) for token in tokenizer.added_tokens_decoder.values()):
+        content = json.loads(state)
+        for token in content["added_tokens"]:
+            token["special"] = token["content"] in core
+        state = json.dumps(content)
+    backend = Tokenizer.from_str(state)
     backend.no_padding()
     backend.no_truncation()
     backend.encode_special_tokens = True
     return backend
+
+
+def list_core(tokenizer: Any) -> set[str]:
+    """Return the tokens that are ordinary text where a text spells them: a tokenizer's own `CORE_TOKENS`."""
+    return {token for name in CORE_TOKENS if (token := getattr(tokenizer, name))}
+
+
+def find_backend(tokenizer: Any, what: str) -> Any:
+    """Return the backend of `find_words`, which says which characters each token has.
+
+    Args:
+        what: What needs it, for the message.
+
+    Raises:
+        UsageError: The tokenizer is written in Python, as BertJapaneseTokenizer is.
+    """
+    if not tokenizer.is_fast:
+        raise UsageError(
+            f"{what} needs a tokenizer.json, which gives the characters of each token; this tokenizer is a "
+            f"{type(tokenizer).__name__}, which has none; name another checkpoint"
+        )
+    return find_words(tokenizer).backend
+
+
+class Form(NamedTuple):
+    """How a tokenizer joins texts: the ids before, between and after them, and the token type of the second text."""
+
+    before: list[int]
+    between: list[int]
+    after: list[int]
+    second_type: int
+
+    def count(self, texts: int) -> int:
+        """Return the number of special tokens around one text or two."""
+        return len(self.before) + len(self.after) + len(self.between) * (texts - 1)
+
+
+def find_form(tokenizer: Any) -> Form:
+    """Return the form of a pair; for BERT [CLS], [SEP], [SEP] and 1, for others as their tokenizer.json says.
+
+    Raises:
+        UsageError: A text does not begin with the tokenizer's own [CLS] and end with [SEP].
+    """
+    has_types = "token_type_ids" in tokenizer.model_input_names  # else plain transformers passes zeros
+    cls, sep = [tokenizer.cls_token_id], [tokenizer.sep_token_id]
+    if not tokenizer.is_fast:
+        return Form(cls, sep, sep, int(has_types))
+    backend = find_words(tokenizer).backend
+    alone, found = backend.encode("a").ids, backend.encode("a", "b")
+    owners = found.sequence_ids
+    first, second = owners.index(0), owners.index(1)
+    between = [place for place in range(first, second) if owners[place] is None]
+    after = len(owners) - owners[::-1].index(1)
+    ids, types = found.ids, found.type_ids
+    if (alone[:1], ids[:first], alone[-1:], ids[after:]) != (cls, cls, sep, sep):
+        raise UsageError(
+            "the tokenizer does not write a text as [CLS] text [SEP], which BERT reads; correct its tokenizer.json"
+        )
+    return Form(ids[:first], [ids[place] for place in between], ids[after:], types[second] if has_types else 0)
 
 
 def find_words(tokenizer: Any) -> "Words":
@@ -389,23 +515,42 @@ class Words:
     """A tokenizer with a cache of words: most words occur again, and a lookup costs a fifth of tokenizing.
 
     Words are separated by spaces. This is exact, because nothing in BERT's normalizer and pre-tokenizer reaches across
-    a space. For a vocabulary with added tokens that contain spaces, each text is tokenized as a whole.
+    a space. With others, or with added tokens that contain spaces, each text is tokenized as a whole.
     """
 
     def __init__(self, backend: Any) -> None:
+        from tokenizers.normalizers import BertNormalizer
+        from tokenizers.pre_tokenizers import BertPreTokenizer
+
         self.backend = backend
         self.ids: dict[str, list[int]] = {}
-        added = backend.get_added_tokens_decoder().values()
-        self.separator = None if any(not token.special and " " in token.content for token in added) else " "
+        self.is_fast = hasattr(backend, "encode_batch_fast")
+        self.separator = None
+        if self.is_fast and isinstance(backend.normalizer, BertNormalizer):
+            added = backend.get_added_tokens_decoder().values()
+            if isinstance(backend.pre_tokenizer, BertPreTokenizer) and all(
+                len(token.content.split()) == 1 for token in added
+            ):
+                self.separator = " "
+
+    def tokenize(self, texts: list[str]) -> list[list[int]]:
+        """Return the token ids of each text."""
+        if self.is_fast:
+            return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+        found = []
+        for text in texts:
+            for token in list_core(self.backend):
+                text = text.replace(token, f"{token[:1]} {token[1:]}")  # ordinary text
+            found.append(self.backend.convert_tokens_to_ids(self.backend.tokenize(text)))
+        return found
 
     def encode(self, texts: list[str], dtype: type[np.unsignedinteger]) -> tuple[np.ndarray, np.ndarray]:
         """Return the token ids of all texts concatenated (N,), and the number of tokens of each text (S,) int64."""
         words = [text.split(self.separator) if self.separator else [text] for text in texts]
-        if len(self.ids) > WORDS_REMEMBERED:
+        if len(self.ids) > WORDS_REMEMBERED or not self.separator:
             self.ids.clear()
         new = list(set(chain.from_iterable(words)) - self.ids.keys())
-        encodings = self.backend.encode_batch_fast(new, add_special_tokens=False)
-        self.ids.update((word, encoding.ids) for word, encoding in zip(new, encodings, strict=True))
+        self.ids.update(zip(new, self.tokenize(new), strict=True))
         look_up = self.ids.__getitem__
         found = [list(chain.from_iterable(map(look_up, line))) for line in words]
         lengths = np.fromiter(map(len, found), np.int64, len(found))

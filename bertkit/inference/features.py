@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bertkit.data.formats.inputs import check_output, cut_into_chunks, walk_lines
 from bertkit.data.sequences import encode_texts
-from bertkit.data.tokenizer import find_words, load_tokenizer
+from bertkit.data.tokenizer import find_backend, load_tokenizer
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.model.bert import BertModel
 from bertkit.model.bilstm import FEATURE_LAYERS
@@ -96,7 +96,7 @@ def describe_texts(
 ) -> Iterator[dict[str, Any]]:
     """Yield the object for each text, in order, as in `extract`, with vectors as arrays."""
     longest = model.config.max_position_embeddings
-    backend = find_words(tokenizer).backend  # treats special tokens in a text as ordinary text, as the encoder does
+    backend = find_backend(tokenizer, "--pool words") if pool == "words" else None
     done = 0
     for chunk in cut_into_chunks(texts, TEXTS_A_CHUNK, CHARACTERS_A_TEXT_CHUNK):
         sequences = encode_texts([chunk], None, tokenizer, 1 << 30)

@@ -583,7 +583,7 @@ def encode_masked(text: str, settings: PredictionSettings) -> list[int]:
     ids: list[int] = []
     for number, piece in enumerate(text.split(MASK)):
         ids += [settings.tokenizer.mask_token_id] * bool(number)
-        ids += find_words(settings.tokenizer).encode([piece], np.int64)[0].tolist()
+        ids += find_words(settings.tokenizer).encode([piece.strip()], np.int64)[0].tolist()
     return ids
 
 

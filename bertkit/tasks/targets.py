@@ -13,6 +13,7 @@ from bertkit.data.long_texts import choose_cut
 from bertkit.data.sequences import Sequences
 from bertkit.data.spans import Question, Windows, cut, locate_answer, tokenize
 from bertkit.data.tagging import ABSENT, WordWindows, group_tokens
+from bertkit.data.tokenizer import find_form
 from bertkit.tasks.option import TEXT_OPTIONS, list_defaults
 
 if TYPE_CHECKING:
@@ -111,8 +112,10 @@ class TextTargets(Targets):
         """Return the words of the texts, and the word of each token of each window."""
         lengths = {**list_defaults(TEXT_OPTIONS), **settings.lengths}
         words, owners = find_words(zip(self.fields, example, strict=False), settings.tokenizer)
-        windows, _ = choose_cut(lengths["long"], lengths["doc_stride"])(owners, settings.max_length - 1 - len(owners))
-        return words, [join_with_specials(parts) for parts in windows]
+        form = find_form(settings.tokenizer)
+        room = settings.max_length - form.count(len(owners))
+        windows, _ = choose_cut(lengths["long"], lengths["doc_stride"])(owners, room)
+        return words, [join_with_specials(parts, len(form.between)) for parts in windows]
 
 
 class AnswerTargets(Targets):
@@ -197,7 +200,12 @@ def find_words(texts: Iterable[tuple[str, str]], tokenizer: Any) -> tuple[list[W
     return words, owners
 
 
-def join_with_specials(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the words (T,) of a sequence's tokens from those of its texts: [CLS] A [SEP], or [CLS] A [SEP] B [SEP]."""
+def join_with_specials(parts: Sequence[np.ndarray], between: int = 1) -> np.ndarray:
+    """Return the words (T,) of a sequence's tokens from those of its texts: [CLS] A [SEP], or [CLS] A [SEP] B [SEP].
+
+    Args:
+        between: The number of special tokens between the texts of a pair.
+    """
     special = np.array([NO_WORD])
-    return np.concatenate([special, *(piece for part in parts for piece in (part, special))])
+    others = (each for part in parts[1:] for each in (special.repeat(between), part))
+    return np.concatenate([special, parts[0], *others, special])

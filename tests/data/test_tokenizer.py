@@ -279,6 +279,17 @@ def test_bare_vocabulary_is_cased_if_it_has_a_capital(tmp_path, end):
         load_tokenizer(tmp_path / "False.txt", cased=True)
 
 
+def test_white_space_in_tokens_is_kept(tmp_path):
+    words = ["\u2002", "\u2003", "##", "##\u2028", "world", "world ", "the"]
+    file = write_tokens(tmp_path / "vocab.txt", [*SPECIAL_TOKENS, *words])
+    reference = BertTokenizerLegacy(str(file))
+    save_tokenizer(load_tokenizer(tmp_path), tmp_path / "run")
+    for source in (file, tmp_path, tmp_path / "run"):
+        ours = load_tokenizer(source)
+        assert ours.get_vocab() == reference.get_vocab()
+        assert ours("the world \u2002 the")["input_ids"] == reference("the world \u2002 the")["input_ids"]
+
+
 def test_cased_contradicts_the_files(tmp_path):
     save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path)
     assert load_tokenizer(tmp_path, cased=False).tokenize("The dog") == ["the", "dog"]

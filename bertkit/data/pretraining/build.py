@@ -52,7 +52,7 @@ from bertkit.data.pretraining.store import (
     write_shard,
 )
 from bertkit.data.pretraining.tokenize import TokenizedCorpus, choose_dtype
-from bertkit.data.tokenizer import TOKENIZER_FILES, copy_backend, save_tokenizer
+from bertkit.data.tokenizer import TOKENIZER_FILES, find_backend, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
 from bertkit.system.differences import find_differences, name_differences
 from bertkit.system.files import hold_directory, map_in_threads, remove_unfinished, write_json
@@ -95,7 +95,8 @@ def build(
     """
     if deduplicate not in DEDUPLICATE:
         raise UsageError(f"deduplicate is {deduplicate!r}, expected documents or lines; correct it or leave it out")
-    output, pieces, backend = Path(output), cut_sources(sources, PIECE_BYTES), copy_backend(tokenizer).to_str()
+    backend = find_backend(tokenizer, "a built corpus").to_str()
+    output, pieces = Path(output), cut_sources(sources, PIECE_BYTES)
     options = {"split_sentences": split_sentences, "language": language, "deduplicate": deduplicate}
     asked = describe_build(pieces, backend, options)
     if output.exists() and not output.is_dir():
