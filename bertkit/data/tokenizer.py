@@ -70,13 +70,13 @@ class WordPieceModel(Struct):
     type: Literal["WordPiece"] = "WordPiece"
 
 
-Model = TypeVar("Model", AnyModel, WordPieceModel)
+ReadModel = TypeVar("ReadModel", AnyModel, WordPieceModel)
 
 
-class TokenizerFile(Struct, Generic[Model]):
+class TokenizerFile(Struct, Generic[ReadModel]):
     """The fields of tokenizer.json that are read."""
 
-    model: Model
+    model: ReadModel
     normalizer: dict[str, Any] | None = None
     added_tokens: list[dict[str, Any]] | None = None
 
@@ -448,18 +448,18 @@ def list_core(tokenizer: Any) -> set[str]:
     return {token for name in CORE_TOKENS if (token := getattr(tokenizer, name))}
 
 
-def find_backend(tokenizer: Any, what: str) -> Any:
+def find_backend(tokenizer: Any, use: str) -> Any:
     """Return the backend of `find_words`, which says which characters each token has.
 
     Args:
-        what: What needs it, for the message.
+        use: The use that needs it, for the message.
 
     Raises:
         UsageError: The tokenizer is written in Python, as BertJapaneseTokenizer is.
     """
     if not tokenizer.is_fast:
         raise UsageError(
-            f"{what} needs a tokenizer.json, which gives the characters of each token; this tokenizer is a "
+            f"{use} needs a tokenizer.json, which gives the characters of each token; this tokenizer is a "
             f"{type(tokenizer).__name__}, which has none; name another checkpoint"
         )
     return find_words(tokenizer).backend

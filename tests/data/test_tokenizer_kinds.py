@@ -206,7 +206,7 @@ def test_questions_and_entities_need_the_characters_of_tokens(tmp_path):
     assert isinstance(tokenizer, BertJapaneseTokenizer)
     with pytest.raises(UsageError, match="this tokenizer is a BertJapaneseTokenizer, which has none; name another"):
         encode_questions([QUESTION], tokenizer, **LENGTHS)
-    with pytest.raises(UsageError, match="tagging needs a tokenizer.json"):
+    with pytest.raises(UsageError, match="tagging needs a tokenizer"):
         encode_words(TaggedText("", [], 0, "IOB2", 0), ["O"], tokenizer)
 
 
