@@ -29,6 +29,10 @@ SHAPES = {  # parameter of the encoder -> the configuration's names of its sizes
     "embeddings.token_type_embeddings.weight": ("type_vocab_size", "hidden_size"),
     "encoder.layer.0.intermediate.dense.weight": ("intermediate_size", "hidden_size"),
 }
+BERT_KEYS = {"vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "type_vocab_size"}
+# Names of DataParallel, and of layers in NVIDIA's code, which have their activation inside.
+RENAMED = {r"^module\.": "", r"\.dense_act\.": ".dense."}
+OTHER_WEIGHTS = {"*.h5": "from_tf", "*.msgpack": "from_flax"}  # file -> option of transformers 4 that reads it
 LAYER = re.compile(r"(?:bert\.)?encoder\.layer\.(\d{1,9})\..*")
 TRAINED = ("tau", "thresholds", "temperature", "text_columns", "window_pooling")
 RETURNED = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
@@ -60,6 +64,9 @@ def find_weights(checkpoint: str) -> list[Path]:
             f" but {pickles[0]}, a pickle, which can run any code; if you trust it, load it with transformers and "
             "save it again with save_pretrained"
         )
+    for pattern, option in OTHER_WEIGHTS.items():
+        if found := sorted(path.name for path in folder.glob(pattern)):
+            remedy = f" but {found[0]}; load it with transformers 4 and {option}=True, and save it with save_pretrained"
     raise UsageError(f"{checkpoint} has no weights in safetensors{remedy}")
 
 
@@ -116,7 +123,16 @@ def load_config(checkpoint: str) -> BertConfig:
         except TypeError:  # raised by transformers if the JSON is not an object
             values = None
         try:
-            kind = msgspec.convert(values, ConfigFile).model_type
+            found = msgspec.convert(values, ConfigFile)
+            kind = found.model_type
+            if kind is None and all(name.startswith("Bert") for name in found.architectures or []):
+                # Those of 2018 and 2019 have no type. RoBERTa's have the same keys, but its weights other names.
+                kind = "bert" if found.architectures or values.keys() >= BERT_KEYS else None
+            if kind is None:
+                raise UsageError(
+                    f"the config.json of {checkpoint} has no model_type; if the model is a BERT, add "
+                    '"model_type": "bert"'
+                )
             if kind != "bert":
                 raise UsageError(f"{checkpoint} is a model of type {str(kind)[:40]!r}, not bert; {remedy}")
             return BertConfig.from_dict(values)
@@ -138,11 +154,14 @@ def check_sizes(checkpoint: str, config: BertConfig) -> None:
     layers = {-1}
     for file in files:
         with explain_refusal(str(file)), safe_open(file, "pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 - not a dictionary
+            for key in weights.keys():  # noqa: SIM118 - not a dictionary
+                name = key
+                for old, new in RENAMED.items():
+                    name = re.sub(old, new, name)
                 if found := LAYER.fullmatch(name):
                     layers.add(int(found[1]))
                 sizes = SHAPES.get(name.removeprefix("bert."))
-                shape = weights.get_slice(name).get_shape() if sizes else []
+                shape = weights.get_slice(key).get_shape() if sizes else []
                 if sizes and shape != [getattr(config, size) for size in sizes]:
                     raise UsageError(describe_mismatch(checkpoint, f"{name} does not have the size"))
     if (count := config.num_hidden_layers) != max(layers) + 1:
@@ -196,6 +215,7 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
             local_files_only=find_trouble(checkpoint) is not None,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
+            key_mapping=RENAMED,
             **settings,
         )
     trained_as = model.config.architectures or [head.__name__]

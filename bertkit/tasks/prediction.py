@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from bertkit.data.sequences import TOKENS_A_BATCH, batch_by_length
+from bertkit.errors import UsageError
+from bertkit.model.config import BertConfig
 from bertkit.model.heads import BertHead
 from bertkit.model.precision import use_precision
 from bertkit.system.progress import ignore
@@ -49,6 +51,7 @@ def run_model(
     kept: list[Any] = [None] * len(data)
     for numbers in batch_by_length(lengths, limit_batch(device)):
         batch = task.collate_inputs(data, numbers.tolist(), settings)
+        check_types(batch, settings.model.config)
         if isinstance(settings.model, BertHead):  # otherwise an export
             batch = add_places(batch, type(settings.model))
         batch = {name: column.to(device) for name, column in batch.items()}
@@ -57,6 +60,20 @@ def run_model(
         for number, row in zip(numbers.tolist(), task.keep(outputs, batch, settings), strict=True):
             kept[number] = row
     return kept
+
+
+def check_types(batch: Mapping[str, Tensor], config: BertConfig) -> None:
+    """Check that the model has the token types of a batch in main memory.
+
+    Raises:
+        UsageError: It has fewer.
+    """
+    needed = 1 + int(batch["token_type_ids"].max()) if "token_type_ids" in batch else 1
+    if needed > config.type_vocab_size:
+        raise UsageError(
+            f"the model has {config.type_vocab_size} token type (type_vocab_size), but pairs, questions and sentence "
+            f"pairs for pretraining need {needed}; use single texts, or a model with {needed}"
+        )
 
 
 def collate_with_places(

@@ -33,7 +33,7 @@ from bertkit.reports.tables import name_limits
 from bertkit.system.files import LOCK_PATIENCE
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, describe_duration, ignore
-from bertkit.tasks.prediction import collate_with_places
+from bertkit.tasks.prediction import check_types, collate_with_places
 from bertkit.tasks.task import CHOSEN_ON_DEV, OWN_DATA, TUNE, Task
 from bertkit.training.arguments import complete, explain_missing_head, make_arguments, name_head
 from bertkit.training.callbacks import PredictionProgress, Progress, StopOnSignal
@@ -115,6 +115,7 @@ def run(
         start = train_first(task, recipe, output, report, progress)
         set_seed(args.seed)  # again: a run must not depend on whether its data were prepared here
         model = make_model(task, start, prepared.settings, report)
+        check_types(task.collate(prepared.data["train"].__getitems__([0])), model.config)
         if processes.is_main_process:
             weights = fingerprint_weights(model)
             write_environment(output, prepared.fingerprints, weights, goes_on=checkpoint is not None)

@@ -1,6 +1,7 @@
 """Loading a checkpoint into another head: reused and randomly initialised weights, and damaged checkpoints."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -10,9 +11,12 @@ from safetensors.torch import load, load_file, save_file
 from bertkit import BertConfig, BertForMultipleChoice, BertForSequenceClassification
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
+from bertkit.inference.predictor import Predictor
 from bertkit.model.checkpoint import check_sizes, find_trouble, load_config, load_model, make_config
+from bertkit.tasks import TASKS
+from bertkit.training.run import run
 from tests.hub import Repo
-from tests.official import write_checkpoint
+from tests.official import write_checkpoint, write_glue
 
 CLASSIFIER = ["classifier.bias", "classifier.weight"]
 
@@ -128,6 +132,58 @@ def test_a_configuration_that_is_no_object_is_damaged(tmp_path, content):
     (write_checkpoint(tmp_path) / "config.json").write_text(content)
     with pytest.raises(UsageError, match=r"^the configuration of .* is damaged .*; give a directory with a BERT"):
         load_config(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, None),
+        ({"architectures": ["BertForMaskedLM"]}, None),
+        ({"architectures": ["RobertaModel"]}, "has no model_type; if the model is a BERT, add"),
+        ({"architectures": None, "type_vocab_size": None}, "has no model_type; if the model is a BERT, add"),
+    ],
+)
+def test_a_configuration_without_a_type_is_that_of_a_bert_where_it_is_certain(tmp_path, values, message):
+    path = write_checkpoint(tmp_path) / "config.json"
+    content = {"architectures": None} | json.loads(path.read_text()) | values
+    path.write_text(
+        json.dumps({key: value for key, value in content.items() if key != "model_type" and value is not None})
+    )
+    if message is None:
+        load_model(BertForSequenceClassification, str(tmp_path), {})
+    else:
+        with pytest.raises(UsageError, match=message):
+            load_config(str(tmp_path))
+
+
+def test_weights_of_data_parallel_and_of_nvidia_are_read(tmp_path):
+    write_checkpoint(tmp_path, labels=("yes", "no"))
+    weights = load_file(tmp_path / "model.safetensors")
+    renamed = {
+        "module." + re.sub("(intermediate|pooler).dense", r"\1.dense_act", name): weights[name] for name in weights
+    }
+    save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
+    model, new = load_model(BertForSequenceClassification, str(tmp_path), {})
+    assert new == []
+    assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items() if name in weights)
+
+
+@pytest.mark.parametrize(("name", "option"), [("tf_model.h5", "from_tf"), ("flax_model.msgpack", "from_flax")])
+def test_weights_of_other_libraries_are_named(tmp_path, name, option):
+    (write_checkpoint(tmp_path) / "model.safetensors").rename(tmp_path / name)
+    with pytest.raises(UsageError, match=rf"has no weights in safetensors but {name}; load it .* {option}=True, and"):
+        load_model(BertForSequenceClassification, str(tmp_path), {})
+
+
+def test_pairs_need_two_token_types(tmp_path):
+    folder = write_checkpoint(tmp_path / "bert", labels=("yes", "no"), type_vocab_size=1)
+    message = r"the model has 1 token type \(type_vocab_size\), but pairs.* need 2; use single texts, or"
+    with pytest.raises(UsageError, match=message):
+        Predictor(folder)([("good", "word1")])
+    assert Predictor(folder)(["good word1"])
+    data = {"dir": str(write_glue(tmp_path / "glue")), "max_length": 16}
+    with pytest.raises(UsageError, match=message):
+        run(TASKS["rte"], {"checkpoint": str(folder), "data": data}, output=tmp_path / "run")
 
 
 def test_a_run_that_is_not_finished_is_no_checkpoint_yet(tmp_path):
