@@ -15,8 +15,10 @@ Left out: the token ids of a corpus (`bertkit.data.pretraining.tokenize`).
 import json
 import os
 import shutil
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -40,6 +42,7 @@ CHARACTER_COVERAGE = 0.9999  # share of a text's characters in the alphabet
 MOST_WORDS = 2_000_000  # distinct words held in memory
 CHARACTERS_A_COUNT = 20_000_000  # characters of text counted before its words are split at punctuation
 LEAST_FREQUENCY = 2  # occurrences that a merged piece needs
+MARKS_SHARE = 0.001  # of a text's characters: so many marks lost to lower-casing are reported
 REPEATS = 10_000  # repetitions of a word in one text passed to the trainer
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]  # those that are written
 OTHER_FILES = ["config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "*.model"]
@@ -130,7 +133,8 @@ def count_words(texts: Iterable[str], *, cased: bool, report: Callable[[str], No
     normalizer, splitter = BertNormalizer(lowercase=not cased), BertPreTokenizer()
     words: Counter[str] = Counter()
     is_pruned = False
-    texts = iter(texts)
+    marks: Counter[str] = Counter()
+    texts = iter(texts) if cased else _count_marks(texts, marks)
     while unsplit := _count_unsplit(texts, normalizer):
         for word, count in unsplit.items():
             for piece, _ in splitter.pre_tokenize_str(word):
@@ -141,7 +145,32 @@ def count_words(texts: Iterable[str], *, cased: bool, report: Callable[[str], No
             if not is_pruned:
                 report(f"there are more than {MOST_WORDS:,} different words; the rarest are not counted")
             is_pruned = True
+    characters = marks.pop("", 0)
+    if marks.total() > MARKS_SHARE * characters:
+        mark = marks.most_common(1)[0][0]
+        report(
+            f"lower-casing removes {marks.total():,} marks of scripts without case, as in "
+            f"{unicodedata.name(mark, repr(mark))}; keep them with --cased"
+        )
     return words
+
+
+def _count_marks(texts: Iterable[str], marks: Counter[str]) -> Iterator[str]:
+    """Yield the texts, and count their characters that lose a mark, under "" all characters."""
+    for text in texts:
+        for character in filter(_loses_mark, set(text)):
+            marks[character] += text.count(character)
+        marks[""] += len(text)
+        yield text
+
+
+@cache
+def _loses_mark(character: str) -> bool:
+    """Return whether lower-casing, which also strips accents, takes a mark from a letter of a script without case."""
+    if unicodedata.category(character) == "Mn":  # general marks (COMBINING …) belong to Latin, Greek and Cyrillic
+        return not unicodedata.name(character, "VARIATION").startswith(("COMBINING", "VARIATION"))
+    parts = unicodedata.normalize("NFD", character)
+    return unicodedata.category(character) == "Lo" and any(unicodedata.category(part) == "Mn" for part in parts)
 
 
 def _count_unsplit(texts: Iterator[str], normalizer: Any) -> Counter[str]:

@@ -104,6 +104,26 @@ def test_vocabulary_smaller_than_the_alphabet():
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "mark"),
+    [
+        (
+            "पोस्ट दिल्ली",
+            "removes 18 marks of scripts without case, as in DEVANAGARI SIGN VIRAMA; keep them with --cased",
+        ),
+        ("がぎが", "removes 27 marks .*, as in HIRAGANA LETTER GA; "),
+        ("Ünïcode й ά ✌\ufe0f e\u0301 한국어", None),
+    ],
+)
+def test_marks_that_lower_casing_removes_are_reported(text, mark):
+    for cased in (False, True):
+        lines: list[str] = []
+        train_vocabulary([text] * 9, size=100, cased=cased, report=lines.append)
+        found = [line for line in lines if "marks" in line]
+        assert len(found) == (mark is not None and not cased)
+        assert not found or re.search(mark, found[0])
+
+
 @pytest.mark.parametrize("texts", [[], [""], [" \n\t", "\u200b"]])
 def test_no_words(texts):
     with pytest.raises(UsageError, match="no words"):
