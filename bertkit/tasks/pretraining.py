@@ -267,6 +267,15 @@ class PretrainingTask(Task):
             )
         return PretrainingData(corpus, tokenizer, phases, options, seed)
 
+    def describe(self, data: PretrainingData, split: str) -> list[str]:
+        """Return a line if no sentence has a true next one."""
+        corpus = data.corpus
+        if split != "train" or data.options["objective"] != "mlm+nsp":
+            return []
+        if (corpus.document_ends - corpus.document_starts > 1).any():
+            return []
+        return ["no document has two sentences, so every next sentence is random; use --set data.objective=mlm"]
+
     def shorten(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return options that read only the beginning of a text, because the updates do not depend on its length."""
         if any(is_built(source) for source in options["corpus"]):

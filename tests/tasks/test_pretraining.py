@@ -173,6 +173,14 @@ def test_phases_are_whole_updates():
     assert list_phases(recipe) == [Phase(1_000_000 * 256, 128)]
 
 
+def test_documents_of_one_sentence_are_reported(corpus, tokenizer):
+    single = TokenizedCorpus(corpus.ids, corpus.sentence_ends, np.arange(1, len(corpus.sentence_ends) + 1))
+    for given, objective, count in ((corpus, "mlm+nsp", 0), (single, "mlm", 0), (single, "mlm+nsp", 1)):
+        lines = PRETRAINING.describe(make_data(given, tokenizer, objective=objective), "train")
+        assert len(lines) == count
+    assert lines[0].startswith("no document has two sentences, so every next sentence is random; use --set")
+
+
 def test_objectives(corpus, tokenizer):
     masked = make_data(corpus, tokenizer, objective="mlm").__getitems__(range(20))
     both = make_data(corpus, tokenizer).__getitems__(range(20))
