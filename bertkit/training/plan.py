@@ -21,9 +21,6 @@ from bertkit.training.run import count_updates, make_model
 from bertkit.training.run_dir import FIRST, describe_environment
 from bertkit.training.trainer import explain_shortage
 
-# 16-bit floating-point operations per second of the tensor cores, without sparsity, from NVIDIA's data sheets.
-ACCELERATORS = {"T4": 65e12, "L4": 121e12, "A100": 312e12, "H100 (SXM)": 989e12}
-
 
 def dry_run(task: Task, *recipes: Mapping[str, Any], output: str | Path) -> dict[str, Any]:
     """Return the complete recipe of a run and the sizes that follow, without reading data or writing files.
@@ -79,10 +76,6 @@ class Forecast:
         held = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in self.memory.items())
         machine = describe_environment()
         device = "; ".join(machine["gpus"]) or f"{machine['processor']}, {count(machine['threads'], 'thread')}"
-        times = {name: self.operations / rate / self.share for name, rate in ACCELERATORS.items()}
-        short = [name for name, seconds in times.items() if seconds < 60]
-        long = [f"{describe_duration(seconds)} on {name}" for name, seconds in times.items() if seconds >= 60]
-        others = "; ".join([*long, *([f"less than a minute on {', '.join(short)}"] if short else [])])
         return [
             f"floating-point operations: {self.operations:.2e} in {self.updates:,} updates of "
             f"{self.tokens / self.updates:,.0f} tokens",
@@ -90,7 +83,6 @@ class Forecast:
             f"expected here: {describe_duration(self.training)} of training and "
             f"{describe_duration(self.evaluation + self.scoring)} of evaluation ({device}: matmul rate "
             f"{self.matmul_rate / 1e9:,.0f} GFLOP/s, {self.share:.0%} of it reached in training)",
-            f"computed, not measured, at the same share of the 16-bit rates in their data sheets: {others}",
         ]
 
 

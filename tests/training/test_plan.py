@@ -187,20 +187,13 @@ def test_evaluations_are_counted(settings, expected):
     assert count_evaluations(SimpleNamespace(**given), 100, 40) == expected
 
 
-def test_the_times_of_accelerators_are_marked_as_computed():
-    """A share of a half; an A100 multiplies at 312e12."""
+def test_a_forecast_is_for_this_machine_only():
     lines = Forecast(10, 100.0, 312e15, 6240.0, 50.0, 10.0, {"weights": 10**9}, 1e14).describe()
     assert "3.12e+17 in 10 updates of 10 tokens" in lines[0]
     assert "1.00 GB (weights 1.00)" in lines[1]
     assert "1 h 44 min of training and 1 min 0 s of evaluation" in lines[2]
     assert "50% of it" in lines[2]
-    assert lines[3].startswith("computed, not measured")
-    assert "33 min 20 s on A100" in lines[3]
-    assert (
-        Forecast(10, 100.0, 1.0, 1.0, 0.0, 0.0, {}, 1.0)
-        .describe()[3]
-        .endswith(": less than a minute on T4, L4, A100, H100 (SXM)")
-    )
+    assert len(lines) == 3
 
 
 def test_a_forecast_without_data_says_why(rte, tmp_path):
@@ -221,7 +214,7 @@ def test_the_training_before_a_run_has_its_own_forecast(tmp_path):
     recipe = {"checkpoint": str(write_checkpoint(tmp_path / "bert")), "data": data | {"extra_train": str(extra)}}
     squad = TASKS["squad1"]
     lines = describe_cost(squad, complete(squad, recipe, {"batch_size": 8}), tmp_path / "run")
-    assert [line.startswith("before, ") for line in lines] == [True] * 4 + [False] * 4
+    assert [line.startswith("before, ") for line in lines] == [True] * 3 + [False] * 3
     assert not (tmp_path / "run").exists()
 
 
