@@ -55,6 +55,11 @@ class UsageError(ValueError):
     """A wrong file, option, recipe or text; the message is one line that names the problem and the remedy."""
 
 
+def name_extra(extra: str) -> str:
+    """Return how to install the packages of an extra; the name bertkit is not on PyPI."""
+    return f"run pip install -e '.[{extra}]' in the checkout of bertkit"
+
+
 @contextmanager
 def explain_damage(path: str | os.PathLike, output: str | os.PathLike) -> Iterator[None]:
     """Convert any error with a file that bertkit has written below `output` into a UsageError.

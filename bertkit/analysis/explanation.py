@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.data.formats.inputs import Input, Line
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, name_extra
 from bertkit.inference.predictor import Predictor, take_rows
 from bertkit.model.bilstm_heads import BertFeaturesForTokenClassification
 from bertkit.model.onnx import OnnxModel
@@ -88,7 +88,7 @@ def import_captum() -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "captum":
             raise
-        raise UsageError("an explanation needs bertkit[explain]; pip install 'bertkit[explain]'") from None
+        raise UsageError(f"an explanation needs captum; {name_extra('explain')}") from None
     return LayerIntegratedGradients
 
 

@@ -2,7 +2,7 @@
 
 Both sides get the same texts of mixed length, in the same process and on the same device: in fp32, the pipeline's
 default, and in the precision in which the hardware is fastest. On a CPU the classifier's ONNX export in fp32 is timed,
-too, if bertkit[onnx] is installed; a given export, such as one in int8, is timed beside the fastest precision.
+too, if the extra onnx is installed; a given export, such as one in int8, is timed beside the fastest precision.
 
 Left out: loading, and other heads: transformers has no pipeline for questions, endings and next sentences.
 """

@@ -10,7 +10,7 @@ import typer
 
 from bertkit.cli.console import Screen, complain, print_line
 from bertkit.cli.options import JsonFile, PathArgument, PathOption, PlaceArgument, PlaceOption, app, scores, split_names
-from bertkit.errors import UsageError, explain_disk_error, explain_refusal
+from bertkit.errors import UsageError, explain_disk_error, explain_refusal, name_extra
 from bertkit.system.signals import Interrupted
 
 SERVE_PACKAGES = ("fastapi", "prometheus_client", "uvicorn")
@@ -227,7 +227,7 @@ def import_server() -> Any:
     except ModuleNotFoundError as error:
         if error.name not in SERVE_PACKAGES:
             raise
-        raise UsageError("bertkit serve needs bertkit[serve]; pip install 'bertkit[serve]'") from None
+        raise UsageError(f"bertkit serve needs packages that are not installed; {name_extra('serve')}") from None
     return server
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, name_extra
 from bertkit.model.config import BertConfig
 from bertkit.model.heads import pool_logits
 from bertkit.model.loss import IGNORE_INDEX
@@ -52,7 +52,7 @@ def import_onnxruntime() -> ModuleType:
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError:
-        raise UsageError("an ONNX export needs bertkit[onnx]; pip install 'bertkit[onnx]'") from None
+        raise UsageError(f"an ONNX export needs onnx, onnxscript and onnxruntime; {name_extra('onnx')}") from None
     return onnxruntime
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, name_extra
 
 LONGEST_REASON = 300  # characters
 CONTINUES = "the same command continues (restart a cluster named by RAY_ADDRESS first)"
@@ -40,7 +40,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise UsageError("Ray is not installed; install it with: pip install 'bertkit[ray]'") from None
+        raise UsageError(f"Ray is not installed; {name_extra('ray')}") from None
     return ray
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedConfig, Trainer, TrainingArguments, get_scheduler
+from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
 
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.model import bilstm
@@ -162,10 +163,18 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
             }
         )
         Trainer.get_optimizer_cls_and_kwargs(args)  # checks that its package is installed
+        get_reporting_integration_callbacks(args.report_to)  # checks the names
         nobody = torch.optim.SGD([torch.zeros(1)])
         get_scheduler(args.lr_scheduler_type, nobody, 0, 1, scheduler_specific_kwargs=args.lr_scheduler_kwargs)
         context = args.dataloader_multiprocessing_context
         DataLoader([], num_workers=args.dataloader_num_workers, multiprocessing_context=context)
+    usable = get_available_reporting_integrations() if args.report_to else []
+    # These two are not listed everywhere that they are installed.
+    if missing := [name for name in args.report_to if name not in (*usable, "azure_ml", "flyte")]:
+        raise UsageError(
+            f"report_to in [train] names {missing[0]}, which is not installed here; pip install {missing[0]}, or choose"
+            f" from {', '.join(usable) or 'none'}"
+        )
     if (mode := args.torch_compile_mode) and mode not in (modes := torch._inductor.list_mode_options()):
         raise UsageError(
             f"torch_compile_mode = {mode[:40]!r} in [train] is unknown; expected one of {', '.join(modes)}"

@@ -23,7 +23,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 import bertkit
-from bertkit.errors import UsageError, explain_refusal, join_lines
+from bertkit.errors import UsageError, explain_refusal, join_lines, name_extra
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.hub import CARD, LOGIN, explain_hub
 from bertkit.system.progress import Report, ignore
@@ -203,7 +203,7 @@ def gather_events(output: Path, report: Report) -> dict[str, bytes]:
         from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
         from tensorboard.summary.writer.record_writer import RecordWriter
     except ImportError:
-        report("the curves of TensorBoard are left out; they need bertkit[tensorboard]")
+        report(f"the curves of TensorBoard are left out, because it is not installed; {name_extra('tensorboard')}")
         return {}
     found = {}
     for number, path in enumerate(paths):

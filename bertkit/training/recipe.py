@@ -64,12 +64,15 @@ RANGES: dict[str, dict[str, tuple[float, float]]] = {
         **dict.fromkeys(("adam_beta1", "adam_beta2"), (0, 1)),
         # Steps: a whole number, or a fraction of all steps.
         **dict.fromkeys(("warmup_steps", "eval_steps", "logging_steps", "save_steps"), (0, math.inf)),
-        **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), (1, math.inf)),
+        **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), (1, 10**9)),
         "eval_accumulation_steps": (1, math.inf),
         "seed": (0, 2**32),
+        "data_seed": (0, 2**32),
+        "neftune_noise_alpha": (0, 10**6),
         "max_steps": (-1, 10**9),
         "num_train_epochs": (0, 10**6),
         "dataloader_num_workers": (0, 1024),
+        "ddp_timeout": (1, 10**9),  # seconds; torch counts nanoseconds in 64 bits
     },
 }
 

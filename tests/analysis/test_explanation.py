@@ -290,7 +290,7 @@ def test_what_cannot_be_explained_is_one_line(classifier, tmp_path, monkeypatch)
         next(explain(choices, FILLERS))
     monkeypatch.setitem(sys.modules, "captum", None)
     monkeypatch.delitem(sys.modules, "captum.attr", raising=False)
-    with pytest.raises(UsageError, match=r"needs bertkit\[explain\]; pip install"):
+    with pytest.raises(UsageError, match=r"needs captum; run pip install -e '\.\[explain\]'"):
         next(explain(Exact(classifier), FILLERS))
 
 

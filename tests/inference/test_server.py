@@ -24,7 +24,7 @@ pytest.importorskip("prometheus_client")
 import uvicorn
 from jsonschema import Draft202012Validator
 
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, name_extra
 from bertkit.inference import server as module
 from bertkit.inference.batching import Batcher, Busy
 from bertkit.inference.predictor import Predictor
@@ -577,4 +577,4 @@ def test_an_absent_extra_is_named(call, monkeypatch):
     monkeypatch.delattr("bertkit.inference.server", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     code, _, said = call("serve", "nowhere")
-    assert (code, said) == (2, "bertkit: bertkit serve needs bertkit[serve]; pip install 'bertkit[serve]'\n")
+    assert (code, said) == (2, f"bertkit: bertkit serve needs packages that are not installed; {name_extra('serve')}\n")

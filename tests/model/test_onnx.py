@@ -114,7 +114,9 @@ def test_a_bilstm_cannot_be_exported(tmp_path):
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
 def test_a_missing_package_is_one_line_with_its_remedy(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UsageError, match=r"an ONNX export needs bertkit\[onnx\]; pip install 'bertkit\[onnx\]'"):
+    with pytest.raises(
+        UsageError, match=r"an ONNX export needs onnx, .*; run pip install -e '\.\[onnx\]' in the checkout"
+    ):
         import_onnxruntime()
 
 

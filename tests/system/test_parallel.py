@@ -131,7 +131,7 @@ def test_ray_that_is_not_installed_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError) as error:
         read_workers("ray")
-    assert str(error.value) == "Ray is not installed; install it with: pip install 'bertkit[ray]'"
+    assert str(error.value) == "Ray is not installed; run pip install -e '.[ray]' in the checkout of bertkit"
 
 
 def test_every_gpu_that_may_be_used_is_listed(monkeypatch):

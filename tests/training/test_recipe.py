@@ -319,6 +319,10 @@ def test_merging_is_associative_and_repeatable(a: dict[str, Any], b: dict[str, A
         ("train.patience=2", "unknown key 'patience' in [train]; it belongs at the top level, above the first table"),
         ("train.per_device_train_batch_size=0", "per_device_train_batch_size = 0; it must be at least 1"),
         ("train.eval_accumulation_steps=0", "eval_accumulation_steps = 0; it must be at least 1"),
+        (
+            "train.ddp_timeout=99999999999999",
+            "ddp_timeout = 99999999999999; it must be at least 1 and below 1000000000",
+        ),
         ("train.eval_do_concat_batches=false", "scores are computed over all batches"),
         # Phases.
         ("phase=1", "phase must be a list of tables; write [[phase]]"),

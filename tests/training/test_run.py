@@ -676,17 +676,16 @@ def test_a_dry_run_names_the_training_before_it(tmp_path):
     assert plan["before"] == f"another training run, in {tmp_path / 'run' / 'first'}"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "table"),
-    [
-        ({"model": {"attn_implementation": "nonsense"}}, "model"),
-        ({"model": {"attn_implementation": "flash_attention_2"}}, "model"),
-        ({"train": {"report_to": "clearml"}}, "train"),  # which is not installed
-    ],
-)
-def test_a_failure_before_the_first_update_does_not_block_the_directory(recipe, tmp_path, wrong, table):
+def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_read(recipe, tmp_path):
+    with pytest.raises(UsageError, match=r"^report_to in \[train\] names mlflow, which is not installed here; pip"):
+        dry_run(PRETRAIN, recipe, {"train": {"report_to": ["tensorboard", "mlflow"]}}, output=tmp_path / "run")
+
+
+@pytest.mark.parametrize("attention", ["nonsense", "flash_attention_2"])
+def test_a_failure_before_the_first_update_does_not_block_the_directory(recipe, tmp_path, attention):
     """The vocabulary is already in the directory; a corrected recipe replaces it."""
-    with pytest.raises(UsageError, match=rf"\[{table}\] cannot be used") as error:
+    wrong = {"model": {"attn_implementation": attention}}
+    with pytest.raises(UsageError, match=r"\[model\] cannot be used") as error:
         run(PRETRAIN, recipe, {"data": {"vocab_size": 90}}, wrong, output=tmp_path / "run")
     assert "\n" not in str(error.value)
     metrics = run(PRETRAIN, recipe, output=tmp_path / "run")
