@@ -42,6 +42,7 @@ from bertkit.analysis.study_page import describe_study
 from bertkit.data.formats.columns import read_columns
 from bertkit.data.formats.entities import SPAN_COLUMNS, find_columns, read_spans
 from bertkit.errors import UsageError, explain_refusal
+from bertkit.metrics.intervals import find_wilson
 from bertkit.metrics.ner import Entity, find_entities, score_types
 from bertkit.reports.html import SERIES, attempt, draw_all, render, show_minus
 from bertkit.reports.plots import LOSS, Plot, Series, list_logged, trace
@@ -404,17 +405,17 @@ def plot_reliability(split: str, figure: Mapping[str, Any]) -> Plot:
     series = [Series("as often as stated", [(lowest, lowest), (100, 100)], "k:")]
     for number, (name, curve) in reversed(list(enumerate(figure["curves"].items()))):
         points = list(zip(curve["xs"], curve["ys"], strict=True))
-        spreads = [estimate_spread(share, count) for share, count in zip(curve["ys"], curve["counts"], strict=True)]
+        spreads = [find_reach(share, count) for share, count in zip(curve["ys"], curve["counts"], strict=True)]
         series.append(Series(name, points, f"C{number}o{'--' if number else '-'}", () if number else spreads))
     title = f"{figure['title']}, {split}"
     words = f"{title}: {figure['words']}"
     return Plot(title, figure["xlabel"], series, ylabel=figure["ylabel"], words=words)
 
 
-def estimate_spread(percent: float, count: int) -> float:
-    """Return half the 95 % interval of a share of `count` rows, both in percent (Agresti and Coull 1998)."""
-    share = (percent / 100 * count + 2) / (count + 4)
-    return 196 * math.sqrt(share * (1 - share) / (count + 4))
+def find_reach(percent: float, count: int) -> tuple[float, float]:
+    """Return how far the 95 % interval of a share of `count` rows reaches below and above it, all in percent."""
+    interval = find_wilson(percent / 100 * count, count, 100.0)
+    return percent - interval.low, interval.high - percent
 
 
 def make_matrix(split: str, figure: Mapping[str, Any]) -> Table:

@@ -91,7 +91,7 @@ def find_interval(score: RowScore, seed: int = 0) -> Interval:
     many values.
     """
     if (successes := score.count_successes()) is not None:
-        return _find_wilson(*successes, 100 / score.points)
+        return find_wilson(*successes, 100 / score.points)
     merged, numbers, counts = merge_rows(score)
     rng = np.random.default_rng(seed)
     influences = find_influences(merged, numbers, rng)
@@ -191,7 +191,8 @@ def invert_tests(merged: RowScore, numbers: np.ndarray, samples: int, rng: np.ra
     return value * find_size(1 - outside), value * find_size(outside)
 
 
-def _find_wilson(right: int, counted: int, scale: float) -> Interval:
+def find_wilson(right: float, counted: int, scale: float) -> Interval:
+    """Return the 95 % interval of the share `right / counted` (Wilson 1927), which is from 0 to `scale`."""
     from scipy.special import ndtri
 
     if not counted:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from bertkit.reports.tables import ScoreRow, Table, TableCell, split_number
 from bertkit.system.files import atomic_open
 
@@ -22,7 +24,7 @@ class Series:
 
     Attributes:
         style: Colour, marker and line as a matplotlib format string.
-        spreads: The half-length of each point's error bar.
+        spreads: The half-length of each point's error bar, or how far it reaches below and above the point.
         width: The width of the bars; 0 draws a line.
         is_published: Whether the values are published ones, which have an axis of their own.
     """
@@ -30,7 +32,7 @@ class Series:
     name: str
     points: Sequence[tuple[float, float]]
     style: str
-    spreads: Sequence[float] = ()
+    spreads: Sequence[float] | Sequence[tuple[float, float]] = ()
     width: float = 0.0
     is_published: bool = False
 
@@ -111,7 +113,7 @@ def draw_plot(axis: Any, plot: Plot) -> None:
         home, alpha = (right, 0.6) if series.is_published else (axis, 1)
         home.plot(xs, ys, series.style, label=series.name, markersize=4, alpha=alpha)
         if series.spreads:
-            home.errorbar(xs, ys, yerr=series.spreads, fmt="none", ecolor=series.style[:2], capsize=2)
+            home.errorbar(xs, ys, yerr=np.transpose(series.spreads), fmt="none", ecolor=series.style[:2], capsize=2)
     for number, (name, y) in enumerate(plot.levels.items()):
         axis.axhline(y, color="0.5", linestyle=("--", ":")[number % 2], label=name)
     for name, x in plot.marks.items():

@@ -272,6 +272,16 @@ def test_the_confusion_matrix_counts_the_predictions(root, whole):
     assert not any("Confusion" in caption for caption in read_tables(find_part(whole, str(root / "stsb"))))
 
 
+def test_reliability_bars_stay_between_0_and_100_percent():
+    """A single row that is right says little: its interval is from 20.65 to 100 %."""
+    curve = {"xs": [5.0, 95.0, 99.0], "ys": [0.0, 100.0, 97.5], "counts": [3, 1, 40]}
+    figure = {"title": "Reliability", "xlabel": "", "ylabel": "", "words": "", "curves": {"this model": curve}}
+    series = page.plot_reliability("dev", figure).series[-1]
+    limits = [(y - below, y + above) for (_, y), (below, above) in zip(series.points, series.spreads, strict=True)]
+    assert limits[1] == pytest.approx((20.65, 100), abs=0.01)
+    assert all(0 <= low <= y <= high <= 100 for (_, y), (low, high) in zip(series.points, limits, strict=True))
+
+
 def test_the_tau_curve_marks_the_chosen_tau(root, whole):
     metrics = json.loads((root / "squad2" / "metrics.json").read_text())
     (figure,) = json.loads((root / "squad2" / "predictions" / "dev.figures.json").read_text())
