@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import expit, logsumexp, softmax
+from scipy.special import expit, softmax
 
 from bertkit.data.labels import REGRESSION, SINGLE
-from bertkit.metrics.calibration import bin_probabilities, score_calibration
+from bertkit.metrics.calibration import bin_probabilities, measure_losses, score_calibration
 
 MOST_CONFUSED = 20  # labels of a confusion matrix
 MOST_TRACED = 10  # curves
@@ -119,9 +119,7 @@ def find_losses(logits: np.ndarray, labels: np.ndarray, kind: str) -> np.ndarray
     """
     if kind == REGRESSION:
         return (logits[:, 0] - labels) ** 2
-    if kind == SINGLE:
-        return logsumexp(logits, axis=1) - logits[np.arange(len(labels)), labels]
-    return np.logaddexp(0, (1 - 2 * labels) * logits).mean(axis=1)
+    return measure_losses(logits, labels)
 
 
 def find_frequent(counts: np.ndarray, most: int) -> list[int]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from bertkit.data.formats.columns import Columns
 from bertkit.errors import UsageError
-from bertkit.metrics.calibration import TEMPERATURES, temper
+from bertkit.metrics.calibration import temper
 from bertkit.metrics.rows import RowScore
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
@@ -396,11 +396,14 @@ class Task:
             return []
         row, temperature = self.find_row("ece"), metrics["temperature"]
         errors = (row.show(metrics[key]) for key in ("ece", "uncalibrated_ece"))
-        at_limit = "the temperature is at its limit: the rows that decide are too few, or all right; give more of them"
+        if temperature == 1:
+            return [
+                f"the temperature stays 1 (calibration error {next(errors)} %): the rows that decide are too few, all "
+                "right or calibrated already, so that no other is known to be better"
+            ]
         return [
             "probabilities of bertkit are those of logits divided by the temperature {:.3g} (calibration error {} %, "
-            "without it {} %); plain transformers does not divide".format(temperature, *errors),
-            *([at_limit] if temperature in TEMPERATURES else []),
+            "without it {} %); plain transformers does not divide".format(temperature, *errors)
         ]
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:

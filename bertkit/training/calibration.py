@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from bertkit.errors import UsageError
-from bertkit.metrics.calibration import find_conformity, fit_temperature, score_calibration, temper
+from bertkit.metrics.calibration import choose_temperature, find_conformity, score_calibration, temper
 from bertkit.model.checkpoint import find_file
 from bertkit.system.files import atomic_write
 from bertkit.tasks.task import Task, check_finite
@@ -70,7 +70,7 @@ def calibrate(task: Task, recipe: Mapping[str, Any], logits: np.ndarray, data: A
     """
     if (classes := task.find_classes(data)) is None:
         return Calibration()
-    temperature = fit_temperature(check_finite(logits), classes) if recipe.get("calibrate") else None
+    temperature = choose_temperature(check_finite(logits), classes) if recipe.get("calibrate") else None
     scores = find_conformity(temper(check_finite(logits), temperature), classes)
     rounded = np.round(np.ceil(scores / STEP) * STEP, 6).tolist()
     return Calibration(temperature, Conformity(split, rounded))

@@ -13,10 +13,10 @@ import torch
 
 from bertkit.inference.predictor import Predictor
 from bertkit.metrics.calibration import (
+    choose_temperature,
     find_conformity,
     find_limit,
     find_probabilities,
-    fit_temperature,
     score_calibration,
     temper,
 )
@@ -53,7 +53,7 @@ def divide(logits: np.ndarray, labels: np.ndarray, trials: int) -> tuple[list[di
     for _ in range(trials):
         decides, scored = np.array_split(rng.permutation(len(labels)), 2)
         plain.append(measure(logits, labels, decides, scored, None))
-        temperature = fit_temperature(logits[decides], labels[decides])
+        temperature = choose_temperature(logits[decides], labels[decides])
         calibrated.append(measure(logits, labels, decides, scored, temperature) | {"temperature": temperature})
     return plain, calibrated
 

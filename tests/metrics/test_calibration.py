@@ -16,6 +16,7 @@ from bertkit.metrics.calibration import (
     BINS,
     TEMPERATURES,
     bin_probabilities,
+    choose_temperature,
     find_conformity,
     find_limit,
     find_probabilities,
@@ -135,6 +136,18 @@ def test_the_temperature_stays_within_its_bounds(make):
     assert fit_temperature(right, labels) == TEMPERATURES[0]
     assert fit_temperature(-right, labels) == TEMPERATURES[1]
     assert fit_temperature(np.zeros_like(logits), labels) == fit_temperature(np.zeros_like(logits), labels)
+
+
+@MADE
+def test_a_temperature_is_kept_only_if_its_gain_holds_on_other_rows(make):
+    few = [make(31, sharpness=1, seed=seed) for seed in range(20)]
+    assert sum(choose_temperature(*rows) == 1 for rows in few) >= 19
+    assert not any(fit_temperature(*rows) == 1 for rows in few)
+    logits, labels = make(200)
+    assert choose_temperature(logits, labels) == fit_temperature(logits, labels)
+    right = np.eye(4)[labels] if labels.ndim == 1 else 2 * labels - 1
+    assert choose_temperature(right, labels) == 1, "all rows are right"
+    assert choose_temperature(-right[:1], labels[:1]) == 1, "one row"
 
 
 @given(st.floats(-100, 100, width=32), st.floats(*TEMPERATURES))
