@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 GLUE_DESCRIPTION = "Scores of the GLUE benchmark, computed by scikit-learn and scipy."
 GLUE_INPUTS = """
 Args:
-    predictions: a class id, or a number for pearson and spearmanr, for each example.
-    references: the correct class id or number for each example, in the same order.
+    predictions: a class id or a label as text, or a number for pearson and spearmanr, for each example.
+    references: the correct one for each example, in the same order.
+    average, pos_label: as for scikit-learn's f1_score; by default f1 is that of class 1 of two classes.
 Returns:
-    One fraction for each metric, keyed by its name. f1 is that of class 1.
+    One fraction for each metric, keyed by its name.
 """
 GLUE_CITATION = "Wang et al. (2019). GLUE: A Multi-Task Benchmark and Analysis Platform. ICLR."
 
@@ -36,12 +37,26 @@ def compute_accuracy(predictions: np.ndarray, references: np.ndarray) -> float:
     return float(accuracy_score(references, predictions))
 
 
-def compute_f1(predictions: np.ndarray, references: np.ndarray) -> float:
-    """Return the F1 of class 1, or 0 if class 1 occurs neither in predictions nor in references."""
+def compute_f1(
+    predictions: np.ndarray, references: np.ndarray, average: str = "binary", pos_label: int | str = 1
+) -> float:
+    """Return scikit-learn's F1: of one of two classes, by default class 1, or the average of any number of classes.
+
+    It is 0 for a class that occurs neither in predictions nor in references.
+
+    Raises:
+        UsageError: There are other classes than the one and another, and no average is given.
+    """
     from sklearn.metrics import f1_score
 
-    # With one label the macro average is that label's F1; unlike average="binary" it accepts ids other than 0 and 1.
-    return float(f1_score(references, predictions, labels=[1], average="macro", zero_division=0))
+    classes = set(np.union1d(predictions, references).tolist())
+    if average == "binary" and len(classes | {pos_label}) > 2:
+        shown = ", ".join(map(str, sorted(classes)[:5])) + (", …" if len(classes) > 5 else "")
+        raise UsageError(
+            f"f1 is that of one of two labels, here {pos_label}, and the labels are {shown}; give average='macro', "
+            "'micro' or 'weighted' to compute, or pos_label='…' of two labels"
+        )
+    return float(f1_score(references, predictions, average=average, pos_label=pos_label, zero_division=0))
 
 
 def compute_matthews(predictions: np.ndarray, references: np.ndarray) -> float:
@@ -82,23 +97,26 @@ GLUE_SCORES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 OF_NUMBERS = frozenset({"pearson", "spearmanr"})  # the other metrics take class ids
 
 
-def compute_scores(names: Sequence[str], predictions: Any, references: Any) -> dict[str, float]:
+def compute_scores(names: Sequence[str], predictions: Any, references: Any, **f1: Any) -> dict[str, float]:
     """Compute the named metrics and return them by name, in the order of `names`.
 
     Args:
-        predictions: (N,) class ids or numbers.
-        references: (N,) class ids or numbers.
+        predictions: (N,) class ids, labels as texts, or numbers.
+        references: (N,) the correct ones.
+        f1: Arguments of `compute_f1`.
 
     Raises:
-        UsageError: A prediction is NaN or infinite.
+        UsageError: A prediction is NaN or infinite, or `f1` needs an average.
     """
-    predictions, references = np.asarray(predictions, np.float64), np.asarray(references, np.float64)
-    if len(places := np.flatnonzero(~np.isfinite(predictions))):
+    predictions, references = np.asarray(predictions), np.asarray(references)
+    if predictions.dtype.kind == "f":
+        predictions, references = predictions.astype(np.float64), references.astype(np.float64)
+    if predictions.dtype.kind != "U" and len(places := np.flatnonzero(~np.isfinite(predictions))):
         raise UsageError(
             f"prediction {places[0] + 1} of {len(predictions):,} is {predictions[places[0]]}, which cannot be scored; "
             "a model whose training diverged predicts such values: try a lower learning rate"
         )
-    return {name: GLUE_SCORES[name](predictions, references) for name in names}
+    return {name: GLUE_SCORES[name](predictions, references, **f1 if name == "f1" else {}) for name in names}
 
 
 def measure_scores(
@@ -124,7 +142,7 @@ def make_metric(*names: str) -> "evaluate.Metric":
     """Return an `evaluate` module that computes the named metrics.
 
     It keeps its examples in memory and writes no files. Values are float64 with `pearson` or `spearmanr`, otherwise
-    int64 class ids.
+    int64 class ids or texts.
 
     Raises:
         UsageError: No metric is given, or one is unknown.
@@ -134,7 +152,8 @@ def make_metric(*names: str) -> "evaluate.Metric":
     import datasets
     import evaluate
 
-    value = datasets.Value("int64" if OF_NUMBERS.isdisjoint(names) else "float64")
+    kinds = ("int64", "string") if OF_NUMBERS.isdisjoint(names) else ("float64",)
+    values = map(datasets.Value, kinds)
 
     class Module(evaluate.Metric):
         def _info(self) -> evaluate.MetricInfo:
@@ -143,11 +162,11 @@ def make_metric(*names: str) -> "evaluate.Metric":
                 citation=GLUE_CITATION,
                 inputs_description=GLUE_INPUTS,
                 # No format="numpy": it rounds to float32.
-                features=datasets.Features({"predictions": value, "references": value}),
+                features=[datasets.Features({"predictions": value, "references": value}) for value in values],
             )
 
-        def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
-            return compute_scores(names, predictions, references)
+        def _compute(self, predictions: Any, references: Any, **f1: Any) -> dict[str, float]:
+            return compute_scores(names, predictions, references, **f1)
 
     # evaluate creates a cache folder even if it writes no file, by default in the user's cache.
     with tempfile.TemporaryDirectory() as folder:

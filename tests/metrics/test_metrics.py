@@ -8,7 +8,6 @@ import string
 import warnings
 from itertools import accumulate, pairwise
 
-import datasets
 import evaluate
 import numpy as np
 import pytest
@@ -86,9 +85,9 @@ def test_accuracy_and_matthews_of_three_classes():
     }
 
 
-def test_f1_is_that_of_class_one_also_among_other_ids():
+def test_f1_is_that_of_class_one():
     """Class 1 has one right, one missed and one wrong prediction."""
-    assert score("f1", [1, 1, 0, 2], [1, 0, 1, 2]) == 0.5
+    assert score("f1", [1, 1, 0, 0], [1, 0, 1, 0]) == 0.5
     assert score("f1", [0, 0, 1, 0], [0, 0, 1, 1]) != score("f1", [1, 1, 0, 1], [1, 1, 0, 0])
 
 
@@ -207,11 +206,20 @@ def test_module_in_two_batches_is_the_pure_function(names):
     assert metric.compute() == expected
 
 
+def test_a_module_reads_labels_as_texts():
+    """Right are one of two of a, both of b and none of c."""
+    predictions, references = ["a", "b", "b", "a"], ["a", "b", "b", "c"]
+    found = make_metric("accuracy", "f1").compute(predictions=predictions, references=references, average="macro")
+    assert found == {"accuracy": 0.75, "f1": pytest.approx((2 / 3 + 1 + 0) / 3)}
+    chosen = {"predictions": ["yes", "no"], "references": ["yes", "yes"], "pos_label": "yes"}
+    assert make_metric("f1").compute(**chosen) == {"f1": pytest.approx(2 / 3)}
+
+
 def test_module_describes_itself():
     metric = make_metric("accuracy", "f1")
     assert isinstance(metric, evaluate.Metric)
-    assert metric.features == datasets.Features(dict.fromkeys(("predictions", "references"), datasets.Value("int64")))
-    assert make_metric("pearson").features["predictions"] == datasets.Value("float64")
+    assert [one["predictions"].dtype for one in metric.features] == ["int64", "string"]
+    assert [one["predictions"].dtype for one in make_metric("pearson").features] == ["float64"]
     assert "GLUE" in metric.description
     assert "Wang" in metric.citation
     assert "class id" in metric.inputs_description
@@ -239,6 +247,11 @@ def test_bad_input_to_a_module():
         make_metric()
     with pytest.raises(UsageError, match=r"unknown metric in \['accuracy', 'mcc'\]"):
         make_metric("accuracy", "mcc")
+    for seven in (range(7), "abcdefg"):
+        with pytest.raises(
+            UsageError, match=r"f1 is that of one of two labels, here 1, .*; give average='macro', 'micro'"
+        ):
+            make_metric("f1").compute(predictions=list(seven), references=list(seven))
     with pytest.raises(UsageError, match="prediction 1 of 2 is inf"):
         make_metric("pearson").compute(predictions=[math.inf, 0.0], references=[1.0, 2.0])
     with pytest.raises(ValueError, match="Mismatch in the number of predictions"):
