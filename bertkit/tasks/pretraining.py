@@ -51,6 +51,8 @@ MASK = "[MASK]"
 KNOWN_LOSSES = {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}
 KNOWN_ACCURACY = {"the most frequent token": "unigram_accuracy"}
 FOREIGN_SHARE = 0.3  # share of unknown tokens; above it a vocabulary is for another script
+PIECES_LOOKED_AT = 10_000_000  # tokens, for whole_word_masking
+LEAST_PIECES = 0.001  # share of them that must be ## pieces
 FORECAST_CHARACTERS = 20_000_000  # of text, for a forecast of a run's cost
 DOCUMENTS_SHOWN = 100  # documents of a built corpus from which the shown predictions are chosen
 
@@ -143,6 +145,8 @@ class PretrainingTask(Task):
                 f"unknown objective {options['objective']!r} in [data]; the objectives are {', '.join(HEADS)}"
             )
         check_rates(options["masked_lm_prob"], options["mask_rate"], options["random_rate"], options["same_rate"])
+        if options["whole_word_masking"] and options["objective"] == "clm":
+            raise UsageError("whole_word_masking is set in [data], but the objective clm masks nothing; remove it")
         super().check(recipe)
         if 0 != options["heldout_length"] < shortest:
             raise UsageError(
@@ -265,7 +269,13 @@ class PretrainingTask(Task):
                 f"{unknown:.0%} of the text is {tokenizer.unk_token} in this vocabulary; "
                 "give one that fits the text, or remove --vocab to train one"
             )
-        return PretrainingData(corpus, tokenizer, phases, options, seed)
+        data = PretrainingData(corpus, tokenizer, phases, options, seed)
+        if data.continues is not None and data.continues[corpus.ids[:PIECES_LOOKED_AT]].mean() < LEAST_PIECES:
+            raise UsageError(
+                "whole_word_masking would change nothing: in this text almost every word is one token, without ## "
+                "pieces after it, as in Chinese; remove it"
+            )
+        return data
 
     def describe(self, data: PretrainingData, split: str) -> list[str]:
         """Return a line if no sentence has a true next one."""

@@ -199,6 +199,7 @@ def test_objectives(corpus, tokenizer):
     [
         ({"objective": "nsp"}, "unknown objective 'nsp'.* mlm\\+nsp, mlm, clm"),
         ({"random_rate": 0.5}, "must sum to 1"),
+        ({"objective": "clm", "whole_word_masking": True}, "the objective clm masks nothing"),
         ({"masked_lm_prob": 0.0}, "masking probability is 0.0"),
         ({"dupe_factor": 0}, "dupe_factor is 0 in .*at least 1"),
         ({"max_length": 4}, "max_length is 4 in .*at least 5"),
@@ -239,6 +240,16 @@ def test_whole_words_are_masked_together(corpus, tokenizer):
     together = (labels[:, 1:] != -100) == (labels[:, :-1] != -100)
     assert inside.sum() > 500
     assert together[inside].all()
+
+
+def test_whole_words_of_one_token_are_refused():
+    documents = [["我们喜欢读书。", "他们喜欢 bert。"] * 100] * 2
+    tokenizer = make_tokenizer([*TOKENS[:5], *"我们喜欢读书他。", "be", "##rt"], cased=False, max_length=64)
+    recipe = PRETRAINING.recipe | {"data": PRETRAINING.recipe["data"] | {"whole_word_masking": True}}
+    assert len(PRETRAINING.encode(documents, tokenizer, recipe, "train"))  # a twentieth are ## pieces
+    documents = [[sentences[0]] for sentences in documents]
+    with pytest.raises(UsageError, match=r"^whole_word_masking would change nothing: .* as in Chinese; remove it$"):
+        PRETRAINING.encode(documents, tokenizer, recipe, "train")
 
 
 def test_baselines_by_hand(tokenizer):
