@@ -17,6 +17,7 @@ from bertkit.model.heads import (
     BertForTokenClassification,
     BertHead,
     Count,
+    ignore_masked,
     make_head_dropout,
 )
 from bertkit.model.loss import classify_loss
@@ -63,6 +64,11 @@ class BertFeaturesForTokenClassification(BertHead):
         self.classifier = nn.Linear(2 * config.bilstm_hidden_size, config.num_labels)
         self.freeze_encoder()
         self.post_init()
+
+    def count_labels(self, labels: Tensor, word_places: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
+        """Count labelled words."""
+        words = batch.get("attention_mask") if word_places is None else word_places >= 0  # (B, W)
+        return super().count_labels(ignore_masked(labels, words))
 
     @classmethod
     def find_places(cls, **batch: Tensor) -> dict[str, Tensor]:

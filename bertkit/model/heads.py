@@ -40,6 +40,7 @@ class BertHead(BertPreTrainedModel):
     has_pooler = False  # on the encoder
     reads_sentences = False  # only the first token of each sequence, so that the last layer need not compute the others
     has_bilstm = False  # between the encoder and the head
+    labels_tokens = False  # labels are (B, T)
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -68,8 +69,10 @@ class BertHead(BertPreTrainedModel):
             self.bert.encoder.eval()
         return self
 
-    def count_labels(self, labels: Tensor, **batch: Tensor) -> dict[str, Tensor]:
+    def count_labels(self, labels: Tensor, attention_mask: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
         """Return a batch's share of the counts that divide this head's losses, by argument name of `forward`."""
+        if self.labels_tokens:
+            labels = ignore_masked(labels, attention_mask)
         return {"num_items_in_batch": (labels != IGNORE_INDEX).sum()}
 
     @classmethod
@@ -127,6 +130,8 @@ class BertHead(BertPreTrainedModel):
     ) -> ModelOutput:
         """Return `logits`, and `loss` if `labels` are given; `compute_scores` says their shapes."""
         outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        if labels is not None and self.labels_tokens:
+            labels = ignore_masked(labels, attention_mask)
         logits, loss = self.compute_scores(outputs, layout, labels, num_items_in_batch)
         return finish(self.output_class, outputs, loss=loss, logits=logits)
 
@@ -299,6 +304,7 @@ class BertForTokenClassification(BertClassifier):
     """Predict one label per token (section 5.3, named entities)."""
 
     output_class = TokenClassifierOutput
+    labels_tokens = True
 
     @classmethod
     def find_places(cls, attention_mask: Tensor, labels: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
@@ -315,7 +321,7 @@ class BertForTokenClassification(BertClassifier):
         With `read_places` from `find_places` logits at tokens without a label may be zero, too.
 
         Args:
-            labels: (B, T), -100 at tokens without a label.
+            labels: (B, T), -100 at tokens without a label. See `ignore_masked`.
         """
         logits = self.classifier(self.dropout(outputs.last_hidden_state))  # (packed, L)
         loss = None if labels is None else classify_loss(logits, layout.pack(labels), count)
@@ -376,3 +382,14 @@ def ignore_outside(positions: Tensor, length: int) -> Tensor:
     """Return positions (B,) with those outside [0, length) replaced by IGNORE_INDEX."""
     positions = positions.view(-1)
     return positions.masked_fill((positions < 0) | (positions >= length), IGNORE_INDEX)
+
+
+def ignore_masked(labels: Tensor, mask: Tensor | None) -> Tensor:
+    """Return labels (B, T) with IGNORE_INDEX at masked tokens; without a mask (B, T) none are masked.
+
+    Differs from stock: it counts such labels in the loss. Packed there are no logits for them, so that they are left
+    out with every attention implementation.
+    """
+    if mask is None or mask.shape != labels.shape:
+        return labels
+    return labels.masked_fill(~keep_first(mask.bool()).to(labels.device), IGNORE_INDEX)

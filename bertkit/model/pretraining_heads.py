@@ -16,7 +16,7 @@ from transformers.utils.generic import can_return_tuple
 from bertkit.model.bert import StartsAtZero, logger
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import is_adapted, is_transformed
-from bertkit.model.heads import BertHead, Count, Encoded, Scored, finish
+from bertkit.model.heads import BertHead, Count, Encoded, Scored, finish, ignore_masked
 from bertkit.model.loss import IGNORE_INDEX, classify_loss, decode_loss
 from bertkit.model.packing import PACKED, Layout, find_places, find_read_places, keep_first
 
@@ -117,23 +117,27 @@ class BertLMHead(BertHead):
         self.cls.predictions.bias = new_embeddings.bias
 
     @staticmethod
-    def align(labels: Tensor) -> Tensor:
-        """Return the labels (B, T) at the positions that predict them."""
-        return labels
+    def align(labels: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the labels (B, T) at the positions that predict them, and see `ignore_masked`."""
+        return ignore_masked(labels, mask)
+
+    def count_labels(self, labels: Tensor, attention_mask: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
+        """Count predicted tokens."""
+        return super().count_labels(self.align(labels, attention_mask))
 
     @classmethod
     def find_places(cls, attention_mask: Tensor, labels: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
         """Return the places of a batch's real and predicted tokens, and of those to read, by argument of `forward`."""
         places = super().find_places(attention_mask)
         if labels is not None:
-            targets, read = cls.find_targets(labels, keep_first(attention_mask.bool()))
+            targets, read = cls.find_targets(cls.align(labels, attention_mask), keep_first(attention_mask.bool()))
             places |= {"target_places": targets, "read_places": read}
         return places
 
     @classmethod
     def find_targets(cls, labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the places (M,) of the labelled tokens, and (W,) of those to read, from labels and mask (B, T)."""
-        is_target = mask & (cls.align(labels) != IGNORE_INDEX)  # (B, T)
+        """Return the places (M,) of the aligned labels, and (W,) of the tokens to read, from labels and mask (B, T)."""
+        is_target = labels != IGNORE_INDEX  # (B, T)
         return find_places(is_target), find_read_places(mask, is_target)
 
     def is_hooked(self) -> bool:
@@ -159,8 +163,8 @@ class BertLMHead(BertHead):
             return None, None
         if given[0] is not None:
             return given
-        if self.config._attn_implementation != PACKED:  # labels at padding count, as in transformers
-            return find_places(self.align(labels) != IGNORE_INDEX), None
+        if self.config._attn_implementation != PACKED:
+            return find_places(labels != IGNORE_INDEX), None
         mask = torch.ones_like(labels, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         return self.find_targets(labels, keep_first(mask))
 
@@ -174,7 +178,7 @@ class BertLMHead(BertHead):
         places: Tensor | None,
         scores: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return logits (B, T, V), and the loss if labels (B, T) are given.
+        """Return logits (B, T, V), and the loss if labels (B, T), from `align`, are given.
 
         Args:
             targets_only: Whether to return only the logits (M, V) of the labelled positions; None: in training.
@@ -186,13 +190,13 @@ class BertLMHead(BertHead):
             logits = self.cls.predictions(hidden) if scores is None else layout.pack(scores)  # (packed, V)
             if labels is None:
                 return layout.unpack(logits), None
-            labels = layout.pack(self.align(labels))  # (packed)
+            labels = layout.pack(labels)  # (packed)
             loss = classify_loss(logits, labels, count)
             if self.training if targets_only is None else targets_only:
                 return None if self.training else logits[labels.to(logits.device) != IGNORE_INDEX], loss  # (M, V)
             return layout.unpack(logits), loss
         hidden = layout.select(hidden, places)  # (M, H)
-        labels = self.align(labels).flatten().index_select(0, places.to(labels.device))  # (M,)
+        labels = labels.flatten().index_select(0, places.to(labels.device))  # (M,)
         if self.training:
             return None, self.cls.predictions(hidden, labels, count)
         logits = self.cls.predictions(hidden)  # (M, V)
@@ -232,6 +236,7 @@ class BertLMHead(BertHead):
                 "logits_to_keep must be an integer or a vector (K,), and only without labels; leave it out"
             )
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        labels = None if labels is None else self.align(labels, attention_mask)
         places, read = self.choose_places(labels, targets_only, attention_mask, target_places, read_places)
         outputs, layout = self.encode(*inputs, read_places=read, **kwargs)
         hidden = outputs.last_hidden_state
@@ -257,7 +262,7 @@ class BertForPreTraining(BertLMHead):
     def count_labels(self, labels: Tensor, next_sentence_label: Tensor, **batch: Tensor) -> dict[str, Tensor]:
         """Count masked tokens and sequences."""
         sequences = labels.new_full((), len(next_sentence_label))
-        return super().count_labels(labels) | {"num_sequences_in_batch": sequences}
+        return super().count_labels(labels, **batch) | {"num_sequences_in_batch": sequences}
 
     @can_return_tuple
     def forward(
@@ -279,8 +284,7 @@ class BertForPreTraining(BertLMHead):
         """Return both predictions, and their losses if labels are given.
 
         Args:
-            labels: (B, T), the original token at masked positions and -100 elsewhere; labels at padding are ignored
-                when packed.
+            labels: (B, T), the original token at masked positions and -100 elsewhere. See `ignore_masked`.
             next_sentence_label: (B,), 0 if B follows A, 1 if B is random.
             targets_only: Whether to decode only the labelled positions; None: in training. Training then returns no
                 token logits.
@@ -291,6 +295,7 @@ class BertForPreTraining(BertLMHead):
                 tokens are known (stock Trainer), the batch is weighted by its share of the labelled tokens.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        labels = None if labels is None else self.align(labels, attention_mask)
         places, read = self.choose_places(labels, targets_only, attention_mask, target_places, read_places)
         outputs, layout = self.encode(*inputs, read_places=read, **kwargs)
         hidden, pooled = outputs.last_hidden_state, outputs.pooler_output
@@ -358,13 +363,10 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
         return super().prepare_inputs_for_generation(input_ids, **kwargs)
 
     @staticmethod
-    def align(labels: Tensor) -> Tensor:
-        """Return the labels (B, T) shifted to the preceding token, which predicts them."""
-        return nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)  # (B, T)
-
-    def count_labels(self, labels: Tensor, **batch: Tensor) -> dict[str, Tensor]:
-        """Count predicted tokens, which never include the first."""
-        return super().count_labels(self.align(labels))
+    def align(labels: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the labels (B, T) shifted to the preceding token, which predicts them; nothing predicts the first."""
+        shifted = nn.functional.pad(ignore_masked(labels, mask)[:, 1:], (0, 1), value=IGNORE_INDEX)  # (B, T)
+        return ignore_masked(shifted, mask)
 
 
 class BertForNextSentencePrediction(BertHead):

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertkit.model import attention, cpu
 from bertkit.model.cpu import ROWS_A_BLOCK, can_decode_in_blocks
+from bertkit.model.heads import ignore_masked
 from bertkit.model.loss import IGNORE_INDEX, classify_loss, decode_loss, regress_loss
 from tests.conftest import HEADS, NO_DROPOUT, make_batch, make_labels, make_model, make_twin, shape_for
 
@@ -378,6 +379,27 @@ def test_known_places_are_of_real_tokens_though_padding_has_labels(head: str, le
     model.train()
     looked_for, known = (model(**given).loss for given in (inputs, inputs | model.find_places(**inputs)))
     assert torch.equal(looked_for, known)
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("head", TOKEN_HEADS)
+def test_labels_at_masked_tokens_count_with_no_kernel(head: str, left: bool) -> None:
+    """Equals a batch without them."""
+    model, batch = make_model(head, **NO_DROPOUT), make_batch([3, 9, 5], left=left)
+    inputs = batch | make_labels(head, batch)
+    inputs["labels"] = torch.randint(1, 3, batch["input_ids"].shape)
+    clean = inputs | {"labels": ignore_masked(inputs["labels"], batch["attention_mask"])}
+    assert (clean["labels"] == IGNORE_INDEX).sum() == 6 + 4
+    expected, count = take_gradients(model, clean), model.count_labels(**clean)
+    loss = model(**clean).loss
+    for kernel in ("packed", "sdpa", "eager"):
+        model.set_attn_implementation(kernel)
+        for training in (False, True):
+            model.train(training)
+            assert model.count_labels(**inputs) == count
+            torch.testing.assert_close(model(**inputs, **count).loss, loss)
+            for name, gradient in take_gradients(model, inputs).items():
+                torch.testing.assert_close(gradient, expected[name], msg=f"{kernel}: {name}")
 
 
 class Unhurried(TorchDispatchMode):
