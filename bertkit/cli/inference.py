@@ -153,12 +153,15 @@ def predict(
 def export(
     run: Annotated[str, PlaceArgument(help="Fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
     output: Annotated[Path, PathOption("--output", help="Directory to write.", metavar="DIR")],
-    int8: Annotated[
-        bool, typer.Option("--int8", help="Write int8 if it provably loses no more than --max-loss, else fp32.")
-    ] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Write int8, and measure on dev what it loses.")] = False,
     max_loss: Annotated[
         float | None,
-        typer.Option("--max-loss", help="Points that int8 may lose (default: 0.5).", min=0, metavar="POINTS"),
+        typer.Option(
+            "--max-loss",
+            help="Points of the score that int8 may lose: layers stay in fp32 until it does.",
+            min=0,
+            metavar="POINTS",
+        ),
     ] = None,
     data: Annotated[
         str | None, PlaceOption("--data", help="Data for --int8 (default: the run's).", metavar="DIR|FILE|NAME")
@@ -172,14 +175,12 @@ def export(
 
     $ bertkit export runs/sst2 --output exports/sst2-int8 --int8 --max-loss 1
     """
-    from bertkit.inference.export import MAX_LOSS
     from bertkit.inference.export import export as export_run
 
     if not int8 and (max_loss is not None or data):
         raise UsageError("--max-loss and --data are for --int8; add it or leave them out")
-    most = MAX_LOSS if max_loss is None else max_loss
     with Screen() as screen:
-        _, tables = export_run(run, output, screen.say, int8=int8, max_loss=most, data=data)
+        _, tables = export_run(run, output, screen.say, int8=int8, max_loss=max_loss, data=data)
         for table in tables:
             screen.show_table(table)
         screen.say(f"Export: {output}")

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.data.tokenizer import TOKENIZER_FILES, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
-from bertkit.inference.export_record import EXPORT_FILE, PARTS, ExportRecord, Latency, Proof, Timing, find_export
+from bertkit.inference.export_record import EXPORT_FILE, PARTS, ExportRecord, Latency, Timing, find_export
 from bertkit.inference.predictor import Predictor
-from bertkit.inference.quantization import load_halves, prove, tabulate_proof
+from bertkit.inference.quantization import choose_int8, load_rows, tabulate_int8
 from bertkit.model.checkpoint import find_file
 from bertkit.model.config import BertConfig
 from bertkit.model.onnx import CHOOSES, ONNX_FILE, OnnxModel, import_onnxruntime, write_onnx
@@ -37,7 +37,6 @@ from bertkit.training.run_dir import CALIBRATION_FILE, RECIPE_FILE, describe_env
 TOLERANCE = 1e-4  # of probabilities
 TIMED_LENGTHS = (16, 128, 512)  # tokens of one text
 TEXTS_AT_ONCE = 8
-MAX_LOSS = 0.5  # points of a table
 MOST_CALLS, FEWEST_CALLS, MOST_SECONDS = 200, 5, 10.0  # of each measurement
 EXPORTED = (ONNX_FILE, f"{ONNX_FILE}.data", "config.json", RECIPE_FILE, CARD, *TOKENIZER_FILES)
 
@@ -75,7 +74,7 @@ def export(
     report: Report = ignore,
     *,
     int8: bool = False,
-    max_loss: float = MAX_LOSS,
+    max_loss: float | None = None,
     data: str | None = None,
 ) -> tuple[ExportRecord, list[Table]]:
     """Export a run to a directory, and return its record and the tables of its measurements.
@@ -83,18 +82,19 @@ def export(
     An export in the same directory is replaced.
 
     Args:
-        int8: Whether to export in int8 if it is proved that the score loses at most `max_loss` points, else in fp32.
-        data: The folder of the data that prove it; None: that of the run's recipe.
+        int8: Whether to export in int8.
+        max_loss: Points of the score that int8 may lose on dev; layers stay in fp32 until it does. None: no bound.
+        data: The folder of the data with this dev; None: that of the run's recipe.
 
     Raises:
-        UsageError: The run cannot be exported, the directory holds other files, or the exported model differs from the
-            run.
+        UsageError: The run cannot be exported, the directory holds other files, the exported model differs from the
+            run, or int8 loses more than `max_loss`.
     """
     import_onnxruntime()
     if find_export(run):
         raise UsageError(f"{run} is an export already; give the run that it was made from")
     settings = Predictor(run, precision="fp32").settings
-    halves = load_halves(run, settings, data) if int8 else None
+    rows = load_rows(run, settings, data) if int8 else None
     model = settings.model.to("cpu")
     with explain_disk_error(output), hold_directory(output, check=check_output):
         for lost in output.glob(f"{PARTS}*"):  # of a killed export
@@ -117,19 +117,16 @@ def export(
             report(f"the exported model differs from {run} by at most {difference:.1e} in probabilities")
             timings = {"run": time_model(model, count_bytes(model)), "fp32": time_model(exported, find_size(path))}
             record = describe(run, exported, difference, timings)
-            if halves:
+            if rows:
                 with TemporaryDirectory(dir=output, prefix=PARTS) as variants:
-                    record.int8, variant = prove(*halves, model, path, Path(variants), max_loss, report)
-                    report(explain_proof(record.int8))
-                    if record.int8.verdict == "proved":
-                        for part in folder.glob(f"{ONNX_FILE}*"):
-                            part.unlink()
-                        for part in variant.parent.iterdir():
-                            part.replace(folder / part.name)
-                        record.precision = "int8"
-                        exported = OnnxModel(path, model.config, is_int8=True)
-                        timings["int8"] = time_model(exported, find_size(path))
-            tables = [tabulate(record), *([] if record.int8 is None else [tabulate_proof(record.int8)])]
+                    record.int8, variant = choose_int8(rows, model, path, Path(variants), max_loss, report)
+                    for part in folder.glob(f"{ONNX_FILE}*"):
+                        part.unlink()
+                    for part in variant.parent.iterdir():
+                        part.replace(folder / part.name)
+                record.precision = "int8"
+                timings["int8"] = time_model(OnnxModel(path, model.config, is_int8=True), find_size(path))
+            tables = [tabulate(record), *([] if record.int8 is None else [tabulate_int8(record.int8)])]
             write_export_card(folder / CARD, output.resolve().name, record, tables)
             publish(folder, record, output)
     return record, tables
@@ -160,12 +157,6 @@ def publish(folder: Path, record: ExportRecord, output: Path) -> None:
     for path in folder.iterdir():
         path.replace(output / path.name)
     write_json(msgspec.to_builtins(record), output / EXPORT_FILE)
-
-
-def explain_proof(proof: Proof) -> str:
-    """Return a line about a proof, and which precision follows from it."""
-    ending = "" if proof.verdict == "proved" else "; the export is in fp32"
-    return f"int8 loses at most {proof.max_loss:g} points of {proof.metric}: {proof.words}{ending}"
 
 
 # --- Comparison and measurements --------------------------------------------------------------------------------------

@@ -15,12 +15,12 @@ PARTS = ".export-"  # the beginning of a folder within the directory while it is
 
 
 class Int8Variant(msgspec.Struct):
-    """An int8 variant of an export, with its score and the difference to the run's on the rows that choose, in points.
+    """An int8 variant of an export, with its score and the difference to the run's, in points.
 
     Attributes:
         exempt: Layers that stay in fp32: numbers of encoder layers from 0, "embeddings", "head".
         size: Bytes of the ONNX file.
-        score: In points, as the run's in `Proof`.
+        score: In points.
         low: The lower limit of the difference's 95 % interval.
         high: The upper limit.
     """
@@ -33,35 +33,21 @@ class Int8Variant(msgspec.Struct):
     high: float
 
 
-class Proof(msgspec.Struct):
-    """The proof of how much of the score an int8 export loses.
+class Int8(msgspec.Struct):
+    """The int8 variants of an export that were tried on the rows of dev; the last one is exported.
 
     Attributes:
-        verdict: "proved", "refused" or "undecidable".
-        words: The same, with what would decide it.
-        max_loss: Points that may be lost.
         metric: The score.
-        rows: Number of rows that prove: groups of examples with the same first text, context or document.
-        needed: About how many would prove it; None if unknown.
-        run_scores: The run's scores, on the rows that choose and on those that prove.
-        score: The chosen variant's on the rows that prove.
-        difference: The chosen variant's score minus the run's on these rows, in points, as are `low` and `high`.
-        chosen: The number of the chosen variant.
+        rows: Number of rows: groups of examples with the same first text, context or document.
+        run_score: The run's score on them, in points.
+        max_loss: Points that may be lost; None: no bound.
     """
 
-    verdict: str
-    words: str
-    max_loss: float
     metric: str
     rows: int
-    needed: int | None
-    run_scores: tuple[float, float]
-    score: float
-    difference: float
-    low: float
-    high: float
-    chosen: int
-    variants: list[Int8Variant]
+    run_score: float = 0.0
+    max_loss: float | None = None
+    variants: list[Int8Variant] = []
 
 
 class Latency(msgspec.Struct):
@@ -94,12 +80,12 @@ class ExportRecord(msgspec.Struct):
         head: The name of the head's class.
         precision: "fp32" or "int8".
         largest_difference: Between the probabilities of the export in fp32 and those of the run.
-        timings: "run" (in fp32, packed), "fp32" and, if it is written, "int8" -> how fast it answers.
+        timings: "run" (in fp32, packed), "fp32" and, if it was asked for, "int8" -> how fast it answers.
         threads: Threads of the measurements.
         processor: Processor of the measurements.
         instruction_set: The same, as `find_instruction_set` returns it.
         checksums: File -> its CRC-32; the card is not among them.
-        int8: The proof, if one was asked for; `precision` is "int8" only if it is proved.
+        int8: The variants in int8; None in fp32.
     """
 
     run: str
@@ -116,7 +102,7 @@ class ExportRecord(msgspec.Struct):
     onnx: str
     date: str
     checksums: dict[str, int] = {}
-    int8: Proof | None = None
+    int8: Int8 | None = None
 
     def describe_processor(self) -> str:
         """Return a line about another processor than that of an int8 export, whose results differ; else empty."""

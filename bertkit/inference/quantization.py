@@ -1,8 +1,7 @@
-"""Choose which layers of an export are int8, and prove on other rows how much of the score this loses.
+"""Quantise an export to int8, and measure how much of the score on dev this costs.
 
-One half of dev ranks the layers by the effect of their int8 weights on the outputs, and chooses among variants that
-exempt the first of them. On the other half the paired difference to the run decides, with its 95 % interval
-(`bertkit.metrics.intervals`). Left out: the arithmetic of int8 (`bertkit.model.onnx`).
+With a bound, the layers whose int8 weights change the outputs most stay in fp32, one more at a time, until the score is
+within it. Left out: the arithmetic of int8 (`bertkit.model.onnx`).
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -15,9 +14,9 @@ import torch
 
 from bertkit.data.sequences import IGNORED, batch_by_length
 from bertkit.errors import UsageError
-from bertkit.inference.export_record import Int8Variant, Proof
+from bertkit.inference.export_record import Int8, Int8Variant
 from bertkit.metrics.calibration import temper
-from bertkit.metrics.intervals import Difference, compare_rows, judge
+from bertkit.metrics.comparison import compare_methods
 from bertkit.metrics.rows import RowScore
 from bertkit.model.checkpoint import find_file
 from bertkit.model.onnx import ONNX_FILE, Layer, OnnxModel, list_layers, quantize
@@ -30,7 +29,6 @@ from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import RECIPE_FILE
 
 RANKING_ROWS = 128  # on which the effect of each layer is measured
-MOST_LOST = 0.5  # the part of the bound that a variant may lose on the rows that choose
 SIZED_AT_ONCE = 256  # rows collated to find their lengths
 
 
@@ -74,8 +72,8 @@ class Rows:
         return found.join(self.groups) if len(found) == len(self.groups) else found  # of NER: documents already
 
 
-def load_halves(run: str, settings: PredictionSettings, place: str | None = None) -> tuple[Rows, Rows]:
-    """Return the halves of a run's dev rows: those that choose, and those that prove.
+def load_rows(run: str, settings: PredictionSettings, place: str | None = None) -> Rows:
+    """Return the rows of a run's dev split that score.
 
     Args:
         place: The folder of the data; None: that of the run's recipe.
@@ -94,14 +92,11 @@ def load_halves(run: str, settings: PredictionSettings, place: str | None = None
         _, dev = task.divide(dev, share)
     config = settings.model.config
     decided = {name: value for name in ("tau", "thresholds") if (value := getattr(config, name)) is not None}
-    halves = []
-    for part in task.divide(dev, 0.5):
-        data = task.encode(part, settings.tokenizer, recipe, "dev")
-        starts = range(0, len(data), SIZED_AT_ONCE)
-        parts = (task.collate(data.__getitems__(range(x, min(x + SIZED_AT_ONCE, len(data))))) for x in starts)
-        lengths = np.concatenate([batch["attention_mask"].flatten(1).sum(1).numpy() for batch in parts])
-        halves.append(Rows(task, data, lengths, decided, task.list_groups(part)))
-    return halves[0], halves[1]
+    data = task.encode(dev, settings.tokenizer, recipe, "dev")
+    starts = range(0, len(data), SIZED_AT_ONCE)
+    parts = (task.collate(data.__getitems__(range(x, min(x + SIZED_AT_ONCE, len(data))))) for x in starts)
+    lengths = np.concatenate([batch["attention_mask"].flatten(1).sum(1).numpy() for batch in parts])
+    return Rows(task, data, lengths, decided, task.list_groups(dev))
 
 
 @torch.inference_mode()
@@ -126,62 +121,50 @@ def rank_layers(exact: Path, rows: Rows, load: Callable[[Path], OnnxModel], fold
     return [layers[place] for place in np.argsort(effects, kind="stable")[::-1]]
 
 
-def prove(
-    chooses: Rows,
-    proves: Rows,
-    model: Any,
-    exact: Path,
-    folder: Path,
-    max_loss: float,
-    report: Report = ignore,
-) -> tuple[Proof, Path]:
-    """Return the proof of the best int8 variant of a model's export, and its file, which is in a folder of its own.
-
-    The best variant has the fewest exempt layers among those that lose at most half of the bound on the rows that
-    choose; if there is none, it is the one that loses least.
+def choose_int8(
+    rows: Rows, model: Any, exact: Path, folder: Path, max_loss: float | None, report: Report = ignore
+) -> tuple[Int8, Path]:
+    """Quantise an export, and return the record of what was tried and the file of the last variant.
 
     Args:
         exact: The export in fp32.
-        folder: Where to write the variants.
-        max_loss: The bound, in points of a table.
+        folder: Where to write the variants, each in a folder of its own.
+        max_loss: Points of the score that may be lost; None: all layers are int8, whatever is lost.
+
+    Raises:
+        UsageError: Even the variant with the fewest int8 layers loses more.
     """
 
     def load(path: Path) -> OnnxModel:
         return OnnxModel(path, model.config, is_int8=path != exact)
 
-    before, task = chooses.rate(model), chooses.task
-    ranked = rank_layers(exact, chooses, load, folder)
-    report(f"int8 changes the outputs most in: {', '.join(map(spell_layer, ranked[:4]))}")
-    variants, paths = [], []
-    for count in (0, *(1 << power for power in range(len(ranked).bit_length()) if 1 << power < len(ranked))):
-        paths.append(folder / str(count) / ONNX_FILE)
-        paths[-1].parent.mkdir()
-        quantize(exact, paths[-1], ranked[:count])
-        after = chooses.rate(load(paths[-1]))
-        difference = compare_rows(before, after)
-        size = sum(part.stat().st_size for part in paths[-1].parent.iterdir())
-        variants.append(Int8Variant(ranked[:count], size, show_points(after), *list_limits(difference)))
-        report(f"{describe_exempt(variants[-1])}: {describe_difference(difference)}")
-    sufficient = [place for place, variant in enumerate(variants) if variant.difference >= -MOST_LOST * max_loss]
-    chosen = sufficient[0] if sufficient else int(np.argmax([variant.difference for variant in variants]))
-    both = proves.rate(model), proves.rate(load(paths[chosen]))
-    difference = compare_rows(*both)
-    verdict = judge(difference, max_loss)
-    report(f"{describe_exempt(variants[chosen])} on the other half of dev: {describe_difference(difference)}")
-    found = (verdict.state, verdict.describe(), max_loss, task.metric, verdict.rows, verdict.needed)
-    scores = (show_points(before), show_points(both[0])), show_points(both[1])
-    return Proof(*found, *scores, *list_limits(difference), chosen, variants), paths[chosen]
+    before, exempt = rows.rate(model), []
+    found = Int8(rows.task.metric, len(before), show_points(before), max_loss)
+    while True:
+        path = folder / str(len(exempt)) / ONNX_FILE
+        path.parent.mkdir()
+        quantize(exact, path, exempt)
+        after = rows.rate(load(path))
+        difference = compare_methods([before], [after])
+        limits = (round(number, 4) for number in (difference.value, difference.low, difference.high))
+        size = sum(part.stat().st_size for part in path.parent.iterdir())
+        found.variants.append(Int8Variant(exempt, size, show_points(after), *limits))
+        report(describe_variant(found))
+        if max_loss is None or difference.value >= -max_loss:
+            return found, path
+        if not exempt:
+            ranked = rank_layers(exact, rows, load, folder)
+        if len(exempt) + 1 == len(ranked):
+            raise UsageError(
+                f"int8 loses {-difference.value:.2f} points of {found.metric} even if only {spell_layer(ranked[-1])} "
+                f"is int8, more than --max-loss {max_loss:g}; raise it, or export in fp32"
+            )
+        exempt = ranked[: len(exempt) + 1]
 
 
 def show_points(score: RowScore) -> float:
     """Return a score in points, to four decimals."""
     return round(float(score.points * score.score(np.ones((1, len(score))))[0]), 4)
-
-
-def list_limits(difference: Difference) -> tuple[float, float, float]:
-    """Return a difference and its interval, to four decimals."""
-    value, low, high = (round(number, 4) for number in (difference.value, difference.low, difference.high))
-    return value, low, high
 
 
 def spell_layer(layer: Layer) -> str:
@@ -191,30 +174,30 @@ def spell_layer(layer: Layer) -> str:
 
 def describe_exempt(variant: Int8Variant) -> str:
     """Return which layers of a variant stay in fp32."""
-    numbers = sorted(layer + 1 for layer in variant.exempt if isinstance(layer, int))
-    layers = [f"layer{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"] * bool(numbers)
-    names = [*layers, *(layer for layer in variant.exempt if isinstance(layer, str))]
-    return f"int8 except {', '.join(names)}" if names else "int8 in all layers"
+    return f"int8 except {', '.join(map(spell_layer, variant.exempt))}" if variant.exempt else "int8 in all layers"
 
 
-def describe_difference(difference: Difference) -> str:
-    """Return a difference with its interval."""
-    limits = f"{difference.low:+.2f} to {difference.high:+.2f}"
-    return f"{difference.value:+.2f} points ({limits}) with {difference.rows:,} rows"
+def describe_variant(found: Int8) -> str:
+    """Return a line about the last variant."""
+    last = found.variants[-1]
+    return (
+        f"{describe_exempt(last)}: {last.difference:+.2f} points of {found.metric} "
+        f"({last.low:+.2f} to {last.high:+.2f}) with {found.rows:,} rows of dev"
+    )
 
 
-def tabulate_proof(proof: Proof) -> Table:
-    """Return the table of the variants, and of the chosen one on the rows that prove."""
+def tabulate_int8(found: Int8) -> Table:
+    """Return the table of the variants; the last one is exported."""
     lines = [
-        [describe_exempt(variant), "first", f"{variant.size / 1e6:,.1f}", *show_limits(variant)]
-        for variant in proof.variants
+        [
+            describe_exempt(one),
+            f"{one.size / 1e6:,.1f}",
+            f"{one.score:.2f}",
+            f"{one.difference:+.2f}",
+            f"{one.low:+.2f} to {one.high:+.2f}",
+        ]
+        for one in found.variants
     ]
-    chosen = proof.variants[proof.chosen]
-    lines.append([describe_exempt(chosen), "second", f"{chosen.size / 1e6:,.1f}", *show_limits(proof)])
-    caption = f"{proof.metric}, difference to the run in points; at most {proof.max_loss:g} may be lost: {proof.words}"
-    return make_table(caption, ["", "half of dev", "MB", "score", "difference", "95 % interval"], lines)
-
-
-def show_limits(found: Int8Variant | Proof) -> list[str]:
-    """Return the cells of a score, its difference to the run's, and the interval."""
-    return [f"{found.score:.2f}", f"{found.difference:+.2f}", f"{found.low:+.2f} to {found.high:+.2f}"]
+    chosen = "; the layers were chosen on the same rows" if len(found.variants) > 1 else ""
+    caption = f"{found.metric} on dev ({found.rows:,} rows), difference to the run in points{chosen}"
+    return make_table(caption, ["", "MB", "score", "difference", "95 % interval"], lines)

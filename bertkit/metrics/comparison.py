@@ -7,8 +7,8 @@ Few rows that differ: with four gains and no loss, no bootstrap sample is below 
 or four tails once in eight. Therefore one row more counts on either side, of the size of the rows that differ: with b
 losses and c gains an accuracy has risen with the probability that Beta(c + 1, b + 1) is above 1/2. Verdicts are then
 nearly those of McNemar's mid-p test (Fagerland et al. 2013, "The McNemar test for binary matched-pairs data", BMC
-Medical Research Methodology 13). The row of `bertkit.metrics.intervals`, which proves a bound and is on the other side
-alone, would give the exact test, which tells fewer differences than its level allows.
+Medical Research Methodology 13). One row on the other side alone would give the exact test, which tells fewer
+differences than its level allows.
 
 Seeds: a method is drawn again with every seed. Runs of one method differ by their seeds and by the rows at hand; the
 second part is known from the bootstrap, and is subtracted from the variance between the runs. The rest is the variance

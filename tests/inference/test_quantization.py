@@ -1,4 +1,4 @@
-"""int8 exports: half of dev chooses the layers, the other half decides, and only what is proved is written."""
+"""int8 exports: what they lose on dev, and the layers that stay in fp32 for a bound."""
 
 import numpy as np
 import onnx
@@ -9,9 +9,9 @@ from bertkit import Predictor
 from bertkit.errors import UsageError
 from bertkit.inference import export as module
 from bertkit.inference import quantization
-from bertkit.inference.export import explain_proof, export, make_batch
+from bertkit.inference.export import export, make_batch
 from bertkit.inference.export_record import find_export
-from bertkit.inference.quantization import load_halves, prove
+from bertkit.inference.quantization import choose_int8, load_rows, tabulate_int8
 from bertkit.model.onnx import ONNX_FILE, OnnxModel, find_matrices, write_onnx
 from bertkit.model.onnx import quantize as quantize_exactly
 from bertkit.tasks import TASKS
@@ -46,18 +46,17 @@ def exact(rte, tmp_path_factory):
     return path
 
 
-def test_int8_is_written_where_it_is_proved(rte, tmp_path, monkeypatch):
+def test_int8_is_written_with_what_it_loses(rte, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST_SECONDS", 0.0)
     lines = []
-    record, _ = export(str(rte), tmp_path / "x", lines.append, int8=True, max_loss=100.0)
-    assert (record.precision, record.int8.verdict, record.int8.metric) == ("int8", "proved", "accuracy")
-    assert "int8 loses at most 100 points of accuracy: proved" in lines
-    assert [len(variant.exempt) for variant in record.int8.variants] == [0, 1, 2]
-    assert record.int8.variants[0].size < record.int8.variants[2].size
+    record, _ = export(str(rte), tmp_path / "x", lines.append, int8=True)
+    found, (variant,) = record.int8, record.int8.variants
+    assert (record.precision, found.metric, found.max_loss, variant.exempt) == ("int8", "accuracy", None, [])
+    assert variant.score - found.run_score == pytest.approx(variant.difference, abs=1e-3)
+    assert variant.low <= variant.difference <= variant.high
+    assert any(line.startswith("int8 in all layers: ") and f" with {found.rows} rows of dev" in line for line in lines)
     assert list(record.timings) == ["run", "fp32", "int8"]
-    assert record.timings["int8"].size == record.int8.variants[record.int8.chosen].size < record.timings["fp32"].size
-    proof = record.int8
-    assert proof.score - proof.run_scores[1] == pytest.approx(proof.difference, abs=1e-3)
+    assert record.timings["int8"].size == variant.size < record.timings["fp32"].size
     assert find_export(str(tmp_path / "x")) == record
     assert "int8 in all layers" in (tmp_path / "x" / "README.md").read_text()
     graph = onnx.load(tmp_path / "x" / ONNX_FILE).graph
@@ -70,24 +69,13 @@ def test_int8_is_written_where_it_is_proved(rte, tmp_path, monkeypatch):
         assert one["probability"] == pytest.approx(other["probability"], abs=0.1)
 
 
-def prove_run(run, exact, folder, max_loss):
-    """Return the proof of a run's int8 variants."""
-    settings = Predictor(run, precision="fp32").settings
-    return prove(*load_halves(str(run), settings), settings.model, exact, folder, max_loss)[0]
+def choose(run, exact, folder, max_loss, settings=None):
+    """Return the record of a run's int8 variants."""
+    settings = settings or Predictor(run, precision="fp32").settings
+    return choose_int8(load_rows(str(run), settings), settings.model, exact, folder, max_loss)[0]
 
 
-def test_a_few_rows_prove_nothing(rte, exact, tmp_path):
-    """Even if no row differs: with N rows a loss of about 3.7 / N would go unnoticed."""
-    proof = prove_run(rte, exact, tmp_path, 0.5)
-    assert proof.verdict == "undecidable"
-    assert proof.low < -0.5
-    assert proof.needed is None or proof.needed > proof.rows
-    line = explain_proof(proof)
-    assert line.startswith(f"int8 loses at most 0.5 points of accuracy: undecidable with {proof.rows} rows; ")
-    assert line.endswith("; the export is in fp32")
-
-
-def test_a_model_that_int8_ruins_is_refused(rte, exact, tmp_path, monkeypatch):
+def test_a_model_that_int8_ruins_is_an_error_with_a_bound_only(rte, exact, tmp_path, monkeypatch):
     """The weights of every variant are random."""
 
     def ruin(path, output, exempt=()):
@@ -100,7 +88,11 @@ def test_a_model_that_int8_ruins_is_refused(rte, exact, tmp_path, monkeypatch):
         onnx.save(model, output)
 
     monkeypatch.setattr(quantization, "quantize", ruin)
-    assert prove_run(rte, exact, tmp_path, 5.0).verdict == "refused"
+    for folder in ("free", "bound"):
+        (tmp_path / folder).mkdir()
+    assert choose(rte, exact, tmp_path / "free", None).variants[0].difference < -10
+    with pytest.raises(UsageError, match=r"^int8 loses .* even if only .* is int8, more than --max-loss 5; raise it"):
+        choose(rte, exact, tmp_path / "bound", 5.0)
 
 
 def test_the_layer_that_int8_ruins_is_the_first_to_stay_in_fp32(rte, tmp_path):
@@ -112,8 +104,10 @@ def test_the_layer_that_int8_ruins_is_the_first_to_stay_in_fp32(rte, tmp_path):
             weight[0] *= 1e5
         attention.output.dense.weight[:, 0] /= 1e5  # so the model is the same
     write_onnx(settings.model, tmp_path / ONNX_FILE)
-    proof, _ = prove(*load_halves(str(rte), settings), settings.model, tmp_path / ONNX_FILE, tmp_path, 10.0)
-    assert proof.variants[1].exempt == [1]
+    found = choose(rte, tmp_path / ONNX_FILE, tmp_path, 2.0, settings)
+    assert [variant.exempt for variant in found.variants] == [[], [1]]
+    assert found.variants[0].difference < -2.0 <= found.variants[1].difference
+    assert tabulate_int8(found).caption.endswith("; the layers were chosen on the same rows")
 
 
 def test_int8_answers_do_not_depend_on_the_batch(rte, tmp_path):
@@ -129,7 +123,7 @@ def test_int8_answers_do_not_depend_on_the_batch(rte, tmp_path):
         assert torch.equal(alone[0], together[place])
 
 
-def test_without_a_recipe_there_is_nothing_to_prove(tmp_path):
+def test_without_a_recipe_there_is_no_score(tmp_path):
     start = write_checkpoint(tmp_path / "bert")
     with pytest.raises(UsageError, match="is not a fine-tuned run, so there is no score that int8 could lose"):
-        load_halves(str(start), None)
+        load_rows(str(start), None)

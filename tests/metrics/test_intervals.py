@@ -1,4 +1,4 @@
-"""Scores of weighted rows against repeated rows and scikit-learn, and the intervals of scores and of differences."""
+"""Scores of weighted rows against repeated rows and scikit-learn, and the intervals of scores."""
 
 import time
 
@@ -19,14 +19,11 @@ from bertkit.metrics.classification import (
 )
 from bertkit.metrics.glue import compute_scores, measure_scores
 from bertkit.metrics.intervals import (
-    Difference,
     Interval,
-    compare_rows,
     count_deciding,
     find_bca,
     find_influences,
     find_interval,
-    judge,
     merge_rows,
     resample,
 )
@@ -41,7 +38,6 @@ from bertkit.metrics.rows import (
 )
 from bertkit.metrics.squad import measure_answers, score_squad1, score_squad2
 from tests.metrics import simulate_intervals
-from tests.metrics.simulate_proof import ABOVE, BOUND, HARMLESS, POPULATIONS, RUINED, simulate
 from tests.metrics.test_classification import NAMES, draw_scores
 
 CLOSE = {"rel": 1e-12, "abs": 1e-12}
@@ -328,140 +324,6 @@ def test_an_interval_of_ten_thousand_rows_takes_at_most_two_seconds(name):
     start = time.process_time()
     find_interval(scores[name])
     assert time.process_time() - start < 2
-
-
-# --- The difference of two models -------------------------------------------------------------------------------------
-
-
-def lose_rows(count, losses, gains=0):
-    """Return the accuracy of a run with 4 of 5 rows right, and that of an export that changes some."""
-    run = np.arange(count) % 5 > 0
-    export = run.copy()
-    export[np.flatnonzero(run)[:losses]] = False
-    export[np.flatnonzero(~run)[:gains]] = True
-    return measure_mean(run), measure_mean(export)
-
-
-@pytest.mark.parametrize(("count", "losses"), [(100, 0), (100, 3), (738, 0), (1000, 10)])
-def test_the_lower_limit_of_accuracy_is_that_of_clopper_and_pearson(count, losses):
-    """With losses only, the upper limit of their rate is the quantile of Beta(losses + 1, rows - losses).
-
-    20,000 samples have 500 ± 22 below their quantile; the tolerance is 4 times the 22, as quantiles of the exact one.
-    """
-    found = compare_rows(*lose_rows(count, losses), samples=20_000)
-    exact = stats.beta(losses + 1, count - losses)
-    low, high = exact.ppf([0.975 - 0.0044, 0.975 + 0.0044])
-    assert 100 * low < -found.low < 100 * high
-    assert exact.ppf(0.975) == pytest.approx(stats.binomtest(losses, count).proportion_ci(0.95).high)
-    assert found.value == pytest.approx(-100 * losses / count)
-
-
-def test_the_interval_has_a_width_where_no_row_differs():
-    """Without a loss among S rows the limit is 1 - 0.025^(1/S): of 737 rows 0.4993 points, of 735 0.5006."""
-    found = compare_rows(*lose_rows(500, 0))
-    assert found.value == found.sampled_low == 0.0
-    assert found.low == pytest.approx(-100 * (1 - 0.025 ** (1 / 500)), rel=0.1)
-    assert found.high == pytest.approx(-found.low, rel=0.1)
-    assert judge(found, 0.5).needed == pytest.approx(738, rel=0.1)
-    assert stats.beta(1, 737).ppf(0.975) < 0.005 < stats.beta(1, 735).ppf(0.975)
-
-
-def test_gains_and_losses_mirror_each_other_and_the_seed_decides():
-    run, export = lose_rows(400, 12, 5)
-    found, mirrored = compare_rows(run, export), compare_rows(export, run)
-    assert (mirrored.value, mirrored.low, mirrored.high) == pytest.approx(
-        (-found.value, -found.high, -found.low), abs=0.1
-    )
-    assert found.low < found.sampled_low < found.value < found.high
-    assert found.value == pytest.approx(-7 / 4)
-    assert found == compare_rows(run, export, seed=0) != compare_rows(run, export, seed=1)
-
-
-def test_the_added_row_is_the_most_harmful_one():
-    """With 95 rows of class a and 5 of b, all right, one more of b that is taken for a harms macro F1 most.
-
-    F1 of b falls from 1 to 10/11, F1 of a to 190/191.
-    """
-    labels = np.repeat([0, 1], [95, 5])
-    score = measure_class_scores(np.eye(2)[labels], labels, ["a", "b"])["macro_f1"]
-    found = compare_rows(score, score)
-    same = measure_class_scores(np.eye(2)[np.append(labels, 0)], np.append(labels, 1), ["a", "b"])["macro_f1"]
-    weights = np.random.default_rng(0).standard_exponential((5000, 101))
-    assert found.low == pytest.approx(100 * np.quantile(same.score(weights) - 1, 0.025), rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("difference", "state", "words"),
-    [
-        (Difference(-0.1, -0.4, 0.2, -0.35, 2000), "proved", "proved"),
-        (Difference(-0.1, -0.5, 0.2, -0.4, 2000), "proved", "proved"),
-        (Difference(-2.0, -3.0, -0.6, -2.9, 2000), "refused", "refused"),
-        # Half of 0.8 is as wide as the room from -0.1 to -0.5: 4 times the rows.
-        (Difference(-0.1, -0.9, 0.7, -0.9, 2000), "undecidable", "undecidable with 2,000 rows; about 8,000 would do"),
-        # Only the added row makes it wide: twice the rows.
-        (Difference(0.0, -1.0, 1.0, 0.0, 1000), "undecidable", "undecidable with 1,000 rows; about 2,000 would do"),
-        # 0.4 t + 0.6 t² = 0.4 for t = (sqrt(1.12) - 0.4) / 1.2: 300 / t² is 996.
-        (Difference(-0.1, -1.1, 1.0, -0.5, 300), "undecidable", "undecidable with 300 rows; about 1,000 would do"),
-        (
-            Difference(-0.6, -1.2, 0.1, -1.1, 900),
-            "undecidable",
-            "undecidable with 900 rows; more would probably refuse",
-        ),
-    ],
-)
-def test_a_verdict_is_one_line(difference, state, words):
-    found = judge(difference, 0.5)
-    assert (found.state, found.describe(), found.rows) == (state, words, difference.rows)
-
-
-def test_an_export_with_scores_in_percent_has_the_same_points():
-    rng = np.random.default_rng(0)
-    run, export = rng.random((2, 300))
-    fractions = compare_rows(measure_mean(run), measure_mean(export))
-    assert vars(compare_rows(measure_mean(run, percent=True), measure_mean(export, percent=True))) == pytest.approx(
-        vars(fractions)
-    )
-
-
-@pytest.mark.slow
-def test_two_thousand_samples_of_nine_thousand_rows_take_less_than_a_second():
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 2, 9000)
-    both = (np.where(rng.random(9000) < 0.9, labels, 1 - labels) for _ in range(2))
-    scores = [measure_scores(("matthews_correlation",), found, labels, 2)["matthews_correlation"] for found in both]
-    start = time.process_time()
-    compare_rows(*scores, samples=2000)
-    assert time.process_time() - start < 1
-
-
-# --- How often the proof is right -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "count"), [("accuracy, some gains", 2000), ("SQuAD F1", 1000), ("Matthews", 500)])
-def test_few_exports_are_proved_wrongly(name, count):
-    """An interval of 95 % proves 2.5 % of the exports at the bound; more than 5 of 60 have a chance of 0.2 %."""
-    found = simulate(name, count, trials=60, losses=(ABOVE, RUINED))
-    assert found.proved[ABOVE] <= 5
-    assert found.proved[RUINED] == 0
-    assert found.refused[RUINED] == 60
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", POPULATIONS)
-def test_at_most_5_percent_of_those_proved_exceed_the_bound(name):
-    """At most 2.5 % of the exports beyond the bound should be proved; more than the limit has a chance of 0.1 %."""
-    trials, count = (20, 1000) if name.startswith("Spearman") else (200, 2000)
-    found = simulate(name, count, trials)
-    assert found.proved[ABOVE] <= stats.binom(trials, 0.025).ppf(0.999)
-    assert found.wrong <= 0.05 or sum(found.proved.values()) < 20
-    assert found.refused[HARMLESS] == 0
-    assert found.refused[RUINED] == trials
-
-
-def test_a_harmless_export_is_proved_with_enough_rows():
-    assert BOUND == 0.5
-    assert simulate("accuracy, losses only", 4000, trials=20, losses=(HARMLESS,)).proved[HARMLESS] >= 18
-    assert simulate("accuracy, losses only", 500, trials=20, losses=(HARMLESS,)).proved[HARMLESS] == 0
 
 
 # --- Groups -----------------------------------------------------------------------------------------------------------
