@@ -3,7 +3,7 @@
 A method is a run, or several runs whose recipes differ only in their seed: those of a study's cell, or runs given one
 by one. Each method is compared with the first; the p-values are corrected for the number of comparisons.
 
-Left out: the statistics (`bertkit.metrics.comparison`), and reading files of predictions
+Left out: the statistics (`bertkit.metrics.intervals`), and reading files of predictions
 (`bertkit.analysis.prediction_files`).
 """
 
@@ -21,15 +21,15 @@ import numpy as np
 from bertkit.analysis.places import drop_seed, is_run
 from bertkit.analysis.prediction_files import read_files
 from bertkit.errors import UsageError
-from bertkit.metrics.comparison import (
+from bertkit.metrics.intervals import (
+    LEVEL,
     POWER,
     Contrast,
     adjust_p_values,
     compare_methods,
     compute_mcnemar,
-    estimate_rows,
+    estimate_factor,
 )
-from bertkit.metrics.intervals import LEVEL
 from bertkit.reports.tables import ScoreRow, Table, count, make_table
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
@@ -122,25 +122,23 @@ class MethodComparison:
             return UNDECIDED_VERDICT
         return "better" if self.contrast.value > 0 else "worse"
 
-    def estimate(self) -> tuple[int | None, float] | None:
-        """Return what would be enough, as `estimate_rows`; None if the difference is told, or there is none."""
+    def estimate(self) -> float | None:
+        """Return what would be enough, as `estimate_factor`; None if the difference is told, or there is none."""
         if self.verdict != UNDECIDED_VERDICT or abs(self.contrast.value) < SMALLEST:
             return None
-        return estimate_rows(self.contrast, self.comparisons)
+        return estimate_factor(self.contrast, self.comparisons)
 
     def describe(self) -> str:
         """Return the verdict with what it rests on, or what would decide it."""
         said = f"{self.verdict} with {count(self.contrast.rows, 'row')}"
         if self.verdict != UNDECIDED_VERDICT:
             return said
-        if (estimate := self.estimate()) is None:
+        if (factor := self.estimate()) is None:
             return f"{said}: the scores are equal"
-        rows, factor = estimate
         if factor > MOST_FACTOR:
             return f"{said}; more than {MOST_FACTOR:,} times as many would be needed for so small a difference"
-        if rows is not None:
-            return f"{said}; about {rows:,} rows would be enough"
-        return f"{said}; about {factor:.1f} times as many rows and seeds would be enough"
+        seeds = "" if self.contrast.seed_error is None else " and seeds"
+        return f"{said}; about {factor:.1f} times as many rows{seeds} would be enough"
 
     def find_differing(self) -> np.ndarray:
         """Return the rows with different answers, first those on which one method is right and the other wrong."""
@@ -389,7 +387,6 @@ def list_values(comparisons: Sequence[MethodComparison]) -> dict[str, Any]:
 def list_comparison(one: MethodComparison) -> dict[str, Any]:
     """Return the values of a comparison, in points, and the rows on which the methods differ."""
     contrast = one.contrast
-    needed, factor = one.estimate() or (None, None)
     methods = {"first": one.first, "second": one.second}
     rows = []
     for row in one.find_differing().tolist():
@@ -409,8 +406,7 @@ def list_comparison(one: MethodComparison) -> dict[str, Any]:
         "verdict": one.verdict,
         "rows": contrast.rows,
         "rows_left_out": one.left_out,
-        "rows_needed": needed,
-        "factor_needed": factor,
+        "factor_needed": one.estimate(),
         "row_error": contrast.row_error,
         "seed_error": contrast.seed_error,
         "mcnemar_p": one.mcnemar,

@@ -42,7 +42,7 @@ from bertkit.analysis.study_page import describe_study
 from bertkit.data.formats.columns import read_columns
 from bertkit.data.formats.entities import SPAN_COLUMNS, find_columns, read_spans
 from bertkit.errors import UsageError, explain_refusal
-from bertkit.metrics.intervals import find_wilson
+from bertkit.metrics.intervals import find_share_interval
 from bertkit.metrics.ner import Entity, find_entities, score_types
 from bertkit.reports.html import SERIES, attempt, draw_all, render, show_minus
 from bertkit.reports.plots import LOSS, Plot, Series, list_logged, trace
@@ -414,7 +414,7 @@ def plot_reliability(split: str, figure: Mapping[str, Any]) -> Plot:
 
 def find_reach(percent: float, count: int) -> tuple[float, float]:
     """Return how far the 95 % interval of a share of `count` rows reaches below and above it, all in percent."""
-    interval = find_wilson(percent / 100 * count, count, 100.0)
+    interval = find_share_interval(round(percent / 100 * count), count, 100.0)
     return percent - interval.low, interval.high - percent
 
 

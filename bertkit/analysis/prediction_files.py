@@ -26,7 +26,7 @@ from bertkit.data.labels import (
 )
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import find_entities, measure_entities
-from bertkit.metrics.rows import RowScore, list_errors, measure_classes, measure_counts, measure_mean, measure_numbers
+from bertkit.metrics.rows import RowScore, measure_classes, measure_counts, measure_mean, measure_numbers
 from bertkit.metrics.squad import score_answers
 from bertkit.reports.tables import ScoreRow
 from bertkit.tasks.classification import CLASSIFICATION, SCORES, spell
@@ -159,7 +159,7 @@ def measure_table(right: np.ndarray, found: np.ndarray, space: LabelSpace) -> Ro
     if space.kind == SINGLE:
         return measure_classes(np.where(found < 0, classes, found), right, classes + 1)[name]
     found, right = found > 0, right > 0
-    return measure_counts(found & right, found, right, "labels_f1", list_errors(np.eye(classes)))
+    return measure_counts(found & right, found, right, "labels_f1")
 
 
 # --- Tags and answers -------------------------------------------------------------------------------------------------

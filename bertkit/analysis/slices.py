@@ -65,8 +65,7 @@ def choose_score(row: ScoreRow, found: ScoredRows) -> tuple[ScoreRow, RowScore]:
 def rate_slice(score: RowScore) -> tuple[int, float, float, float]:
     """Return the number of rows, the score, and its interval."""
     value = float(score.score(np.ones((1, len(score))))[0])
-    interval = find_interval(score)
-    return len(score), value, interval.low, interval.high
+    return len(score), value, *(find_interval(score) or (value, value))
 
 
 def list_slices(columns: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, np.ndarray]]:

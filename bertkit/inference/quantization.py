@@ -16,7 +16,7 @@ from bertkit.data.sequences import IGNORED, batch_by_length
 from bertkit.errors import UsageError
 from bertkit.inference.export_record import Int8, Int8Variant
 from bertkit.metrics.calibration import temper
-from bertkit.metrics.comparison import compare_methods
+from bertkit.metrics.intervals import compare_methods
 from bertkit.metrics.rows import RowScore
 from bertkit.model.checkpoint import find_file
 from bertkit.model.onnx import ONNX_FILE, Layer, OnnxModel, list_layers, quantize

@@ -125,15 +125,9 @@ def measure_calibration(logits: np.ndarray, labels: np.ndarray) -> dict[str, Row
     stated, right = find_statements(probabilities, labels)  # (S, K)
     gaps = np.zeros((len(labels), BINS))
     np.add.at(gaps, (np.arange(len(labels))[:, None], find_bins(stated)), (right - stated) / stated.shape[1])
-    wrong = np.zeros((1, 2, BINS))
-    wrong[0, 1, -1] = -1.0  # certain of a wrong label
     squares = (probabilities - mark_correct(labels, probabilities.shape[1])) ** 2  # (S, L)
     brier = squares.sum(axis=1) / 2 if labels.ndim == 1 else squares.mean(axis=1)
-    wrong_brier = np.array([[[0.0, 1.0], [1.0, 1.0]]])
-    return {
-        "ece": measure_gaps(gaps, wrong),
-        "brier": replace(measure_mean(brier), errors=wrong_brier, points=1.0),
-    }
+    return {"ece": measure_gaps(gaps), "brier": replace(measure_mean(brier), points=1.0)}
 
 
 def bin_probabilities(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -11,7 +11,6 @@ import numpy as np
 from bertkit.metrics.glue import compute_accuracy, compute_matthews, correlate
 from bertkit.metrics.rows import (
     RowScore,
-    list_errors,
     measure_classes,
     measure_counts,
     measure_label,
@@ -116,16 +115,14 @@ def measure_label_scores(
 ) -> dict[str, RowScore]:
     """Return the scores of `score_labels` as functions of the weights of the rows; arguments are the same.
 
-    Thresholds that are tuned on these data stay the same whatever the weights are. An error is a row with one label, or
-    with the mean share of each label, that is missed or wrongly predicted.
+    Thresholds that are tuned on these data stay the same whatever the weights are.
     """
     from scipy.special import expit
 
     probabilities, correct = expit(logits.astype(np.float64)), labels.astype(bool)  # (S, L)
     predicted = probabilities > (tune_thresholds(probabilities, labels) if thresholds is None else thresholds)
-    errors = list_errors(np.concatenate([np.eye(len(names)), correct.mean(axis=0, keepdims=True)]))
     averages = {
-        f"{prefix}{name}": measure_counts(found & correct, found, correct, score, errors)
+        f"{prefix}{name}": measure_counts(found & correct, found, correct, score)
         for prefix, found in (("", predicted), ("fixed_", probabilities > FIXED_THRESHOLD))
         for name, score in (("macro_f1", "labels_f1"), ("micro_f1", "f1"))
     }

@@ -1,180 +1,179 @@
-"""The 95 % interval of a score over its rows.
+"""The 95 % interval of a score over its rows, and that of the difference of two methods on the same rows.
 
-It is the bias-corrected and accelerated bootstrap (BCa; Efron 1987, "Better Bootstrap Confidence Intervals", Journal of
-the American Statistical Association 82), with three exceptions. The share of right rows, such as the accuracy, has
-Wilson's interval (1927, "Probable Inference, the Law of Succession, and Statistical Inference", same journal 22), which
-needs no samples and has a width at 0 and 1. The calibration error is a sum of absolute values, whose estimate is too
-high by what chance adds to values near 0; its limits are found by inverting tests. Other scores that only a few rows
-decide (all or almost all rows right, a handful of rows) have a Bayesian bootstrap (Rubin 1981, "The Bayesian
-Bootstrap", Annals of Statistics 9), whose limits have one row more: the most harmful or the most helpful one of a few
-(`RowScore.errors`). How often each holds is measured by tests/metrics/simulate_intervals.py.
+Rows are sampled by a Bayesian bootstrap (Rubin 1981, "The Bayesian Bootstrap", Annals of Statistics 9): their weights
+are exponential variates, so that their shares have a flat Dirichlet distribution. A row is what is drawn together: a
+text, or all questions on a context.
 
-The difference of models on the same rows is in `bertkit.metrics.comparison`.
+The interval of a score has the percentiles of its samples. The share of right ones among independent rows, such as the
+accuracy, has the exact interval of Clopper and Pearson (1934, Biometrika 26). The calibration error has none: chance
+raises it, by more than an interval of it is wide.
+
+The interval of a difference is Student's, around the difference of the means over the runs. Its variance is that of the
+rows, the same samples for all runs, and from two runs of a method on that of the seeds: the variance between the runs
+over their number, with degrees of freedom as in Welch's test. One run a method says nothing about seeds, so that the
+rows alone count. With few rows that differ, percentiles would tell differences that are none: four gains and no loss
+come up once in eight. Therefore two more rows are taken to differ, one for either method, which gives an accuracy about
+the verdicts of McNemar's mid-p test (Fagerland et al. 2013, BMC Medical Research Methodology 13).
+
+How often the intervals hold is measured by tests/metrics/simulate_intervals.py and tests/analysis/simulate_compare.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import binomtest, norm, t
 
 from bertkit.metrics.rows import RowScore
 
 LEVEL = 0.95  # of intervals; half of the rest is beyond each limit
+OUTSIDE = (1 - LEVEL) / 2
+SAMPLES = 2_000
+LEAST_SAMPLES = 500  # where all samples together would have more values than MOST_VALUES
+MOST_VALUES = 1 << 26
 WEIGHTS_A_BLOCK = 1 << 18  # computed at once: 2 MB, which stays in the cache
-INTERVAL_SAMPLES = 2_000  # of the interval of a score
-LEAST_SAMPLES = 500  # the same, where there are more values than
-MOST_VALUES = 1 << 27  # in all samples together
-GROUPS = 256  # of rows that the jackknife leaves out together, where there are more distinct rows
-FEW_ROWS = 10  # decide a score: too few for BCa
-HALVINGS = 20
+POWER = 0.8  # the chance of telling the difference, with the rows that are called enough
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """The 95 % interval of a score, in the unit of the score."""
 
     low: float
     high: float
 
 
-def find_interval(score: RowScore, seed: int = 0) -> Interval:
+@dataclass(frozen=True)
+class Contrast:
+    """The points of a table that a second method scores above the first one on the same rows.
+
+    Attributes:
+        value: The difference of the means over the runs.
+        low: The lower limit of the interval.
+        high: Its upper limit.
+        p: The two-sided p-value of no difference.
+        rows: The number of rows (texts, questions, documents).
+        row_error: The standard error that the rows cause.
+        seed_error: The one that the seeds cause; None if both methods have a single run.
+    """
+
+    value: float
+    low: float
+    high: float
+    p: float
+    rows: int
+    row_error: float
+    seed_error: float | None = None
+
+
+def find_interval(score: RowScore, seed: int = 0) -> Interval | None:
     """Return the 95 % interval of a score: its range over other rows of the same source, for the same model.
 
-    The result depends on the seed by the error of a quantile of INTERVAL_SAMPLES values, or fewer for scores with very
-    many values.
+    None for the calibration error, and for other scores than the best that are the same in all samples. Where all rows
+    are right, the lower limit is that of the share of right rows.
     """
+    if score.rate == "gaps":
+        return None
     if (successes := score.count_successes()) is not None:
-        return find_wilson(*successes, 100 / score.points)
-    merged, numbers, counts = merge_rows(score)
+        return find_share_interval(*successes, 100 / score.points)
+    (merged,), counts = merge_rows([score])
+    sampled = np.concatenate([merged.score(weights) for weights in draw_weights(counts, seed)])
+    if np.ptp(sampled) > 0:
+        return Interval(*np.quantile(sampled, (OUTSIDE, 1 - OUTSIDE)).tolist())
+    best, rows = 100 / score.points, len(score)
+    return find_share_interval(rows, rows, best) if sampled[0] == best else None
+
+
+def find_share_interval(right: int, counted: int, scale: float) -> Interval:
+    """Return the 95 % interval of the share `right / counted`, which is from 0 to `scale`."""
+    limits = binomtest(right, counted).proportion_ci(LEVEL) if counted else (0.0, 1.0)
+    return Interval(*(scale * limit for limit in limits))
+
+
+def compare_methods(firsts: Sequence[RowScore], seconds: Sequence[RowScore], seed: int = 0) -> Contrast:
+    """Return how many points the second method is above the first one on the same rows.
+
+    Args:
+        firsts: The score of each run of the first method; the runs differ in their seed.
+        seconds: The same of the second method.
+    """
+    scores, counts = merge_rows([*firsts, *seconds])
+    samples = [rate_runs(scores, weights) for weights in draw_weights(counts, seed)]
+    parts = [len(firsts)]
+    runs = np.split(rate_runs(scores, counts[None])[:, 0], parts)
+    before, after = np.split(np.concatenate(samples, axis=1), parts)  # (M, R) each
+    value = float(runs[1].mean() - runs[0].mean())
+    values = np.stack([score.rows.reshape(len(counts), -1) for score in scores])  # (M, U, V)
+    differing = counts[(values != values[0]).any(axis=(0, 2))].sum()
+    row_error = float(np.std(after.mean(0) - before.mean(0)) * np.sqrt(1 + 2 / max(differing, 1)))
+    seeds = list_seed_variances(runs)
+    variance = row_error**2 + sum(part for part, _ in seeds)
+    freedom = variance**2 / between if (between := sum(part**2 / free for part, free in seeds)) else np.inf
+    error, rows = np.sqrt(variance), int(counts.sum())
+    seed_error = float(np.sqrt(sum(part for part, _ in seeds))) if seeds else None
+    if not error:
+        return Contrast(value, value, value, 1.0 if value == 0 else 0.0, rows, 0.0, seed_error)
+    width = t.ppf(1 - OUTSIDE, freedom) * error
+    p = float(2 * t.sf(abs(value) / error, freedom))
+    return Contrast(value, float(value - width), float(value + width), p, rows, row_error, seed_error)
+
+
+def list_seed_variances(runs: Sequence[np.ndarray]) -> list[tuple[float, int]]:
+    """Return the variances of the mean scores that the seeds cause, with their degrees of freedom.
+
+    A method with a single run is assumed to vary as the other one does; the list is empty if both have one.
+
+    Args:
+        runs: The points of the runs of each method.
+    """
+    several = [found for found in runs if len(found) > 1]
+    shares = [1 / len(found) for found in several] if len(several) == 2 else [sum(1 / len(found) for found in runs)]
+    return [(share * float(found.var(ddof=1)), len(found) - 1) for share, found in zip(shares, several, strict=False)]
+
+
+def merge_rows(scores: Sequence[RowScore]) -> tuple[list[RowScore], np.ndarray]:
+    """Return scores of the same rows for the distinct rows (U) only, and the number (U,) of each."""
+    flat = np.concatenate([score.rows.reshape(len(score), -1) for score in scores], axis=1)
+    _, first, counts = np.unique(flat, axis=0, return_index=True, return_counts=True)
+    return [score.take(first) for score in scores], counts
+
+
+def draw_weights(counts: np.ndarray, seed: int) -> Iterator[np.ndarray]:
+    """Yield the weights (r, U) of the distinct rows in the samples, some samples at a time."""
     rng = np.random.default_rng(seed)
-    influences = find_influences(merged, numbers, rng)
-    value = merged.score(counts[None])[0]
-    samples = min(INTERVAL_SAMPLES, max(LEAST_SAMPLES, MOST_VALUES // merged.rows.size))
-    if count_deciding(influences) < FEW_ROWS:
-        low, high = _bound(merged, counts, samples, rng)
-    elif score.rate == "gaps":
-        low, high = invert_tests(merged, numbers, samples, rng)
-    else:
-        low, high = find_bca(value, resample(merged, numbers, samples, rng), influences)
-    return Interval(float(min(low, value)), float(max(high, value)))
+    samples = min(SAMPLES, max(LEAST_SAMPLES, MOST_VALUES // len(counts)))
+    size = max(WEIGHTS_A_BLOCK // len(counts), 1)
+    for start in range(0, samples, size):
+        yield rng.standard_gamma(counts, (min(size, samples - start), len(counts)))
 
 
-def merge_rows(score: RowScore) -> tuple[RowScore, np.ndarray, np.ndarray]:
-    """Return a score of the distinct rows (U), the distinct row (S,) of each row, and the number (U,) of each."""
-    flat = score.rows.reshape(len(score), -1)
-    _, places, numbers, counts = np.unique(flat, axis=0, return_index=True, return_inverse=True, return_counts=True)
-    return score.take(places), numbers.reshape(-1), counts
+def rate_runs(scores: Sequence[RowScore], weights: np.ndarray) -> np.ndarray:
+    """Return (M, R) the points of each run with each of the weights (R, U)."""
+    return np.stack([score.points * score.score(weights) for score in scores])
 
 
-def resample(merged: RowScore, numbers: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarray:
-    """Return the score (R,) of samples with replacement; the other arguments are the result of `merge_rows`."""
-    return np.concatenate([merged.score(weights) for weights in draw_samples(numbers, samples, rng)])
+# --- Verdicts ---------------------------------------------------------------------------------------------------------
 
 
-def draw_samples(numbers: np.ndarray, samples: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yield how often each distinct row is in each sample with replacement, some samples (R, U) at a time."""
-    counts = np.bincount(numbers)
-    total, distinct = len(numbers), len(counts)
-    for size in _divide_samples(samples, distinct):
-        if 8 * distinct < total:  # a binomial variate takes as long as about 8 drawn rows
-            weights = rng.multinomial(total, counts / total, size)
-        else:
-            drawn = numbers[rng.integers(total, size=(size, total))] + distinct * np.arange(size)[:, None]  # (R, S)
-            weights = np.bincount(drawn.ravel(), minlength=size * distinct).reshape(size, distinct)
-        yield weights.astype(np.float64)
+def estimate_factor(contrast: Contrast, comparisons: int = 1) -> float:
+    """Return how many times as many rows, and runs of each method, would tell the difference with a chance of POWER.
 
-
-def find_influences(merged: RowScore, numbers: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return how much a row, or a random group of rows, raises the score above the mean of the jackknife (J,).
-
-    Equal rows have equal influences, which are computed once.
+    With `comparisons`, the level is divided among them, as for the smallest p.
     """
-    total, distinct = len(numbers), len(merged)
-    counts = np.bincount(numbers)
-    if distinct <= GROUPS:
-        left_out, times = np.eye(distinct), counts
-    else:
-        places = rng.permutation(total) % GROUPS * distinct + numbers
-        left_out = np.bincount(places, minlength=GROUPS * distinct).reshape(GROUPS, distinct)  # (J, U)
-        times = np.ones(GROUPS, int)
-    scores = np.concatenate([merged.score(part) for part in _divide_rows(counts - left_out)])
-    return np.repeat(np.average(scores, weights=times) - scores, times)
+    needed = norm.ppf(1 - OUTSIDE / comparisons) + norm.ppf(POWER)
+    return float((needed / contrast.value) ** 2 * (contrast.row_error**2 + (contrast.seed_error or 0.0) ** 2))
 
 
-def count_deciding(influences: np.ndarray) -> float:
-    """Return how many rows decide the score: J for equal absolute influences, 1 if only one row has any, 0 for none."""
-    squares = influences**2
-    return float(squares.sum() ** 2 / fourth) if (fourth := (squares**2).sum()) > 0 else 0.0
+def adjust_p_values(values: Sequence[float]) -> list[float]:
+    """Return p-values corrected for several comparisons (Holm 1979, "A Simple Sequentially Rejective … Procedure")."""
+    order = np.argsort(values, kind="stable")
+    scaled = np.asarray(values)[order] * np.arange(len(values), 0, -1)
+    adjusted = np.empty(len(values))
+    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return adjusted.tolist()
 
 
-def find_bca(value: float, sampled: np.ndarray, influences: np.ndarray) -> np.ndarray:
-    """Return the limits of the BCa interval, from the score of the samples (R,) and the influences (J,)."""
-    from scipy.special import ndtr, ndtri
-
-    outside, least = (1 - LEVEL) / 2, 0.5 / len(sampled)
-    below = ((sampled < value).mean() + (sampled <= value).mean()) / 2
-    bias = ndtri(np.clip(below, least, 1 - least))
-    acceleration = (influences**3).sum() / (6 * (influences**2).sum() ** 1.5)
-    shifted = bias + ndtri([outside, 1 - outside])
-    return np.quantile(sampled, ndtr(bias + shifted / (1 - acceleration * shifted)))
-
-
-def invert_tests(merged: RowScore, numbers: np.ndarray, samples: int, rng: np.random.Generator) -> tuple[float, float]:
-    """Return the limits of the sum of absolute values of the mean gaps.
-
-    True gaps in the proportions of the measured ones are assumed: t times as large, with the noise of the samples. The
-    limits belong to the smallest and the largest t for which the measured sum would not be an exception.
-    """
-    outside, sums = (1 - LEVEL) / 2, merged.rows[numbers].sum(0)  # (K + 1,), the last one for the weights
-    gaps = sums[:-1] / sums[-1]
-    sampled = np.concatenate([weights @ merged.rows for weights in draw_samples(numbers, samples, rng)])  # (R, K + 1)
-    noise, value = sampled[:, :-1] / sampled[:, -1:] - gaps, np.abs(gaps).sum()
-
-    def find_size(share: float) -> float:
-        """Return the t at which this share of the sums is below the measured one."""
-        low, high = 0.0, 2.0
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
-            low, high = (middle, high) if quantile(middle, share) < value else (low, middle)
-        return low
-
-    def quantile(size: float, share: float) -> float:
-        return float(np.quantile(np.abs(size * gaps + noise).sum(1), share))
-
-    return value * find_size(1 - outside), value * find_size(outside)
-
-
-def find_wilson(right: float, counted: int, scale: float) -> Interval:
-    """Return the 95 % interval of the share `right / counted` (Wilson 1927), which is from 0 to `scale`."""
-    from scipy.special import ndtri
-
-    if not counted:
-        return Interval(0.0, scale)
-    share, z = right / counted, ndtri((1 + LEVEL) / 2)
-    middle = (share + z**2 / (2 * counted)) / (1 + z**2 / counted)
-    half = z * np.sqrt(share * (1 - share) / counted + (z / (2 * counted)) ** 2) / (1 + z**2 / counted)
-    low, high = middle - half if right else 0.0, middle + half if right < counted else 1.0  # exactly
-    return Interval(scale * float(low), scale * float(high))
-
-
-def _bound(merged: RowScore, counts: np.ndarray, samples: int, rng: np.random.Generator) -> tuple[float, float]:
-    """Return the limits of a Bayesian bootstrap with the most harmful and the most helpful added row."""
-    outside, added = (1 - LEVEL) / 2, merged.errors.reshape(-1, *merged.rows.shape[1:])  # (2C, ...)
-    weights = np.concatenate([np.tile(counts, (len(added), 1)), np.eye(len(added))], axis=1)
-    effects = merged.extend(added).score(weights)
-    worst, best = (merged.extend(added[[place]]) for place in (effects.argmin(), effects.argmax()))
-    found = []
-    for size in _divide_samples(samples, len(merged) + 1):
-        weights = rng.standard_gamma(np.append(counts, 1), (size, len(merged) + 1))  # (R, U + 1)
-        found.append([worst.score(weights), best.score(weights)])
-    lows, highs = np.concatenate(found, axis=1)  # (R,) each
-    return float(np.quantile(lows, outside)), float(np.quantile(highs, 1 - outside))
-
-
-def _divide_samples(samples: int, rows: int) -> list[int]:
-    size = max(WEIGHTS_A_BLOCK // rows, 1)
-    return [min(size, samples - start) for start in range(0, samples, size)]
-
-
-def _divide_rows(weights: np.ndarray) -> list[np.ndarray]:
-    return np.array_split(weights, -(-weights.size // WEIGHTS_A_BLOCK))
+def compute_mcnemar(first: np.ndarray, second: np.ndarray) -> float:
+    """Return the p-value of McNemar's exact test, from whether each row (S,) is right with each of two models."""
+    gains, losses = int((second & ~first).sum()), int((first & ~second).sum())
+    return float(binomtest(gains, gains + losses).pvalue) if gains + losses else 1.0

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from bertkit.metrics.rows import RowScore, list_errors, measure_counts
+from bertkit.metrics.rows import RowScore, measure_counts
 
 Entity = tuple[int, int, str]  # first word, end, type
 
@@ -70,8 +70,6 @@ def measure_entities(
 ) -> dict[str, RowScore]:
     """Return the scores of `score_entities`, except `accuracy`, as functions of the weights of the groups.
 
-    An error is a group with the mean number of entities that are all missed, or wrongly predicted.
-
     Args:
         gold: The correct entities of each sentence.
         predicted: The predicted tags of each sentence.
@@ -87,9 +85,8 @@ def measure_entities(
             guessed = (find_predicted(predicted[number]) for number in numbers)
             counts.append([found.total() for found in _count_entities([gold[number] for number in numbers], guessed)])
         right, found, wanted = np.array(counts).T[:, :, None]  # (S, 1) each
-        errors = list_errors(np.full((1, 1), wanted.mean()))
         for name in ("precision", "recall", "f1"):
-            scores[f"{prefix}{name}"] = measure_counts(right, found, wanted, name, errors)
+            scores[f"{prefix}{name}"] = measure_counts(right, found, wanted, name)
     return scores
 
 

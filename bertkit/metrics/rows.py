@@ -18,13 +18,11 @@ class RowScore:
     Attributes:
         rows: (S, ...) values of each row.
         rate: The name of one of RATES, which computes the score.
-        errors: (C, 2, ...) values of C rows that do not exist, where the model is right, and where it is wrong.
         points: The points of a table in 1.0 of the score: 100 for a fraction, 1 for a percentage.
     """
 
     rows: np.ndarray
     rate: str
-    errors: np.ndarray
     points: float = 100.0
 
     def __len__(self) -> int:
@@ -59,12 +57,8 @@ class RowScore:
         """Return the same score of some of the rows."""
         return replace(self, rows=self.rows[places])
 
-    def extend(self, rows: np.ndarray) -> "RowScore":
-        """Return the same score with further rows."""
-        return replace(self, rows=np.concatenate([self.rows, rows]))
-
     def join(self, groups: Sequence[Hashable]) -> "RowScore":
-        """Return the same score with a row for each group (S,), whose errors are whole groups of mean size.
+        """Return the same score with a row for each group (S,).
 
         A score that is not additive, such as a correlation, is returned as it is.
         """
@@ -73,7 +67,7 @@ class RowScore:
             return self
         rows = np.zeros((len(numbers), *self.rows.shape[1:]))
         np.add.at(rows, [numbers[group] for group in groups], self.rows)
-        return replace(self, rows=rows, errors=self.errors * (len(groups) / len(numbers)))
+        return replace(self, rows=rows)
 
 
 # --- Means ------------------------------------------------------------------------------------------------------------
@@ -84,7 +78,7 @@ def measure_mean(values: np.ndarray, counted: np.ndarray | None = None, percent:
     counted = np.ones(len(values)) if counted is None else counted.astype(np.float64)
     rows = np.stack([values * counted, counted], axis=1)  # (S, 2)
     rate, points = ("percentage", 1.0) if percent else ("mean", 100.0)
-    return RowScore(rows, rate, np.array([[[1.0, 1.0], [0.0, 1.0]]]), points)
+    return RowScore(rows, rate, points)
 
 
 def _rate_mean(rows: np.ndarray, weights: np.ndarray, scale: float) -> np.ndarray:
@@ -92,10 +86,9 @@ def _rate_mean(rows: np.ndarray, weights: np.ndarray, scale: float) -> np.ndarra
     return scale * _divide(sums[:, 0], sums[:, 1])
 
 
-def measure_gaps(gaps: np.ndarray, errors: np.ndarray) -> RowScore:
-    """Return the sum over K columns of the absolute mean of gaps (S, K) from -1 to 1; errors are (C, 2, K)."""
-    rows, errors = (np.concatenate([found, np.ones((*found.shape[:-1], 1))], axis=-1) for found in (gaps, errors))
-    return RowScore(rows, "gaps", errors)  # (S, K + 1)
+def measure_gaps(gaps: np.ndarray) -> RowScore:
+    """Return the sum over K columns of the absolute mean of gaps (S, K) from -1 to 1."""
+    return RowScore(np.append(gaps, np.ones((len(gaps), 1)), axis=1), "gaps")  # (S, K + 1)
 
 
 def _rate_gaps(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -106,49 +99,28 @@ def _rate_gaps(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
 # --- Counts: how often each label is right, predicted and correct -----------------------------------------------------
 
 
-def measure_counts(
-    right: np.ndarray, found: np.ndarray, wanted: np.ndarray, score: str, errors: np.ndarray
-) -> RowScore:
+def measure_counts(right: np.ndarray, found: np.ndarray, wanted: np.ndarray, score: str) -> RowScore:
     """Return a score of COUNT_SCORES.
 
     Args:
         right: (S, L) how often a label is both predicted and correct.
         found: (S, L) how often it is predicted.
         wanted: (S, L) how often it is correct.
-        errors: (C, 2, 3, L) as for `RowScore`; the third axis has right, found and wanted.
     """
-    rows = np.stack([right, found, wanted], axis=1).astype(np.float64)  # (S, 3, L)
-    return RowScore(rows, score, errors)
+    return RowScore(np.stack([right, found, wanted], axis=1).astype(np.float64), score)  # (S, 3, L)
 
 
 def measure_classes(predictions: np.ndarray, references: np.ndarray, classes: int) -> dict[str, RowScore]:
-    """Return `macro_f1`, `weighted_f1` and `matthews_correlation` of classes, from predictions and references (S,).
-
-    An error is a row of any class that is predicted as another one, the rarest.
-    """
-    one_hot = np.eye(classes)
-    found, wanted = one_hot[predictions], one_hot[references]  # (S, L)
-    rarest = np.argsort(wanted.sum(0), kind="stable")
-    others = np.where(np.arange(classes) == rarest[0], rarest[min(1, classes - 1)], rarest[0])
-    is_right = np.stack([one_hot] * 3, axis=1)  # (C, 3, L), C = L
-    is_wrong = np.stack([np.zeros_like(one_hot), one_hot[others], one_hot], axis=1)
-    errors = np.stack([is_right, is_wrong], axis=1)  # (C, 2, 3, L)
+    """Return `macro_f1`, `weighted_f1` and `matthews_correlation` of classes, from predictions and references (S,)."""
+    found, wanted = np.eye(classes)[predictions], np.eye(classes)[references]  # (S, L)
     names = ("macro_f1", "weighted_f1", "matthews_correlation")
-    return {name: measure_counts(found * wanted, found, wanted, name, errors) for name in names}
+    return {name: measure_counts(found * wanted, found, wanted, name) for name in names}
 
 
 def measure_label(found: np.ndarray, wanted: np.ndarray) -> dict[str, RowScore]:
     """Return `precision`, `recall` and `f1` of one label that is predicted (S,) and correct (S,) for some rows."""
     rows = (found & wanted)[:, None], found[:, None], wanted[:, None]
-    return {name: measure_counts(*rows, name, list_errors(np.ones((1, 1)))) for name in ("precision", "recall", "f1")}
-
-
-def list_errors(labels: np.ndarray) -> np.ndarray:
-    """Return the errors (2C, 2, 3, L) of missing and of wrongly predicting the labels (C, L) of a row."""
-    none = np.zeros_like(labels)
-    missed = np.stack([np.stack([labels] * 3, 1), np.stack([none, none, labels], 1)], 1)  # (C, 2, 3, L)
-    added = np.stack([np.stack([none] * 3, 1), np.stack([none, labels, none], 1)], 1)
-    return np.concatenate([missed, added])
+    return {name: measure_counts(*rows, name) for name in ("precision", "recall", "f1")}
 
 
 def _rate_counts(rows: np.ndarray, weights: np.ndarray, score: str) -> np.ndarray:
@@ -203,15 +175,9 @@ COUNT_SCORES: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarra
 
 
 def measure_numbers(values: np.ndarray, labels: np.ndarray) -> dict[str, RowScore]:
-    """Return `pearson`, `spearmanr`, `rmse` and `r2` of values (S,) against labels (S,).
-
-    An error is a row one standard deviation above the mean that is predicted as far below it, or the reverse.
-    """
+    """Return `pearson`, `spearmanr`, `rmse` and `r2` of values (S,) against labels (S,)."""
     rows = np.stack([values, labels], axis=1).astype(np.float64)  # (S, 2)
-    mean, spread = rows.mean(0), rows.std(0)
-    signs = np.array([[[1, 1], [-1, 1]], [[-1, -1], [1, -1]]])  # (C, 2, 2)
-    errors = mean + signs * spread
-    return {name: RowScore(rows, name, errors, 1.0 if name in ("rmse", "r2") else 100.0) for name in NUMBER_RATES}
+    return {name: RowScore(rows, name, 1.0 if name in ("rmse", "r2") else 100.0) for name in NUMBER_RATES}
 
 
 def _rate_pearson(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -255,21 +221,14 @@ def _correlate(values: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> n
 def measure_ranking(scores: np.ndarray, labels: np.ndarray) -> dict[str, RowScore]:
     """Return `roc_auc` and `average_precision`, means over the labels where they are defined, if there are any.
 
-    An error is a row with one label or none whose order of scores is reversed.
-
     Args:
         scores: (S, L).
         labels: (S, L), True where a label is correct.
     """
     rows = np.stack([scores, labels], axis=1).astype(np.float64)  # (S, 2, L)
-    count = labels.shape[1]
-    correct = np.concatenate([np.eye(count), np.zeros((1, count))])  # (C, L)
-    bounds = scores.min(), scores.max()
-    ordered = (np.where(correct > 0, bounds[1 - turn], bounds[turn]) for turn in (0, 1))
-    errors = np.stack([np.stack([found, correct], axis=1) for found in ordered], axis=1)  # (C, 2, 2, L)
     positives, negatives = labels.any(axis=0), ~labels.all(axis=0)
     defined = {"roc_auc": positives & negatives, "average_precision": positives}
-    return {name: RowScore(rows, name, errors) for name, found in defined.items() if found.any()}
+    return {name: RowScore(rows, name) for name, found in defined.items() if found.any()}
 
 
 def _rate_ranking(rows: np.ndarray, weights: np.ndarray, rate: Callable[..., np.ndarray]) -> np.ndarray:

@@ -121,7 +121,7 @@ def pack_rows(found: ScoredRows) -> bytes:
     score, file = found.score, io.BytesIO()
     parts = [score.rate, score.points, found.rows, found.columns]
     words = json.dumps(parts, ensure_ascii=False).encode("utf-8", "surrogatepass")
-    arrays = {"keys": found.keys, "values": narrow(score.rows), "errors": score.errors}
+    arrays = {"keys": found.keys, "values": narrow(score.rows)}
     np.savez_compressed(file, **arrays, words=np.frombuffer(words, np.uint8))
     return file.getvalue()
 
@@ -141,24 +141,17 @@ def read_rows(path: Path) -> ScoredRows:
     """
     try:
         with np.load(path, allow_pickle=False) as file:
-            keys, values, errors, words = (file[name] for name in ("keys", "values", "errors", "words"))
+            keys, values, words = (file[name] for name in ("keys", "values", "words"))
         content = json.loads(words.tobytes().decode("utf-8", "surrogatepass"))
         rate, points, rows, columns = msgspec.convert(content, Content)
-        score = RowScore(values.astype(np.float64), rate, errors.astype(np.float64), points)
+        score = RowScore(values.astype(np.float64), rate, points)
         if {len(keys), len(set(keys.tolist()))} != {len(part) for part in (values, rows, *columns.values())}:
             raise ValueError("its parts do not fit together")
-        if keys.dtype != np.uint64 or not np.isfinite(check_shape(score)).all():
+        if (
+            keys.dtype != np.uint64
+            or not np.isfinite([*score.rows.ravel(), *score.score(np.ones((1, len(score))))]).all()
+        ):
             raise ValueError("its values are not those of a score")
     except DAMAGE as error:
         raise UsageError(f"{path} is damaged ({join_lines(error)}); delete it and evaluate the run again") from None
     return ScoredRows(score, keys, rows, columns)
-
-
-def check_shape(score: RowScore) -> np.ndarray:
-    """Return all values of a score and of its added rows, and what they give.
-
-    Raises:
-        ValueError: They do not fit together.
-    """
-    every = score.extend(score.errors.reshape(-1, *score.rows.shape[1:]))
-    return np.append(every.rows.ravel(), every.score(np.ones((1, len(every)))))

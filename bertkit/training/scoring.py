@@ -96,13 +96,12 @@ def add_limits(scores: Mapping[str, float], measured: Mapping[str, RowScore]) ->
 
     The score of a label may have the name of another one's limit (`f1_risk_low`); it is kept.
     """
-    intervals: dict[int, Interval] = {}
+    intervals: dict[int, Interval | None] = {}
     found: dict[str, float] = {}
     for key, value in scores.items():
         found[key] = value
         if (score := measured.get(key)) is not None:
             if id(score) not in intervals:  # some scores have several names
                 intervals[id(score)] = find_interval(score)
-            interval = intervals[id(score)]
-            found |= zip(name_limits(key), (interval.low, interval.high), strict=True)
+            found |= zip(name_limits(key), intervals[id(score)] or (), strict=False)
     return found | scores

@@ -1,4 +1,4 @@
-"""Simulate models whose true difference is known, and count how often `bertkit.metrics.comparison` tells them apart.
+"""Simulate models whose true difference is known, and count how often `bertkit.metrics.intervals` tells them apart.
 
 `python -m tests.analysis.simulate_compare` prints the table; `--trials` is the number of comparisons for each of its
 numbers. A trial draws new rows of different difficulty, and the models of two methods. All runs of a method have its
@@ -9,14 +9,14 @@ test of the runs' scores, which knows nothing of the rows (several runs).
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from scipy import stats
 
-from bertkit.metrics.comparison import compare_methods
+from bertkit.metrics.intervals import compare_methods
 from bertkit.metrics.rows import (
     RowScore,
-    list_errors,
     measure_classes,
     measure_counts,
     measure_label,
@@ -25,7 +25,7 @@ from bertkit.metrics.rows import (
 )
 
 LEVEL = 0.05
-SAMPLES = 399  # of a bootstrap
+SAMPLES = 399  # of the permutation test
 SPREADS = (0.0, 0.05, 0.2)  # standard deviations of the seeds' skill
 GAPS = {300: 0.25, 1000: 0.12}  # rows -> difference of skill whose telling is counted
 POPULATION = 200_000  # rows that give differences in points
@@ -68,12 +68,11 @@ def draw_correlations(rng: np.random.Generator, difficulties: np.ndarray, skills
 def draw_entities(rng: np.random.Generator, difficulties: np.ndarray, skills: np.ndarray) -> list[RowScore]:
     """Return F1 of the entities of sentences, 0.8 on average and of widely varying number; 74 % of them are found."""
     wanted = rng.poisson(rng.gamma(1.0, 0.8, difficulties.shape[1]))
-    errors = list_errors(np.full((1, 1), wanted.mean()))
     scores = []
     for chance in 1 / (1 + np.exp(difficulties - 1.2 - 1.5 * skills[:, None])):
         right = rng.binomial(wanted, chance)
         found = right + rng.poisson(0.15, len(wanted))
-        scores.append(measure_counts(right[:, None], found[:, None], wanted[:, None], "f1", errors))
+        scores.append(measure_counts(right[:, None], found[:, None], wanted[:, None], "f1"))
     return scores
 
 
@@ -88,7 +87,7 @@ SCORES: dict[str, Draw] = {
 
 def permute(first: RowScore, second: RowScore, seed: int) -> float:
     """Return the p-value of the paired permutation test: the models change places on random rows."""
-    both = first.extend(second.rows)
+    both = replace(first, rows=np.concatenate([first.rows, second.rows]))
     is_kept = np.random.default_rng([seed, 1]).random((SAMPLES, len(first))) < 0.5
     is_kept[0] = True  # the models as they are
     kept, others = both.score(np.hstack([is_kept, ~is_kept]) * 1.0), both.score(np.hstack([~is_kept, is_kept]) * 1.0)
@@ -122,7 +121,7 @@ def count_told(
         scores = draw(rng, difficulties, skills)
         first, second = scores[:runs], scores[runs:]
         other = permute(*scores, trial) if runs == 1 else stats.ttest_ind(rate(first), rate(second), equal_var=False)[1]
-        told[trial] = compare_methods(first, second, SAMPLES, trial).p <= LEVEL, other <= LEVEL
+        told[trial] = compare_methods(first, second, trial).p <= LEVEL, other <= LEVEL
     ours, other = (100 * told.mean(0)).tolist()
     return ours, other
 

@@ -8,8 +8,8 @@ import pytest
 
 from bertkit.analysis.compare import comment, compare, list_values, tabulate
 from bertkit.errors import UsageError
-from bertkit.metrics.comparison import adjust_p_values
 from bertkit.metrics.glue import measure_scores
+from bertkit.metrics.intervals import adjust_p_values
 from bertkit.tasks.task import RowAnswer
 from bertkit.training.recipe import save_recipe
 from bertkit.training.scored_rows import gather_rows, pack_rows
@@ -66,13 +66,13 @@ def test_a_small_difference_says_how_many_rows_would_be_enough(tmp_path, call):
     code, out, _ = call("compare", *runs, "--json", str(tmp_path / "new" / "out.json"))
     out = " ".join(out.split())
     assert code == 0
-    assert re.search(r"b against \S+/a: not told apart with 300 rows; about [\d,]+ rows would be enough", out)
+    assert re.search(r"b against \S+/a: not told apart with 300 rows; about [\d.]+ times as many rows would be", out)
     assert "enough: to tell the difference with a chance of 80 %, if it stays the same" in out
     assert "uncorrected" in out
     assert "two models are compared, not two methods" in out
     found = json.loads((tmp_path / "new" / "out.json").read_text())["comparisons"]
     assert [one["comparisons"] for one in found] == [2, 2]
-    assert found[0]["rows_needed"] > 300
+    assert found[0]["factor_needed"] > 1
     assert [one["p_corrected"] for one in found] == adjust_p_values([one["p"] for one in found])
     code, _, err = call("compare", *runs, "--json", tmp_path)
     assert code == 2

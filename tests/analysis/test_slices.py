@@ -72,7 +72,7 @@ def test_a_row_with_several_labels_is_right_if_all_of_them_are():
 
 def test_slices_of_entities_compare_f1_whatever_a_column_is_called():
     counts = np.array([[[1], [2], [2]], [[2], [2], [2]]] * 20)  # of 40 sentences with two names each
-    score = RowScore(counts.astype(float), "f1", counts[:1, None].repeat(2, 1).astype(float))
+    score = RowScore(counts.astype(float), "f1")
     table = tabulate_slices(make_rows(score, **{LABEL: ["a", "b"] * 20}), TASKS["ner"].find_row("f1"), "dev")
     assert (table.heads[2], read(table)["all"][1]) == ("F1 (%)", "75.0")
 

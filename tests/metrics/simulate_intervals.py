@@ -2,38 +2,19 @@
 
 `python -m tests.metrics.simulate_intervals` prints the table; `--trials` is the number of data sets for each line.
 
-A population is a large number of rows, whose score is the true one. A data set takes N of its rows at random. On the
-same samples the interval is compared with the plain percentiles and BCa, whichever of them it uses.
+A population is a large number of rows, whose score is the true one. A data set takes N of its rows at random.
 """
 
 import argparse
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import expit
 
-from bertkit.metrics.calibration import measure_calibration
-from bertkit.metrics.intervals import (
-    INTERVAL_SAMPLES,
-    LEVEL,
-    find_bca,
-    find_influences,
-    find_interval,
-    merge_rows,
-    resample,
-)
-from bertkit.metrics.rows import (
-    RowScore,
-    list_errors,
-    measure_classes,
-    measure_counts,
-    measure_label,
-    measure_mean,
-    measure_numbers,
-)
+from bertkit.metrics.intervals import find_interval
+from bertkit.metrics.rows import RowScore, measure_classes, measure_counts, measure_label, measure_mean, measure_numbers
 
 ROWS = 60_000  # of a population
-Range = tuple[float, float]
+COUNTS = (100, 300, 1000, 4000)  # rows of a data set
 
 
 def answer_binary(positives: float, right: float) -> RowScore:
@@ -48,12 +29,12 @@ def answer_exactly(right: float) -> RowScore:
     return measure_mean(np.random.default_rng(7).random(ROWS) < right)
 
 
-def state_probabilities(excess: float) -> RowScore:
-    """Return the calibration error of a run of two classes, whose logits are too large by a factor of 1 + excess."""
+def answer_classes() -> RowScore:
+    """Return the macro F1 of five classes of very different size, 80 % right."""
     rng = np.random.default_rng(8)
-    logits = rng.normal(0, 2, ROWS)
-    labels = (rng.random(len(logits)) < expit(logits)).astype(int)
-    return measure_calibration(np.stack([np.zeros_like(logits), (1 + excess) * logits], axis=1), labels)["ece"]
+    labels = rng.choice(5, ROWS, p=[0.5, 0.25, 0.15, 0.07, 0.03])
+    predictions = np.where(rng.random(ROWS) < 0.8, labels, rng.choice(5, ROWS))
+    return measure_classes(predictions, labels, 5)["macro_f1"]
 
 
 def answer_cola() -> RowScore:
@@ -84,9 +65,7 @@ def find_entities(size: float) -> RowScore:
     wanted = rng.poisson(rng.gamma(1.0, size, ROWS))
     right = rng.binomial(wanted, 0.8)
     found = right + rng.poisson(0.15 * size, ROWS)
-    return measure_counts(
-        *(x[:, None] for x in (right, found, wanted)), "f1", list_errors(np.full((1, 1), wanted.mean()))
-    )
+    return measure_counts(*(x[:, None] for x in (right, found, wanted)), "f1")
 
 
 SCORES: dict[str, Callable[[], RowScore]] = {
@@ -102,38 +81,20 @@ SCORES: dict[str, Callable[[], RowScore]] = {
     "F1 of answers (SQuAD)": answer_questions,
     "entity F1, sentences": lambda: find_entities(0.8),
     "entity F1, documents": lambda: find_entities(25.0),
-    "calibration error, 0 points": lambda: state_probabilities(0.0),
-    "calibration error, 8 points": lambda: state_probabilities(1.0),
+    "macro F1, five classes": answer_classes,
 }
 
 
-def simulate(name: str, count: int, trials: int) -> dict[str, tuple[int, int, float]]:
-    """Return for each method how many intervals lie above and below the true score, and their mean width in points."""
+def simulate(name: str, count: int, trials: int) -> tuple[float, float, float]:
+    """Return the shares of intervals above and below the true score, and their mean width in points."""
     population = SCORES[name]()
     true = population.score(np.ones((1, len(population))))[0]
-    rng, found = np.random.default_rng(count), {}
+    rng, found = np.random.default_rng(count), []
     for trial in range(trials):
         score = population.take(rng.integers(len(population), size=count))
-        for method, (low, high) in find_all(score, trial).items():
-            above, below, width = found.get(method, (0, 0, 0.0))
-            found[method] = above + (low > true), below + (high < true), width + score.points * (high - low) / trials
-    return found
-
-
-def find_all(score: RowScore, seed: int) -> dict[str, Range]:
-    """Return the interval, and those of percentiles and BCa."""
-    interval = find_interval(score, seed=seed)
-    merged, numbers, counts = merge_rows(score)
-    rng, outside = np.random.default_rng(seed), (1 - LEVEL) / 2
-    influences = find_influences(merged, numbers, rng)
-    sampled = resample(merged, numbers, INTERVAL_SAMPLES, rng)
-    value = merged.score(counts[None])[0]
-    bca = find_bca(value, sampled, influences) if influences.any() else (value, value)
-    return {
-        "interval": (interval.low, interval.high),
-        "percentile": tuple(np.quantile(sampled, [outside, 1 - outside])),
-        "BCa": tuple(bca),
-    }
+        low, high = find_interval(score, seed=trial)
+        found.append((low > true, high < true, score.points * (high - low)))
+    return tuple(np.mean(found, axis=0))
 
 
 def main() -> None:
@@ -142,17 +103,15 @@ def main() -> None:
     parser.add_argument("scores", nargs="*", help="beginnings of names in the table; all if none is given")
     parser.add_argument("--trials", type=int, default=2000)
     given = parser.parse_args()
-    trials, scores = given.trials, tuple(given.scores) or ""
-    print(f"% of {trials:,} data sets whose interval holds the true score (lies above it, below it)\n")
-    print("| score | rows | interval | percentile | BCa | width of the interval, points |\n|---|--:|--:|--:|--:|--:|")
+    scores = tuple(given.scores) or ""
+    print(f"% of {given.trials:,} data sets whose interval holds the true score (lies above it, below it; its width)\n")
+    print(f"| score | {' | '.join(f'{count:,} rows' for count in COUNTS)} |\n|---|{'--:|' * len(COUNTS)}")
     for name in (name for name in SCORES if name.startswith(scores)):
-        for count in (300, 1000):
-            found = simulate(name, count, trials)
-            cells = [
-                f"{100 - 100 * (above + below) / trials:.1f} ({100 * above / trials:.1f}, {100 * below / trials:.1f})"
-                for above, below, _ in found.values()
-            ]
-            print(f"| {name} | {count:,} | {' | '.join(cells)} | {found['interval'][2]:.1f} |", flush=True)
+        cells = []
+        for count in COUNTS:
+            above, below, width = simulate(name, count, given.trials)
+            cells.append(f"{100 - 100 * (above + below):.1f} ({100 * above:.1f}, {100 * below:.1f}; {width:.1f})")
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
