@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from bertkit.errors import UsageError
-from bertkit.metrics.rows import RowScore, measure_gaps, measure_mean
+from bertkit.metrics.rows import RowScore, measure_gaps, measure_mean, take_values
 
 BINS = 15  # of equal width; a bin includes its upper edge
 EDGES = np.linspace(0, 1, BINS + 1)
@@ -115,8 +115,7 @@ def score_calibration(logits: np.ndarray, labels: np.ndarray) -> dict[str, float
     Args:
         logits: (S, L), finite.
     """
-    measured = measure_calibration(logits, labels)
-    return {name: float(score.score(np.ones((1, len(score))))[0]) for name, score in measured.items()}
+    return take_values(measure_calibration(logits, labels))
 
 
 def measure_calibration(logits: np.ndarray, labels: np.ndarray) -> dict[str, RowScore]:

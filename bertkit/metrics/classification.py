@@ -1,21 +1,21 @@
-"""Scores of a person's own classes, independent labels or numbers, as functions. scikit-learn and scipy compute them.
+"""Scores of a person's own classes, independent labels or numbers, as functions.
 
 Scores are fractions. Shape letters: S sequences, L labels.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
-from bertkit.metrics.glue import compute_accuracy, compute_matthews, correlate
 from bertkit.metrics.rows import (
     RowScore,
     measure_classes,
     measure_counts,
     measure_label,
     measure_mean,
+    measure_numbers,
     measure_ranking,
+    take_values,
 )
 
 FIXED_THRESHOLD = 0.5  # the probability above which a label is predicted unless thresholds are tuned
@@ -23,6 +23,16 @@ FIXED_THRESHOLD = 0.5  # the probability above which a label is predicted unless
 
 def score_classes(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, float]:
     """Return the scores of a classifier that predicts one class per sequence, the one with the highest logit.
+
+    They are the values of `measure_class_scores`, whose arguments are the same, and `count_…`, the correct sequences of
+    each class.
+    """
+    counts = np.bincount(labels, minlength=len(names)).tolist()
+    return take_values(measure_class_scores(logits, labels, names)) | _name_each("count", names, counts)
+
+
+def measure_class_scores(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, RowScore]:
+    """Return the scores of a classifier as functions of the weights of the rows.
 
     Classes that are neither predicted nor correct anywhere do not enter macro averages. `roc_auc` and
     `average_precision` are those of class 1 if there are two classes, otherwise macro averages of one class against the
@@ -34,25 +44,8 @@ def score_classes(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) 
         names: The name of each class.
 
     Returns:
-        Overall scores, then `precision_…`, `recall_…`, `f1_…` and `count_…` (correct sequences) of each class.
+        Overall scores, then `precision_…`, `recall_…` and `f1_…` of each class.
     """
-    from scipy.special import softmax
-
-    predictions = logits.argmax(axis=1)
-    probabilities = softmax(logits.astype(np.float64), axis=1)  # (S, L)
-    correct = labels[:, None] == np.arange(len(names))  # (S, L)
-    ranked = slice(1, None) if len(names) == 2 else slice(None)
-    return {
-        "accuracy": compute_accuracy(predictions, labels),
-        **_average_f1("{}_f1", predictions, labels, averages=("macro", "micro", "weighted")),
-        "matthews_correlation": compute_matthews(predictions, labels),
-        **_score_ranking(probabilities[:, ranked], correct[:, ranked]),
-        **_score_each(predictions, labels, names),
-    }
-
-
-def measure_class_scores(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, RowScore]:
-    """Return the scores of `score_classes` as functions of the weights of the rows; arguments are the same."""
     from scipy.special import softmax
 
     predictions = logits.argmax(axis=1)
@@ -75,6 +68,25 @@ def score_labels(
 ) -> dict[str, float]:
     """Return the scores of a classifier that predicts each label independently.
 
+    They are the values of `measure_label_scores`, whose arguments are the same, with `count_…` (sequences with the
+    label) and `threshold_…` of each label.
+    """
+    from scipy.special import expit
+
+    if thresholds is None:
+        thresholds = tune_thresholds(expit(logits.astype(np.float64)), labels)
+    return {
+        **take_values(measure_label_scores(logits, labels, names, thresholds)),
+        **_name_each("count", names, labels.astype(int).sum(0).tolist()),
+        **_name_each("threshold", names, np.asarray(thresholds).tolist()),
+    }
+
+
+def measure_label_scores(
+    logits: np.ndarray, labels: np.ndarray, names: Sequence[str], thresholds: np.ndarray | None = None
+) -> dict[str, RowScore]:
+    """Return the scores of a classifier of independent labels as functions of the weights of the rows.
+
     A label is predicted if its probability is above its threshold. `roc_auc` and `average_precision` are macro averages
     over labels for which they are defined, and are left out if there is no such label.
 
@@ -82,40 +94,11 @@ def score_labels(
         logits: (S, L), finite.
         labels: (S, L), 0 or 1.
         names: The name of each label.
-        thresholds: (L,) probabilities; None: tuned on these data.
+        thresholds: (L,) probabilities; None: tuned on these data, and the same whatever the weights are.
 
     Returns:
         Overall scores (`exact_match`: the share of sequences with all labels correct), `fixed_macro_f1` and
-        `fixed_micro_f1` at FIXED_THRESHOLD, then `precision_…`, `recall_…`, `f1_…`, `count_…` (sequences with the
-        label) and `threshold_…` of each label.
-    """
-    from scipy.special import expit
-
-    probabilities = expit(logits.astype(np.float64))  # (S, L)
-    thresholds = tune_thresholds(probabilities, labels) if thresholds is None else thresholds
-    labels = labels.astype(bool)
-    # scikit-learn would take a single column for classes, so an empty one is added.
-    predictions, fixed, correct = (
-        np.pad(found, ((0, 0), (0, 1)))  # (S, L + 1)
-        for found in (probabilities > thresholds, probabilities > FIXED_THRESHOLD, labels)
-    )
-    numbers = range(len(names))
-    return {
-        **_average_f1("{}_f1", predictions, correct, numbers),
-        "exact_match": compute_accuracy(predictions, correct),
-        **_average_f1("fixed_{}_f1", fixed, correct, numbers),
-        **_score_ranking(probabilities, labels),
-        **_score_each(predictions, correct, names),
-        **{f"threshold_{name}": float(limit) for name, limit in zip(names, thresholds, strict=True)},
-    }
-
-
-def measure_label_scores(
-    logits: np.ndarray, labels: np.ndarray, names: Sequence[str], thresholds: np.ndarray | None = None
-) -> dict[str, RowScore]:
-    """Return the scores of `score_labels` as functions of the weights of the rows; arguments are the same.
-
-    Thresholds that are tuned on these data stay the same whatever the weights are.
+        `fixed_micro_f1` at FIXED_THRESHOLD, then `precision_…`, `recall_…` and `f1_…` of each label.
     """
     from scipy.special import expit
 
@@ -156,14 +139,7 @@ def score_numbers(values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
     Correlations are 0 where undefined, and so is `r2` with a single label.
     """
-    from sklearn.metrics import r2_score, root_mean_squared_error
-
-    return {
-        "pearson": correlate("pearsonr", values, labels),
-        "spearmanr": correlate("spearmanr", values, labels),
-        "rmse": float(root_mean_squared_error(labels, values)),
-        "r2": float(r2_score(labels, values)) if len(labels) > 1 else 0.0,
-    }
+    return take_values(measure_numbers(values, labels))
 
 
 def _tune_threshold(probabilities: np.ndarray, labels: np.ndarray) -> float:
@@ -183,47 +159,8 @@ def _tune_threshold(probabilities: np.ndarray, labels: np.ndarray) -> float:
     return float(best[np.abs(best - FIXED_THRESHOLD).argmin()])
 
 
-def _average_f1(
-    pattern: str,
-    predictions: np.ndarray,
-    labels: np.ndarray,
-    numbers: Sequence[int] | None = None,
-    averages: Sequence[str] = ("macro", "micro"),
-) -> dict[str, float]:
-    """Return averages of F1 over the classes or labels of these numbers; None: over all that occur."""
-    from sklearn.metrics import f1_score
-
-    score = partial(f1_score, labels, predictions, labels=numbers, zero_division=0)
-    return {pattern.format(average): float(score(average=average)) for average in averages}
-
-
-def _score_ranking(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Return `roc_auc` and `average_precision` as means over the columns where they are defined, if there are any.
-
-    The first needs positives and negatives, the second positives.
-    """
-    from sklearn.metrics import average_precision_score, roc_auc_score
-
-    positives, negatives = labels.any(axis=0), ~labels.all(axis=0)  # (L,) each
-    found = {}
-    for name, score, defined in (
-        ("roc_auc", roc_auc_score, positives & negatives),
-        ("average_precision", average_precision_score, positives),
-    ):
-        if columns := np.flatnonzero(defined).tolist():
-            found[name] = float(np.mean([score(labels[:, column], probabilities[:, column]) for column in columns]))
-    return found
-
-
-def _score_each(predictions: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, float]:
-    """Return precision, recall, F1 and count of each class or label; 0 where undefined."""
-    from sklearn.metrics import precision_recall_fscore_support
-
-    numbers = range(len(names))
-    scores = precision_recall_fscore_support(labels, predictions, labels=numbers, average=None, zero_division=0)
-    keys = ("precision", "recall", "f1", "count")
-    rows = zip(names, *(values.tolist() for values in scores), strict=True)
-    return {f"{key}_{name}": value for name, *values in rows for key, value in zip(keys, values, strict=True)}
+def _name_each(key: str, names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
+    return {f"{key}_{name}": value for name, value in zip(names, values, strict=True)}
 
 
 def _measure_each(predictions: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, RowScore]:

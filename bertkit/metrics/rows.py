@@ -4,7 +4,7 @@ A row is the unit of sampling: a text, a question, a document. The scores of man
 where all weights are 1 they equal the task's. They are 0 where undefined. Shape letters: R samples, S rows, L labels.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -68,6 +68,11 @@ class RowScore:
         rows = np.zeros((len(numbers), *self.rows.shape[1:]))
         np.add.at(rows, [numbers[group] for group in groups], self.rows)
         return replace(self, rows=rows)
+
+
+def take_values(measured: Mapping[str, RowScore]) -> dict[str, float]:
+    """Return the values of scores: those at weights of 1."""
+    return {name: float(score.score(np.ones((1, len(score))))[0]) for name, score in measured.items()}
 
 
 # --- Means ------------------------------------------------------------------------------------------------------------
