@@ -7,7 +7,7 @@ has taught to stand for a word that is not known; [PAD] is never computed on her
 word's attribution is the sum over its tokens. All attributions add up to the logit's rise above the baseline, except
 for the error of the integral, which is reported as a share of the logit; steps are doubled until it is small.
 
-The model runs on the padded path, in fp32. Left out: heads without `Task.targets`, and exports, which have no
+The model runs on the padded path, in fp32. Left out: heads without targets, and exports, which have no
 gradients.
 """
 
@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bertkit.analysis.targets import NO_WORD, find_targets
 from bertkit.data.formats.inputs import Input, Line
 from bertkit.errors import UsageError, name_extra
 from bertkit.inference.predictor import Predictor, take_rows
 from bertkit.model.bilstm_heads import BertFeaturesForTokenClassification
 from bertkit.model.onnx import OnnxModel
 from bertkit.tasks.prediction import run_model
-from bertkit.tasks.targets import NO_WORD
 from bertkit.tasks.task import PredictionSettings, Result
 
 EXPLANATIONS = "explanations.jsonl"  # among the predictions of a run: the results for its report page
@@ -68,7 +68,7 @@ def check_explainable(predictor: Predictor) -> None:
     settings = predictor.settings
     if isinstance(settings.model, OnnxModel):
         raise UsageError("an export has no gradients to explain its results by; explain the run it was made from")
-    if predictor.task.targets is None or isinstance(settings.model, BertFeaturesForTokenClassification):
+    if find_targets(predictor.task) is None or isinstance(settings.model, BertFeaturesForTokenClassification):
         raise UsageError(
             f"the results of {settings.head} cannot be explained; give a run with classes, answers or names"
         )
@@ -95,12 +95,13 @@ def import_captum() -> Any:
 def explain_example(predictor: Predictor, example: Any, result: Result) -> list[dict[str, Any]]:
     """Return the explanation of an example's result."""
     task, settings = predictor.task, predictor.settings
+    targets = find_targets(task)
     data, lengths = task.encode_inputs([example], settings)
-    words, owners = task.targets.locate_words(data, example, settings)
+    words, owners = targets.locate_words(data, example, settings)
     found = []
     with use_padded_path(settings.model):
         kept = run_model(task, data, lengths, settings)
-        for target in task.targets.find(result, kept, data, example, settings):
+        for target in targets.find(result, kept, data, example, settings):
             paths: dict[int, GradientPath] = {}
             for logit in target.logits:
                 number = logit.sequence

@@ -29,7 +29,7 @@ from bertkit.metrics.rows import RowScore
 
 LEVEL = 0.95  # of intervals; half of the rest is beyond each limit
 OUTSIDE = (1 - LEVEL) / 2
-SAMPLES = 2_000
+BOOTSTRAP_SAMPLES = 2_000
 LEAST_SAMPLES = 500  # where all samples together would have more values than MOST_VALUES
 MOST_VALUES = 1 << 26
 WEIGHTS_A_BLOCK = 1 << 18  # computed at once: 2 MB, which stays in the cache
@@ -141,7 +141,7 @@ def merge_rows(scores: Sequence[RowScore]) -> tuple[list[RowScore], np.ndarray]:
 def draw_weights(counts: np.ndarray, seed: int) -> Iterator[np.ndarray]:
     """Yield the weights (r, U) of the distinct rows in the samples, some samples at a time."""
     rng = np.random.default_rng(seed)
-    samples = min(SAMPLES, max(LEAST_SAMPLES, MOST_VALUES // len(counts)))
+    samples = min(BOOTSTRAP_SAMPLES, max(LEAST_SAMPLES, MOST_VALUES // len(counts)))
     size = max(WEIGHTS_A_BLOCK // len(counts), 1)
     for start in range(0, samples, size):
         yield rng.standard_gamma(counts, (min(size, samples - start), len(counts)))

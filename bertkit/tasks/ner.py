@@ -48,7 +48,6 @@ from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.ner_files import find_gold, name_entities, number_rows, write_conll, write_rows
 from bertkit.tasks.option import NER_OPTIONS
 from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_object
-from bertkit.tasks.targets import NameTargets
 from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, RowAnswer, shorten_text
 from bertkit.tasks.texts import take_text
 
@@ -111,7 +110,6 @@ class NerTask(FineTuningTask):
     unlabelled = (UNLABELLED,)
     pipeline = "token-classification"
     row_files = ("dev.jsonl", "dev.conll")
-    targets = NameTargets()
     copies: Mapping[str, tuple[str, str, str]] = {
         name: (NER_HUB, NER_CONFIG, split) for name, split in NER_HUB_SPLITS.items()
     }

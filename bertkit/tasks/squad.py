@@ -44,7 +44,6 @@ from bertkit.tasks.option import SQUAD_OPTIONS, WINDOW_OPTIONS, list_defaults
 from bertkit.tasks.schema import NUMBER_SCHEMA, PLACE, STRING, Schema, make_object
 from bertkit.tasks.squad_figures import trace
 from bertkit.tasks.squad_versions import VERSIONS, Version, list_score_rows
-from bertkit.tasks.targets import AnswerTargets
 from bertkit.tasks.task import DIVERGED, FIGURES, PredictionSettings, Result, RowAnswer, check_finite, shorten_text
 from bertkit.tasks.texts import take_text
 
@@ -69,7 +68,6 @@ class SquadTask(FineTuningTask):
     splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}  # a test split is only in a person's own data
     unlabelled = (UNLABELLED,)
     row_files = ("dev.jsonl",)
-    targets = AnswerTargets()
 
     def __init__(self, version: Version) -> None:
         self.version = version

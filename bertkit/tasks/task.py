@@ -22,7 +22,6 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.option import Options, check_range
 from bertkit.tasks.schema import STRING, Schema, make_array
-from bertkit.tasks.targets import Targets
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -129,7 +128,6 @@ class Task:
         is_classifier: Whether it predicts classes or several labels of a whole input, so that `calibrate` applies.
         pipeline: The name of transformers' pipeline for the same results; empty if there is none.
         row_files: Files among the predictions with a row, a line or a block for each example of dev; one is written.
-        targets: The parts of a result that can be explained; None: none.
     """
 
     name: str
@@ -153,7 +151,6 @@ class Task:
     is_classifier = False
     pipeline = ""
     row_files: tuple[str, ...] = ()
-    targets: Targets | None = None
 
     # --- The recipe ---------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from bertkit.metrics.classification import FIXED_THRESHOLD
 from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.option import TEXT_OPTIONS, list_defaults
 from bertkit.tasks.schema import NUMBER_SCHEMA, PROBABILITY, STRING, Schema, make_array, make_object
-from bertkit.tasks.targets import TextTargets
 from bertkit.tasks.task import PredictionSettings, Result
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ class TextTask(FineTuningTask):
 
     head = "BertForSequenceClassification"
     pipeline = "text-classification"
-    targets = TextTargets()
 
     def check(self, recipe: Mapping[str, Any]) -> None:
         """Check the recipe, including the way to read long texts."""

@@ -14,12 +14,12 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from bertkit.analysis import explanation as module
 from bertkit.analysis.explanation import GradientPath, attribute, describe_words, explain, list_parts
 from bertkit.analysis.page import list_explanations
+from bertkit.analysis.targets import Logit
 from bertkit.cli.console import Screen
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.model.onnx import OnnxModel
 from bertkit.reports.html import render
-from bertkit.tasks.targets import Logit
 from tests.inference.test_predictor import Exact, write_head
 from tests.official import FILLERS
 

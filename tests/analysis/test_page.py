@@ -274,12 +274,12 @@ def test_the_confusion_matrix_counts_the_predictions(root, whole):
 
 
 def test_reliability_bars_stay_between_0_and_100_percent():
-    """A single row that is right says little: its interval is from 20.65 to 100 %."""
+    """A single row that is right says little: its interval is from 2.5 to 100 %."""
     curve = {"xs": [5.0, 95.0, 99.0], "ys": [0.0, 100.0, 97.5], "counts": [3, 1, 40]}
     figure = {"title": "Reliability", "xlabel": "", "ylabel": "", "words": "", "curves": {"this model": curve}}
     series = page.plot_reliability("dev", figure).series[-1]
     limits = [(y - below, y + above) for (_, y), (below, above) in zip(series.points, series.spreads, strict=True)]
-    assert limits[1] == pytest.approx((20.65, 100), abs=0.01)
+    assert limits[1] == pytest.approx((2.5, 100), abs=0.01)
     assert all(0 <= low <= y <= high <= 100 for (_, y), (low, high) in zip(series.points, limits, strict=True))
 
 

@@ -5,7 +5,7 @@ Left out: tasks whose results are not explained (SWAG, masked words, next senten
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,10 +14,11 @@ from bertkit.data.sequences import Sequences
 from bertkit.data.spans import Question, Windows, cut, locate_answer, tokenize
 from bertkit.data.tagging import ABSENT, WordWindows, group_tokens
 from bertkit.data.tokenizer import find_form
+from bertkit.tasks.ner import NerTask
 from bertkit.tasks.option import TEXT_OPTIONS, list_defaults
-
-if TYPE_CHECKING:
-    from bertkit.tasks.task import PredictionSettings, Result
+from bertkit.tasks.squad import SquadTask
+from bertkit.tasks.task import PredictionSettings, Result, Task
+from bertkit.tasks.texts import TextTask
 
 NO_WORD = -1  # the word of a special token
 
@@ -66,12 +67,12 @@ class Targets:
     """Finds the parts of a result that can be explained, and the words of its input."""
 
     def find(
-        self, result: "Result", kept: Sequence[np.ndarray], data: Any, example: Any, settings: "PredictionSettings"
+        self, result: Result, kept: Sequence[np.ndarray], data: Any, example: Any, settings: PredictionSettings
     ) -> list[Target]:
         """Return the targets of a result; the arguments are those of `Task.answer` for a single example."""
         raise NotImplementedError
 
-    def locate_words(self, data: Any, example: Any, settings: "PredictionSettings") -> Located:
+    def locate_words(self, data: Any, example: Any, settings: PredictionSettings) -> Located:
         """Return the words of an example, and for each of its sequences the word of each token."""
         raise NotImplementedError
 
@@ -83,11 +84,11 @@ class TextTargets(Targets):
 
     def find(
         self,
-        result: "Result",
+        result: Result,
         kept: Sequence[np.ndarray],
         data: Sequences,
         example: Sequence[str],
-        settings: "PredictionSettings",
+        settings: PredictionSettings,
     ) -> list[Target]:
         """Return a target for each label or score: its logit, in the windows that decide it.
 
@@ -108,7 +109,7 @@ class TextTargets(Targets):
             targets.append(Target(name, [Logit(number, "logits", (place,), weight) for number in sequences]))
         return targets
 
-    def locate_words(self, data: Sequences, example: Sequence[str], settings: "PredictionSettings") -> Located:
+    def locate_words(self, data: Sequences, example: Sequence[str], settings: PredictionSettings) -> Located:
         """Return the words of the texts, and the word of each token of each window."""
         lengths = {**list_defaults(TEXT_OPTIONS), **settings.lengths}
         words, owners = find_words(zip(self.fields, example, strict=False), settings.tokenizer)
@@ -123,11 +124,11 @@ class AnswerTargets(Targets):
 
     def find(
         self,
-        result: "Result",
+        result: Result,
         kept: Sequence[np.ndarray],
         data: Windows,
         example: Question,
-        settings: "PredictionSettings",
+        settings: PredictionSettings,
     ) -> list[Target]:
         """Return the best span, also if it is not given as the answer: S.T_i + E.T_j in the window that decides."""
         best = result["best"]
@@ -140,7 +141,7 @@ class AnswerTargets(Targets):
         places = {"start_logits": first, "end_logits": last}
         return [Target(best["text"], [Logit(window, name, (place + shift,)) for name, place in places.items()])]
 
-    def locate_words(self, data: Windows, example: Question, settings: "PredictionSettings") -> Located:
+    def locate_words(self, data: Windows, example: Question, settings: PredictionSettings) -> Located:
         """Return the words of question and context, and the word of each token of each window."""
         texts = (("question", example.question), ("context", example.context))
         words, owners = find_words(texts, settings.tokenizer)
@@ -154,11 +155,11 @@ class NameTargets(Targets):
 
     def find(
         self,
-        result: "Result",
+        result: Result,
         kept: Sequence[np.ndarray],
         data: WordWindows,
         example: Any,
-        settings: "PredictionSettings",
+        settings: PredictionSettings,
     ) -> list[Target]:
         """Return the entities: the sum of the logits of the tags of their words."""
         sequences = [(number, place) for number in range(len(data)) for place in data.locate(number).tolist()]
@@ -178,7 +179,7 @@ class NameTargets(Targets):
             targets.append(Target(f"{entity['text']}: {entity['type']}", logits))
         return targets
 
-    def locate_words(self, data: WordWindows, example: Any, settings: "PredictionSettings") -> Located:
+    def locate_words(self, data: WordWindows, example: Any, settings: PredictionSettings) -> Located:
         """Return the words as they were tagged, and the word of each token of each sequence."""
         field = "words" if example.text is None else "text"
         places = zip(example.words, example.places, strict=True)
@@ -187,6 +188,14 @@ class NameTargets(Targets):
         owners = known[np.searchsorted(data.firsts[known], np.arange(len(data.ids)), "right") - 1]
         shown = zip(data.starts.tolist(), data.stops.tolist(), strict=True)
         return words, [join_with_specials([owners[start:stop]]) for start, stop in shown]
+
+
+TARGETS: dict[type[Task], Targets] = {TextTask: TextTargets(), SquadTask: AnswerTargets(), NerTask: NameTargets()}
+
+
+def find_targets(task: Task) -> Targets | None:
+    """Return the targets of a task's results; None if they cannot be explained."""
+    return next((targets for kind, targets in TARGETS.items() if isinstance(task, kind)), None)
 
 
 def find_words(texts: Iterable[tuple[str, str]], tokenizer: Any) -> tuple[list[Word], list[np.ndarray]]:
