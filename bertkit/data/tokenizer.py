@@ -332,8 +332,9 @@ def _load_directory(directory: Path, source: str, cased: bool | None) -> Any:
         raise UsageError(f"the tokenizer of {source} is a {name!r}, which transformers lacks; {TOKENIZER_REMEDY}")
     files = sorted(kind.vocab_files_names.values())
     if not any((directory / file).exists() for file in files):
+        lacking = f"neither {' nor '.join(files)}" if len(files) > 1 else f"no {files[0]}"
         raise UsageError(
-            f"{source} has neither {' nor '.join(files)}; name a vocabulary or train one with bertkit vocab"
+            f"{source} has {lacking}, which its {name!r} reads; name a vocabulary or train one with bertkit vocab"
         )
     is_plain, tokens, added, settings = issubclass(kind, BertTokenizer), [], set(), {}
     if (directory / "tokenizer.json").exists():
@@ -372,7 +373,7 @@ def _load_directory(directory: Path, source: str, cased: bool | None) -> Any:
         trouble = f"{type(error).__name__}: {join_lines(error)[:LONGEST_TROUBLE]}"
         if isinstance(error, ImportError):
             raise UsageError(f"the tokenizer of {source} needs a package ({trouble!r}); install it") from None
-        raise UsageError(f"the tokenizer of {source}, a {name}, is damaged ({trouble!r}); save it again") from None
+        raise UsageError(f"the tokenizer of {source} is damaged ({trouble!r}); save it again") from None
     return tokenizer
 
 
@@ -428,7 +429,7 @@ def _read_tokens(path: Path) -> list[str]:
 
 
 def _check_tokens(tokens: Sequence[str], source: str, needed: Sequence[str] = SPECIAL_TOKENS) -> None:
-    if missing := [token for token in needed if token not in tokens]:
+    if missing := [repr(token)[1:-1][:LONGEST_WORD] for token in needed if token not in tokens]:
         raise UsageError(
             f"{source} is not a BERT vocabulary: it has no {', '.join(missing)}; name a vocab.txt or its directory"
         )

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +140,10 @@ KINDS: dict[str, Callable[[Path], object]] = {
 }
 
 
+if find_spec("fugashi") and find_spec("unidic_lite"):
+    KINDS["Japanese, MeCab"] = lambda folder: save_japanese(folder, word_tokenizer_type="mecab")
+
+
 def save_kind(name: str, folder: Path) -> Path:
     folder.mkdir(parents=True)
     KINDS[name](folder)
@@ -217,7 +222,7 @@ def test_questions_and_entities_need_the_characters_of_tokens(tmp_path):
         ({"auto_map": ["own.Tokenizer", None], "tokenizer_class": "BertTokenizer"}, "is code of its own"),
         ({"tokenizer_class": "BertModel"}, "is a 'BertModel', which transformers lacks"),
         ({"tokenizer_class": "AlbertTokenizer"}, "has neither spiece.model nor tokenizer.json"),
-        ({"tokenizer_class": "SudachiTokenizer"}, "has neither tokenizer.json"),
+        ({"tokenizer_class": "SudachiTokenizer"}, "has no tokenizer.json, which its 'SudachiTokenizer' reads"),
         (
             {"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "jumanpp"},
             "needs a package .*rhoknp.*; install it",
