@@ -332,9 +332,9 @@ def _load_directory(directory: Path, source: str, cased: bool | None) -> Any:
         raise UsageError(f"the tokenizer of {source} is a {name!r}, which transformers lacks; {TOKENIZER_REMEDY}")
     files = sorted(kind.vocab_files_names.values())
     if not any((directory / file).exists() for file in files):
-        lacking = f"neither {' nor '.join(files)}" if len(files) > 1 else f"no {files[0]}"
         raise UsageError(
-            f"{source} has {lacking}, which its {name!r} reads; name a vocabulary or train one with bertkit vocab"
+            f"{source} has neither {' nor '.join(files)}, which a {name!r} reads; "
+            "name a vocabulary or train one with bertkit vocab"
         )
     is_plain, tokens, added, settings = issubclass(kind, BertTokenizer), [], set(), {}
     if (directory / "tokenizer.json").exists():
