@@ -304,7 +304,7 @@ def read_method(name: str, paths: Sequence[Path], split: str | None) -> Method:
                 )
             again = f"bertkit {task.command} --recipe {quote(str(path / RECIPE_FILE))} --output {quote(str(path))}"
             raise UsageError(
-                f"{file} not found, as in runs of earlier versions; delete the run's {METRICS_FILE} and evaluate it "
+                f"{file} not found, as in runs of earlier versions; delete the run's {METRICS_FILE} and train it "
                 f"again: {again}"
             )
     return Method(name, task.name, task.find_row(task.metric), list(map(read_rows, files)))

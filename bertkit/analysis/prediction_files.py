@@ -38,8 +38,7 @@ from bertkit.training.scored_rows import ScoredRows, gather_rows
 
 PREDICTED = ("prediction", "label", "labels")  # columns that `predict` writes
 APART = "_predicted"  # after the name where the input has this column
-NESTED_RESULTS = ("probabilities", "scores")  # keys of JSON lines
-RESULTS = ("probability", "label_set", "error", "cut", *NESTED_RESULTS)  # the other columns
+RESULTS = ("probability", "label_set", "error", "cut", "probabilities", "scores")  # the other columns
 CLASS_PROBABILITY = "probability_"  # and then a class
 
 
@@ -65,6 +64,7 @@ def read_files(paths: Sequence[Path], label: str | None, data: Path | None) -> t
     predicted = [find_predicted(table, labels) for table in tables]
     space = find_space(tables, labels, predicted)
     common = set.intersection(*(set(table.table.column_names) for table in tables)) - {*predicted, *labels}
+    common = common.difference(*(table.faults for table in tables))
     texts = [name for name in tables[0].table.column_names if name in common and not is_result(name)]
     if not texts:
         raise UsageError(f"{paths[0]} has no column of inputs that all files have; give files with the same inputs")
@@ -167,7 +167,7 @@ def measure_table(right: np.ndarray, found: np.ndarray, space: LabelSpace) -> Ro
 
 def read_tag_file(path: Path) -> ScoredRows:
     """Return the documents or sentences of a CoNLL file whose last two columns are right and predicted tags."""
-    gold, predicted = read_conll(path, column=-2), read_conll(path)
+    gold, predicted = (read_conll(path, column) for column in (-2, -1))
     numbers = number_rows(gold)
     tags = [sentence.tags for sentence in predicted.sentences]
     entities = [[find_entities(sentence.tags) for sentence in text.sentences] for text in (gold, predicted)]

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.metrics.intervals import find_interval
+from bertkit.metrics.intervals import Interval, find_interval
 from bertkit.metrics.rows import COUNT_SCORES, NUMBER_RATES, RowScore, measure_mean
-from bertkit.reports.tables import ScoreRow, Table, make_table
+from bertkit.reports.tables import MISSING, ScoreRow, Table, make_table
 from bertkit.tasks.task import shorten_text
 from bertkit.training.scored_rows import TOKEN_COUNTS, UNKNOWN_COUNTS, ScoredRows
 
@@ -42,10 +42,10 @@ def tabulate_slices(found: ScoredRows, row: ScoreRow, split: str) -> Table | Non
             slices.append((name, *rate_slice(score.take(places))))
     if not slices:
         return None
-    slices.sort(key=lambda found: sign * (found[-1] if sign > 0 else found[-2]))
+    slices.sort(key=lambda found: sign * (found[-1] or (found[2], found[2]))[sign > 0])
     lines = [
-        [name, f"{rows:,}", row.show(value), f"{row.show(low)} to {row.show(high)}"]
-        for name, rows, value, low, high in [("all", *rate_slice(score)), *slices[:SLICES_SHOWN]]
+        [name, f"{rows:,}", row.show(value), " to ".join(map(row.show, limits)) if limits else MISSING]
+        for name, rows, value, limits in [("all", *rate_slice(score)), *slices[:SLICES_SHOWN]]
     ]
     return make_table(f"Slices, {split}, worst first", ["slice", "rows", row.head, "95 % interval"], lines)
 
@@ -62,10 +62,10 @@ def choose_score(row: ScoreRow, found: ScoredRows) -> tuple[ScoreRow, RowScore]:
     return ScoreRow("right rows", "right", unit="fraction"), measure_mean((judged == 1).astype(float))
 
 
-def rate_slice(score: RowScore) -> tuple[int, float, float, float]:
+def rate_slice(score: RowScore) -> tuple[int, float, Interval | None]:
     """Return the number of rows, the score, and its interval."""
     value = float(score.score(np.ones((1, len(score))))[0])
-    return len(score), value, *(find_interval(score) or (value, value))
+    return len(score), value, find_interval(score)
 
 
 def list_slices(columns: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, np.ndarray]]:

@@ -204,7 +204,8 @@ def list_remarks(space: LabelSpace, cells: Sequence[Sequence[str]]) -> Iterator[
             listed = ", ".join(map(show, group))
             yield f"the labels {listed} differ only in case or accents, and are learned as different labels"
     if space.kind == SEVERAL and all(len(cell) < 2 for cell in cells):
-        yield f"no row has two labels; data.problem_type={SINGLE} learns one each, data.label_sep divides texts"
+        divide = ", data.label_sep divides texts" * bool(space.separator)
+        yield f"no row has two labels; data.problem_type={SINGLE} learns one each{divide}"
     if space.reason != TEXTS:
         return
     if any(map(DECIMAL_COMMA.fullmatch, names)) and not any(

@@ -45,7 +45,7 @@ class Int8(msgspec.Struct):
 
     metric: str
     rows: int
-    run_score: float = 0.0
+    run_score: float = 0.0  # exports of earlier versions lack it
     max_loss: float | None = None
     variants: list[Int8Variant] = []
 

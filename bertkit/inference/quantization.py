@@ -4,6 +4,7 @@ With a bound, the layers whose int8 weights change the outputs most stay in fp32
 within it. Left out: the arithmetic of int8 (`bertkit.model.onnx`).
 """
 
+import shutil
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,6 +161,7 @@ def choose_int8(
                 f"is int8, more than --max-loss {max_loss:g}; raise it, or export in fp32"
             )
         exempt = ranked[: len(exempt) + 1]
+        shutil.rmtree(path.parent)
 
 
 def show_points(score: RowScore) -> float:

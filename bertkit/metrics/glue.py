@@ -50,7 +50,8 @@ def compute_f1(
     from sklearn.metrics import f1_score
 
     classes = set(np.union1d(predictions, references).tolist())
-    if average == "binary" and len(classes | {pos_label}) > 2:
+    is_unknown = pos_label not in classes and not classes <= {0, 1}
+    if average == "binary" and (len(classes) > 2 or is_unknown):
         shown = ", ".join(map(str, sorted(classes)[:5])) + (", …" if len(classes) > 5 else "")
         raise UsageError(
             f"f1 is that of one of two labels, here {pos_label}, and the labels are {shown}; give average='macro', "

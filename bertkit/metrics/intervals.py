@@ -11,9 +11,10 @@ raises it, by more than an interval of it is wide.
 The interval of a difference is Student's, around the difference of the means over the runs. Its variance is that of the
 rows, the same samples for all runs, and from two runs of a method on that of the seeds: the variance between the runs
 over their number, with degrees of freedom as in Welch's test. One run a method says nothing about seeds, so that the
-rows alone count. With few rows that differ, percentiles would tell differences that are none: four gains and no loss
-come up once in eight. Therefore two more rows are taken to differ, one for either method, which gives an accuracy about
-the verdicts of McNemar's mid-p test (Fagerland et al. 2013, BMC Medical Research Methodology 13).
+rows alone count. With few rows that differ, this would tell differences that are none: four gains and no loss come up
+once in eight. Therefore the variance is that of two more differing rows, one for each method, and the p-value of D
+differing rows is at least that of D coins that all show one side. For accuracies the verdicts are then close to those
+of McNemar's mid-p test (Fagerland et al. 2013, BMC Medical Research Methodology 13).
 
 How often the intervals hold is measured by tests/metrics/simulate_intervals.py and tests/analysis/simulate_compare.py.
 """
@@ -33,6 +34,7 @@ BOOTSTRAP_SAMPLES = 2_000
 LEAST_SAMPLES = 500  # where all samples together would have more values than MOST_VALUES
 MOST_VALUES = 1 << 26
 WEIGHTS_A_BLOCK = 1 << 18  # computed at once: 2 MB, which stays in the cache
+ROUNDING = 1e-9
 POWER = 0.8  # the chance of telling the difference, with the rows that are called enough
 
 
@@ -69,19 +71,19 @@ class Contrast:
 def find_interval(score: RowScore, seed: int = 0) -> Interval | None:
     """Return the 95 % interval of a score: its range over other rows of the same source, for the same model.
 
-    None for the calibration error, and for other scores than the best that are the same in all samples. Where all rows
-    are right, the lower limit is that of the share of right rows.
+    None for the calibration error, and for a score that is the same in every sample, unless it is the best possible,
+    whose lower limit is that of the share of right rows.
     """
     if score.rate == "gaps":
         return None
+    best = 100.0 if score.rate == "percentage" else 1.0
     if (successes := score.count_successes()) is not None:
-        return find_share_interval(*successes, 100 / score.points)
+        return find_share_interval(*successes, best)
     (merged,), counts = merge_rows([score])
     sampled = np.concatenate([merged.score(weights) for weights in draw_weights(counts, seed)])
-    if np.ptp(sampled) > 0:
+    if np.ptp(sampled) > ROUNDING:
         return Interval(*np.quantile(sampled, (OUTSIDE, 1 - OUTSIDE)).tolist())
-    best, rows = 100 / score.points, len(score)
-    return find_share_interval(rows, rows, best) if sampled[0] == best else None
+    return find_share_interval(len(score), len(score), best) if abs(sampled[0] - best) <= ROUNDING else None
 
 
 def find_share_interval(right: int, counted: int, scale: float) -> Interval:
@@ -109,10 +111,11 @@ def compare_methods(firsts: Sequence[RowScore], seconds: Sequence[RowScore], see
     seeds = list_seed_variances(runs)
     variance = row_error**2 + sum(part for part, _ in seeds)
     freedom = variance**2 / between if (between := sum(part**2 / free for part, free in seeds)) else np.inf
-    error, rows = np.sqrt(variance), int(counts.sum())
+    rows, least = int(counts.sum()), min(2.0 ** (1 - int(differing)), 0.9)
+    error = max(np.sqrt(variance), abs(value) / t.isf(least / 2, freedom))
     seed_error = float(np.sqrt(sum(part for part, _ in seeds))) if seeds else None
     if not error:
-        return Contrast(value, value, value, 1.0 if value == 0 else 0.0, rows, 0.0, seed_error)
+        return Contrast(value, value, value, 1.0, rows, 0.0, seed_error)
     width = t.ppf(1 - OUTSIDE, freedom) * error
     p = float(2 * t.sf(abs(value) / error, freedom))
     return Contrast(value, float(value - width), float(value + width), p, rows, row_error, seed_error)

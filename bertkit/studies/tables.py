@@ -271,11 +271,13 @@ def tabulate_summary(study: Mapping[str, Any], find_link: Callable[[str], str] =
         found = find_shown(study, name)
         ours = [_show_cell(rows[column], *found[column], find_link) if column in found else MISSING for column in rows]
         lines.append([name or "ours", *ours, *average(rows, found, averaged)])
-        only = {column: cell["runs"][0].get("metrics", {}) for column, (cell, _) in found.items()}
-        intervals = {column: rows[column].show_interval(metrics) for column, metrics in only.items()}
-        if len(study["definition"]["seeds"]) == 1 and any(intervals.values()):  # a mean over seeds has no interval
+        if len(study["definition"]["seeds"]) == 1:  # a mean over seeds has no interval
+            only = {column: cell["runs"][0].get("metrics", {}) for column, (cell, _) in found.items()}
+            intervals = {column: rows[column].show_interval(metrics) for column, metrics in only.items()}
             shown = [intervals.get(column) or MISSING for column in rows]
-            lines.append([f"{name or 'ours'}, 95 % interval", *shown, *[MISSING] * bool(averaged)])
+            lines += [[f"{name or 'ours'}, 95 % interval", *shown, *[MISSING] * bool(averaged)]] * any(
+                intervals.values()
+            )
         if own["paper"]:
             values = ["the paper", *(str(own["paper"].get(head, "")) for head in heads)]
             lines.append([TableCell(((text, ""),), kind="published") for text in values])

@@ -147,11 +147,8 @@ def read_rows(path: Path) -> ScoredRows:
         score = RowScore(values.astype(np.float64), rate, points)
         if {len(keys), len(set(keys.tolist()))} != {len(part) for part in (values, rows, *columns.values())}:
             raise ValueError("its parts do not fit together")
-        if (
-            keys.dtype != np.uint64
-            or not np.isfinite([*score.rows.ravel(), *score.score(np.ones((1, len(score))))]).all()
-        ):
+        if keys.dtype != np.uint64 or not np.isfinite(np.append(values, score.score(np.ones((1, len(keys)))))).all():
             raise ValueError("its values are not those of a score")
     except DAMAGE as error:
-        raise UsageError(f"{path} is damaged ({join_lines(error)}); delete it and evaluate the run again") from None
+        raise UsageError(f"{path} is damaged ({join_lines(error)}); delete it and train the run again") from None
     return ScoredRows(score, keys, rows, columns)

@@ -87,5 +87,5 @@ DAMAGED = {
 def test_a_damaged_file_is_one_line(name, tmp_path):
     path = tmp_path / "dev.rows.npz"
     path.write_bytes(DAMAGED[name])
-    with pytest.raises(UsageError, match=r"dev.rows.npz is damaged .*; delete it and evaluate the run again"):
+    with pytest.raises(UsageError, match=r"dev.rows.npz is damaged .*; delete it and train the run again"):
         read_rows(path)

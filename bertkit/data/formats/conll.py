@@ -89,14 +89,14 @@ def _list_needed(names: tuple[str, ...]) -> tuple[str, ...]:
     return names[:2] if names is NER_FILES[0] else names[:1]
 
 
-def read_conll(path: str | Path, column: int = -1, report: "Callable[[str], None]" = ignore) -> TaggedText:
+def read_conll(path: str | Path, column: int | None = None, report: "Callable[[str], None]" = ignore) -> TaggedText:
     """Read the sentences of a CoNLL file in UTF-8; columns are separated by spaces and tabs only.
 
     If each line has a tab, only tabs separate. A -DOCSTART- line may have any columns. If the first column counts the
     words of each sentence, the second has the words, and a line that begins with # is a comment, as in CoNLL-U.
 
     Args:
-        column: The column of the tags: -2 for those before predictions.
+        column: The column of the tags, -1 for predictions and -2 for those before them; None: the file's own.
 
     Raises:
         UsageError: The file is missing, not UTF-8 or has no sentence; a line has only one column, or not as many as the
@@ -105,16 +105,16 @@ def read_conll(path: str | Path, column: int = -1, report: "Callable[[str], None
     path, word = Path(path), 0
     lines = list(read_lines(path))
     uncommented = ["" if line.startswith("#") else line for line in lines]
-    if column == -1 and _is_numbered(_divide(uncommented)):
+    if _is_numbered(_divide(uncommented)):
         lines, word = uncommented, 1
         # GermEval has the inner tags of nested entities behind those of its entities.
-        are_tags = all(TAG.fullmatch(cells[2]) for cells in _divide(lines) if cells and cells[0] != DOCSTART)
-        column = 2 if are_tags else -1
+        are_tags = column is None and all(TAG.fullmatch(x[2]) for x in _divide(lines) if x and x[0] != DOCSTART)
+        column = 2 if are_tags else column
         report(
             f"{path}: the first column counts the words, so the second is read as the words and the "
             f"{'third' if are_tags else 'last'} as their tags"
         )
-    found = []
+    found, column = [], -1 if column is None else column
     for document, sentence in _walk_sentences(path, _divide(lines), column):
         rows = [(line, cells) for line, cells in sentence if not (word and WORD_RANGE.fullmatch(cells[0]))]
         tags = [check_tag(cells[column], f"{path}, line {line}") for line, cells in rows]

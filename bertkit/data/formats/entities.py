@@ -103,7 +103,7 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
         if is_text:
             places = split_words(cell)
             words = [cell[start:end] for start, end in places]
-            tags, entities = _tag_words(cell, places, read_spans(mark, place), place, alignment)
+            tags, entities = _tag_words(cell, places, read_spans(mark, place, marked), place, alignment)
         else:
             words = read_list(cell, f"{place}: {given}")
             tags = _read_tags(mark, f"{place}: {marked}") if is_labelled else ["O"] * len(words)
@@ -149,10 +149,10 @@ def _read_tags(cell: str, place: str) -> list[str]:
     return [check_tag(tag, place) for tag in read_list(cell, place)]
 
 
-def read_spans(cell: str, place: str) -> list[tuple[int, int, str]]:
+def read_spans(cell: str, place: str, column: str = "spans") -> list[tuple[int, int, str]]:
     """Return the spans of a text in order."""
     remedy = 'give spans such as {"start": 0, "end": 3, "label": "PER"}'
-    with explain_form(f"{place}: spans", remedy):
+    with explain_form(f"{place}: {column}", remedy):
         read = msgspec.json.decode(cell or "[]", type=list[TypedSpan | tuple[Offset, Offset, str]] | SpanLists)
         if isinstance(read, SpanLists):
             read = list(zip(read.start, read.end, read.label, strict=True))
