@@ -4,7 +4,7 @@
     python -m tests.golden AFTER --data ROOT --only results --compare BEFORE/golden.json
 
 ROOT holds `glue/ squad/ swag/ ner/wnut17/ text/ vocab/` with the official files. Small parts of them are written to
-DIR/data, and small commands run in DIR, two at a time, in fp32 and with one thread each. DIR/golden.json then has a
+DIR/data, and small commands run in DIR (7 GB), two at a time, in fp32 and with one thread each. DIR/golden.json has a
 SHA-256 of every file that they made and of what they printed, without times, versions, commits and hardware, and the
 scores of every metrics.json. Without --data nothing runs: golden.json is made again from what lies in DIR.
 
@@ -206,7 +206,8 @@ def make_commands() -> list[dict[str, str]]:
     grid = values.format("[8,16]", "[2e-4,1e-4]", 48) + steps
     search = values.format(16, "1e-4", 48).replace("--set batch_size=16 ", "")  # all but one value is given
     windows = f"{long} --set data.doc_stride=32 --set data.max_query_length=24"
-    ner = f"ner --data data/ner --set data.features_dir=cache {long}"
+    tags = long.replace("1e-4", "1e-6")  # the first thing that training learns is to find no names
+    ner = f"ner --data data/ner --set data.features_dir=cache {tags}"
     train = {
         "vocab": "vocab data/text.txt --size 1500",
         "pretrain": "pretrain --recipe data/pretrain.toml",
@@ -223,7 +224,7 @@ def make_commands() -> list[dict[str, str]]:
         "swag": f"swag --data data/swag {short}",
         "ner": ner,
         "ner-features": f"{ner} --features concat-last-four",
-        "own-ner": f"ner --data data/names.jsonl {long}",
+        "own-ner": f"ner --data data/names.jsonl {tags}",
         "texts": f"classify --data data/texts-labels.csv {short}",
         "pairs": f"classify --data data/text-pairs.tsv --text sentence1,sentence2 --label label {short}",
         "several": f"classify --data data/several.jsonl {short}",
@@ -258,7 +259,7 @@ def make_commands() -> list[dict[str, str]]:
         "stats": "corpus stats corpus",
         "score-glue": "score glue --task sst2 data/glue/SST-2/dev.tsv sst2/predictions/dev.tsv --json",
         "score-squad": "score squad --version 2 data/squad/dev-v2.0.json squad2/predictions/predictions.json --json",
-        "dry-run": f"ner --data data/ner {long} --dry-run",
+        "dry-run": f"ner --data data/ner {tags} --dry-run",
     }
     last = {"export.jsonl": "predict export --input data/sentences.txt"}
     train, use, last = (
