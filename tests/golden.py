@@ -53,7 +53,7 @@ VARYING = re.compile(
     r"|.*_runtime|.*_per_second|.*seconds"
 )
 TAKEN_OUT = [
-    (r"(?m)^.* left$\n|^.*it/s\].*\n", ""),  # progress
+    (r"(?m)^.* left$\n|^.*it/s\].*\n|^expected here: .*\n", ""),  # progress, and what a speed was measured for
     (r"\d{4}-\d\d-\d\d[T ][\d:]+(\+00:00)?", "DATE"),
     (r"\b[0-9a-f]{40}\+?|\b[0-9a-f]{10}( with changes)?(?=\))", "COMMIT"),
     (r"(\d+ (h|min) )?\d[\d.,]* (ms|s|seconds?|min)\b", "TIME"),
@@ -77,8 +77,11 @@ PRETRAIN = {
         "logging_steps": 1,
     },
 }
-# Files that only a resume reads, and files that depend on the speed or on existing files
-LEFT_OUT = re.compile(r"(data|model|cache)/.*|golden\.json|printed/(grid|corpus)\.txt|.*checkpoint-\d+/.*")
+# Inputs, files that only a resume reads, and files with measured times, random identifiers or an order of a set
+LEFT_OUT = re.compile(
+    r"(data|model|cache)/.*|golden\.json|.*checkpoint-\d+/.*|.*/optuna\.log|export/(README\.md|export\.json)"
+    r"|printed/(grid|corpus|export|ner-features)\.txt"
+)
 SCORES = re.compile(r"(.*/)?metrics\.json|printed/score-.*\.txt")
 NO_SCORE = re.compile(r".*_(low|high)|(majority|baseline|uniform|unigram|nsp_majority)_.*|nsp_majority|.*seconds")
 RESULT = re.compile(
