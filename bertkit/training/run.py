@@ -115,7 +115,7 @@ def run(
         start = train_first(task, recipe, output, report, progress)
         set_seed(args.seed)  # again: a run must not depend on whether its data were prepared here
         model = make_model(task, start, prepared.settings, report)
-        check_types(task.collate(prepared.data["train"].__getitems__([0])), model.config)
+        check_types(task.collate(next(iter(prepared.data.values())).__getitems__([0])), model.config)
         if processes.is_main_process:
             weights = fingerprint_weights(model)
             write_environment(output, prepared.fingerprints, weights, goes_on=checkpoint is not None)

@@ -55,7 +55,7 @@ def test_made_up_texts_are_of_mixed_length_and_known_words():
 
 
 def test_inputs_that_are_no_texts_are_one_line(classifier, tmp_path):
-    (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "empty.txt").write_text("")
     (tmp_path / "pairs.jsonl").write_text('{"question": "x"}\n')
     with pytest.raises(UsageError, match="has no texts"):
         bench.bench_predict(classifier, str(tmp_path / "empty.txt"))
