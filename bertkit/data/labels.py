@@ -212,6 +212,8 @@ def list_remarks(space: LabelSpace, cells: Sequence[Sequence[str]]) -> Iterator[
         parse_number(x.replace(",", ".", 1)) is None for x in names
     ):
         yield "the labels are numbers with a decimal comma, learned as classes; write a point for a regression"
+    elif any(name.startswith("[") for name in names):
+        yield "some cells are lists and others are not, so each is one label; write all as lists"
     elif separator := find_separator(names):
         some = next(name for name in names if separator in name)
         yield f"labels such as {some[:40]!r} are one label each; data.label_sep={separator!r} divides them"

@@ -157,7 +157,9 @@ class Predictor:
             UsageError: An input (named by its index, from 0) does not fit this model, or `inputs` is not a list.
         """
         if isinstance(inputs, str | Mapping):
-            raise UsageError(f"inputs must be a list, got {type(inputs).__name__}; write [input]")
+            raise UsageError(
+                f"inputs must be a list, got {type(inputs).__name__}; give [input], a list of inputs or a DataFrame"
+            )
         results = list(self.stream(inputs))
         for place, result in enumerate(results):
             if "error" in result:
@@ -305,8 +307,10 @@ class Predictor:
 
 
 def take_rows(inputs: Iterable[Any]) -> Iterable[Any]:
-    """Return inputs unchanged, but the rows of a DataFrame of pandas, which by itself yields the names of columns."""
-    return inputs.to_dict("records") if hasattr(inputs, "iterrows") else inputs
+    """Return inputs unchanged, but the rows of a DataFrame of pandas, and the texts of a Series, empty for NaN."""
+    if hasattr(inputs, "iterrows"):
+        return inputs.to_dict("records")
+    return inputs.fillna("").to_list() if hasattr(inputs, "fillna") else inputs
 
 
 def locate(error: UsageError, given: Any) -> str:

@@ -455,9 +455,11 @@ def drop_blank(table: Columns, text: Sequence[str], report: Report = ignore) -> 
     Raises:
         UsageError: They are more than MOST_BLANK of all rows.
     """
-    is_blank = np.ones(len(table), bool)
-    for name in text:
-        is_blank &= pc.equal(pc.utf8_trim_whitespace(table.find(name)), "").to_numpy()
+    lacks = {name: pc.equal(pc.utf8_trim_whitespace(table.find(name)), "").to_numpy() for name in text}
+    is_blank = np.all(list(lacks.values()), axis=0)
+    for name, found in lacks.items():
+        if (found := found & ~is_blank).any():
+            report(f"{describe_blank(table, found, 'text', [name])}; the other text is read")
     if not is_blank.any():
         return table
     said = describe_blank(table, is_blank, "text", text)
