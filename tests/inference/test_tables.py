@@ -170,6 +170,23 @@ def test_a_table_takes_little_memory(suffix, tmp_path, monkeypatch):
 # --- Columns of the texts ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.xfail(strict=True, reason="3/7", raises=(AssertionError, UsageError))
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("missing.jsonl", b'{"text": "a"}\n{"id": 1}\n'),
+        ("index.csv", b",text\n0,a\n1,b\n"),
+        ("excel.csv", b"id;text\n0;a\n1;b\n"),
+        ("old.csv", "text\na\n5 €\n".encode("cp1252")),
+    ],
+    ids=["missing key", "index of pandas", "semicolons", "cp1252"],
+)
+def test_files_as_people_have_them_have_an_answer_for_every_row(name, content, classifier, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    counts = predict_file(classifier, tmp_path / name, tmp_path / "out.jsonl")
+    assert (counts.count, counts.errors) == (2, 0)
+
+
 def test_the_texts_are_the_columns_that_are_asked_for(classifier, tmp_path):
     rows = [{"title": "good", "body": None, "text": "so"}, {"title": "bad", "body": 3, "text": "so"}, {"title": "x"}]
     expected = Exact(classifier)([("good", ""), ("bad", "3")])
