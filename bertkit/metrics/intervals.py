@@ -34,7 +34,7 @@ BOOTSTRAP_SAMPLES = 2_000
 LEAST_SAMPLES = 500  # where all samples together would have more values than MOST_VALUES
 MOST_VALUES = 1 << 26
 WEIGHTS_A_BLOCK = 1 << 18  # computed at once: 2 MB, which stays in the cache
-ROUNDING = 1e-9
+LEAST_SPREAD = 1e-9  # of samples; a smaller one is rounding
 POWER = 0.8  # the chance of telling the difference, with the rows that are called enough
 
 
@@ -81,9 +81,9 @@ def find_interval(score: RowScore, seed: int = 0) -> Interval | None:
         return find_share_interval(*successes, best)
     (merged,), counts = merge_rows([score])
     sampled = np.concatenate([merged.score(weights) for weights in draw_weights(counts, seed)])
-    if np.ptp(sampled) > ROUNDING:
+    if np.ptp(sampled) > LEAST_SPREAD:
         return Interval(*np.quantile(sampled, (OUTSIDE, 1 - OUTSIDE)).tolist())
-    return find_share_interval(len(score), len(score), best) if abs(sampled[0] - best) <= ROUNDING else None
+    return find_share_interval(len(score), len(score), best) if abs(sampled[0] - best) <= LEAST_SPREAD else None
 
 
 def find_share_interval(right: int, counted: int, scale: float) -> Interval:

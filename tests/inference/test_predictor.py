@@ -916,5 +916,7 @@ def test_the_rows_of_a_frame_are_inputs_whose_texts_are_the_columns_of_the_run(t
 def test_the_predictor_is_a_public_name_and_takes_lists(classifier):
     assert bertkit.Predictor is Predictor
     for one in ("good", {"text": "good"}):
-        with pytest.raises(UsageError, match=r"inputs must be a list, got (str|dict); write \[input\]"):
+        with pytest.raises(
+            UsageError, match=r"inputs must be a list, got (str|dict); give \[input\], a list of inputs or a DataFrame"
+        ):
             Exact(classifier)(one)
