@@ -196,8 +196,10 @@ class ClassificationTask(TextTask):
         train = tables["train"]
         text, label = choose_columns(train, options["text"], options["label"], report)
         options = {**options, "text": text}
-        if not options.get("is_check"):  # the doctor lists these rows
-            tables["train"] = drop_blank(train, text, report)
+        for split, table in tables.items():
+            # The doctor lists such rows, and a test split without labels keeps them.
+            if not options.get("is_check") and (split != "test" or has_labels(table, label)):
+                tables[split] = drop_blank(table, text, report)
         splits = divide_tables(tables, options)
         # The models of all folds have the same labels, whatever each of them is trained on.
         space = find_space(train if options["folds"] else splits["train"], label, options)
@@ -494,19 +496,22 @@ def iterate_keys(table: Columns, options: Mapping[str, Any]) -> Iterator[str]:
             yield stripped[0] if group and stripped[0] else "\0".join(stripped[bool(group) :])
 
 
+def has_labels(table: Columns, columns: Sequence[str]) -> bool:
+    """Return whether a table has the label columns with a cell that is filled, or some of several of them."""
+    known = set(columns) & set(table.table.column_names)
+    if len(known) < len(columns):
+        return bool(known)
+    return len(columns) > 1 or any(table.find(columns[0]).unique().to_pylist())
+
+
 def read_rows(
     split: str, table: Columns, space: LabelSpace, options: Mapping[str, Any], report: Report
 ) -> LabelledTexts:
     """Return the examples of a split; rows whose label train lacks are reported and left out."""
-    names, text = table.table.column_names, tuple(options["text"])
-    has_labels = all(name in names for name in space.columns) and any(
-        cell for name in space.columns for cell in table.find(name).unique().to_pylist()
-    )
-    if split == "test" and not has_labels and not (space.has_column_each and set(space.columns) & set(names)):
+    text = tuple(options["text"])
+    if split == "test" and not has_labels(table, space.columns):
         report(f"{table.source}, test: no labels in {', '.join(map(repr, space.columns))}; predicted, not scored")
         return LabelledTexts(table, text, options["group"], None, space)
-    if not options.get("is_check"):
-        table = drop_blank(table, text, report)
     is_blank = space.find_blank(table)
     left_out = np.asarray(table.lines)[is_blank].tolist()
     if left_out and not options["folds"]:  # each row of the folds has its prediction
@@ -516,8 +521,8 @@ def read_rows(
     found = LabelledTexts(table, text, options["group"], labels, space, left_out)
     if unknown:
         listed = ", ".join(f"{label!r} ({number:,})" for label, number in unknown.most_common(MOST_SHOWN))
-        left_out = "; these rows are left out" if space.kind == SINGLE else ""
-        report(f"{table.source}, {split}: train lacks the labels {listed}{left_out}")
+        ending = "; these rows are left out" if space.kind == SINGLE else ""
+        report(f"{table.source}, {split}: train lacks the labels {listed}{ending}")
         if space.kind == SINGLE:
             found = found.take(np.flatnonzero(labels != UNKNOWN_LABEL))
     if not len(found):
