@@ -38,6 +38,7 @@ class Question:
         answers: The right answers as they stand in the context; empty if it has none (SQuAD 2.0).
         starts: The start offset of each answer in characters; -1 if the file does not give it.
         group: A name that keeps questions in the same split; empty for the context.
+        row: Its number in the file, from 1.
     """
 
     id: str
@@ -46,6 +47,7 @@ class Question:
     answers: tuple[str, ...]
     starts: tuple[int, ...]
     group: str = ""
+    row: int = 0
 
 
 def is_placed(question: Question) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from bertkit.data.formats.squad import Candidate, read_predictions, read_squad, read_squad_copy
 from bertkit.data.spans import N_BEST, Answer, Question, Span, rank
@@ -75,13 +76,14 @@ def combine(
     answers = [average([column[question.id] for column in columns]) for question in questions]
 
     texts, odds = [answer.best.text for answer in answers], [answer.odds for answer in answers]
-    found = (give(questions, texts, odds) for give in (task.rate, task.measure_questions))
-    metrics: dict[str, Any] = add_limits(*(part | {"score": part["f1"]} for part in found))
+    measured = task.score(task.tabulate_answers(questions, texts, odds))
+    groups = np.unique([question.context for question in questions], return_inverse=True)[1]
+    metrics: dict[str, Any] = add_limits(measured | {"score": measured["f1"]}, groups)
     metrics["runs"] = len(runs)
-    if chosen := task.tuned_config(metrics):
-        metrics[CHOSEN_ON_DEV] = " and ".join(chosen)
+    if "tau" in metrics:
+        metrics[CHOSEN_ON_DEV] = "tau"
     ranked = [list_entries(answer, task.version.unanswerable) for answer in answers]
-    files = task.format_answers(questions, answers, ranked, metrics.get("tau", 0.0))
+    files = task.format_answers(questions, answers, ranked, task.choose(texts, odds, metrics.get("tau")))
     with hold_run_dir(output):
         check_output(output, runs)  # again: now no other process can write there
         write_output(output, runs, files, metrics)

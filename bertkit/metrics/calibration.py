@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from bertkit.errors import UsageError
-from bertkit.metrics.rows import RowScore, measure_gaps, measure_mean, take_values
+from bertkit.metrics.rows import RowScore, measure_gaps, measure_mean
 
 BINS = 15  # of equal width; a bin includes its upper edge
 EDGES = np.linspace(0, 1, BINS + 1)
@@ -104,7 +104,7 @@ def measure_losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
 # --- Errors of probabilities ------------------------------------------------------------------------------------------
 
 
-def score_calibration(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+def measure_calibration(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, RowScore]:
     """Return `ece`, the expected calibration error, and `brier`, the Brier score, both from 0 to 1.
 
     The calibration error compares the highest probability of each row with how often it is right, in BINS bins: the
@@ -113,14 +113,8 @@ def score_calibration(logits: np.ndarray, labels: np.ndarray) -> dict[str, float
     which for two classes is the squared error of either; for several labels it is the mean squared error.
 
     Args:
-        logits: (S, L), finite.
+        probabilities: (S, L).
     """
-    return take_values(measure_calibration(logits, labels))
-
-
-def measure_calibration(logits: np.ndarray, labels: np.ndarray) -> dict[str, RowScore]:
-    """Return the scores of `score_calibration` as functions of the weights of the rows; arguments are the same."""
-    probabilities = find_probabilities(logits, several=labels.ndim == 2)
     stated, right = find_statements(probabilities, labels)  # (S, K)
     gaps = np.zeros((len(labels), BINS))
     np.add.at(gaps, (np.arange(len(labels))[:, None], find_bins(stated)), (right - stated) / stated.shape[1])
@@ -129,14 +123,13 @@ def measure_calibration(logits: np.ndarray, labels: np.ndarray) -> dict[str, Row
     return {"ece": measure_gaps(gaps), "brier": replace(measure_mean(brier), points=1.0)}
 
 
-def bin_probabilities(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def bin_probabilities(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the data of a reliability diagram: mean probability, share right and number of each bin with any.
 
     Args:
-        logits: (S, L), finite.
+        probabilities: (S, L).
     """
-    found = find_statements(find_probabilities(logits, several=labels.ndim == 2), labels)
-    stated, right = (values.ravel() for values in found)
+    stated, right = (values.ravel() for values in find_statements(probabilities, labels))
     places = find_bins(stated)
     counts = np.bincount(places, minlength=BINS)
     filled = np.flatnonzero(counts)

@@ -6,7 +6,10 @@ Scores are fractions. Shape letters: S sequences, L labels.
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow as pa
 
+from bertkit.data.labels import REGRESSION, SINGLE
+from bertkit.metrics.calibration import measure_calibration
 from bertkit.metrics.rows import (
     RowScore,
     measure_classes,
@@ -15,104 +18,104 @@ from bertkit.metrics.rows import (
     measure_mean,
     measure_numbers,
     measure_ranking,
-    take_values,
+)
+from bertkit.metrics.table import (
+    LABEL,
+    PREDICTION,
+    find_kind,
+    list_names,
+    mark_names,
+    number_names,
+    read_facts,
+    read_numbers,
+    read_probabilities,
 )
 
 FIXED_THRESHOLD = 0.5  # the probability above which a label is predicted unless thresholds are tuned
 
 
-def score_classes(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, float]:
-    """Return the scores of a classifier that predicts one class per sequence, the one with the highest logit.
+def score_table(rows: pa.Table) -> dict[str, RowScore | float]:
+    """Return the scores of a table of classes, several labels or numbers, then counts and thresholds of the labels.
 
-    They are the values of `measure_class_scores`, whose arguments are the same, and `count_…`, the correct sequences of
-    each class.
+    Predictions that are none of the classes are wrong. Scores of probabilities need a table that has them.
     """
-    counts = np.bincount(labels, minlength=len(names)).tolist()
-    return take_values(measure_class_scores(logits, labels, names)) | _name_each("count", names, counts)
+    kind = find_kind(rows)
+    if kind == REGRESSION:
+        return measure_numbers(read_numbers(rows, PREDICTION), read_numbers(rows, LABEL))
+    names = list_names(rows)
+    probabilities = read_probabilities(rows, names)
+    given = (rows.column(name).to_pylist() for name in (PREDICTION, LABEL))
+    if kind == SINGLE:
+        predictions, labels = (number_names(values, names) for values in given)
+        found: dict[str, RowScore | float] = dict(score_classes(predictions, labels, names, probabilities))
+        counts = np.bincount(labels, minlength=len(names)).tolist()
+    else:
+        predictions, labels = (mark_names(values, names) for values in given)
+        found = dict(score_labels(predictions, labels, names, probabilities))
+        counts = labels.sum(0).tolist()
+    found |= _name_each("count", names, counts)
+    if thresholds := read_facts(rows).get("decided", {}).get("thresholds"):
+        found |= _name_each("threshold", names, thresholds)
+    return found if probabilities is None else found | measure_calibration(probabilities, labels)
 
 
-def measure_class_scores(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, RowScore]:
-    """Return the scores of a classifier as functions of the weights of the rows.
+def score_classes(
+    predictions: np.ndarray, labels: np.ndarray, names: Sequence[str], probabilities: np.ndarray | None = None
+) -> dict[str, RowScore]:
+    """Return the scores of a classifier that predicts one class for each row.
 
     Classes that are neither predicted nor correct anywhere do not enter macro averages. `roc_auc` and
     `average_precision` are those of class 1 if there are two classes, otherwise macro averages of one class against the
     others, over classes for which they are defined; they are left out if there is no such class.
 
     Args:
-        logits: (S, L), finite.
+        predictions: (S,) the numbers of the predicted classes, that of no class being L.
         labels: (S,) the numbers of the correct classes.
         names: The name of each class.
+        probabilities: (S, L).
 
     Returns:
         Overall scores, then `precision_…`, `recall_…` and `f1_…` of each class.
     """
-    from scipy.special import softmax
-
-    predictions = logits.argmax(axis=1)
-    probabilities = softmax(logits.astype(np.float64), axis=1)  # (S, L)
-    correct = labels[:, None] == np.arange(len(names))  # (S, L)
-    predicted = predictions[:, None] == np.arange(len(names))
-    ranked = slice(1, None) if len(names) == 2 else slice(None)
+    columns = np.arange(len(names))
+    correct, predicted = labels[:, None] == columns, predictions[:, None] == columns  # (S, L)
     accuracy = measure_mean(predictions == labels)
-    return {
-        "accuracy": accuracy,
-        "micro_f1": accuracy,
-        **measure_classes(predictions, labels, len(names)),
-        **measure_ranking(probabilities[:, ranked], correct[:, ranked]),
-        **_measure_each(predicted, correct, names),
-    }
+    found = {"accuracy": accuracy, "micro_f1": accuracy}
+    found |= measure_classes(predictions, labels, max(len(names), int(predictions.max()) + 1))
+    if probabilities is not None:
+        ranked = slice(1, None) if len(names) == 2 else slice(None)
+        found |= measure_ranking(probabilities[:, ranked], correct[:, ranked])
+    return found | _measure_each(predicted, correct, names)
 
 
 def score_labels(
-    logits: np.ndarray, labels: np.ndarray, names: Sequence[str], thresholds: np.ndarray | None = None
-) -> dict[str, float]:
+    predicted: np.ndarray, correct: np.ndarray, names: Sequence[str], probabilities: np.ndarray | None = None
+) -> dict[str, RowScore]:
     """Return the scores of a classifier that predicts each label independently.
 
-    They are the values of `measure_label_scores`, whose arguments are the same, with `count_…` (sequences with the
-    label) and `threshold_…` of each label.
-    """
-    from scipy.special import expit
-
-    if thresholds is None:
-        thresholds = tune_thresholds(expit(logits.astype(np.float64)), labels)
-    return {
-        **take_values(measure_label_scores(logits, labels, names, thresholds)),
-        **_name_each("count", names, labels.astype(int).sum(0).tolist()),
-        **_name_each("threshold", names, np.asarray(thresholds).tolist()),
-    }
-
-
-def measure_label_scores(
-    logits: np.ndarray, labels: np.ndarray, names: Sequence[str], thresholds: np.ndarray | None = None
-) -> dict[str, RowScore]:
-    """Return the scores of a classifier of independent labels as functions of the weights of the rows.
-
-    A label is predicted if its probability is above its threshold. `roc_auc` and `average_precision` are macro averages
-    over labels for which they are defined, and are left out if there is no such label.
+    `roc_auc` and `average_precision` are macro averages over labels for which they are defined, and are left out if
+    there is no such label.
 
     Args:
-        logits: (S, L), finite.
-        labels: (S, L), 0 or 1.
+        predicted: (S, L) whether a label is predicted: its probability is above its threshold.
+        correct: (S, L) bool.
         names: The name of each label.
-        thresholds: (L,) probabilities; None: tuned on these data, and the same whatever the weights are.
+        probabilities: (S, L).
 
     Returns:
-        Overall scores (`exact_match`: the share of sequences with all labels correct), `fixed_macro_f1` and
+        Overall scores (`exact_match`: the share of rows with all labels correct), `fixed_macro_f1` and
         `fixed_micro_f1` at FIXED_THRESHOLD, then `precision_…`, `recall_…` and `f1_…` of each label.
     """
-    from scipy.special import expit
-
-    probabilities, correct = expit(logits.astype(np.float64)), labels.astype(bool)  # (S, L)
-    predicted = probabilities > (tune_thresholds(probabilities, labels) if thresholds is None else thresholds)
+    fixed = {} if probabilities is None else {"fixed_": probabilities > FIXED_THRESHOLD}
     averages = {
         f"{prefix}{name}": measure_counts(found & correct, found, correct, score)
-        for prefix, found in (("", predicted), ("fixed_", probabilities > FIXED_THRESHOLD))
+        for prefix, found in {"": predicted, **fixed}.items()
         for name, score in (("macro_f1", "labels_f1"), ("micro_f1", "f1"))
     }
     return {
         **averages,
         "exact_match": measure_mean((predicted == correct).all(axis=1)),
-        **measure_ranking(probabilities, correct),
+        **({} if probabilities is None else measure_ranking(probabilities, correct)),
         **_measure_each(predicted, correct, names),
     }
 
@@ -132,14 +135,6 @@ def tune_thresholds(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray
         (L,) thresholds, from 0 to 1.
     """
     return np.array([_tune_threshold(*columns) for columns in zip(probabilities.T, labels.T, strict=True)])
-
-
-def score_numbers(values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Return `pearson`, `spearmanr`, `rmse` and `r2` of values (S,) against labels (S,).
-
-    Correlations are 0 where undefined, and so is `r2` with a single label.
-    """
-    return take_values(measure_numbers(values, labels))
 
 
 def _tune_threshold(probabilities: np.ndarray, labels: np.ndarray) -> float:

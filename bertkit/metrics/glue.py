@@ -1,24 +1,21 @@
 """GLUE scores (paper section 4.1, Table 1), as functions and as an `evaluate` module.
 
-Names are those of `evaluate`, values are fractions as plain floats. scikit-learn and scipy compute them.
+Names are those of `evaluate`, values are fractions as plain floats.
 """
 
-import math
 import tempfile
-import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bertkit.errors import UsageError
-from bertkit.metrics.rows import RowScore, measure_classes, measure_label, measure_mean, measure_numbers
+from bertkit.metrics.rows import RowScore, measure_classes, measure_label, measure_mean, measure_numbers, take_values
 
 if TYPE_CHECKING:
     import evaluate
 
-GLUE_DESCRIPTION = "Scores of the GLUE benchmark, computed by scikit-learn and scipy."
+GLUE_DESCRIPTION = "Scores of the GLUE benchmark."
 GLUE_INPUTS = """
 Args:
     predictions: a class id or a label as text, or a number for pearson and spearmanr, for each example.
@@ -30,113 +27,67 @@ Returns:
 GLUE_CITATION = "Wang et al. (2019). GLUE: A Multi-Task Benchmark and Analysis Platform. ICLR."
 
 
-def compute_accuracy(predictions: np.ndarray, references: np.ndarray) -> float:
-    """Return the share of predictions that equal their reference."""
-    from sklearn.metrics import accuracy_score
-
-    return float(accuracy_score(references, predictions))
-
-
-def compute_f1(
-    predictions: np.ndarray, references: np.ndarray, average: str = "binary", pos_label: int | str = 1
-) -> float:
-    """Return scikit-learn's F1: of one of two classes, by default class 1, or the average of any number of classes.
-
-    It is 0 for a class that occurs neither in predictions nor in references.
-
-    Raises:
-        UsageError: There are other classes than the one and another, and no average is given.
-    """
-    from sklearn.metrics import f1_score
-
-    classes = set(np.union1d(predictions, references).tolist())
-    is_unknown = pos_label not in classes and not classes <= {0, 1}
-    if average == "binary" and (len(classes) > 2 or is_unknown):
-        shown = ", ".join(map(str, sorted(classes)[:5])) + (", …" if len(classes) > 5 else "")
-        raise UsageError(
-            f"f1 is that of one of two labels, here {pos_label}, and the labels are {shown}; give average='macro', "
-            "'micro' or 'weighted' to compute, or pos_label='…' of two labels"
-        )
-    return float(f1_score(references, predictions, average=average, pos_label=pos_label, zero_division=0))
-
-
-def compute_matthews(predictions: np.ndarray, references: np.ndarray) -> float:
-    """Return the Matthews correlation of the classes, from -1 to 1.
-
-    It is 0 where it is undefined: predictions or references contain a single class.
-    """
-    from sklearn.metrics import matthews_corrcoef
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # raised for a single class on both sides
-        return float(matthews_corrcoef(references, predictions))
-
-
-def correlate(name: str, predictions: np.ndarray, references: np.ndarray) -> float:
-    """Return the scipy correlation of this name, from -1 to 1.
-
-    It is 0 where it is undefined: one side is constant, or there is only one example.
-    """
-    from scipy import stats
-
-    if len(predictions) < 2:
-        return 0.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # raised for constant or nearly constant input
-        value = float(getattr(stats, name)(predictions, references).statistic)
-    return 0.0 if math.isnan(value) else value
-
-
-# Each function takes finite predictions and references of shape (N,), N at least 1.
-GLUE_SCORES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
-    "accuracy": compute_accuracy,
-    "f1": compute_f1,
-    "matthews_correlation": compute_matthews,
-    "pearson": partial(correlate, "pearsonr"),
-    "spearmanr": partial(correlate, "spearmanr"),  # Pearson correlation of the ranks; ties share their mean rank
-}
+GLUE_METRICS = ("accuracy", "f1", "matthews_correlation", "pearson", "spearmanr")
 OF_NUMBERS = frozenset({"pearson", "spearmanr"})  # the other metrics take class ids
+AVERAGES = {"macro": "macro_f1", "weighted": "weighted_f1"}  # of scikit-learn's f1_score -> their names here
 
 
 def compute_scores(names: Sequence[str], predictions: Any, references: Any, **f1: Any) -> dict[str, float]:
     """Compute the named metrics and return them by name, in the order of `names`.
 
+    Correlations are 0 where undefined: one side is constant, or has a single class.
+
     Args:
         predictions: (N,) class ids, labels as texts, or numbers.
         references: (N,) the correct ones.
-        f1: Arguments of `compute_f1`.
+        f1: `average` and `pos_label` of `measure_f1`.
 
     Raises:
         UsageError: A prediction is NaN or infinite, or `f1` needs an average.
     """
     predictions, references = np.asarray(predictions), np.asarray(references)
-    if predictions.dtype.kind == "f":
-        predictions, references = predictions.astype(np.float64), references.astype(np.float64)
     if predictions.dtype.kind != "U" and len(places := np.flatnonzero(~np.isfinite(predictions))):
         raise UsageError(
             f"prediction {places[0] + 1} of {len(predictions):,} is {predictions[places[0]]}, which cannot be scored; "
             "a model whose training diverged predicts such values: try a lower learning rate"
         )
-    return {name: GLUE_SCORES[name](predictions, references, **f1 if name == "f1" else {}) for name in names}
-
-
-def measure_scores(
-    names: Sequence[str], predictions: np.ndarray, references: np.ndarray, classes: int
-) -> dict[str, RowScore]:
-    """Return the scores of `compute_scores` as functions of the weights of the rows.
-
-    Args:
-        predictions: (N,) class ids or numbers.
-        references: (N,) class ids or numbers.
-        classes: The number of classes; any for numbers.
-    """
     if not OF_NUMBERS.isdisjoint(names):
         found = measure_numbers(predictions, references)
     else:
-        found = measure_classes(predictions, references, classes)
-        found |= {"f1": measure_label(predictions == 1, references == 1)["f1"]}
-        found |= {"accuracy": measure_mean(predictions == references)}
-    return {name: found[name] for name in names}
+        classes, numbers = np.unique(np.concatenate([predictions, references]), return_inverse=True)
+        found = measure_classes(*np.split(numbers, 2), len(classes))
+        found["accuracy"] = measure_mean(predictions == references)
+        if "f1" in names:
+            found["f1"] = measure_f1(predictions, references, found, **f1)
+    return take_values({name: found[name] for name in names})
+
+
+def measure_f1(
+    predictions: np.ndarray,
+    references: np.ndarray,
+    found: Mapping[str, RowScore],
+    average: str = "binary",
+    pos_label: int | str = 1,
+) -> RowScore:
+    """Return the F1 of one of two classes, by default class 1, or the average of any number of classes.
+
+    Args:
+        found: The other scores, among them the averages.
+        average: "binary", "macro", "micro" or "weighted", as for scikit-learn's f1_score.
+
+    Raises:
+        UsageError: There are other classes than the one and another, and no average is given.
+    """
+    if average != "binary":
+        return found["accuracy" if average == "micro" else AVERAGES[average]]
+    classes = set(np.union1d(predictions, references).tolist())
+    if len(classes) > 2 or (pos_label not in classes and not classes <= {0, 1}):
+        shown = ", ".join(map(str, sorted(classes)[:5])) + (", …" if len(classes) > 5 else "")
+        raise UsageError(
+            f"f1 is that of one of two labels, here {pos_label}, and the labels are {shown}; give average='macro', "
+            "'micro' or 'weighted' to compute, or pos_label='…' of two labels"
+        )
+    return measure_label(predictions == pos_label, references == pos_label)["f1"]
 
 
 def make_metric(*names: str) -> "evaluate.Metric":
@@ -148,8 +99,8 @@ def make_metric(*names: str) -> "evaluate.Metric":
     Raises:
         UsageError: No metric is given, or one is unknown.
     """
-    if not names or not GLUE_SCORES.keys() >= set(names):
-        raise UsageError(f"unknown metric in {list(names)}; the metrics are {', '.join(GLUE_SCORES)}")
+    if not names or not set(GLUE_METRICS) >= set(names):
+        raise UsageError(f"unknown metric in {list(names)}; the metrics are {', '.join(GLUE_METRICS)}")
     import datasets
     import evaluate
 

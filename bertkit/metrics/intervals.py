@@ -20,7 +20,7 @@ How often the intervals hold is measured by tests/metrics/simulate_intervals.py 
 93 % or more with 300 rows, except where a macro F1 has classes of fewer than ten rows (92 %; 85 % with three rows).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,22 +69,28 @@ class Contrast:
     seed_error: float | None = None
 
 
-def find_interval(score: RowScore, seed: int = 0) -> Interval | None:
+def find_interval(score: RowScore, groups: Sequence[Hashable] | None = None, seed: int = 0) -> Interval | None:
     """Return the 95 % interval of a score: its range over other rows of the same source, for the same model.
 
     None for the calibration error, and for a score that is the same in every sample, unless it is the best possible,
     whose lower limit is that of the share of right rows.
+
+    Args:
+        groups: (S,) the group of each row: rows of a group are drawn together. None: each row is drawn alone.
     """
     if score.rate == "gaps":
         return None
     best = 100.0 if score.rate == "percentage" else 1.0
-    if (successes := score.count_successes()) is not None:
+    joined = score if groups is None else score.join(groups)
+    if (successes := joined.count_successes()) is not None:
         return find_share_interval(*successes, best)
-    (merged,), counts = merge_rows([score])
-    sampled = np.concatenate([merged.score(weights) for weights in draw_weights(counts, seed)])
+    units = gather_units([score], groups)
+    (merged,) = units.scores
+    sampled = np.concatenate([merged.score(weights) for weights in draw_weights(units, seed)])
     if np.ptp(sampled) > LEAST_SPREAD:
         return Interval(*np.quantile(sampled, (OUTSIDE, 1 - OUTSIDE)).tolist())
-    return find_share_interval(len(score), len(score), best) if abs(sampled[0] - best) <= LEAST_SPREAD else None
+    count = int(units.counts.sum())
+    return find_share_interval(count, count, best) if abs(sampled[0] - best) <= LEAST_SPREAD else None
 
 
 def find_share_interval(right: int, counted: int, scale: float) -> Interval:
@@ -93,26 +99,32 @@ def find_share_interval(right: int, counted: int, scale: float) -> Interval:
     return Interval(*(scale * limit for limit in limits))
 
 
-def compare_methods(firsts: Sequence[RowScore], seconds: Sequence[RowScore], seed: int = 0) -> Contrast:
+def compare_methods(
+    firsts: Sequence[RowScore],
+    seconds: Sequence[RowScore],
+    groups: Sequence[Hashable] | None = None,
+    seed: int = 0,
+) -> Contrast:
     """Return how many points the second method is above the first one on the same rows.
 
     Args:
         firsts: The score of each run of the first method; the runs differ in their seed.
         seconds: The same of the second method.
+        groups: As for `find_interval`.
     """
-    scores, counts = merge_rows([*firsts, *seconds])
-    samples = [rate_runs(scores, weights) for weights in draw_weights(counts, seed)]
-    parts = [len(firsts)]
-    runs = np.split(rate_runs(scores, counts[None])[:, 0], parts)
+    units, parts = gather_units([*firsts, *seconds], groups), [len(firsts)]
+    samples = [rate_runs(units.scores, weights) for weights in draw_weights(units, seed)]
+    runs = np.split(rate_runs(units.scores, units.spread(units.counts[None]))[:, 0], parts)
     before, after = np.split(np.concatenate(samples, axis=1), parts)  # (M, R) each
     value = float(runs[1].mean() - runs[0].mean())
-    values = np.stack([score.rows.reshape(len(counts), -1) for score in scores])  # (M, U, V)
-    differing = counts[(values != values[0]).any(axis=(0, 2))].sum()
+    values = np.stack([score.rows.reshape(len(score), -1) for score in units.scores])  # (M, U or S, V)
+    differs = (values != values[0]).any(axis=(0, 2))
+    differing = units.counts[differs].sum() if units.numbers is None else len(np.unique(units.numbers[differs]))
     row_error = float(np.std(after.mean(0) - before.mean(0)) * np.sqrt(1 + 2 / max(differing, 1)))
     seeds = list_seed_variances(runs)
     variance = row_error**2 + sum(part for part, _ in seeds)
     freedom = variance**2 / between if (between := sum(part**2 / free for part, free in seeds)) else np.inf
-    rows, least = int(counts.sum()), min(2.0 ** (1 - int(differing)), 0.9)
+    rows, least = len(firsts[0]), min(2.0 ** (1 - int(differing)), 0.9)
     error = max(np.sqrt(variance), abs(value) / t.isf(least / 2, freedom))
     seed_error = float(np.sqrt(sum(part for part, _ in seeds))) if seeds else None
     if not error:
@@ -135,20 +147,45 @@ def list_seed_variances(runs: Sequence[np.ndarray]) -> list[tuple[float, int]]:
     return [(share * float(found.var(ddof=1)), len(found) - 1) for share, found in zip(shares, several, strict=False)]
 
 
-def merge_rows(scores: Sequence[RowScore]) -> tuple[list[RowScore], np.ndarray]:
-    """Return scores of the same rows for the distinct rows (U) only, and the number (U,) of each."""
+@dataclass(frozen=True, eq=False)
+class Units:
+    """The rows of some scores as they are drawn.
+
+    Attributes:
+        scores: Scores of the distinct rows or groups (U), or of all rows (S) if they cannot be added up.
+        counts: (U,) how many there are of each.
+        numbers: (S,) the number of each row's group, if rows cannot be added up; else None.
+    """
+
+    scores: Sequence[RowScore]
+    counts: np.ndarray
+    numbers: np.ndarray | None = None
+
+    def spread(self, weights: np.ndarray) -> np.ndarray:
+        """Return the weights of the rows of `scores`, from weights (r, U)."""
+        return weights if self.numbers is None else weights.take(self.numbers, axis=1)
+
+
+def gather_units(scores: Sequence[RowScore], groups: Sequence[Hashable] | None) -> Units:
+    """Return what is drawn of the rows of some scores: groups of rows, or the rows."""
+    if groups is not None and len(distinct := dict.fromkeys(groups)) < len(groups):
+        if not all(score.is_additive for score in scores):
+            places = {group: number for number, group in enumerate(distinct)}
+            return Units(scores, np.ones(len(places)), np.array([places[group] for group in groups]))
+        scores = [score.join(groups) for score in scores]
     flat = np.concatenate([score.rows.reshape(len(score), -1) for score in scores], axis=1)
     _, first, counts = np.unique(flat, axis=0, return_index=True, return_counts=True)
-    return [score.take(first) for score in scores], counts
+    return Units([score.take(first) for score in scores], counts)
 
 
-def draw_weights(counts: np.ndarray, seed: int) -> Iterator[np.ndarray]:
-    """Yield the weights (r, U) of the distinct rows in the samples, some samples at a time."""
-    rng = np.random.default_rng(seed)
-    samples = min(BOOTSTRAP_SAMPLES, max(LEAST_SAMPLES, MOST_VALUES // len(counts)))
-    size = max(WEIGHTS_A_BLOCK // len(counts), 1)
+def draw_weights(units: Units, seed: int) -> Iterator[np.ndarray]:
+    """Yield the weights (r, U) or (r, S) of the rows of `units.scores` in the samples, some samples at a time."""
+    rng, counts = np.random.default_rng(seed), units.counts
+    values = len(counts) if units.numbers is None else len(units.numbers)
+    samples = min(BOOTSTRAP_SAMPLES, max(LEAST_SAMPLES, MOST_VALUES // values))
+    size = max(WEIGHTS_A_BLOCK // values, 1)
     for start in range(0, samples, size):
-        yield rng.standard_gamma(counts, (min(size, samples - start), len(counts)))
+        yield units.spread(rng.standard_gamma(counts, (min(size, samples - start), len(counts))))
 
 
 def rate_runs(scores: Sequence[RowScore], weights: np.ndarray) -> np.ndarray:

@@ -3,13 +3,14 @@
 Precision, recall and F1 equal those of conlleval, the official script of CoNLL-2003, as fractions.
 """
 
-from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 import numpy as np
+import pyarrow as pa
 
-from bertkit.metrics.rows import RowScore, measure_counts
+from bertkit.metrics.rows import RowScore, measure_counts, take_values
+from bertkit.metrics.table import read_facts, read_numbers
 
 Entity = tuple[int, int, str]  # first word, end, type
 
@@ -40,79 +41,56 @@ def find_strict(tags: Sequence[str]) -> list[Entity]:
     return [found for found in find_entities(tags) if tags[found[0]][0] == "B"]
 
 
-def score_entities(
-    gold: Sequence[Sequence[str]],
-    predicted: Sequence[Sequence[str]],
-    entities: Sequence[Collection[Entity]] | None = None,
-) -> dict[str, float]:
-    """Return `precision`, `recall` and `f1` of all entities, the same as `strict_…`, and `accuracy` of the tags.
+def count_entities(gold: Sequence[Collection[Entity]], predicted: Sequence[Sequence[str]]) -> dict[str, np.ndarray]:
+    """Return columns (S,) of counts, from the correct entities and the predicted tags of each sentence.
 
-    Scores are fractions, 0 where undefined. An entity is correct if both its words and its type are; no entity
-    continues across sentences. The strict scores count only predicted entities that are well-formed in IOB2.
+    An entity is right if both its words and its type are; no entity continues across sentences.
 
-    Args:
-        gold: The correct tags of each sentence.
-        predicted: The predicted tags of each sentence.
-        entities: The correct entities of each sentence, where those of the tags only come near them.
+    Returns:
+        `right_T`, `found_T` and `wanted_T` for each type T: predicted and correct, predicted, and correct entities;
+        `strict_right` and `strict_found` of all types, which count only what is well-formed in IOB2.
     """
-    entities = list(map(find_entities, gold)) if entities is None else entities
-    scores, strict = (
-        _rate_entities(*(counts.total() for counts in _count_entities(entities, map(find, predicted))))
-        for find in (find_entities, find_strict)
-    )
-    pairs = [pair for tags in zip(gold, predicted, strict=True) for pair in zip(*tags, strict=True)]
-    accuracy = sum(tag == guess for tag, guess in pairs) / max(len(pairs), 1)
-    return scores | {f"strict_{name}": value for name, value in strict.items()} | {"accuracy": accuracy}
+    counts: dict[str, np.ndarray] = {}
+    wanted = list(map(set, gold))
+    found, strict = ([set(find(tags)) for tags in predicted] for find in (find_entities, find_strict))
+    for kind in sorted({kind for entities in (*wanted, *found) for _, _, kind in entities}):
+        for name, sets in (("right", _intersect(wanted, found)), ("found", found), ("wanted", wanted)):
+            counts[f"{name}_{kind}"] = np.array([sum(one[2] == kind for one in own) for own in sets], np.int32)
+    for name, sets in (("right", _intersect(wanted, strict)), ("found", strict)):
+        counts[f"strict_{name}"] = np.array(list(map(len, sets)), np.int32)
+    return counts
 
 
-def measure_entities(
-    gold: Sequence[Collection[Entity]], predicted: Sequence[Sequence[str]], groups: Sequence[Hashable]
-) -> dict[str, RowScore]:
-    """Return the scores of `score_entities`, except `accuracy`, as functions of the weights of the groups.
-
-    Args:
-        gold: The correct entities of each sentence.
-        predicted: The predicted tags of each sentence.
-        groups: The group of each sentence, such as its document.
-    """
-    members: dict[Hashable, list[int]] = {}
-    for number, group in enumerate(groups):
-        members.setdefault(group, []).append(number)
+def score_entities(rows: pa.Table) -> dict[str, RowScore]:
+    """Return `precision`, `recall` and `f1` of all entities, and the same as `strict_…`, from `count_entities`."""
+    totals = {name: sum_types(rows, name) for name in ("right", "found", "wanted")}
+    strict = {name: read_numbers(rows, f"strict_{name}") for name in ("right", "found")}
     scores = {}
-    for prefix, find_predicted in (("", find_entities), ("strict_", find_strict)):
-        counts = []
-        for numbers in members.values():
-            guessed = (find_predicted(predicted[number]) for number in numbers)
-            counts.append([found.total() for found in _count_entities([gold[number] for number in numbers], guessed)])
-        right, found, wanted = np.array(counts).T[:, :, None]  # (S, 1) each
-        for name in ("precision", "recall", "f1"):
-            scores[f"{prefix}{name}"] = measure_counts(right, found, wanted, name)
+    for prefix, own in (("", totals), ("strict_", totals | strict)):
+        columns = [own[name][:, None] for name in ("right", "found", "wanted")]  # (S, 1) each
+        scores |= {f"{prefix}{name}": measure_counts(*columns, name) for name in ("precision", "recall", "f1")}
     return scores
 
 
-def score_types(
-    gold: Iterable[Collection[Entity]], predicted: Iterable[Collection[Entity]]
-) -> dict[str, dict[str, float]]:
-    """Return `precision`, `recall` and `f1` of each type of the correct or predicted entities, in alphabetical order.
-
-    Both are given for each sentence.
-    """
-    right, found, wanted = _count_entities(gold, predicted)
-    return {kind: _rate_entities(right[kind], found[kind], wanted[kind]) for kind in sorted(found | wanted)}
-
-
-def _count_entities(
-    gold: Iterable[Collection[Entity]], predicted: Iterable[Collection[Entity]]
-) -> tuple[Counter[str], ...]:
-    """Count correct, predicted and gold entities, each by type."""
-    right, found, wanted = Counter(), Counter(), Counter()
-    for entities, guessed in zip(map(set, gold), map(set, predicted), strict=True):
-        for counts, chosen in ((right, entities & guessed), (found, guessed), (wanted, entities)):
-            counts.update(kind for _, _, kind in chosen)
-    return right, found, wanted
+def score_types(rows: pa.Table) -> dict[str, dict[str, float]]:
+    """Return `precision`, `recall` and `f1` of each type, from `count_entities`, in alphabetical order."""
+    found = {}
+    for kind in list_types(rows):
+        columns = [read_numbers(rows, f"{name}_{kind}")[:, None] for name in ("right", "found", "wanted")]
+        measured = {name: measure_counts(*columns, name) for name in ("precision", "recall", "f1")}
+        found[kind] = take_values(measured)
+    return found
 
 
-def _rate_entities(right: int, found: int, wanted: int) -> dict[str, float]:
-    precision, recall = right / max(found, 1), right / max(wanted, 1)
-    f1 = 2 * precision * recall / (precision + recall) if right else 0.0
-    return {"precision": precision, "recall": recall, "f1": f1}
+def list_types(rows: pa.Table) -> list[str]:
+    """Return the types of the entities in a table."""
+    return read_facts(rows).get("names", [])
+
+
+def sum_types(rows: pa.Table, name: str) -> np.ndarray:
+    """Return (S,) the sum over all types of one of the counts of each sentence."""
+    return np.sum([read_numbers(rows, f"{name}_{kind}") for kind in list_types(rows)] or [np.zeros(len(rows))], axis=0)
+
+
+def _intersect(firsts: Sequence[set[Entity]], seconds: Sequence[set[Entity]]) -> list[set[Entity]]:
+    return [first & second for first, second in zip(firsts, seconds, strict=True)]

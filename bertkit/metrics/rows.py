@@ -70,9 +70,12 @@ class RowScore:
         return replace(self, rows=rows)
 
 
-def take_values(measured: Mapping[str, RowScore]) -> dict[str, float]:
-    """Return the values of scores: those at weights of 1."""
-    return {name: float(score.score(np.ones((1, len(score))))[0]) for name, score in measured.items()}
+def take_values(measured: Mapping[str, RowScore | float]) -> dict[str, float]:
+    """Return the values of scores, those at weights of 1; a number, such as a count, is its own value."""
+    return {
+        name: float(score.score(np.ones((1, len(score))))[0]) if isinstance(score, RowScore) else score
+        for name, score in measured.items()
+    }
 
 
 # --- Means ------------------------------------------------------------------------------------------------------------

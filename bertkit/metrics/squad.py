@@ -1,22 +1,21 @@
 """SQuAD scores and the paper's tau (sections 4.2 and 4.3, Tables 2 and 3), as functions.
 
 Names are those of the official scripts evaluate-v1.1.py and evaluate-v2.0.py. Values are percentages and equal theirs
-to the last digit.
+but for the rounding of sums.
 """
 
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import compress
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from bertkit.errors import UsageError
-from bertkit.metrics.rows import RowScore, measure_mean
+from bertkit.metrics.rows import RowScore, measure_mean, take_values
 
 PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")  # ASCII only: “ and – stay, as in the official scripts
 LONGEST_ID = 40  # characters of a question id in a message
@@ -83,14 +82,10 @@ def _check_complete(gold: Mapping[str, Any], given: Mapping[str, Any], what: str
 def score_squad1(gold: Mapping[str, Sequence[str]], predictions: Mapping[str, str]) -> dict[str, float]:
     """Return `exact_match` and `f1` in percent, as computed by evaluate-v1.1.py.
 
-    Questions are summed in the order of `gold`. Arguments are those of `score_answers` in version 1.
+    Arguments are those of `score_answers` in version 1.
     """
-    exact, f1 = score_answers(gold, predictions, 1)
-    exact_total = f1_total = 0.0
-    for question in gold:  # not sum(): it compensates rounding from Python 3.12 on, unlike the official +=
-        exact_total += exact[question]
-        f1_total += f1[question]
-    return {"exact_match": 100.0 * exact_total / len(gold), "f1": 100.0 * f1_total / len(gold)}
+    exact, f1 = (list(scores.values()) for scores in score_answers(gold, predictions, 1))
+    return take_values(measure_questions(exact, f1))
 
 
 def score_squad2(
@@ -123,31 +118,34 @@ def score_squad2(
         [float(not gold[question]) if odds[question] > threshold else score for question, score in scores.items()]
         for scores in (exact, f1)
     )
-    result = average_scores(gold, *kept)
+    result = take_values(measure_questions(*kept, list(map(bool, gold.values()))))
     if null_odds is not None:
         for name, scores in (("best_exact", exact), ("best_f1", f1)):
             result[name], result[f"{name}_thresh"] = _find_best(gold, predictions, scores, null_odds)
     return result
 
 
-def average_scores(gold: Mapping[str, Sequence[str]], exact: Iterable[float], f1: Iterable[float]) -> dict[str, float]:
-    """Average scores from 0 to 1 into the percentages of evaluate-v2.0.py.
+def measure_questions(
+    exact: ArrayLike, f1: ArrayLike, answerable: Sequence[bool] | None = None
+) -> dict[str, RowScore | float]:
+    """Return the scores in percent of some questions, with the names of the official scripts, and their counts.
 
     Args:
-        gold: The references by question id.
-        exact: Exact match of each question, in the order of `gold`.
-        f1: F1 of each question, in the same order.
+        exact: (Q,) exact match of each question, 0 or 1.
+        f1: (Q,) F1 of each question, from 0 to 1.
+        answerable: (Q,) whether a question has an answer, for 2.0; None: 1.1, which counts nothing.
     """
-    exact, f1 = list(exact), list(f1)
-    answerable = [bool(texts) for texts in gold.values()]
-    groups = {"": [True] * len(gold), "HasAns_": answerable, "NoAns_": [not value for value in answerable]}
-    result: dict[str, float] = {}
-    for prefix, chosen in groups.items():
-        if count := sum(chosen):
-            result[f"{prefix}exact"] = 100.0 * sum(compress(exact, chosen)) / count
-            result[f"{prefix}f1"] = 100.0 * sum(compress(f1, chosen)) / count
-            result[f"{prefix}total"] = count
-    return result
+    exact, f1 = (np.asarray(values, np.float64) for values in (exact, f1))
+    if answerable is None:
+        return {"exact_match": measure_mean(exact, percent=True), "f1": measure_mean(f1, percent=True)}
+    has_answer = np.asarray(answerable, bool)
+    found: dict[str, RowScore | float] = {}
+    for prefix, chosen in (("", np.ones_like(has_answer)), ("HasAns_", has_answer), ("NoAns_", ~has_answer)):
+        if chosen.any():
+            found[f"{prefix}exact"] = measure_mean(exact, chosen, percent=True)
+            found[f"{prefix}f1"] = measure_mean(f1, chosen, percent=True)
+            found[f"{prefix}total"] = int(chosen.sum())
+    return found
 
 
 def compare_answers(
@@ -163,39 +161,6 @@ def compare_answers(
     silent, _ = score_answers(gold, dict.fromkeys(gold, ""), 2)
     exact, f1, silent = (np.array(list(scores.values()), np.float64) for scores in (exact, f1, silent))
     return exact, f1, silent
-
-
-def measure_answers(
-    gold: Mapping[str, Sequence[str]],
-    texts: Sequence[str],
-    odds: Sequence[float] | None = None,
-    tau: float | None = None,
-) -> dict[str, RowScore]:
-    """Return the scores of some answers in percent as functions of the weights of the questions.
-
-    Those of 2.0 are named as by `average_scores`, at `tau` and as `tau0_…` at 0.
-
-    Args:
-        gold: The references by question id.
-        texts: The answer of each question, in the order of `gold`.
-        odds: For 2.0: s_null minus the score of each answer.
-        tau: The threshold; None: the one with the best F1, which then stays the same whatever the weights are.
-    """
-    if odds is None:
-        scores = score_answers(gold, dict(zip(gold, texts, strict=True)), 1)
-        columns = zip(("exact_match", "f1"), scores, strict=True)
-        return {name: measure_mean(np.array(list(found.values())), percent=True) for name, found in columns}
-    exact, f1, silent = compare_answers(gold, texts)
-    tau = find_tau(odds, f1, silent) if tau is None else tau
-    odds, answerable = np.asarray(odds), np.array([bool(references) for references in gold.values()])
-    groups = {"": np.ones_like(answerable), "HasAns_": answerable, "NoAns_": ~answerable}
-    return {
-        f"{prefix}{group}{name}": measure_mean(np.where(odds < -value, scores, silent), chosen, percent=True)
-        for prefix, value in (("", tau), ("tau0_", 0.0))
-        for group, chosen in groups.items()
-        for name, scores in (("exact", exact), ("f1", f1))
-        if chosen.any()
-    }
 
 
 def _find_best(

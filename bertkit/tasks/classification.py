@@ -21,40 +21,24 @@ from bertkit.data.formats.columns import Columns, read_splits
 from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE, UNKNOWN_LABEL, LabelSpace, find_labels
 from bertkit.data.long_texts import WindowedTexts
 from bertkit.data.sequences import Items, Sequences
-from bertkit.data.splits import MOST_SHOWN, check_split_options, describe_shares, divide_train, hash_keys
+from bertkit.data.splits import MOST_SHOWN, check_split_options, describe_shares, divide_train
 from bertkit.errors import UsageError
-from bertkit.metrics.calibration import measure_calibration, score_calibration
-from bertkit.metrics.classification import (
-    measure_class_scores,
-    measure_label_scores,
-    score_classes,
-    score_labels,
-    score_numbers,
-)
-from bertkit.metrics.rows import RowScore, measure_numbers
+from bertkit.metrics.classification import FIXED_THRESHOLD, score_table
+from bertkit.metrics.rows import RowScore
+from bertkit.metrics.table import find_kind
 from bertkit.reports.tables import ScoreRow, count
 from bertkit.system.files import take_fingerprint
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.classification_figures import draw_reliability, find_losses, list_figures
+from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH
 from bertkit.tasks.option import CLASSIFY_OPTIONS
-from bertkit.tasks.task import (
-    EXAMPLES,
-    FIGURES,
-    Result,
-    RowAnswer,
-    check_finite,
-    repeat_run,
-    shorten_text,
-    use_transformers,
-)
-from bertkit.tasks.texts import TextTask, guess_texts, name_results
+from bertkit.tasks.task import repeat_run, score_summaries, use_transformers
+from bertkit.tasks.texts import TextTask, guess_texts, name_results, tabulate_logits
 
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars", "y")
 BALANCED = "balanced"
 MOST_BLANK = 0.05  # share of the rows that may be without a text
 ROWS_A_PART = 10_000  # converted from Arrow
-MOST_HARD = 10  # rows with the highest loss
 UNLABELLED = "unlabelled"  # a test split without labels
 SCORES = {  # kind -> the scores of the table; the first one is the score of the run
     SINGLE: {
@@ -159,7 +143,6 @@ class ClassificationTask(TextTask):
 
     name = command = "classify"
     title = "your texts"
-    examples_title = "Predictions with the highest loss on dev"
     options = CLASSIFY_OPTIONS
     metric = "score"
     is_classifier = True  # regression is refused when the data are read
@@ -218,48 +201,20 @@ class ClassificationTask(TextTask):
             report(line)
         return examples
 
-    def place_rows(self, options: Mapping[str, Any]) -> np.ndarray:
-        """Return the places of the rows by a hash of their groups or texts."""
-        train = read_splits(options["dir"])["train"]
-        text, _ = choose_columns(train, options["text"], options["label"])
-        train = drop_blank(train, text)
-        return hash_keys(iterate_keys(train, {**options, "text": text}))
-
-    def list_groups(self, examples: LabelledTexts) -> Sequence[Hashable]:
-        """Return the groups, or the texts."""
-        return list(iterate_keys(examples.rows, {"group": examples.group, "text": examples.text}))
-
-    def select(self, examples: LabelledTexts, numbers: np.ndarray) -> LabelledTexts:
-        """Return some of the examples."""
-        return examples.take(numbers)
-
-    def list_texts(self, examples: LabelledTexts) -> Iterator[tuple[str, ...]]:
-        """Yield the text or the pair of each row."""
-        columns = [examples.rows.find(name) for name in examples.text]
-        for start in range(0, len(examples), ROWS_A_PART):
-            yield from zip(*(column.slice(start, ROWS_A_PART).to_pylist() for column in columns), strict=True)
-
-    def list_answers(self, examples: LabelledTexts) -> list[Hashable] | None:
-        """Return the labels by number, several of them as bytes, or the numbers."""
-        if (labels := examples.labels) is None:
-            return None
-        return labels.tolist() if labels.ndim == 1 else [row.tobytes() for row in labels]
-
-    def list_labels(self, examples: LabelledTexts) -> Iterator[str]:
-        """Yield the label or labels of each row."""
-        names, labels = examples.space.names, examples.labels
-        if labels is None or examples.space.kind == REGRESSION:
-            return iter(())
-        places = labels if labels.ndim == 1 else np.nonzero(labels)[1]
-        return (names[place] for place in places.tolist())
-
-    def list_lines(self, examples: LabelledTexts) -> Sequence[int]:
-        """Return the rows' lines in their file."""
-        return examples.rows.lines
-
-    def find_rows(self, examples: LabelledTexts) -> tuple[Columns, Collection[str]]:
-        """Return the rows of the table, and the columns of texts and labels."""
-        return examples.rows, {*examples.text, *examples.space.columns}
+    def tabulate(self, examples: LabelledTexts) -> ExampleRows:
+        """Return the rows of the table."""
+        space, labels = examples.space, None if examples.labels is None else spell_labels(examples)
+        several, numbers = space.kind == SEVERAL, space.kind == REGRESSION
+        classes = [] if labels is None or numbers else [x for row in labels for x in row] if several else labels
+        return ExampleRows(
+            {name: examples.rows.find(name) for name in examples.text},
+            list(iterate_keys(examples.rows, {"group": examples.group, "text": examples.text})),
+            labels,
+            classes,
+            examples.rows.lines,
+            examples.rows,
+            {*examples.text, *space.columns},
+        )
 
     def encode(
         self, examples: LabelledTexts, tokenizer: Any, recipe: Mapping[str, Any], split: str
@@ -290,50 +245,17 @@ class ClassificationTask(TextTask):
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
-    def score(
+    def rows(
         self, summaries: np.ndarray, data: LabelledSequences, decided: Mapping[str, Any] | None = None
-    ) -> dict[str, float]:
-        """Return the scores of the kind of problem as fractions; several labels at tuned thresholds."""
-        found = score_kind(check_finite(summaries), data.labels, data.space, (decided or {}).get("thresholds"))
-        return found | {"score": found[next(iter(SCORES[data.space.kind]))]}
+    ) -> pa.Table:
+        """Return labels, predictions and probabilities; several labels at tuned thresholds."""
+        thresholds = (decided or {}).get("thresholds")
+        return tabulate_logits(summaries, data.labels, data.space.names, data.space.kind, thresholds)
 
-    def measure_rows(
-        self, summaries: np.ndarray, data: LabelledSequences, decided: Mapping[str, Any] | None = None
-    ) -> dict[str, RowScore]:
-        """Return the scores of the kind of problem as functions of the weights of the rows."""
-        kind, inputs = data.space.kind, (check_finite(summaries), data.labels)
-        if kind == REGRESSION:
-            found = measure_numbers(inputs[0][:, 0], data.labels)
-        elif kind == SINGLE:
-            found = measure_class_scores(*inputs, data.space.names) | measure_calibration(*inputs)
-        else:
-            found = measure_label_scores(*inputs, data.space.names, (decided or {}).get("thresholds"))
-            found |= measure_calibration(*inputs)
-        return found | {"score": found[next(iter(SCORES[kind]))]}
-
-    def describe_rows(
-        self, summaries: np.ndarray, data: LabelledSequences, examples: Any, decided: Mapping[str, Any] | None = None
-    ) -> Iterator[RowAnswer]:
-        """Yield the texts of each row, and its label, labels or number."""
-        thresholds = self.find_thresholds(summaries, data, decided)
-        results = name_results(summaries, data.space.names, data.space.kind, thresholds)
-        texts = zip(*(examples.rows.find(name).to_pylist() for name in examples.text), strict=True)
-        for found, label, result in zip(texts, data.labels, results, strict=True):
-            yield RowAnswer(found, spell(label, data.space), spell_result(result))
-
-    def find_classes(self, data: LabelledSequences) -> np.ndarray | None:
-        """Return the labels, unless they are numbers."""
-        return None if data.space.kind == REGRESSION else data.labels
-
-    def list_row_columns(self, data: LabelledSequences) -> dict[str, list[str]]:
-        """Return the columns of the table except those of texts and labels."""
-        return data.rows.list_others({*data.text, *data.space.columns})
-
-    def tuned_config(self, metrics: Mapping[str, Any], data: LabelledSequences) -> dict[str, Any]:
-        """Return the thresholds of several labels, in the order of the labels."""
-        if data.space.kind != SEVERAL:
-            return {}
-        return {"thresholds": [metrics[f"threshold_{name}"] for name in data.space.names]}
+    def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
+        """Return the scores of the kind of problem as fractions."""
+        found = score_table(rows)
+        return found | {"score": found[next(iter(SCORES[find_kind(rows)]))]}
 
     def baseline(self, train: LabelledSequences, dev: LabelledSequences) -> dict[str, float]:
         """Return the scores of the most frequent training label, of each label's majority, or of the mean."""
@@ -343,8 +265,8 @@ class ClassificationTask(TextTask):
             constant = np.where(train.labels.mean(0) > 0.5, 1.0, -1.0)
         else:
             constant = train.labels.mean(keepdims=True)
-        scores = score_kind(np.tile(constant, (len(dev), 1)), dev.labels, dev.space, [0.5] * len(dev.space.names))
-        scores["score"] = scores[next(iter(SCORES[dev.space.kind]))]
+        thresholds = {"thresholds": [FIXED_THRESHOLD] * len(dev.space.names)}
+        scores = score_summaries(self, np.tile(constant, (len(dev), 1)), dev, thresholds)
         return {f"majority_{row.key}": scores[row.key] for row in self.table if row.baselines and row.key in scores}
 
     def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
@@ -364,42 +286,11 @@ class ClassificationTask(TextTask):
     def format_predictions(
         self, summaries: np.ndarray, data: LabelledSequences, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
-        """Return a split's rows with the predicted label and probabilities as CSV; with labels also figures.
-
-        Those of the first split have the rows with the highest loss in place of its first examples.
-        """
-        name = "test" if split == UNLABELLED else split
-        thresholds = self.find_thresholds(summaries, data, decided)
+        """Return a split's rows with the predicted label and probabilities as CSV."""
+        thresholds = (decided or {}).get("thresholds")
         results = name_results(summaries, data.space.names, data.space.kind, thresholds)
-        files = {f"{name}.csv": write_rows(data.rows, list(map(self.flatten_result, results)))}
-        if data.labels is None:
-            return files
-        figures = list_figures(summaries, data.labels, data.space.names, data.space.kind, thresholds)
-        if self.find_classes(data) is not None:
-            figures.append(draw_reliability(summaries, data.labels, (decided or {}).get("temperature")))
-        if figures:
-            files[f"{name}{FIGURES}"] = json.dumps(figures) + "\n"
-        if split == next(iter(self.splits)):
-            files[EXAMPLES] = "".join(f"{line}\n" for line in self.list_hardest(summaries, data, results))
-        return files
-
-    def find_thresholds(
-        self, summaries: np.ndarray, data: LabelledSequences, decided: Mapping[str, Any] | None
-    ) -> Sequence[float] | None:
-        """Return the thresholds of several labels: decided, or tuned on these data if they have labels."""
-        decided = decided or {}
-        if "thresholds" not in decided and data.labels is not None and data.space.kind == SEVERAL:
-            decided = self.tuned_config(self.score(summaries, data), data)
-        return decided.get("thresholds")
-
-    def list_hardest(self, summaries: np.ndarray, data: LabelledSequences, results: Sequence[Result]) -> Iterator[str]:
-        """Yield a line with place, texts, result and correct answer for each of the rows with the highest loss."""
-        losses = find_losses(summaries, data.labels, data.space.kind)
-        for number in np.argsort(-losses, kind="stable")[:MOST_HARD].tolist():
-            texts = "  |  ".join(shorten_text(data.rows.find(name)[number].as_py()) for name in data.text)
-            answers = self.describe_result(results[number]), spell(data.labels[number], data.space)
-            answer, right = (" ".join(words.splitlines()) for words in answers)
-            yield f"{data.rows.name_row(number)}: {texts}  →  {answer}  ({right})"
+        name = "test" if split == UNLABELLED else split
+        return {f"{name}.csv": write_rows(data.rows, list(map(self.flatten_result, results)))}
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
         """Return commands that use the fine-tuned model."""
@@ -577,19 +468,6 @@ def find_weights(given: str | Mapping[str, float], train: LabelledTexts) -> list
     return [float(given[name]) for name in train.space.names]
 
 
-def score_kind(
-    logits: np.ndarray, labels: np.ndarray, space: LabelSpace, thresholds: Sequence[float] | None = None
-) -> dict[str, float]:
-    """Return the scores of a kind of problem."""
-    if space.kind == REGRESSION:
-        return score_numbers(logits[:, 0], labels)
-    if space.kind == SINGLE:
-        scores = score_classes(logits, labels, space.names)
-    else:
-        scores = score_labels(logits, labels, space.names, None if thresholds is None else np.asarray(thresholds))
-    return scores | score_calibration(logits, labels)
-
-
 def list_rows() -> tuple[ScoreRow, ...]:
     """Return the lines of the table: every score of every kind, on dev and on test."""
     names = {"score": "score"}  # the lines of studies name it
@@ -604,20 +482,14 @@ def list_rows() -> tuple[ScoreRow, ...]:
     return (*rows.values(), *tests)
 
 
-def spell(label: Any, space: LabelSpace) -> str:
-    """Return a correct label, labels or number in words."""
-    if space.kind == REGRESSION:
-        return f"{label:g}"
-    if space.kind == SINGLE:
-        return space.names[label]
-    return ", ".join(space.names[place] for place in np.flatnonzero(label)) or "no label"
-
-
-def spell_result(result: Result) -> str:
-    """Return a predicted label, labels or number as `spell` does."""
-    if "score" in result:
-        return f"{result['score']:.4g}"
-    return result["label"] if "label" in result else ", ".join(result["labels"]) or "no label"
+def spell_labels(examples: LabelledTexts) -> list[Hashable]:
+    """Return the name, the names or the number that each row is labelled with."""
+    names, labels = examples.space.names, examples.labels
+    if examples.space.kind == REGRESSION:
+        return labels.astype(np.float64).tolist()
+    if labels.ndim == 1:
+        return [names[label] for label in labels.tolist()]
+    return [tuple(names[place] for place in np.flatnonzero(row)) for row in labels]
 
 
 def name_apart(name: str, names: Collection[str], suffix: str) -> str:

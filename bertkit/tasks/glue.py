@@ -8,13 +8,14 @@ the submission (`bertkit.inference.glue_submission`) follows the paper.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from bertkit.data.formats.glue import (
     GLUE_HUB,
@@ -28,27 +29,20 @@ from bertkit.data.formats.glue import (
     read_labels,
     read_split,
 )
+from bertkit.data.labels import REGRESSION, SINGLE
 from bertkit.data.long_texts import WindowedTexts
 from bertkit.data.sequences import Sequences
 from bertkit.errors import UsageError
-from bertkit.metrics.calibration import measure_calibration, score_calibration
-from bertkit.metrics.glue import compute_scores, measure_scores
+from bertkit.metrics.classification import score_table
+from bertkit.metrics.glue import compute_scores
 from bertkit.metrics.rows import RowScore
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
-from bertkit.tasks.classification_figures import confuse, draw_reliability
+from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH
 from bertkit.tasks.option import GLUE_OPTIONS
-from bertkit.tasks.task import (
-    FIGURES,
-    PredictionSettings,
-    RowAnswer,
-    check_finite,
-    repeat_run,
-    shorten_text,
-    use_transformers,
-)
-from bertkit.tasks.texts import TextTask
+from bertkit.tasks.task import repeat_run, use_transformers
+from bertkit.tasks.texts import TextTask, tabulate_logits
 
 BASE_TEST, LARGE_TEST = "BERT-base, test", "BERT-large, test"  # Table 1
 BASE_DEV = "BERT-base, dev"  # Table 5
@@ -244,43 +238,26 @@ class GlueTask(TextTask):
                 report(f"{tables[name].source}: skipping {len(tables[name].broken):,} broken rows")
         examples = {name: read_examples(row, table, not row.splits[name].submission) for name, table in tables.items()}
         if (count := options["max_train_samples"]) and "train" in examples:
-            examples["train"] = self.select(examples["train"], np.arange(min(count, len(examples["train"]["labels"]))))
-        report(f"{row.title}: " + ", ".join(f"{name} {len(found['texts'][0]):,}" for name, found in examples.items()))
+            examples["train"] = examples["train"].take(np.arange(min(count, len(examples["train"].lines))))
+        report(f"{row.title}: " + ", ".join(f"{name} {len(found.lines):,}" for name, found in examples.items()))
         return examples
 
     def encode(
         self, examples: SentenceExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str
     ) -> Sequences | WindowedTexts:
         """Return the sequences of a split."""
-        inputs = list(zip(*examples["texts"], strict=True))
-        return self.encode_split(inputs, examples["labels"], tokenizer, recipe["data"])
+        inputs = list(zip(*examples.texts, strict=True))
+        return self.encode_split(inputs, examples.labels, tokenizer, recipe["data"])
 
-    def list_groups(self, examples: SentenceExamples) -> Sequence[str]:
-        """Return the first texts."""
-        return examples["texts"][0]
-
-    def select(self, examples: SentenceExamples, numbers: np.ndarray) -> SentenceExamples:
-        """Return some of the examples."""
-        texts = [[column[number] for number in numbers.tolist()] for column in examples["texts"]]
-        labels = None if examples["labels"] is None else examples["labels"][numbers]
-        return {"texts": texts, "labels": labels, "lines": [examples["lines"][number] for number in numbers.tolist()]}
-
-    def list_texts(self, examples: SentenceExamples) -> Iterator[tuple[str, ...]]:
-        """Yield the text or the pair of each example."""
-        return zip(*examples["texts"], strict=True)
-
-    def list_answers(self, examples: SentenceExamples) -> list[int | float] | None:
-        """Return the labels by number, or the scores."""
-        return None if examples["labels"] is None else examples["labels"].tolist()
-
-    def list_labels(self, examples: SentenceExamples) -> Iterator[str]:
-        """Yield the name of each example's label."""
+    def tabulate(self, examples: SentenceExamples) -> ExampleRows:
+        """Return the rows of the official file, or of its copy on the Hub."""
         names = list(self.row.labels.values())
-        return (names[label] for label in (self.list_answers(examples) or () if names else ()))
-
-    def list_lines(self, examples: SentenceExamples) -> Sequence[int]:
-        """Return the lines of the official file, or the rows of its copy on the Hub."""
-        return examples["lines"]
+        labels = None if examples.labels is None else examples.labels.tolist()
+        if labels is not None and names:
+            labels = [names[label] for label in labels]
+        texts = dict(zip(self.row.texts, examples.texts, strict=True))
+        classes = labels if labels is not None and names else []
+        return ExampleRows(texts, examples.texts[0], labels, classes, examples.lines)
 
     def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
         """Return the label names; a score is a single label."""
@@ -290,48 +267,24 @@ class GlueTask(TextTask):
         settings = {"id2label": dict(enumerate(names)), "problem_type": kind}
         return settings | super().configure(recipe, tokenizer, examples)
 
-    def list_samples(
-        self, examples: SentenceExamples, settings: PredictionSettings
-    ) -> Iterable[tuple[str, tuple[str, ...], str]]:
-        """Yield the texts with their correct label or score."""
-        names = list(self.row.labels.values())
-        for texts, label in zip(zip(*examples["texts"], strict=True), examples["labels"], strict=True):
-            right = names[label] if names else f"{label:.1f}"
-            yield "  |  ".join(map(shorten_text, texts)), texts, right
-
     # --- Scores -------------------------------------------------------------------------------------------------------
 
     def decide(self, logits: np.ndarray) -> np.ndarray:
         """Return (S,) the index of the likeliest label, or the score, from logits (S, L)."""
         return logits.argmax(axis=1) if self.row.labels else logits[:, 0]
 
-    def score(
-        self, summaries: np.ndarray, data: Sequences, decided: Mapping[str, Any] | None = None
-    ) -> dict[str, float]:
-        """Return the task's metrics as fractions, and of classes the errors of their probabilities."""
-        scores = compute_scores(self.row.metrics, self.decide(check_finite(summaries)), data.labels)
-        return scores | (score_calibration(summaries, data.labels) if self.is_classifier else {})
-
-    def measure_rows(
-        self, summaries: np.ndarray, data: Sequences, decided: Mapping[str, Any] | None = None
-    ) -> dict[str, RowScore]:
-        """Return the task's metrics as functions of the weights of the rows."""
-        answers = self.decide(check_finite(summaries))
-        scores = measure_scores(self.row.metrics, answers, data.labels, len(self.row.labels))
-        return scores | (measure_calibration(summaries, data.labels) if self.is_classifier else {})
-
-    def find_classes(self, data: Sequences) -> np.ndarray | None:
-        """Return the labels, unless they are scores."""
-        return data.labels if self.is_classifier else None
-
-    def describe_rows(
-        self, summaries: np.ndarray, data: Sequences, examples: Any, decided: Mapping[str, Any] | None = None
-    ) -> Iterator[RowAnswer]:
-        """Yield the texts of each row, and the names of the labels or the scores."""
+    def rows(self, summaries: np.ndarray, data: Sequences, decided: Mapping[str, Any] | None = None) -> pa.Table:
+        """Return labels, predictions and probabilities."""
         names = list(self.row.labels.values())
-        rows = zip(zip(*examples["texts"], strict=True), data.labels, self.decide(summaries), strict=True)
-        for texts, *values in rows:
-            yield RowAnswer(texts, *(names[value] if names else f"{value:.4g}" for value in values))
+        return tabulate_logits(summaries, data.labels, names, SINGLE if names else REGRESSION)
+
+    def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
+        """Return the task's metrics as fractions, and of classes the errors of their probabilities."""
+        found = score_table(rows)
+        if names := list(self.row.labels.values()):
+            found["f1"] = found[f"f1_{names[1]}"]
+        wanted = (*self.row.metrics, *(row.key for row in CALIBRATION_ROWS))
+        return {name: found[name] for name in wanted if name in found}
 
     def score_nothing(self, dev: Sequences) -> dict[str, float]:
         """Return the scores of predicting the dev set's most frequent label, or a constant."""
@@ -343,15 +296,11 @@ class GlueTask(TextTask):
     def format_predictions(
         self, summaries: np.ndarray, data: Sequences, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
-        """Return a split's predictions in the leaderboard's form, and figures of a dev split."""
-        submission, answers = self.row.splits[split].submission, self.decide(summaries)
+        """Return a split's predictions in the leaderboard's form."""
+        submission = self.row.splits[split].submission
+        answers = summaries.argmax(axis=1) if self.row.labels else summaries[:, 0]
         name = submission or Path(self.row.splits[split].file).name
-        files = {name: write_predictions(spell(self.row, answers, clip=bool(submission)))}
-        if self.row.labels and not submission:
-            matrix = confuse(answers, data.labels, list(self.row.labels.values()))
-            reliability = draw_reliability(summaries, data.labels, (decided or {}).get("temperature"))
-            files[f"{split}{FIGURES}"] = json.dumps([matrix, reliability]) + "\n"
-        return files
+        return {name: write_predictions(spell(self.row, answers, clip=bool(submission)))}
 
     def score_files(self, gold: Path, predictions: Path) -> dict[str, float]:
         """Score a file of predictions against an official file; `score` is the task's metric.

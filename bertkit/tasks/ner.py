@@ -9,7 +9,7 @@ activations of each word's first sub-token, which are cached on disk (`bertkit.t
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -17,8 +17,9 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
-from bertkit.data.formats.columns import Columns, has_splits, read_splits
+from bertkit.data.formats.columns import has_splits, read_splits
 from bertkit.data.formats.conll import (
     CONLL_SUFFIXES,
     DOCSTART,
@@ -32,23 +33,24 @@ from bertkit.data.formats.conll import (
 )
 from bertkit.data.formats.entities import WORD_COLUMNS, find_columns, read_entities, read_list
 from bertkit.data.sequences import IGNORED, pad
-from bertkit.data.splits import check_split_options, describe_shares, divide_train, hash_keys
+from bertkit.data.splits import check_split_options, describe_shares, divide_train
 from bertkit.data.tagging import ABSENT, Features, Sentence, TaggedText, WordWindows, encode_words, split_words
 from bertkit.data.tags import TAG, from_iob2
-from bertkit.data.tokenizer import find_words
 from bertkit.errors import UsageError
-from bertkit.metrics.ner import find_entities, measure_entities, score_entities
+from bertkit.metrics.ner import count_entities, find_entities, score_entities
 from bertkit.metrics.rows import RowScore
+from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_dataset
-from bertkit.system.progress import Report, ignore
+from bertkit.system.progress import Report
 from bertkit.tasks.classification import UNLABELLED
+from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
-from bertkit.tasks.ner_files import find_gold, name_entities, number_rows, write_conll, write_rows
+from bertkit.tasks.ner_files import find_gold, number_rows, write_conll, write_rows
 from bertkit.tasks.option import NER_OPTIONS
 from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_object
-from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, RowAnswer, shorten_text
+from bertkit.tasks.task import DIVERGED, PredictionSettings, Result
 from bertkit.tasks.texts import take_text
 
 if TYPE_CHECKING:
@@ -66,8 +68,23 @@ NER_PAPER = {  # Table 7
 FEATURE_BASED = {"train": {"learning_rate": 1e-3, "num_train_epochs": 10.0}}
 BILSTM_SIZE = 768  # units a direction: section 5.3's "two-layer 768-dimensional BiLSTM"
 
-# "text": a TaggedText; "labels": the tags of training, O first; "group": the column of groups, or an empty text.
-TaggedExamples = dict[str, Any]
+
+@dataclass(frozen=True, eq=False)
+class TaggedExamples:
+    """The examples of a split.
+
+    Attributes:
+        labels: The tags of training, O first.
+        group: The column of groups, or an empty text.
+    """
+
+    text: TaggedText
+    labels: Sequence[str]
+    group: str
+
+    def take(self, numbers: np.ndarray) -> "TaggedExamples":
+        """Return some of the sentences."""
+        return replace(self, text=self.text.take(numbers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +194,7 @@ class NerTask(FineTuningTask):
             for line in describe_types(texts, sorted({tag[2:] for tag in tags - {"O"}})):
                 report(line)
         labels = ("O", *sorted(tags - {"O"}))
-        return {split: {"text": text, "labels": labels, "group": options["group"]} for split, text in texts.items()}
+        return {split: TaggedExamples(text, labels, options["group"]) for split, text in texts.items()}
 
     def read(self, options: Mapping[str, Any], report: Report) -> dict[str, TaggedText]:
         """Read the sentences of each split there is: CoNLL files, a person's own tables, or CoNLL-2003 on the Hub."""
@@ -199,14 +216,10 @@ class NerTask(FineTuningTask):
         train = NER_FILES[0][0]
         return not place or any(found for form in (train, f"*/{train}") for found in Path(place).glob(form))
 
-    def place_rows(self, options: Mapping[str, Any]) -> np.ndarray:
-        """Return the places of the sentences by a hash of their groups, documents or words."""
-        return hash_keys(list_keys(self.read(options, ignore)["train"], options["group"]))
-
     def encode(self, examples: TaggedExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str) -> NerData:
         """Return the sequences of a split, or their features."""
         options = recipe["data"]
-        words = encode_words(examples["text"], examples["labels"], tokenizer, options["max_length"], options["context"])
+        words = encode_words(examples.text, examples.labels, tokenizer, options["max_length"], options["context"])
         if not options["features"]:
             return words
         from bertkit.tasks.features import cache_features
@@ -223,42 +236,21 @@ class NerTask(FineTuningTask):
         )
         return FeaturedWords(path, ends, labels, words, is_renewed)
 
-    def list_groups(self, examples: TaggedExamples) -> list[Hashable]:
-        """Return the groups or words of a table's rows, or the documents; if not several, each sentence is alone."""
-        text = examples["text"]
+    def tabulate(self, examples: TaggedExamples) -> ExampleRows:
+        """Return the words and tags of each sentence; documents, groups or equal words belong together."""
+        text = examples.text
+        groups: Sequence[Hashable] = number_rows(text)
         if text.rows is not None:
-            return list(list_keys(text, examples["group"]))
-        return [x.document if text.documents > 1 else (number,) for number, x in enumerate(text.sentences)]
-
-    def list_texts(self, examples: TaggedExamples) -> Iterator[tuple[str, ...]]:
-        """Yield the words of each sentence as a text."""
-        return ((" ".join(sentence.words),) for sentence in examples["text"].sentences)
-
-    def list_answers(self, examples: TaggedExamples) -> list[tuple[str, ...]] | None:
-        """Return the tags of each sentence."""
-        text = examples["text"]
-        return [tuple(sentence.tags) for sentence in text.sentences] if text.is_labelled else None
-
-    def list_labels(self, examples: TaggedExamples) -> Iterator[str]:
-        """Yield the type of each entity."""
-        return (kind for sentence in examples["text"].sentences for _, _, kind in find_gold(sentence))
-
-    def list_lines(self, examples: TaggedExamples) -> list[int]:
-        """Return the lines of the sentences' first words, or their rows."""
-        return [sentence.line for sentence in examples["text"].sentences]
-
-    def find_rows(self, examples: TaggedExamples) -> tuple[Columns, tuple[str, ...]] | None:
-        """Return the rows of a table, and the columns of words and tags."""
-        rows = examples["text"].rows
-        return None if rows is None else (rows, find_columns(rows.table.column_names))
+            groups = list(list_keys(text, examples.group))
+        labels = [tuple(sentence.tags) for sentence in text.sentences] if text.is_labelled else None
+        classes = [kind for sentence in text.sentences for _, _, kind in find_gold(sentence)]
+        used = () if text.rows is None else find_columns(text.rows.table.column_names)
+        words = {"sentence": [" ".join(sentence.words) for sentence in text.sentences]}
+        return ExampleRows(words, groups, labels, classes, [x.line for x in text.sentences], text.rows, used)
 
     def describe_long(self, options: Mapping[str, Any]) -> str:
         """Return that a long sentence has several sequences."""
         return "read in parts"
-
-    def select(self, examples: TaggedExamples, numbers: np.ndarray) -> TaggedExamples:
-        """Return some of the sentences."""
-        return {**examples, "text": examples["text"].take(numbers)}
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
         """Return the batch of some sequences, of either approach."""
@@ -292,7 +284,7 @@ class NerTask(FineTuningTask):
         """Return the labels by name, and the sizes of the feature-based approach."""
         if tokenizer is None or examples is None:
             return {}
-        settings = {"id2label": dict(enumerate(examples["train"]["labels"])), "vocab_size": len(tokenizer)}
+        settings = {"id2label": dict(enumerate(examples["train"].labels)), "vocab_size": len(tokenizer)}
         if not (layers := recipe["data"]["features"]):
             return settings
         units = recipe["model"].get("bilstm_hidden_size", BILSTM_SIZE)
@@ -309,44 +301,24 @@ class NerTask(FineTuningTask):
         best = outputs.logits.argmax(-1).masked_fill(~outputs.logits.isfinite().all(-1), UNDECIDED)  # (B, T)
         return gather_words(best, batch["labels"] != IGNORED)
 
-    def score(self, summaries: np.ndarray, data: NerData, decided: Mapping[str, Any] | None = None) -> dict[str, float]:
-        """Return precision, recall and F1 of the entities as conlleval does, and the strict F1, as fractions.
+    def rows(self, summaries: np.ndarray, data: NerData, decided: Mapping[str, Any] | None = None) -> pa.Table:
+        """Return the right and the predicted tags in IOB2, and the counts of entities of each type.
 
         An entity of a type that training does not have counts as well, and a span that is not whole words as missed.
         """
-        sentences = get_words(data).text.sentences
-        gold = [sentence.tags for sentence in sentences]
-        scores = score_entities(gold, decide(summaries, data), list(map(find_gold, sentences)))
+        text, predicted = get_words(data).text, decide(summaries, data)
+        columns: dict[str, Any] = {PREDICTION: pa.array(predicted, NAMES)}
+        if not text.is_labelled:
+            return make_rows(columns)
+        counts = count_entities(list(map(find_gold, text.sentences)), predicted)
+        types = [name.removeprefix("wanted_") for name in counts if name.startswith("wanted_")]
+        labels = pa.array([sentence.tags for sentence in text.sentences], NAMES)
+        return make_rows({LABEL: labels} | columns | counts, names=types)
+
+    def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
+        """Return precision, recall and F1 of the entities as conlleval does, and the strict F1, as fractions."""
+        scores = score_entities(rows)
         return {name: scores[name] for name in ENTITY_SCORES}
-
-    def measure_rows(
-        self, summaries: np.ndarray, data: NerData, decided: Mapping[str, Any] | None = None
-    ) -> dict[str, RowScore]:
-        """Return the scores as functions of the weights of the documents, or of the sentences without documents."""
-        return measure_groups(summaries, data, number_rows(get_words(data).text))
-
-    def measure_examples(
-        self, summaries: np.ndarray, data: NerData, decided: Mapping[str, Any] | None = None
-    ) -> dict[str, RowScore]:
-        """Return the scores as functions of the weights of the sentences."""
-        return measure_groups(summaries, data, range(len(get_words(data).text.sentences)))
-
-    def describe_rows(
-        self, summaries: np.ndarray, data: NerData, examples: Any, decided: Mapping[str, Any] | None = None
-    ) -> Iterator[RowAnswer]:
-        """Yield the words of each document or sentence, and its entities."""
-        text = get_words(data).text
-        rows = zip(number_rows(text), text.sentences, decide(summaries, data), strict=True)
-        for _, group in groupby(rows, key=lambda row: row[0]):
-            _, sentences, found = zip(*group, strict=True)
-            words = [word for sentence in sentences for word in sentence.words]
-            gold, found = map(find_gold, sentences), map(find_entities, found)
-            yield RowAnswer((" ".join(words),), *(name_entities(sentences, entities) for entities in (gold, found)))
-
-    def list_row_columns(self, data: NerData) -> dict[str, list[str]]:
-        """Return the columns of a table except words and tags."""
-        rows = get_words(data).text.rows
-        return {} if rows is None else rows.list_others(find_columns(rows.table.column_names))
 
     def score_nothing(self, dev: NerData) -> dict[str, float]:
         """Return the scores of tagging every word O: 0."""
@@ -454,14 +426,6 @@ class NerTask(FineTuningTask):
         names = {"entity_group": "type", "score": "score", "word": "text", "start": "start", "end": "end"}
         return [{name: found[key] for name, key in names.items()} for found in result.get("entities", ())]
 
-    def list_samples(self, examples: TaggedExamples, settings: PredictionSettings) -> Iterable[tuple[str, Tagged, str]]:
-        """Return the sentences that have an entity and a token, and their entities."""
-        for sentence in examples["text"].sentences:
-            tagged = take_words(sentence.words)
-            right = find_gold(sentence)
-            if right and len(find_words(settings.tokenizer).encode(sentence.words, np.int64)[0]):
-                yield shorten_text(" ".join(sentence.words)), tagged, shorten_text(name_entities([sentence], [right]))
-
 
 # --- Words and tags ---------------------------------------------------------------------------------------------------
 
@@ -566,13 +530,6 @@ def list_entities(example: Tagged, tags: Sequence[str], scores: Sequence[float])
 def describe_entities(entities: Sequence[Mapping[str, Any]]) -> str:
     """Return entities in words."""
     return ", ".join(f"{found['text']}: {found['type']}" for found in entities) or "(nothing)"
-
-
-def measure_groups(summaries: np.ndarray, data: NerData, groups: Sequence[int]) -> dict[str, RowScore]:
-    """Return the scores as functions of the weights of groups of sentences, given the group of each."""
-    gold = list(map(find_gold, get_words(data).text.sentences))
-    found = measure_entities(gold, decide(summaries, data), groups)
-    return {name: found[name] for name in ENTITY_SCORES}
 
 
 def list_rows() -> tuple[ScoreRow, ...]:

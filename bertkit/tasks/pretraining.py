@@ -17,6 +17,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from bertkit.data.pretraining.dataset import Phase, PretrainingData
 from bertkit.data.pretraining.masking import check_rates
@@ -32,6 +33,8 @@ from bertkit.data.pretraining.tokenize import (
 from bertkit.data.sequences import IGNORED, pad
 from bertkit.data.tokenizer import describe_vocabulary, find_words, load_tokenizer, train_tokenizer
 from bertkit.errors import UsageError
+from bertkit.metrics.rows import RowScore
+from bertkit.metrics.table import make_rows, read_facts, read_numbers
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.option import PRETRAINING_OPTIONS, list_defaults
@@ -93,6 +96,7 @@ def list_phases(recipe: Mapping[str, Any]) -> list[Phase]:
 
 # The columns of a summary, one row a sequence.
 TOKEN_LOSS, TOKENS, TOKENS_RIGHT, NSP_LOSS, NSP_RIGHT = range(5)
+COLUMNS = ("token_loss", "tokens", "tokens_right", "nsp_loss", "nsp_accuracy")  # of the prediction table
 
 
 class PretrainingTask(Task):
@@ -326,28 +330,26 @@ class PretrainingTask(Task):
             summary[:, NSP_RIGHT] = (relationship.argmax(-1) == label).float()
         return summary
 
-    def score(
-        self, summaries: np.ndarray, data: PretrainingData, decided: Mapping[str, Any] | None = None
-    ) -> dict[str, float]:
+    def rows(self, summaries: np.ndarray, data: PretrainingData, decided: Mapping[str, Any] | None = None) -> pa.Table:
+        """Return the summed losses of each sequence in nats, and how many tokens and next sentences are right."""
+        objective = data.options["objective"]
+        columns = COLUMNS if objective == "mlm+nsp" else COLUMNS[:NSP_LOSS]
+        if not np.isfinite(summaries[:, TOKEN_LOSS]).all():
+            raise UsageError(DIVERGED)
+        found = dict(zip(columns, summaries.T.astype(np.float32), strict=False))
+        return make_rows(found, objective="clm" if objective == "clm" else "mlm")
+
+    def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
         """Return `mlm_loss` (nats a token), `perplexity`, `mlm_accuracy`; with pairs also `nsp_loss`, `nsp_accuracy`.
 
         Left to right the first ones are called `clm_loss` and `clm_accuracy`.
         """
-        objective = "clm" if data.options["objective"] == "clm" else "mlm"
-        totals = summaries.sum(axis=0, dtype=np.float64)
-        loss = totals[TOKEN_LOSS] / max(totals[TOKENS], 1)
-        if not math.isfinite(loss):
-            raise UsageError(DIVERGED)
-        scores = {
-            f"{objective}_loss": loss,
-            f"{objective}_accuracy": totals[TOKENS_RIGHT] / max(totals[TOKENS], 1),
-            "perplexity": math.exp(min(loss, 700)),
-        }
-        if data.options["objective"] == "mlm+nsp":
-            scores |= {
-                "nsp_loss": totals[NSP_LOSS] / len(summaries),
-                "nsp_accuracy": totals[NSP_RIGHT] / len(summaries),
-            }
+        objective = read_facts(rows)["objective"]
+        names = [name for name in COLUMNS if name in rows.column_names]
+        totals = dict(zip(names, np.stack([read_numbers(rows, name) for name in names], axis=1).sum(0), strict=True))
+        loss, accuracy = (totals[name] / max(totals["tokens"], 1) for name in ("token_loss", "tokens_right"))
+        scores = {f"{objective}_loss": loss, f"{objective}_accuracy": accuracy, "perplexity": math.exp(min(loss, 700))}
+        scores |= {name: totals[name] / len(rows) for name in names[NSP_LOSS:]}
         return {name: float(value) for name, value in scores.items()}
 
     def baseline(self, train: PretrainingData, dev: PretrainingData) -> dict[str, float]:

@@ -63,12 +63,12 @@ def check_rows(task: Task, examples: Mapping[str, Any]) -> CheckedRows:
     keys, answers, lines = {}, {}, {}
     numbers: dict[Any, int] = {}
     for split in sorted(examples, key=lambda split: split != TRAIN_SPLIT):
-        keys[split] = hash_rows(task.list_texts(examples[split]))
-        if (given := task.list_answers(examples[split])) is not None:
-            answers[split] = number_answers(given, numbers)
-        lines[split] = task.list_lines(examples[split])
-    if not any(map(len, keys.values())):
-        return CheckedRows()
+        if (rows := task.tabulate(examples[split])) is None:
+            return CheckedRows()
+        keys[split] = hash_rows(rows.walk_texts())
+        if rows.labels is not None:
+            answers[split] = number_answers(rows.labels, numbers)
+        lines[split] = rows.lines
     return CheckedRows(find_repeats(keys, answers), lines, keys)
 
 

@@ -11,12 +11,13 @@ after as many windows as there are questions.
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from bertkit.data.formats.columns import has_splits
 from bertkit.data.formats.squad import HUB_SQUAD, read_own_squad, read_predictions, read_squad, read_squad_copy
@@ -33,18 +34,26 @@ from bertkit.data.spans import (
     keep_top,
     rank,
 )
-from bertkit.data.splits import check_split_options, divide_train, hash_keys
+from bertkit.data.splits import check_split_options, divide_train
 from bertkit.errors import UsageError
 from bertkit.metrics.rows import RowScore
-from bertkit.metrics.squad import average_scores, compare_answers, find_tau, measure_answers, score_squad1, score_squad2
+from bertkit.metrics.squad import (
+    compare_answers,
+    find_tau,
+    measure_questions,
+    score_answers,
+    score_squad1,
+    score_squad2,
+)
+from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows, read_facts, read_numbers
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.classification import UNLABELLED
+from bertkit.tasks.examples import ExampleRows, select
 from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.option import SQUAD_OPTIONS, WINDOW_OPTIONS, list_defaults
 from bertkit.tasks.schema import NUMBER_SCHEMA, PLACE, STRING, Schema, make_object
-from bertkit.tasks.squad_figures import trace
 from bertkit.tasks.squad_versions import VERSIONS, Version, list_score_rows
-from bertkit.tasks.task import DIVERGED, FIGURES, PredictionSettings, Result, RowAnswer, check_finite, shorten_text
+from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, check_finite
 from bertkit.tasks.texts import take_text
 
 if TYPE_CHECKING:
@@ -147,18 +156,13 @@ class SquadTask(FineTuningTask):
         examples = {split: part.questions for split, part in found.items()}
         sources = {split: part.source for split, part in found.items()}
         rows = divide_train(sources, list_keys(examples["train"]), options, "question")
-        examples |= {split: self.select(found["train"].questions, numbers) for split, numbers in rows.items()}
+        examples |= {split: select(found["train"].questions, numbers) for split, numbers in rows.items()}
         if options["train_file"]:
             examples["train"] = self.read_training(options["train_file"])
         if "test" in found and not found["test"].is_labelled:
             report(f"{sources['test']}: no answers; predicted, not scored")
             examples[UNLABELLED] = examples.pop("test")
         return examples
-
-    def place_rows(self, options: Mapping[str, Any]) -> np.ndarray:
-        """Return the places of the training questions by a hash of their contexts or groups."""
-        found = read_own_squad(options["dir"], self.version.number, options["group"])
-        return hash_keys(list_keys(found["train"].questions))
 
     def read_training(self, file: str) -> list[Question]:
         """Read a file in SQuAD's form; for 2.0 its questions may all have answers.
@@ -187,23 +191,15 @@ class SquadTask(FineTuningTask):
         data = encode_questions(examples, tokenizer, **{key: recipe["data"][key] for key in WINDOW_OPTIONS})
         return data if self.is_official(recipe["data"]["dir"]) else OwnWindows(**vars(data))
 
-    def list_groups(self, examples: Sequence[Question]) -> list[str]:
-        """Return the questions' groups or contexts."""
-        return [question.group or question.context for question in examples]
-
-    def list_texts(self, examples: Sequence[Question]) -> Iterator[tuple[str, ...]]:
-        """Yield each question and its context."""
-        return ((question.question, question.context) for question in examples)
-
-    def list_answers(self, examples: Sequence[Question]) -> list[frozenset[str]] | None:
-        """Return the right answers of each question; those of 2.0 may be empty."""
-        is_labelled = self.version.unanswerable or any(question.answers for question in examples)
-        return [frozenset(question.answers) for question in examples] if is_labelled else None
-
-    def list_labels(self, examples: Sequence[Question]) -> Iterator[str]:
-        """Yield for 2.0 whether each question has an answer."""
+    def tabulate(self, examples: Sequence[Question]) -> ExampleRows:
+        """Return the questions and their contexts; the right answers of 2.0 may be none."""
+        texts = {"question": [one.question for one in examples], "context": [one.context for one in examples]}
+        groups = [one.group or one.context for one in examples]
+        is_labelled = self.version.unanswerable or any(one.answers for one in examples)
+        labels = [tuple(sorted(set(one.answers))) for one in examples] if is_labelled else None
         names = ("no answer", "answer")
-        return (names[bool(question.answers)] for question in (examples if self.version.unanswerable else ()))
+        classes = [names[bool(one.answers)] for one in examples] if self.version.unanswerable else []
+        return ExampleRows(texts, groups, labels, classes, [one.row for one in examples])
 
     def describe_long(self, options: Mapping[str, Any]) -> str:
         """Return that a long context has several windows."""
@@ -232,64 +228,61 @@ class SquadTask(FineTuningTask):
         """Return (B, 4 * N_BEST + 2): the best starts and ends, and the scores of [CLS]."""
         return keep_top(outputs.start_logits, outputs.end_logits)
 
-    def choose(self, answers: Sequence[Answer], tau: float) -> list[str]:
+    def choose(self, texts: Sequence[str], odds: Sequence[float], tau: float | None) -> list[str]:
         """Return the text for each question; with 2.0 an empty one where no span is above s_null + tau."""
         if not self.version.unanswerable:
-            return [answer.best.text for answer in answers]
-        return [answer.best.text if answer.odds < -tau else "" for answer in answers]
+            return list(texts)
+        return [text if doubt < -tau else "" for text, doubt in zip(texts, odds, strict=True)]
 
-    def rate(
+    def rows(self, summaries: np.ndarray, data: Windows, decided: Mapping[str, Any] | None = None) -> pa.Table:
+        """Return the answer to each question with its exact match and F1; for 2.0 also what tau follows from."""
+        return self.tabulate_answers(
+            data.questions, *decode_best(check_answers(summaries), data), (decided or {}).get("tau")
+        )
+
+    def tabulate_answers(
         self, questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float], tau: float | None = None
-    ) -> dict[str, Any]:
-        """Return the scores of some answers in percent; for 2.0 at `tau`, and as `tau0_…` at 0.
+    ) -> pa.Table:
+        """Return the prediction table of some answers, without the questions.
 
         Args:
-            tau: The threshold; None: the one with the best F1.
+            texts: The best answer to each question that is not empty.
+            odds: For 2.0: s_null minus the score of each answer.
+            tau: The threshold of 2.0; None: the one with the best F1.
         """
         gold = collect_answers(questions)
+        columns: dict[str, Any] = {"id": list(gold), LABEL: pa.array([sorted(set(x)) for x in gold.values()], NAMES)}
+        if not any(gold.values()) and (tau is not None or not self.version.unanswerable):
+            return make_rows({"id": list(gold), PREDICTION: self.choose(texts, odds, tau)})
         if not self.version.unanswerable:
-            return score_squad1(gold, dict(zip(gold, texts, strict=True)))
-        exact, f1, silent = compare_answers(gold, texts)
-        tau = find_tau(odds, f1, silent) if tau is None else tau
-        scores: dict[str, Any] = {}
-        for prefix, value in (("", tau), ("tau0_", 0.0)):
-            is_given = np.asarray(odds) < -value
-            chosen = (np.where(is_given, part, silent).tolist() for part in (exact, f1))
-            found = average_scores(gold, *chosen)
-            scores |= {f"{prefix}{name}": score for name, score in found.items() if not name.endswith("total")}
-        return scores | {"tau": tau, "null_score_diff_threshold": -tau}
+            exact, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 1)
+            return make_rows(columns | {PREDICTION: texts, "em": list(exact.values()), "f1": list(f1.values())})
+        best_em, best_f1, none = compare_answers(gold, texts)
+        tau = find_tau(odds, best_f1, none) if tau is None else tau
+        is_given = np.asarray(odds) < -tau
+        columns[PREDICTION] = self.choose(texts, odds, tau)
+        columns |= {"em": np.where(is_given, best_em, none), "f1": np.where(is_given, best_f1, none)}
+        columns |= {"null_odds": odds, "best_em": best_em, "best_f1": best_f1, "none_em": none, "none_f1": none}
+        return make_rows(columns, decided={"tau": tau})
 
-    def measure_questions(
-        self, questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float], tau: float | None = None
-    ) -> dict[str, RowScore]:
-        """Return the scores of `rate` as functions of the weights of the questions; arguments are the same."""
-        return measure_answers(collect_answers(questions), texts, odds if self.version.unanswerable else None, tau)
-
-    def score(self, summaries: np.ndarray, data: Windows, decided: Mapping[str, Any] | None = None) -> dict[str, float]:
-        """Return the scores of all questions; see `rate`."""
-        return self.rate(data.questions, *decode_best(check_answers(summaries), data), (decided or {}).get("tau"))
-
-    def measure_rows(
-        self, summaries: np.ndarray, data: Windows, decided: Mapping[str, Any] | None = None
-    ) -> dict[str, RowScore]:
-        """Return the scores as functions of the weights of the questions; a tau tuned on these data is fixed."""
-        found = decode_best(check_answers(summaries), data)
-        return self.measure_questions(data.questions, *found, (decided or {}).get("tau"))
-
-    def describe_rows(
-        self, summaries: np.ndarray, data: Windows, examples: Any, decided: Mapping[str, Any] | None = None
-    ) -> Iterator[RowAnswer]:
-        """Yield each question with its context, right answers, and the answer; an empty one is none."""
-        texts, odds = decode_best(check_answers(summaries), data)
-        if self.version.unanswerable:
-            tau = (decided or self.tuned_config(self.rate(data.questions, texts, odds)))["tau"]
-            texts = [text if doubt < -tau else "" for text, doubt in zip(texts, odds, strict=True)]
-        for asked, text in zip(data.questions, texts, strict=True):
-            yield RowAnswer((asked.question, asked.context), " | ".join(dict.fromkeys(asked.answers)), text)
-
-    def tuned_config(self, metrics: Mapping[str, Any], data: Any = None) -> dict[str, Any]:
-        """Return the tuned value of the model's configuration: tau."""
-        return {"tau": metrics["tau"]} if "tau" in metrics else {}
+    def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
+        """Return the scores in percent; of 2.0 at tau, and as `tau0_…` at 0."""
+        exact, f1 = read_numbers(rows, "em"), read_numbers(rows, "f1")
+        if not self.version.unanswerable:
+            return measure_questions(exact, f1)
+        answerable = list(map(bool, rows.column(LABEL).to_pylist()))
+        found = measure_questions(exact, f1, answerable)
+        if "null_odds" in rows.column_names:
+            is_given = read_numbers(rows, "null_odds") < 0
+            at_zero = (
+                np.where(is_given, *(read_numbers(rows, f"{answer}_{name}") for answer in ("best", "none")))
+                for name in ("em", "f1")
+            )
+            found |= {f"tau0_{name}": score for name, score in measure_questions(*at_zero, answerable).items()}
+        found = {name: score for name, score in found.items() if not name.endswith("total")}
+        if (tau := read_facts(rows).get("decided", {}).get("tau")) is not None:
+            found |= {"tau": tau, "null_score_diff_threshold": -tau}
+        return found
 
     def score_nothing(self, dev: Windows) -> dict[str, float]:
         """Return the scores of never answering on the dev set of 2.0."""
@@ -317,28 +310,22 @@ class SquadTask(FineTuningTask):
     ) -> dict[str, str]:
         """Return the reference code's files: answers at tau, the best answers of each question, and the odds.
 
-        The odds are s_null - best. For 2.0 also the scores over tau.
+        The odds are s_null - best.
         """
         answers = decode(check_answers(summaries), data)
         ranked = [rank(answer, self.version.unanswerable) for answer in answers]
-        tau, files = (decided or {}).get("tau", 0.0), {}
-        if self.version.unanswerable and split != UNLABELLED:
-            gold, odds = collect_answers(data.questions), [answer.odds for answer in answers]
-            exact, f1, silent = compare_answers(gold, [answer.best.text for answer in answers])
-            if not decided:
-                tau = find_tau(odds, f1, silent)
-            figure = trace(exact, f1, silent, odds, tau, "tau" if decided else "the best tau")
-            files[f"{split}{FIGURES}"] = json.dumps([figure]) + "\n"
-        found = self.format_answers(data.questions, answers, ranked, tau)
+        best, tau, files = [answer.best.text for answer in answers], (decided or {}).get("tau", 0.0), {}
+        chosen = self.choose(best, [answer.odds for answer in answers], tau)
+        found = self.format_answers(data.questions, answers, ranked, chosen)
         name = "test" if split == UNLABELLED else split
         if isinstance(data, OwnWindows):
-            files[f"{name}.jsonl"] = self.format_rows(data.questions, answers, tau)
+            files[f"{name}.jsonl"] = self.format_rows(data.questions, answers, chosen)
         return {f"{name}_{file}" if name == "test" else file: text for file, text in found.items()} | files
 
-    def format_rows(self, questions: Sequence[Question], answers: Sequence[Answer], tau: float) -> str:
-        """Return a line of JSON for each question, with its right answers, the answer at `tau`, and its scores."""
+    def format_rows(self, questions: Sequence[Question], answers: Sequence[Answer], chosen: Sequence[str]) -> str:
+        """Return a line of JSON for each question, with its right answers, the chosen answer, and its scores."""
         lines = []
-        for question, answer, text in zip(questions, answers, self.choose(answers, tau), strict=True):
+        for question, answer, text in zip(questions, answers, chosen, strict=True):
             row = {"id": question.id, "question": question.question, "answers": question.answers, "answer": text}
             row["score"] = answer.best.start + answer.best.end
             if self.version.unanswerable:
@@ -347,11 +334,14 @@ class SquadTask(FineTuningTask):
         return "".join(lines)
 
     def format_answers(
-        self, questions: Sequence[Question], answers: Sequence[Answer], ranked: Sequence[Any], tau: float
+        self, questions: Sequence[Question], answers: Sequence[Answer], ranked: Sequence[Any], chosen: Sequence[str]
     ) -> dict[str, str]:
-        """Return the files of the answers at `tau`: name -> JSON."""
+        """Return the files of the chosen answers: name -> JSON."""
         ids = [question.id for question in questions]
-        files: dict[str, Sequence[Any]] = {ANSWERS: self.choose(answers, tau), NBEST: ranked}
+        files: dict[str, Sequence[Any]] = {
+            ANSWERS: chosen,
+            NBEST: ranked,
+        }
         if self.version.unanswerable:
             files[ODDS] = [answer.odds for answer in answers]
         return {
@@ -480,14 +470,6 @@ class SquadTask(FineTuningTask):
         if "tau" in result and not result["answer"]:
             return {"answer": "", "score": result["null_score"], "start": 0, "end": 0}
         return {"answer": result["answer"], "score": best["score"], "start": best["start"], "end": best["end"]}
-
-    def list_samples(
-        self, examples: Sequence[Question], settings: PredictionSettings
-    ) -> Iterable[tuple[str, Question, str]]:
-        """Yield the questions with a correct answer each."""
-        for question in examples:
-            right = shorten_text(question.answers[0]) if question.answers else "no answer"
-            yield shorten_text(question.question) or "(no question)", question, right
 
 
 def check_answers(summaries: np.ndarray) -> np.ndarray:

@@ -7,36 +7,30 @@ train_full.csv and val_full.csv, and scoring predictions of other programs.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 from scipy.special import softmax
 
 from bertkit.data.formats.swag import ENDINGS, HUB_SWAG, Situation, read_swag, read_swag_copy
+from bertkit.data.labels import SINGLE
 from bertkit.data.sequences import Choices, Sequences, encode_inputs, pad, pad_choices
 from bertkit.errors import UsageError, check_access
-from bertkit.metrics.calibration import measure_calibration, score_calibration
+from bertkit.metrics.classification import score_table
 from bertkit.metrics.glue import compute_scores
-from bertkit.metrics.rows import RowScore, measure_mean
+from bertkit.metrics.rows import RowScore
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
-from bertkit.tasks.classification_figures import draw_reliability
+from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.option import SWAG_OPTIONS
 from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_object
-from bertkit.tasks.task import (
-    FIGURES,
-    PredictionSettings,
-    Result,
-    RowAnswer,
-    check_finite,
-    shorten_text,
-    use_transformers,
-)
-from bertkit.tasks.texts import add_label_set, describe_label_set, take_text
+from bertkit.tasks.task import PredictionSettings, Result, use_transformers
+from bertkit.tasks.texts import add_label_set, describe_label_set, tabulate_logits, take_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +39,7 @@ SWAG_FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 SWAG_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 SWAG_PAPER = {"BERT-base, dev": 0.816, "BERT-large, dev": 0.866, "BERT-large, test": 0.863}  # Table 4
 ACCURACY = ScoreRow("accuracy", "accuracy", {"the majority ending": "majority_accuracy"}, "fraction", SWAG_PAPER)
+CHOICES = tuple(f"ending {place + 1}" for place in range(len(ENDINGS)))
 NUMBERED_ENDING = re.compile(r"ending\d+")
 
 Continuations = tuple[str, list[str]]  # a context and its possible continuations
@@ -97,22 +92,14 @@ class SwagTask(FineTuningTask):
         sequences = encode_inputs(pairs, None, tokenizer, recipe["data"]["max_length"])
         return Choices(sequences, len(ENDINGS), None if None in answers else np.array(answers, np.int64))
 
-    def list_groups(self, examples: Sequence[Situation]) -> list[str]:
-        """Return the questions' contexts."""
-        return [one.context for one in examples]
-
-    def list_texts(self, examples: Sequence[Situation]) -> Iterator[tuple[str, ...]]:
-        """Yield the context, the start and the endings of each question."""
-        return ((one.context, one.start, *one.endings) for one in examples)
-
-    def list_answers(self, examples: Sequence[Situation]) -> list[int] | None:
-        """Return the index of each right ending."""
+    def tabulate(self, examples: Sequence[Situation]) -> ExampleRows:
+        """Return the context, the start and the endings of each question."""
+        endings = zip(*(one.endings for one in examples), strict=True)
+        texts = {"context": [one.context for one in examples], "start": [one.start for one in examples]}
+        texts |= dict(zip(ENDINGS, map(list, endings), strict=True))
         answers = [one.answer for one in examples]
-        return None if None in answers else answers
-
-    def list_labels(self, examples: Sequence[Situation]) -> Iterator[str]:
-        """Yield the place of each right ending."""
-        return (f"ending {answer + 1}" for answer in self.list_answers(examples) or ())
+        labels = None if None in answers else [CHOICES[answer] for answer in answers]
+        return ExampleRows(texts, texts["context"], labels, labels or [], [one.line for one in examples])
 
     def measure_lengths(self, tokens: np.ndarray) -> np.ndarray:
         """Return the tokens of the longest ending with its context and start."""
@@ -132,29 +119,14 @@ class SwagTask(FineTuningTask):
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
-    def score(self, summaries: np.ndarray, data: Choices, decided: Mapping[str, Any] | None = None) -> dict[str, float]:
+    def rows(self, summaries: np.ndarray, data: Choices, decided: Mapping[str, Any] | None = None) -> pa.Table:
+        """Return the right and the chosen endings, and the probabilities of all."""
+        return tabulate_logits(summaries, data.labels, CHOICES, SINGLE)
+
+    def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
         """Return the accuracy and the errors of the probabilities."""
-        scores = compute_scores(("accuracy",), check_finite(summaries).argmax(axis=1), data.labels)
-        return scores | score_calibration(summaries, data.labels)
-
-    def measure_rows(
-        self, summaries: np.ndarray, data: Choices, decided: Mapping[str, Any] | None = None
-    ) -> dict[str, RowScore]:
-        """Return the scores as functions of the weights of the questions."""
-        accuracy = measure_mean(check_finite(summaries).argmax(axis=1) == data.labels)
-        return {"accuracy": accuracy} | measure_calibration(summaries, data.labels)
-
-    def find_classes(self, data: Choices) -> np.ndarray | None:
-        """Return the places of the correct endings."""
-        return data.labels
-
-    def describe_rows(
-        self, summaries: np.ndarray, data: Choices, examples: Any, decided: Mapping[str, Any] | None = None
-    ) -> Iterator[RowAnswer]:
-        """Yield the texts of each question, and the numbered endings."""
-        for one, place in zip(examples, summaries.argmax(axis=1).tolist(), strict=True):
-            right, answer = (f"ending {number + 1}: {one.endings[number]}" for number in (one.answer, place))
-            yield RowAnswer((one.context, one.start, *one.endings), right, answer)
+        found = score_table(rows)
+        return {row.key: found[row.key] for row in self.table if row.key in found}
 
     def score_nothing(self, dev: Choices) -> dict[str, float]:
         """Return the accuracy of always choosing the dev set's most frequent correct place."""
@@ -163,13 +135,9 @@ class SwagTask(FineTuningTask):
     def format_predictions(
         self, summaries: np.ndarray, data: Choices, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
-        """Return a file named as the split's, number of the question and place of the ending as CSV, and a figure."""
-        rows = "".join(f"{index},{place}\n" for index, place in enumerate(check_finite(summaries).argmax(axis=1)))
-        files = {SWAG_FILES[split]: f"index,pred\n{rows}"}
-        if data.labels is not None:
-            reliability = draw_reliability(summaries, data.labels, (decided or {}).get("temperature"))
-            files[f"{split}{FIGURES}"] = json.dumps([reliability]) + "\n"
-        return files
+        """Return a file named as the split's, number of the question and place of the ending as CSV."""
+        rows = "".join(f"{index},{place}\n" for index, place in enumerate(summaries.argmax(axis=1)))
+        return {SWAG_FILES[split]: f"index,pred\n{rows}"}
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
         """Return commands that use the fine-tuned model."""
@@ -243,15 +211,6 @@ class SwagTask(FineTuningTask):
         """Return the number of the ending, from 1, and how likely it is."""
         sets = describe_label_set([str(place + 1) for place in result["label_set"]]) if "label_set" in result else ""
         return f"ending {result['ending'] + 1}  ({result['probabilities'][result['ending']]:.1%}){sets}"
-
-    def list_samples(
-        self, examples: Sequence[Situation], settings: PredictionSettings
-    ) -> Iterable[tuple[str, Continuations, str]]:
-        """Yield the questions with their correct ending."""
-        for one in examples:
-            words = f"{shorten_text(one.context)}  |  {shorten_text(one.start)}"
-            right = f"ending {one.answer + 1}: {shorten_text(one.endings[one.answer])}"
-            yield words, (one.context, [f"{one.start} {ending}".strip() for ending in one.endings]), right
 
 
 SWAG = SwagTask()

@@ -4,22 +4,23 @@ A task binds data, head, score and the paper's hyper-parameters for `bertkit.tra
 answers a person's input for `bertkit.tasks.prediction`. It never builds a Trainer.
 """
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
-from bertkit.data.formats.columns import Columns
 from bertkit.errors import UsageError
 from bertkit.metrics.calibration import temper
-from bertkit.metrics.rows import RowScore
+from bertkit.metrics.rows import RowScore, take_values
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
+from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.option import Options, check_range
 from bertkit.tasks.schema import STRING, Schema, make_array
 
@@ -85,20 +86,6 @@ class PredictionSettings:
     def labels(self) -> list[str]:
         """Return the names of the classes."""
         return [self.model.config.id2label[index] for index in range(self.model.config.num_labels)]
-
-
-class RowAnswer(NamedTuple):
-    """A row of `measure_rows` in words.
-
-    Attributes:
-        texts: All that the answer depends on; the first two name the row for a person.
-        right: The right answer.
-        answer: The model's answer.
-    """
-
-    texts: tuple[str, ...]
-    right: str
-    answer: str
 
 
 class Task:
@@ -235,58 +222,8 @@ class Task:
         """Return the batch of a list of items, or of the result of the data set's `__getitems__`."""
         raise NotImplementedError
 
-    def divide(self, examples: Any, share: float, source: str = "tune_share of dev") -> tuple[Any, Any]:
-        """Divide a split's examples into a share that decides, and the others.
-
-        The division is the same for every seed. Examples of one group (`list_groups`) stay together.
-
-        Args:
-            source: The option and the split, for the message.
-
-        Raises:
-            UsageError: One of the two parts is empty.
-        """
-        groups = self.list_groups(examples)
-        names = list(dict.fromkeys(groups))
-        count = round(share * len(names))
-        if not 0 < count < len(names):
-            raise UsageError(
-                f"{source}: a share of {share:g} of {len(names):,} texts or documents leaves one part empty; change it"
-            )
-        chosen = {names[place] for place in np.random.default_rng(0).permutation(len(names))[:count]}
-        decides = np.array([name in chosen for name in groups])
-        return self.select(examples, np.flatnonzero(decides)), self.select(examples, np.flatnonzero(~decides))
-
-    def place_rows(self, options: Mapping[str, Any]) -> np.ndarray:
-        """Return (S,) the places in [0, 1) of a person's own training rows, which decide their folds."""
-        raise NotImplementedError
-
-    def list_groups(self, examples: Any) -> Sequence[Hashable]:
-        """Return the group of each of a split's examples, such as a shared text or document."""
-        raise NotImplementedError
-
-    def select(self, examples: Any, numbers: np.ndarray) -> Any:
-        """Return some of a split's examples, by their numbers."""
-        return [examples[number] for number in numbers.tolist()]
-
-    def list_texts(self, examples: Any) -> Iterator[tuple[str, ...]]:
-        """Yield the texts of each of a split's examples; empty if the task has no examples before encoding."""
-        return iter(())
-
-    def list_answers(self, examples: Any) -> Sequence[Hashable] | None:
-        """Return the right answer of each of a split's examples; None if they have no answers."""
-        return None
-
-    def list_labels(self, examples: Any) -> Iterable[str]:
-        """Yield the labels of a split's examples, one or several of each; empty for numbers and without labels."""
-        return ()
-
-    def list_lines(self, examples: Any) -> Sequence[int]:
-        """Return the line of each of a split's examples in its file, or its number from 1."""
-        return range(1, sum(1 for _ in self.list_texts(examples)) + 1)
-
-    def find_rows(self, examples: Any) -> tuple[Columns, Collection[str]] | None:
-        """Return the rows of a split in a person's own table, and the columns that the task reads; None without one."""
+    def tabulate(self, examples: Any) -> ExampleRows | None:
+        """Return the rows of a split's examples; None if the task has no examples before encoding."""
         return None
 
     def measure_lengths(self, tokens: np.ndarray) -> np.ndarray:
@@ -307,63 +244,27 @@ class Task:
         """Return the values (B, ...) that `score` needs of each sequence."""
         raise NotImplementedError
 
-    def score(self, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None) -> dict[str, float]:
-        """Return the scores by name, from the summaries (S, ...) of a split in order, and its data set.
+    def rows(self, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None) -> pa.Table:
+        """Return the right and predicted answers of a split, and the numbers that its scores are made of.
+
+        The columns are those of the prediction table without what `tabulate` returns.
 
         Args:
-            decided: The `tuned_config` from the scores of other data; None: these data decide.
+            summaries: (S, ...) of a split in order.
+            data: Its data set.
+            decided: Values that other data have decided, such as tau and thresholds; None: these data decide.
 
         Raises:
             UsageError: The model's outputs are NaN.
         """
         raise NotImplementedError
 
-    def measure_rows(
-        self, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None
-    ) -> dict[str, RowScore]:
-        """Return the scores of `score` as functions of the weights of the rows; arguments are the same.
-
-        Values that the evaluation decides, such as tau, are fixed. Counts and these values have none.
-        """
-        return {}
-
-    def measure_examples(
-        self, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None
-    ) -> dict[str, RowScore]:
-        """Return the scores of `measure_rows` with a weight for each example, where its rows are groups of them."""
-        return self.measure_rows(summaries, data, decided)
-
-    def score_without(
-        self, rows: np.ndarray, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None
-    ) -> dict[str, float]:
-        """Return the scores of `measure_rows` without some examples, by their numbers."""
-        found = {}
-        for name, score in self.measure_examples(summaries, data, decided).items():
-            weights = np.ones((1, len(score)))
-            weights[0, rows] = 0
-            found[name] = float(score.score(weights)[0])
-        return found
-
-    def describe_rows(
-        self, summaries: np.ndarray, data: Any, examples: Any, decided: Mapping[str, Any] | None = None
-    ) -> Iterable[RowAnswer]:
-        """Return the rows of `measure_rows` in words; `examples` are those of the split as loaded."""
-        return ()
-
-    def find_classes(self, data: Any) -> np.ndarray | None:
-        """Return the correct classes (S,) of a split, or (S, L), 0 or 1 for each of several labels; None without."""
-        return None
-
-    def list_row_columns(self, data: Any) -> dict[str, list[str]]:
-        """Return the columns of a person's own table by which a report may slice the rows of `measure_rows`."""
-        return {}
+    def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
+        """Return the scores by name, from the prediction table or some of its rows, with counts and thresholds."""
+        raise NotImplementedError
 
     def baseline(self, train: Any, dev: Any) -> dict[str, float]:
         """Return the baseline scores by name."""
-        return {}
-
-    def tuned_config(self, metrics: Mapping[str, Any], data: Any) -> dict[str, Any]:
-        """Return values for BertConfig that the evaluation of a data set decides, from its scores in any order."""
         return {}
 
     def format_predictions(
@@ -502,6 +403,13 @@ class Task:
         Each has a shortened text, the example in the form of `read_input`, and the correct answer in words.
         """
         return ()
+
+
+def score_summaries(
+    task: Task, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None
+) -> dict[str, float]:
+    """Return the values of a split's scores; arguments are those of `Task.rows`."""
+    return take_values(task.score(task.rows(summaries, data, decided)))
 
 
 def check_finite(values: np.ndarray) -> np.ndarray:

@@ -4,17 +4,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 from scipy.special import expit, softmax
 
 from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL
 from bertkit.data.long_texts import LONG, POOLED, WindowedTexts, encode_long, pool_windows
 from bertkit.data.sequences import Sequences, pad, pad_choices
 from bertkit.errors import UsageError, make_printable
-from bertkit.metrics.classification import FIXED_THRESHOLD
+from bertkit.metrics.calibration import find_probabilities
+from bertkit.metrics.classification import FIXED_THRESHOLD, tune_thresholds
+from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows
+from bertkit.metrics.table import PROBABILITY as PROBABILITY_COLUMN
 from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.option import TEXT_OPTIONS, list_defaults
 from bertkit.tasks.schema import NUMBER_SCHEMA, PROBABILITY, STRING, Schema, make_array, make_object
-from bertkit.tasks.task import PredictionSettings, Result
+from bertkit.tasks.task import PredictionSettings, Result, check_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -209,6 +213,49 @@ class NextSentenceTask(TextTask):
     def flatten_result(self, result: Result) -> dict[str, Any]:
         """Return the result, which is a row already."""
         return {"next_sentence": result["next_sentence"]}
+
+
+def tabulate_logits(
+    logits: np.ndarray,
+    labels: np.ndarray | None,
+    names: Sequence[str],
+    kind: str,
+    thresholds: Sequence[float] | None = None,
+) -> pa.Table:
+    """Return the right and the predicted class, labels or number of each row, and its probabilities.
+
+    Args:
+        logits: (S, L).
+        labels: (S,) classes or numbers, or (S, L), 0 or 1 for each of several labels; None without answers.
+        thresholds: (L,) of several labels; None: tuned on `labels`, or fixed without these.
+
+    Raises:
+        UsageError: The logits are NaN or infinite.
+    """
+    logits, facts = check_finite(logits), {}
+    if kind == REGRESSION:
+        given = (labels, logits[:, 0])
+        columns = [None if values is None else values.astype(np.float64) for values in given]
+        probabilities = np.empty((len(logits), 0))
+    elif kind == SEVERAL:
+        probabilities = find_probabilities(logits, several=True)
+        if thresholds is None and labels is not None:
+            thresholds = tune_thresholds(probabilities, labels).tolist()
+        predicted = probabilities > np.array(thresholds or [FIXED_THRESHOLD] * len(names))
+        columns = [None if marks is None else spell_marks(marks, names) for marks in (labels, predicted)]
+        facts = {"decided": {"thresholds": list(thresholds)}} if thresholds else {}
+    else:
+        probabilities = find_probabilities(logits, several=False)
+        spelled = np.array(names, object)
+        columns = [None if labels is None else spelled[labels], spelled[logits.argmax(axis=1)]]
+    found = {name: column for name, column in zip((LABEL, PREDICTION), columns, strict=True) if column is not None}
+    found |= {f"{PROBABILITY_COLUMN}{name}": row for name, row in zip(names, probabilities.T, strict=False)}
+    return make_rows(found, names=[] if kind == REGRESSION else list(names), **facts)
+
+
+def spell_marks(marks: np.ndarray, names: Sequence[str]) -> pa.Array:
+    """Return the names whose mark (S, L) is not 0, for each row."""
+    return pa.array([[names[place] for place in np.flatnonzero(row)] for row in marks], NAMES)
 
 
 def name_results(

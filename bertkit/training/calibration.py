@@ -9,7 +9,14 @@ import msgspec
 import numpy as np
 
 from bertkit.errors import UsageError
-from bertkit.metrics.calibration import choose_temperature, find_conformity, score_calibration, temper
+from bertkit.metrics.calibration import (
+    choose_temperature,
+    find_conformity,
+    find_probabilities,
+    measure_calibration,
+    temper,
+)
+from bertkit.metrics.rows import take_values
 from bertkit.model.checkpoint import find_file
 from bertkit.system.files import atomic_write
 from bertkit.tasks.task import Task, check_finite
@@ -53,7 +60,9 @@ class Calibration:
         Args:
             pattern: The name pattern of the split's scores.
         """
-        scores = {} if self.temperature is None else score_calibration(logits, classes)
+        if self.temperature is None:
+            return {}
+        scores = take_values(measure_calibration(find_probabilities(logits, classes.ndim == 2), classes))
         return {f"uncalibrated_{pattern.format(name)}": value for name, value in scores.items()}
 
     def save(self, output: Path) -> None:
@@ -68,12 +77,19 @@ def calibrate(task: Task, recipe: Mapping[str, Any], logits: np.ndarray, data: A
     Raises:
         UsageError: The model's outputs are NaN.
     """
-    if (classes := task.find_classes(data)) is None:
+    if (classes := find_classes(task, data)) is None:
         return Calibration()
     temperature = choose_temperature(check_finite(logits), classes) if recipe.get("calibrate") else None
     scores = find_conformity(temper(check_finite(logits), temperature), classes)
     rounded = np.round(np.ceil(scores / STEP) * STEP, 6).tolist()
     return Calibration(temperature, Conformity(split, rounded))
+
+
+def find_classes(task: Task, data: Any) -> np.ndarray | None:
+    """Return the correct classes (S,) of a data set, or (S, L), 0 or 1 for each of several labels; None without."""
+    if not task.is_classifier or (data.labels.ndim == 1 and data.labels.dtype.kind == "f"):
+        return None
+    return data.labels
 
 
 def load_conformity(run: str) -> Conformity:

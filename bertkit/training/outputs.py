@@ -54,9 +54,8 @@ def write_results(
     environment = describe_environment()
     card = write_card(task, str(output), recipe, metrics, environment, model, sizes)
     (output / "README.md").write_text(card, encoding="utf-8")
-    if EXAMPLES not in files:
-        settings = PredictionSettings(model, prepared.tokenizer, recipe["data"], task.pairs, SHOWN_WORDS)
-        lines = show_examples(task, prepared.examples, settings)
+    settings = PredictionSettings(model, prepared.tokenizer, recipe["data"], task.pairs, SHOWN_WORDS)
+    if lines := show_examples(task, prepared.examples, settings):
         files = {**files, EXAMPLES: "".join(f"{line}\n" for line in lines)}
     (output / PREDICTIONS).mkdir(exist_ok=True)
     for name, content in files.items():
@@ -137,17 +136,17 @@ def find_better(trainer: BertTrainer, metrics: Mapping[str, Any], report: Report
     return best if better else {}
 
 
-def save_best(
-    task: Task, recipe: Recipe, trainer: BertTrainer, best: Mapping[str, float], tokenizer: Any, output: Path
-) -> None:
+def save_best(recipe: Recipe, trainer: BertTrainer, best: Mapping[str, float], tokenizer: Any, output: Path) -> None:
     """Write the model of an earlier checkpoint, saved like the final one, tokenizer and recipe to `output/best`.
 
     The directory is renamed into place when it is complete.
     """
     head = type(trainer.accelerator.unwrap_model(trainer.model))
     model = head.from_pretrained(output / f"checkpoint-{best['step']}")
-    for name, value in task.tuned_config(best, trainer.eval_dataset).items():
-        setattr(model.config, name, value)
+    thresholds = [best.get(f"threshold_{name}") for name in model.config.id2label.values()]
+    for name, value in (("tau", best.get("tau")), ("thresholds", None if None in thresholds else thresholds)):
+        if value is not None:
+            setattr(model.config, name, value)
     temporary = output / f".{BEST}"
     shutil.rmtree(temporary, ignore_errors=True)
     model.save_pretrained(temporary)

@@ -10,6 +10,7 @@ from typing import Any
 from bertkit.data.tagging import Features
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.system.progress import Report, ignore
+from bertkit.tasks.examples import divide
 from bertkit.tasks.repeats import CheckedRows, check_rows, name_command
 from bertkit.tasks.task import TUNE, Task
 from bertkit.training.processes import join_processes
@@ -70,7 +71,7 @@ def prepare(
     if rows := recipe["data"].get("held_back"):
         examples = hold_back(task, examples["train"], rows, dev)
     elif (share := recipe["data"].get("tune_share")) and TUNE not in examples:
-        examples[TUNE], examples[dev] = task.divide(examples[dev], share)
+        examples[TUNE], examples[dev] = divide(task, examples[dev], share)
     with processes.main_process_first():  # the others read the first one's vocabulary
         # A vocabulary left by an earlier start may be of other text, unless the run has a checkpoint with it.
         if output is not None and (goes_on or not processes.is_main_process) and holds_run(output, recipe):
@@ -95,8 +96,8 @@ def prepare(
 
 def hold_back(task: Task, examples: Any, rows: int, dev: str) -> dict[str, Any]:
     """Return some of the training examples as the first evaluated split, and the others as train."""
-    share = min(rows / len(task.list_groups(examples)), MOST_HELD_BACK)
-    held, others = task.divide(examples, share, "held_back rows of train")
+    share = min(rows / len(task.tabulate(examples)), MOST_HELD_BACK)
+    held, others = divide(task, examples, share, "held_back rows of train")
     return {"train": others, dev: held}
 
 

@@ -34,7 +34,7 @@ from bertkit.system.files import LOCK_PATIENCE
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks.prediction import check_types, collate_with_places
-from bertkit.tasks.task import CHOSEN_ON_DEV, OWN_DATA, TUNE, Task
+from bertkit.tasks.task import CHOSEN_ON_DEV, OWN_DATA, TUNE, Task, score_summaries
 from bertkit.training.arguments import complete, explain_missing_head, make_arguments, name_head
 from bertkit.training.callbacks import PredictionProgress, Progress, StopOnSignal
 from bertkit.training.outputs import find_better, save_best, write_results
@@ -244,7 +244,7 @@ def make_trainer(
             train_dataset=data.get("train"),
             eval_dataset=dev,
             data_collator=partial(collate_with_places, task.collate, type(model)),
-            compute_metrics=lambda prediction: task.score(prediction.predictions, dev),
+            compute_metrics=lambda prediction: score_summaries(task, prediction.predictions, dev),
             optimizer_cls_and_kwargs=optimizer,
             callbacks=[StopOnSignal(Path(args.output_dir), progress), PredictionProgress(report), *callbacks],
         )
@@ -293,7 +293,7 @@ def finish(
         report(f"update {best['step']:,} was better ({values}); its model is in {output / BEST}")
     if trainer.is_world_process_zero():
         if best:
-            save_best(task, recipe, trainer, best, prepared.tokenizer, output)
+            save_best(recipe, trainer, best, prepared.tokenizer, output)
         calibration.save(output)
         write_results(task, recipe, trainer, metrics, found.files, prepared, output)
         if trainer.keep == 1:  # the model itself is the one to keep; the last and the best checkpoint were for resuming

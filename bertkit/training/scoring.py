@@ -8,18 +8,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from bertkit.metrics.calibration import temper
 from bertkit.metrics.intervals import Interval, find_interval
-from bertkit.metrics.rows import RowScore
+from bertkit.metrics.rows import RowScore, take_values
+from bertkit.metrics.table import read_facts
 from bertkit.reports.tables import WITHOUT_LEAKS, name_limits
 from bertkit.system.progress import Report
+from bertkit.tasks.classification import UNLABELLED
 from bertkit.tasks.task import TUNE, Task
-from bertkit.training.calibration import Calibration, calibrate
+from bertkit.training.calibration import Calibration, calibrate, find_classes
 from bertkit.training.pace import OutOfTime
+from bertkit.training.predictions import GROUP, format_table, join_rows
 from bertkit.training.prepare import Prepared
 from bertkit.training.recipe import Recipe
-from bertkit.training.scored_rows import ROWS, measure_split, pack_rows
 
 
 @dataclass
@@ -61,47 +64,55 @@ def score_splits(
             continue
         found.calibration = found.calibration or calibrate(task, recipe, given, data, split)
         summaries = temper(given, found.calibration.temperature)
+        rows = task.rows(summaries, data, found.decided)
         if split == TUNE:
-            found.tuned = task.score(summaries, data)
-            found.decided = task.tuned_config(found.tuned, data) | found.calibration.config
+            found.tuned = take_values(task.score(rows))
             found.metrics["tune_score"] = found.tuned[task.metric]
+        if found.decided is None:
+            found.decided = find_decided(rows) | found.calibration.config
+        if split == TUNE:
             continue
-        decided = found.decided or found.calibration.config
-        found.files |= task.format_predictions(summaries, data, split, decided)
+        found.files |= task.format_predictions(summaries, data, split, found.decided)
+        examples = task.tabulate(prepared.examples[split])
+        rows = join_rows(rows, examples, prepared.tokenizer, task=task.name, split=split)
         if pattern := task.splits.get(split):
-            found.metrics |= score_split(task, found, summaries, prepared, split)
-            found.metrics |= found.calibration.score_before(given, task.find_classes(data), pattern)
+            found.metrics |= score_rows(task, rows, pattern, prepared.checked.find_leaks(split))
+            found.metrics |= found.calibration.score_before(given, find_classes(task, data), pattern)
+        found.files |= format_table(rows, "test" if split == UNLABELLED else split)
     return found
 
 
-def score_split(
-    task: Task, found: Evaluation, summaries: np.ndarray, prepared: Prepared, split: str
-) -> dict[str, float]:
-    """Return the scores of a split with labels, their limits, and those without leaked rows; keep its rows."""
-    data, decided, pattern = prepared.data[split], found.decided, task.splits[split]
-    scores, measured = task.score(summaries, data, decided), task.measure_rows(summaries, data, decided)
-    if (score := measured.get(task.metric)) is not None:
-        rows = measure_split(task, score, summaries, data, prepared.examples[split], prepared.tokenizer, decided)
-        found.files[f"{split}{ROWS}"] = pack_rows(rows)
-    found.decided = decided or task.tuned_config(scores, data) | found.calibration.config
-    without = {}
-    if len(leaks := prepared.checked.find_leaks(split)):
-        without = task.score_without(leaks, summaries, data, found.decided)
-    named = ({pattern.format(key): value for key, value in part.items()} for part in (scores, measured))
-    return add_limits(*named) | {f"{pattern.format(key)}{WITHOUT_LEAKS}": value for key, value in without.items()}
+def find_decided(rows: pa.Table) -> dict[str, Any]:
+    """Return the values of BertConfig that the evaluation of a table has decided, such as tau."""
+    return read_facts(rows).get("decided", {})
 
 
-def add_limits(scores: Mapping[str, float], measured: Mapping[str, RowScore]) -> dict[str, float]:
-    """Return the scores, each followed by the limits of its 95 % interval if it is measured.
+def score_rows(task: Task, rows: pa.Table, pattern: str, leaks: np.ndarray) -> dict[str, float]:
+    """Return the scores of a split with labels, their limits, and those without leaked rows, by their numbers."""
+    measured = task.score(rows)
+    found = add_limits(measured, rows.column(GROUP).to_numpy() if GROUP in rows.column_names else None)
+    if len(leaks):
+        weights = np.ones((1, len(rows)))
+        weights[0, leaks] = 0
+        scores = {name: score for name, score in measured.items() if isinstance(score, RowScore)}
+        found |= {f"{name}{WITHOUT_LEAKS}": float(score.score(weights)[0]) for name, score in scores.items()}
+    return {pattern.format(name): value for name, value in found.items()}
+
+
+def add_limits(measured: Mapping[str, RowScore | float], groups: np.ndarray | None = None) -> dict[str, float]:
+    """Return the values of scores, each followed by the limits of its 95 % interval if it has one.
 
     The score of a label may have the name of another one's limit (`f1_risk_low`); it is kept.
+
+    Args:
+        groups: (S,) the group of each row; None: each row is one.
     """
     intervals: dict[int, Interval | None] = {}
-    found: dict[str, float] = {}
-    for key, value in scores.items():
-        found[key] = value
-        if (score := measured.get(key)) is not None:
+    values, found = take_values(measured), {}
+    for name, score in measured.items():
+        found[name] = values[name]
+        if isinstance(score, RowScore):
             if id(score) not in intervals:  # some scores have several names
-                intervals[id(score)] = find_interval(score)
-            found |= zip(name_limits(key), intervals[id(score)] or (), strict=False)
-    return found | scores
+                intervals[id(score)] = find_interval(score, groups)
+            found |= zip(name_limits(name), intervals[id(score)] or (), strict=False)
+    return found | values

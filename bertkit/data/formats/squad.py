@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -182,7 +182,7 @@ def _gather(source: str, entries: Iterable[tuple[str, Question]]) -> list[Questi
         if (first := places.setdefault(question.id, place)) != place:
             first = first.removeprefix(f"{source}, ")
             raise UsageError(f"{place} has the same id {question.id[:LONGEST_QUOTED]!r} as {first}; {AGAIN}")
-        questions.append(question)
+        questions.append(replace(question, row=len(questions) + 1))
     if not questions:
         raise UsageError(f"{source} has no questions; {AGAIN}")
     return questions

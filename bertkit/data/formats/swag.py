@@ -31,12 +31,14 @@ class Situation:
         start: The first words of the next sentence.
         endings: Four ways to complete the next sentence.
         answer: The index of the right ending, 0 to 3; None in a split without labels.
+        line: Its line in the file, or its number on the Hub.
     """
 
     context: str
     start: str
     endings: tuple[str, ...]
     answer: int | None
+    line: int = 0
 
 
 def read_swag(path: str | Path, labelled: bool = True) -> list[Situation]:
@@ -76,7 +78,7 @@ def _make_situations(table: TextColumns, labelled: bool) -> list[Situation]:
         for name, ending in zip(ENDINGS, endings, strict=True):
             if not ending.strip():
                 raise UsageError(f"{table.locate(row)}: {name} is empty, expected four endings; correct the line")
-        situations.append(Situation(context, start, tuple(endings), label))
+        situations.append(Situation(context, start, tuple(endings), label, table.lines[row]))
     return situations
 
 

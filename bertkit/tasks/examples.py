@@ -1,0 +1,88 @@
+"""The examples of a split as rows, whatever the task: what checks, divisions and the prediction table read of them."""
+
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from bertkit.data.formats.columns import Columns
+from bertkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from bertkit.tasks.task import Task
+
+TEXTS_A_PART = 10_000  # converted from Arrow
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleRows:
+    """The rows of a split, one for each unit that is sampled: a text or pair, a question, a sentence.
+
+    Attributes:
+        texts: Name -> the column of texts (S,).
+        groups: What is drawn together and stays in one split: a document, a context, a first text.
+        labels: The right answer of each row: a name, several names or a number; None without answers.
+        classes: The classes that occur, one or several for each row, for counts; empty for numbers.
+        lines: The line of each row in its file, or its number from 1.
+        source: The rows of a person's own table; None for other files.
+        used: The columns of `source` that the task reads.
+    """
+
+    texts: Mapping[str, Sequence[str] | pa.ChunkedArray]
+    groups: Sequence[Hashable]
+    labels: Sequence[Hashable] | None
+    classes: Sequence[str]
+    lines: Sequence[int]
+    source: Columns | None = None
+    used: Collection[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def walk_texts(self, numbers: np.ndarray | None = None) -> Iterator[tuple[str, ...]]:
+        """Yield the texts of each row, or of the rows with some numbers."""
+        columns = list(self.texts.values())
+        if numbers is not None:
+            columns = [pick(column, numbers) for column in columns]
+        for start in range(0, len(columns[0]), TEXTS_A_PART):
+            parts = (column[start : start + TEXTS_A_PART] for column in columns)
+            yield from zip(*(part if isinstance(part, list) else part.to_pylist() for part in parts), strict=True)
+
+
+def pick(column: Sequence[Any] | pa.ChunkedArray, numbers: np.ndarray) -> list[Any]:
+    """Return some of the values of a column."""
+    if isinstance(column, pa.ChunkedArray):
+        return column.take(pa.array(numbers, pa.int64())).to_pylist()
+    return [column[number] for number in numbers.tolist()]
+
+
+def select(examples: Any, numbers: np.ndarray) -> Any:
+    """Return some of a split's examples, by their numbers."""
+    if isinstance(examples, list):
+        return [examples[number] for number in numbers.tolist()]
+    return examples.take(numbers)
+
+
+def divide(task: "Task", examples: Any, share: float, source: str = "tune_share of dev") -> tuple[Any, Any]:
+    """Divide a split's examples into a share that decides, and the others.
+
+    The division is the same for every seed. Examples of one group stay together.
+
+    Args:
+        source: The option and the split, for the message.
+
+    Raises:
+        UsageError: One of the two parts is empty.
+    """
+    groups = task.tabulate(examples).groups
+    names = list(dict.fromkeys(groups))
+    count = round(share * len(names))
+    if not 0 < count < len(names):
+        raise UsageError(
+            f"{source}: a share of {share:g} of {len(names):,} texts or documents leaves one part empty; change it"
+        )
+    chosen = {names[place] for place in np.random.default_rng(0).permutation(len(names))[:count]}
+    decides = np.array([name in chosen for name in groups])
+    return select(examples, np.flatnonzero(decides)), select(examples, np.flatnonzero(~decides))

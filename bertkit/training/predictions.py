@@ -1,0 +1,248 @@
+"""The file of the prediction table, `predictions/<split>.parquet`: made by a run, and read by everything else.
+
+Rows have a key, a hash of their texts and their right answer, so that tables are joined by content, whatever their
+order and their tokenizer. A table from another program, CSV or Parquet, gets its keys when it is read. The columns are
+described in recipes/data/README.md.
+"""
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bertkit.data.formats.columns import Columns, read_columns
+from bertkit.data.labels import (
+    REGRESSION,
+    SEPARATOR,
+    SEVERAL,
+    SINGLE,
+    guess_kind,
+    normalise,
+    number_cells,
+    read_list,
+)
+from bertkit.data.tokenizer import find_words
+from bertkit.errors import UsageError, join_lines
+from bertkit.metrics.ner import sum_types
+from bertkit.metrics.table import (
+    LABEL,
+    NAMES,
+    PREDICTION,
+    PROBABILITY,
+    find_kind,
+    list_names,
+    make_rows,
+    mark_names,
+    number_names,
+    read_facts,
+    read_numbers,
+    read_probabilities,
+)
+from bertkit.tasks.examples import ExampleRows
+
+FORMAT = 1
+TABLE = ".parquet"  # among the predictions of a run, after a split's name
+MISTAKES = ".mistakes.csv"  # the same
+KEY, ROW, RECORD, GROUP, TOKENS, UNKNOWN_TOKENS = "key", "row", "record", "group", "tokens", "unknown_tokens"
+RESULTS = ("probability", "label_set", "error", "cut")  # columns of `bertkit predict` that are not inputs
+PAGE = 64 << 20  # bytes of a column's distinct texts that are stored once
+TYPES = {REGRESSION: pa.float64(), SEVERAL: NAMES, SINGLE: pa.string()}  # of label and prediction
+
+
+def join_rows(rows: pa.Table, examples: ExampleRows | None, tokenizer: Any, **facts: Any) -> pa.Table:
+    """Return the prediction table of a split.
+
+    An input column that has the name of another column is called NAME_input.
+
+    Args:
+        rows: As `Task.rows` returns them.
+        examples: As `Task.tabulate` returns them; None: the number of a sequence is its key.
+        facts: The names of the task and of the split.
+    """
+    facts = {"table": FORMAT, **facts, **read_facts(rows)}
+    if examples is None:
+        numbers = pa.array(np.arange(len(rows)), pa.uint64())
+        return make_rows({KEY: numbers} | dict(zip(rows.column_names, rows.columns, strict=True)), **facts)
+    columns: dict[str, Any] = {KEY: None, ROW: pa.array(examples.lines, pa.int64())}
+    if examples.source is not None and len(examples.source.records):
+        columns[RECORD] = pa.array(examples.source.records, pa.int64())
+    columns[GROUP] = pa.array([hash_texts([str(group)]) for group in examples.groups], pa.uint64())
+    columns[TOKENS], columns[UNKNOWN_TOKENS] = count_tokens(examples, tokenizer)
+    taken = {*columns, *rows.column_names}
+    inputs = dict(examples.texts)
+    if examples.source is not None:
+        others = [name for name in examples.source.table.column_names if name != LABEL or name not in examples.used]
+        inputs |= {name: examples.source.table.column(name) for name in others}
+    named = {name: f"{name}_input" if name in taken else name for name in inputs}
+    columns |= {named[name]: column for name, column in inputs.items()}
+    columns |= dict(zip(rows.column_names, rows.columns, strict=True))
+    columns[KEY] = pa.array(hash_rows(examples.walk_texts(), examples.labels), pa.uint64())
+    others = [named[name] for name in inputs if name not in examples.used and name not in examples.texts]
+    return make_rows(columns, texts=[named[name] for name in examples.texts], inputs=others, **facts)
+
+
+def count_tokens(examples: ExampleRows, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens of the texts of each row, and the unknown ones among them, (S,) each."""
+    words, counts = find_words(tokenizer), []
+    for texts in examples.walk_texts():
+        ids, _ = words.encode(list(texts), np.int32)
+        counts.append((len(ids), int((ids == tokenizer.unk_token_id).sum())))
+    tokens, unknown = np.array(counts, np.int32).T
+    return tokens, unknown
+
+
+def hash_rows(texts: Iterable[Sequence[str]], labels: Sequence[Any] | None) -> list[int]:
+    """Return the key of each row; equal rows are numbered, so that their keys differ."""
+    numbers: Counter[tuple[str, ...]] = Counter()
+    keys = []
+    for place, row in enumerate(texts):
+        content = (*row, *spell(None if labels is None else labels[place]))
+        keys.append(hash_texts((*content, str(numbers[content]))))
+        numbers[content] += 1
+    return keys
+
+
+def spell(label: Any) -> tuple[str, ...]:
+    """Return a label, labels, a number or nothing as texts."""
+    if label is None:
+        return ()
+    return tuple(label) if isinstance(label, list | tuple) else (f"{label:g}" if isinstance(label, float) else label,)
+
+
+def hash_texts(texts: Sequence[str]) -> int:
+    """Return a 64-bit hash of some texts."""
+    content = "\0".join(texts).encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(content, digest_size=8).digest())
+
+
+# --- Files ------------------------------------------------------------------------------------------------------------
+
+
+def format_table(rows: pa.Table, name: str) -> dict[str, str | bytes]:
+    """Return the files of a table, by name: Parquet, and with right answers the mistakes as CSV."""
+    files: dict[str, str | bytes] = {f"{name}{TABLE}": pack_table(rows)}
+    return files | ({f"{name}{MISTAKES}": write_mistakes(rows)} if LABEL in rows.column_names else {})
+
+
+def pack_table(rows: pa.Table) -> bytes:
+    """Return the content of a Parquet file, in which a text that many rows have is stored once."""
+    file = io.BytesIO()
+    pq.write_table(rows, file, compression="zstd", dictionary_pagesize_limit=PAGE, row_group_size=1 << 30)
+    return file.getvalue()
+
+
+def read_table(path: Path, texts: Sequence[str] = ()) -> pa.Table:
+    """Read a prediction table; one of another program needs the columns `label` and `prediction` beside its texts.
+
+    Args:
+        texts: The columns of texts of a table without keys; by default all columns that are not results.
+
+    Raises:
+        UsageError: It cannot be read, is of a later format, or lacks a column.
+    """
+    if path.name.endswith(TABLE) and path.is_file():
+        try:
+            rows = pq.read_table(path)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise UsageError(f"{path} is damaged ({join_lines(error)}); delete it and write it again") from None
+        if KEY in rows.column_names and read_facts(rows).get("table"):
+            if (found := read_facts(rows)["table"]) != FORMAT:
+                raise UsageError(f"{path} has format {found} of a later version; update bertkit")
+            return rows
+    return adopt_table(read_columns(path), texts)
+
+
+def adopt_table(table: Columns, texts: Sequence[str]) -> pa.Table:
+    """Return the prediction table of another program with keys."""
+    names = table.table.column_names
+    for name in (LABEL, PREDICTION, *texts):
+        if name not in names:
+            raise UsageError(f"{table.source} has no column {name!r}, only {', '.join(names)}; rename one")
+    results = {KEY, ROW, RECORD, GROUP, TOKENS, UNKNOWN_TOKENS, LABEL, PREDICTION, *RESULTS, *table.faults}
+    texts = texts or [name for name in names if name not in results and not name.startswith(PROBABILITY)]
+    if not texts:
+        raise UsageError(f"{table.source} has no column of texts beside {LABEL} and {PREDICTION}; add it")
+    cells = {name: number_cells(table, name) for name in (LABEL, PREDICTION)}
+    kinds = {guess_kind(values, name in table.lists)[0] for name, (_, values) in cells.items()}
+    kind = next(kind for kind in (REGRESSION, SEVERAL, SINGLE) if kind in kinds)
+    columns = dict(zip(names, table.table.columns, strict=True))
+    for name, (codes, values) in cells.items():
+        try:
+            columns[name] = pa.array([read_answer(value, kind) for value in values], TYPES[kind]).take(pa.array(codes))
+        except (TypeError, ValueError):
+            raise UsageError(f"{table.source}: {name!r} has cells that are not numbers; correct them") from None
+    words = zip(*(table.find(name).to_pylist() for name in texts), strict=True)
+    keys = pa.array(hash_rows(words, columns[LABEL].to_pylist()), pa.uint64())
+    columns |= {KEY: keys, GROUP: keys, ROW: pa.array(table.lines, pa.int64())}
+    return make_rows(columns, texts=list(texts))
+
+
+def read_answer(cell: str, kind: str) -> Any:
+    """Return the class, the classes or the number in a cell."""
+    if kind == REGRESSION:
+        return float(cell)
+    if kind == SINGLE:
+        return normalise(cell)
+    parts = read_list(cell)
+    return [normalise(part) for part in (cell.split(SEPARATOR) if parts is None else parts) if part.strip()]
+
+
+# --- Rows that are wrong ----------------------------------------------------------------------------------------------
+
+
+def judge_rows(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Return (S,) which rows are wrong, and how wrong each is.
+
+    Wrong are another class than the right one, an answer or a sentence with an F1 below 1, and a number that is off by
+    more than the root mean squared error. The worst rows have the least probability of the right answer, the lowest
+    F1, or the largest error.
+    """
+    if "f1" in rows.column_names:  # answers to questions
+        return read_numbers(rows, "f1") < 1, 1 - read_numbers(rows, "f1")
+    if "strict_found" in rows.column_names:  # tags
+        right, found, wanted = (sum_types(rows, name) for name in ("right", "found", "wanted"))
+        share = np.divide(2 * right, found + wanted, out=np.ones(len(rows)), where=found + wanted > 0)
+        return share < 1, 1 - share
+    if (kind := find_kind(rows)) == REGRESSION:
+        errors = np.abs(read_numbers(rows, PREDICTION) - read_numbers(rows, LABEL))
+        return errors > np.sqrt(np.mean(errors**2)), errors
+    labels, predictions = rows.column(LABEL).to_pylist(), rows.column(PREDICTION).to_pylist()
+    if kind == SEVERAL:
+        labels, predictions = map(sorted, labels), map(sorted, predictions)
+    labels, predictions = list(labels), list(predictions)
+    is_wrong = np.array([label != found for label, found in zip(labels, predictions, strict=True)], bool)
+    names = list_names(rows)
+    if (probabilities := read_probabilities(rows, names)) is None:
+        return is_wrong, is_wrong.astype(float)
+    if kind == SINGLE:
+        return is_wrong, 1 - probabilities[np.arange(len(rows)), number_names(labels, names)]
+    return is_wrong, np.abs(probabilities - mark_names(labels, names)).mean(axis=1)
+
+
+def find_mistakes(rows: pa.Table) -> np.ndarray:
+    """Return the numbers of the wrong rows, the worst first."""
+    is_wrong, badness = judge_rows(rows)
+    numbers = np.flatnonzero(is_wrong)
+    return numbers[np.argsort(-badness[numbers], kind="stable")]
+
+
+def write_mistakes(rows: pa.Table) -> str:
+    """Return the wrong rows as CSV, the worst first: row, texts, prediction and right answer, then the other inputs."""
+    facts = read_facts(rows)
+    names = [ROW, *(name for name in (RECORD,) if name in rows.column_names), *facts.get("texts", [])]
+    names += [PREDICTION, LABEL]
+    names += [name for name in facts.get("inputs", []) if name not in names]
+    chosen = rows.select(names).take(pa.array(find_mistakes(rows), pa.int64()))
+    file = io.StringIO()
+    writer = csv.writer(file)
+    writer.writerow(names)
+    for row in chosen.to_pylist():
+        writer.writerow([SEPARATOR.join(cell) if isinstance(cell, list) else cell for cell in row.values()])
+    return file.getvalue()
