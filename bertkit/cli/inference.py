@@ -97,6 +97,7 @@ def predict(
     $ bertkit predict runs/sst2 "A warm, funny film." --explain
     """
     from bertkit.data.formats.inputs import STDIN, check_output, check_source, read_inputs
+    from bertkit.inference.evaluate import LabelCheck
     from bertkit.inference.predictor import Counts, Predictor, write_results
     from bertkit.inference.tables import WRITERS
 
@@ -127,6 +128,7 @@ def predict(
             answer = partial(explain, predictor)
         at_once = 1 if source == STDIN and sys.stdin.isatty() else None  # a person expects an answer to each line
         inputs = predictor.group(texts) if texts else read_inputs(source, columns or ())
+        predictor.labels = LabelCheck(run, predictor.settings) if source else None
         if output is not None and explains:
             tally = write_results(answer(inputs, at_once), output, screen.say)
         elif output is not None:
@@ -144,9 +146,45 @@ def predict(
                     screen.say(json.dumps(found, ensure_ascii=False))
         if cut := tally.describe_cut():
             complain(cut)
+        if predictor.labels is not None and (line := predictor.labels.describe()):
+            complain(f"{line}; bertkit evaluate {run} --data {source} gives intervals and lists the mistakes")
         if tally.errors:
             count = f"{tally.errors:,} input{'s' * (tally.errors > 1)}"
             raise UsageError(f"{count} cannot be predicted; the output gives the reason for each")
+
+
+@app.command()
+def evaluate(
+    run: Annotated[str, PlaceArgument(help="Finished run, export or Hub model.", metavar="RUN")],
+    data: Annotated[
+        str | None,
+        PlaceOption("--data", help="Labelled data (default: the run's own dev and test).", metavar="FILE|DIR|NAME"),
+    ] = None,
+    output: Annotated[
+        Path | None, PathOption("--output", help="Directory to write (default: in RUN/evaluations/).", metavar="DIR")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
+) -> None:
+    """Score a trained model on labelled data that it has not seen, with intervals, and list its mistakes.
+
+    Without --data the tables of the run's own predictions are written again.
+
+    $ bertkit evaluate runs/stars --data new.csv
+
+    $ bertkit evaluate runs/squad2 --data questions.json --output scores --json
+    """
+    from bertkit.inference.evaluate import evaluate as evaluate_model
+    from bertkit.inference.evaluate import list_tables
+
+    with Screen() as screen:
+        found = evaluate_model(run, data, output, complain if as_json else screen.say)
+        if as_json:
+            print_line(json.dumps({one.name: one.metrics for one in found}))
+            return
+        for one in found:
+            for table in list_tables(one):
+                screen.show_table(table)
+            screen.say(*one.describe())
 
 
 @app.command()

@@ -149,6 +149,7 @@ class Predictor:
         lengths = ({"long": config.window_pooling} if config.window_pooling else {}) | find_lengths(recipe)
         set_limit = None if coverage is None else find_limit(load_conformity(name).scores, coverage)
         self.settings = PredictionSettings(model, tokenizer, lengths, pairs, top, set_limit)
+        self.labels: Any = None  # notes the labels of inputs, if it is set (`bertkit.inference.evaluate.LabelCheck`)
 
     def __call__(self, inputs: Sequence[Input | Sequence[str]]) -> list[Result]:
         """Return the result of each input; the inputs in a DataFrame of pandas are its rows.
@@ -197,6 +198,8 @@ class Predictor:
             answers = predict(self.task, list(examples.values()), self.settings, self.precision, note)
             for place, found in zip(examples, answers, strict=True):
                 results[place] |= found
+                if self.labels is not None:
+                    self.labels.note(getattr(chunk[place], "value", None), found)
             yield from results
 
     def read(self, given: Input | Sequence[str] | UsageError) -> Any:

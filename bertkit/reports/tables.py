@@ -4,6 +4,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from textwrap import shorten
 from typing import Any, Literal
 
 
@@ -122,6 +123,49 @@ def tabulate_scores(
     cells = {head: column for head, column in cells.items() if any(cell.lines for cell in column)}
     lines = zip([row.head for row in rows], *cells.values(), strict=True)
     return make_table("Scores on held-out data", ["held out", *cells], lines, "quiet")
+
+
+LONGEST_NAME = 80  # characters of a label
+LABEL_SCORES = {  # of each label, in metrics.json -> its column
+    "precision": "precision (%)",
+    "recall": "recall (%)",
+    "f1": "F1 (%)",
+    "count": "count",
+    "threshold": "threshold",
+}
+
+
+def tabulate_labels(metrics: Mapping[str, float], split: str, pattern: str = "{}") -> Table | None:
+    """Return the table of the scores of each label of a split; None if metrics.json has none.
+
+    Args:
+        pattern: The name pattern of the split's scores.
+    """
+    start = pattern.format("count_")
+    names = [key.removeprefix(start) for key in metrics if key.startswith(start)]
+    scores = [{key: metrics.get(pattern.format(f"{key}_{name}")) for key in LABEL_SCORES} for name in names]
+    keys = [key for key in LABEL_SCORES if any(found[key] is not None for found in scores)]
+    lines = [
+        [shorten(name, LONGEST_NAME, placeholder="…"), *(_show_label_score(key, found[key]) for key in keys)]
+        for name, found in zip(names, scores, strict=True)
+    ]
+    heads = ["label", *(LABEL_SCORES[key] for key in keys)]
+    return make_table(f"Scores by label, {split}", heads, lines) if lines else None
+
+
+def _show_label_score(key: str, value: float | None) -> str:
+    if value is None:
+        return MISSING
+    return f"{value:,.0f}" if key == "count" else f"{value:.3f}" if key == "threshold" else f"{100 * value:.1f}"
+
+
+def tabulate_types(scores: Mapping[str, Mapping[str, float]], split: str) -> Table | None:
+    """Return the table of precision, recall and F1 of each type of entity; None without types."""
+    lines = [
+        [kind, *(f"{100 * found[key]:.1f}" for key in ("precision", "recall", "f1"))] for kind, found in scores.items()
+    ]
+    heads = ["type", "precision", "recall", "F1"]
+    return make_table(f"Scores by entity type, {split} (%)", heads, lines) if lines else None
 
 
 def name_limits(key: str) -> tuple[str, str]:

@@ -26,6 +26,7 @@ from bertkit.errors import UsageError
 from bertkit.metrics.classification import FIXED_THRESHOLD, score_table
 from bertkit.metrics.rows import RowScore
 from bertkit.metrics.table import find_kind
+from bertkit.model.config import BertConfig
 from bertkit.reports.tables import ScoreRow, count
 from bertkit.system.files import take_fingerprint
 from bertkit.system.progress import Report, ignore
@@ -37,6 +38,7 @@ from bertkit.tasks.texts import TextTask, guess_texts, name_results, tabulate_lo
 
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars", "y")
 BALANCED = "balanced"
+AS_TRAINED = "as in training"  # the reason of the labels of a trained model
 MOST_BLANK = 0.05  # share of the rows that may be without a text
 ROWS_A_PART = 10_000  # converted from Arrow
 UNLABELLED = "unlabelled"  # a test split without labels
@@ -169,13 +171,17 @@ class ClassificationTask(TextTask):
         if isinstance(weights, str) and weights != BALANCED:
             raise UsageError(f'class_weights is {weights!r}; give "balanced" or a table label -> weight')
 
-    def load(self, options: Mapping[str, Any], report: Report) -> dict[str, LabelledTexts]:
+    def load(
+        self, options: Mapping[str, Any], report: Report, config: BertConfig | None = None
+    ) -> dict[str, LabelledTexts]:
         """Read the table or tables, and split a single one by a hash of its texts."""
         if not options["dir"]:
             raise UsageError(
                 "classify needs a table of texts and labels; name a file, a folder or a Hub data set with --data"
             )
         tables = read_splits(options["dir"])
+        if config is not None:
+            return read_scored(tables, options, config, report)
         train = tables["train"]
         text, label = choose_columns(train, options["text"], options["label"], report)
         options = {**options, "text": text}
@@ -413,7 +419,9 @@ def read_rows(
     if unknown:
         listed = ", ".join(f"{label!r} ({number:,})" for label, number in unknown.most_common(MOST_SHOWN))
         ending = "; these rows are left out" if space.kind == SINGLE else ""
-        report(f"{table.source}, {split}: train lacks the labels {listed}{ending}")
+        report(
+            f"{table.source}, {split}: {'the model lacks' if space.reason == AS_TRAINED else 'train lacks'} the labels {listed}{ending}"
+        )
         if space.kind == SINGLE:
             found = found.take(np.flatnonzero(labels != UNKNOWN_LABEL))
     if not len(found):
@@ -421,6 +429,28 @@ def read_rows(
             f"{table.source}, {split}: train has none of the labels in its {count(len(table), 'row')}; correct them"
         )
     return found
+
+
+def read_scored(
+    tables: Mapping[str, Columns], options: Mapping[str, Any], config: BertConfig, report: Report
+) -> dict[str, LabelledTexts]:
+    """Return the labelled rows of a table, or of dev and test, with the labels of a trained model.
+
+    Raises:
+        UsageError: A table lacks labels.
+    """
+    scored = {split: table for split, table in tables.items() if split != "train"} or dict(tables)
+    given = options["text"] or config.text_columns or []
+    names, examples = tuple(config.id2label[place] for place in range(config.num_labels)), {}
+    for split, table in scored.items():
+        text, label = choose_columns(table, given, options["label"], report)
+        if config.problem_type == SEVERAL and len(label) == 1:
+            space = replace(find_space(table, label, {**options, "problem_type": SEVERAL}), names=names)
+        else:
+            space = LabelSpace(config.problem_type, names, tuple(label), AS_TRAINED)
+        table = drop_blank(table, text, report)
+        examples[split] = read_rows(split, table, space, {**options, "text": text, "folds": 0}, report)
+    return examples
 
 
 def describe_labels(examples: Mapping[str, LabelledTexts]) -> list[str]:

@@ -36,6 +36,7 @@ from bertkit.errors import UsageError
 from bertkit.metrics.classification import score_table
 from bertkit.metrics.glue import compute_scores
 from bertkit.metrics.rows import RowScore
+from bertkit.model.config import BertConfig
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.examples import ExampleRows
@@ -226,9 +227,14 @@ class GlueTask(TextTask):
 
     # --- The data -----------------------------------------------------------------------------------------------------
 
-    def load(self, options: Mapping[str, Any], report: Report) -> dict[str, SentenceExamples]:
+    def load(
+        self, options: Mapping[str, Any], report: Report, config: BertConfig | None = None
+    ) -> dict[str, SentenceExamples]:
         """Read the examples of every available split, and report the optional ones that are missing."""
         row, folder = self.row, Path(options["dir"])
+        if config is not None and folder.is_file():
+            first = next(iter(self.splits))
+            return {first: read_examples(row, read_split(row, first, folder), labelled=True)}
         tables = read_folder(row, folder) if options["dir"] else read_copy(row, report)
         for name, split in row.splits.items():
             if name not in tables:
@@ -239,6 +245,8 @@ class GlueTask(TextTask):
         examples = {name: read_examples(row, table, not row.splits[name].submission) for name, table in tables.items()}
         if (count := options["max_train_samples"]) and "train" in examples:
             examples["train"] = examples["train"].take(np.arange(min(count, len(examples["train"].lines))))
+        if config is not None:
+            examples = {name: found for name, found in examples.items() if name in self.splits}
         report(f"{row.title}: " + ", ".join(f"{name} {len(found.lines):,}" for name, found in examples.items()))
         return examples
 

@@ -40,6 +40,7 @@ from bertkit.errors import UsageError
 from bertkit.metrics.ner import count_entities, find_entities, score_entities
 from bertkit.metrics.rows import RowScore
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows
+from bertkit.model.config import BertConfig
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_dataset
@@ -166,9 +167,15 @@ class NerTask(FineTuningTask):
         """Return the head of either approach."""
         return "BertFeaturesForTokenClassification" if options["features"] else self.head
 
-    def load(self, options: Mapping[str, Any], report: Report) -> dict[str, TaggedExamples]:
+    def load(
+        self, options: Mapping[str, Any], report: Report, config: BertConfig | None = None
+    ) -> dict[str, TaggedExamples]:
         """Read the examples of train, dev and, if it is there, test; splits that are missing are taken from train."""
         texts = self.read(options, report)
+        if config is not None:
+            names = tuple(config.id2label[place] for place in range(config.num_labels))
+            found = {split: text for split, text in texts.items() if split != "train"} or texts
+            return {split: TaggedExamples(text, names, "") for split, text in found.items() if text.is_labelled}
         for text in texts.values():
             if text.odd:
                 report(f"{text.source}: the scheme is {text.scheme}, but {text.odd:,} of the tags do not follow it")

@@ -46,6 +46,7 @@ from bertkit.metrics.squad import (
     score_squad2,
 )
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows, read_facts, read_numbers
+from bertkit.model.config import BertConfig
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.classification import UNLABELLED
 from bertkit.tasks.examples import ExampleRows, select
@@ -111,8 +112,12 @@ class SquadTask(FineTuningTask):
             if options[key] and not Path(options[key]).is_file():
                 raise UsageError(f"{key} {options[key]} not found; give a file in SQuAD's format")
 
-    def load(self, options: Mapping[str, Any], report: Report) -> dict[str, list[Question]]:
+    def load(
+        self, options: Mapping[str, Any], report: Report, config: BertConfig | None = None
+    ) -> dict[str, list[Question]]:
         """Read the questions of train and dev; training questions with a misplaced answer are left out."""
+        if config is not None:
+            return self.read_scored(options["dir"])
         if options["extra_train"]:
             self.read_training(options["extra_train"])  # reports its errors before any training
         examples = self.read_examples(options, report)
@@ -149,6 +154,14 @@ class SquadTask(FineTuningTask):
             return examples | read_squad_copy(self.version.hub, wanted)
         folder, number = Path(options["dir"]), self.version.number
         return examples | {name: read_squad(folder / self.name_file(name), number) for name in wanted}
+
+    def read_scored(self, place: str) -> dict[str, list[Question]]:
+        """Read the questions of a file, of the official dev, or of a person's own dev and test with answers."""
+        if self.is_official(place):
+            return {"dev": read_squad(Path(place, self.name_file("dev")), self.version.number)}
+        found = read_own_squad(place, self.version.number)
+        scored = {split: part for split, part in found.items() if split != "train"} or found
+        return {split: part.questions for split, part in scored.items() if part.is_labelled}
 
     def read_own(self, options: Mapping[str, Any], report: Report) -> dict[str, list[Question]]:
         """Read a person's own questions, and take dev and test from train by a hash of contexts or groups."""

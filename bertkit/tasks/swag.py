@@ -23,6 +23,7 @@ from bertkit.errors import UsageError, check_access
 from bertkit.metrics.classification import score_table
 from bertkit.metrics.glue import compute_scores
 from bertkit.metrics.rows import RowScore
+from bertkit.model.config import BertConfig
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.examples import ExampleRows
@@ -63,9 +64,13 @@ class SwagTask(FineTuningTask):
 
     # --- The data -----------------------------------------------------------------------------------------------------
 
-    def load(self, options: Mapping[str, Any], report: Report) -> dict[str, list[Situation]]:
+    def load(
+        self, options: Mapping[str, Any], report: Report, config: BertConfig | None = None
+    ) -> dict[str, list[Situation]]:
         """Read the questions of train, dev and test, and report a missing test set."""
         folder = Path(options["dir"])
+        if config is not None:
+            return {"dev": read_swag(folder / SWAG_FILES["dev"] if folder.is_dir() else folder)}
         examples = self.read_folder(folder) if options["dir"] else read_swag_copy(SWAG_SPLITS, self.unlabelled)
         for name, file in SWAG_FILES.items():
             if name not in examples:

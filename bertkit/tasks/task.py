@@ -27,6 +27,7 @@ from bertkit.tasks.schema import STRING, Schema, make_array
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from bertkit.model.config import BertConfig
     from bertkit.model.onnx import OnnxModel
 
 EXAMPLES = "examples.txt"  # among the predictions of a run
@@ -178,10 +179,14 @@ class Task:
 
     # --- The data -----------------------------------------------------------------------------------------------------
 
-    def load(self, options: Mapping[str, Any], report: Report) -> dict[str, Any]:
+    def load(self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None) -> dict[str, Any]:
         """Read the examples of every split there is, by name.
 
         "train" is among them, unless the task is only predicted, and the first of `splits`.
+
+        Args:
+            config: That of a trained model, which knows the labels: the data are only scored, so that a file is one
+                split, and of several splits those are read that are evaluated.
 
         Raises:
             UsageError: Files are wrong or missing.

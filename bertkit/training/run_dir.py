@@ -40,6 +40,7 @@ RECIPE_FILE = "recipe.toml"
 VOCABULARY = "vocab.txt"
 LOG = "training_log.jsonl"
 PREDICTIONS = "predictions"
+EVALUATIONS = "evaluations"  # scores on other data, each in a folder
 ENVIRONMENT = "environment.json"
 ALL_RESULTS = "all_results.json"  # the scores under the names of transformers' example scripts
 EVAL_RESULTS = ".eval_results"  # scores on benchmarks of the Hub, in its own form
@@ -83,6 +84,7 @@ RUN_FOLDERS = (
     BEST,
     SEARCH,
     PREDICTIONS,
+    EVALUATIONS,
     EVAL_RESULTS,
     "checkpoint-",
     f".{BEST}",

@@ -1,0 +1,312 @@
+"""Score a finished run, an export or a Hub model on labelled data that it has not seen.
+
+The data are encoded as in training, with the lengths, the document context and the decisions (tau, thresholds,
+temperature) of the run, so that a run's own dev gives the scores in its metrics.json. Left out: files of predictions
+of other programs (`bertkit score`, `bertkit compare`).
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from bertkit.data.duplicates import TRAIN_SPLIT
+from bertkit.data.labels import REGRESSION, SEVERAL
+from bertkit.data.sequences import IGNORED, batch_by_length
+from bertkit.errors import UsageError, explain_refusal
+from bertkit.inference.predictor import Predictor
+from bertkit.metrics.calibration import temper
+from bertkit.metrics.classification import FIXED_THRESHOLD, score_table
+from bertkit.metrics.ner import score_types
+from bertkit.metrics.rows import take_values
+from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows, read_facts
+from bertkit.model.checkpoint import find_file
+from bertkit.model.heads import BertHead
+from bertkit.model.precision import use_precision
+from bertkit.reports.tables import Table, count, name_limits, tabulate_labels, tabulate_scores, tabulate_types
+from bertkit.system.files import atomic_write
+from bertkit.system.progress import Report, ignore
+from bertkit.tasks import TASKS
+from bertkit.tasks.examples import divide
+from bertkit.tasks.prediction import add_places, check_types, limit_batch
+from bertkit.tasks.repeats import check_rows
+from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, PredictionSettings, Task
+from bertkit.training.predictions import MISTAKES, find_mistakes, format_table, join_rows, read_answer
+from bertkit.training.recipe import Recipe, merge, read_recipe
+from bertkit.training.run_dir import EVALUATIONS, METRICS_FILE, PREDICTIONS, RECIPE_FILE
+from bertkit.training.scoring import score_rows
+
+MISTAKES_FILE = "mistakes.csv"  # in the directory of an evaluation
+SIZED_AT_ONCE = 256  # rows collated to find their lengths
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """A trained model with what its scores depend on.
+
+    Attributes:
+        decided: Values of its configuration that an evaluation has decided: tau, thresholds.
+    """
+
+    run: str
+    task: Task
+    recipe: Recipe
+    settings: PredictionSettings
+    precision: str
+    decided: Mapping[str, Any]
+
+    def tabulate(self, examples: Any, split: str) -> tuple[pa.Table, Any]:
+        """Return the prediction table of some examples, and their data set."""
+        data = self.task.encode(examples, self.settings.tokenizer, self.recipe, split)
+        summaries = summarize(self.task, self.settings.model, data, self.precision)
+        rows = self.task.rows(summaries, data, self.decided)
+        table = join_rows(rows, self.task.tabulate(examples), self.settings.tokenizer, task=self.task.name, split=split)
+        return table, data
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """The scores of a model on some labelled rows, as written to `output`."""
+
+    name: str
+    task: Task
+    metrics: Mapping[str, Any]
+    rows: pa.Table
+    output: Path
+
+    def describe(self) -> Iterator[str]:
+        """Yield lines about leaks, choices, mistakes and files."""
+        if leaks := self.metrics.get("leaks"):
+            yield f"{leaks:,} of {count(len(self.rows), 'row')} also {'occurs' if leaks == 1 else 'occur'} in train"
+        yield from self.task.comment(self.metrics)
+        yield f"{count(len(find_mistakes(self.rows)), 'mistake')}, the worst first, and scores: {self.output}"
+
+
+def open_scored(run: str, precision: str = "auto") -> Scored:
+    """Load a run, an export or a Hub model to score it.
+
+    Raises:
+        UsageError: As `Predictor`; or the task has no labels.
+    """
+    predictor = Predictor(run, precision=precision)
+    path = find_file(run, RECIPE_FILE)
+    recipe = {} if path is None else read_recipe(path)
+    config = predictor.settings.model.config
+    head = predictor.settings.head.replace("BiLSTM", "")
+    fitting = [task for task in TASKS.values() if task.metric and task.head == head]
+    if config.tau is not None:
+        fitting = fitting[::-1]  # of two versions the second one has a tau
+    task = TASKS.get(str(recipe.get("task")), fitting[0] if fitting else None)
+    if task is None or not task.metric or task.lower_is_better:
+        raise UsageError(f"{run} has no labels to score; give a fine-tuned model")
+    if not recipe:
+        lengths = {name: value for name, value in predictor.settings.lengths.items() if name in task.options}
+        recipe = merge(task.recipe, {"checkpoint": run, "data": lengths})
+        longest = min(recipe["data"]["max_length"], config.max_position_embeddings)
+        recipe = merge(recipe, {"data": {"max_length": longest}})
+    decided = {name: value for name in ("tau", "thresholds") if (value := getattr(config, name)) is not None}
+    if config.problem_type == SEVERAL:
+        decided.setdefault("thresholds", [FIXED_THRESHOLD] * config.num_labels)
+    return Scored(run, task, recipe, predictor.settings, predictor.precision, decided)
+
+
+@torch.inference_mode()
+def summarize(task: Task, model: Any, data: Any, precision: str = "fp32") -> np.ndarray:
+    """Return the summaries (S, ...) of a data set's sequences in order, with the temperature of the model."""
+    found: list[Any] = [None] * len(data)
+    for numbers, batch in walk_batches(task, data, limit_batch(model.device)):
+        check_types(batch, model.config)
+        if isinstance(model, BertHead):  # otherwise an export
+            batch = add_places(batch, type(model))
+        batch = {name: column.to(model.device) for name, column in batch.items()}
+        with use_precision(precision, model.device):
+            outputs = model(**batch, **task.evaluation_options)
+        summaries = temper(task.summarize(outputs, batch).cpu().numpy(), model.config.temperature)
+        for number, summary in zip(numbers.tolist(), summaries, strict=True):
+            found[number] = summary
+    sizes = np.array([summary.shape for summary in found])
+    widths = sizes.max(axis=0) - sizes  # NER has a label for each word
+    return np.stack(
+        [
+            np.pad(summary, [(0, width) for width in row], constant_values=IGNORED)
+            for summary, row in zip(found, widths.tolist(), strict=True)
+        ]
+    )
+
+
+def walk_batches(task: Task, data: Any, tokens: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+    """Yield the numbers of some sequences of similar length and their batch of at most so many tokens."""
+    starts = range(0, len(data), SIZED_AT_ONCE)
+    parts = (task.collate(data.__getitems__(range(x, min(x + SIZED_AT_ONCE, len(data))))) for x in starts)
+    lengths = np.concatenate([batch["attention_mask"].flatten(1).sum(1).numpy() for batch in parts])
+    for numbers in batch_by_length(lengths, tokens):
+        yield numbers, task.collate(data.__getitems__(numbers.tolist()))
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+
+
+def evaluate(run: str, place: str | None, output: Path | None, report: Report = ignore) -> list[Evaluation]:
+    """Score a model on labelled data, and write scores, table and mistakes of each split.
+
+    Args:
+        place: A file, or a folder or Hub data set with dev or test; None: the run's own evaluated splits, whose tables
+            and mistakes are written again.
+        output: The directory to write; None: `RUN/evaluations/NAME`, NAME being the file's stem or the split.
+
+    Raises:
+        UsageError: As `open_scored`; the data cannot be read or have no labels; or the output holds a run.
+    """
+    scored = open_scored(run)
+    task, options = scored.task, scored.recipe["data"]
+    folder = Path(run)
+    if not folder.is_dir() and (output is None or place is None):
+        raise UsageError(
+            f"{run} is not a directory on this machine; give data and a directory with --data and --output"
+        )
+    if output is not None and (output / RECIPE_FILE).exists():
+        raise UsageError(f"{output} holds a run; name another directory with --output")
+    train = None if place is None else read_train(scored, report)
+    if place is None:
+        examples = read_own(scored, report)
+    else:
+        examples = task.load({**options, "dir": place}, report, scored.settings.model.config)
+    return [
+        evaluate_split(scored, name, own, train, target)
+        for name, own, target in list_targets(folder, output, place, examples)
+    ]
+
+
+def list_tables(found: Evaluation) -> Iterator[Table]:
+    """Yield the table of scores with intervals and baselines, and those of each label or type of entity."""
+    rows = found.task.list_rows(found.metrics)
+    yield replace(
+        tabulate_scores(rows, found.metrics, "score"), caption=f"{found.name}, {count(len(found.rows), 'row')}"
+    )
+    types = score_types(found.rows) if "strict_found" in found.rows.column_names else {}
+    yield from filter(None, (tabulate_labels(found.metrics, found.name), tabulate_types(types, found.name)))
+
+
+def list_targets(
+    folder: Path, output: Path | None, place: str | None, examples: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Path | None]]:
+    """Yield each split with its examples and the directory to write; None for those of the run itself."""
+    for name, own in examples.items():
+        shown = name_file(str(place)) if len(examples) == 1 and place and Path(place).is_file() else name
+        target = folder / EVALUATIONS / shown if output is None else output / (name if len(examples) > 1 else "")
+        yield shown, own, None if place is None else target
+
+
+def evaluate_split(scored: Scored, name: str, examples: Any, train: Any, target: Path | None) -> Evaluation:
+    """Score a split, and write its files to a directory, or its table and mistakes to those of the run."""
+    task = scored.task
+    rows, data = scored.tabulate(examples, name)
+    leaks = np.empty(0, np.int64)
+    if train is not None:
+        leaks = check_rows(task, {TRAIN_SPLIT: train, name: examples}).find_leaks(name)
+    metrics: dict[str, Any] = score_rows(task, rows, "{}", leaks) | task.baseline(data, data)
+    for own, key in zip((task.metric, *name_limits(task.metric)), ("score", *name_limits("score")), strict=True):
+        if own in metrics:
+            metrics[key] = metrics[own]
+    metrics["rows"] = len(rows)
+    if train is not None:
+        metrics["leaks"] = len(leaks)
+    if chosen := read_facts(rows).get("decided", {}).keys() - scored.decided:
+        metrics[CHOSEN_ON_DEV] = " and ".join(chosen)
+    files = {f"{PREDICTIONS}/{file}": content for file, content in format_table(rows, name).items()}
+    if target is not None:
+        files[MISTAKES_FILE] = files.pop(f"{PREDICTIONS}/{name}{MISTAKES}")
+        files[METRICS_FILE] = json.dumps(metrics, indent=2) + "\n"
+    output = Path(scored.run) if target is None else target
+    with explain_refusal(f"the directory {output}"):
+        (output / PREDICTIONS).mkdir(parents=True, exist_ok=True)
+        for file, content in files.items():
+            atomic_write(content, output / file)
+    return Evaluation(name, task, metrics, rows, output)
+
+
+def name_file(place: str) -> str:
+    """Return the name of a file without suffixes."""
+    return Path(place).name.removesuffix(".gz").rpartition(".")[0] or Path(place).name
+
+
+def read_own(scored: Scored, report: Report) -> dict[str, Any]:
+    """Return the evaluated splits of a run, as they were scored at its end."""
+    examples, options = scored.task.load(scored.recipe["data"], report), scored.recipe["data"]
+    first = next(iter(scored.task.splits))
+    if (share := options.get("tune_share")) and TUNE not in examples:
+        _, examples[first] = divide(scored.task, examples[first], share)
+    return {split: examples[split] for split in scored.task.splits if split in examples}
+
+
+def read_train(scored: Scored, report: Report) -> Any:
+    """Return the training examples of a run; None if they are gone, which is reported."""
+    if not (Path(scored.run) / RECIPE_FILE).is_file():
+        return None
+    try:
+        return scored.task.load(scored.recipe["data"], ignore)[TRAIN_SPLIT]
+    except UsageError as error:
+        report(f"the training texts cannot be read, so that rows that were trained on are not looked for: {error}")
+        return None
+
+
+# --- Labels in the input of predict -----------------------------------------------------------------------------------
+
+
+class LabelCheck:
+    """The labels in the inputs of a classifier, beside its answers.
+
+    Attributes:
+        column: The column of labels: the recipe's, or "label".
+    """
+
+    def __init__(self, run: str, settings: PredictionSettings) -> None:
+        path = find_file(run, RECIPE_FILE)
+        named = {} if path is None else read_recipe(path).get("data", {})
+        self.columns = list(named.get("label") or [LABEL])
+        self.kind = settings.model.config.problem_type
+        self.names = settings.labels
+        self.labels: list[Any] = []
+        self.answers: list[Any] = []
+
+    def note(self, given: Any, result: Mapping[str, Any]) -> None:
+        """Keep the label of an input and its answer."""
+        cell = given.get(self.columns[0]) if isinstance(given, Mapping) else None
+        answer = next((result[key] for key in ("label", "labels", "score") if key in result), None)
+        if cell is None or answer is None or len(self.columns) > 1:
+            return
+        try:
+            self.labels.append(read_answer(str(cell), self.kind))
+        except ValueError:
+            return
+        self.answers.append(answer)
+
+    def describe(self) -> str:
+        """Return a line with the scores of the answers; empty if no input has a label of the model."""
+        if not self.labels or (self.kind != REGRESSION and not set(self.names) & set(flatten(self.labels))):
+            return ""
+        types = NAMES if self.kind == SEVERAL else None
+        columns = {name: pa.array(values, types) for name, values in ((LABEL, self.labels), (PREDICTION, self.answers))}
+        facts = {} if self.kind == REGRESSION else {"names": sorted({*self.names, *flatten(self.labels)})}
+        values = take_values(score_table(make_rows(columns, **facts)))
+        shown = [f"{name} {100 * values[key]:.1f} %" for key, name in SHOWN_SCORES.items() if key in values]
+        return f"{count(len(self.labels), 'row')} with a label in {self.columns[0]!r}: {', '.join(shown)}"
+
+
+SHOWN_SCORES = {
+    "accuracy": "accuracy",
+    "exact_match": "exact match",
+    "macro_f1": "macro F1",
+    "pearson": "Pearson correlation",
+}
+
+
+def flatten(labels: Sequence[Any]) -> Iterator[str]:
+    """Yield the labels of rows with one or several labels."""
+    for label in labels:
+        yield from label if isinstance(label, list) else [label]
