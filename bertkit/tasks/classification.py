@@ -48,7 +48,7 @@ from bertkit.tasks.task import (
     shorten_text,
     use_transformers,
 )
-from bertkit.tasks.texts import TextTask, guess_texts, name_results
+from bertkit.tasks.texts import TextTask, flatten_result, guess_texts, name_results
 
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars", "y")
 BALANCED = "balanced"
@@ -371,7 +371,7 @@ class ClassificationTask(TextTask):
         name = "test" if split == UNLABELLED else split
         thresholds = self.find_thresholds(summaries, data, decided)
         results = name_results(summaries, data.space.names, data.space.kind, thresholds)
-        files = {f"{name}.csv": write_rows(data.rows, list(map(self.flatten_result, results)))}
+        files = {f"{name}.csv": write_rows(data.rows, list(map(flatten_result, results)))}
         if data.labels is None:
             return files
         figures = list_figures(summaries, data.labels, data.space.names, data.space.kind, thresholds)

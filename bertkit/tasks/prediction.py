@@ -14,7 +14,7 @@ from bertkit.model.config import BertConfig
 from bertkit.model.heads import BertHead
 from bertkit.model.precision import use_precision
 from bertkit.system.progress import ignore
-from bertkit.tasks.task import PredictionSettings, Result, Task
+from bertkit.tasks.task import EncodedInputs, PredictionSettings, Result, Task
 
 SAMPLES = 5  # examples shown per run
 TOKENS_ON_CPU = 1024  # of a batch, whose activations then fit into a core's cache
@@ -34,23 +34,20 @@ def predict(
     """
     if not examples:
         return []
-    data, lengths = task.encode_inputs(examples, settings)
-    note(lengths)
-    kept = run_model(task, data, lengths, settings, precision)
-    results = task.answer(kept, data, examples, settings)
-    truncated = task.find_truncated(data, examples)
-    return [result | {"cut": True} if cut else result for result, cut in zip(results, truncated, strict=True)]
+    inputs = task.encode_inputs(examples, settings)
+    note(inputs.lengths)
+    kept = run_model(task, inputs, settings, precision)
+    results = task.answer(kept, inputs.data, examples, settings)
+    return [result | {"cut": True} if cut else result for result, cut in zip(results, inputs.truncated, strict=True)]
 
 
 @torch.inference_mode()
-def run_model(
-    task: Task, data: Any, lengths: np.ndarray, settings: PredictionSettings, precision: str = "fp32"
-) -> list[Any]:
-    """Return what `Task.keep` keeps of each sequence; `data` and `lengths` are the result of `Task.encode_inputs`."""
+def run_model(task: Task, inputs: EncodedInputs, settings: PredictionSettings, precision: str = "fp32") -> list[Any]:
+    """Return what `Task.keep` keeps of each sequence."""
     device = settings.model.device
-    kept: list[Any] = [None] * len(data)
-    for numbers in batch_by_length(lengths, limit_batch(device)):
-        batch = task.collate_inputs(data, numbers.tolist(), settings)
+    kept: list[Any] = [None] * len(inputs.lengths)
+    for numbers in batch_by_length(inputs.lengths, limit_batch(device)):
+        batch = inputs.collate([inputs.data[number] for number in numbers.tolist()])
         check_types(batch, settings.model.config)
         if isinstance(settings.model, BertHead):  # otherwise an export
             batch = add_places(batch, type(settings.model))
