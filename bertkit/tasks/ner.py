@@ -31,7 +31,7 @@ from bertkit.data.formats.conll import (
     read_conll_copy,
 )
 from bertkit.data.formats.entities import WORD_COLUMNS, find_columns, read_entities, read_list
-from bertkit.data.sequences import IGNORED, pad
+from bertkit.data.sequences import IGNORED, EncodedInputs, pad
 from bertkit.data.splits import check_split_options, describe_shares, divide_train, hash_keys
 from bertkit.data.tagging import ABSENT, Features, Sentence, TaggedText, WordWindows, encode_words, split_words
 from bertkit.data.tags import TAG, from_iob2
@@ -48,7 +48,7 @@ from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.ner_files import find_gold, name_entities, number_rows, write_conll, write_rows
 from bertkit.tasks.option import NER_OPTIONS
 from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_object
-from bertkit.tasks.task import DIVERGED, EncodedInputs, PredictionSettings, Result, RowAnswer, shorten_text
+from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, RowAnswer, shorten_text
 from bertkit.tasks.texts import take_text
 
 if TYPE_CHECKING:

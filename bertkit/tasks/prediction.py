@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertkit.data.sequences import TOKENS_A_BATCH, batch_by_length
+from bertkit.data.sequences import TOKENS_A_BATCH, EncodedInputs, batch_by_length
 from bertkit.errors import UsageError
 from bertkit.model.config import BertConfig
 from bertkit.model.heads import BertHead
 from bertkit.model.precision import use_precision
 from bertkit.system.progress import ignore
-from bertkit.tasks.task import EncodedInputs, PredictionSettings, Result, Task
+from bertkit.tasks.task import PredictionSettings, Result, Task
 
 SAMPLES = 5  # examples shown per run
 TOKENS_ON_CPU = 1024  # of a batch, whose activations then fit into a core's cache

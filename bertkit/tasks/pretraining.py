@@ -29,23 +29,14 @@ from bertkit.data.pretraining.tokenize import (
     start_of,
     tokenize_documents,
 )
-from bertkit.data.sequences import IGNORED
+from bertkit.data.sequences import IGNORED, EncodedInputs
 from bertkit.data.tokenizer import describe_vocabulary, find_words, load_tokenizer, train_tokenizer
 from bertkit.errors import UsageError
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.option import PRETRAINING_OPTIONS, list_defaults
 from bertkit.tasks.schema import PROBABILITY, STRING, Schema, make_array, make_object
-from bertkit.tasks.task import (
-    BERT_TRAIN,
-    DIVERGED,
-    EncodedInputs,
-    PredictionSettings,
-    Result,
-    Task,
-    check_finite,
-    use_transformers,
-)
+from bertkit.tasks.task import BERT_TRAIN, DIVERGED, PredictionSettings, Result, Task, check_finite, use_transformers
 from bertkit.tasks.texts import describe_pair, describe_texts, judge_pair, read_texts
 
 if TYPE_CHECKING:

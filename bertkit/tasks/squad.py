@@ -20,6 +20,7 @@ import numpy as np
 
 from bertkit.data.formats.columns import has_splits
 from bertkit.data.formats.squad import HUB_SQUAD, read_own_squad, read_predictions, read_squad, read_squad_copy
+from bertkit.data.sequences import EncodedInputs
 from bertkit.data.spans import (
     Answer,
     Question,
@@ -44,16 +45,7 @@ from bertkit.tasks.option import SQUAD_OPTIONS, WINDOW_OPTIONS, list_defaults
 from bertkit.tasks.schema import NUMBER_SCHEMA, PLACE, STRING, Schema, make_input, make_object
 from bertkit.tasks.squad_figures import trace
 from bertkit.tasks.squad_versions import VERSIONS, Version, list_score_rows
-from bertkit.tasks.task import (
-    DIVERGED,
-    FIGURES,
-    EncodedInputs,
-    PredictionSettings,
-    Result,
-    RowAnswer,
-    check_finite,
-    shorten_text,
-)
+from bertkit.tasks.task import DIVERGED, FIGURES, PredictionSettings, Result, RowAnswer, check_finite, shorten_text
 from bertkit.tasks.texts import take_text
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import softmax
 
 from bertkit.data.formats.swag import ENDINGS, HUB_SWAG, Situation, read_swag, read_swag_copy
-from bertkit.data.sequences import Choices, encode_inputs, pad, pad_choices
+from bertkit.data.sequences import Choices, EncodedInputs, encode_inputs, pad, pad_choices
 from bertkit.errors import UsageError, check_access
 from bertkit.metrics.calibration import measure_calibration, score_calibration
 from bertkit.metrics.glue import compute_scores
@@ -29,7 +29,6 @@ from bertkit.tasks.option import SWAG_OPTIONS
 from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_input, make_object
 from bertkit.tasks.task import (
     FIGURES,
-    EncodedInputs,
     PredictionSettings,
     Result,
     RowAnswer,

@@ -4,7 +4,7 @@ A task binds data, head, score and the paper's hyper-parameters for `bertkit.tra
 answers a person's input for `bertkit.tasks.prediction`. It never builds a Trainer.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from bertkit.data.formats.columns import Columns
-from bertkit.data.sequences import pad
+from bertkit.data.sequences import EncodedInputs
 from bertkit.errors import UsageError
 from bertkit.metrics.calibration import temper
 from bertkit.metrics.rows import RowScore
@@ -86,22 +86,6 @@ class PredictionSettings:
     def labels(self) -> list[str]:
         """Return the names of the classes."""
         return [self.model.config.id2label[index] for index in range(self.model.config.num_labels)]
-
-
-class EncodedInputs(NamedTuple):
-    """The sequences of some examples.
-
-    Attributes:
-        data: A data set of the sequences.
-        lengths: (S,) the tokens of each sequence.
-        truncated: Whether each example was truncated.
-        collate: Returns the batch of a list of sequences.
-    """
-
-    data: Any
-    lengths: np.ndarray
-    truncated: Sequence[bool]
-    collate: Callable[[Sequence[dict[str, Any]]], dict[str, "Tensor"]] = pad
 
 
 class RowAnswer(NamedTuple):

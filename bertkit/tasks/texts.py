@@ -8,13 +8,13 @@ from scipy.special import expit, softmax
 
 from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL
 from bertkit.data.long_texts import LONG, POOLED, WindowedTexts, encode_long, pool_windows
-from bertkit.data.sequences import Sequences, pad, pad_choices
+from bertkit.data.sequences import EncodedInputs, Sequences, pad, pad_choices
 from bertkit.errors import UsageError, make_printable
 from bertkit.metrics.classification import FIXED_THRESHOLD
 from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.option import TEXT_OPTIONS, list_defaults
 from bertkit.tasks.schema import NUMBER_SCHEMA, PROBABILITY, STRING, Schema, make_array, make_input, make_object
-from bertkit.tasks.task import EncodedInputs, PredictionSettings, Result
+from bertkit.tasks.task import PredictionSettings, Result
 
 if TYPE_CHECKING:
     from torch import Tensor
