@@ -13,7 +13,6 @@ from statistics import median
 import torch
 
 from bertkit.bench.measure import alternate, time_call
-from bertkit.data.sequences import pad
 from bertkit.model.optim import BertAdam
 from bertkit.model.precision import choose_precision
 from bertkit.tasks import TASKS
@@ -43,7 +42,7 @@ def batch_features(task, data, order):
 def batch_tokens(data, order):
     """Return the same batches as token ids, with one label per word."""
     for numbers in order:
-        batch = pad(data.words.__getitems__(numbers)) | place_words(data.words, numbers)
+        batch = place_words(data.words.__getitems__(numbers))
         labels = [torch.from_numpy(data[number]["labels"]) for number in numbers]
         yield batch | {"labels": torch.nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=-100)}
 

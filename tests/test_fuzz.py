@@ -61,6 +61,7 @@ from bertkit.data.tokenizer import TOKENIZER_FILES, load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference.export_record import EXPORT_FILE
 from bertkit.inference.features import describe_texts, read_texts
+from bertkit.inference.forms import list_columns
 from bertkit.inference.predictor import Predictor
 from bertkit.inference.tables import WRITERS
 from bertkit.model.tf_release import (
@@ -550,7 +551,7 @@ def prepare_predict(folder: Path) -> Reader:
     def read(file: Path) -> None:
         predictor = predictors[file.parent.name]
         results = list(predictor.stream(read_inputs(str(file))))
-        if predictor.task.list_columns(predictor.settings):
+        if list_columns(predictor.output_schema):
             for suffix in WRITERS:
                 predictor.write(read_inputs(str(file)), folder / f"out{suffix}")
         for result in results:
@@ -1080,7 +1081,7 @@ def prepare_server(folder: Path) -> Reader:
         predictor = Predictor(tested.write_served(folder / name, name))
         manager = tested.serving(predictor, folder / name)
         servers[name] = manager, manager.__enter__().port
-        inputs = [*tested.SERVED[name][2], predictor.task.make_sample(predictor.settings)]
+        inputs = [*tested.SERVED[name][2], predictor.sample]
         (folder / f"{name}.one.json").write_text(json.dumps(inputs[-1]))
         (folder / f"{name}.list.json").write_text(json.dumps(inputs))
     head = b"Host: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"

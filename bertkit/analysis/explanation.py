@@ -96,17 +96,17 @@ def explain_example(predictor: Predictor, example: Any, result: Result) -> list[
     """Return the explanation of an example's result."""
     task, settings = predictor.task, predictor.settings
     targets = find_targets(task)
-    data, lengths = task.encode_inputs([example], settings)
-    words, owners = targets.locate_words(data, example, settings)
+    inputs = task.encode_inputs([example], settings)
+    words, owners = targets.locate_words(inputs.data, example, settings)
     found = []
     with use_padded_path(settings.model):
-        kept = run_model(task, data, lengths, settings)
-        for target in targets.find(result, kept, data, example, settings):
+        kept = run_model(task, inputs, settings)
+        for target in targets.find(result, kept, inputs.data, example, settings):
             paths: dict[int, GradientPath] = {}
             for logit in target.logits:
                 number = logit.sequence
                 if number not in paths:
-                    paths[number] = GradientPath(settings, data[number], owners[number] == NO_WORD)
+                    paths[number] = GradientPath(settings, inputs.data[number], owners[number] == NO_WORD)
                 paths[number].logits.append(logit)
             value, baseline, error, tokens = attribute(list(paths.values()))
             read = np.concatenate([owners[number] for number in paths])

@@ -8,7 +8,7 @@ padded to its longest sequence, and the model removes the padding. Left out: the
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -211,6 +211,22 @@ def pad(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
         else:
             batch[name] = torch.from_numpy(np.array(column))  # (B,) or (B, L)
     return batch
+
+
+class EncodedInputs(NamedTuple):
+    """The sequences of the inputs of a prediction.
+
+    Attributes:
+        data: A data set of the sequences.
+        lengths: (S,) the tokens of each sequence.
+        truncated: Whether each input was truncated.
+        collate: Returns the batch of a list of sequences.
+    """
+
+    data: Any
+    lengths: np.ndarray
+    truncated: Sequence[bool]
+    collate: Callable[[Sequence[dict[str, Any]]], dict[str, "Tensor"]] = pad
 
 
 def pad_choices(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:

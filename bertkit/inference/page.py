@@ -33,18 +33,15 @@ def render_page(predictor: Predictor, name: str, place: str, sample: Mapping[str
     """
     source = files("bertkit.inference").joinpath(SERVE_TEMPLATE).read_text(encoding="utf-8")
     template = make_environment().from_string(source)
-    task, settings = predictor.task, predictor.settings
-    schema = task.describe_input(settings)
-    listed = {field.rstrip("…") for field in task.list_fields(settings)}
     fields = [
-        {"name": field, "is_list": kind["type"] == "array", "is_needed": field in listed}
-        for field, kind in schema["properties"].items()
-        if field in listed or kind["type"] == "string"
+        {"name": field, "is_list": kind["type"] == "array", "is_needed": field in predictor.sample}
+        for field, kind in predictor.input_schema["properties"].items()
+        if field in predictor.sample or kind["type"] == "string"
     ]
-    has_masks = "masks" in task.describe_output(settings)["properties"]
+    has_masks = "masks" in predictor.output_schema["properties"]
     page = template.render(
         name=name,
-        head=settings.head,
+        head=predictor.settings.head,
         version=bertkit.__version__,
         fields=fields,
         sample=sample,

@@ -23,6 +23,7 @@ from bertkit.data.long_texts import LONG
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference.export_record import check_files, find_export
+from bertkit.inference.forms import format_for_pipeline, list_columns
 from bertkit.inference.tables import WRITERS, Row, write_rows
 from bertkit.metrics.calibration import find_limit
 from bertkit.model.checkpoint import TRAINED, find_file, load_config, load_model
@@ -36,7 +37,7 @@ from bertkit.tasks import ANSWERING, TASKS
 from bertkit.tasks.option import TEXT_OPTIONS, WINDOW_OPTIONS
 from bertkit.tasks.prediction import predict
 from bertkit.tasks.task import PredictionSettings, Result
-from bertkit.tasks.texts import PAIR_NAMES, MissingText, list_names, take_text
+from bertkit.tasks.texts import PAIR_NAMES, MissingText, flatten_result, list_names, take_text
 from bertkit.training.calibration import load_conformity
 from bertkit.training.recipe import TOP_KEYS, check_value, list_lengths, read_recipe
 from bertkit.training.run_dir import RECIPE_FILE
@@ -86,6 +87,8 @@ class Predictor:
 
     Attributes:
         notice: A line about an int8 export that was made with another kind of processor; empty otherwise.
+        input_schema, output_schema: As `Task.schema` returns them.
+        sample: An input that a person can try.
 
     Raises:
         UsageError: The model cannot be loaded, has no head, lacks some of its weights, or its run has no label sets of
@@ -150,6 +153,8 @@ class Predictor:
         set_limit = None if coverage is None else find_limit(load_conformity(name).scores, coverage)
         self.settings = PredictionSettings(model, tokenizer, lengths, pairs, top, set_limit)
         self.labels: Any = None  # notes the labels of inputs, if it is set (`bertkit.inference.evaluate.LabelCheck`)
+        self.input_schema, self.output_schema = task.schema(self.settings)
+        (self.sample,) = self.input_schema["examples"]
 
     def __call__(self, inputs: Sequence[Input | Sequence[str]]) -> list[Result]:
         """Return the result of each input; the inputs in a DataFrame of pandas are its rows.
@@ -220,7 +225,7 @@ class Predictor:
                 names = usual
             given = [take_cell(given, name) for name in names]
         if not isinstance(given, Mapping):
-            given = name_texts(list(given), self.task.list_fields(self.settings))
+            given = name_texts(list(given), self.sample)
         return self.task.read_input(given, self.settings)
 
     def describe(self, result: Result) -> str:
@@ -232,7 +237,7 @@ class Predictor:
 
     def format_for_pipeline(self, result: Result) -> Any:
         """Return a result, unless it is an error, in the form of transformers' `pipeline`."""
-        return result if "error" in result else self.task.format_for_pipeline(result, self.settings)
+        return format_for_pipeline(result, self.settings.labels)
 
     def check_format(self, output: Path | None, is_pipeline: bool) -> None:
         """Check that this model's results can be written in the format of the output.
@@ -250,7 +255,7 @@ class Predictor:
         if output is not None and output.suffix in WRITERS:
             if is_pipeline:
                 raise UsageError(f"--format pipeline writes JSON lines, not {output}; name a file that ends in .jsonl")
-            if not self.task.list_columns(self.settings):
+            if not list_columns(self.output_schema):
                 raise UsageError(f"the results of {head} do not form a table; name an --output that ends in .jsonl")
 
     def write(
@@ -276,7 +281,7 @@ class Predictor:
             form = self.format_for_pipeline if is_pipeline else None
             return write_results(self.stream(inputs, at_once), output, report, form)
         inputs, again = tee(take_rows(inputs))  # which differ by one chunk at most
-        columns = self.task.list_columns(self.settings)
+        columns = list_columns(self.output_schema)
 
         def write(results: Iterable[Result], file: IO[Any]) -> None:
             write_rows(map(self.make_row, again, results), columns, output, file)
@@ -288,7 +293,7 @@ class Predictor:
         given = given.value if isinstance(given, Line) else given
         if isinstance(given, str | list | tuple):
             given = dict(zip(PAIR_NAMES[0], [given] if isinstance(given, str) else given, strict=False))
-        found = {"error": result["error"]} if "error" in result else self.task.flatten_result(result)
+        found = {"error": result["error"]} if "error" in result else flatten_result(result)
         return given if isinstance(given, Mapping) else {}, found
 
     def group(self, texts: Sequence[str]) -> list[Sequence[str]]:
@@ -297,10 +302,10 @@ class Predictor:
         Raises:
             UsageError: A text is missing.
         """
-        fields = self.task.list_fields(self.settings)
-        if fields[-1].endswith("…"):
+        fields = list(self.sample)
+        if isinstance(self.sample[fields[-1]], list):
             if len(texts) <= len(fields):
-                expected = f"{' and '.join(fields[:-1])} and at least two {fields[-1].rstrip('…')}"
+                expected = f"{' and '.join(fields[:-1])} and at least two {fields[-1]}"
                 raise UsageError(f"expected {expected}, got {count(len(texts), 'text')}; give them in order")
             return [texts]
         if len(texts) % len(fields):
@@ -331,11 +336,12 @@ def locate(error: UsageError, given: Any) -> str:
     return f"{given.place}: {error}"
 
 
-def name_texts(texts: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:
-    """Assign unnamed texts to fields; a last field that ends in … takes all remaining texts."""
-    if fields[-1].endswith("…"):
+def name_texts(texts: Sequence[str], sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Assign unnamed texts to the fields of a sample; a last field that is a list takes all remaining texts."""
+    fields = tuple(sample)
+    if isinstance(sample[fields[-1]], list):
         head = len(fields) - 1
-        return dict(zip(fields, texts[:head], strict=False)) | {fields[-1].rstrip("…"): list(texts[head:])}
+        return dict(zip(fields, texts[:head], strict=False)) | {fields[-1]: list(texts[head:])}
     if len(texts) == 2 and fields == ("text",):
         fields = PAIR_NAMES[0]
     if len(texts) != len(fields):

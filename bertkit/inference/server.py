@@ -13,7 +13,7 @@ import re
 import resource
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -146,8 +146,8 @@ class Application:
         most_tokens = limit_batch(predictor.settings.model.device)
         self.batcher = Batcher(self.answer_batch, most_tokens, MOST_WAITING, self.metrics.note_batch, report)
         self.metrics.waiting.set_function(lambda: self.batcher.waiting)
-        sample, name = predictor.task.make_sample(predictor.settings), name_model(place)
-        self.page, self.policy = render_page(predictor, name, place, sample)
+        name = name_model(place)
+        self.page, self.policy = render_page(predictor, name, place, predictor.sample)
         self.lock, _ = render_page(predictor, "bertkit", place, None)  # it has the same script and style
         app = FastAPI(
             title=name,
@@ -157,7 +157,7 @@ class Application:
             redirect_slashes=False,
             lifespan=self.run_model,
         )
-        about = describe_predict(predictor, sample) | describe_security(token)
+        about = describe_predict(predictor) | describe_security(token)
         app.post("/predict", openapi_extra=about, summary="Predict an input or a list")(self.predict)
         app.get("/health", summary="Tell whether the model answers")(self.tell_health)
         counts = {200: {"content": {"text/plain": {"schema": STRING}}}}
@@ -276,13 +276,11 @@ def describe_token(app: FastAPI) -> None:
     document.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
 
 
-def describe_predict(predictor: Predictor, sample: Mapping[str, Any]) -> dict[str, Any]:
+def describe_predict(predictor: Predictor) -> dict[str, Any]:
     """Return the part of the OpenAPI document about /predict, with the schemas of the model's head."""
-    task, settings = predictor.task, predictor.settings
-    given = task.describe_input(settings)
-    if len(task.list_fields(settings)) == 1:
+    given, output, sample = predictor.input_schema, predictor.output_schema, predictor.sample
+    if len(sample) == 1:
         given = {"anyOf": [given, STRING]}
-    output = task.describe_output(settings)
     cut = {"const": True, "description": "The input was truncated."}
     common = {"id": {"description": "As in the input."}, "cut": cut}
     result = output | {"properties": common | output["properties"]}
@@ -470,7 +468,7 @@ def load_predictor(run: str, precision: str) -> Predictor:
     between operations, and a text takes up to half as long again.
     """
     predictor = Predictor(run, precision=precision)
-    predictor([predictor.task.make_sample(predictor.settings)])
+    predictor([predictor.sample])
     return predictor
 
 

@@ -34,7 +34,7 @@ from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH
 from bertkit.tasks.option import CLASSIFY_OPTIONS
 from bertkit.tasks.task import repeat_run, score_summaries, use_transformers
-from bertkit.tasks.texts import TextTask, guess_texts, name_results, tabulate_logits
+from bertkit.tasks.texts import TextTask, flatten_result, guess_texts, name_results, tabulate_logits
 
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars", "y")
 BALANCED = "balanced"
@@ -296,7 +296,7 @@ class ClassificationTask(TextTask):
         thresholds = (decided or {}).get("thresholds")
         results = name_results(summaries, data.space.names, data.space.kind, thresholds)
         name = "test" if split == UNLABELLED else split
-        return {f"{name}.csv": write_rows(data.rows, list(map(self.flatten_result, results)))}
+        return {f"{name}.csv": write_rows(data.rows, list(map(flatten_result, results)))}
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
         """Return commands that use the fine-tuned model."""
@@ -419,9 +419,8 @@ def read_rows(
     if unknown:
         listed = ", ".join(f"{label!r} ({number:,})" for label, number in unknown.most_common(MOST_SHOWN))
         ending = "; these rows are left out" if space.kind == SINGLE else ""
-        report(
-            f"{table.source}, {split}: {'the model lacks' if space.reason == AS_TRAINED else 'train lacks'} the labels {listed}{ending}"
-        )
+        whose = "the model" if space.reason == AS_TRAINED else "train"
+        report(f"{table.source}, {split}: {whose} lacks the labels {listed}{ending}")
         if space.kind == SINGLE:
             found = found.take(np.flatnonzero(labels != UNKNOWN_LABEL))
     if not len(found):

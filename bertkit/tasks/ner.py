@@ -32,7 +32,7 @@ from bertkit.data.formats.conll import (
     read_conll_copy,
 )
 from bertkit.data.formats.entities import WORD_COLUMNS, find_columns, read_entities, read_list
-from bertkit.data.sequences import IGNORED, pad
+from bertkit.data.sequences import IGNORED, EncodedInputs, pad
 from bertkit.data.splits import check_split_options, describe_shares, divide_train
 from bertkit.data.tagging import ABSENT, Features, Sentence, TaggedText, WordWindows, encode_words, split_words
 from bertkit.data.tags import TAG, from_iob2
@@ -353,23 +353,21 @@ class NerTask(FineTuningTask):
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
-    def make_sample(self, settings: PredictionSettings) -> dict[str, Any]:
-        """Return a sentence with names."""
-        return {"text": "Ada Lovelace met Charles Babbage in London."}
+    def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
+        """Return the schemas of a text or its words, and of its tags and entities.
 
-    def describe_input(self, settings: PredictionSettings) -> Schema:
-        """Return the schema of a text or its words."""
+        Entities need tags of a known scheme; `places` are only those of a text.
+        """
         kinds = {"text": STRING, "words": make_array(STRING)}
-        return {"type": "object", "properties": kinds, "anyOf": [{"required": [name]} for name in kinds]}
-
-    def describe_output(self, settings: PredictionSettings) -> Schema:
-        """Return the schema of tags and, if these are of a known scheme, entities; `places` only for a text."""
+        needed = {"anyOf": [{"required": [name]} for name in kinds]}
+        sample = {"text": "Ada Lovelace met Charles Babbage in London."}
+        given = {"type": "object", "properties": kinds, **needed, "examples": [sample]}
         texts = {"text": STRING, "type": STRING, "start": PLACE, "end": PLACE, "score": PROBABILITY}
         is_known = all(TAG.fullmatch(label) for label in settings.labels)
         entities = {"entities": make_array(make_object(texts))} if is_known else {}
         pair = make_array(PLACE) | {"minItems": 2, "maxItems": 2}
         tags = make_array({"enum": settings.labels})
-        return make_object(entities | {"tags": tags, "places": make_array(pair)}, optional=("places",))
+        return given, make_object(entities | {"tags": tags, "places": make_array(pair)}, optional=("places",))
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Tagged:
         """Return the words of a text, or words as they are."""
@@ -382,22 +380,19 @@ class NerTask(FineTuningTask):
         places = split_words(text)
         return Tagged([text[start:end] for start, end in places], places, text)
 
-    def encode_inputs(self, examples: Sequence[Tagged], settings: PredictionSettings) -> tuple[WordWindows, np.ndarray]:
-        """Return a sequence for each text, or several for a long one, and the tokens of each."""
+    def encode_inputs(self, examples: Sequence[Tagged], settings: PredictionSettings) -> EncodedInputs:
+        """Return a sequence for each text, or several for a long one, so that none is truncated.
+
+        The `labels` of a batch say which words are tagged; for a head that reads words they are as `ner` gives them.
+        """
+        from bertkit.model.bilstm_heads import BertFeaturesForTokenClassification
+
         sentences = [make_sentence(example.words, number) for number, example in enumerate(examples, 1)]
         text = TaggedText("the input", sentences, len(examples), "IOB2", 0)
         data = encode_words(text, settings.labels, settings.tokenizer, settings.max_length)
-        return data, data.stops - data.starts + 2
-
-    def collate_inputs(
-        self, data: WordWindows, numbers: list[int], settings: PredictionSettings
-    ) -> dict[str, "Tensor"]:
-        """Return a batch whose `labels` say which words are tagged; for a head that reads words as `ner` gives it."""
-        from bertkit.model.bilstm_heads import BertFeaturesForTokenClassification
-
-        batch = pad(data.__getitems__(numbers))
         is_featured = isinstance(settings.model, BertFeaturesForTokenClassification)
-        return batch | place_words(data, numbers) if is_featured else batch
+        collate = place_words if is_featured else pad
+        return EncodedInputs(data, data.stops - data.starts + 2, [False] * len(examples), collate)
 
     def keep(self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings) -> list[np.ndarray]:
         """Return for each sequence (2, words): labels of its own words with a token, and their probabilities."""
@@ -420,18 +415,9 @@ class NerTask(FineTuningTask):
             results.append(result | {"tags": found} | places)
         return results
 
-    def find_truncated(self, data: WordWindows, examples: Sequence[Tagged]) -> list[bool]:
-        """Return False for every text: a long one has several sequences."""
-        return [False] * len(examples)
-
     def describe_result(self, result: Result) -> str:
         """Return the entities, or all tags."""
         return describe_entities(result["entities"]) if "entities" in result else " ".join(result["tags"])
-
-    def format_for_pipeline(self, result: Result, settings: PredictionSettings) -> list[dict[str, Any]]:
-        """Return the entities as with an `aggregation_strategy`; `word` is the text as it was given."""
-        names = {"entity_group": "type", "score": "score", "word": "text", "start": "start", "end": "end"}
-        return [{name: found[key] for name, key in names.items()} for found in result.get("entities", ())]
 
 
 # --- Words and tags ---------------------------------------------------------------------------------------------------
@@ -496,19 +482,15 @@ def describe_types(texts: Mapping[str, TaggedText], types: Sequence[str]) -> lis
     return describe_shares(counts, {split: len(text.sentences) for split, text in labelled.items()}, types)
 
 
-def place_words(data: WordWindows, chosen: Sequence[int]) -> dict[str, "Tensor"]:
-    """Return `word_places` and `labels` (B, W) of some sentences, for a head that reads words."""
+def place_words(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
+    """Return the batch of some sequences with `word_places` and `labels` (B, W), for a head that reads words."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
-    places, labels = [], []
-    for index in chosen:
-        found = data.locate(index)
-        places.append(torch.from_numpy(found[found != ABSENT]))
-        labels.append(torch.zeros_like(places[-1]))
-    return {
+    places = [torch.from_numpy(np.flatnonzero(item["labels"] != IGNORED)) for item in items]
+    return pad(items) | {
         "word_places": pad_sequence(places, batch_first=True, padding_value=ABSENT),
-        "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORED),
+        "labels": pad_sequence(list(map(torch.zeros_like, places)), batch_first=True, padding_value=IGNORED),
     }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertkit.data.sequences import TOKENS_A_BATCH, batch_by_length
+from bertkit.data.sequences import TOKENS_A_BATCH, EncodedInputs, batch_by_length
 from bertkit.errors import UsageError
 from bertkit.model.config import BertConfig
 from bertkit.model.heads import BertHead
@@ -34,23 +34,20 @@ def predict(
     """
     if not examples:
         return []
-    data, lengths = task.encode_inputs(examples, settings)
-    note(lengths)
-    kept = run_model(task, data, lengths, settings, precision)
-    results = task.answer(kept, data, examples, settings)
-    truncated = task.find_truncated(data, examples)
-    return [result | {"cut": True} if cut else result for result, cut in zip(results, truncated, strict=True)]
+    inputs = task.encode_inputs(examples, settings)
+    note(inputs.lengths)
+    kept = run_model(task, inputs, settings, precision)
+    results = task.answer(kept, inputs.data, examples, settings)
+    return [result | {"cut": True} if cut else result for result, cut in zip(results, inputs.truncated, strict=True)]
 
 
 @torch.inference_mode()
-def run_model(
-    task: Task, data: Any, lengths: np.ndarray, settings: PredictionSettings, precision: str = "fp32"
-) -> list[Any]:
-    """Return what `Task.keep` keeps of each sequence; `data` and `lengths` are the result of `Task.encode_inputs`."""
+def run_model(task: Task, inputs: EncodedInputs, settings: PredictionSettings, precision: str = "fp32") -> list[Any]:
+    """Return what `Task.keep` keeps of each sequence."""
     device = settings.model.device
-    kept: list[Any] = [None] * len(data)
-    for numbers in batch_by_length(lengths, limit_batch(device)):
-        batch = task.collate_inputs(data, numbers.tolist(), settings)
+    kept: list[Any] = [None] * len(inputs.lengths)
+    for numbers in batch_by_length(inputs.lengths, limit_batch(device)):
+        batch = inputs.collate([inputs.data[number] for number in numbers.tolist()])
         check_types(batch, settings.model.config)
         if isinstance(settings.model, BertHead):  # otherwise an export
             batch = add_places(batch, type(settings.model))

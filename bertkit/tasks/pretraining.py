@@ -30,7 +30,7 @@ from bertkit.data.pretraining.tokenize import (
     start_of,
     tokenize_documents,
 )
-from bertkit.data.sequences import IGNORED, pad
+from bertkit.data.sequences import IGNORED, EncodedInputs
 from bertkit.data.tokenizer import describe_vocabulary, find_words, load_tokenizer, train_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.rows import RowScore
@@ -413,22 +413,17 @@ class PretrainingTask(Task):
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
-    def make_sample(self, settings: PredictionSettings) -> dict[str, Any]:
-        """Return a text with masks, or two."""
+    def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
+        """Return the schemas of a text with masks or two, and of the words of each mask.
+
+        The second has also a pair's probability that a text follows the other.
+        """
         masked = ("The man went to the [MASK].", "He bought a gallon of [MASK].")  # section A.2
-        return dict(zip(self.list_fields(settings), masked, strict=False))
-
-    def describe_input(self, settings: PredictionSettings) -> Schema:
-        """Return the schema of a text or a pair, or of both if the model does not say which."""
-        return describe_texts(super().describe_input(settings), settings)
-
-    def describe_output(self, settings: PredictionSettings) -> Schema:
-        """Return the schema of the words of each mask, and a pair's probability that the second text follows."""
         word = make_object({"word": STRING, "probability": PROBABILITY})
         masks = {"masks": make_array(make_object({"words": make_array(word)}))}
         with_pair = settings.head == HEADS["mlm+nsp"]
         follows = {"next_sentence": PROBABILITY} if with_pair else {}
-        return make_object(masks | follows, optional=follows)
+        return describe_texts(masked, settings), make_object(masks | follows, optional=follows)
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> dict[str, np.ndarray]:
         """Return the sequence of one or two texts with masks; `labels` (T,) are IGNORED except at the masks."""
@@ -453,15 +448,13 @@ class PretrainingTask(Task):
         labels = np.where(tokens == tokenizer.mask_token_id, tokens, IGNORED)
         return {"input_ids": tokens, "token_type_ids": segments, "labels": labels}
 
-    def encode_inputs(
-        self, examples: Sequence[dict[str, np.ndarray]], settings: PredictionSettings
-    ) -> tuple[Any, np.ndarray]:
-        """Return the sequences, which `read_input` has made, and their tokens."""
-        return examples, np.array([len(example["input_ids"]) for example in examples])
+    def encode_inputs(self, examples: Sequence[dict[str, np.ndarray]], settings: PredictionSettings) -> EncodedInputs:
+        """Return the sequences, which `read_input` has made, none of them truncated: those too long are rejected.
 
-    def collate_inputs(self, data: Any, numbers: list[int], settings: PredictionSettings) -> dict[str, "Tensor"]:
-        """Return a batch whose `labels` (B, T) mark the masks, so that only these are decoded."""
-        return pad([data[number] for number in numbers])
+        The `labels` (B, T) of a batch mark the masks, so that only these are decoded.
+        """
+        lengths = np.array([len(example["input_ids"]) for example in examples])
+        return EncodedInputs(examples, lengths, [False] * len(examples))
 
     def keep(
         self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings
@@ -492,10 +485,6 @@ class PretrainingTask(Task):
             results.append(result)
         return results
 
-    def find_truncated(self, data: Any, examples: Sequence[Any]) -> list[bool]:
-        """Return False for every input: one that is too long is rejected."""
-        return [False] * len(examples)
-
     def describe_result(self, result: Result) -> str:
         """Return the words of each mask, and whether a text follows."""
         parts = [
@@ -503,14 +492,6 @@ class PretrainingTask(Task):
             for mask in result["masks"]
         ]
         return "; ".join([*parts, describe_pair(result)] if "next_sentence" in result else parts)
-
-    def format_for_pipeline(self, result: Result, settings: PredictionSettings) -> list[Any]:
-        """Return the words of the mask; with several masks a list for each."""
-        masks = [
-            [{"score": found["probability"], "token_str": found["word"]} for found in mask["words"]]
-            for mask in result["masks"]
-        ]
-        return masks[0] if len(masks) == 1 else masks
 
     def list_samples(
         self, examples: list[Document] | TokenizedCorpus, settings: PredictionSettings

@@ -11,6 +11,11 @@ PLACE: Schema = {"type": "integer", "minimum": 0}
 PROBABILITY: Schema = {"type": "number", "minimum": 0, "maximum": 1}
 
 
+def make_input(properties: Mapping[str, Schema], sample: Mapping[str, Any]) -> Schema:
+    """Return the schema of an input, which needs the keys of the sample; other keys are allowed and ignored."""
+    return {"type": "object", "properties": dict(properties), "required": list(sample), "examples": [sample]}
+
+
 def make_object(properties: Mapping[str, Schema], optional: Collection[str] = ()) -> Schema:
     """Return the schema of an object with these properties and no others."""
     required = [name for name in properties if name not in optional]

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from bertkit.data.formats.columns import has_splits
 from bertkit.data.formats.squad import HUB_SQUAD, read_own_squad, read_predictions, read_squad, read_squad_copy
+from bertkit.data.sequences import EncodedInputs
 from bertkit.data.spans import (
     Answer,
     Question,
@@ -52,7 +53,7 @@ from bertkit.tasks.classification import UNLABELLED
 from bertkit.tasks.examples import ExampleRows, select
 from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.option import SQUAD_OPTIONS, WINDOW_OPTIONS, list_defaults
-from bertkit.tasks.schema import NUMBER_SCHEMA, PLACE, STRING, Schema, make_object
+from bertkit.tasks.schema import NUMBER_SCHEMA, PLACE, STRING, Schema, make_input, make_object
 from bertkit.tasks.squad_versions import VERSIONS, Version, list_score_rows
 from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, check_finite
 from bertkit.tasks.texts import take_text
@@ -414,20 +415,13 @@ class SquadTask(FineTuningTask):
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
-    def list_fields(self, settings: PredictionSettings) -> tuple[str, ...]:
-        """Return the names of a question and a context."""
-        return "question", "context"
-
-    def make_sample(self, settings: PredictionSettings) -> dict[str, Any]:
-        """Return a question and a context that answers it."""
+    def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
+        """Return the schemas of a question with its context and of the answer; with tau also the score without one."""
         context = "Ada Lovelace wrote the first published program, for a machine that Charles Babbage designed."
-        return {"question": "Who designed the machine?", "context": context}
-
-    def describe_output(self, settings: PredictionSettings) -> Schema:
-        """Return the schema of the answer and the best span; with tau also of the score without an answer."""
+        sample = {"question": "Who designed the machine?", "context": context}
         best = make_object({"text": STRING, "start": PLACE, "end": PLACE, "score": NUMBER_SCHEMA})
         null = {} if settings.model.config.tau is None else dict.fromkeys(("null_score", "tau"), NUMBER_SCHEMA)
-        return make_object({"answer": STRING, "best": best, **null})
+        return make_input(dict.fromkeys(sample, STRING), sample), make_object({"answer": STRING, "best": best, **null})
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Question:
         """Return a question about a context."""
@@ -436,8 +430,8 @@ class SquadTask(FineTuningTask):
             raise UsageError("context is empty; give the text that holds the answer")
         return Question("", question, context, (), ())
 
-    def encode_inputs(self, examples: Sequence[Question], settings: PredictionSettings) -> tuple[Windows, np.ndarray]:
-        """Return the windows of the questions, and their tokens."""
+    def encode_inputs(self, examples: Sequence[Question], settings: PredictionSettings) -> EncodedInputs:
+        """Return the windows of the questions."""
         lengths = {name: settings.lengths.get(name, value) for name, value in list_defaults(WINDOW_OPTIONS).items()}
         lengths["max_length"] = min(lengths["max_length"], settings.model.config.max_position_embeddings)
         lengths["max_query_length"] = min(lengths["max_query_length"], lengths["max_length"] // 2)
@@ -447,7 +441,7 @@ class SquadTask(FineTuningTask):
                 "question; give a model that takes more"
             )
         data = encode_questions(examples, settings.tokenizer, **lengths)
-        return data, data.find_first() + data.lengths + 1
+        return EncodedInputs(data, data.find_first() + data.lengths + 1, data.shortened)
 
     def keep(self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings) -> np.ndarray:
         """Return (B, 4 * N_BEST + 2), as `decode` needs it."""
@@ -476,13 +470,6 @@ class SquadTask(FineTuningTask):
         margin = result["best"]["score"] - result["null_score"] - result["tau"]
         best = "" if result["answer"] else f", best span {result['best']['text']!r}"
         return f"{text}  ({abs(margin):.2f} {'above' if margin > 0 else 'below'} the threshold{best})"
-
-    def format_for_pipeline(self, result: Result, settings: PredictionSettings) -> dict[str, Any]:
-        """Return answer, score (a sum of logits, not a probability), start and end; no answer is empty, from 0 to 0."""
-        best = result["best"]
-        if "tau" in result and not result["answer"]:
-            return {"answer": "", "score": result["null_score"], "start": 0, "end": 0}
-        return {"answer": result["answer"], "score": best["score"], "start": best["start"], "end": best["end"]}
 
 
 def check_answers(summaries: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from scipy.special import softmax
 
 from bertkit.data.formats.swag import ENDINGS, HUB_SWAG, Situation, read_swag, read_swag_copy
 from bertkit.data.labels import SINGLE
-from bertkit.data.sequences import Choices, Sequences, encode_inputs, pad, pad_choices
+from bertkit.data.sequences import Choices, EncodedInputs, encode_inputs, pad, pad_choices
 from bertkit.errors import UsageError, check_access
 from bertkit.metrics.classification import score_table
 from bertkit.metrics.glue import compute_scores
@@ -29,7 +29,7 @@ from bertkit.system.progress import Report
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.option import SWAG_OPTIONS
-from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_object
+from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_input, make_object
 from bertkit.tasks.task import PredictionSettings, Result, use_transformers
 from bertkit.tasks.texts import add_label_set, describe_label_set, tabulate_logits, take_text
 
@@ -152,25 +152,17 @@ class SwagTask(FineTuningTask):
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
-    def list_fields(self, settings: PredictionSettings) -> tuple[str, ...]:
-        """Return the names of a context and its endings."""
-        return "context", "endings…"
+    def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
+        """Return the schemas of a context with endings, which may have their first words in common, and of a result.
 
-    def make_sample(self, settings: PredictionSettings) -> dict[str, Any]:
-        """Return a context and two endings."""
+        A result has the index of an ending and all probabilities, and may have a label set.
+        """
         endings = ["She takes a bow and leaves the stage.", "The piano eats the notes of the song."]
-        return {"context": "A girl plays the last notes of a song on the piano.", "endings": endings}
-
-    def describe_input(self, settings: PredictionSettings) -> Schema:
-        """Return the schema of a context and at least two endings, which may have their first words in common."""
-        endings = make_array(STRING) | {"minItems": 2}
-        kinds = {"context": STRING, "start": STRING, "endings": endings}
-        return super().describe_input(settings) | {"properties": kinds}
-
-    def describe_output(self, settings: PredictionSettings) -> Schema:
-        """Return the schema of the index of an ending and all probabilities, and of a label set."""
+        sample = {"context": "A girl plays the last notes of a song on the piano.", "endings": endings}
+        kinds = {"context": STRING, "start": STRING, "endings": make_array(STRING) | {"minItems": 2}}
         sets = {} if settings.set_limit is None else {"label_set": make_array(PLACE)}
-        return make_object({"ending": PLACE, "probabilities": make_array(PROBABILITY)} | sets)
+        result = make_object({"ending": PLACE, "probabilities": make_array(PROBABILITY)} | sets)
+        return make_input(kinds, sample), result
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Continuations:
         """Return a context and its possible continuations; SWAG's column names are accepted, too."""
@@ -184,17 +176,13 @@ class SwagTask(FineTuningTask):
             raise UsageError("endings must be a list of at least two strings, and start must be a string; correct them")
         return context, [f"{start} {ending}".strip() for ending in endings]
 
-    def encode_inputs(
-        self, examples: Sequence[Continuations], settings: PredictionSettings
-    ) -> tuple[Sequences, np.ndarray]:
-        """Return a sequence for each ending of each example, in order, and its tokens."""
+    def encode_inputs(self, examples: Sequence[Continuations], settings: PredictionSettings) -> EncodedInputs:
+        """Return a sequence for each ending of each example, in order; any of them may be truncated."""
         pairs = [(context, ending) for context, endings in examples for ending in endings]
         data = encode_inputs(pairs, None, settings.tokenizer, settings.max_length)
-        return data, np.diff(data.ends, prepend=0)
-
-    def collate_inputs(self, data: Sequences, numbers: list[int], settings: PredictionSettings) -> dict[str, "Tensor"]:
-        """Return a batch (B, 1, T) of single endings."""
-        return {name: column[:, None] for name, column in pad(data.__getitems__(numbers)).items()}
+        flags = iter(data.shortened.tolist())
+        truncated = [any(list(islice(flags, len(endings)))) for _, endings in examples]
+        return EncodedInputs(data, np.diff(data.ends, prepend=0), truncated, pad_endings)
 
     def answer(
         self, kept: Sequence[np.ndarray], data: Any, examples: Sequence[Continuations], settings: PredictionSettings
@@ -207,15 +195,15 @@ class SwagTask(FineTuningTask):
             results.append(add_label_set(result, dict(enumerate(result["probabilities"])), settings.set_limit))
         return results
 
-    def find_truncated(self, data: Sequences, examples: Sequence[Continuations]) -> list[bool]:
-        """Return for each example whether the context with any of its endings was truncated."""
-        flags = iter(data.shortened.tolist())
-        return [any(list(islice(flags, len(endings)))) for _, endings in examples]
-
     def describe_result(self, result: Result) -> str:
         """Return the number of the ending, from 1, and how likely it is."""
         sets = describe_label_set([str(place + 1) for place in result["label_set"]]) if "label_set" in result else ""
         return f"ending {result['ending'] + 1}  ({result['probabilities'][result['ending']]:.1%}){sets}"
+
+
+def pad_endings(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
+    """Return a batch (B, 1, T) of single endings."""
+    return {name: column[:, None] for name, column in pad(items).items()}
 
 
 SWAG = SwagTask()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from bertkit.data.sequences import EncodedInputs
 from bertkit.errors import UsageError
 from bertkit.metrics.calibration import temper
 from bertkit.metrics.rows import RowScore, take_values
@@ -22,7 +23,7 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.option import Options, check_range
-from bertkit.tasks.schema import STRING, Schema, make_array
+from bertkit.tasks.schema import Schema
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -333,10 +334,6 @@ class Task:
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
-    def list_fields(self, settings: PredictionSettings) -> tuple[str, ...]:
-        """Return the names of an input's texts, in order; a last one that ends in "…" takes all the rest."""
-        return ("text", "text_pair") if settings.pairs else ("text",)
-
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Any:
         """Return the example of an input.
 
@@ -345,27 +342,16 @@ class Task:
         """
         raise NotImplementedError
 
-    def make_sample(self, settings: PredictionSettings) -> dict[str, Any]:
-        """Return an input that a person can try, with the names of `list_fields`."""
+    def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
+        """Return the JSON schemas of an input, with a sample as its example, and of a result without `id` and `cut`.
+
+        The sample has the texts that can be given without names, in order; one that is a list takes all the rest.
+        """
         raise NotImplementedError
 
-    def describe_input(self, settings: PredictionSettings) -> Schema:
-        """Return the JSON schema of an input; other keys are allowed and ignored."""
-        fields = self.list_fields(settings)
-        kinds = {name.rstrip("…"): make_array(STRING) if name.endswith("…") else STRING for name in fields}
-        return {"type": "object", "properties": kinds, "required": list(kinds)}
-
-    def describe_output(self, settings: PredictionSettings) -> Schema:
-        """Return the JSON schema of a result without the keys `id` and `cut`."""
+    def encode_inputs(self, examples: Sequence[Any], settings: PredictionSettings) -> EncodedInputs:
+        """Return the sequences of the examples."""
         raise NotImplementedError
-
-    def encode_inputs(self, examples: Sequence[Any], settings: PredictionSettings) -> tuple[Any, np.ndarray]:
-        """Return a data set of the examples' sequences, and (S,) the tokens of each."""
-        raise NotImplementedError
-
-    def collate_inputs(self, data: Any, numbers: list[int], settings: PredictionSettings) -> dict[str, "Tensor"]:
-        """Return the batch of some sequences of such a data set."""
-        return self.collate(data.__getitems__(numbers))
 
     def keep(self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings) -> Sequence[Any]:
         """Return the values that `answer` needs of each sequence of the batch.
@@ -382,24 +368,8 @@ class Task:
         """Return the result of each example, from the values that `keep` returned for each sequence."""
         raise NotImplementedError
 
-    def find_truncated(self, data: Any, examples: Sequence[Any]) -> Sequence[bool]:
-        """Return which of the examples were truncated."""
-        return data.shortened
-
     def describe_result(self, result: Result) -> str:
         """Return a result in words."""
-        raise NotImplementedError
-
-    def list_columns(self, settings: PredictionSettings) -> Mapping[str, type]:
-        """Return the columns of a table of results: name -> type; empty if the results do not form a table."""
-        return {}
-
-    def flatten_result(self, result: Result) -> dict[str, Any]:
-        """Return the values of these columns for a result."""
-        raise NotImplementedError
-
-    def format_for_pipeline(self, result: Result, settings: PredictionSettings) -> Any:
-        """Return a result in the form of transformers' `pipeline`, without the keys that the result lacks."""
         raise NotImplementedError
 
     def list_samples(self, examples: Any, settings: PredictionSettings) -> Iterable[tuple[str, Any, str]]:

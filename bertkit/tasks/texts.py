@@ -9,7 +9,7 @@ from scipy.special import expit, softmax
 
 from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL
 from bertkit.data.long_texts import LONG, POOLED, WindowedTexts, encode_long, pool_windows
-from bertkit.data.sequences import Sequences, pad, pad_choices
+from bertkit.data.sequences import EncodedInputs, Sequences, pad, pad_choices
 from bertkit.errors import UsageError, make_printable
 from bertkit.metrics.calibration import find_probabilities
 from bertkit.metrics.classification import FIXED_THRESHOLD, tune_thresholds
@@ -17,7 +17,7 @@ from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows
 from bertkit.metrics.table import PROBABILITY as PROBABILITY_COLUMN
 from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.option import TEXT_OPTIONS, list_defaults
-from bertkit.tasks.schema import NUMBER_SCHEMA, PROBABILITY, STRING, Schema, make_array, make_object
+from bertkit.tasks.schema import NUMBER_SCHEMA, PROBABILITY, STRING, Schema, make_array, make_input, make_object
 from bertkit.tasks.task import PredictionSettings, Result, check_finite
 
 if TYPE_CHECKING:
@@ -97,36 +97,28 @@ class TextTask(FineTuningTask):
         """Return a text, or two."""
         return read_texts(given, settings.pairs)
 
-    def make_sample(self, settings: PredictionSettings) -> dict[str, Any]:
-        """Return a sentence, or two."""
-        return dict(zip(self.list_fields(settings), SAMPLE_PAIR, strict=False))
-
-    def describe_input(self, settings: PredictionSettings) -> Schema:
-        """Return the schema of a text or a pair, or of both if the model does not say which."""
-        return describe_texts(super().describe_input(settings), settings)
-
-    def describe_output(self, settings: PredictionSettings) -> Schema:
-        """Return the schema of what `name_results` returns."""
+    def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
+        """Return the schemas of a sentence or two, and of what `name_results` returns."""
+        given = describe_texts(SAMPLE_PAIR, settings)
         labels, kind = settings.labels, settings.model.config.problem_type
         label, probabilities = {"enum": labels}, make_object(dict.fromkeys(labels, PROBABILITY))
         sets = {} if settings.set_limit is None else {"label_set": make_array(label)}
         if kind == SEVERAL:
-            return make_object({"labels": make_array(label), "probabilities": probabilities} | sets)
+            return given, make_object({"labels": make_array(label), "probabilities": probabilities} | sets)
         if len(labels) == 1:
-            return make_object({"score": NUMBER_SCHEMA})
+            return given, make_object({"score": NUMBER_SCHEMA})
         if kind == REGRESSION:
-            return make_object({"scores": make_object(dict.fromkeys(labels, NUMBER_SCHEMA))})
-        return make_object({"label": label, "probability": PROBABILITY, "probabilities": probabilities} | sets)
+            return given, make_object({"scores": make_object(dict.fromkeys(labels, NUMBER_SCHEMA))})
+        found = {"label": label, "probability": PROBABILITY, "probabilities": probabilities}
+        return given, make_object(found | sets)
 
-    def encode_inputs(
-        self, examples: Sequence[tuple[str, ...]], settings: PredictionSettings
-    ) -> tuple[Sequences, np.ndarray]:
-        """Return the sequences of texts and pairs, or of all their windows, and their tokens."""
+    def encode_inputs(self, examples: Sequence[tuple[str, ...]], settings: PredictionSettings) -> EncodedInputs:
+        """Return the sequences of texts and pairs, or of all their windows."""
         lengths = {**list_defaults(TEXT_OPTIONS), **settings.lengths, "max_length": settings.max_length}
         data = self.encode_split(examples, None, settings.tokenizer, lengths)
         if isinstance(data, WindowedTexts):
             data = data.sequences
-        return data, np.diff(data.ends, prepend=0)
+        return EncodedInputs(data, np.diff(data.ends, prepend=0), data.shortened)
 
     def answer(
         self, kept: Sequence[np.ndarray], data: Any, examples: Any, settings: PredictionSettings
@@ -149,41 +141,6 @@ class TextTask(FineTuningTask):
             return ", ".join(f"{label} {value:.3f}" for label, value in result["scores"].items())
         return f"{result['score']:.3f}"
 
-    def list_columns(self, settings: PredictionSettings) -> dict[str, type]:
-        """Return the columns of the label or labels, all probabilities and label sets, or of the predicted numbers."""
-        labels, kind = settings.labels, settings.model.config.problem_type
-        if kind != SEVERAL and len(labels) == 1:
-            return {"prediction": float}
-        if kind == REGRESSION:
-            return {f"prediction_{label}": float for label in labels}
-        first = {"labels": str} if kind == SEVERAL else {"label": str, "probability": float}
-        sets = {} if settings.set_limit is None else {"label_set": str}
-        return first | {f"probability_{label}": float for label in labels} | sets
-
-    def flatten_result(self, result: Result) -> dict[str, Any]:
-        """Return a row of a table; several labels and label sets are joined by "|"."""
-        if "score" in result:
-            return {"prediction": result["score"]}
-        if "scores" in result:
-            return {f"prediction_{label}": value for label, value in result["scores"].items()}
-        row = {f"probability_{label}": value for label, value in result["probabilities"].items()}
-        if "label_set" in result:
-            row["label_set"] = SEPARATOR.join(result["label_set"])
-        if "labels" in result:
-            return {"labels": SEPARATOR.join(result["labels"])} | row
-        return {"label": result["label"], "probability": result["probability"]} | row
-
-    def format_for_pipeline(self, result: Result, settings: PredictionSettings) -> Any:
-        """Return label and score, or a list of them for several labels (the likeliest first) and several numbers."""
-        if "label" in result:
-            return {"label": result["label"], "score": result["probability"]}
-        if "labels" in result:
-            found = ({"label": label, "score": result["probabilities"][label]} for label in result["labels"])
-            return sorted(found, key=lambda entry: -entry["score"])
-        if "scores" in result:
-            return [{"label": label, "score": value} for label, value in result["scores"].items()]
-        return {"label": settings.labels[0], "score": result["score"]}
-
 
 class NextSentenceTask(TextTask):
     """Tell whether the second text follows the first, with that head alone; it is never trained by itself."""
@@ -192,9 +149,9 @@ class NextSentenceTask(TextTask):
     pipeline = ""
     pairs = True
 
-    def describe_output(self, settings: PredictionSettings) -> Schema:
-        """Return the schema of a probability."""
-        return make_object({"next_sentence": PROBABILITY})
+    def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
+        """Return the schemas of two sentences and of a probability."""
+        return describe_texts(SAMPLE_PAIR, settings), make_object({"next_sentence": PROBABILITY})
 
     def answer(
         self, kept: Sequence[np.ndarray], data: Any, examples: Any, settings: PredictionSettings
@@ -205,14 +162,6 @@ class NextSentenceTask(TextTask):
     def describe_result(self, result: Result) -> str:
         """Return how likely the second text follows."""
         return describe_pair(result)
-
-    def list_columns(self, settings: PredictionSettings) -> dict[str, type]:
-        """Return the column of the probability that the second text follows."""
-        return {"next_sentence": float}
-
-    def flatten_result(self, result: Result) -> dict[str, Any]:
-        """Return the result, which is a row already."""
-        return {"next_sentence": result["next_sentence"]}
 
 
 def tabulate_logits(
@@ -306,6 +255,24 @@ def describe_label_set(names: Sequence[str]) -> str:
     return f"  set: {', '.join(names) or '(empty)'}"
 
 
+def flatten_result(result: Result) -> dict[str, Any]:
+    """Return a row of a table, in which several labels are joined by "|"; empty if such results form no table."""
+    if "score" in result:
+        return {"prediction": result["score"]}
+    if "scores" in result:
+        return {f"prediction_{label}": value for label, value in result["scores"].items()}
+    if "next_sentence" in result and "masks" not in result:
+        return {"next_sentence": result["next_sentence"]}
+    if "label" not in result and "labels" not in result:
+        return {}
+    row = {f"probability_{label}": value for label, value in result["probabilities"].items()}
+    if "label_set" in result:
+        row["label_set"] = SEPARATOR.join(result["label_set"])
+    if "labels" in result:
+        return {"labels": SEPARATOR.join(result["labels"])} | row
+    return {"label": result["label"], "probability": result["probability"]} | row
+
+
 def judge_pair(logits: np.ndarray) -> float:
     """Return the probability that the second text follows the first, of next-sentence logits (2,)."""
     return float(softmax(logits)[0])
@@ -334,9 +301,10 @@ def list_names(given: Mapping[str, Any]) -> str:
     return make_printable(", ".join(map(str, given)))[:LONGEST_NAMES] or "nothing"
 
 
-def describe_texts(found: Schema, settings: PredictionSettings) -> Schema:
-    """Return the schema of an input with an optional second text if the model takes one text or two."""
-    return found if settings.pairs is not None else found | {"properties": dict.fromkeys(PAIR_NAMES[0], STRING)}
+def describe_texts(sample: Sequence[str], settings: PredictionSettings) -> Schema:
+    """Return the schema of a text or two, the second optional if the model takes both; a sample has two texts."""
+    one, two = (dict(zip(PAIR_NAMES[0][:count], sample, strict=False)) for count in (1, 2))
+    return make_input(dict.fromkeys(one if settings.pairs is False else two, STRING), two if settings.pairs else one)
 
 
 def read_texts(given: Mapping[str, Any], pairs: bool | None) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ def find_difference(one, other):
 def mask_lines(path, predictor):
     """Yield the texts of inputs made of the lines of a file."""
     lines = [line.split() for line in path.read_text().splitlines() if len(line.split()) > MASK_EVERY]
-    if predictor.task.list_fields(predictor.settings) == PAIR_NAMES[0]:
+    if tuple(predictor.sample) == PAIR_NAMES[0]:
         yield from ([" ".join(first), " ".join(second)] for first, second in pairwise(lines))
     else:
         for words in lines:

@@ -282,7 +282,7 @@ def test_a_long_text_is_tagged_whole_and_each_part_sees_its_neighbours(ner_run):
     predictor = Exact(ner_run[0])
     (result,) = predictor([" ".join(words)])
     assert len(result["tags"]) == len(words)
-    data, lengths = NER.encode_inputs([predictor.read(" ".join(words))], predictor.settings)
+    data, lengths, *_ = NER.encode_inputs([predictor.read(" ".join(words))], predictor.settings)
     assert len(data) > 3
     assert (lengths <= 40).all()
     assert (lengths > np.diff(data.ends, prepend=0) + 2).all(), "no window is without context"

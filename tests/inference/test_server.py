@@ -138,7 +138,7 @@ def client(served):
 @pytest.mark.parametrize("name", SERVED)
 def test_each_head_answers_as_predict_does_and_as_its_schema_says(name, tmp_path):
     predictor = Predictor(write_served(tmp_path, name), precision="fp32")
-    inputs = [*SERVED[name][2], predictor.task.make_sample(predictor.settings)]
+    inputs = [*SERVED[name][2], predictor.sample]
     with serving(predictor, tmp_path) as server:
         client = Client(server.port)
         document = json.loads(client.ask("GET", "/openapi.json")[2])
@@ -287,7 +287,7 @@ class SlowPredictor:
     """A predictor whose answers wait for an event."""
 
     def __init__(self, predictor):
-        self.task, self.settings = predictor.task, predictor.settings
+        vars(self).update(vars(predictor))
         self.predictor, self.began, self.go = predictor, threading.Event(), threading.Event()
 
     def stream(self, inputs, note):
@@ -340,7 +340,7 @@ def test_the_inputs_of_a_client_that_has_left_are_dropped(predictor, folder):
 
 def test_a_model_that_fails_says_so_without_the_text(predictor, folder):
     said = []
-    broken = SimpleNamespace(task=predictor.task, settings=predictor.settings)
+    broken = SimpleNamespace(**vars(predictor))
 
     def stream(inputs, note):
         if any(given == "secret" for given in inputs):

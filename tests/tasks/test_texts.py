@@ -20,6 +20,7 @@ from bertkit.model.heads import BertForSequenceClassification
 from bertkit.tasks import TASKS
 from bertkit.tasks.classification import CLASSIFICATION
 from bertkit.tasks.prediction import predict
+from bertkit.tasks.texts import flatten_result
 from bertkit.training.arguments import complete
 from bertkit.training.prepare import prepare
 from bertkit.training.run import run
@@ -124,7 +125,7 @@ def test_predict_gives_the_scores_of_the_evaluation_and_marks_nothing(finish, fo
     shortened = [len(text) == 2 and min(count) > 6 and sum(count) > 13 for count in counts]
     for result, row, is_cut in zip(results, read_rows(output / "predictions" / "dev.csv"), shortened, strict=True):
         assert result.get("cut", False) == is_cut
-        for name, value in predictor.task.flatten_result(result).items():
+        for name, value in flatten_result(result).items():
             if isinstance(value, float):
                 assert float(row[name]) == pytest.approx(value, abs=1e-5)
     lengths = json.loads((output / "lengths.json").read_text())["dev"]
@@ -215,11 +216,11 @@ def test_a_model_without_its_recipe_keeps_its_windows(finish, tmp_path):
         if file.is_file() and file.name != "recipe.toml":
             (copy / file.name).write_bytes(file.read_bytes())
     predictor, text = Predictor(copy, precision="fp32"), "good " * 100 + "bad " * 100
-    data, lengths = predictor.task.encode_inputs([(text,)], predictor.settings)
-    assert lengths.tolist() == [128, 76]
+    inputs = predictor.task.encode_inputs([(text,)], predictor.settings)
+    assert inputs.lengths.tolist() == [128, 76]
     (result,) = predictor([text])
     assert "cut" not in result
-    assert data.counts.tolist() == [2]
+    assert inputs.data.counts.tolist() == [2]
 
 
 def test_glue_tasks_read_windows(bert, tmp_path):

@@ -179,7 +179,7 @@ def test_other_classifiers_have_it_too(name, write, tmp_path):
     figures = read_json(tmp_path / "run" / "predictions" / "dev.figures.json")
     assert list(figures[-1]["curves"]) == ["calibrated", "as trained"]
     predictor = Predictor(tmp_path / "run", precision="fp32", coverage=0.8)
-    (result,) = predictor([predictor.task.make_sample(predictor.settings)])
+    (result,) = predictor([predictor.sample])
     chances = result["probabilities"]
     chances = chances if isinstance(chances, dict) else dict(enumerate(chances))
     limit = 1 - predictor.settings.set_limit
@@ -225,7 +225,7 @@ def test_a_table_has_a_column_of_sets(root, call, tmp_path):
     rows = read_rows(tmp_path / "sets.csv")
     results = Predictor(root / "one", precision="fp32", coverage=0.8)(rows)
     assert [row["label_set"] for row in rows] == ["|".join(result["label_set"]) for result in results]
-    schema = TASKS["classify"].describe_output(Predictor(root / "one", coverage=0.8).settings)
+    schema = Predictor(root / "one", coverage=0.8).output_schema
     assert results[0].keys() - {"id", "cut"} == schema["properties"].keys()
     assert call(*table)[0] == 0
     assert "label_set" not in read_rows(tmp_path / "sets.csv")[0]
