@@ -117,8 +117,6 @@ def predict(
         precision = "fp32"
     with Screen() as screen:
         predictor = Predictor(run, pairs=pair or None, top=top, text=columns, precision=precision, coverage=coverage)
-        if predictor.notice:
-            complain(predictor.notice)
         predictor.check_format(output, is_pipeline)
         answer = predictor.stream
         if explains:

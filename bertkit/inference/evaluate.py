@@ -29,13 +29,13 @@ from bertkit.model.checkpoint import find_file
 from bertkit.model.heads import BertHead
 from bertkit.model.precision import use_precision
 from bertkit.reports.tables import Table, count, name_limits, tabulate_labels, tabulate_scores, tabulate_types
-from bertkit.system.files import atomic_write
+from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import divide
 from bertkit.tasks.prediction import add_places, check_types, limit_batch
 from bertkit.tasks.repeats import check_rows
-from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, PredictionSettings, Task
+from bertkit.tasks.task import CHOSEN_ON_DEV, OWN_DATA, TUNE, PredictionSettings, Task
 from bertkit.training.predictions import MISTAKES, find_mistakes, format_table, join_rows, read_answer
 from bertkit.training.recipe import Recipe, merge, read_recipe
 from bertkit.training.run_dir import EVALUATIONS, METRICS_FILE, PREDICTIONS, RECIPE_FILE
@@ -87,18 +87,17 @@ class Evaluation:
         yield f"{count(len(find_mistakes(self.rows)), 'mistake')}, the worst first, and scores: {self.output}"
 
 
-def open_scored(run: str, precision: str = "auto") -> Scored:
-    """Load a run, an export or a Hub model to score it.
+def open_scored(run: str, predictor: Predictor) -> Scored:
+    """Return what scores a run, an export or a Hub model; `predictor` has its model.
 
     Raises:
-        UsageError: As `Predictor`; or the task has no labels.
+        UsageError: The task has no labels.
     """
-    predictor = Predictor(run, precision=precision)
     path = find_file(run, RECIPE_FILE)
     recipe = {} if path is None else read_recipe(path)
     config = predictor.settings.model.config
     head = predictor.settings.head.replace("BiLSTM", "")
-    fitting = [task for task in TASKS.values() if task.metric and task.head == head]
+    fitting = [task for task in TASKS.values() if not task.lower_is_better and task.head == head]
     if config.tau is not None:
         fitting = fitting[::-1]  # of two versions the second one has a tau
     task = TASKS.get(str(recipe.get("task")), fitting[0] if fitting else None)
@@ -162,8 +161,8 @@ def evaluate(run: str, place: str | None, output: Path | None, report: Report = 
     Raises:
         UsageError: As `open_scored`; the data cannot be read or have no labels; or the output holds a run.
     """
-    scored = open_scored(run)
-    task, options = scored.task, scored.recipe["data"]
+    scored = open_scored(run, Predictor(run))
+    task = scored.task
     folder = Path(run)
     if not folder.is_dir() and (output is None or place is None):
         raise UsageError(
@@ -175,7 +174,8 @@ def evaluate(run: str, place: str | None, output: Path | None, report: Report = 
     if place is None:
         examples = read_own(scored, report)
     else:
-        examples = task.load({**options, "dir": place}, report, scored.settings.model.config)
+        scored = replace(scored, recipe=merge(scored.recipe, {"data": {"dir": place}}))
+        examples = task.load(scored.recipe["data"], report, scored.settings.model.config)
     return [
         evaluate_split(scored, name, own, train, target)
         for name, own, target in list_targets(folder, output, place, examples)
@@ -216,6 +216,8 @@ def evaluate_split(scored: Scored, name: str, examples: Any, train: Any, target:
     metrics["rows"] = len(rows)
     if train is not None:
         metrics["leaks"] = len(leaks)
+    if target is not None and task.copies and not task.is_official(scored.recipe["data"]["dir"]):
+        metrics[OWN_DATA] = True
     if chosen := read_facts(rows).get("decided", {}).keys() - scored.decided:
         metrics[CHOSEN_ON_DEV] = " and ".join(chosen)
     files = {f"{PREDICTIONS}/{file}": content for file, content in format_table(rows, name).items()}
@@ -226,7 +228,8 @@ def evaluate_split(scored: Scored, name: str, examples: Any, train: Any, target:
     with explain_refusal(f"the directory {output}"):
         (output / PREDICTIONS).mkdir(parents=True, exist_ok=True)
         for file, content in files.items():
-            atomic_write(content, output / file)
+            with atomic_open(output / file, "wb") as stream:
+                stream.write(content.encode() if isinstance(content, str) else content)
     return Evaluation(name, task, metrics, rows, output)
 
 

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.data.tokenizer import TOKENIZER_FILES, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
+from bertkit.inference.evaluate import open_scored
 from bertkit.inference.export_record import EXPORT_FILE, PARTS, ExportRecord, Latency, Timing, find_export
 from bertkit.inference.predictor import Predictor
-from bertkit.inference.quantization import choose_int8, load_rows, tabulate_int8
+from bertkit.inference.quantization import choose_int8, load_dev, tabulate_int8
 from bertkit.model.checkpoint import find_file
 from bertkit.model.config import BertConfig
 from bertkit.model.onnx import CHOOSES, ONNX_FILE, OnnxModel, import_onnxruntime, write_onnx
@@ -93,9 +94,9 @@ def export(
     import_onnxruntime()
     if find_export(run):
         raise UsageError(f"{run} is an export already; give the run that it was made from")
-    settings = Predictor(run, precision="fp32").settings
-    rows = load_rows(run, settings, data) if int8 else None
-    model = settings.model.to("cpu")
+    predictor = Predictor(run, precision="fp32")
+    settings, model = predictor.settings, predictor.settings.model.to("cpu")
+    dev = load_dev(open_scored(run, predictor), data) if int8 else None
     with explain_disk_error(output), hold_directory(output, check=check_output):
         for lost in output.glob(f"{PARTS}*"):  # of a killed export
             shutil.rmtree(lost)
@@ -117,9 +118,9 @@ def export(
             report(f"the exported model differs from {run} by at most {difference:.1e} in probabilities")
             timings = {"run": time_model(model, count_bytes(model)), "fp32": time_model(exported, find_size(path))}
             record = describe(run, exported, difference, timings)
-            if rows:
+            if dev:
                 with TemporaryDirectory(dir=output, prefix=PARTS) as variants:
-                    record.int8, variant = choose_int8(rows, model, path, Path(variants), max_loss, report)
+                    record.int8, variant = choose_int8(dev, model, path, Path(variants), max_loss, report)
                     for part in folder.glob(f"{ONNX_FILE}*"):
                         part.unlink()
                     for part in variant.parent.iterdir():

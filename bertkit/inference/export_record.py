@@ -7,7 +7,6 @@ import msgspec
 from bertkit.errors import UsageError, make_printable
 from bertkit.model.onnx import ONNX_FILE
 from bertkit.system.files import find_checksum
-from bertkit.system.instructions import find_instruction_set
 from bertkit.training.run_dir import read_record
 
 EXPORT_FILE = "export.json"
@@ -15,14 +14,11 @@ PARTS = ".export-"  # the beginning of a folder within the directory while it is
 
 
 class Int8Variant(msgspec.Struct):
-    """An int8 variant of an export, with its score and the difference to the run's, in points.
+    """An int8 variant of an export: scores in points, and the difference to the run's with its 95 % interval.
 
     Attributes:
         exempt: Layers that stay in fp32: numbers of encoder layers from 0, "embeddings", "head".
         size: Bytes of the ONNX file.
-        score: In points.
-        low: The lower limit of the difference's 95 % interval.
-        high: The upper limit.
     """
 
     exempt: list[int | str]
@@ -34,18 +30,15 @@ class Int8Variant(msgspec.Struct):
 
 
 class Int8(msgspec.Struct):
-    """The int8 variants of an export that were tried on the rows of dev; the last one is exported.
+    """The int8 variants that were tried on the rows of dev, with the run's score; the last one is exported.
 
     Attributes:
-        metric: The score.
-        rows: Number of rows: groups of examples with the same first text, context or document.
-        run_score: The run's score on them, in points.
         max_loss: Points that may be lost; None: no bound.
     """
 
     metric: str
     rows: int
-    run_score: float = 0.0  # exports of earlier versions lack it
+    run_score: float
     max_loss: float | None = None
     variants: list[Int8Variant] = []
 
@@ -59,13 +52,7 @@ class Latency(msgspec.Struct):
 
 
 class Timing(msgspec.Struct):
-    """How fast a model answers.
-
-    Attributes:
-        size: Bytes of the ONNX file; of the weights for the run.
-        latency: Number of tokens of one text -> latency.
-        texts_per_second: Rate for batches of texts of `texts_tokens` tokens.
-    """
+    """How fast a model answers: bytes of its file, latency by the tokens of one text, and the rate of batches."""
 
     size: int
     latency: dict[str, Latency]
@@ -78,14 +65,10 @@ class ExportRecord(msgspec.Struct):
     Attributes:
         run: The last part of the run's path, or its name on the Hub.
         head: The name of the head's class.
-        precision: "fp32" or "int8".
         largest_difference: Between the probabilities of the export in fp32 and those of the run.
         timings: "run" (in fp32, packed), "fp32" and, if it was asked for, "int8" -> how fast it answers.
-        threads: Threads of the measurements.
-        processor: Processor of the measurements.
-        instruction_set: The same, as `find_instruction_set` returns it.
+        texts_tokens: The tokens of each text in timed batches.
         checksums: File -> its CRC-32; the card is not among them.
-        int8: The variants in int8; None in fp32.
     """
 
     run: str
@@ -103,16 +86,6 @@ class ExportRecord(msgspec.Struct):
     date: str
     checksums: dict[str, int] = {}
     int8: Int8 | None = None
-
-    def describe_processor(self) -> str:
-        """Return a line about another processor than that of an int8 export, whose results differ; else empty."""
-        here = find_instruction_set()
-        if self.precision != "int8" or here == self.instruction_set:
-            return ""
-        return (
-            f"this int8 export was made with {self.instruction_set}, and this processor has {here}: results may differ "
-            "from those that were measured; export again on this machine"
-        )
 
 
 def check_files(place: str, record: ExportRecord) -> None:

@@ -111,7 +111,6 @@ class Predictor:
         if record is not None and precision not in ("auto", record.precision):
             raise UsageError(f"{name} is an export in {record.precision}, got precision {precision!r}; leave it out")
         self.precision = choose_precision(precision) if record is None else record.precision
-        self.notice = "" if record is None else record.describe_processor()
         config = load_config(name)
         head = str((config.architectures or ["none"])[0])
         if (task := ANSWERING.get(head.replace("BiLSTM", ""))) is None or not hasattr(bertkit, head):

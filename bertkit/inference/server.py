@@ -441,8 +441,6 @@ def serve(
     with bind(host, port) as listener:
         with ThreadPoolExecutor(1) as loading:
             predictor = loading.submit(load_predictor, run, precision).result()
-        if predictor.notice:
-            report(predictor.notice)
         address = listener.getsockname()
         hosts = None if ipaddress.ip_address(address[0]).is_unspecified else frozenset({*LOOPBACK, host.lower()})
         app = make_app(

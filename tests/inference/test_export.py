@@ -1,6 +1,5 @@
 """An export answers as its run, and no other directory is taken or overwritten."""
 
-import json
 import re
 import shutil
 
@@ -10,9 +9,8 @@ import torch
 from bertkit import Predictor
 from bertkit.errors import UsageError
 from bertkit.inference import export as module
-from bertkit.inference import export_record
 from bertkit.inference.export import check_output, export, publish
-from bertkit.inference.export_record import EXPORT_FILE, ExportRecord, find_export
+from bertkit.inference.export_record import EXPORT_FILE, find_export
 from bertkit.model.onnx import ONNX_FILE
 from tests.exports import FAST, HEADS, LABELS, write_export
 from tests.inference.test_predictor import make_texts, write_head
@@ -197,20 +195,6 @@ def test_an_export_has_one_precision():
     assert Predictor(place, precision="fp32").precision == "fp32"
     with pytest.raises(UsageError, match="is an export in fp32, got precision 'bf16'; leave it out"):
         Predictor(place, precision="bf16")
-
-
-def test_int8_of_another_processor_is_noted(call, tmp_path):
-    _, place = write_export(FAST[0])
-    shutil.copytree(place, tmp_path / "other")
-    record = json.loads((place / EXPORT_FILE).read_text())
-    changed = record | {"precision": "int8", "instruction_set": "neon"}
-    (tmp_path / "other" / EXPORT_FILE).write_text(json.dumps(changed))
-    code, out, err = call("predict", "other", "good")
-    assert (code, err.count("\n")) == (0, 1)
-    assert "this int8 export was made with neon, and this processor has" in err
-    assert call("predict", place, "good") == (0, out, "")
-    here = ExportRecord(**record | {"precision": "int8", "instruction_set": export_record.find_instruction_set()})
-    assert here.describe_processor() == ""
 
 
 @pytest.mark.parametrize("name", ["config.json", ONNX_FILE, "vocab.txt"])

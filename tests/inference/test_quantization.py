@@ -9,9 +9,10 @@ from bertkit import Predictor
 from bertkit.errors import UsageError
 from bertkit.inference import export as module
 from bertkit.inference import quantization
+from bertkit.inference.evaluate import open_scored
 from bertkit.inference.export import export, make_batch
 from bertkit.inference.export_record import find_export
-from bertkit.inference.quantization import choose_int8, load_rows, tabulate_int8
+from bertkit.inference.quantization import choose_int8, load_dev, tabulate_int8
 from bertkit.model.onnx import ONNX_FILE, OnnxModel, find_matrices, write_onnx
 from bertkit.model.onnx import quantize as quantize_exactly
 from bertkit.tasks import TASKS
@@ -71,8 +72,10 @@ def test_int8_is_written_with_what_it_loses(rte, tmp_path, monkeypatch):
 
 def choose(run, exact, folder, max_loss, settings=None):
     """Return the record of a run's int8 variants."""
-    settings = settings or Predictor(run, precision="fp32").settings
-    return choose_int8(load_rows(str(run), settings), settings.model, exact, folder, max_loss)[0]
+    predictor = Predictor(run, precision="fp32")
+    predictor.settings = settings or predictor.settings
+    dev = load_dev(open_scored(str(run), predictor))
+    return choose_int8(dev, predictor.settings.model, exact, folder, max_loss)[0]
 
 
 def test_a_model_that_int8_ruins_is_an_error_with_a_bound_only(rte, exact, tmp_path, monkeypatch):
@@ -121,9 +124,3 @@ def test_int8_answers_do_not_depend_on_the_batch(rte, tmp_path):
     for place, length in enumerate(lengths):
         alone = exported(**{name: column[place : place + 1, :length] for name, column in batch.items()}).logits
         assert torch.equal(alone[0], together[place])
-
-
-def test_without_a_recipe_there_is_no_score(tmp_path):
-    start = write_checkpoint(tmp_path / "bert")
-    with pytest.raises(UsageError, match="is not a fine-tuned run, so there is no score that int8 could lose"):
-        load_rows(str(start), None)
