@@ -67,7 +67,10 @@ def pretrain(
 
     $ bertkit pretrain --model runs/mine --corpus more.txt --output runs/more
     """
-    execute("pretrain", options, {"corpus": corpus or None, "vocab": vocab, "cased": cased or None})
+    from bertkit.tasks.pretraining import choose_starter
+
+    given = {"corpus": corpus or None, "vocab": vocab, "cased": cased or None}
+    execute("pretrain", options, given, starter=choose_starter)
 
 
 @training_command(CLASSIFY_OPTIONS)
@@ -367,12 +370,19 @@ def train_own(
     )
 
 
-def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int = 0) -> None:
+def execute(
+    name: str,
+    options: RunOptions,
+    data: Mapping[str, Any],
+    search: int = 0,
+    starter: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+) -> None:
     """Run a task with the options of the command line, and print its results.
 
     Args:
         data: Values for `[data]` in the recipe; None means "not given".
         search: The number of trials before the run.
+        starter: Returns the laptop-sized recipe that is used if none is named; None: the task's own recipe is used.
     """
     if options.budget:
         os.environ.setdefault("GOMP_SPINCOUNT", SHORT_WAIT)  # read when torch is imported, below
@@ -388,7 +398,7 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int
         written = read_recipe(options.recipe)
         check(written, data_defaults=task.recipe["data"], where=str(options.recipe))
     else:
-        written = task.starter(given)
+        written = starter(given) if starter else {}
     output = options.output or Path("runs") / name
     is_finished = (output / METRICS_FILE).exists()
     check_early(task, written, given, reads_data=not is_finished)

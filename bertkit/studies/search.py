@@ -463,7 +463,7 @@ class Search:
             limit = self.sizes.limit(self.clock, recipe["batch_size"])
             if not self.begun:
                 left = self.clock.left - self.start - limit.reserve(self.sizes.end_rows)
-                recipe = fit(self.task, recipe, max(take_first(int(left / limit.expect(0))), 1))
+                recipe = fit(recipe, max(take_first(int(left / limit.expect(0))), 1))
         news = {"report": self.report, "progress": self.progress}
         return run(self.task, recipe, output=self.output, prepared=whole, limit=limit, **news)
 

@@ -62,8 +62,6 @@ NER_PAPER = {  # Table 7
     "test_f1": {"BERT-base, test": 0.924, "BERT-large, test": 0.928},
 }
 
-# Differs from the paper: it names neither rate nor epochs for the BiLSTM. These are usual for one of this size.
-FEATURE_BASED = {"train": {"learning_rate": 1e-3, "num_train_epochs": 10.0}}
 BILSTM_SIZE = 768  # units a direction: section 5.3's "two-layer 768-dimensional BiLSTM"
 
 # "text": a TaggedText; "labels": the tags of training, O first; "group": the column of groups, or an empty text.
@@ -104,7 +102,12 @@ class NerTask(FineTuningTask):
 
     name = command = folder = "ner"
     title = "CoNLL-2003"
-    head = "BertForTokenClassification"
+    head = "BertFeaturesForTokenClassification"
+    heads: Mapping[str, Mapping[str, str]] = {"features": {"": "BertForTokenClassification"}}
+    # Differs from the paper: it names neither rate nor epochs for the BiLSTM. These are usual for one of this size.
+    implied: Mapping[str, Mapping[str, Any]] = {
+        "features": {"train": {"learning_rate": 1e-3, "num_train_epochs": 10.0}}
+    }
     metric = "f1"
     splits = NER_SCORES
     unlabelled = (UNLABELLED,)
@@ -140,14 +143,6 @@ class NerTask(FineTuningTask):
         for key in ("freeze", "bilstm", "reinit_layers"):
             if recipe.get(key):
                 raise UsageError(f"{key} is for fine-tuning, but features keep the encoder unchanged; remove {key}")
-
-    def overrides(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the recipe changes of the feature-based approach."""
-        return FEATURE_BASED if given.get("data", {}).get("features") else {}
-
-    def choose_head(self, options: Mapping[str, Any]) -> str:
-        """Return the head of either approach."""
-        return "BertFeaturesForTokenClassification" if options["features"] else self.head
 
     def load(self, options: Mapping[str, Any], report: Report) -> dict[str, TaggedExamples]:
         """Read the examples of train, dev and, if it is there, test; splits that are missing are taken from train."""

@@ -109,9 +109,11 @@ class Task:
         title: The name of its data.
         examples_title: The heading of the examples of predictions.
         head: The name of a class in `bertkit.model`.
+        heads: Option of `[data]` -> some of its values -> the heads that they ask for in place of `head`.
         options: The options of `[data]`.
         recipe: The paper's complete recipe; its `[data]` table has the defaults of `options`.
         stable: The changes that `preset = "stable"` makes to the recipe.
+        implied: Option of `[data]` -> the changes to the recipe that it makes where it is given.
         metric: The key of the score that the paper reports, which metrics.json repeats as `score`. Empty for data
             without labels, which are only predicted.
         lower_is_better: Whether a smaller `metric` is better.
@@ -134,9 +136,11 @@ class Task:
     title = "held-out text"
     examples_title = "Predictions on held-out text"
     head: str
+    heads: Mapping[str, Mapping[str, str]] = {}
     options: Options
     recipe: Mapping[str, Any]
     stable: Mapping[str, Any] = {}
+    implied: Mapping[str, Mapping[str, Any]] = {}
     metric = ""
     lower_is_better = False
     table: tuple[ScoreRow, ...] = ()
@@ -169,32 +173,18 @@ class Task:
                 value = recipe["data"][key]
                 check_range(f"{key} is {value} in [data]", value, option.least, option.below)
 
-    def overrides(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return changes to the task's recipe that the given part implies, such as another learning rate."""
-        return {}
-
     def pretrain_on(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
         """Return the recipe of a preceding training that supplies the checkpoint; empty if there is none."""
         return {}
-
-    def starter(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the laptop-sized recipe that is used if none is named; empty for the task's own."""
-        return {}
-
-    def set_updates(self, recipe: Mapping[str, Any], updates: int) -> dict[str, Any]:
-        """Return a recipe that ends after `updates` updates, and is the same until then."""
-        return {**recipe, "train": recipe["train"] | {"max_steps": updates}}
-
-    def choose_head(self, options: Mapping[str, Any]) -> str:
-        """Return the name of the head that `[data]` asks for."""
-        return self.head
 
     # --- The data -----------------------------------------------------------------------------------------------------
 
     def load(self, options: Mapping[str, Any], report: Report) -> dict[str, Any]:
         """Read the examples of every split there is, by name.
 
-        "train" is among them, unless the task is only predicted, and the first of `splits`.
+        "train" is among them, unless the task is only predicted, and the first of `splits`. Two options are set by the
+        program alone: `is_check` keeps rows that training leaves out, `is_forecast` asks for enough text to forecast a
+        run's cost.
 
         Raises:
             UsageError: Files are wrong or missing.
@@ -222,14 +212,6 @@ class Task:
         Its `fingerprint()` is a text that tells it from other data.
         """
         raise NotImplementedError
-
-    def shorten(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the options under which enough data are read to forecast a run's cost."""
-        return options
-
-    def list_parts(self, data: Any) -> list[range]:
-        """Return the parts of a training data set whose sequences have lengths of their own."""
-        return [range(len(data))]
 
     def collate(self, items: Any) -> dict[str, "Tensor"]:
         """Return the batch of a list of items, or of the result of the data set's `__getitems__`."""

@@ -19,7 +19,7 @@ from bertkit.tasks.squad import SQUAD
 from bertkit.tasks.squad_versions import VERSIONS
 from bertkit.tasks.task import PredictionSettings
 from bertkit.training import cost
-from bertkit.training.arguments import complete
+from bertkit.training.arguments import complete, name_head
 from bertkit.training.prepare import Prepared
 from bertkit.training.run import make_model
 from bertkit.training.scored_rows import TOKEN_COUNTS, UNKNOWN_COUNTS, measure_split, pack_rows, read_rows
@@ -194,7 +194,7 @@ def test_what_is_loaded_is_declared(case):
 
 def test_columns_are_arguments_of_the_head(case):
     task, recipe, _, _, data, model, _ = case
-    assert type(model) is getattr(bertkit, task.choose_head(recipe["data"]))
+    assert type(model) is getattr(bertkit, name_head(task, recipe))
     arguments = inspect.signature(type(model).forward).parameters
     for split in data.values():
         batch = take_batch(task, split)
@@ -289,9 +289,7 @@ def test_every_fine_tuned_task_can_freeze_its_encoder_and_have_a_bilstm(case, bi
     task, recipe, examples, tokenizer, data, _, _ = case
     settings = task.configure(recipe, tokenizer, examples)
     model = make_model(task, complete(task, recipe, {"freeze": "encoder", "bilstm": bilstm}), settings)
-    assert type(model) is getattr(
-        bertkit, task.choose_head(recipe["data"]).replace("For", "BiLSTMFor" if bilstm else "For")
-    )
+    assert type(model) is getattr(bertkit, name_head(task, recipe).replace("For", "BiLSTMFor" if bilstm else "For"))
     loss = model.train()(**take_batch(task, data["train"])).loss
     assert loss.isfinite()
     loss.backward()

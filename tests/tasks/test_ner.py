@@ -370,12 +370,11 @@ def make_features_recipe(tmp_path, folder, start, layers="sum-all", **train):
     return recipe | {"precision": "fp32", "model": {"bilstm_hidden_size": 16}, "train": train}
 
 
-def test_the_rate_and_the_epochs_of_a_bilstm_are_its_own():
-    assert NER.overrides({}) == {}
-    assert NER.overrides({"data": {"features": ""}}) == {}
-    changed = NER.overrides({"data": {"features": "last"}})["train"]
-    assert changed["learning_rate"] > 10 * NER.recipe["train"]["learning_rate"]
-    assert changed["num_train_epochs"] > NER.recipe["train"]["num_train_epochs"]
+def test_the_rate_and_the_epochs_of_a_bilstm_are_its_own(folder, start):
+    own, learned = make_recipe(folder, start, features=""), make_recipe(folder, start, features="last")
+    for given, rate, epochs in ((own, 5e-5, 3.0), (learned, 1e-3, 10.0)):
+        recipe = complete(NER, given | {"train": {}})
+        assert (recipe["train"]["learning_rate"], recipe["train"]["num_train_epochs"]) == (rate, epochs)
 
 
 def test_the_stable_preset_leaves_the_bilstm_its_rate(tmp_path, folder, start):

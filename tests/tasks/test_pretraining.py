@@ -17,7 +17,7 @@ from bertkit.data.pretraining.tokenize import TokenizedCorpus
 from bertkit.data.tokenizer import make_tokenizer
 from bertkit.errors import UsageError
 from bertkit.tasks.prediction import show_examples
-from bertkit.tasks.pretraining import PRETRAINING, STARTER, choose_masked, list_phases
+from bertkit.tasks.pretraining import PRETRAINING, STARTER, choose_masked, choose_starter, list_phases
 from bertkit.tasks.task import PredictionSettings
 from bertkit.training.recipe import merge
 
@@ -343,7 +343,7 @@ def test_the_starter_is_the_recipe_of_the_demo():
     demo = read_recipe(Path(__file__).parents[2] / "recipes" / "demo" / "pretrain.toml")
     assert demo.pop("task") == "pretrain"
     assert json.loads(json.dumps(demo)) == STARTER
-    continued = PRETRAINING.starter({"checkpoint": "some/model"})
+    continued = choose_starter({"checkpoint": "some/model"})
     assert "model" not in continued
     assert "vocab_size" not in continued["data"]
     assert "phase" not in continued
@@ -357,7 +357,7 @@ def test_the_starter_is_the_recipe_of_the_demo():
 )
 def test_lengths_given_to_the_starter_are_those_of_the_run(lengths, checkpoint):
     given = lengths | checkpoint
-    made = merge(PRETRAINING.recipe, PRETRAINING.starter(given), given)
+    made = merge(PRETRAINING.recipe, choose_starter(given), given)
     assert made.get("phase", []) == lengths.get("phase", [])
     assert made["data"]["heldout_length"] == 0
     if "data" in lengths:
