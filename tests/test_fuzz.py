@@ -420,7 +420,6 @@ def encode_all(name: str, folder: Path, tokenizer: Any, **options: Any) -> None:
     examples = task.load(recipe["data"], str)
     for split, found in examples.items():
         data = task.encode(found, tokenizer, recipe, split)
-        task.describe(data, split)
         assert task.collate(data.__getitems__([0])) is not None
     task.configure(recipe, tokenizer, examples)
 

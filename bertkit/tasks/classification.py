@@ -48,7 +48,7 @@ from bertkit.tasks.task import (
     shorten_text,
     use_transformers,
 )
-from bertkit.tasks.texts import TextTask, guess_texts, name_results
+from bertkit.tasks.texts import TextTask, guess_texts, name_results, report_long
 
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars", "y")
 BALANCED = "balanced"
@@ -262,17 +262,16 @@ class ClassificationTask(TextTask):
         return examples.rows, {*examples.text, *examples.space.columns}
 
     def encode(
-        self, examples: LabelledTexts, tokenizer: Any, recipe: Mapping[str, Any], split: str
+        self, examples: LabelledTexts, tokenizer: Any, recipe: Mapping[str, Any], split: str, report: Report = ignore
     ) -> LabelledSequences:
         """Return the sequences of a split; all but train keep their rows, for the files of predictions."""
         pa.default_memory_pool().release_unused()  # of the whole table, which has been divided
         inputs = TextInputs(tuple(examples.rows.find(name) for name in examples.text))
         found = self.encode_split(inputs, examples.labels, tokenizer, recipe["data"])
-        return LabelledSequences(found, examples.space, None if split == "train" else examples.rows, examples.text)
-
-    def describe(self, data: LabelledSequences, split: str) -> list[str]:
-        """Return how many training texts are truncated, or have several windows."""
-        return super().describe(data.sequences, split)
+        if split != "train":
+            return LabelledSequences(found, examples.space, examples.rows, examples.text)
+        report_long(found, report)
+        return LabelledSequences(found, examples.space, text=examples.text)
 
     def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
         """Return label names, kind of problem, columns and class weights; without data what the tokenizer decides."""

@@ -35,7 +35,7 @@ from bertkit.metrics.calibration import measure_calibration, score_calibration
 from bertkit.metrics.glue import compute_scores, measure_scores
 from bertkit.metrics.rows import RowScore
 from bertkit.reports.tables import ScoreRow
-from bertkit.system.progress import Report
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks.classification_figures import confuse, draw_reliability
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH
 from bertkit.tasks.option import GLUE_OPTIONS
@@ -48,7 +48,7 @@ from bertkit.tasks.task import (
     shorten_text,
     use_transformers,
 )
-from bertkit.tasks.texts import TextTask
+from bertkit.tasks.texts import TextTask, report_long
 
 BASE_TEST, LARGE_TEST = "BERT-base, test", "BERT-large, test"  # Table 1
 BASE_DEV = "BERT-base, dev"  # Table 5
@@ -249,11 +249,14 @@ class GlueTask(TextTask):
         return examples
 
     def encode(
-        self, examples: SentenceExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str
+        self, examples: SentenceExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str, report: Report = ignore
     ) -> Sequences | WindowedTexts:
         """Return the sequences of a split."""
         inputs = list(zip(*examples["texts"], strict=True))
-        return self.encode_split(inputs, examples["labels"], tokenizer, recipe["data"])
+        data = self.encode_split(inputs, examples["labels"], tokenizer, recipe["data"])
+        if split == "train":
+            report_long(data, report)
+        return data
 
     def list_groups(self, examples: SentenceExamples) -> Sequence[str]:
         """Return the first texts."""

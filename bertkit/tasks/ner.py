@@ -74,11 +74,9 @@ class FeaturedWords(Features):
 
     Attributes:
         words: The sentences of the words.
-        is_renewed: Whether the features replace a damaged file.
     """
 
     words: WordWindows
-    is_renewed: bool
 
     def fingerprint(self) -> str:
         """Return a fingerprint of the sentences and their features; the file's name is a hash of their inputs."""
@@ -112,6 +110,7 @@ class NerTask(FineTuningTask):
     splits = NER_SCORES
     unlabelled = (UNLABELLED,)
     pipeline = "token-classification"
+    long = "read in parts"
     row_files = ("dev.jsonl", "dev.conll")
     copies: Mapping[str, tuple[str, str, str]] = {
         name: (NER_HUB, NER_CONFIG, split) for name, split in NER_HUB_SPLITS.items()
@@ -198,10 +197,13 @@ class NerTask(FineTuningTask):
         """Return the places of the sentences by a hash of their groups, documents or words."""
         return hash_keys(list_keys(self.read(options, ignore)["train"], options["group"]))
 
-    def encode(self, examples: TaggedExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str) -> NerData:
+    def encode(
+        self, examples: TaggedExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str, report: Report = ignore
+    ) -> NerData:
         """Return the sequences of a split, or their features."""
         options = recipe["data"]
         words = encode_words(examples["text"], examples["labels"], tokenizer, options["max_length"], options["context"])
+        report(describe_words(words, split))
         if not options["features"]:
             return words
         from bertkit.tasks.features import cache_features
@@ -216,7 +218,10 @@ class NerTask(FineTuningTask):
             folder=options["features_dir"],
             half=options["half_features"],
         )
-        return FeaturedWords(path, ends, labels, words, is_renewed)
+        again = ", recomputed because the checksum of the cached file was wrong" * is_renewed
+        kept = f"{path} ({path.stat().st_size / 1e6:,.1f} MB)"
+        report(f"{split}: features of {len(labels):,} words in {kept}{again}")
+        return FeaturedWords(path, ends, labels, words)
 
     def list_groups(self, examples: TaggedExamples) -> list[Hashable]:
         """Return the groups or words of a table's rows, or the documents; if not several, each sentence is alone."""
@@ -247,10 +252,6 @@ class NerTask(FineTuningTask):
         rows = examples["text"].rows
         return None if rows is None else (rows, find_columns(rows.table.column_names))
 
-    def describe_long(self, options: Mapping[str, Any]) -> str:
-        """Return that a long sentence has several sequences."""
-        return "read in parts"
-
     def select(self, examples: TaggedExamples, numbers: np.ndarray) -> TaggedExamples:
         """Return some of the sentences."""
         return {**examples, "text": examples["text"].take(numbers)}
@@ -262,26 +263,6 @@ class NerTask(FineTuningTask):
         from bertkit.tasks.features import pad_features
 
         return pad_features(items)
-
-    def describe(self, data: NerData, split: str) -> list[str]:
-        """Return lines on context and words that cannot be predicted, and the file of the features."""
-        if isinstance(data, FeaturedWords):
-            kept = f"{data.path} ({data.path.stat().st_size / 1e6:,.1f} MB)"
-            again = ", recomputed because the checksum of the cached file was wrong" * data.is_renewed
-            line = f"{split}: features of {len(data.labels):,} words in {kept}{again}"
-            return [*self.describe(data.words, split), line]
-        count = len(data.text.sentences)
-        own, shown = len(data.ids) / count, (data.stops - data.starts).mean()
-        line = f"{split}: {own:.1f} tokens per sentence, {shown:.1f} with context"
-        if len(data) > count:
-            long = int((np.bincount(data.owners) > 1).sum())
-            line += f"; {long:,} sentences are longer than the model and have {len(data) - count + long:,} sequences"
-        if lost := int((data.firsts == ABSENT).sum()):
-            line += f"; {lost:,} words have no token and are predicted as O"
-        tags = [tag for sentence in data.text.sentences for tag in sentence.tags if tag not in data.names]
-        if tags:
-            line += f"; {len(tags):,} words have a tag that is not in training data ({', '.join(sorted(set(tags)))})"
-        return [line]
 
     def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
         """Return the labels by name, and the sizes of the feature-based approach."""
@@ -568,6 +549,22 @@ def measure_groups(summaries: np.ndarray, data: NerData, groups: Sequence[int]) 
     gold = list(map(find_gold, get_words(data).text.sentences))
     found = measure_entities(gold, decide(summaries, data), groups)
     return {name: found[name] for name in ENTITY_SCORES}
+
+
+def describe_words(data: WordWindows, split: str) -> str:
+    """Return a line on the context of sentences, and the words that cannot be predicted."""
+    count = len(data.text.sentences)
+    own, shown = len(data.ids) / count, (data.stops - data.starts).mean()
+    line = f"{split}: {own:.1f} tokens per sentence, {shown:.1f} with context"
+    if len(data) > count:
+        long = int((np.bincount(data.owners) > 1).sum())
+        line += f"; {long:,} sentences are longer than the model and have {len(data) - count + long:,} sequences"
+    if lost := int((data.firsts == ABSENT).sum()):
+        line += f"; {lost:,} words have no token and are predicted as O"
+    tags = [tag for sentence in data.text.sentences for tag in sentence.tags if tag not in data.names]
+    if tags:
+        line += f"; {len(tags):,} words have a tag that is not in training data ({', '.join(sorted(set(tags)))})"
+    return line
 
 
 def list_rows() -> tuple[ScoreRow, ...]:

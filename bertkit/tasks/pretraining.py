@@ -33,7 +33,7 @@ from bertkit.data.sequences import IGNORED, pad
 from bertkit.data.tokenizer import describe_vocabulary, find_words, load_tokenizer, train_tokenizer
 from bertkit.errors import UsageError
 from bertkit.reports.tables import ScoreRow
-from bertkit.system.progress import Report
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks.option import PRETRAINING_OPTIONS, list_defaults
 from bertkit.tasks.schema import PROBABILITY, STRING, Schema, make_array, make_object
 from bertkit.tasks.task import BERT_TRAIN, DIVERGED, PredictionSettings, Result, Task, check_finite, use_transformers
@@ -238,7 +238,12 @@ class PretrainingTask(Task):
         }
 
     def encode(
-        self, documents: list[Document] | TokenizedCorpus, tokenizer: Any, recipe: Mapping[str, Any], split: str
+        self,
+        documents: list[Document] | TokenizedCorpus,
+        tokenizer: Any,
+        recipe: Mapping[str, Any],
+        split: str,
+        report: Report = ignore,
     ) -> PretrainingData:
         """Return all samples of the run, or of a held-out split a fixed choice of at most `heldout_pairs` pairs."""
         corpus = documents if isinstance(documents, TokenizedCorpus) else tokenize_documents(documents, tokenizer)
@@ -265,16 +270,9 @@ class PretrainingTask(Task):
                 "whole_word_masking would change nothing: in this text almost every word is one token, without ## "
                 "pieces after it, as in Chinese; remove it"
             )
+        if options["objective"] == "mlm+nsp" and (corpus.document_ends - corpus.document_starts <= 1).all():
+            report("no document has two sentences, so every next sentence is random; use --set data.objective=mlm")
         return data
-
-    def describe(self, data: PretrainingData, split: str) -> list[str]:
-        """Return a line if no sentence has a true next one."""
-        corpus = data.corpus
-        if split != "train" or data.options["objective"] != "mlm+nsp":
-            return []
-        if (corpus.document_ends - corpus.document_starts > 1).any():
-            return []
-        return ["no document has two sentences, so every next sentence is random; use --set data.objective=mlm"]
 
     def collate(self, items: Any) -> dict[str, "Tensor"]:
         """Return the batch, which the data set has already collated."""

@@ -182,9 +182,17 @@ class SquadTask(FineTuningTask):
         data = {"train_file": recipe["data"]["extra_train"], "extra_train": "", "max_train_samples": 0}
         return {**recipe, "data": recipe["data"] | data}
 
-    def encode(self, examples: Sequence[Question], tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Windows:
+    def encode(
+        self,
+        examples: Sequence[Question],
+        tokenizer: Any,
+        recipe: Mapping[str, Any],
+        split: str,
+        report: Report = ignore,
+    ) -> Windows:
         """Return the windows of a split."""
         data = encode_questions(examples, tokenizer, **{key: recipe["data"][key] for key in WINDOW_OPTIONS})
+        report(describe_windows(data, split))
         return data if self.is_official(recipe["data"]["dir"]) else OwnWindows(**vars(data))
 
     def list_groups(self, examples: Sequence[Question]) -> list[str]:
@@ -204,27 +212,6 @@ class SquadTask(FineTuningTask):
         """Yield for 2.0 whether each question has an answer."""
         names = ("no answer", "answer")
         return (names[bool(question.answers)] for question in (examples if self.version.unanswerable else ()))
-
-    def describe_long(self, options: Mapping[str, Any]) -> str:
-        """Return that a long context has several windows."""
-        return "read in windows"
-
-    def describe(self, data: Windows, split: str) -> list[str]:
-        """Return a line on windows, truncated questions and answers that cannot be given."""
-        questions = data.questions
-        line = f"{split}: {len(data):,} windows of {len(questions):,} questions"
-        if shortened := int(data.shortened.sum()):
-            line += f"; {shortened:,} questions are truncated"
-        placed = [index for index, question in enumerate(questions) if question.answers and is_placed(question)]
-        found = set(data.owners[data.answers[:, 1] > 0].tolist())
-        if lost := sum(index not in found for index in placed):
-            line += f"; {lost:,} answers are in no window"
-        if inexact := sum(not set(express(data, index)) & set(questions[index].answers) for index in placed):
-            line += (
-                f"; {inexact:,} answers cannot be predicted exactly because they begin or end within a token or have "
-                f"more than {data.max_answer_length} tokens"
-            )
-        return [line]
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
@@ -510,6 +497,24 @@ def list_keys(questions: Sequence[Question]) -> list[str]:
 def collect_answers(questions: Sequence[Question]) -> dict[str, tuple[str, ...]]:
     """Return question's id -> its right answers."""
     return {question.id: question.answers for question in questions}
+
+
+def describe_windows(data: Windows, split: str) -> str:
+    """Return a line on windows, truncated questions and answers that cannot be given."""
+    questions = data.questions
+    line = f"{split}: {len(data):,} windows of {len(questions):,} questions"
+    if shortened := int(data.shortened.sum()):
+        line += f"; {shortened:,} questions are truncated"
+    placed = [index for index, question in enumerate(questions) if question.answers and is_placed(question)]
+    found = set(data.owners[data.answers[:, 1] > 0].tolist())
+    if lost := sum(index not in found for index in placed):
+        line += f"; {lost:,} answers are in no window"
+    if inexact := sum(not set(express(data, index)) & set(questions[index].answers) for index in placed):
+        line += (
+            f"; {inexact:,} answers cannot be predicted exactly because they begin or end within a token or have "
+            f"more than {data.max_answer_length} tokens"
+        )
+    return line
 
 
 SQUAD = {task.name: task for task in map(SquadTask, VERSIONS)}

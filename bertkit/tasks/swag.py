@@ -22,7 +22,7 @@ from bertkit.metrics.calibration import measure_calibration, score_calibration
 from bertkit.metrics.glue import compute_scores
 from bertkit.metrics.rows import RowScore, measure_mean
 from bertkit.reports.tables import ScoreRow
-from bertkit.system.progress import Report
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks.classification_figures import draw_reliability
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.option import SWAG_OPTIONS
@@ -60,6 +60,7 @@ class SwagTask(FineTuningTask):
     table = (ACCURACY, *CALIBRATION_ROWS)
     is_classifier = True
     unlabelled = ("test",)
+    choices = len(ENDINGS)
     copies: Mapping[str, tuple[str, str, str]] = {name: (*HUB_SWAG, split) for name, split in SWAG_SPLITS.items()}
     options = SWAG_OPTIONS
 
@@ -90,11 +91,23 @@ class SwagTask(FineTuningTask):
             if name not in self.unlabelled or (folder / file).exists()
         }
 
-    def encode(self, examples: Sequence[Situation], tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Choices:
+    def encode(
+        self,
+        examples: Sequence[Situation],
+        tokenizer: Any,
+        recipe: Mapping[str, Any],
+        split: str,
+        report: Report = ignore,
+    ) -> Choices:
         """Return the questions of a split, four sequences each: A is the context, B the start and one ending."""
         pairs = [(one.context, f"{one.start} {ending}") for one in examples for ending in one.endings]
         answers = [one.answer for one in examples]
         sequences = encode_inputs(pairs, None, tokenizer, recipe["data"]["max_length"])
+        lengths = np.diff(sequences.ends, prepend=0)
+        report(
+            f"{split}: {len(examples):,} questions of {len(ENDINGS)} sequences; "
+            f"{lengths.mean():.1f} tokens on average, at most {lengths.max():,}"
+        )
         return Choices(sequences, len(ENDINGS), None if None in answers else np.array(answers, np.int64))
 
     def list_groups(self, examples: Sequence[Situation]) -> list[str]:
@@ -114,21 +127,9 @@ class SwagTask(FineTuningTask):
         """Yield the place of each right ending."""
         return (f"ending {answer + 1}" for answer in self.list_answers(examples) or ())
 
-    def measure_lengths(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the tokens of the longest ending with its context and start."""
-        return tokens[:, 0] + tokens[:, 1] + tokens[:, 2:].max(1) + 3
-
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
         """Return the batch (B, C, T) of some questions."""
         return pad_choices(items)
-
-    def describe(self, data: Choices, split: str) -> list[str]:
-        """Return how long the sequences are."""
-        lengths = np.diff(data.sequences.ends, prepend=0)
-        return [
-            f"{split}: {len(data):,} questions of {data.count} sequences; "
-            f"{lengths.mean():.1f} tokens on average, at most {lengths.max():,}"
-        ]
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 

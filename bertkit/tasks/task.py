@@ -19,7 +19,7 @@ from bertkit.errors import UsageError
 from bertkit.metrics.calibration import temper
 from bertkit.metrics.rows import RowScore
 from bertkit.reports.tables import ScoreRow
-from bertkit.system.progress import Report
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks.option import Options, check_range
 from bertkit.tasks.schema import STRING, Schema, make_array
 
@@ -125,6 +125,8 @@ class Task:
         command: The command that runs it, after `bertkit`.
         folder: The folder of its data below a study's root.
         pairs: Whether an input is a pair of texts; None if the task does not determine it.
+        choices: The number of last texts of an example that are in sequences of their own, after the others; 0: none.
+        long: The treatment of texts longer than `max_length`, in words.
         reusable: Whether encoded data can be shared by runs with the same `[data]`, `[model]` and checkpoint.
         evaluation_options: Arguments of the head's `forward` in evaluation.
         is_classifier: Whether it predicts classes or several labels of a whole input, so that `calibrate` applies.
@@ -150,6 +152,8 @@ class Task:
     command: str
     folder = ""
     pairs: bool | None = None
+    choices = 0
+    long = "truncated"
     reusable = True
     evaluation_options: Mapping[str, Any] = {}
     is_classifier = False
@@ -206,10 +210,12 @@ class Task:
         """
         return {} if tokenizer is None else {"vocab_size": len(tokenizer)}  # which has to hold all tokens
 
-    def encode(self, examples: Any, tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Any:
+    def encode(
+        self, examples: Any, tokenizer: Any, recipe: Mapping[str, Any], split: str, report: Report = ignore
+    ) -> Any:
         """Return a split's map-style data set, whose columns are arguments of the head's `forward`.
 
-        Its `fingerprint()` is a text that tells it from other data.
+        Its `fingerprint()` is a text that tells it from other data. Truncated texts and the like are reported.
         """
         raise NotImplementedError
 
@@ -270,18 +276,6 @@ class Task:
     def find_rows(self, examples: Any) -> tuple[Columns, Collection[str]] | None:
         """Return the rows of a split in a person's own table, and the columns that the task reads; None without one."""
         return None
-
-    def measure_lengths(self, tokens: np.ndarray) -> np.ndarray:
-        """Return (S,) the tokens of the longest sequence of each row, from the tokens (S, texts) of its texts."""
-        return tokens.sum(1) + 1 + tokens.shape[1]  # [CLS], and [SEP] after each text
-
-    def describe_long(self, options: Mapping[str, Any]) -> str:
-        """Return what happens to sequences longer than max_length."""
-        return "truncated"
-
-    def describe(self, data: Any, split: str) -> list[str]:
-        """Return lines about the encoding of a split's examples."""
-        return []
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from bertkit.data.long_texts import LONG, POOLED, WindowedTexts, encode_long, po
 from bertkit.data.sequences import Sequences, pad, pad_choices
 from bertkit.errors import UsageError, make_printable
 from bertkit.metrics.classification import FIXED_THRESHOLD
+from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.option import TEXT_OPTIONS, list_defaults
 from bertkit.tasks.schema import NUMBER_SCHEMA, PROBABILITY, STRING, Schema, make_array, make_object
@@ -66,28 +67,6 @@ class TextTask(FineTuningTask):
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
         """Return the padded batch of some sequences (B, T), or of texts with windows (B, W, T)."""
         return pad_choices(items) if isinstance(items[0]["input_ids"], list) else pad(items)
-
-    def describe(self, data: Any, split: str) -> list[str]:
-        """Return how many training texts are truncated, or have several windows."""
-        if split != "train":
-            return []
-        is_windowed = isinstance(data, WindowedTexts)  # then only the shorter text of a pair is truncated
-        sequences = data.sequences if is_windowed else data
-        lines, count = [], f"of {len(data):,} training texts"
-        if several := int((sequences.counts > 1).sum()):
-            lines.append(f"{several:,} {count} have several windows, {len(sequences):,} windows in all")
-        if truncated := int(sequences.shortened.sum()):
-            length = int(np.diff(sequences.ends, prepend=0).max())
-            ways = [f"data.max_length (up to {MOST_TOKENS})"] * (length < MOST_TOKENS)
-            ways += ["data.long=mean"] * (not is_windowed)
-            remedy = f"; {' or '.join(ways)} reads more of them" if ways else ""
-            what = "have a pair's shorter text truncated" if is_windowed else f"are truncated to {length} tokens"
-            lines.append(f"{truncated:,} {count} {what}{remedy}")
-        return lines
-
-    def describe_long(self, options: Mapping[str, Any]) -> str:
-        """Return that long texts are truncated, or have several windows."""
-        return "read in windows" if options["long"] in POOLED else "truncated"
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> tuple[str, ...]:
         """Return a text, or two."""
@@ -209,6 +188,22 @@ class NextSentenceTask(TextTask):
     def flatten_result(self, result: Result) -> dict[str, Any]:
         """Return the result, which is a row already."""
         return {"next_sentence": result["next_sentence"]}
+
+
+def report_long(data: Sequences | WindowedTexts, report: Report) -> None:
+    """Report how many training texts are truncated, or have several windows."""
+    is_windowed = isinstance(data, WindowedTexts)  # then only the shorter text of a pair is truncated
+    sequences = data.sequences if is_windowed else data
+    count = f"of {len(data):,} training texts"
+    if several := int((sequences.counts > 1).sum()):
+        report(f"{several:,} {count} have several windows, {len(sequences):,} windows in all")
+    if truncated := int(sequences.shortened.sum()):
+        length = int(np.diff(sequences.ends, prepend=0).max())
+        ways = [f"data.max_length (up to {MOST_TOKENS})"] * (length < MOST_TOKENS)
+        ways += ["data.long=mean"] * (not is_windowed)
+        remedy = f"; {' or '.join(ways)} reads more of them" if ways else ""
+        what = "have a pair's shorter text truncated" if is_windowed else f"are truncated to {length} tokens"
+        report(f"{truncated:,} {count} {what}{remedy}")
 
 
 def name_results(

@@ -22,7 +22,7 @@ from bertkit.errors import UsageError
 from bertkit.metrics.ner import find_entities, score_entities
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import ner
-from bertkit.tasks.ner import ENTITY_SCORES, NER
+from bertkit.tasks.ner import ENTITY_SCORES, NER, describe_words
 from bertkit.training.arguments import complete
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_conll
@@ -124,13 +124,13 @@ def test_what_became_of_the_words_is_said(tmp_path, start):
     (tmp_path / "train.txt").write_text("-DOCSTART- O\n\ngood B-X\nword1 O\n")
     (tmp_path / "dev.txt").write_text("-DOCSTART- O\n\ngood B-Y\n\u200b O\nbad I-Y\n\nso O\n", encoding="utf-8")
     examples, _ = load(tmp_path)
-    assert NER.describe(encode(examples["train"], start), "train") == [
+    assert describe_words(encode(examples["train"], start), "train") == (
         "train: 3.0 tokens per sentence, 3.0 with context"  # good word ##1
-    ]
-    assert NER.describe(encode(examples["dev"], start), "dev") == [
+    )
+    assert describe_words(encode(examples["dev"], start), "dev") == (
         "dev: 1.5 tokens per sentence, 3.0 with context; 1 words have no token and are predicted as O; 2 words have a "
         "tag that is not in training data (B-Y)"
-    ]
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_sentences_longer_than_the_model_are_read_in_parts(tmp_path, folder, sta
     data = encode(examples["dev"], start, max_length=8)
     count = len(data.text.sentences)
     assert len(data) > count == data.owners[-1] + 1
-    (line,) = NER.describe(data, "dev")
+    line = describe_words(data, "dev")
     assert re.search(r"; \d+ sentences are longer than the model and have \d+ sequences", line)
     metrics = run(NER, make_recipe(folder, start, max_length=8), output=tmp_path / "run")
     text = (tmp_path / "run" / "predictions" / "dev.conll").read_text()
@@ -451,19 +451,21 @@ def test_the_encoder_runs_once_for_all_seeds(tmp_path, folder, start, monkeypatc
 
 def test_features_whose_file_was_damaged_are_computed_again_with_a_line(tmp_path, folder, start):
     data = NER.recipe["data"] | SMALL | {"dir": str(folder), "features": "last", "features_dir": str(tmp_path / "kept")}
-    examples, tokenizer = NER.load(data, print)["dev"], load_tokenizer(start)
+    examples, tokenizer, lines = NER.load(data, print)["dev"], load_tokenizer(start), []
 
     def encode():
-        return NER.encode(examples, tokenizer, {"data": data, "checkpoint": start}, "dev")
+        return NER.encode(examples, tokenizer, {"data": data, "checkpoint": start}, "dev", lines.append)
 
     first, whole = encode(), encode().path.read_bytes()
     with first.path.open("r+b") as file:
         file.seek(len(whole) // 2)
         file.write(bytes(64))
     said = "recomputed because the checksum of the cached file was wrong"
-    assert said in NER.describe(encode(), "dev")[-1]
+    encode()
+    assert said in lines[-1]
     assert first.path.read_bytes() == whole
-    assert said not in NER.describe(encode(), "dev")[-1]
+    encode()
+    assert said not in lines[-1]
 
 
 def test_features_of_another_encoder_are_other_data(tmp_path, folder, start):

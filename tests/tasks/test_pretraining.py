@@ -176,7 +176,8 @@ def test_phases_are_whole_updates():
 def test_documents_of_one_sentence_are_reported(corpus, tokenizer):
     single = TokenizedCorpus(corpus.ids, corpus.sentence_ends, np.arange(1, len(corpus.sentence_ends) + 1))
     for given, objective, count in ((corpus, "mlm+nsp", 0), (single, "mlm", 0), (single, "mlm+nsp", 1)):
-        lines = PRETRAINING.describe(make_data(given, tokenizer, objective=objective), "train")
+        recipe, lines = merge(PRETRAINING.recipe, {"data": {"objective": objective}}), []
+        PRETRAINING.encode(given, tokenizer, recipe, "train", lines.append)
         assert len(lines) == count
     assert lines[0].startswith("no document has two sentences, so every next sentence is random; use --set")
 
