@@ -18,7 +18,7 @@ import typer
 from huggingface_hub.utils import disable_progress_bars
 
 from bertkit.errors import UsageError, explain_os_error
-from bertkit.reports.tables import Table, make_table, tabulate_scores
+from bertkit.reports.tables import Table, list_shown, make_table, tabulate_scores
 from bertkit.system.signals import STOPS, Interrupted, is_importing, note_signals
 from bertkit.tasks.option import Options
 
@@ -230,7 +230,7 @@ class Screen(AbstractContextManager):
         from bertkit.training.recipe import read_recipe
         from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE, hold_run_dir, read_log
 
-        rows = task.list_rows(metrics)
+        rows = list_shown(task.table, task.metric, metrics)
         if rows:
             self.show_table(replace(tabulate_scores(rows, metrics, "after"), caption=f"{output}"))
         self.say(*task.comment(metrics))

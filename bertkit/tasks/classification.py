@@ -351,13 +351,6 @@ class ClassificationTask(TextTask):
         first = next(key for key in ("macro_f1", "pearson") if key in metrics)
         return super().diagnose({key: metrics[key] for key in (first, f"majority_{first}") if key in metrics})
 
-    def list_rows(self, metrics: Mapping[str, Any]) -> list[ScoreRow]:
-        """Return the lines of the table; the score is among them under its own name."""
-        hidden = {self.metric, f"test_{self.metric}"} | (
-            {"micro_f1", "test_micro_f1"} if "accuracy" in metrics else set()
-        )  # is the accuracy
-        return [row for row in super().list_rows(metrics) if row.key not in hidden]
-
     # --- Files --------------------------------------------------------------------------------------------------------
 
     def format_predictions(
@@ -594,12 +587,14 @@ def list_rows() -> tuple[ScoreRow, ...]:
     names = {"score": "score"}  # the lines of studies name it
     for found in SCORES.values():
         names |= found
+    hidden = {"score": "score", "micro_f1": "accuracy"}  # they repeat another line
     rows = {}
     for key, name in names.items():
         is_error = key in ("rmse", "ece", "brier")  # lower is better
         baselines = {} if is_error else {"a constant answer": f"majority_{key}"}
-        rows[key] = ScoreRow(name, key, baselines, "" if key in ("rmse", "r2", "brier") else "fraction")
-    tests = [ScoreRow(f"{row.name}, test", f"test_{key}", {}, row.unit) for key, row in rows.items()]
+        unit = "" if key in ("rmse", "r2", "brier") else "fraction"
+        rows[key] = ScoreRow(name, key, baselines, unit, hidden_by=hidden.get(key, ""))
+    tests = (replace(row, name=f"{row.name}, test", key=f"test_{row.key}", baselines={}) for row in rows.values())
     return (*rows.values(), *tests)
 
 

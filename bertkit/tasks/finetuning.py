@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bertkit.data.sequences import pad
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.reports.tables import ScoreRow
+from bertkit.reports.tables import ScoreRow, list_shown
 from bertkit.system.progress import Report
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.task import BERT_TRAIN, Task, repeat_run
@@ -89,7 +89,7 @@ class FineTuningTask(Task):
 
     def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return a warning with likely causes if a score is not above its baseline."""
-        for row in self.list_rows(metrics):
+        for row in list_shown(self.table, self.metric, metrics):
             for words, key in row.baselines.items():
                 if metrics[row.key] <= metrics[key]:
                     return [

@@ -5,7 +5,7 @@ answers a person's input for `bertkit.tasks.prediction`. It never builds a Train
 """
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
@@ -18,7 +18,7 @@ from bertkit.data.formats.columns import Columns
 from bertkit.errors import UsageError
 from bertkit.metrics.calibration import temper
 from bertkit.metrics.rows import RowScore
-from bertkit.reports.tables import ScoreRow
+from bertkit.reports.tables import ScoreRow, find_row
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.option import Options, check_range
 from bertkit.tasks.schema import STRING, Schema, make_array
@@ -45,7 +45,6 @@ BERT_TRAIN = {  # `[train]` of the paper in pre-training (A.2) and fine-tuning (
 }
 TUNE = "tune"  # the split that decides, where there is one
 CHOSEN_ON_DEV = "chosen_on_dev"  # in metrics.json: choices made on the scored data
-OWN_DATA = "own_data"  # the same: present if the paper has no scores on these data
 
 Result = dict[str, Any]
 
@@ -367,7 +366,7 @@ class Task:
         """Return the temperature of calibrated probabilities, and the calibration error with and without it."""
         if "temperature" not in metrics:
             return []
-        row, temperature = self.find_row("ece"), metrics["temperature"]
+        row, temperature = find_row(self.table, "ece"), metrics["temperature"]
         errors = (row.show(metrics[key]) for key in ("ece", "uncalibrated_ece"))
         if temperature == 1:
             return [
@@ -382,24 +381,6 @@ class Task:
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
         """Return commands to try after a run, as a shell takes them."""
         return []
-
-    def find_row(self, key: str) -> ScoreRow:
-        """Return the line of the table with this score."""
-        return next((row for row in self.table if row.key == key), ScoreRow(key, key))
-
-    def list_rows(self, metrics: Mapping[str, Any]) -> list[ScoreRow]:
-        """Return the lines of the table that there are scores for, the metric's among them, with known baselines.
-
-        Those of a person's own data have no published scores.
-        """
-        rows = {row.key: row for row in self.table}
-        if self.metric:
-            rows.setdefault(self.metric, self.find_row(self.metric))
-        found = []
-        for row in (row for key, row in rows.items() if key in metrics):
-            baselines = {words: known for words, known in row.baselines.items() if known in metrics}
-            found.append(replace(row, baselines=baselines, paper={} if OWN_DATA in metrics else row.paper))
-        return found
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 

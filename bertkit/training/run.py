@@ -29,12 +29,12 @@ import bertkit
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal
 from bertkit.model.checkpoint import find_file, fingerprint_weights, load_model, make_config, reinitialize
 from bertkit.model.optim import BERT_ADAM, BertAdam
-from bertkit.reports.tables import name_limits
+from bertkit.reports.tables import OWN_DATA, name_limits
 from bertkit.system.files import LOCK_PATIENCE
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks.prediction import check_types, collate_with_places
-from bertkit.tasks.task import CHOSEN_ON_DEV, OWN_DATA, TUNE, Task
+from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, Task
 from bertkit.training.arguments import complete, explain_missing_head, make_arguments, name_head, set_updates
 from bertkit.training.callbacks import PredictionProgress, Progress, StopOnSignal
 from bertkit.training.outputs import find_better, save_best, write_results

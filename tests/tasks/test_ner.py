@@ -20,6 +20,7 @@ from bertkit.data.tagging import ABSENT, IGNORED, encode_words
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import find_entities, score_entities
+from bertkit.reports.tables import find_row
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import ner
 from bertkit.tasks.ner import ENTITY_SCORES, NER, describe_words
@@ -81,8 +82,8 @@ def test_the_paper_s_numbers():
         3,
     )
     assert (recipe["data"]["max_length"], recipe["data"]["context"]) == (512, True)
-    assert NER.find_row("f1").paper == {"BERT-base, dev": 0.964, "BERT-large, dev": 0.966}
-    assert NER.find_row("test_f1").paper == {"BERT-base, test": 0.924, "BERT-large, test": 0.928}
+    assert find_row(NER.table, "f1").paper == {"BERT-base, dev": 0.964, "BERT-large, dev": 0.966}
+    assert find_row(NER.table, "test_f1").paper == {"BERT-base, test": 0.924, "BERT-large, test": 0.928}
 
 
 def test_all_files_are_read(folder):
