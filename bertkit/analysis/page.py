@@ -147,7 +147,7 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
             *([tabulate_scores(rows, metrics, label, others.get(path.resolve(), []))] if rows else []),
             *(list_labels(task, metrics) if task else []),
         ],
-        "comments": (attempt(task.comment, written) or []) if task and written is not None else [],
+        "comments": getattr(attempt(task.comment, written), "lines", []) if task and written is not None else [],
         "curves": draw_all(f"{place.id}-curve", list_curves(task, log, metrics)),
         "data": attempt(list_tables, read_part(read_object, path / DOCTOR_FILE, notes)) or [],
         "lengths": draw_all(f"{place.id}-length", list_lengths(path, notes)),

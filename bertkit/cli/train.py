@@ -533,13 +533,14 @@ def upload(screen: Screen, run: Path, repo: str, private: bool = False) -> None:
 def combine(task: Any, runs: list[Path], data: Path | None, output: Path) -> None:
     """Combine the answers of finished runs, and print the scores."""
     from bertkit.inference import ensemble
+    from bertkit.tasks.task import warn_of_choice
 
     with Screen() as screen:
         if is_first_process():
             with explain_disk_error(output):
                 results = ensemble.combine(task, runs, output, data, screen.say)
             screen.show_table(make_table(f"{output}", *ensemble.list_lines(task, results)))
-            screen.say(*task.mark(results["metrics"]), f"In {output}: metrics.json, predictions/")
+            screen.say(*warn_of_choice(results["metrics"], task.options), f"In {output}: metrics.json, predictions/")
 
 
 def write_submission(folder: Path, path: Path, fill: bool, dry_run: bool = False) -> None:

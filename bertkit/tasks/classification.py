@@ -41,6 +41,7 @@ from bertkit.tasks.option import CLASSIFY_OPTIONS
 from bertkit.tasks.task import (
     EXAMPLES,
     FIGURES,
+    Comments,
     Result,
     RowAnswer,
     check_finite,
@@ -166,6 +167,7 @@ class ClassificationTask(TextTask):
     splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}
     unlabelled = (UNLABELLED,)
     row_files = ("dev.csv",)
+    compared = ("macro_f1", "pearson")  # class weights may lower other scores
 
     def __init__(self) -> None:
         self.table = list_rows()
@@ -346,11 +348,6 @@ class ClassificationTask(TextTask):
         scores["score"] = scores[next(iter(SCORES[dev.space.kind]))]
         return {f"majority_{row.key}": scores[row.key] for row in self.table if row.baselines and row.key in scores}
 
-    def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return a warning if the score of the run is not above its baseline; class weights may lower other scores."""
-        first = next(key for key in ("macro_f1", "pearson") if key in metrics)
-        return super().diagnose({key: metrics[key] for key in (first, f"majority_{first}") if key in metrics})
-
     # --- Files --------------------------------------------------------------------------------------------------------
 
     def format_predictions(
@@ -393,8 +390,13 @@ class ClassificationTask(TextTask):
             answer, right = (" ".join(words.splitlines()) for words in answers)
             yield f"{data.rows.name_row(number)}: {texts}  →  {answer}  ({right})"
 
-    def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return commands that use the fine-tuned model."""
+    def comment(
+        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
+    ) -> Comments:
+        """Return also commands that use the fine-tuned model."""
+        lines, _ = super().comment(metrics)
+        if output is None or recipe is None:
+            return Comments(lines, [])
         from bertkit.model.checkpoint import load_config
 
         is_saved = (output / "config.json").is_file()  # with the columns, which may have been guessed
@@ -405,11 +407,12 @@ class ClassificationTask(TextTask):
         is_file = Path(data["dir"]).is_file()
         table = quote(data["dir"]) if is_file else "FILE.csv"
         folds = [f"bertkit classify {repeat_run(output, 'folds')} --folds 5  # a prediction for every row"]
-        return [
+        commands = [
             f"bertkit predict {quote(str(output))} --input {table} --output predictions.csv",
             *(folds if is_file and not data["folds"] and not data["tune_share"] else []),
             use_transformers(f"from transformers import pipeline; print({call})"),
         ]
+        return Comments(lines, commands)
 
 
 def choose_columns(

@@ -41,6 +41,7 @@ from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH
 from bertkit.tasks.option import GLUE_OPTIONS
 from bertkit.tasks.task import (
     FIGURES,
+    Comments,
     PredictionSettings,
     RowAnswer,
     check_finite,
@@ -377,21 +378,25 @@ class GlueTask(TextTask):
         scores = compute_scores(self.row.metrics, answers, labels)
         return scores | {"score": scores[self.metric]}
 
-    def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return commands that use the fine-tuned model."""
-        if not self.splits:
-            return []
+    def comment(
+        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
+    ) -> Comments:
+        """Return also commands that use the fine-tuned model."""
+        lines, _ = super().comment(metrics)
+        if output is None or recipe is None or not self.splits:
+            return Comments(lines, [])
         dev = self.row.splits[next(iter(self.splits))].file
         gold, ours = Path(recipe["data"].get("dir") or "GLUE", dev), output / "predictions" / Path(dev).name
         given = 'dict(text="A man eats.", text_pair="Somebody eats.")' if self.pairs else '"A man eats."'
         call = f'pipeline("text-classification", {json.dumps(str(output))})({given})'
         grid = [f"bertkit {self.command} {repeat_run(output, 'grid')} --grid  # the paper's grid"]
         again = [f"bertkit score {self.command} {quote(str(gold))} {quote(str(ours))}  # the same scores"]
-        return [
+        commands = [
             *(grid if recipe["train"].get("max_steps", -1) <= 0 else []),  # max_steps would override the grid's epochs
             *([] if recipe["data"].get("tune_share") else again),  # some rows have no prediction
             use_transformers(f"from transformers import pipeline; print({call})"),
         ]
+        return Comments(lines, commands)
 
 
 def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:

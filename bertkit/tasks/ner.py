@@ -48,7 +48,7 @@ from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.ner_files import find_gold, name_entities, number_rows, write_conll, write_rows
 from bertkit.tasks.option import NER_OPTIONS
 from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_object
-from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, RowAnswer, shorten_text
+from bertkit.tasks.task import DIVERGED, Comments, PredictionSettings, Result, RowAnswer, shorten_text
 from bertkit.tasks.texts import take_text
 
 if TYPE_CHECKING:
@@ -343,10 +343,13 @@ class NerTask(FineTuningTask):
         files = {f"{name}.conll": write_conll(text, predicted)} if is_exact else {}
         return files if text.rows is None else files | {f"{name}.jsonl": write_rows(text.rows, predicted)}
 
-    def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return commands that use the fine-tuned model."""
+    def comment(
+        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
+    ) -> Comments:
+        """Return also a command that uses the fine-tuned model."""
+        lines, commands = super().comment(metrics, output, recipe)
         vectors = f"bertkit features {quote(str(output))} --input texts.txt --layers last --output vectors.npz"
-        return [*super().suggest(output, recipe), f"{vectors}  # its vectors"]
+        return Comments(lines, [*commands, f"{vectors}  # its vectors"] if output else [])
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,16 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.option import PRETRAINING_OPTIONS, list_defaults
 from bertkit.tasks.schema import PROBABILITY, STRING, Schema, make_array, make_object
-from bertkit.tasks.task import BERT_TRAIN, DIVERGED, PredictionSettings, Result, Task, check_finite, use_transformers
+from bertkit.tasks.task import (
+    BERT_TRAIN,
+    DIVERGED,
+    Comments,
+    PredictionSettings,
+    Result,
+    Task,
+    check_finite,
+    use_transformers,
+)
 from bertkit.tasks.texts import describe_pair, describe_texts, judge_pair, read_texts
 
 if TYPE_CHECKING:
@@ -362,29 +371,31 @@ class PretrainingTask(Task):
             }
         return baselines
 
-    def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return a line on the significance of the next-sentence accuracy."""
-        if not metrics.get("nsp_majority_error"):
-            return []
-        distance = (metrics["nsp_accuracy"] - metrics["nsp_majority"]) / metrics["nsp_majority_error"]
-        return [
-            f"{metrics['heldout_pairs']:,} held-out pairs, {metrics['random_next']:.1%} of them random; next-sentence "
-            f"accuracy is {distance:+.1f} standard errors from the larger class"
-        ]
-
-    def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return commands that use the pretrained model; a left-to-right one generates text."""
+    def comment(
+        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
+    ) -> Comments:
+        """Return also the significance of the next-sentence accuracy, and commands that use the pretrained model."""
+        lines, _ = super().comment(metrics)
+        if metrics.get("nsp_majority_error"):
+            distance = (metrics["nsp_accuracy"] - metrics["nsp_majority"]) / metrics["nsp_majority_error"]
+            lines.append(
+                f"{metrics['heldout_pairs']:,} held-out pairs, {metrics['random_next']:.1%} of them random; "
+                f"next-sentence accuracy is {distance:+.1f} standard errors from the larger class"
+            )
+        if output is None or recipe is None:
+            return Comments(lines, [])
         objective, use, text = "", "fill-mask", "This [MASK] returns the array."
         if recipe["data"].get("objective") == "clm":
             objective, use, text = " --set data.objective=clm", "text-generation", "This function"
         call = f'from transformers import pipeline; print(pipeline("{use}", {json.dumps(str(output))})("{text}"))'
         run, more = quote(str(output)), quote(f"{output}-more")
-        return [
+        commands = [
             f"bertkit pretrain --model {run} --corpus your.txt{objective} --output {more}  # on your text",
             "bertkit pretrain --recipe recipes/pretrain/small.toml --corpus your.txt --output runs/small"
             "  # a larger model",
             use_transformers(call),
         ]
+        return Comments(lines, commands)
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 

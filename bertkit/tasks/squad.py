@@ -44,7 +44,16 @@ from bertkit.tasks.option import SQUAD_OPTIONS, WINDOW_OPTIONS, list_defaults
 from bertkit.tasks.schema import NUMBER_SCHEMA, PLACE, STRING, Schema, make_object
 from bertkit.tasks.squad_figures import trace
 from bertkit.tasks.squad_versions import VERSIONS, Version, list_score_rows
-from bertkit.tasks.task import DIVERGED, FIGURES, PredictionSettings, Result, RowAnswer, check_finite, shorten_text
+from bertkit.tasks.task import (
+    DIVERGED,
+    FIGURES,
+    Comments,
+    PredictionSettings,
+    Result,
+    RowAnswer,
+    check_finite,
+    shorten_text,
+)
 from bertkit.tasks.texts import take_text
 
 if TYPE_CHECKING:
@@ -286,17 +295,6 @@ class SquadTask(FineTuningTask):
         found = score_squad2(gold, dict.fromkeys(gold, ""))
         return {"exact": found["exact"], "f1": found["f1"]}
 
-    def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return also a line that explains tau."""
-        if not self.version.unanswerable:
-            return []
-        tau = metrics["tau"]
-        line = (
-            f"a question is answered when its best span scores more than tau = {tau:.3f} above no answer "
-            f"(null_score_diff_threshold = {-tau:.3f} in the reference code)"
-        )
-        return [line, *super().diagnose(metrics)]
-
     # --- Files --------------------------------------------------------------------------------------------------------
 
     def format_predictions(
@@ -380,21 +378,29 @@ class SquadTask(FineTuningTask):
             )
         return score_squad2(references, answers, doubts, threshold)
 
-    def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return commands that use the fine-tuned model."""
+    def comment(
+        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
+    ) -> Comments:
+        """Return also a line that explains tau, and commands that use the fine-tuned model."""
+        lines, another = super().comment(metrics, output, recipe)
+        if (tau := metrics.get("tau")) is not None:
+            line = (
+                f"a question is answered when its best span scores more than tau = {tau:.3f} above no answer "
+                f"(null_score_diff_threshold = {-tau:.3f} in the reference code)"
+            )
+            lines = sorted([*lines, line], key=lambda line: line.startswith("warning: "))  # a warning comes last
+        if output is None or recipe is None:
+            return Comments(lines, [])
         gold = Path(recipe["data"].get("dir") or "SQUAD", self.name_file("dev"))
         run, other, both = (quote(f"{output}{behind}") for behind in ("", "-43", "-both"))
         answers = quote(str(output / "predictions" / ANSWERS))
-        another = super().suggest(output, recipe)
         if not self.is_official(recipe["data"].get("dir", "")):
-            return [f"bertkit predict {run} --input questions.jsonl --output answers.jsonl", *another]
+            use = f"bertkit predict {run} --input questions.jsonl --output answers.jsonl"
+            return Comments(lines, [use, *another])
         if recipe["data"].get("tune_share"):  # some questions of the file have no answer
-            return another
-        return [
-            f"bertkit score {self.command} {quote(str(gold))} {answers}",
-            *another,
-            f"bertkit {self.command} --ensemble {run} {other} --output {both}",
-        ]
+            return Comments(lines, another)
+        again = f"bertkit score {self.command} {quote(str(gold))} {answers}"
+        return Comments(lines, [again, *another, f"bertkit {self.command} --ensemble {run} {other} --output {both}"])
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 

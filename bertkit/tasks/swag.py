@@ -29,6 +29,7 @@ from bertkit.tasks.option import SWAG_OPTIONS
 from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_object
 from bertkit.tasks.task import (
     FIGURES,
+    Comments,
     PredictionSettings,
     Result,
     RowAnswer,
@@ -172,11 +173,14 @@ class SwagTask(FineTuningTask):
             files[f"{split}{FIGURES}"] = json.dumps([reliability]) + "\n"
         return files
 
-    def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return commands that use the fine-tuned model."""
+    def comment(
+        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
+    ) -> Comments:
+        """Return also a command that uses the fine-tuned model."""
+        lines, commands = super().comment(metrics, output, recipe)
         path = json.dumps(str(output))
         call = f"from transformers import AutoModelForMultipleChoice as M; print(M.from_pretrained({path}))"
-        return [*super().suggest(output, recipe), use_transformers(call)]
+        return Comments(lines, [*commands, use_transformers(call)] if output else [])
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 

@@ -100,6 +100,18 @@ class RowAnswer(NamedTuple):
     answer: str
 
 
+class Comments(NamedTuple):
+    """Comments on the results of a run.
+
+    Attributes:
+        lines: Lines about the scores, to print below their table.
+        commands: Commands to try next, as a shell takes them; empty without a run.
+    """
+
+    lines: list[str]
+    commands: list[str]
+
+
 class Task:
     """One task of the paper. Optional methods return an empty value here.
 
@@ -347,40 +359,11 @@ class Task:
         """Return the files of a split's predictions: name below `predictions/` -> text; `decided` as for `score`."""
         return {}
 
-    def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return lines to print below the table of scores."""
-        return []
-
-    def comment(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return `diagnose`'s lines, after those about the data that have decided and about the temperature."""
-        return [*self.mark(metrics), *self.describe_temperature(metrics), *self.diagnose(metrics)]
-
-    def mark(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return a warning if the scored data have also decided (tau, best checkpoint)."""
-        if not (chosen := metrics.get(CHOSEN_ON_DEV)):
-            return []
-        remedy = "; with --set data.tune_share=0.5 other rows are used" if "tune_share" in self.options else ""
-        return [f"the scores are optimistic because the same data were used to choose {chosen}{remedy}"]
-
-    def describe_temperature(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return the temperature of calibrated probabilities, and the calibration error with and without it."""
-        if "temperature" not in metrics:
-            return []
-        row, temperature = find_row(self.table, "ece"), metrics["temperature"]
-        errors = (row.show(metrics[key]) for key in ("ece", "uncalibrated_ece"))
-        if temperature == 1:
-            return [
-                f"the temperature stays 1 (calibration error {next(errors)} %): the rows that decide are too few, all "
-                "right or calibrated already, so that no other is known to be better"
-            ]
-        return [
-            "probabilities of bertkit are those of logits divided by the temperature {:.3g} (calibration error {} %, "
-            "without it {} %); plain transformers does not divide".format(temperature, *errors)
-        ]
-
-    def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return commands to try after a run, as a shell takes them."""
-        return []
+    def comment(
+        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
+    ) -> Comments:
+        """Return lines about the scores, and commands to try after the run in `output` with this recipe."""
+        return Comments([*warn_of_choice(metrics, self.options), *describe_temperature(metrics, self.table)], [])
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
@@ -470,6 +453,31 @@ def check_finite(values: np.ndarray) -> np.ndarray:
     if not np.isfinite(values).all():
         raise UsageError(DIVERGED)
     return values
+
+
+def warn_of_choice(metrics: Mapping[str, Any], options: Options) -> list[str]:
+    """Return a warning if the scored data have also decided (tau, best checkpoint)."""
+    if not (chosen := metrics.get(CHOSEN_ON_DEV)):
+        return []
+    remedy = "; with --set data.tune_share=0.5 other rows are used" if "tune_share" in options else ""
+    return [f"the scores are optimistic because the same data were used to choose {chosen}{remedy}"]
+
+
+def describe_temperature(metrics: Mapping[str, Any], table: Iterable[ScoreRow]) -> list[str]:
+    """Return the temperature of calibrated probabilities, and the calibration error with and without it."""
+    if "temperature" not in metrics:
+        return []
+    row, temperature = find_row(table, "ece"), metrics["temperature"]
+    errors = (row.show(metrics[key]) for key in ("ece", "uncalibrated_ece"))
+    if temperature == 1:
+        return [
+            f"the temperature stays 1 (calibration error {next(errors)} %): the rows that decide are too few, all "
+            "right or calibrated already, so that no other is known to be better"
+        ]
+    return [
+        "probabilities of bertkit are those of logits divided by the temperature {:.3g} (calibration error {} %, "
+        "without it {} %); plain transformers does not divide".format(temperature, *errors)
+    ]
 
 
 def shorten_text(text: str) -> str:

@@ -249,8 +249,8 @@ def test_never_tagging_is_what_a_model_has_to_beat(folder, start):
     data = encode(examples["dev"], start)
     nothing = NER.baseline(data, data)
     assert nothing == dict.fromkeys((*(f"majority_{name}" for name in ENTITY_SCORES), "majority_score"), 0.0)
-    assert NER.diagnose({"f1": 0.1} | nothing) == []
-    (line,) = NER.diagnose({"f1": 0.0} | nothing)
+    assert NER.comment({"f1": 0.1} | nothing).lines == []
+    (line,) = NER.comment({"f1": 0.0} | nothing).lines
     assert line.startswith("warning: F1 (0.0) is not above never tagging (0.0). Likely causes: ")
 
 

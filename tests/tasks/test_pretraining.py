@@ -386,7 +386,7 @@ def test_a_model_that_answers_with_no_numbers_has_no_score():
     [("clm", "--set data.objective=clm", "text-generation"), ("mlm", "", "fill-mask")],
 )
 def test_what_to_do_next_fits_the_objective(objective, continues, use, tmp_path):
-    first, _, last = PRETRAINING.suggest(tmp_path, {"data": {"objective": objective}})
+    first, _, last = PRETRAINING.comment({}, tmp_path, {"data": {"objective": objective}}).commands
     assert continues in first
     assert ("objective" in first) == bool(continues)
     assert f'pipeline("{use}", "{tmp_path}")' in last

@@ -486,11 +486,11 @@ def test_a_run_killed_after_its_first_part_goes_on(tmp_path, start):
 
 def test_never_answering_is_warned_of():
     metrics = {"f1": 50.0, "majority_f1": 50.0, "tau": 2.5}
-    meaning, line = TASKS["squad2"].diagnose(metrics)
+    meaning, line = TASKS["squad2"].comment(metrics).lines
     assert "more than tau = 2.500 above no answer (null_score_diff_threshold = -2.500 in the reference code)" in meaning
     assert line.startswith("warning: F1 (50.0) is not above never answering (50.0). Likely causes: a learning rate")
-    assert TASKS["squad2"].diagnose(metrics | {"f1": 50.1}) == [meaning]
-    assert TASKS["squad1"].diagnose({"f1": 0.0}) == []
+    assert TASKS["squad2"].comment(metrics | {"f1": 50.1}).lines == [meaning]
+    assert TASKS["squad1"].comment({"f1": 0.0}).lines == []
 
 
 # --- Unusual texts

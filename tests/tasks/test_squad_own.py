@@ -340,7 +340,7 @@ def test_a_data_set_of_ones_own_on_the_hub_is_not_taken_for_squad(monkeypatch, q
 def test_what_a_run_suggests(tmp_path, questions):
     task = TASKS["squad1"]
     recipe = merge(task.recipe, {"data": {"dir": "questions.jsonl"}})
-    assert task.suggest(Path("runs/own"), recipe) == [
+    assert task.comment({}, Path("runs/own"), recipe).commands == [
         "bertkit predict runs/own --input questions.jsonl --output answers.jsonl",
         "bertkit squad --version 1 --recipe runs/own/recipe.toml --set train.seed=43 --output runs/own-43  "
         "# another seed",

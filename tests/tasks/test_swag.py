@@ -304,12 +304,12 @@ def test_predictions_are_a_place_for_every_question():
 
 
 def test_a_score_no_better_than_the_majority_is_warned_of():
-    (line,) = SWAG.diagnose({"accuracy": 0.26, "majority_accuracy": 0.276})
+    (line,) = SWAG.comment({"accuracy": 0.26, "majority_accuracy": 0.276}).lines
     assert line.startswith(
         "warning: accuracy (26.0) is not above the majority ending (27.6). Likely causes: a learning"
     )
-    assert SWAG.diagnose({"accuracy": 0.276, "majority_accuracy": 0.276})
-    assert SWAG.diagnose({"accuracy": 0.28, "majority_accuracy": 0.276}) == []
+    assert SWAG.comment({"accuracy": 0.276, "majority_accuracy": 0.276}).lines
+    assert SWAG.comment({"accuracy": 0.28, "majority_accuracy": 0.276}).lines == []
 
 
 def test_what_is_shown_of_a_question_is_one_short_line(made):
