@@ -42,7 +42,7 @@ VALUES: dict[str, dict[str, list[Mapping[str, Any]]]] = {  # table -> column -> 
     "swag": {"value": [TASKS["swag"].recipe]},
     "ner": {
         "fine-tuned": [TASKS["ner"].recipe],
-        "features": [merge(TASKS["ner"].recipe, TASKS["ner"].overrides(FEATURES), FEATURES)],
+        "features": [merge(TASKS["ner"].recipe, TASKS["ner"].implied["features"], FEATURES)],
     },
 }
 

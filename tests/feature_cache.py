@@ -69,9 +69,9 @@ def main():
         )
         examples = task.load(recipe["data"], print)
         tokenizer = task.tokenize(recipe, examples, print)
-        start = time.perf_counter()
-        data = task.encode(examples["train"], tokenizer, recipe, "train")
-        print(f"the encoder, once: {time.perf_counter() - start:.1f} s; {task.describe(data, 'train')[-1]}")
+        start, lines = time.perf_counter(), []
+        data = task.encode(examples["train"], tokenizer, recipe, "train", lines.append)
+        print(f"the encoder, once: {time.perf_counter() - start:.1f} s; {lines[-1]}")
         torch.manual_seed(0)
         order = [part.tolist() for part in torch.randperm(len(data)).split(recipe["batch_size"])]
         model = make_model(task, recipe, task.configure(recipe, tokenizer, examples)).train()

@@ -421,7 +421,6 @@ def encode_all(name: str, folder: Path, tokenizer: Any, **options: Any) -> None:
     examples = task.load(recipe["data"], str)
     for split, found in examples.items():
         data = task.encode(found, tokenizer, recipe, split)
-        task.describe(data, split)
         assert task.collate(data.__getitems__([0])) is not None
     task.configure(recipe, tokenizer, examples)
 
@@ -991,7 +990,7 @@ def prepare_budget(folder: Path) -> Reader:
     text = folder / "text.txt"
     text.write_text(TEXT)
     given = complete(task, {"data": {"corpus": [str(text)]}, "train": {"max_steps": 100}})
-    save_recipe(fit(task, given, 100), run / "recipe.toml")
+    save_recipe(fit(given, 100), run / "recipe.toml")
     write_json({"update_seconds": {"0": 0.5}, "row_seconds": 0.01}, run / COST_FILE)
     with Clock(600.0, time.monotonic()).keep(run / CLOCK_FILE):
         pass

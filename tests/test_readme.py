@@ -100,9 +100,8 @@ COMMANDS = [command for text in (README, *PAGES.values()) for command in find_co
 COMMANDS += re.findall(r"\$\(BIN\)/(bertkit .*)", MAKEFILE)
 COMMANDS += [command for text in HEADERS.values() for command in find_header_commands(text)]
 COMMANDS += [command for examples in HELP.values() for command in examples]
-COMMANDS += [
-    line for task in TASKS.values() for line in task.suggest(Path("runs/my own"), task.recipe) if line[:8] == "bertkit "
-]
+TRIED = [line for task in TASKS.values() for line in task.comment({}, Path("runs/my own"), task.recipe).commands]
+COMMANDS += [line for line in TRIED if line.startswith("bertkit ")]
 
 
 def parse(command):

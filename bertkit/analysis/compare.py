@@ -30,7 +30,7 @@ from bertkit.metrics.intervals import (
     compute_mcnemar,
     estimate_factor,
 )
-from bertkit.reports.tables import ScoreRow, Table, count, make_table
+from bertkit.reports.tables import ScoreRow, Table, count, find_row, make_table
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Task, shorten_text
@@ -307,7 +307,7 @@ def read_method(name: str, paths: Sequence[Path], split: str | None) -> Method:
                 f"{file} not found, as in runs of earlier versions; delete the run's {METRICS_FILE} and train it "
                 f"again: {again}"
             )
-    return Method(name, task.name, task.find_row(task.metric), list(map(read_rows, files)))
+    return Method(name, task.name, find_row(task.table, task.metric), list(map(read_rows, files)))
 
 
 # --- Results ----------------------------------------------------------------------------------------------------------

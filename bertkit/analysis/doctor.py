@@ -19,6 +19,7 @@ import numpy as np
 from bertkit.analysis.columns import check_columns
 from bertkit.analysis.label_errors import LABEL_ERRORS, tabulate_label_errors
 from bertkit.data.duplicates import ROWS_A_CHECK, TRAIN_SPLIT, NearRows, find_near, hash_bands, number_answers
+from bertkit.data.long_texts import POOLED
 from bertkit.data.scripts import find_scripts
 from bertkit.data.splits import EmptySplitError
 from bertkit.data.tokenizer import find_words, load_tokenizer
@@ -93,7 +94,7 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
     findings = {"data": options["dir"], "task": task.name, "script": usual}
     if tokenizer is not None:
         findings |= {"tokenizer": model or recipe["checkpoint"], "max_length": options["max_length"]}
-        findings["long"] = task.describe_long(options)
+        findings["long"] = "read in windows" if options.get("long") in POOLED else task.long
     findings |= {"splits": splits, "columns": check_table(task, examples), "left_out": left_out}
     findings["samples"] = list(list_samples(task, examples, checked, splits))
     return Diagnosis(task, examples, checked, near, findings)
@@ -175,7 +176,7 @@ def measure(task: Task, examples: Any, tokenizer: Any, max_length: int, lines: S
     while batch := list(islice(texts, ROWS_A_CHECK)):
         flat = [text for row in batch for text in row]
         ids, sizes = words.encode(flat, np.int32)
-        lengths.append(task.measure_lengths(sizes.reshape(len(batch), -1)))
+        lengths.append(measure_lengths(sizes.reshape(len(batch), -1), task.choices))
         ends = np.cumsum(sizes)
         counts = np.concatenate([[0], np.cumsum(ids == unknown)])
         is_odd = counts[ends] > counts[ends - sizes]  # (texts,)
@@ -194,6 +195,17 @@ def measure(task: Task, examples: Any, tokenizer: Any, max_length: int, lines: S
         "longer_rows": longer_rows,
         "unknown_rows": odd_rows,
     }
+
+
+def measure_lengths(tokens: np.ndarray, choices: int) -> np.ndarray:
+    """Return (S,) the tokens of the longest sequence of each row, from the tokens (S, texts) of its texts.
+
+    Args:
+        choices: The number of last texts that are in sequences of their own, as the second text of a pair.
+    """
+    if not choices:
+        return tokens.sum(1) + 1 + tokens.shape[1]  # [CLS], and [SEP] after each text
+    return tokens[:, :-choices].sum(1) + tokens[:, -choices:].max(1) + 3
 
 
 def find_blank(task: Task, examples: Any) -> np.ndarray:

@@ -46,7 +46,18 @@ from bertkit.metrics.intervals import find_share_interval
 from bertkit.metrics.ner import Entity, find_entities, score_types
 from bertkit.reports.html import SERIES, attempt, draw_all, render, show_minus
 from bertkit.reports.plots import LOSS, Plot, Series, list_logged, trace
-from bertkit.reports.tables import MISSING, ScoreRow, Table, TableCell, count, make_table, name_limits, tabulate_scores
+from bertkit.reports.tables import (
+    MISSING,
+    ScoreRow,
+    Table,
+    TableCell,
+    count,
+    find_row,
+    list_shown,
+    make_table,
+    name_limits,
+    tabulate_scores,
+)
 from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
@@ -117,7 +128,11 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
     task = attempt(TASKS.get, recipe.get("task"))
     step = max((entry.get("step", 0) for entry in log), default=0)
     limits = {name for key in metrics for name in name_limits(key)}
-    rows = task.list_rows(metrics) if task else [ScoreRow(key, key) for key in metrics if key not in limits]
+    rows = (
+        list_shown(task.table, task.metric, metrics)
+        if task
+        else [ScoreRow(key, key) for key in metrics if key not in limits]
+    )
     label = "ours" if written is not None else f"at update {step:,}"
     plots, tables = list_figures(path, notes)
     return {
@@ -132,7 +147,7 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
             *([tabulate_scores(rows, metrics, label, others.get(path.resolve(), []))] if rows else []),
             *(list_labels(task, metrics) if task else []),
         ],
-        "comments": (attempt(task.comment, written) or []) if task and written is not None else [],
+        "comments": getattr(attempt(task.comment, written), "lines", []) if task and written is not None else [],
         "curves": draw_all(f"{place.id}-curve", list_curves(task, log, metrics)),
         "data": attempt(list_tables, read_part(read_object, path / DOCTOR_FILE, notes)) or [],
         "lengths": draw_all(f"{place.id}-length", list_lengths(path, notes)),
@@ -157,7 +172,7 @@ def describe_score(task: Task | None, metrics: Mapping[str, float]) -> str:
     """Describe a run's score in words."""
     if task is None or task.metric not in metrics:
         return task.name if task else ""
-    return f"{task.name}, {task.find_row(task.metric).describe(metrics[task.metric])}"
+    return f"{task.name}, {find_row(task.table, task.metric).describe(metrics[task.metric])}"
 
 
 def list_facts(
@@ -248,7 +263,7 @@ def list_slices(path: Path, task: Task | None, notes: list[str]) -> Iterator[Tab
     """Yield the table of the slices of the first evaluated split, if the run has written its rows."""
     split = next(iter(task.splits), None) if task else None
     if found := split and read_part(read_rows, path / PREDICTIONS / f"{split}{ROWS}", notes):
-        table = attempt(tabulate_slices, found, task.find_row(task.metric), split)
+        table = attempt(tabulate_slices, found, find_row(task.table, task.metric), split)
         yield from [table] if table else []
 
 
@@ -303,7 +318,7 @@ def read_found_spans(path: Path) -> list[list[list[Entity]]]:
 
 def list_curves(task: Task | None, log: Sequence[Mapping[str, float]], metrics: Mapping[str, float]) -> list[Plot]:
     """Return the plots of the training loss and of every logged score in the task's table."""
-    log, rows = thin(log), [LOSS, *(task.list_rows(metrics) if task else [])]
+    log, rows = thin(log), [LOSS, *(list_shown(task.table, task.metric, metrics) if task else [])]
     return [trace(log, row, metrics) for row in list_logged(log, rows)]
 
 

@@ -28,7 +28,7 @@ from bertkit.errors import UsageError
 from bertkit.metrics.ner import find_entities, measure_entities
 from bertkit.metrics.rows import RowScore, measure_classes, measure_counts, measure_mean, measure_numbers
 from bertkit.metrics.squad import score_answers
-from bertkit.reports.tables import ScoreRow
+from bertkit.reports.tables import ScoreRow, find_row
 from bertkit.tasks.classification import CLASSIFICATION, SCORES, spell
 from bertkit.tasks.ner import NER
 from bertkit.tasks.ner_files import name_entities, number_rows
@@ -58,7 +58,7 @@ def read_files(paths: Sequence[Path], label: str | None, data: Path | None) -> t
     if data is not None:
         return read_answer_files(paths, data)
     if are_tagged:
-        return NER.name, NER.find_row(NER.metric), [read_tag_file(path) for path in paths]
+        return NER.name, find_row(NER.table, NER.metric), [read_tag_file(path) for path in paths]
     tables = [read_columns(path) for path in paths]
     labels = (label or find_gold(tables[0])).split(",")
     predicted = [find_predicted(table, labels) for table in tables]
@@ -69,7 +69,7 @@ def read_files(paths: Sequence[Path], label: str | None, data: Path | None) -> t
     if not texts:
         raise UsageError(f"{paths[0]} has no column of inputs that all files have; give files with the same inputs")
     rows = [read_table(*each, texts, space) for each in zip(tables, predicted, strict=True)]
-    return CLASSIFICATION.name, CLASSIFICATION.find_row(next(iter(SCORES[space.kind]))), rows
+    return CLASSIFICATION.name, find_row(CLASSIFICATION.table, next(iter(SCORES[space.kind]))), rows
 
 
 # --- Tables -----------------------------------------------------------------------------------------------------------
@@ -198,4 +198,4 @@ def read_answer_files(paths: Sequence[Path], data: Path) -> tuple[str, ScoreRow,
             for one in questions
         ]
         found.append(gather_rows(measure_mean(np.array(list(f1.values())), percent=True), rows))
-    return task.name, task.find_row(task.metric), found
+    return task.name, find_row(task.table, task.metric), found

@@ -13,6 +13,7 @@ from typing import Any
 import bertkit
 from bertkit.bench.campaign import FAILURE, Campaign, Step
 from bertkit.errors import UsageError
+from bertkit.reports.tables import list_shown
 from bertkit.system.progress import Report
 
 CHECKOUT = Path(bertkit.__file__).parents[1]
@@ -278,7 +279,8 @@ def draw_curve(output: Path, metrics: Mapping[str, Any]) -> None:
     from bertkit.tasks.pretraining import PRETRAINING
     from bertkit.training.run_dir import read_log
 
-    plot_log(read_log(output), PRETRAINING.list_rows(metrics), metrics, output / "curves.png")
+    rows = list_shown(PRETRAINING.table, PRETRAINING.metric, metrics)
+    plot_log(read_log(output), rows, metrics, output / "curves.png")
 
 
 def list_squad_versions(campaign: Campaign) -> list[int]:

@@ -18,7 +18,7 @@ import typer
 from huggingface_hub.utils import disable_progress_bars
 
 from bertkit.errors import UsageError, explain_os_error
-from bertkit.reports.tables import Table, make_table, tabulate_scores
+from bertkit.reports.tables import Table, list_shown, make_table, tabulate_scores
 from bertkit.system.signals import STOPS, Interrupted, is_importing, note_signals
 from bertkit.tasks.option import Options
 
@@ -230,10 +230,11 @@ class Screen(AbstractContextManager):
         from bertkit.training.recipe import read_recipe
         from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE, hold_run_dir, read_log
 
-        rows = task.list_rows(metrics)
+        rows = list_shown(task.table, task.metric, metrics)
         if rows:
             self.show_table(replace(tabulate_scores(rows, metrics, "after"), caption=f"{output}"))
-        self.say(*task.comment(metrics))
+        lines, commands = task.comment(metrics, output, read_recipe(output / RECIPE_FILE))
+        self.say(*lines)
         examples = output / PREDICTIONS / EXAMPLES
         if examples.is_file() and (lines := examples.read_text(encoding="utf-8").splitlines()):
             self.say(f"{task.examples_title} (the right answer in parentheses):")
@@ -243,7 +244,7 @@ class Screen(AbstractContextManager):
             plot_log(read_log(output), rows, metrics, curves)
         self.say(f"Scores: {output / METRICS_FILE}" + (f"; curves: {curves}" if curves.exists() else ""))
         activate = "" if shutil.which("bertkit") else f" (first run: source {Path(sys.prefix) / 'bin' / 'activate'})"
-        if commands := task.suggest(output, read_recipe(output / RECIPE_FILE)):
+        if commands:
             self.say(f"Next{activate}:", *(f"  {command}" for command in commands))
 
     def warn(self, task: str, cells: list[Mapping[str, Any]]) -> None:
@@ -253,7 +254,9 @@ class Screen(AbstractContextManager):
         # Columns may share runs.
         found = {run["directory"]: run for cell in cells for run in cell["runs"]}
         runs = [run for run in found.values() if run["status"] == "finished"]
-        lines = [line for run in runs for line in TASKS[task].diagnose(run["metrics"]) if line.startswith("warning: ")]
+        lines = [
+            line for run in runs for line in TASKS[task].comment(run["metrics"]).lines if line.startswith("warning: ")
+        ]
         if lines:
             self.say(f"{task}, {len(lines)} of {len(runs)} runs: {lines[0]}")
 

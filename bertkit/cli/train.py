@@ -67,7 +67,10 @@ def pretrain(
 
     $ bertkit pretrain --model runs/mine --corpus more.txt --output runs/more
     """
-    execute("pretrain", options, {"corpus": corpus or None, "vocab": vocab, "cased": cased or None})
+    from bertkit.tasks.pretraining import choose_starter
+
+    given = {"corpus": corpus or None, "vocab": vocab, "cased": cased or None}
+    execute("pretrain", options, given, starter=choose_starter)
 
 
 @training_command(CLASSIFY_OPTIONS)
@@ -367,12 +370,19 @@ def train_own(
     )
 
 
-def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int = 0) -> None:
+def execute(
+    name: str,
+    options: RunOptions,
+    data: Mapping[str, Any],
+    search: int = 0,
+    starter: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+) -> None:
     """Run a task with the options of the command line, and print its results.
 
     Args:
         data: Values for `[data]` in the recipe; None means "not given".
         search: The number of trials before the run.
+        starter: Returns the laptop-sized recipe that is used if none is named; None: the task's own recipe is used.
     """
     if options.budget:
         os.environ.setdefault("GOMP_SPINCOUNT", SHORT_WAIT)  # read when torch is imported, below
@@ -388,7 +398,7 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int
         written = read_recipe(options.recipe)
         check(written, data_defaults=task.recipe["data"], where=str(options.recipe))
     else:
-        written = task.starter(given)
+        written = starter(given) if starter else {}
     output = options.output or Path("runs") / name
     is_finished = (output / METRICS_FILE).exists()
     check_early(task, written, given, reads_data=not is_finished)
@@ -523,13 +533,14 @@ def upload(screen: Screen, run: Path, repo: str, private: bool = False) -> None:
 def combine(task: Any, runs: list[Path], data: Path | None, output: Path) -> None:
     """Combine the answers of finished runs, and print the scores."""
     from bertkit.inference import ensemble
+    from bertkit.tasks.task import warn_of_choice
 
     with Screen() as screen:
         if is_first_process():
             with explain_disk_error(output):
                 results = ensemble.combine(task, runs, output, data, screen.say)
             screen.show_table(make_table(f"{output}", *ensemble.list_lines(task, results)))
-            screen.say(*task.mark(results["metrics"]), f"In {output}: metrics.json, predictions/")
+            screen.say(*warn_of_choice(results["metrics"], task.options), f"In {output}: metrics.json, predictions/")
 
 
 def write_submission(folder: Path, path: Path, fill: bool, dry_run: bool = False) -> None:

@@ -3,7 +3,7 @@
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from textwrap import shorten
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ class ScoreRow:
         baselines: Mapping from the description of a trivial baseline to the key of its score.
         unit: The unit of the value in metrics.json; tables show fractions in percent.
         paper: Published scores in the same unit; the keys name the model and the data.
+        hidden_by: The key of a score in whose presence the line is not shown, because it repeats one; empty if none.
     """
 
     name: str
@@ -24,6 +25,7 @@ class ScoreRow:
     baselines: Mapping[str, str] = field(default_factory=dict)
     unit: Literal["", "fraction", "percent"] = ""
     paper: Mapping[str, float] = field(default_factory=dict)
+    hidden_by: str = ""
 
     @property
     def head(self) -> str:
@@ -53,6 +55,7 @@ class ScoreRow:
         return f"{self.name} {self.show(value)}{' %' if self.unit else ''}"
 
 
+OWN_DATA = "own_data"  # in metrics.json: present if the paper has no scores on these data
 MISSING = "–"
 INTERVAL = "95 % interval over examples"  # the heading of its column
 WITHOUT_LEAKS = "_without_leaks"  # after the name of a score: of the rows that are not in train
@@ -94,6 +97,24 @@ def make_table(caption: str, heads: Iterable[str], lines: Iterable[Iterable[str 
     """Make a table; a string becomes a cell of one line."""
     rows = ((cell if isinstance(cell, TableCell) else TableCell(((cell, ""),)) for cell in line) for line in lines)
     return Table(caption, tuple(heads), tuple(map(tuple, rows)), kind)
+
+
+def find_row(table: Iterable[ScoreRow], key: str) -> ScoreRow:
+    """Return the line of a table with this score."""
+    return next((row for row in table if row.key == key), ScoreRow(key, key))
+
+
+def list_shown(table: Sequence[ScoreRow], metric: str, metrics: Mapping[str, Any]) -> list[ScoreRow]:
+    """Return the lines of a table that there are scores for, the metric's among them, with known baselines.
+
+    Those of a person's own data have no published scores.
+    """
+    rows = {row.key: row for row in (*table, find_row(table, metric))}
+    found = []
+    for row in (row for key, row in rows.items() if key in metrics and row.hidden_by not in metrics):
+        baselines = {words: known for words, known in row.baselines.items() if known in metrics}
+        found.append(replace(row, baselines=baselines, paper={} if OWN_DATA in metrics else row.paper))
+    return found
 
 
 def tabulate_scores(

@@ -16,7 +16,7 @@ import numpy as np
 from bertkit.data.formats.conll import DOCSTART
 from bertkit.data.splits import split_fold
 from bertkit.errors import UsageError
-from bertkit.reports.tables import Table, make_table
+from bertkit.reports.tables import Table, list_shown, make_table
 from bertkit.system.files import atomic_open, write_json
 from bertkit.tasks import TASKS
 from bertkit.tasks.classification import name_apart
@@ -54,7 +54,8 @@ def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
     task = TASKS[recipe["task"]]
     metrics = [run["metrics"] for run in runs]
     scores, lines = {}, []
-    for row in task.list_rows({key: value for found in metrics for key, value in found.items()}):
+    together = {key: value for found in metrics for key, value in found.items()}
+    for row in list_shown(task.table, task.metric, together):
         values = [found[row.key] for found in metrics if row.key in found]  # some are undefined without a label
         sd = statistics.stdev(values) if len(values) > 1 else None
         scores[row.key] = {"mean": statistics.fmean(values), "sd": sd, "n": len(values)}

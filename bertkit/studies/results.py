@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bertkit.reports.tables import OWN_DATA, find_row
 from bertkit.studies.cells import Cell, Pretraining
 from bertkit.studies.spec import PRETRAIN, Column, Study, define
 from bertkit.studies.workers import RunJob, State
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import OWN_DATA
 from bertkit.training.run_dir import find_finished
 
 
@@ -136,7 +136,7 @@ def describe_pretraining(origin: Pretraining, states: Mapping[str, State]) -> di
     """Describe a pretraining with its state and the scores that it has so far, each with name and unit."""
     state = states[origin.directory]
     task, metrics = TASKS[PRETRAIN], state.metrics or {}
-    rows = [task.find_row(task.metric), *task.table]
+    rows = [find_row(task.table, task.metric), *task.table]
     scores = [{"name": row.name, "unit": row.unit, "value": metrics[row.key]} for row in rows if row.key in metrics]
     words = {"rows": list(origin.rows), "directory": origin.directory, "steps": list(origin.steps), "scores": scores}
     return words | describe_state(state)
@@ -204,4 +204,4 @@ def describe_winner(group: Sequence[Cell], cell: Cell, run: str, states: Mapping
 
 def describe_score(name: str, state: State) -> str:
     """Describe a finished run's score in words."""
-    return TASKS[name].find_row(TASKS[name].metric).describe(state.metrics["score"])
+    return find_row(TASKS[name].table, TASKS[name].metric).describe(state.metrics["score"])

@@ -22,6 +22,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import TrialState
 
 from bertkit.errors import UsageError, explain_damage, explain_disk_error
+from bertkit.reports.tables import OWN_DATA, find_row
 from bertkit.studies.cells import list_cells
 from bertkit.studies.results import summarize
 from bertkit.studies.search_sizes import Sizes
@@ -33,7 +34,7 @@ from bertkit.system.clock import Clock
 from bertkit.system.differences import find_differences, name_differences
 from bertkit.system.files import atomic_write, write_json
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.task import OWN_DATA, Task
+from bertkit.tasks.task import Task
 from bertkit.training.arguments import complete
 from bertkit.training.budget import CLOCK_FILE, fit, scale_warmup, time_row
 from bertkit.training.callbacks import Diverged, Progress, ScoreAt, TrainingEnded
@@ -411,7 +412,7 @@ class Search:
             return
         trial = self.trials.end(ended.state, ended.value, ended.updates, ended.reason)
         self.write()
-        score = [] if ended.value is None else [self.task.find_row(self.task.metric).describe(ended.value)]
+        score = [] if ended.value is None else [find_row(self.task.table, self.task.metric).describe(ended.value)]
         words = "; ".join([*score, *([f"{ended.reason}, after {ended.updates:,} updates"] if ended.reason else [])])
         self.report(f"trial {len(self.trials.done)}: {describe_values(trial.params)}: {words}")
 
@@ -463,7 +464,7 @@ class Search:
             limit = self.sizes.limit(self.clock, recipe["batch_size"])
             if not self.begun:
                 left = self.clock.left - self.start - limit.reserve(self.sizes.end_rows)
-                recipe = fit(self.task, recipe, max(take_first(int(left / limit.expect(0))), 1))
+                recipe = fit(recipe, max(take_first(int(left / limit.expect(0))), 1))
         news = {"report": self.report, "progress": self.progress}
         return run(self.task, recipe, output=self.output, prepared=whole, limit=limit, **news)
 

@@ -48,7 +48,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from bertkit.errors import UsageError, make_printable
-from bertkit.reports.tables import ScoreRow
+from bertkit.reports.tables import ScoreRow, find_row
 from bertkit.studies.tables import AVERAGE
 from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT, expand_recipe
 from bertkit.tasks import TASKS
@@ -101,7 +101,7 @@ class Column:
     @property
     def row(self) -> ScoreRow:
         """Return the score row that formats the column's values."""
-        return TASKS[self.task].find_row(self.metric or TASKS[self.task].metric)
+        return find_row(TASKS[self.task].table, self.metric or TASKS[self.task].metric)
 
     @property
     def split(self) -> str:

@@ -33,8 +33,8 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH
 from bertkit.tasks.option import CLASSIFY_OPTIONS
-from bertkit.tasks.task import repeat_run, score_summaries, use_transformers
-from bertkit.tasks.texts import TextTask, flatten_result, guess_texts, name_results, tabulate_logits
+from bertkit.tasks.task import Comments, repeat_run, score_summaries, use_transformers
+from bertkit.tasks.texts import TextTask, flatten_result, guess_texts, name_results, report_long, tabulate_logits
 
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars", "y")
 BALANCED = "balanced"
@@ -151,6 +151,7 @@ class ClassificationTask(TextTask):
     splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}
     unlabelled = (UNLABELLED,)
     row_files = ("dev.csv",)
+    compared = ("macro_f1", "pearson")  # class weights may lower other scores
 
     def __init__(self) -> None:
         self.table = list_rows()
@@ -223,17 +224,16 @@ class ClassificationTask(TextTask):
         )
 
     def encode(
-        self, examples: LabelledTexts, tokenizer: Any, recipe: Mapping[str, Any], split: str
+        self, examples: LabelledTexts, tokenizer: Any, recipe: Mapping[str, Any], split: str, report: Report = ignore
     ) -> LabelledSequences:
         """Return the sequences of a split; all but train keep their rows, for the files of predictions."""
         pa.default_memory_pool().release_unused()  # of the whole table, which has been divided
         inputs = TextInputs(tuple(examples.rows.find(name) for name in examples.text))
         found = self.encode_split(inputs, examples.labels, tokenizer, recipe["data"])
-        return LabelledSequences(found, examples.space, None if split == "train" else examples.rows, examples.text)
-
-    def describe(self, data: LabelledSequences, split: str) -> list[str]:
-        """Return how many training texts are truncated, or have several windows."""
-        return super().describe(data.sequences, split)
+        if split != "train":
+            return LabelledSequences(found, examples.space, examples.rows, examples.text)
+        report_long(found, report)
+        return LabelledSequences(found, examples.space, text=examples.text)
 
     def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
         """Return label names, kind of problem, columns and class weights; without data what the tokenizer decides."""
@@ -275,18 +275,6 @@ class ClassificationTask(TextTask):
         scores = score_summaries(self, np.tile(constant, (len(dev), 1)), dev, thresholds)
         return {f"majority_{row.key}": scores[row.key] for row in self.table if row.baselines and row.key in scores}
 
-    def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return a warning if the score of the run is not above its baseline; class weights may lower other scores."""
-        first = next(key for key in ("macro_f1", "pearson") if key in metrics)
-        return super().diagnose({key: metrics[key] for key in (first, f"majority_{first}") if key in metrics})
-
-    def list_rows(self, metrics: Mapping[str, Any]) -> list[ScoreRow]:
-        """Return the lines of the table; the score is among them under its own name."""
-        hidden = {self.metric, f"test_{self.metric}"} | (
-            {"micro_f1", "test_micro_f1"} if "accuracy" in metrics else set()
-        )  # is the accuracy
-        return [row for row in super().list_rows(metrics) if row.key not in hidden]
-
     # --- Files --------------------------------------------------------------------------------------------------------
 
     def format_predictions(
@@ -298,8 +286,13 @@ class ClassificationTask(TextTask):
         name = "test" if split == UNLABELLED else split
         return {f"{name}.csv": write_rows(data.rows, list(map(flatten_result, results)))}
 
-    def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return commands that use the fine-tuned model."""
+    def comment(
+        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
+    ) -> Comments:
+        """Return also commands that use the fine-tuned model."""
+        lines, _ = super().comment(metrics)
+        if output is None or recipe is None:
+            return Comments(lines, [])
         from bertkit.model.checkpoint import load_config
 
         is_saved = (output / "config.json").is_file()  # with the columns, which may have been guessed
@@ -310,11 +303,12 @@ class ClassificationTask(TextTask):
         is_file = Path(data["dir"]).is_file()
         table = quote(data["dir"]) if is_file else "FILE.csv"
         folds = [f"bertkit classify {repeat_run(output, 'folds')} --folds 5  # a prediction for every row"]
-        return [
+        commands = [
             f"bertkit predict {quote(str(output))} --input {table} --output predictions.csv",
             *(folds if is_file and not data["folds"] and not data["tune_share"] else []),
             use_transformers(f"from transformers import pipeline; print({call})"),
         ]
+        return Comments(lines, commands)
 
 
 def choose_columns(
@@ -502,12 +496,14 @@ def list_rows() -> tuple[ScoreRow, ...]:
     names = {"score": "score"}  # the lines of studies name it
     for found in SCORES.values():
         names |= found
+    hidden = {"score": "score", "micro_f1": "accuracy"}  # they repeat another line
     rows = {}
     for key, name in names.items():
         is_error = key in ("rmse", "ece", "brier")  # lower is better
         baselines = {} if is_error else {"a constant answer": f"majority_{key}"}
-        rows[key] = ScoreRow(name, key, baselines, "" if key in ("rmse", "r2", "brier") else "fraction")
-    tests = [ScoreRow(f"{row.name}, test", f"test_{key}", {}, row.unit) for key, row in rows.items()]
+        unit = "" if key in ("rmse", "r2", "brier") else "fraction"
+        rows[key] = ScoreRow(name, key, baselines, unit, hidden_by=hidden.get(key, ""))
+    tests = (replace(row, name=f"{row.name}, test", key=f"test_{row.key}", baselines={}) for row in rows.values())
     return (*rows.values(), *tests)
 
 

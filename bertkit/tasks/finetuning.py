@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from bertkit.data.sequences import pad
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.reports.tables import ScoreRow
+from bertkit.reports.tables import ScoreRow, list_shown
 from bertkit.system.progress import Report
 from bertkit.tasks.option import list_defaults
-from bertkit.tasks.task import BERT_TRAIN, Task, repeat_run
+from bertkit.tasks.task import BERT_TRAIN, Comments, Task, repeat_run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +37,7 @@ class FineTuningTask(Task):
     # Mosbach et al. 2021: bias correction and more epochs prevent runs that keep predicting the majority class.
     stable: Mapping[str, Any] = {"train": {"optim": "adamw_torch", "num_train_epochs": 20.0, "learning_rate": 2e-5}}
     start = "a BERT to fine-tune"  # the required checkpoint, for messages
+    compared: tuple[str, ...] = ()  # the scores that must exceed their baselines; empty: all of the table
     other_causes = ""  # further causes of a score no better than the baseline
 
     def make_recipe(self, batch_size: int, checkpoint: str = "google-bert/bert-base-uncased", **train: Any) -> dict:
@@ -87,22 +88,26 @@ class FineTuningTask(Task):
         """Return the scores of a constant answer; empty if there is no such answer."""
         raise NotImplementedError
 
-    def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return a warning with likely causes if a score is not above its baseline."""
-        for row in self.list_rows(metrics):
-            for words, key in row.baselines.items():
-                if metrics[row.key] <= metrics[key]:
-                    return [
-                        f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} "
-                        f"({row.show(metrics[key])}). Likely causes: a learning rate that is too high, too few updates "
-                        "or an unlucky seed (try --set train.learning_rate=1e-5, --set preset=stable or "
-                        f"--set train.seed=43){self.other_causes}"
-                    ]
-        return []
-
-    def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return the command that repeats the run with another seed."""
-        return [f"bertkit {self.command} {repeat_run(output, '43', 'train.seed=43')}  # another seed"]
+    def comment(
+        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
+    ) -> Comments:
+        """Return also a warning if a score is not above its baseline, and the command for another seed."""
+        lines, commands = super().comment(metrics, output, recipe)
+        rows = list_shown(self.table, self.metric, metrics)
+        rows = [row for row in rows if not self.compared or row.key in self.compared]
+        pairs = ((row, words, key) for row in rows for words, key in row.baselines.items())
+        for row, words, key in pairs:
+            if metrics[row.key] <= metrics[key]:
+                lines.append(
+                    f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} "
+                    f"({row.show(metrics[key])}). Likely causes: a learning rate that is too high, too few updates or "
+                    "an unlucky seed (try --set train.learning_rate=1e-5, --set preset=stable or "
+                    f"--set train.seed=43){self.other_causes}"
+                )
+                break
+        if output is not None:
+            commands.append(f"bertkit {self.command} {repeat_run(output, '43', 'train.seed=43')}  # another seed")
+        return Comments(lines, commands)
 
     def tokenize(self, recipe: Mapping[str, Any], examples: Mapping[str, Any], report: Report) -> Any:
         """Return the checkpoint's tokenizer."""

@@ -38,12 +38,12 @@ from bertkit.metrics.glue import compute_scores
 from bertkit.metrics.rows import RowScore
 from bertkit.model.config import BertConfig
 from bertkit.reports.tables import ScoreRow
-from bertkit.system.progress import Report
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH
 from bertkit.tasks.option import GLUE_OPTIONS
-from bertkit.tasks.task import repeat_run, use_transformers
-from bertkit.tasks.texts import TextTask, tabulate_logits
+from bertkit.tasks.task import Comments, repeat_run, use_transformers
+from bertkit.tasks.texts import TextTask, report_long, tabulate_logits
 
 BASE_TEST, LARGE_TEST = "BERT-base, test", "BERT-large, test"  # Table 1
 BASE_DEV = "BERT-base, dev"  # Table 5
@@ -251,11 +251,14 @@ class GlueTask(TextTask):
         return examples
 
     def encode(
-        self, examples: SentenceExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str
+        self, examples: SentenceExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str, report: Report = ignore
     ) -> Sequences | WindowedTexts:
         """Return the sequences of a split."""
         inputs = list(zip(*examples.texts, strict=True))
-        return self.encode_split(inputs, examples.labels, tokenizer, recipe["data"])
+        data = self.encode_split(inputs, examples.labels, tokenizer, recipe["data"])
+        if split == "train":
+            report_long(data, report)
+        return data
 
     def tabulate(self, examples: SentenceExamples) -> ExampleRows:
         """Return the rows of the official file, or of its copy on the Hub."""
@@ -331,21 +334,25 @@ class GlueTask(TextTask):
         scores = compute_scores(self.row.metrics, answers, labels)
         return scores | {"score": scores[self.metric]}
 
-    def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return commands that use the fine-tuned model."""
-        if not self.splits:
-            return []
+    def comment(
+        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
+    ) -> Comments:
+        """Return also commands that use the fine-tuned model."""
+        lines, _ = super().comment(metrics)
+        if output is None or recipe is None or not self.splits:
+            return Comments(lines, [])
         dev = self.row.splits[next(iter(self.splits))].file
         gold, ours = Path(recipe["data"].get("dir") or "GLUE", dev), output / "predictions" / Path(dev).name
         given = 'dict(text="A man eats.", text_pair="Somebody eats.")' if self.pairs else '"A man eats."'
         call = f'pipeline("text-classification", {json.dumps(str(output))})({given})'
         grid = [f"bertkit {self.command} {repeat_run(output, 'grid')} --grid  # the paper's grid"]
         again = [f"bertkit score {self.command} {quote(str(gold))} {quote(str(ours))}  # the same scores"]
-        return [
+        commands = [
             *(grid if recipe["train"].get("max_steps", -1) <= 0 else []),  # max_steps would override the grid's epochs
             *([] if recipe["data"].get("tune_share") else again),  # some rows have no prediction
             use_transformers(f"from transformers import pipeline; print({call})"),
         ]
+        return Comments(lines, commands)
 
 
 def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:

@@ -44,14 +44,14 @@ from bertkit.model.config import BertConfig
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_dataset
-from bertkit.system.progress import Report
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks.classification import UNLABELLED
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.ner_files import find_gold, number_rows, write_conll, write_rows
 from bertkit.tasks.option import NER_OPTIONS
 from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_object
-from bertkit.tasks.task import DIVERGED, PredictionSettings, Result
+from bertkit.tasks.task import DIVERGED, Comments, PredictionSettings, Result
 from bertkit.tasks.texts import take_text
 
 if TYPE_CHECKING:
@@ -65,8 +65,6 @@ NER_PAPER = {  # Table 7
     "test_f1": {"BERT-base, test": 0.924, "BERT-large, test": 0.928},
 }
 
-# Differs from the paper: it names neither rate nor epochs for the BiLSTM. These are usual for one of this size.
-FEATURE_BASED = {"train": {"learning_rate": 1e-3, "num_train_epochs": 10.0}}
 BILSTM_SIZE = 768  # units a direction: section 5.3's "two-layer 768-dimensional BiLSTM"
 
 
@@ -94,11 +92,9 @@ class FeaturedWords(Features):
 
     Attributes:
         words: The sentences of the words.
-        is_renewed: Whether the features replace a damaged file.
     """
 
     words: WordWindows
-    is_renewed: bool
 
     def fingerprint(self) -> str:
         """Return a fingerprint of the sentences and their features; the file's name is a hash of their inputs."""
@@ -122,11 +118,17 @@ class NerTask(FineTuningTask):
 
     name = command = folder = "ner"
     title = "CoNLL-2003"
-    head = "BertForTokenClassification"
+    head = "BertFeaturesForTokenClassification"
+    heads: Mapping[str, Mapping[str, str]] = {"features": {"": "BertForTokenClassification"}}
+    # Differs from the paper: it names neither rate nor epochs for the BiLSTM. These are usual for one of this size.
+    implied: Mapping[str, Mapping[str, Any]] = {
+        "features": {"train": {"learning_rate": 1e-3, "num_train_epochs": 10.0}}
+    }
     metric = "f1"
     splits = NER_SCORES
     unlabelled = (UNLABELLED,)
     pipeline = "token-classification"
+    long = "read in parts"
     row_files = ("dev.jsonl", "dev.conll")
     copies: Mapping[str, tuple[str, str, str]] = {
         name: (NER_HUB, NER_CONFIG, split) for name, split in NER_HUB_SPLITS.items()
@@ -158,14 +160,6 @@ class NerTask(FineTuningTask):
         for key in ("freeze", "bilstm", "reinit_layers"):
             if recipe.get(key):
                 raise UsageError(f"{key} is for fine-tuning, but features keep the encoder unchanged; remove {key}")
-
-    def overrides(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the recipe changes of the feature-based approach."""
-        return FEATURE_BASED if given.get("data", {}).get("features") else {}
-
-    def choose_head(self, options: Mapping[str, Any]) -> str:
-        """Return the head of either approach."""
-        return "BertFeaturesForTokenClassification" if options["features"] else self.head
 
     def load(
         self, options: Mapping[str, Any], report: Report, config: BertConfig | None = None
@@ -223,10 +217,13 @@ class NerTask(FineTuningTask):
         train = NER_FILES[0][0]
         return not place or any(found for form in (train, f"*/{train}") for found in Path(place).glob(form))
 
-    def encode(self, examples: TaggedExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str) -> NerData:
+    def encode(
+        self, examples: TaggedExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str, report: Report = ignore
+    ) -> NerData:
         """Return the sequences of a split, or their features."""
         options = recipe["data"]
         words = encode_words(examples.text, examples.labels, tokenizer, options["max_length"], options["context"])
+        report(describe_words(words, split))
         if not options["features"]:
             return words
         from bertkit.tasks.features import cache_features
@@ -241,7 +238,10 @@ class NerTask(FineTuningTask):
             folder=options["features_dir"],
             half=options["half_features"],
         )
-        return FeaturedWords(path, ends, labels, words, is_renewed)
+        again = ", recomputed because the checksum of the cached file was wrong" * is_renewed
+        kept = f"{path} ({path.stat().st_size / 1e6:,.1f} MB)"
+        report(f"{split}: features of {len(labels):,} words in {kept}{again}")
+        return FeaturedWords(path, ends, labels, words)
 
     def tabulate(self, examples: TaggedExamples) -> ExampleRows:
         """Return the words and tags of each sentence; documents, groups or equal words belong together."""
@@ -255,10 +255,6 @@ class NerTask(FineTuningTask):
         words = {"sentence": [" ".join(sentence.words) for sentence in text.sentences]}
         return ExampleRows(words, groups, labels, classes, [x.line for x in text.sentences], text.rows, used)
 
-    def describe_long(self, options: Mapping[str, Any]) -> str:
-        """Return that a long sentence has several sequences."""
-        return "read in parts"
-
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
         """Return the batch of some sequences, of either approach."""
         if "features" not in items[0]:
@@ -266,26 +262,6 @@ class NerTask(FineTuningTask):
         from bertkit.tasks.features import pad_features
 
         return pad_features(items)
-
-    def describe(self, data: NerData, split: str) -> list[str]:
-        """Return lines on context and words that cannot be predicted, and the file of the features."""
-        if isinstance(data, FeaturedWords):
-            kept = f"{data.path} ({data.path.stat().st_size / 1e6:,.1f} MB)"
-            again = ", recomputed because the checksum of the cached file was wrong" * data.is_renewed
-            line = f"{split}: features of {len(data.labels):,} words in {kept}{again}"
-            return [*self.describe(data.words, split), line]
-        count = len(data.text.sentences)
-        own, shown = len(data.ids) / count, (data.stops - data.starts).mean()
-        line = f"{split}: {own:.1f} tokens per sentence, {shown:.1f} with context"
-        if len(data) > count:
-            long = int((np.bincount(data.owners) > 1).sum())
-            line += f"; {long:,} sentences are longer than the model and have {len(data) - count + long:,} sequences"
-        if lost := int((data.firsts == ABSENT).sum()):
-            line += f"; {lost:,} words have no token and are predicted as O"
-        tags = [tag for sentence in data.text.sentences for tag in sentence.tags if tag not in data.names]
-        if tags:
-            line += f"; {len(tags):,} words have a tag that is not in training data ({', '.join(sorted(set(tags)))})"
-        return [line]
 
     def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
         """Return the labels by name, and the sizes of the feature-based approach."""
@@ -346,10 +322,13 @@ class NerTask(FineTuningTask):
         files = {f"{name}.conll": write_conll(text, predicted)} if is_exact else {}
         return files if text.rows is None else files | {f"{name}.jsonl": write_rows(text.rows, predicted)}
 
-    def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return commands that use the fine-tuned model."""
+    def comment(
+        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
+    ) -> Comments:
+        """Return also a command that uses the fine-tuned model."""
+        lines, commands = super().comment(metrics, output, recipe)
         vectors = f"bertkit features {quote(str(output))} --input texts.txt --layers last --output vectors.npz"
-        return [*super().suggest(output, recipe), f"{vectors}  # its vectors"]
+        return Comments(lines, [*commands, f"{vectors}  # its vectors"] if output else [])
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
@@ -519,6 +498,22 @@ def list_entities(example: Tagged, tags: Sequence[str], scores: Sequence[float])
 def describe_entities(entities: Sequence[Mapping[str, Any]]) -> str:
     """Return entities in words."""
     return ", ".join(f"{found['text']}: {found['type']}" for found in entities) or "(nothing)"
+
+
+def describe_words(data: WordWindows, split: str) -> str:
+    """Return a line on the context of sentences, and the words that cannot be predicted."""
+    count = len(data.text.sentences)
+    own, shown = len(data.ids) / count, (data.stops - data.starts).mean()
+    line = f"{split}: {own:.1f} tokens per sentence, {shown:.1f} with context"
+    if len(data) > count:
+        long = int((np.bincount(data.owners) > 1).sum())
+        line += f"; {long:,} sentences are longer than the model and have {len(data) - count + long:,} sequences"
+    if lost := int((data.firsts == ABSENT).sum()):
+        line += f"; {lost:,} words have no token and are predicted as O"
+    tags = [tag for sentence in data.text.sentences for tag in sentence.tags if tag not in data.names]
+    if tags:
+        line += f"; {len(tags):,} words have a tag that is not in training data ({', '.join(sorted(set(tags)))})"
+    return line
 
 
 def list_rows() -> tuple[ScoreRow, ...]:

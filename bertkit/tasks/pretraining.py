@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import compress, pairwise
+from itertools import compress
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -36,10 +36,19 @@ from bertkit.errors import UsageError
 from bertkit.metrics.rows import RowScore
 from bertkit.metrics.table import make_rows, read_facts, read_numbers
 from bertkit.reports.tables import ScoreRow
-from bertkit.system.progress import Report
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks.option import PRETRAINING_OPTIONS, list_defaults
 from bertkit.tasks.schema import PROBABILITY, STRING, Schema, make_array, make_object
-from bertkit.tasks.task import BERT_TRAIN, DIVERGED, PredictionSettings, Result, Task, check_finite, use_transformers
+from bertkit.tasks.task import (
+    BERT_TRAIN,
+    DIVERGED,
+    Comments,
+    PredictionSettings,
+    Result,
+    Task,
+    check_finite,
+    use_transformers,
+)
 from bertkit.tasks.texts import describe_pair, describe_texts, judge_pair, read_texts
 
 if TYPE_CHECKING:
@@ -82,6 +91,18 @@ STARTER = {
 }
 
 
+def choose_starter(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return STARTER without phases if a length is given, and without sizes if a checkpoint is given."""
+    if given.get("checkpoint"):
+        data = {key: STARTER["data"][key] for key in ("corpus", "heldout_share")}
+        length = {} if given.get("phase") else {"max_length": 64}
+        return {"batch_size": 64, "data": data | length, "train": STARTER["train"] | {"learning_rate": 1e-4}}
+    if given.get("phase") or "max_length" in given.get("data", {}):
+        data = {key: value for key, value in STARTER["data"].items() if key != "heldout_length"}
+        return {key: value for key, value in STARTER.items() if key != "phase"} | {"data": data}
+    return STARTER
+
+
 def list_phases(recipe: Mapping[str, Any]) -> list[Phase]:
     """Return the phases of a recipe, each a whole number of updates."""
     steps, batch_size = recipe["train"]["max_steps"], recipe["batch_size"]
@@ -103,6 +124,8 @@ class PretrainingTask(Task):
     """Predict masked tokens, and whether the second text of a pair follows the first."""
 
     name = command = "pretrain"
+    head = HEADS["mlm+nsp"]
+    heads: Mapping[str, Mapping[str, str]] = {"objective": HEADS}
     metric = "perplexity"
     lower_is_better = True
     reusable = False  # the samples depend on the seed, the batch size and the length of the run
@@ -172,33 +195,6 @@ class PretrainingTask(Task):
         if "num_train_epochs" in recipe["train"] or recipe["train"].get("max_steps", 0) < 1:
             raise UsageError("pretraining is measured in updates; set max_steps in [train] instead of num_train_epochs")
 
-    def starter(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return STARTER without phases if a length is given, and without sizes if a checkpoint is given."""
-        if given.get("checkpoint"):
-            data = {key: STARTER["data"][key] for key in ("corpus", "heldout_share")}
-            length = {} if given.get("phase") else {"max_length": 64}
-            return {"batch_size": 64, "data": data | length, "train": STARTER["train"] | {"learning_rate": 1e-4}}
-        if given.get("phase") or "max_length" in given.get("data", {}):
-            data = {key: value for key, value in STARTER["data"].items() if key != "heldout_length"}
-            return {key: value for key, value in STARTER.items() if key != "phase"} | {"data": data}
-        return STARTER
-
-    def set_updates(self, recipe: Mapping[str, Any], updates: int) -> dict[str, Any]:
-        """Return a recipe that ends after `updates` updates; the last of its phases becomes shorter or longer."""
-        ends = np.cumsum([phase.samples // recipe["batch_size"] for phase in list_phases(recipe)])[:-1].tolist()
-        bounds = [0, *(min(end, updates) for end in ends), updates]
-        phases = [
-            {"share": (stop - start) / updates, "max_length": phase.max_length}
-            for phase, (start, stop) in zip(list_phases(recipe), pairwise(bounds), strict=True)
-            if stop > start
-        ]
-        given = {"phase": phases} if recipe.get("phase") else {}
-        return super().set_updates(recipe, updates) | given
-
-    def choose_head(self, options: Mapping[str, Any]) -> str:
-        """Return the head of an objective."""
-        return HEADS[options["objective"]]
-
     # --- The data -----------------------------------------------------------------------------------------------------
 
     def load(self, options: Mapping[str, Any], report: Report) -> dict[str, Any]:
@@ -210,11 +206,14 @@ class PretrainingTask(Task):
         if any(is_built(source) for source in options["corpus"]):
             return hold_out(open_built(options, report), options["heldout_share"], report)
         report(f"reading {', '.join(options['corpus'])}")
+        limit = options["limit_characters"] or None
+        if options.get("is_forecast"):  # the time of an update does not depend on the rest
+            limit = min(limit or FORECAST_CHARACTERS, FORECAST_CHARACTERS)
         documents = list(
             read_documents(
                 options["corpus"],
                 split_sentences=options["split_sentences"],
-                limit_characters=options["limit_characters"] or None,
+                limit_characters=limit,
                 report=report,
             )
         )
@@ -252,7 +251,12 @@ class PretrainingTask(Task):
         }
 
     def encode(
-        self, documents: list[Document] | TokenizedCorpus, tokenizer: Any, recipe: Mapping[str, Any], split: str
+        self,
+        documents: list[Document] | TokenizedCorpus,
+        tokenizer: Any,
+        recipe: Mapping[str, Any],
+        split: str,
+        report: Report = ignore,
     ) -> PretrainingData:
         """Return all samples of the run, or of a held-out split a fixed choice of at most `heldout_pairs` pairs."""
         corpus = documents if isinstance(documents, TokenizedCorpus) else tokenize_documents(documents, tokenizer)
@@ -279,27 +283,9 @@ class PretrainingTask(Task):
                 "whole_word_masking would change nothing: in this text almost every word is one token, without ## "
                 "pieces after it, as in Chinese; remove it"
             )
+        if options["objective"] == "mlm+nsp" and (corpus.document_ends - corpus.document_starts <= 1).all():
+            report("no document has two sentences, so every next sentence is random; use --set data.objective=mlm")
         return data
-
-    def describe(self, data: PretrainingData, split: str) -> list[str]:
-        """Return a line if no sentence has a true next one."""
-        corpus = data.corpus
-        if split != "train" or data.options["objective"] != "mlm+nsp":
-            return []
-        if (corpus.document_ends - corpus.document_starts > 1).any():
-            return []
-        return ["no document has two sentences, so every next sentence is random; use --set data.objective=mlm"]
-
-    def shorten(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return options that read only the beginning of a text, because the updates do not depend on its length."""
-        if any(is_built(source) for source in options["corpus"]):
-            return options
-        return {**options, "limit_characters": min(options["limit_characters"] or math.inf, FORECAST_CHARACTERS)}
-
-    def list_parts(self, data: PretrainingData) -> list[range]:
-        """Return the positions of each phase."""
-        ends = np.cumsum([phase.samples for phase in data.phases]).tolist()
-        return [range(end - phase.samples, end) for phase, end in zip(data.phases, ends, strict=True)]
 
     def collate(self, items: Any) -> dict[str, "Tensor"]:
         """Return the batch, which the data set has already collated."""
@@ -387,29 +373,31 @@ class PretrainingTask(Task):
             }
         return baselines
 
-    def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return a line on the significance of the next-sentence accuracy."""
-        if not metrics.get("nsp_majority_error"):
-            return []
-        distance = (metrics["nsp_accuracy"] - metrics["nsp_majority"]) / metrics["nsp_majority_error"]
-        return [
-            f"{metrics['heldout_pairs']:,} held-out pairs, {metrics['random_next']:.1%} of them random; next-sentence "
-            f"accuracy is {distance:+.1f} standard errors from the larger class"
-        ]
-
-    def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return commands that use the pretrained model; a left-to-right one generates text."""
+    def comment(
+        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
+    ) -> Comments:
+        """Return also the significance of the next-sentence accuracy, and commands that use the pretrained model."""
+        lines, _ = super().comment(metrics)
+        if metrics.get("nsp_majority_error"):
+            distance = (metrics["nsp_accuracy"] - metrics["nsp_majority"]) / metrics["nsp_majority_error"]
+            lines.append(
+                f"{metrics['heldout_pairs']:,} held-out pairs, {metrics['random_next']:.1%} of them random; "
+                f"next-sentence accuracy is {distance:+.1f} standard errors from the larger class"
+            )
+        if output is None or recipe is None:
+            return Comments(lines, [])
         objective, use, text = "", "fill-mask", "This [MASK] returns the array."
         if recipe["data"].get("objective") == "clm":
             objective, use, text = " --set data.objective=clm", "text-generation", "This function"
         call = f'from transformers import pipeline; print(pipeline("{use}", {json.dumps(str(output))})("{text}"))'
         run, more = quote(str(output)), quote(f"{output}-more")
-        return [
+        commands = [
             f"bertkit pretrain --model {run} --corpus your.txt{objective} --output {more}  # on your text",
             "bertkit pretrain --recipe recipes/pretrain/small.toml --corpus your.txt --output runs/small"
             "  # a larger model",
             use_transformers(call),
         ]
+        return Comments(lines, commands)
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
@@ -421,14 +409,14 @@ class PretrainingTask(Task):
         masked = ("The man went to the [MASK].", "He bought a gallon of [MASK].")  # section A.2
         word = make_object({"word": STRING, "probability": PROBABILITY})
         masks = {"masks": make_array(make_object({"words": make_array(word)}))}
-        with_pair = settings.head == HEADS["mlm+nsp"]
+        with_pair = settings.head == self.head
         follows = {"next_sentence": PROBABILITY} if with_pair else {}
         return describe_texts(masked, settings), make_object(masks | follows, optional=follows)
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> dict[str, np.ndarray]:
         """Return the sequence of one or two texts with masks; `labels` (T,) are IGNORED except at the masks."""
         texts, tokenizer = read_texts(given, settings.pairs), settings.tokenizer
-        with_pair = settings.head == HEADS["mlm+nsp"]  # which says whether a text follows another
+        with_pair = settings.head == self.head  # which says whether a text follows another
         if not any(MASK in text for text in texts) and not (with_pair and len(texts) == 2):
             also = " and no text_pair" if with_pair else ""
             raise UsageError(f"there is no {MASK} to fill in{also}; put {MASK} where a word is missing")

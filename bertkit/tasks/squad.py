@@ -55,7 +55,7 @@ from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.option import SQUAD_OPTIONS, WINDOW_OPTIONS, list_defaults
 from bertkit.tasks.schema import NUMBER_SCHEMA, PLACE, STRING, Schema, make_input, make_object
 from bertkit.tasks.squad_versions import VERSIONS, Version, list_score_rows
-from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, check_finite
+from bertkit.tasks.task import DIVERGED, Comments, PredictionSettings, Result, check_finite
 from bertkit.tasks.texts import take_text
 
 if TYPE_CHECKING:
@@ -200,9 +200,17 @@ class SquadTask(FineTuningTask):
         data = {"train_file": recipe["data"]["extra_train"], "extra_train": "", "max_train_samples": 0}
         return {**recipe, "data": recipe["data"] | data}
 
-    def encode(self, examples: Sequence[Question], tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Windows:
+    def encode(
+        self,
+        examples: Sequence[Question],
+        tokenizer: Any,
+        recipe: Mapping[str, Any],
+        split: str,
+        report: Report = ignore,
+    ) -> Windows:
         """Return the windows of a split."""
         data = encode_questions(examples, tokenizer, **{key: recipe["data"][key] for key in WINDOW_OPTIONS})
+        report(describe_windows(data, split))
         return data if self.is_official(recipe["data"]["dir"]) else OwnWindows(**vars(data))
 
     def tabulate(self, examples: Sequence[Question]) -> ExampleRows:
@@ -214,27 +222,6 @@ class SquadTask(FineTuningTask):
         names = ("no answer", "answer")
         classes = [names[bool(one.answers)] for one in examples] if self.version.unanswerable else []
         return ExampleRows(texts, groups, labels, classes, [one.row for one in examples])
-
-    def describe_long(self, options: Mapping[str, Any]) -> str:
-        """Return that a long context has several windows."""
-        return "read in windows"
-
-    def describe(self, data: Windows, split: str) -> list[str]:
-        """Return a line on windows, truncated questions and answers that cannot be given."""
-        questions = data.questions
-        line = f"{split}: {len(data):,} windows of {len(questions):,} questions"
-        if shortened := int(data.shortened.sum()):
-            line += f"; {shortened:,} questions are truncated"
-        placed = [index for index, question in enumerate(questions) if question.answers and is_placed(question)]
-        found = set(data.owners[data.answers[:, 1] > 0].tolist())
-        if lost := sum(index not in found for index in placed):
-            line += f"; {lost:,} answers are in no window"
-        if inexact := sum(not set(express(data, index)) & set(questions[index].answers) for index in placed):
-            line += (
-                f"; {inexact:,} answers cannot be predicted exactly because they begin or end within a token or have "
-                f"more than {data.max_answer_length} tokens"
-            )
-        return [line]
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
@@ -305,17 +292,6 @@ class SquadTask(FineTuningTask):
         gold = collect_answers(dev.questions)
         found = score_squad2(gold, dict.fromkeys(gold, ""))
         return {"exact": found["exact"], "f1": found["f1"]}
-
-    def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return also a line that explains tau."""
-        if not self.version.unanswerable:
-            return []
-        tau = metrics["tau"]
-        line = (
-            f"a question is answered when its best span scores more than tau = {tau:.3f} above no answer "
-            f"(null_score_diff_threshold = {-tau:.3f} in the reference code)"
-        )
-        return [line, *super().diagnose(metrics)]
 
     # --- Files --------------------------------------------------------------------------------------------------------
 
@@ -397,21 +373,29 @@ class SquadTask(FineTuningTask):
             )
         return score_squad2(references, answers, doubts, threshold)
 
-    def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return commands that use the fine-tuned model."""
+    def comment(
+        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
+    ) -> Comments:
+        """Return also a line that explains tau, and commands that use the fine-tuned model."""
+        lines, another = super().comment(metrics, output, recipe)
+        if (tau := metrics.get("tau")) is not None:
+            line = (
+                f"a question is answered when its best span scores more than tau = {tau:.3f} above no answer "
+                f"(null_score_diff_threshold = {-tau:.3f} in the reference code)"
+            )
+            lines = sorted([*lines, line], key=lambda line: line.startswith("warning: "))  # a warning comes last
+        if output is None or recipe is None:
+            return Comments(lines, [])
         gold = Path(recipe["data"].get("dir") or "SQUAD", self.name_file("dev"))
         run, other, both = (quote(f"{output}{behind}") for behind in ("", "-43", "-both"))
         answers = quote(str(output / "predictions" / ANSWERS))
-        another = super().suggest(output, recipe)
         if not self.is_official(recipe["data"].get("dir", "")):
-            return [f"bertkit predict {run} --input questions.jsonl --output answers.jsonl", *another]
+            use = f"bertkit predict {run} --input questions.jsonl --output answers.jsonl"
+            return Comments(lines, [use, *another])
         if recipe["data"].get("tune_share"):  # some questions of the file have no answer
-            return another
-        return [
-            f"bertkit score {self.command} {quote(str(gold))} {answers}",
-            *another,
-            f"bertkit {self.command} --ensemble {run} {other} --output {both}",
-        ]
+            return Comments(lines, another)
+        again = f"bertkit score {self.command} {quote(str(gold))} {answers}"
+        return Comments(lines, [again, *another, f"bertkit {self.command} --ensemble {run} {other} --output {both}"])
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
@@ -492,6 +476,24 @@ def list_keys(questions: Sequence[Question]) -> list[str]:
 def collect_answers(questions: Sequence[Question]) -> dict[str, tuple[str, ...]]:
     """Return question's id -> its right answers."""
     return {question.id: question.answers for question in questions}
+
+
+def describe_windows(data: Windows, split: str) -> str:
+    """Return a line on windows, truncated questions and answers that cannot be given."""
+    questions = data.questions
+    line = f"{split}: {len(data):,} windows of {len(questions):,} questions"
+    if shortened := int(data.shortened.sum()):
+        line += f"; {shortened:,} questions are truncated"
+    placed = [index for index, question in enumerate(questions) if question.answers and is_placed(question)]
+    found = set(data.owners[data.answers[:, 1] > 0].tolist())
+    if lost := sum(index not in found for index in placed):
+        line += f"; {lost:,} answers are in no window"
+    if inexact := sum(not set(express(data, index)) & set(questions[index].answers) for index in placed):
+        line += (
+            f"; {inexact:,} answers cannot be predicted exactly because they begin or end within a token or have "
+            f"more than {data.max_answer_length} tokens"
+        )
+    return line
 
 
 SQUAD = {task.name: task for task in map(SquadTask, VERSIONS)}

@@ -25,12 +25,12 @@ from bertkit.metrics.glue import compute_scores
 from bertkit.metrics.rows import RowScore
 from bertkit.model.config import BertConfig
 from bertkit.reports.tables import ScoreRow
-from bertkit.system.progress import Report
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.option import SWAG_OPTIONS
 from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_input, make_object
-from bertkit.tasks.task import PredictionSettings, Result, use_transformers
+from bertkit.tasks.task import Comments, PredictionSettings, Result, use_transformers
 from bertkit.tasks.texts import add_label_set, describe_label_set, tabulate_logits, take_text
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class SwagTask(FineTuningTask):
     table = (ACCURACY, *CALIBRATION_ROWS)
     is_classifier = True
     unlabelled = ("test",)
+    choices = len(ENDINGS)
     copies: Mapping[str, tuple[str, str, str]] = {name: (*HUB_SWAG, split) for name, split in SWAG_SPLITS.items()}
     options = SWAG_OPTIONS
 
@@ -90,11 +91,23 @@ class SwagTask(FineTuningTask):
             if name not in self.unlabelled or (folder / file).exists()
         }
 
-    def encode(self, examples: Sequence[Situation], tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Choices:
+    def encode(
+        self,
+        examples: Sequence[Situation],
+        tokenizer: Any,
+        recipe: Mapping[str, Any],
+        split: str,
+        report: Report = ignore,
+    ) -> Choices:
         """Return the questions of a split, four sequences each: A is the context, B the start and one ending."""
         pairs = [(one.context, f"{one.start} {ending}") for one in examples for ending in one.endings]
         answers = [one.answer for one in examples]
         sequences = encode_inputs(pairs, None, tokenizer, recipe["data"]["max_length"])
+        lengths = np.diff(sequences.ends, prepend=0)
+        report(
+            f"{split}: {len(examples):,} questions of {len(ENDINGS)} sequences; "
+            f"{lengths.mean():.1f} tokens on average, at most {lengths.max():,}"
+        )
         return Choices(sequences, len(ENDINGS), None if None in answers else np.array(answers, np.int64))
 
     def tabulate(self, examples: Sequence[Situation]) -> ExampleRows:
@@ -106,21 +119,9 @@ class SwagTask(FineTuningTask):
         labels = None if None in answers else [CHOICES[answer] for answer in answers]
         return ExampleRows(texts, texts["context"], labels, labels or [], [one.line for one in examples])
 
-    def measure_lengths(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the tokens of the longest ending with its context and start."""
-        return tokens[:, 0] + tokens[:, 1] + tokens[:, 2:].max(1) + 3
-
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
         """Return the batch (B, C, T) of some questions."""
         return pad_choices(items)
-
-    def describe(self, data: Choices, split: str) -> list[str]:
-        """Return how long the sequences are."""
-        lengths = np.diff(data.sequences.ends, prepend=0)
-        return [
-            f"{split}: {len(data):,} questions of {data.count} sequences; "
-            f"{lengths.mean():.1f} tokens on average, at most {lengths.max():,}"
-        ]
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
@@ -144,11 +145,14 @@ class SwagTask(FineTuningTask):
         rows = "".join(f"{index},{place}\n" for index, place in enumerate(summaries.argmax(axis=1)))
         return {SWAG_FILES[split]: f"index,pred\n{rows}"}
 
-    def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return commands that use the fine-tuned model."""
+    def comment(
+        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
+    ) -> Comments:
+        """Return also a command that uses the fine-tuned model."""
+        lines, commands = super().comment(metrics, output, recipe)
         path = json.dumps(str(output))
         call = f"from transformers import AutoModelForMultipleChoice as M; print(M.from_pretrained({path}))"
-        return [*super().suggest(output, recipe), use_transformers(call)]
+        return Comments(lines, [*commands, use_transformers(call)] if output else [])
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 

@@ -5,12 +5,12 @@ answers a person's input for `bertkit.tasks.prediction`. It never builds a Train
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +19,8 @@ from bertkit.data.sequences import EncodedInputs
 from bertkit.errors import UsageError
 from bertkit.metrics.calibration import temper
 from bertkit.metrics.rows import RowScore, take_values
-from bertkit.reports.tables import ScoreRow
-from bertkit.system.progress import Report
+from bertkit.reports.tables import ScoreRow, find_row
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.option import Options, check_range
 from bertkit.tasks.schema import Schema
@@ -48,7 +48,6 @@ BERT_TRAIN = {  # `[train]` of the paper in pre-training (A.2) and fine-tuning (
 }
 TUNE = "tune"  # the split that decides, where there is one
 CHOSEN_ON_DEV = "chosen_on_dev"  # in metrics.json: choices made on the scored data
-OWN_DATA = "own_data"  # the same: present if the paper has no scores on these data
 
 Result = dict[str, Any]
 
@@ -90,6 +89,18 @@ class PredictionSettings:
         return [self.model.config.id2label[index] for index in range(self.model.config.num_labels)]
 
 
+class Comments(NamedTuple):
+    """Comments on the results of a run.
+
+    Attributes:
+        lines: Lines about the scores, to print below their table.
+        commands: Commands to try next, as a shell takes them; empty without a run.
+    """
+
+    lines: list[str]
+    commands: list[str]
+
+
 class Task:
     """One task of the paper. Optional methods return an empty value here.
 
@@ -98,9 +109,11 @@ class Task:
         title: The name of its data.
         examples_title: The heading of the examples of predictions.
         head: The name of a class in `bertkit.model`.
+        heads: Option of `[data]` -> some of its values -> the heads that they ask for in place of `head`.
         options: The options of `[data]`.
         recipe: The paper's complete recipe; its `[data]` table has the defaults of `options`.
         stable: The changes that `preset = "stable"` makes to the recipe.
+        implied: Option of `[data]` -> the changes to the recipe that it makes where it is given.
         metric: The key of the score that the paper reports, which metrics.json repeats as `score`. Empty for data
             without labels, which are only predicted.
         lower_is_better: Whether a smaller `metric` is better.
@@ -112,6 +125,8 @@ class Task:
         command: The command that runs it, after `bertkit`.
         folder: The folder of its data below a study's root.
         pairs: Whether an input is a pair of texts; None if the task does not determine it.
+        choices: The number of last texts of an example that are in sequences of their own, after the others; 0: none.
+        long: The treatment of texts longer than `max_length`, in words.
         reusable: Whether encoded data can be shared by runs with the same `[data]`, `[model]` and checkpoint.
         evaluation_options: Arguments of the head's `forward` in evaluation.
         is_classifier: Whether it predicts classes or several labels of a whole input, so that `calibrate` applies.
@@ -123,9 +138,11 @@ class Task:
     title = "held-out text"
     examples_title = "Predictions on held-out text"
     head: str
+    heads: Mapping[str, Mapping[str, str]] = {}
     options: Options
     recipe: Mapping[str, Any]
     stable: Mapping[str, Any] = {}
+    implied: Mapping[str, Mapping[str, Any]] = {}
     metric = ""
     lower_is_better = False
     table: tuple[ScoreRow, ...] = ()
@@ -135,6 +152,8 @@ class Task:
     command: str
     folder = ""
     pairs: bool | None = None
+    choices = 0
+    long = "truncated"
     reusable = True
     evaluation_options: Mapping[str, Any] = {}
     is_classifier = False
@@ -158,32 +177,18 @@ class Task:
                 value = recipe["data"][key]
                 check_range(f"{key} is {value} in [data]", value, option.least, option.below)
 
-    def overrides(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return changes to the task's recipe that the given part implies, such as another learning rate."""
-        return {}
-
     def pretrain_on(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
         """Return the recipe of a preceding training that supplies the checkpoint; empty if there is none."""
         return {}
-
-    def starter(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the laptop-sized recipe that is used if none is named; empty for the task's own."""
-        return {}
-
-    def set_updates(self, recipe: Mapping[str, Any], updates: int) -> dict[str, Any]:
-        """Return a recipe that ends after `updates` updates, and is the same until then."""
-        return {**recipe, "train": recipe["train"] | {"max_steps": updates}}
-
-    def choose_head(self, options: Mapping[str, Any]) -> str:
-        """Return the name of the head that `[data]` asks for."""
-        return self.head
 
     # --- The data -----------------------------------------------------------------------------------------------------
 
     def load(self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None) -> dict[str, Any]:
         """Read the examples of every split there is, by name.
 
-        "train" is among them, unless the task is only predicted, and the first of `splits`.
+        "train" is among them, unless the task is only predicted, and the first of `splits`. Two options are set by the
+        program alone: `is_check` keeps rows that training leaves out, `is_forecast` asks for enough text to forecast a
+        run's cost.
 
         Args:
             config: That of a trained model, which knows the labels: the data are only scored, so that a file is one
@@ -209,20 +214,14 @@ class Task:
         """
         return {} if tokenizer is None else {"vocab_size": len(tokenizer)}  # which has to hold all tokens
 
-    def encode(self, examples: Any, tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Any:
+    def encode(
+        self, examples: Any, tokenizer: Any, recipe: Mapping[str, Any], split: str, report: Report = ignore
+    ) -> Any:
         """Return a split's map-style data set, whose columns are arguments of the head's `forward`.
 
-        Its `fingerprint()` is a text that tells it from other data.
+        Its `fingerprint()` is a text that tells it from other data. Truncated texts and the like are reported.
         """
         raise NotImplementedError
-
-    def shorten(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the options under which enough data are read to forecast a run's cost."""
-        return options
-
-    def list_parts(self, data: Any) -> list[range]:
-        """Return the parts of a training data set whose sequences have lengths of their own."""
-        return [range(len(data))]
 
     def collate(self, items: Any) -> dict[str, "Tensor"]:
         """Return the batch of a list of items, or of the result of the data set's `__getitems__`."""
@@ -231,18 +230,6 @@ class Task:
     def tabulate(self, examples: Any) -> ExampleRows | None:
         """Return the rows of a split's examples; None if the task has no examples before encoding."""
         return None
-
-    def measure_lengths(self, tokens: np.ndarray) -> np.ndarray:
-        """Return (S,) the tokens of the longest sequence of each row, from the tokens (S, texts) of its texts."""
-        return tokens.sum(1) + 1 + tokens.shape[1]  # [CLS], and [SEP] after each text
-
-    def describe_long(self, options: Mapping[str, Any]) -> str:
-        """Return what happens to sequences longer than max_length."""
-        return "truncated"
-
-    def describe(self, data: Any, split: str) -> list[str]:
-        """Return lines about the encoding of a split's examples."""
-        return []
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
@@ -279,58 +266,11 @@ class Task:
         """Return the files of a split's predictions: name below `predictions/` -> text; `decided` as for `score`."""
         return {}
 
-    def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return lines to print below the table of scores."""
-        return []
-
-    def comment(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return `diagnose`'s lines, after those about the data that have decided and about the temperature."""
-        return [*self.mark(metrics), *self.describe_temperature(metrics), *self.diagnose(metrics)]
-
-    def mark(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return a warning if the scored data have also decided (tau, best checkpoint)."""
-        if not (chosen := metrics.get(CHOSEN_ON_DEV)):
-            return []
-        remedy = "; with --set data.tune_share=0.5 other rows are used" if "tune_share" in self.options else ""
-        return [f"the scores are optimistic because the same data were used to choose {chosen}{remedy}"]
-
-    def describe_temperature(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return the temperature of calibrated probabilities, and the calibration error with and without it."""
-        if "temperature" not in metrics:
-            return []
-        row, temperature = self.find_row("ece"), metrics["temperature"]
-        errors = (row.show(metrics[key]) for key in ("ece", "uncalibrated_ece"))
-        if temperature == 1:
-            return [
-                f"the temperature stays 1 (calibration error {next(errors)} %): the rows that decide are too few, all "
-                "right or calibrated already, so that no other is known to be better"
-            ]
-        return [
-            "probabilities of bertkit are those of logits divided by the temperature {:.3g} (calibration error {} %, "
-            "without it {} %); plain transformers does not divide".format(temperature, *errors)
-        ]
-
-    def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return commands to try after a run, as a shell takes them."""
-        return []
-
-    def find_row(self, key: str) -> ScoreRow:
-        """Return the line of the table with this score."""
-        return next((row for row in self.table if row.key == key), ScoreRow(key, key))
-
-    def list_rows(self, metrics: Mapping[str, Any]) -> list[ScoreRow]:
-        """Return the lines of the table that there are scores for, the metric's among them, with known baselines.
-
-        Those of a person's own data have no published scores.
-        """
-        rows = {row.key: row for row in self.table}
-        if self.metric:
-            rows.setdefault(self.metric, self.find_row(self.metric))
-        found = []
-        for row in (row for key, row in rows.items() if key in metrics):
-            baselines = {words: known for words, known in row.baselines.items() if known in metrics}
-            found.append(replace(row, baselines=baselines, paper={} if OWN_DATA in metrics else row.paper))
-        return found
+    def comment(
+        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
+    ) -> Comments:
+        """Return lines about the scores, and commands to try after the run in `output` with this recipe."""
+        return Comments([*warn_of_choice(metrics, self.options), *describe_temperature(metrics, self.table)], [])
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
@@ -396,6 +336,31 @@ def check_finite(values: np.ndarray) -> np.ndarray:
     if not np.isfinite(values).all():
         raise UsageError(DIVERGED)
     return values
+
+
+def warn_of_choice(metrics: Mapping[str, Any], options: Options) -> list[str]:
+    """Return a warning if the scored data have also decided (tau, best checkpoint)."""
+    if not (chosen := metrics.get(CHOSEN_ON_DEV)):
+        return []
+    remedy = "; with --set data.tune_share=0.5 other rows are used" if "tune_share" in options else ""
+    return [f"the scores are optimistic because the same data were used to choose {chosen}{remedy}"]
+
+
+def describe_temperature(metrics: Mapping[str, Any], table: Iterable[ScoreRow]) -> list[str]:
+    """Return the temperature of calibrated probabilities, and the calibration error with and without it."""
+    if "temperature" not in metrics:
+        return []
+    row, temperature = find_row(table, "ece"), metrics["temperature"]
+    errors = (row.show(metrics[key]) for key in ("ece", "uncalibrated_ece"))
+    if temperature == 1:
+        return [
+            f"the temperature stays 1 (calibration error {next(errors)} %): the rows that decide are too few, all "
+            "right or calibrated already, so that no other is known to be better"
+        ]
+    return [
+        "probabilities of bertkit are those of logits divided by the temperature {:.3g} (calibration error {} %, "
+        "without it {} %); plain transformers does not divide".format(temperature, *errors)
+    ]
 
 
 def shorten_text(text: str) -> str:

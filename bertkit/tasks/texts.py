@@ -15,6 +15,7 @@ from bertkit.metrics.calibration import find_probabilities
 from bertkit.metrics.classification import FIXED_THRESHOLD, tune_thresholds
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows
 from bertkit.metrics.table import PROBABILITY as PROBABILITY_COLUMN
+from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.option import TEXT_OPTIONS, list_defaults
 from bertkit.tasks.schema import NUMBER_SCHEMA, PROBABILITY, STRING, Schema, make_array, make_input, make_object
@@ -70,28 +71,6 @@ class TextTask(FineTuningTask):
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
         """Return the padded batch of some sequences (B, T), or of texts with windows (B, W, T)."""
         return pad_choices(items) if isinstance(items[0]["input_ids"], list) else pad(items)
-
-    def describe(self, data: Any, split: str) -> list[str]:
-        """Return how many training texts are truncated, or have several windows."""
-        if split != "train":
-            return []
-        is_windowed = isinstance(data, WindowedTexts)  # then only the shorter text of a pair is truncated
-        sequences = data.sequences if is_windowed else data
-        lines, count = [], f"of {len(data):,} training texts"
-        if several := int((sequences.counts > 1).sum()):
-            lines.append(f"{several:,} {count} have several windows, {len(sequences):,} windows in all")
-        if truncated := int(sequences.shortened.sum()):
-            length = int(np.diff(sequences.ends, prepend=0).max())
-            ways = [f"data.max_length (up to {MOST_TOKENS})"] * (length < MOST_TOKENS)
-            ways += ["data.long=mean"] * (not is_windowed)
-            remedy = f"; {' or '.join(ways)} reads more of them" if ways else ""
-            what = "have a pair's shorter text truncated" if is_windowed else f"are truncated to {length} tokens"
-            lines.append(f"{truncated:,} {count} {what}{remedy}")
-        return lines
-
-    def describe_long(self, options: Mapping[str, Any]) -> str:
-        """Return that long texts are truncated, or have several windows."""
-        return "read in windows" if options["long"] in POOLED else "truncated"
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> tuple[str, ...]:
         """Return a text, or two."""
@@ -205,6 +184,22 @@ def tabulate_logits(
 def spell_marks(marks: np.ndarray, names: Sequence[str]) -> pa.Array:
     """Return the names whose mark (S, L) is not 0, for each row."""
     return pa.array([[names[place] for place in np.flatnonzero(row)] for row in marks], NAMES)
+
+
+def report_long(data: Sequences | WindowedTexts, report: Report) -> None:
+    """Report how many training texts are truncated, or have several windows."""
+    is_windowed = isinstance(data, WindowedTexts)  # then only the shorter text of a pair is truncated
+    sequences = data.sequences if is_windowed else data
+    count = f"of {len(data):,} training texts"
+    if several := int((sequences.counts > 1).sum()):
+        report(f"{several:,} {count} have several windows, {len(sequences):,} windows in all")
+    if truncated := int(sequences.shortened.sum()):
+        length = int(np.diff(sequences.ends, prepend=0).max())
+        ways = [f"data.max_length (up to {MOST_TOKENS})"] * (length < MOST_TOKENS)
+        ways += ["data.long=mean"] * (not is_windowed)
+        remedy = f"; {' or '.join(ways)} reads more of them" if ways else ""
+        what = "have a pair's shorter text truncated" if is_windowed else f"are truncated to {length} tokens"
+        report(f"{truncated:,} {count} {what}{remedy}")
 
 
 def name_results(

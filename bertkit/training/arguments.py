@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedConfig, Trainer, TrainingArguments, get_scheduler
@@ -15,6 +17,7 @@ from bertkit.model import bilstm
 from bertkit.model.checkpoint import check_sizes, load_config, make_config
 from bertkit.model.optim import BERT_ADAM
 from bertkit.model.precision import choose_precision
+from bertkit.tasks.pretraining import list_phases
 from bertkit.tasks.task import Task
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe, check, list_lengths, merge, split_batch
@@ -33,7 +36,7 @@ CHECKPOINT_SIZES = (  # fixed by a checkpoint
 def complete(task: Task, *recipes: Mapping[str, Any], config: PreTrainedConfig | None = None) -> Recipe:
     """Return the complete, checked recipe of a run.
 
-    Precedence: the paper's recipe < the preset < the task's overrides < `recipes`.
+    Precedence: the paper's recipe < the preset < what given options imply < `recipes`.
 
     Args:
         config: Configuration of the checkpoint, if that does not exist yet.
@@ -47,7 +50,8 @@ def complete(task: Task, *recipes: Mapping[str, Any], config: PreTrainedConfig |
             f"the recipe is for the task {str(given['task'])[:40]!r}, not {task.name!r}; use the command of that task"
         )
     preset = task.stable if given.get("preset") == "stable" else {}
-    recipe = check(merge(task.recipe, preset, task.overrides(given), given), data_defaults=task.recipe["data"])
+    implied = [changes for option, changes in task.implied.items() if given.get("data", {}).get(option)]
+    recipe = check(merge(task.recipe, preset, *implied, given), data_defaults=task.recipe["data"])
     task.check(recipe)
     if recipe["train"].get("max_steps") == 0:
         raise UsageError("max_steps is 0 in [train]; it must be above 0, or -1 for num_train_epochs to decide")
@@ -191,6 +195,18 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
     return args
 
 
+def set_updates(recipe: Recipe, updates: int) -> Recipe:
+    """Return a recipe that ends after `updates` updates; the last of its phases becomes shorter or longer."""
+    found = {**recipe, "train": recipe["train"] | {"max_steps": updates}}
+    if not recipe.get("phase"):
+        return found
+    phases = list_phases(recipe)
+    ends = np.cumsum([phase.samples // recipe["batch_size"] for phase in phases])[:-1].tolist()
+    bounds = pairwise([0, *(min(end, updates) for end in ends), updates])
+    shares = [((stop - start) / updates, phase) for phase, (start, stop) in zip(phases, bounds, strict=True)]
+    return found | {"phase": [{"share": share, "max_length": phase.max_length} for share, phase in shares if share > 0]}
+
+
 def list_scores(task: Task) -> list[str]:
     """Return the names of the scores of the first split, which is evaluated during training."""
     names = dict.fromkeys([task.metric, *(row.key for row in task.table)])
@@ -200,7 +216,9 @@ def list_scores(task: Task) -> list[str]:
 
 def name_head(task: Task, recipe: Recipe) -> str:
     """Return the name of the class to train: the task's head, or its variant with a BiLSTM."""
-    name = task.choose_head(recipe["data"])
+    name = task.head
+    for option, heads in task.heads.items():
+        name = heads.get(recipe["data"][option], name)
     return name.replace("BertFor", "BertBiLSTMFor") if recipe.get("bilstm") else name
 
 

@@ -15,7 +15,7 @@ from bertkit.system.differences import find_differences, name_differences
 from bertkit.system.files import write_json
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks.task import Task
-from bertkit.training.arguments import complete, make_arguments
+from bertkit.training.arguments import complete, make_arguments, set_updates
 from bertkit.training.callbacks import Progress
 from bertkit.training.cost import Costs
 from bertkit.training.pace import LEAST_FITTING, TimeLimit, TooShort
@@ -132,7 +132,7 @@ def plan_time(
             f"{ceil(least / 60) + 1}m or more"
         )
     firsts = [0, *(round(updates * share) for share in accumulate(shares))][:-1]
-    return fit(task, recipe, updates), MeasuredCosts(dict(zip(firsts, seconds, strict=True)), row)
+    return fit(recipe, updates), MeasuredCosts(dict(zip(firsts, seconds, strict=True)), row)
 
 
 def time_row(costs: Costs, split: str) -> float:
@@ -147,7 +147,7 @@ def scale_warmup(recipe: Recipe, updates: int) -> float:
     return warmup if warmup < 1 else min(warmup / (total if total > 0 else updates), 0.99)
 
 
-def fit(task: Task, recipe: Recipe, updates: int) -> Recipe:
+def fit(recipe: Recipe, updates: int) -> Recipe:
     """Return a recipe for a training by the clock, of about `updates` updates and at most MOST_TIMES as many.
 
     Raises:
@@ -163,7 +163,7 @@ def fit(task: Task, recipe: Recipe, updates: int) -> Recipe:
         "save_steps": ceil(updates / CHECKPOINTS),
         "logging_steps": ceil(updates / LOGS),
     }
-    return task.set_updates(merge(recipe, {"patience": 0, "pace": [], "train": fitted}), MOST_TIMES * updates)
+    return set_updates(merge(recipe, {"patience": 0, "pace": [], "train": fitted}), MOST_TIMES * updates)
 
 
 def check_same(given: Recipe, fitted: Recipe, output: Path) -> None:

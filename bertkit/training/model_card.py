@@ -13,7 +13,7 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardDat
 from bertkit.data.pretraining.sources import DOCS
 from bertkit.errors import UsageError, make_printable
 from bertkit.reports.markdown import format_table
-from bertkit.reports.tables import count, tabulate_scores
+from bertkit.reports.tables import count, list_shown, tabulate_scores
 from bertkit.system.hub import CARD, find_dataset, is_hub_name
 from bertkit.tasks.task import CHOSEN_ON_DEV, Task
 from bertkit.training.recipe import list_lengths
@@ -76,7 +76,7 @@ def write_card(
     labels = [label for label in config.id2label.values() if not label.startswith("LABEL_")]
     title = Path(name).resolve().name or "bert"
     public = hide_paths(recipe)
-    rows = task.list_rows(metrics)
+    rows = list_shown(task.table, task.metric, metrics)
     card = ModelCard.from_template(
         make_metadata(task, title, recipe, metrics, head, "bertkit" if has_bilstm or is_causal else "transformers"),
         CARD_TEMPLATE,
@@ -209,7 +209,7 @@ def list_results(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, An
     if recipe["data"].get("held_back"):
         title, copies = f"{title}, part of train", {}
     results = []
-    for row in task.list_rows(metrics):
+    for row in list_shown(task.table, task.metric, metrics):
         split, name = place_score(task, row.key)
         if name not in MEASURES:
             continue
@@ -244,7 +244,7 @@ def list_benchmarks(
     if not task.copies or any(recipe["data"].get(key) for key in OTHER_DATA):
         return []
     found = {}
-    for row in task.list_rows(metrics):
+    for row in list_shown(task.table, task.metric, metrics):
         split, name = place_score(task, row.key)
         if name == task.metric:
             dataset, config, hub_split = task.copies[split]

@@ -10,6 +10,7 @@ from huggingface_hub import eval_result_entries_to_yaml
 from huggingface_hub.utils import yaml_dump
 
 from bertkit.data.tokenizer import save_tokenizer
+from bertkit.reports.tables import list_shown
 from bertkit.system.files import write_json
 from bertkit.system.progress import Report
 from bertkit.tasks.prediction import show_examples
@@ -82,7 +83,7 @@ def summarize_results(
         sizes: Number of inputs of each split.
     """
     found: dict[str, Any] = {}
-    for row in task.list_rows(metrics):
+    for row in list_shown(task.table, task.metric, metrics):
         split, name = place_score(task, row.key)
         found[f"predict_{name}" if split == "test" else f"eval_{row.key}"] = metrics[row.key]
     prefixes = {"train": "train", next(iter(task.splits), ""): "eval", "test": "predict"}

@@ -107,7 +107,7 @@ def find_costs(task: Task, recipe: Recipe, output: Path) -> Costs | str:
     if recipe["data"].get("features"):
         return "time and memory are not forecast for the feature-based approach"
     try:
-        prepared = prepare(task, recipe | {"data": task.shorten(recipe["data"])}, ignore)
+        prepared = prepare(task, recipe | {"data": recipe["data"] | {"is_forecast": True}}, ignore)
         if "train" not in prepared.data:
             return "nothing to train, only to predict"
         with explain_shortage(make_arguments(task, recipe, output)):

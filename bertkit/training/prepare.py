@@ -86,9 +86,7 @@ def prepare(
     data = {}
     for split in ("train", TUNE, *task.splits, *task.unlabelled):
         if split in examples:
-            data[split] = task.encode(examples[split], tokenizer, recipe, split)
-            for line in task.describe(data[split], split):
-                report(line)
+            data[split] = task.encode(examples[split], tokenizer, recipe, split, report)
     settings = task.configure(recipe, tokenizer, examples)
     others = {split: texts for split, texts in examples.items() if split != "train"}
     return Prepared(others, tokenizer, data, settings, checked)

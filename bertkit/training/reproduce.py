@@ -19,11 +19,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bertkit.errors import UsageError, explain_refusal
-from bertkit.reports.tables import name_limits
+from bertkit.reports.tables import OWN_DATA, name_limits
 from bertkit.system.differences import find_differences
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import CHOSEN_ON_DEV, OWN_DATA
+from bertkit.tasks.task import CHOSEN_ON_DEV
 from bertkit.training.callbacks import Progress
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run import run

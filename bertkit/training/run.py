@@ -29,13 +29,13 @@ import bertkit
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal
 from bertkit.model.checkpoint import find_file, fingerprint_weights, load_model, make_config, reinitialize
 from bertkit.model.optim import BERT_ADAM, BertAdam
-from bertkit.reports.tables import name_limits
+from bertkit.reports.tables import OWN_DATA, name_limits
 from bertkit.system.files import LOCK_PATIENCE
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks.prediction import check_types, collate_with_places
-from bertkit.tasks.task import CHOSEN_ON_DEV, OWN_DATA, TUNE, Task, score_summaries
-from bertkit.training.arguments import complete, explain_missing_head, make_arguments, name_head
+from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, Task, score_summaries
+from bertkit.training.arguments import complete, explain_missing_head, make_arguments, name_head, set_updates
 from bertkit.training.callbacks import PredictionProgress, Progress, StopOnSignal
 from bertkit.training.outputs import find_better, save_best, write_results
 from bertkit.training.pace import KeepTime, Pace, TimeLimit
@@ -131,7 +131,7 @@ def run(
                 report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'], limit)}")
                 train(trainer, checkpoint, report)
                 if limit is not None:
-                    recipe = merge(task.set_updates(recipe, trainer.state.global_step), {"pace": pace.segments})
+                    recipe = merge(set_updates(recipe, trainer.state.global_step), {"pace": pace.segments})
                     if processes.is_main_process:
                         save_recipe(recipe, output / RECIPE_FILE)
             else:

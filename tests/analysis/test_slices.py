@@ -10,12 +10,13 @@ from bertkit.analysis.slices import divide_lengths, tabulate_slices
 from bertkit.metrics.classification import measure_label_scores
 from bertkit.metrics.rows import RowScore, measure_classes, measure_mean, measure_numbers
 from bertkit.reports.html import render
+from bertkit.reports.tables import find_row
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import RowAnswer
 from bertkit.training.scored_rows import LABEL, TOKEN_COUNTS, UNKNOWN_COUNTS, gather_rows, pack_rows
 
 LENGTHS = np.tile(np.arange(1, 11), 20)  # 200 rows, each length 20 times
-SST2 = TASKS["sst2"].find_row("accuracy")
+SST2 = find_row(TASKS["sst2"].table, "accuracy")
 
 
 def make_rows(score, **columns):
@@ -51,7 +52,8 @@ def test_slices_of_classes_compare_the_share_of_right_rows():
     answers = np.where(np.arange(100) % 5 == 0, 1 - labels, labels)
     score = measure_classes(answers, labels, 2)["matthews_correlation"]
     names = np.where(labels == 1, "good", "bad")
-    table = tabulate_slices(make_rows(score, **{LABEL: names}), TASKS["cola"].find_row("matthews_correlation"), "dev")
+    row = find_row(TASKS["cola"].table, "matthews_correlation")
+    table = tabulate_slices(make_rows(score, **{LABEL: names}), row, "dev")
     assert table.heads[2] == "right rows (%)"
     assert {name: cells[:2] for name, cells in read(table).items()} == {
         "all": ["100", "80.0"],
@@ -65,7 +67,8 @@ def test_a_row_with_several_labels_is_right_if_all_of_them_are():
     logits, labels = np.full((40, 2), 3.0), np.ones((40, 2), int)
     logits[:10, 1] = -3.0
     score = measure_label_scores(logits, labels, ["a", "b"], np.full(2, 0.5))["macro_f1"]
-    table = tabulate_slices(make_rows(score, kind=["a", "b"] * 20), TASKS["classify"].find_row("macro_f1"), "dev")
+    row = find_row(TASKS["classify"].table, "macro_f1")
+    table = tabulate_slices(make_rows(score, kind=["a", "b"] * 20), row, "dev")
     assert table.heads[2] == "right rows (%)"
     assert read(table)["all"][1] == "75.0"
 
@@ -73,7 +76,8 @@ def test_a_row_with_several_labels_is_right_if_all_of_them_are():
 def test_slices_of_entities_compare_f1_whatever_a_column_is_called():
     counts = np.array([[[1], [2], [2]], [[2], [2], [2]]] * 20)  # of 40 sentences with two names each
     score = RowScore(counts.astype(float), "f1")
-    table = tabulate_slices(make_rows(score, **{LABEL: ["a", "b"] * 20}), TASKS["ner"].find_row("f1"), "dev")
+    row = find_row(TASKS["ner"].table, "f1")
+    table = tabulate_slices(make_rows(score, **{LABEL: ["a", "b"] * 20}), row, "dev")
     assert (table.heads[2], read(table)["all"][1]) == ("F1 (%)", "75.0")
 
 
@@ -83,7 +87,8 @@ def test_slices_of_numbers_compare_errors_of_which_the_largest_is_worst():
     values = labels + rng.normal(size=200) * np.where(wide, 1.0, 0.1)
     score = measure_numbers(values, labels)["spearmanr"]
     kinds = np.where(wide, "wide", "narrow")
-    table = tabulate_slices(make_rows(score, kind=kinds), TASKS["stsb"].find_row("spearmanr"), "dev")
+    row = find_row(TASKS["stsb"].table, "spearmanr")
+    table = tabulate_slices(make_rows(score, kind=kinds), row, "dev")
     found = read(table)
     assert (table.heads[2], list(found)) == ("RMSE", ["all", "kind: wide", "kind: narrow"])
     assert float(found["kind: wide"][1]) == pytest.approx(np.std(values[:100] - labels[:100]), abs=0.05)

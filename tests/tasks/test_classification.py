@@ -467,16 +467,12 @@ def test_the_score_of_a_run_and_the_baselines_of_each_kind(reviews):
 
 def test_a_score_at_its_baseline_is_a_warning_and_other_scores_are_none():
     """Weights may lower accuracy below that of the majority on purpose; a smaller error is better."""
-    assert (
-        CLASSIFICATION.diagnose({"macro_f1": 0.4, "majority_macro_f1": 0.3, "accuracy": 0.7, "majority_accuracy": 0.9})
-        == []
-    )
-    (line,) = CLASSIFICATION.diagnose({"macro_f1": 0.3, "majority_macro_f1": 0.3})
+    weighted = {"macro_f1": 0.4, "majority_macro_f1": 0.3, "accuracy": 0.7, "majority_accuracy": 0.9}
+    assert CLASSIFICATION.comment(weighted).lines == []
+    (line,) = CLASSIFICATION.comment({"macro_f1": 0.3, "majority_macro_f1": 0.3}).lines
     assert line.startswith("warning: macro F1 (30.0) is not above a constant answer (30.0). Likely causes")
-    assert (
-        CLASSIFICATION.diagnose({"pearson": 0.9, "majority_pearson": 0.0, "rmse": 0.1, "r2": 0.5, "majority_r2": 0.0})
-        == []
-    )
+    numbers = {"pearson": 0.9, "majority_pearson": 0.0, "rmse": 0.1, "r2": 0.5, "majority_r2": 0.0}
+    assert CLASSIFICATION.comment(numbers).lines == []
 
 
 def test_thresholds_in_the_order_of_the_labels_decide_other_data(reviews):
@@ -714,12 +710,13 @@ def test_the_commands_to_try_next_fit_the_data(reviews, tmp_path):
     spaced = tmp_path / "my reviews.csv"
     spaced.write_bytes(reviews.read_bytes())
     BertConfig(text_columns=["title", "body"]).save_pretrained(tmp_path / "run")
-    lines = CLASSIFICATION.suggest(tmp_path / "run", {"data": data | {"dir": str(spaced)}})
+    lines = CLASSIFICATION.comment({}, tmp_path / "run", {"data": data | {"dir": str(spaced)}}).commands
     assert f"--input '{spaced}'" in lines[0]
     assert lines[1].endswith("--folds 5  # a prediction for every row")
     assert '(dict(text="…", text_pair="…"))' in lines[2]
     for options in ({"dir": str(tmp_path)}, {"dir": str(spaced), "folds": 3}, {"dir": str(spaced), "tune_share": 0.5}):
-        assert not any("--folds" in line for line in CLASSIFICATION.suggest(tmp_path / "run", {"data": data | options}))
+        commands = CLASSIFICATION.comment({}, tmp_path / "run", {"data": data | options}).commands
+        assert not any("--folds" in line for line in commands)
 
 
 # --- GLUE -------------------------------------------------------------------------------------------------------------

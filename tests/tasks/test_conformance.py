@@ -11,6 +11,7 @@ import torch
 import bertkit
 from bertkit.errors import UsageError
 from bertkit.metrics.rows import NUMBER_RATES, RATES
+from bertkit.reports.tables import find_row
 from bertkit.tasks import TASKS
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.option import list_defaults
@@ -19,7 +20,7 @@ from bertkit.tasks.squad import SQUAD
 from bertkit.tasks.squad_versions import VERSIONS
 from bertkit.tasks.task import PredictionSettings
 from bertkit.training import cost
-from bertkit.training.arguments import complete
+from bertkit.training.arguments import complete, name_head
 from bertkit.training.prepare import Prepared
 from bertkit.training.run import make_model
 from bertkit.training.scored_rows import TOKEN_COUNTS, UNKNOWN_COUNTS, measure_split, pack_rows, read_rows
@@ -194,7 +195,7 @@ def test_what_is_loaded_is_declared(case):
 
 def test_columns_are_arguments_of_the_head(case):
     task, recipe, _, _, data, model, _ = case
-    assert type(model) is getattr(bertkit, task.choose_head(recipe["data"]))
+    assert type(model) is getattr(bertkit, name_head(task, recipe))
     arguments = inspect.signature(type(model).forward).parameters
     for split in data.values():
         batch = take_batch(task, split)
@@ -289,9 +290,7 @@ def test_every_fine_tuned_task_can_freeze_its_encoder_and_have_a_bilstm(case, bi
     task, recipe, examples, tokenizer, data, _, _ = case
     settings = task.configure(recipe, tokenizer, examples)
     model = make_model(task, complete(task, recipe, {"freeze": "encoder", "bilstm": bilstm}), settings)
-    assert type(model) is getattr(
-        bertkit, task.choose_head(recipe["data"]).replace("For", "BiLSTMFor" if bilstm else "For")
-    )
+    assert type(model) is getattr(bertkit, name_head(task, recipe).replace("For", "BiLSTMFor" if bilstm else "For"))
     loss = model.train()(**take_batch(task, data["train"])).loss
     assert loss.isfinite()
     loss.backward()
@@ -322,7 +321,7 @@ def test_gold_answers_score_the_maximum_and_wrong_ones_do_not(case):
     best = task.score(task.summarize(outputs, batch).numpy(), dev)
     for name, value in best.items():
         if name not in TAU and not name.startswith(EACH):
-            is_gain = task.find_row(name).unit == "fraction" and name != "ece"
+            is_gain = find_row(task.table, name).unit == "fraction" and name != "ece"
             least = 1.0 if is_gain or name in ("perplexity", "r2") else 0.0
             perfect = 100.0 if task.name in SQUAD else least
             assert value == pytest.approx(perfect, abs=1e-6), name
@@ -351,7 +350,7 @@ def test_rows_of_equal_weight_have_the_scores_of_the_task(case, is_decided):
     uncounted = {name for name in scores if name in TAU or name.startswith(("count_", "threshold_"))}
     assert set(measured) == set(scores) - uncounted
     for name, score in measured.items():
-        assert score.points == task.find_row(name.removeprefix("tau0_")).scale(1.0) or name.startswith(EACH)
+        assert score.points == find_row(task.table, name.removeprefix("tau0_")).scale(1.0) or name.startswith(EACH)
         weights = np.repeat([[1.0], [3.0]], len(score), axis=1)
         assert score.score(weights).tolist() == pytest.approx([scores[name]] * 2, rel=1e-12, abs=1e-12), name
 

@@ -470,7 +470,7 @@ def test_a_run_learns_and_its_metrics_are_fractions(finish, name):
     assert metrics["score"] > 0.7
     assert metrics.get("accuracy_mm", 1.0) > 0.7
     assert any("randomly initialised, because" in line and "classifier.weight" in line for line in lines)
-    assert GLUE[name].diagnose(metrics) == []
+    assert GLUE[name].comment(metrics).lines == []
 
 
 def test_the_baseline_is_the_most_frequent_label_of_the_dev_set():
@@ -559,7 +559,7 @@ def test_a_score_no_better_than_the_majority_is_warned_of():
         ("mnli", {"accuracy": 0.4, "accuracy_mm": 0.3}, {"accuracy": 0.35}, ""),
         ("ax", {}, {}, ""),
     ]:
-        lines = GLUE[name].diagnose(found | {f"majority_{key}": value for key, value in majority.items()})
+        lines = GLUE[name].comment(found | {f"majority_{key}": value for key, value in majority.items()}).lines
         assert bool(lines) == bool(warned)
         if warned:
             assert lines[0].startswith(f"warning: {warned}")

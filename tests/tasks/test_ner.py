@@ -20,9 +20,10 @@ from bertkit.data.tagging import ABSENT, IGNORED, encode_words
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import find_entities, score_entities
+from bertkit.reports.tables import find_row
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import ner
-from bertkit.tasks.ner import ENTITY_SCORES, NER
+from bertkit.tasks.ner import ENTITY_SCORES, NER, describe_words
 from bertkit.training.arguments import complete
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_conll
@@ -81,8 +82,8 @@ def test_the_paper_s_numbers():
         3,
     )
     assert (recipe["data"]["max_length"], recipe["data"]["context"]) == (512, True)
-    assert NER.find_row("f1").paper == {"BERT-base, dev": 0.964, "BERT-large, dev": 0.966}
-    assert NER.find_row("test_f1").paper == {"BERT-base, test": 0.924, "BERT-large, test": 0.928}
+    assert find_row(NER.table, "f1").paper == {"BERT-base, dev": 0.964, "BERT-large, dev": 0.966}
+    assert find_row(NER.table, "test_f1").paper == {"BERT-base, test": 0.924, "BERT-large, test": 0.928}
 
 
 def test_all_files_are_read(folder):
@@ -124,13 +125,13 @@ def test_what_became_of_the_words_is_said(tmp_path, start):
     (tmp_path / "train.txt").write_text("-DOCSTART- O\n\ngood B-X\nword1 O\n")
     (tmp_path / "dev.txt").write_text("-DOCSTART- O\n\ngood B-Y\n\u200b O\nbad I-Y\n\nso O\n", encoding="utf-8")
     examples, _ = load(tmp_path)
-    assert NER.describe(encode(examples["train"], start), "train") == [
+    assert describe_words(encode(examples["train"], start), "train") == (
         "train: 3.0 tokens per sentence, 3.0 with context"  # good word ##1
-    ]
-    assert NER.describe(encode(examples["dev"], start), "dev") == [
+    )
+    assert describe_words(encode(examples["dev"], start), "dev") == (
         "dev: 1.5 tokens per sentence, 3.0 with context; 1 words have no token and are predicted as O; 2 words have a "
         "tag that is not in training data (B-Y)"
-    ]
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_sentences_longer_than_the_model_are_read_in_parts(tmp_path, folder, sta
     data = encode(examples["dev"], start, max_length=8)
     count = len(data.text.sentences)
     assert len(data) > count == data.owners[-1] + 1
-    (line,) = NER.describe(data, "dev")
+    line = describe_words(data, "dev")
     assert re.search(r"; \d+ sentences are longer than the model and have \d+ sequences", line)
     metrics = run(NER, make_recipe(folder, start, max_length=8), output=tmp_path / "run")
     text = (tmp_path / "run" / "predictions" / "dev.conll").read_text()
@@ -248,8 +249,8 @@ def test_never_tagging_is_what_a_model_has_to_beat(folder, start):
     data = encode(examples["dev"], start)
     nothing = NER.baseline(data, data)
     assert nothing == dict.fromkeys((*(f"majority_{name}" for name in ENTITY_SCORES), "majority_score"), 0.0)
-    assert NER.diagnose({"f1": 0.1} | nothing) == []
-    (line,) = NER.diagnose({"f1": 0.0} | nothing)
+    assert NER.comment({"f1": 0.1} | nothing).lines == []
+    (line,) = NER.comment({"f1": 0.0} | nothing).lines
     assert line.startswith("warning: F1 (0.0) is not above never tagging (0.0). Likely causes: ")
 
 
@@ -370,12 +371,11 @@ def make_features_recipe(tmp_path, folder, start, layers="sum-all", **train):
     return recipe | {"precision": "fp32", "model": {"bilstm_hidden_size": 16}, "train": train}
 
 
-def test_the_rate_and_the_epochs_of_a_bilstm_are_its_own():
-    assert NER.overrides({}) == {}
-    assert NER.overrides({"data": {"features": ""}}) == {}
-    changed = NER.overrides({"data": {"features": "last"}})["train"]
-    assert changed["learning_rate"] > 10 * NER.recipe["train"]["learning_rate"]
-    assert changed["num_train_epochs"] > NER.recipe["train"]["num_train_epochs"]
+def test_the_rate_and_the_epochs_of_a_bilstm_are_its_own(folder, start):
+    own, learned = make_recipe(folder, start, features=""), make_recipe(folder, start, features="last")
+    for given, rate, epochs in ((own, 5e-5, 3.0), (learned, 1e-3, 10.0)):
+        recipe = complete(NER, given | {"train": {}})
+        assert (recipe["train"]["learning_rate"], recipe["train"]["num_train_epochs"]) == (rate, epochs)
 
 
 def test_the_stable_preset_leaves_the_bilstm_its_rate(tmp_path, folder, start):
@@ -452,19 +452,21 @@ def test_the_encoder_runs_once_for_all_seeds(tmp_path, folder, start, monkeypatc
 
 def test_features_whose_file_was_damaged_are_computed_again_with_a_line(tmp_path, folder, start):
     data = NER.recipe["data"] | SMALL | {"dir": str(folder), "features": "last", "features_dir": str(tmp_path / "kept")}
-    examples, tokenizer = NER.load(data, print)["dev"], load_tokenizer(start)
+    examples, tokenizer, lines = NER.load(data, print)["dev"], load_tokenizer(start), []
 
     def encode():
-        return NER.encode(examples, tokenizer, {"data": data, "checkpoint": start}, "dev")
+        return NER.encode(examples, tokenizer, {"data": data, "checkpoint": start}, "dev", lines.append)
 
     first, whole = encode(), encode().path.read_bytes()
     with first.path.open("r+b") as file:
         file.seek(len(whole) // 2)
         file.write(bytes(64))
     said = "recomputed because the checksum of the cached file was wrong"
-    assert said in NER.describe(encode(), "dev")[-1]
+    encode()
+    assert said in lines[-1]
     assert first.path.read_bytes() == whole
-    assert said not in NER.describe(encode(), "dev")[-1]
+    encode()
+    assert said not in lines[-1]
 
 
 def test_features_of_another_encoder_are_other_data(tmp_path, folder, start):

@@ -17,7 +17,7 @@ from bertkit.data.pretraining.tokenize import TokenizedCorpus
 from bertkit.data.tokenizer import make_tokenizer
 from bertkit.errors import UsageError
 from bertkit.tasks.prediction import show_examples
-from bertkit.tasks.pretraining import PRETRAINING, STARTER, choose_masked, list_phases
+from bertkit.tasks.pretraining import PRETRAINING, STARTER, choose_masked, choose_starter, list_phases
 from bertkit.tasks.task import PredictionSettings
 from bertkit.training.recipe import merge
 
@@ -176,7 +176,8 @@ def test_phases_are_whole_updates():
 def test_documents_of_one_sentence_are_reported(corpus, tokenizer):
     single = TokenizedCorpus(corpus.ids, corpus.sentence_ends, np.arange(1, len(corpus.sentence_ends) + 1))
     for given, objective, count in ((corpus, "mlm+nsp", 0), (single, "mlm", 0), (single, "mlm+nsp", 1)):
-        lines = PRETRAINING.describe(make_data(given, tokenizer, objective=objective), "train")
+        recipe, lines = merge(PRETRAINING.recipe, {"data": {"objective": objective}}), []
+        PRETRAINING.encode(given, tokenizer, recipe, "train", lines.append)
         assert len(lines) == count
     assert lines[0].startswith("no document has two sentences, so every next sentence is random; use --set")
 
@@ -343,7 +344,7 @@ def test_the_starter_is_the_recipe_of_the_demo():
     demo = read_recipe(Path(__file__).parents[2] / "recipes" / "demo" / "pretrain.toml")
     assert demo.pop("task") == "pretrain"
     assert json.loads(json.dumps(demo)) == STARTER
-    continued = PRETRAINING.starter({"checkpoint": "some/model"})
+    continued = choose_starter({"checkpoint": "some/model"})
     assert "model" not in continued
     assert "vocab_size" not in continued["data"]
     assert "phase" not in continued
@@ -357,7 +358,7 @@ def test_the_starter_is_the_recipe_of_the_demo():
 )
 def test_lengths_given_to_the_starter_are_those_of_the_run(lengths, checkpoint):
     given = lengths | checkpoint
-    made = merge(PRETRAINING.recipe, PRETRAINING.starter(given), given)
+    made = merge(PRETRAINING.recipe, choose_starter(given), given)
     assert made.get("phase", []) == lengths.get("phase", [])
     assert made["data"]["heldout_length"] == 0
     if "data" in lengths:
@@ -385,7 +386,7 @@ def test_a_model_that_answers_with_no_numbers_has_no_score():
     [("clm", "--set data.objective=clm", "text-generation"), ("mlm", "", "fill-mask")],
 )
 def test_what_to_do_next_fits_the_objective(objective, continues, use, tmp_path):
-    first, _, last = PRETRAINING.suggest(tmp_path, {"data": {"objective": objective}})
+    first, _, last = PRETRAINING.comment({}, tmp_path, {"data": {"objective": objective}}).commands
     assert continues in first
     assert ("objective" in first) == bool(continues)
     assert f'pipeline("{use}", "{tmp_path}")' in last

@@ -18,7 +18,7 @@ from bertkit.metrics.squad import score_answers, score_squad1, score_squad2
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.prediction import show_examples
-from bertkit.tasks.squad import SQUAD, find_squad
+from bertkit.tasks.squad import SQUAD, describe_windows, find_squad
 from bertkit.tasks.squad_versions import VERSIONS
 from bertkit.tasks.task import PredictionSettings
 from bertkit.training.run import run
@@ -178,7 +178,7 @@ def test_what_became_of_the_questions_is_said(start, tmp_path):
     ]
     recipe = {"data": TASKS["squad1"].recipe["data"] | SMALL | {"max_answer_length": 5}}
     data = SQUAD["squad1"].encode(questions, tokenizer, recipe, "train")
-    (line,) = TASKS["squad1"].describe(data, "train")
+    line = describe_windows(data, "train")
     assert line == (
         f"train: {len(data)} windows of 4 questions; 1 questions are truncated; 1 answers are in no window; 2 "
         "answers cannot be predicted exactly because they begin or end within a token or have more than 5 tokens"
@@ -229,7 +229,7 @@ def test_of_several_references_the_oracle_says_one_that_tokens_can_express(start
     ]
     lengths = {"max_length": 110, "max_query_length": 8, "max_answer_length": 20}
     data = encode_questions(questions, load_tokenizer(start), **lengths)
-    (line,) = SQUAD[version.name].describe(data, "dev")
+    line = describe_windows(data, "dev")
     assert "2 answers cannot be predicted exactly" in line
     exact = [set(express(data, index)) & set(question.answers) for index, question in enumerate(questions)]
     assert [len(found) for found in exact] == [1, 0, 1, 0]
@@ -486,11 +486,11 @@ def test_a_run_killed_after_its_first_part_goes_on(tmp_path, start):
 
 def test_never_answering_is_warned_of():
     metrics = {"f1": 50.0, "majority_f1": 50.0, "tau": 2.5}
-    meaning, line = TASKS["squad2"].diagnose(metrics)
+    meaning, line = TASKS["squad2"].comment(metrics).lines
     assert "more than tau = 2.500 above no answer (null_score_diff_threshold = -2.500 in the reference code)" in meaning
     assert line.startswith("warning: F1 (50.0) is not above never answering (50.0). Likely causes: a learning rate")
-    assert TASKS["squad2"].diagnose(metrics | {"f1": 50.1}) == [meaning]
-    assert TASKS["squad1"].diagnose({"f1": 0.0}) == []
+    assert TASKS["squad2"].comment(metrics | {"f1": 50.1}).lines == [meaning]
+    assert TASKS["squad1"].comment({"f1": 0.0}).lines == []
 
 
 # --- Unusual texts
@@ -546,7 +546,7 @@ def test_a_start_that_cannot_be_is_passed_over(start, version, start_at):
     assert express(data, 0) == ["good"]
     assert express(data, 1) == []
     assert data.answers.tolist()[1] == [0, 0]
-    (line,) = SQUAD[version.name].describe(data, "dev")
+    line = describe_windows(data, "dev")
     assert line == "dev: 2 windows of 2 questions"
 
 

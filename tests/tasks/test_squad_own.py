@@ -14,6 +14,7 @@ from bertkit.data.splits import split_fold
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.squad import score_squad1
+from bertkit.reports.tables import list_shown
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad import SQUAD, collect_answers, list_keys
 from bertkit.tasks.squad_versions import VERSIONS
@@ -255,7 +256,7 @@ def test_test_is_scored_at_the_tau_of_dev_and_its_files_stand_beside_those_of_de
             assert {key: metrics[f"{prefix}{key}"] for key in scores} == scores
     if version.unanswerable:
         assert metrics["test_tau"] == metrics["tau"]
-    shown = [row.name for row in task.list_rows(metrics)]
+    shown = [row.name for row in list_shown(task.table, task.metric, metrics)]
     assert {"EM", "F1", "EM, test", "F1, test"} <= set(shown)
     card = (output / "README.md").read_text()
     assert "F1, test" in card
@@ -283,7 +284,7 @@ def test_official_files_have_no_test_and_no_rows(tmp_path, start, version, quest
     folder, *_ = questions[version.name]
     metrics = run(TASKS[version.name], make_recipe(start, folder), output=tmp_path / "run")
     assert not any(key.startswith("test_") for key in metrics)
-    rows = TASKS[version.name].list_rows(metrics)
+    rows = list_shown(TASKS[version.name].table, TASKS[version.name].metric, metrics)
     assert not any(row.key.startswith("test_") for row in rows)
     assert all(row.paper for row in rows if row.key in ("f1", version.exact))
     assert not list((tmp_path / "run" / "predictions").glob("*.jsonl"))
@@ -339,7 +340,7 @@ def test_a_data_set_of_ones_own_on_the_hub_is_not_taken_for_squad(monkeypatch, q
 def test_what_a_run_suggests(tmp_path, questions):
     task = TASKS["squad1"]
     recipe = merge(task.recipe, {"data": {"dir": "questions.jsonl"}})
-    assert task.suggest(Path("runs/own"), recipe) == [
+    assert task.comment({}, Path("runs/own"), recipe).commands == [
         "bertkit predict runs/own --input questions.jsonl --output answers.jsonl",
         "bertkit squad --version 1 --recipe runs/own/recipe.toml --set train.seed=43 --output runs/own-43  "
         "# another seed",

@@ -21,6 +21,7 @@ from bertkit.data.formats.swag import Situation
 from bertkit.data.sequences import pad_choices
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer
 from bertkit.errors import UsageError
+from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.prediction import show_examples
@@ -63,8 +64,8 @@ def make_recipe(checkpoint, folder, **train):
     }
 
 
-def encode(situations, tokenizer, longest):
-    return SWAG.encode(situations, tokenizer, {"data": {"max_length": longest}}, "dev")
+def encode(situations, tokenizer, longest, report=ignore):
+    return SWAG.encode(situations, tokenizer, {"data": {"max_length": longest}}, "dev", report)
 
 
 def load(folder, **options):
@@ -88,7 +89,8 @@ def test_the_papers_numbers():
 
 def test_a_question_is_four_sequences():
     """[CLS] and the first [SEP] belong to A, the context; B is the start and one ending: "un ##lock ##s" are pieces."""
-    data = encode([PIANO], TOKENIZER, 64)
+    lines = []
+    data = encode([PIANO], TOKENIZER, 64, lines.append)
     batch = pad_choices(data.__getitems__([0]))
     found = [TOKENIZER.convert_ids_to_tokens(ids[mask.bool()]) for ids, mask in zip(*take(batch), strict=True)]
     assert [" ".join(tokens) for tokens in found] == [
@@ -105,7 +107,7 @@ def test_a_question_is_four_sequences():
         "attention_mask": (1, 4, 16),
         "labels": (1,),
     }
-    assert SWAG.describe(data, "dev") == ["dev: 1 questions of 4 sequences; 14.2 tokens on average, at most 16"]
+    assert lines == ["dev: 1 questions of 4 sequences; 14.2 tokens on average, at most 16"]
 
 
 def take(batch):
@@ -302,12 +304,12 @@ def test_predictions_are_a_place_for_every_question():
 
 
 def test_a_score_no_better_than_the_majority_is_warned_of():
-    (line,) = SWAG.diagnose({"accuracy": 0.26, "majority_accuracy": 0.276})
+    (line,) = SWAG.comment({"accuracy": 0.26, "majority_accuracy": 0.276}).lines
     assert line.startswith(
         "warning: accuracy (26.0) is not above the majority ending (27.6). Likely causes: a learning"
     )
-    assert SWAG.diagnose({"accuracy": 0.276, "majority_accuracy": 0.276})
-    assert SWAG.diagnose({"accuracy": 0.28, "majority_accuracy": 0.276}) == []
+    assert SWAG.comment({"accuracy": 0.276, "majority_accuracy": 0.276}).lines
+    assert SWAG.comment({"accuracy": 0.28, "majority_accuracy": 0.276}).lines == []
 
 
 def test_what_is_shown_of_a_question_is_one_short_line(made):

@@ -14,7 +14,7 @@ from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.pretraining import list_phases
 from bertkit.training import budget, cost, pace
-from bertkit.training.arguments import complete
+from bertkit.training.arguments import complete, set_updates
 from bertkit.training.budget import CLOCK_FILE, FITTED, fit, train_within
 from bertkit.training.recipe import merge, read_recipe
 from bertkit.training.run import run
@@ -85,13 +85,13 @@ def test_a_stopped_pretraining_continues_with_the_time_that_is_left(recipe, tmp_
 
 def test_a_recipe_is_fitted_and_the_rest_stays(recipe):
     given = complete(PRETRAIN, recipe)
-    found = fit(PRETRAIN, given, 100)
+    found = fit(given, 100)
     assert [phase.samples // given["batch_size"] for phase in list_phases(found)] == [50, 350]
     assert found["train"] | dict.fromkeys(FITTED) == given["train"] | dict.fromkeys(FITTED)
     assert (found["train"]["save_steps"], found["train"]["logging_steps"]) == (10, 1)
-    shorter = PRETRAIN.set_updates(found, 60)
+    shorter = set_updates(found, 60)
     assert [phase.samples // given["batch_size"] for phase in list_phases(shorter)] == [50, 10]
-    (only,) = list_phases(PRETRAIN.set_updates(found, 40))
+    (only,) = list_phases(set_updates(found, 40))
     assert (only.samples // given["batch_size"], only.max_length) == (40, 16)
 
 

@@ -17,6 +17,7 @@ from bertkit.inference.export import export
 from bertkit.metrics.calibration import fit_temperature
 from bertkit.model.checkpoint import load_config
 from bertkit.tasks import TASKS
+from bertkit.tasks.task import describe_temperature
 from bertkit.training.arguments import complete
 from bertkit.training.run import run
 from bertkit.training.run_dir import CALIBRATION_FILE
@@ -111,8 +112,8 @@ def test_a_temperature_changes_probabilities_only(root, name):
 
 def test_the_table_the_card_and_the_page_say_how_good_probabilities_are(root):
     metrics, card = read_json(root / "one" / "metrics.json"), (root / "one" / "README.md").read_text(encoding="utf-8")
-    (line,) = TASKS["classify"].describe_temperature(metrics)
-    (kept,) = TASKS["classify"].describe_temperature(metrics | {"temperature": 1.0})
+    (line,) = describe_temperature(metrics, TASKS["classify"].table)
+    (kept,) = describe_temperature(metrics | {"temperature": 1.0}, TASKS["classify"].table)
     assert kept.startswith("the temperature stays 1 (calibration error ")
     before, after = (f"{100 * metrics[key]:.1f} %" for key in ("uncalibrated_ece", "ece"))
     assert f"temperature {metrics['temperature']:.3g} (calibration error {after}, without it {before})" in line

@@ -10,6 +10,7 @@ import torch
 from bertkit.model.checkpoint import load_config, make_config
 from bertkit.studies.forecast import forecast_study
 from bertkit.studies.spec import make_study
+from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
 from bertkit.training import cost
 from bertkit.training.arguments import complete, make_arguments
@@ -203,9 +204,14 @@ def test_a_forecast_without_data_says_why(rte, tmp_path):
     assert "nowhere" in line
 
 
-def test_a_forecast_reads_the_beginning_of_a_text(phases):
-    assert PRETRAIN.shorten(phases["data"])["limit_characters"] == 20_000_000
-    assert PRETRAIN.shorten(phases["data"] | {"limit_characters": 9})["limit_characters"] == 9
+def test_a_forecast_reads_the_beginning_of_a_text(phases, monkeypatch):
+    monkeypatch.setattr("bertkit.tasks.pretraining.FORECAST_CHARACTERS", 2000)
+    options = PRETRAIN.recipe["data"] | phases["data"]
+    whole, beginning, first = (
+        sum(len(documents) for documents in PRETRAIN.load(options | given, ignore).values())
+        for given in ({}, {"is_forecast": True}, {"is_forecast": True, "limit_characters": 500})
+    )
+    assert whole > beginning > first
 
 
 def test_the_training_before_a_run_has_its_own_forecast(tmp_path):

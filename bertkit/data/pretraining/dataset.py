@@ -69,6 +69,12 @@ class PretrainingData:
     def __len__(self) -> int:
         return sum(phase.samples for phase in self.phases)
 
+    @property
+    def parts(self) -> list[range]:
+        """Return the positions of each phase, whose sequences have lengths of their own."""
+        ends = np.cumsum([phase.samples for phase in self.phases]).tolist()
+        return [range(end - phase.samples, end) for phase, end in zip(self.phases, ends, strict=True)]
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the cache and without arrays that a worker process can map from files."""
         state = {key: value for key, value in self.__dict__.items() if key != "plan"}
