@@ -7,6 +7,7 @@ of other programs (`bertkit score`, `bertkit compare`).
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,24 @@ from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows, read_fact
 from bertkit.model.checkpoint import find_file
 from bertkit.model.heads import BertHead
 from bertkit.model.precision import use_precision
-from bertkit.reports.tables import Table, count, name_limits, tabulate_labels, tabulate_scores, tabulate_types
+from bertkit.reports.tables import (
+    OWN_DATA,
+    Table,
+    count,
+    list_shown,
+    name_limits,
+    tabulate_labels,
+    tabulate_scores,
+    tabulate_types,
+)
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
+from bertkit.tasks.classification import LABEL_NAMES
 from bertkit.tasks.examples import divide
 from bertkit.tasks.prediction import add_places, check_types, limit_batch
 from bertkit.tasks.repeats import check_rows
-from bertkit.tasks.task import CHOSEN_ON_DEV, OWN_DATA, TUNE, PredictionSettings, Task
+from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, PredictionSettings, Task
 from bertkit.training.predictions import MISTAKES, find_mistakes, format_table, join_rows, read_answer
 from bertkit.training.recipe import Recipe, merge, read_recipe
 from bertkit.training.run_dir import EVALUATIONS, METRICS_FILE, PREDICTIONS, RECIPE_FILE
@@ -60,9 +71,9 @@ class Scored:
     precision: str
     decided: Mapping[str, Any]
 
-    def tabulate(self, examples: Any, split: str) -> tuple[pa.Table, Any]:
+    def tabulate(self, examples: Any, split: str, report: Report = ignore) -> tuple[pa.Table, Any]:
         """Return the prediction table of some examples, and their data set."""
-        data = self.task.encode(examples, self.settings.tokenizer, self.recipe, split)
+        data = self.task.encode(examples, self.settings.tokenizer, self.recipe, split, report)
         summaries = summarize(self.task, self.settings.model, data, self.precision)
         rows = self.task.rows(summaries, data, self.decided)
         table = join_rows(rows, self.task.tabulate(examples), self.settings.tokenizer, task=self.task.name, split=split)
@@ -83,7 +94,7 @@ class Evaluation:
         """Yield lines about leaks, choices, mistakes and files."""
         if leaks := self.metrics.get("leaks"):
             yield f"{leaks:,} of {count(len(self.rows), 'row')} also {'occurs' if leaks == 1 else 'occur'} in train"
-        yield from self.task.comment(self.metrics)
+        yield from self.task.comment(self.metrics).lines
         yield f"{count(len(find_mistakes(self.rows)), 'mistake')}, the worst first, and scores: {self.output}"
 
 
@@ -177,14 +188,14 @@ def evaluate(run: str, place: str | None, output: Path | None, report: Report = 
         scored = replace(scored, recipe=merge(scored.recipe, {"data": {"dir": place}}))
         examples = task.load(scored.recipe["data"], report, scored.settings.model.config)
     return [
-        evaluate_split(scored, name, own, train, target)
+        evaluate_split(scored, name, own, train, target, report)
         for name, own, target in list_targets(folder, output, place, examples)
     ]
 
 
 def list_tables(found: Evaluation) -> Iterator[Table]:
     """Yield the table of scores with intervals and baselines, and those of each label or type of entity."""
-    rows = found.task.list_rows(found.metrics)
+    rows = list_shown(found.task.table, found.task.metric, found.metrics)
     yield replace(
         tabulate_scores(rows, found.metrics, "score"), caption=f"{found.name}, {count(len(found.rows), 'row')}"
     )
@@ -202,10 +213,12 @@ def list_targets(
         yield shown, own, None if place is None else target
 
 
-def evaluate_split(scored: Scored, name: str, examples: Any, train: Any, target: Path | None) -> Evaluation:
+def evaluate_split(
+    scored: Scored, name: str, examples: Any, train: Any, target: Path | None, report: Report
+) -> Evaluation:
     """Score a split, and write its files to a directory, or its table and mistakes to those of the run."""
     task = scored.task
-    rows, data = scored.tabulate(examples, name)
+    rows, data = scored.tabulate(examples, name, report)
     leaks = np.empty(0, np.int64)
     if train is not None:
         leaks = check_rows(task, {TRAIN_SPLIT: train, name: examples}).find_leaks(name)
@@ -216,7 +229,7 @@ def evaluate_split(scored: Scored, name: str, examples: Any, train: Any, target:
     metrics["rows"] = len(rows)
     if train is not None:
         metrics["leaks"] = len(leaks)
-    if target is not None and task.copies and not task.is_official(scored.recipe["data"]["dir"]):
+    if task.copies and not task.is_official(scored.recipe["data"]["dir"]):
         metrics[OWN_DATA] = True
     if chosen := read_facts(rows).get("decided", {}).keys() - scored.decided:
         metrics[CHOSEN_ON_DEV] = " and ".join(chosen)
@@ -262,16 +275,13 @@ def read_train(scored: Scored, report: Report) -> Any:
 
 
 class LabelCheck:
-    """The labels in the inputs of a classifier, beside its answers.
-
-    Attributes:
-        column: The column of labels: the recipe's, or "label".
-    """
+    """The labels in the inputs of a classifier, in the column of the run's recipe or a usual one, and its answers."""
 
     def __init__(self, run: str, settings: PredictionSettings) -> None:
         path = find_file(run, RECIPE_FILE)
         named = {} if path is None else read_recipe(path).get("data", {})
-        self.columns = list(named.get("label") or [LABEL])
+        self.columns = tuple(named.get("label") or LABEL_NAMES)
+        self.is_told = not named.get("label") or len(self.columns) == 1
         self.kind = settings.model.config.problem_type
         self.names = settings.labels
         self.labels: list[Any] = []
@@ -279,15 +289,13 @@ class LabelCheck:
 
     def note(self, given: Any, result: Mapping[str, Any]) -> None:
         """Keep the label of an input and its answer."""
-        cell = given.get(self.columns[0]) if isinstance(given, Mapping) else None
+        cells = [given[name] for name in self.columns if name in given] if isinstance(given, Mapping) else []
         answer = next((result[key] for key in ("label", "labels", "score") if key in result), None)
-        if cell is None or answer is None or len(self.columns) > 1:
+        if not cells or answer is None or not self.is_told or not str(cells[0]).strip():
             return
-        try:
-            self.labels.append(read_answer(str(cell), self.kind))
-        except ValueError:
-            return
-        self.answers.append(answer)
+        with suppress(ValueError):
+            self.labels.append(read_answer(str(cells[0]), self.kind))
+            self.answers.append(answer)
 
     def describe(self) -> str:
         """Return a line with the scores of the answers; empty if no input has a label of the model."""
@@ -298,7 +306,7 @@ class LabelCheck:
         facts = {} if self.kind == REGRESSION else {"names": sorted({*self.names, *flatten(self.labels)})}
         values = take_values(score_table(make_rows(columns, **facts)))
         shown = [f"{name} {100 * values[key]:.1f} %" for key, name in SHOWN_SCORES.items() if key in values]
-        return f"{count(len(self.labels), 'row')} with a label in {self.columns[0]!r}: {', '.join(shown)}"
+        return f"{count(len(self.labels), 'row has', 'rows have')} a label: {', '.join(shown)}"
 
 
 SHOWN_SCORES = {

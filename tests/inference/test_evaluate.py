@@ -1,0 +1,214 @@
+"""`bertkit evaluate`: a model's scores on labelled rows, the same as those of its run, and what it got wrong."""
+
+import csv
+import json
+import shutil
+from functools import cache
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from bertkit.errors import UsageError
+from bertkit.inference.evaluate import evaluate
+from bertkit.inference.export import export
+from bertkit.tasks import TASKS
+from bertkit.training.run import run
+from tests.official import write_checkpoint, write_reviews
+from tests.tasks.test_conformance import CASES, make_pretraining
+
+# Case -> the data that are given to evaluate, below the folder of the case; the split that they are.
+GIVEN = {
+    "rte": ("glue/RTE/dev.tsv", "dev"),
+    "stsb": ("glue/STS-B/dev.tsv", "dev"),
+    "mnli": ("glue", "dev_matched"),
+    "squad1": ("squad", "dev"),
+    "squad2": ("squad/dev-v2.0.json", "dev"),
+    "squad2, own": ("own/test.jsonl", "test"),
+    "swag": ("swag/val.csv", "dev"),
+    "classify": ("reviews/test.csv", "test"),
+    "classify, several labels": ("reviews/dev.csv", "dev"),
+    "ner": ("ner", "test"),
+    "ner, features": ("ner", "dev"),
+}
+FEW = {"train": {"max_steps": 2, "save_strategy": "no", "eval_strategy": "no"}, "precision": "fp32"}
+
+
+@pytest.fixture(scope="module")
+def finish(tmp_path_factory):
+    """Return by case the folder of a finished run `run`, beside its data."""
+
+    @cache
+    def finish(name):
+        folder = tmp_path_factory.mktemp("case")
+        task, make_recipe, _ = CASES[name]
+        run(task, make_recipe(folder), FEW, output=folder / "run")
+        return folder
+
+    return finish
+
+
+@pytest.mark.parametrize("case", GIVEN)
+def test_the_rows_of_a_run_have_the_scores_and_the_table_of_its_end(case, finish, tmp_path):
+    folder, (place, split) = finish(case), GIVEN[case]
+    found = {one.name: one for one in evaluate(str(folder / "run"), str(folder / place), tmp_path)}
+    one = found.get(split) or next(iter(found.values()))
+    task, metrics = CASES[case][0], json.loads((folder / "run" / "metrics.json").read_text())
+    for name, value in task.score(one.rows).items():
+        if (key := task.splits[split].format(name)) in metrics:
+            assert one.metrics[name] == pytest.approx(metrics[key], abs=1e-6), name
+    written = json.loads((one.output / "metrics.json").read_text())
+    assert written == json.loads(json.dumps(one.metrics))
+    assert written["score"] == written[task.metric]
+    assert {"score_low", "score_high"} <= written.keys() or written["score"] == 0
+    before = pq.read_table(folder / "run" / "predictions" / f"{split}.parquet")
+    table = pq.read_table(one.output / "predictions" / f"{one.name}.parquet")
+    assert table.column("key") == before.column("key")
+    assert table.column("prediction") == before.column("prediction")
+    with (one.output / "mistakes.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert 0 < len(rows) <= len(table)
+    assert {"row", "prediction", "label"} <= rows[0].keys()
+
+
+def test_without_data_the_tables_of_the_run_are_written_again(finish):
+    folder = finish("classify")
+    before = {path.name: path.read_bytes() for path in (folder / "run" / "predictions").iterdir()}
+    for name in before:
+        if name.endswith((".parquet", ".mistakes.csv")):
+            (folder / "run" / "predictions" / name).unlink()
+    metrics = (folder / "run" / "metrics.json").read_bytes()
+    assert [one.name for one in evaluate(str(folder / "run"), None, None)] == ["dev", "test"]
+    after = {path.name: path for path in (folder / "run" / "predictions").iterdir()}
+    assert after.keys() == before.keys()
+    for name, path in after.items():
+        if name.endswith(".parquet"):
+            one, other = pq.read_table(path), pd.read_parquet(pd.io.common.BytesIO(before[name]))
+            pd.testing.assert_frame_equal(one.to_pandas(), other, rtol=1e-5)
+    assert (folder / "run" / "metrics.json").read_bytes() == metrics
+
+
+def write_rows(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(rows).to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture
+def reviews(finish):
+    """Return the run of the reviews and some rows, the first of them from its training."""
+    folder = finish("classify")
+    rows = pd.read_csv(folder / "reviews" / "test.csv").to_dict("records")[:12]
+    return folder / "run", [pd.read_csv(folder / "reviews" / "train.csv").to_dict("records")[0], *rows]
+
+
+def test_scores_are_printed_and_kept_beside_the_run(call, reviews, tmp_path):
+    place, rows = reviews
+    shutil.copytree(place, tmp_path / "run")
+    file = write_rows(tmp_path / "new.csv", rows)
+    code, out, err = call("evaluate", "run", "--data", file)
+    assert (code, err) == (0, "")
+    assert "new, 13 rows" in out
+    assert "95 % interval" in out
+    assert "Scores by label, new" in out
+    assert "1 of 13 rows also occurs in train" in out
+    assert "without leaks" in out
+    assert {path.name for path in (tmp_path / "run" / "evaluations" / "new").iterdir()} == {
+        "metrics.json",
+        "mistakes.csv",
+        "predictions",
+    }
+    code, out, _ = call("evaluate", "run", "--data", file, "--json")
+    metrics = json.loads(out)["new"]
+    assert code == 0
+    assert (metrics["rows"], metrics["leaks"]) == (13, 1)
+    assert metrics["accuracy"] == sum(line["label"] == line["prediction"] for line in read_lines(tmp_path)) / 13
+
+
+def read_lines(folder):
+    return pq.read_table(folder / "run" / "evaluations" / "new" / "predictions" / "new.parquet").to_pylist()
+
+
+def test_mistakes_are_the_wrong_rows_with_the_least_probable_labels_first(reviews, tmp_path):
+    place, rows = reviews
+    (one,) = evaluate(str(place), str(write_rows(tmp_path / "new.csv", rows)), tmp_path / "x")
+    lines = pq.read_table(tmp_path / "x" / "predictions" / "new.parquet").to_pylist()
+    wrong = [line for line in lines if line["label"] != line["prediction"]]
+    wrong.sort(key=lambda line: line[f"probability_{line['label']}"])
+    with (tmp_path / "x" / "mistakes.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [int(row["row"]) for row in found] == [line["row"] for line in wrong]
+    assert [row["title"] for row in found] == [line["title"] for line in wrong]
+    assert len(wrong) == round((1 - one.metrics["accuracy"]) * len(rows))
+
+
+def test_labels_that_the_model_lacks_are_counted_and_named(reviews, tmp_path):
+    place, rows = reviews
+    lines = []
+    file = write_rows(tmp_path / "new.csv", [*rows, rows[1] | {"stars": "none"}, rows[2] | {"stars": "none"}])
+    (one,) = evaluate(str(place), str(file), tmp_path / "x", lines.append)
+    assert any("the model lacks the labels 'none' (2)" in line for line in lines)
+    assert one.metrics["rows"] == len(rows)
+
+
+def test_one_class_alone_can_be_scored(reviews, tmp_path):
+    place, rows = reviews
+    same = [row | {"stars": 3} for row in rows]
+    (one,) = evaluate(str(place), str(write_rows(tmp_path / "new.csv", same)), tmp_path / "x")
+    assert one.metrics["count_3"] == len(rows)
+    assert one.metrics["accuracy"] == one.metrics["recall_3"]
+
+
+def test_training_texts_that_are_gone_are_told(reviews, tmp_path):
+    place, rows = reviews
+    shutil.copytree(place, tmp_path / "run")
+    recipe = tmp_path / "run" / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("/reviews", "/gone"))
+    lines = []
+    file = write_rows(tmp_path / "new.csv", rows)
+    (one,) = evaluate(str(tmp_path / "run"), str(file), tmp_path / "x", lines.append)
+    assert any(line.startswith("the training texts cannot be read") for line in lines)
+    assert "leaks" not in one.metrics
+
+
+def test_a_model_without_a_recipe_and_an_export(reviews, tmp_path):
+    place, rows = reviews
+    file = write_rows(tmp_path / "new.csv", [row | {"label": row["stars"]} for row in rows])
+    (expected,) = evaluate(str(place), str(file), tmp_path / "x")
+    plain = shutil.copytree(place, tmp_path / "plain", ignore=lambda *_: ["recipe.toml", "predictions"])
+    (found,) = evaluate(str(plain), str(file), tmp_path / "y")
+    assert found.metrics["score"] == pytest.approx(expected.metrics["score"])
+    pytest.importorskip("onnxruntime")
+    export(str(place), tmp_path / "export")
+    (found,) = evaluate(str(tmp_path / "export"), str(file), tmp_path / "z")
+    assert found.metrics["score"] == pytest.approx(expected.metrics["score"])
+
+
+def test_refusals(reviews, tmp_path, call):
+    place, rows = reviews
+    file = write_rows(tmp_path / "new.csv", rows)
+    with pytest.raises(UsageError, match="holds a run; name another directory"):
+        evaluate(str(place), str(file), place)
+    run(TASKS["pretrain"], make_pretraining(tmp_path), FEW | {"data": {"heldout_pairs": 4}}, output=tmp_path / "pre")
+    code, _, err = call("evaluate", "pre")
+    assert (code, err) == (2, "bertkit: pre has no labels to score; give a fine-tuned model\n")
+    unlabelled = write_reviews(tmp_path / "no.csv", 5, labelled=False)
+    code, _, err = call("evaluate", place, "--data", unlabelled, "--output", "x")
+    assert code == 2
+    assert "no label" in err
+    start = write_checkpoint(tmp_path / "bert")
+    code, _, err = call("evaluate", start, "--data", file)
+    assert code == 2
+    assert "has the head BertModel" in err
+
+
+def test_predict_tells_the_scores_of_a_file_with_labels(reviews, tmp_path, call):
+    place, rows = reviews
+    file = write_rows(tmp_path / "new.csv", rows)
+    (one,) = evaluate(str(place), str(file), tmp_path / "x")
+    code, _, err = call("predict", place, "--input", file, "--output", "out.csv", "--precision", "fp32")
+    assert code == 0
+    assert err.startswith(f"bertkit: 13 rows have a label: accuracy {100 * one.metrics['accuracy']:.1f} %, macro F1 ")
+    assert f"bertkit evaluate {place} --data {file}" in err
+    without = write_rows(tmp_path / "texts.csv", [{name: row[name] for name in ("title", "body")} for row in rows])
+    assert call("predict", place, "--input", without, "--output", "out.csv")[2] == ""
