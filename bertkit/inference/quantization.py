@@ -24,6 +24,7 @@ from bertkit.model.onnx import ONNX_FILE, Layer, OnnxModel, list_layers, quantiz
 from bertkit.reports.tables import Table, make_table
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
+from bertkit.tasks.examples import divide
 from bertkit.tasks.prediction import TOKENS_ON_CPU
 from bertkit.tasks.task import TUNE, PredictionSettings, Task
 from bertkit.training.recipe import read_recipe
@@ -69,8 +70,7 @@ class Rows:
             np.pad(summary, [(0, width) for width in row], constant_values=IGNORED)
             for summary, row in zip(found, widths.tolist(), strict=True)
         ]
-        found = self.task.measure_rows(np.stack(padded), self.data, self.decided)[self.task.metric]
-        return found.join(self.groups) if len(found) == len(self.groups) else found  # of NER: documents already
+        return self.task.score(self.task.rows(np.stack(padded), self.data, self.decided))[self.task.metric]
 
 
 def load_rows(run: str, settings: PredictionSettings, place: str | None = None) -> Rows:
@@ -90,14 +90,14 @@ def load_rows(run: str, settings: PredictionSettings, place: str | None = None) 
     examples = task.load(recipe["data"] | ({"dir": place} if place else {}), ignore)
     dev = examples[next(iter(task.splits))]
     if (share := recipe["data"].get("tune_share")) and TUNE not in examples:
-        _, dev = task.divide(dev, share)
+        _, dev = divide(task, dev, share)
     config = settings.model.config
     decided = {name: value for name in ("tau", "thresholds") if (value := getattr(config, name)) is not None}
     data = task.encode(dev, settings.tokenizer, recipe, "dev")
     starts = range(0, len(data), SIZED_AT_ONCE)
     parts = (task.collate(data.__getitems__(range(x, min(x + SIZED_AT_ONCE, len(data))))) for x in starts)
     lengths = np.concatenate([batch["attention_mask"].flatten(1).sum(1).numpy() for batch in parts])
-    return Rows(task, data, lengths, decided, task.list_groups(dev))
+    return Rows(task, data, lengths, decided, task.tabulate(dev).groups)
 
 
 @torch.inference_mode()
@@ -140,13 +140,13 @@ def choose_int8(
         return OnnxModel(path, model.config, is_int8=path != exact)
 
     before, exempt = rows.rate(model), []
-    found = Int8(rows.task.metric, len(before), show_points(before), max_loss)
+    found = Int8(rows.task.metric, len(set(rows.groups)), show_points(before), max_loss)
     while True:
         path = folder / str(len(exempt)) / ONNX_FILE
         path.parent.mkdir()
         quantize(exact, path, exempt)
         after = rows.rate(load(path))
-        difference = compare_methods([before], [after])
+        difference = compare_methods([before], [after], rows.groups)
         limits = (round(number, 4) for number in (difference.value, difference.low, difference.high))
         size = sum(part.stat().st_size for part in path.parent.iterdir())
         found.variants.append(Int8Variant(exempt, size, show_points(after), *limits))
