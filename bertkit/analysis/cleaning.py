@@ -105,8 +105,7 @@ def name_file(split: str, table: Columns) -> str:
 
 def find_tables(diagnosis: Diagnosis) -> dict[str, Columns]:
     """Return the rows of each split of a person's own table; empty for other data."""
-    found = {split: diagnosis.task.find_rows(diagnosis.examples[split]) for split in diagnosis.checked.splits}
-    return {split: rows[0] for split, rows in found.items() if rows}
+    return {split: rows.source for split, rows in diagnosis.rows.items() if rows.source is not None}
 
 
 def write_clean(diagnosis: Diagnosis, drops: Sequence[str], output: Path, report: Report) -> None:
@@ -159,7 +158,7 @@ def keep_rows(diagnosis: Diagnosis, drops: Sequence[str]) -> dict[str, np.ndarra
     sources = {split: table.source for split, table in find_tables(diagnosis).items()}
     suspected = [entry["row"] for entry in diagnosis.findings.get("label_errors", {}).get("suspected", ())]
     for split, found in checked.splits.items():
-        is_suspected = np.isin(checked.lines[split], suspected) & (sources[split] == sources[TRAIN_SPLIT])
+        is_suspected = np.isin(diagnosis.rows[split].lines, suspected) & (sources[split] == sources[TRAIN_SPLIT])
         rows = {
             "leaks": found.in_train[:, 0],
             "repeats": found.repeats[:, 0],

@@ -26,7 +26,8 @@ from bertkit.data.tokenizer import find_words, load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.reports.tables import MISSING, Table, make_table
 from bertkit.system.progress import Report
-from bertkit.tasks.repeats import CheckedRows, check_rows
+from bertkit.tasks.examples import ExampleRows
+from bertkit.tasks.repeats import CheckedRows, check_rows, tabulate_splits
 from bertkit.tasks.task import Task, shorten_text
 from bertkit.training.recipe import check, merge
 
@@ -41,12 +42,12 @@ class Diagnosis:
     """The result of an examination.
 
     Attributes:
-        examples: As the task's `load` returns them.
-        findings: The content of the JSON file. Rows are numbered as `Task.list_lines` does.
+        rows: The rows of each split, without their groups.
+        findings: The content of the JSON file. Rows have the numbers of their lines.
     """
 
     task: Task
-    examples: Mapping[str, Any]
+    rows: Mapping[str, ExampleRows]
     checked: CheckedRows
     near: Mapping[str, NearRows]
     findings: Mapping[str, Any]
@@ -75,29 +76,29 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
             raise
         left_out.append(f"lengths and unknown words, which need a tokenizer (--model): {error}")
     examples = load_examples(task, options, left_out, report)
-    checked = check_rows(task, examples)
-    if not checked.splits:
+    if not (rows := tabulate_splits(task, examples)):
         raise UsageError(f"{task.name} has no rows to check; name another task with --task")
-    near = compare_all(task, examples, checked)
+    checked = check_rows(rows)
+    near = compare_all(rows, checked)
     splits = checked.format()
-    scripts = {split: find_scripts(task.list_texts(examples[split])) for split in splits}
+    scripts = {split: find_scripts(one.walk_texts()) for split, one in rows.items()}
     usual = find_usual_script(*scripts[TRAIN_SPLIT if TRAIN_SPLIT in scripts else next(iter(scripts))])
     for split, found in splits.items():
         found |= format_near(checked, near, split)
-        found |= list_labels(task, examples, split)
-        found |= list_scripts(*scripts[split], usual, checked.lines[split])
+        found |= list_labels(rows, split)
+        found |= list_scripts(*scripts[split], usual, rows[split].lines)
         if tokenizer is not None:
-            found |= measure(task, examples[split], tokenizer, options["max_length"], checked.lines[split])
+            found |= measure(task, rows[split], tokenizer, options["max_length"])
         if left_out_rows := getattr(examples[split], "left_out", ()):
             found |= {"unlabelled": len(left_out_rows), "unlabelled_rows": left_out_rows}
-        found["blank"], found["blank_rows"] = list_places(find_blank(task, examples[split]), checked.lines[split])
+        found["blank"], found["blank_rows"] = list_places(find_blank(rows[split]), rows[split].lines)
     findings = {"data": options["dir"], "task": task.name, "script": usual}
     if tokenizer is not None:
         findings |= {"tokenizer": model or recipe["checkpoint"], "max_length": options["max_length"]}
         findings["long"] = "read in windows" if options.get("long") in POOLED else task.long
-    findings |= {"splits": splits, "columns": check_table(task, examples), "left_out": left_out}
-    findings["samples"] = list(list_samples(task, examples, checked, splits))
-    return Diagnosis(task, examples, checked, near, findings)
+    findings |= {"splits": splits, "columns": check_table(rows), "left_out": left_out}
+    findings["samples"] = list(list_samples(rows, splits))
+    return Diagnosis(task, rows, checked, near, findings)
 
 
 def load_examples(task: Task, options: Mapping[str, Any], left_out: list[str], report: Report) -> Mapping[str, Any]:
@@ -119,15 +120,15 @@ def load_examples(task: Task, options: Mapping[str, Any], left_out: list[str], r
 # --- Checks -----------------------------------------------------------------------------------------------------------
 
 
-def compare_all(task: Task, examples: Mapping[str, Any], checked: CheckedRows) -> dict[str, NearRows]:
+def compare_all(rows: Mapping[str, ExampleRows], checked: CheckedRows) -> dict[str, NearRows]:
     """Return the nearly equal rows of each split."""
 
     def read(split: str, numbers: np.ndarray) -> Iterator[tuple[str, ...]]:
         distinct, places = np.unique(numbers, return_inverse=True)
-        texts = list(task.list_texts(task.select(examples[split], distinct)))
+        texts = list(rows[split].walk_texts(distinct))
         return (texts[place] for place in places.tolist())
 
-    bands = {split: hash_bands(task.list_texts(examples[split])) for split in checked.splits}
+    bands = {split: hash_bands(one.walk_texts()) for split, one in rows.items()}
     return find_near(checked.keys, bands, read)
 
 
@@ -140,12 +141,12 @@ def format_near(checked: CheckedRows, near: Mapping[str, NearRows], split: str) 
     return {name.removesuffix("_rows"): len(rows) for name, rows in found.items()} | found
 
 
-def list_labels(task: Task, examples: Mapping[str, Any], split: str) -> dict[str, Any]:
+def list_labels(rows: Mapping[str, ExampleRows], split: str) -> dict[str, Any]:
     """Return how often each label occurs in a split and which it lacks, or the spread of its numbers."""
-    if (answers := task.list_answers(examples[split])) is None:
+    if (answers := rows[split].labels) is None:
         return {}
-    if counts := Counter(task.list_labels(examples[split])):
-        all_labels = set(counts).union(*(task.list_labels(found) for found in examples.values()))
+    if counts := Counter(rows[split].classes):
+        all_labels = set(counts).union(*(one.classes for one in rows.values()))
         return {"labels": dict(counts.most_common()), "missing_labels": sorted(all_labels - counts.keys())}
     if not isinstance(answers[0], float):
         return {}
@@ -169,10 +170,10 @@ def list_scripts(scripts: np.ndarray, names: Sequence[str], usual: str, lines: S
     return {"scripts": counts, "other_scripts": number, "other_scripts_rows": rows}
 
 
-def measure(task: Task, examples: Any, tokenizer: Any, max_length: int, lines: Sequence[int]) -> dict[str, Any]:
+def measure(task: Task, rows: ExampleRows, tokenizer: Any, max_length: int) -> dict[str, Any]:
     """Return the lengths in tokens, the rows longer than `max_length`, and those with unknown words."""
     words, unknown = find_words(tokenizer), tokenizer.unk_token_id
-    texts, lengths, flags, missed = task.list_texts(examples), [], [], Counter[str]()
+    texts, lengths, flags, missed = rows.walk_texts(), [], [], Counter[str]()
     while batch := list(islice(texts, ROWS_A_CHECK)):
         flat = [text for row in batch for text in row]
         ids, sizes = words.encode(flat, np.int32)
@@ -184,8 +185,8 @@ def measure(task: Task, examples: Any, tokenizer: Any, max_length: int, lines: S
         for place in np.flatnonzero(is_odd).tolist():
             missed.update(word for word in flat[place].split(" ") if unknown in words.ids.get(word, ()))
     tokens = np.concatenate(lengths)
-    longer, longer_rows = list_places(np.flatnonzero(tokens > max_length), lines)
-    odd, odd_rows = list_places(np.flatnonzero(np.concatenate(flags)), lines)
+    longer, longer_rows = list_places(np.flatnonzero(tokens > max_length), rows.lines)
+    odd, odd_rows = list_places(np.flatnonzero(np.concatenate(flags)), rows.lines)
     quantiles = {name: float(np.quantile(tokens, share)) for name, share in (("median", 0.5), ("p95", 0.95))}
     return {
         "tokens": {"mean": float(tokens.mean()), **quantiles, "max": int(tokens.max())},
@@ -208,9 +209,9 @@ def measure_lengths(tokens: np.ndarray, choices: int) -> np.ndarray:
     return tokens[:, :-choices].sum(1) + tokens[:, -choices:].max(1) + 3
 
 
-def find_blank(task: Task, examples: Any) -> np.ndarray:
+def find_blank(rows: ExampleRows) -> np.ndarray:
     """Return the numbers of the rows that have an empty text."""
-    is_blank = (not all(map(str.strip, texts)) for texts in task.list_texts(examples))
+    is_blank = (not all(map(str.strip, texts)) for texts in rows.walk_texts())
     return np.flatnonzero(np.fromiter(is_blank, bool))
 
 
@@ -219,14 +220,13 @@ def list_places(numbers: np.ndarray, lines: Sequence[int]) -> tuple[int, list[in
     return len(numbers), [lines[number] for number in numbers.tolist()]
 
 
-def check_table(task: Task, examples: Mapping[str, Any]) -> dict[str, Any]:
+def check_table(rows: Mapping[str, ExampleRows]) -> dict[str, Any]:
     """Return the findings on the columns of the training rows of a person's own table; empty for other data."""
-    if TRAIN_SPLIT not in examples or (found := task.find_rows(examples[TRAIN_SPLIT])) is None:
+    if (train := rows.get(TRAIN_SPLIT)) is None or train.source is None:
         return {}
-    answers = task.list_answers(examples[TRAIN_SPLIT])
-    are_numbers = isinstance(answers[0], float)
-    values = np.array(answers) if are_numbers else number_answers(answers, {})  # each set of labels is a class
-    return check_columns(*found, values)
+    are_numbers = isinstance(train.labels[0], float)
+    values = np.array(train.labels) if are_numbers else number_answers(train.labels, {})  # a set of labels is a class
+    return check_columns(train.source, train.used, values)
 
 
 # --- Tables -----------------------------------------------------------------------------------------------------------
@@ -324,18 +324,15 @@ def describe_rows(sample: Mapping[str, Any]) -> str:
 IN_TRAIN = ("in_train", "near_train", "contradicts_train")  # findings whose second row is one of train
 
 
-def list_samples(
-    task: Task, examples: Mapping[str, Any], checked: CheckedRows, splits: Mapping[str, Mapping[str, Any]]
-) -> Iterator[dict[str, Any]]:
+def list_samples(rows: Mapping[str, ExampleRows], splits: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the first rows of each finding, with the text of the first; `splits` are the findings of each split."""
     for key in FINDINGS:
         listed = {split: found.get(f"{key}_rows", ())[:SAMPLES_SHOWN] for split, found in splits.items()}
         ranked = [(place, split, entry) for split, entries in listed.items() for place, entry in enumerate(entries)]
         for _, split, entry in sorted(ranked, key=itemgetter(0))[:SAMPLES_SHOWN]:
-            rows = entry[:ROWS_SHOWN] if isinstance(entry, list) else [entry]
+            found = entry[:ROWS_SHOWN] if isinstance(entry, list) else [entry]
             text = ""
-            if rows[0] in checked.lines[split]:
-                number = checked.lines[split].index(rows[0])
-                (texts,) = task.list_texts(task.select(examples[split], np.array([number])))
+            if found[0] in (lines := rows[split].lines):
+                (texts,) = rows[split].walk_texts(np.array([lines.index(found[0])]))
                 text = "  |  ".join(map(shorten_text, texts))
-            yield {"finding": key, "split": split, "rows": rows, "text": text}
+            yield {"finding": key, "split": split, "rows": found, "text": text}

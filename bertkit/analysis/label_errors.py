@@ -8,40 +8,46 @@ Shape letters: S rows, E suspected rows, L labels.
 """
 
 import csv
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from bertkit.data.formats.columns import Columns, read_columns, read_splits
-from bertkit.data.labels import REGRESSION, LabelSpace
+from bertkit.data.formats.columns import Columns, read_splits
+from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.data.splits import describe_keys, hash_keys, split_fold
 from bertkit.errors import UsageError
+from bertkit.metrics.table import (
+    LABEL,
+    PROBABILITY,
+    find_kind,
+    list_names,
+    make_rows,
+    mark_names,
+    number_names,
+    read_facts,
+    read_probabilities,
+)
 from bertkit.reports.tables import Table, count, make_table
 from bertkit.studies.cells import list_cells
 from bertkit.studies.folds import OUT_OF_FOLD, define_folds, gather_folds
-from bertkit.studies.runner import make_study, run_study
-from bertkit.system.files import atomic_open, atomic_write
+from bertkit.studies.runner import check_directory, make_study, run_study
+from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.classification import (
-    ClassificationTask,
-    choose_columns,
-    drop_blank,
-    find_space,
-    iterate_keys,
-    spell,
-    write_rows,
-)
+from bertkit.tasks.classification import CLASSIFICATION, ClassificationTask, LabelledTexts, name_apart
+from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.glue import GlueTask
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.repeats import name_command
 from bertkit.tasks.task import Task, shorten_text
+from bertkit.training.predictions import KEY, ROW, TABLE, UNKNOWN_TOKENS, hash_rows, read_table
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import STUDY_RESULT
 
@@ -102,46 +108,59 @@ def suspect(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
         return find_label_issues(labels, probabilities, n_jobs=1)  # otherwise it starts processes
 
 
+def describe_label_errors(rows: pa.Table) -> dict[str, Any]:
+    """Return the suspected rows of a prediction table as JSON, the worst first; the models have not seen the rows.
+
+    Texts, labels and probabilities are enough.
+
+    Returns:
+        `rows` (their number), `unit` (of `row`), and `suspected`: `row`, `texts`, `given`, `suggested`, `score` and
+        `probabilities` of each suspected row.
+    """
+    facts, names, labels = read_facts(rows), list_names(rows), rows.column(LABEL).to_pylist()
+    probabilities = read_probabilities(rows, names)
+    is_several = find_kind(rows) == SEVERAL
+    found = find_label_errors(probabilities, (mark_names if is_several else number_names)(labels, names))
+    others = [name for name in rows.column_names if name != LABEL and not name.startswith(PROBABILITY)]
+    texts = rows.select(facts.get("texts", others)).take(pa.array(found.rows, pa.int64())).to_pylist()
+    lines = rows.column(ROW).to_pylist() if ROW in rows.column_names else range(1, len(rows) + 1)
+    entries = []
+    for number, own, suggested in zip(found.rows.tolist(), texts, found.suggested, strict=True):
+        better = [names[place] for place in np.flatnonzero(suggested)] if is_several else names[suggested]
+        entries.append(
+            {
+                "row": lines[number],
+                "texts": list(own.values()),
+                "given": spell(labels[number]),
+                "suggested": spell(better),
+                "score": float(found.scores[number]),
+                "probabilities": dict(zip(names, probabilities[number].tolist(), strict=True)),
+            }
+        )
+    return {"rows": len(rows), "unit": facts.get("unit", "row"), "suspected": entries}
+
+
+def spell(label: str | Sequence[str]) -> str:
+    """Return a label or several labels in words."""
+    return label if isinstance(label, str) else ", ".join(label) or "no label"
+
+
 def diagnose_labels(
-    task: Task,
-    recipe: Recipe,
-    *given: Mapping[str, Any],
-    output: Path,
-    report: Report = ignore,
-    **options: Any,
+    task: Task, recipe: Recipe, *given: Mapping[str, Any], output: Path, report: Report = ignore, **options: Any
 ) -> dict[str, Any]:
     """Find the suspected label errors of a task's training rows, write them to `output`, and return them as JSON.
 
     Arguments are those of `predict_out_of_fold`; the result is that of `describe_label_errors`.
     """
     rows = predict_out_of_fold(task, recipe, *given, output=output, report=report, **options)
-    found = find_label_errors(rows.probabilities, rows.labels)
-    described = describe_label_errors(found, rows)
-    path = output / f"{LABEL_ERRORS}.csv"
-    write_label_errors(described, found, rows, path)
-    if len(found.rows):
-        report(f"{count(len(found.rows), 'suspected label error')}, the worst first: {path}")
+    described, path = describe_label_errors(rows), output / f"{LABEL_ERRORS}.csv"
+    write_label_errors(described, rows, path)
+    if number := len(described["suspected"]):
+        report(f"{count(number, 'suspected label error')}, the worst first: {path}")
     return described
 
 
 # --- The training rows, and their probabilities -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class OutOfFold:
-    """The training rows of a classifier with the probabilities of models that have not seen them.
-
-    Attributes:
-        text: One or two columns of `rows`.
-        labels: As `LabelSpace.read` returns them.
-        probabilities: (S, L).
-    """
-
-    rows: Columns
-    text: Sequence[str]
-    space: LabelSpace
-    labels: np.ndarray
-    probabilities: np.ndarray
 
 
 def predict_out_of_fold(
@@ -153,10 +172,11 @@ def predict_out_of_fold(
     workers: int | str = 1,
     report: Report = ignore,
     progress: Callable[[dict[str, Any]], None] = ignore,
-) -> OutOfFold:
-    """Train one classifier per fold, and return the probabilities of every training row.
+) -> pa.Table:
+    """Train one classifier per fold, and return the prediction table of all training rows, by models without them.
 
-    The folds are a study in `output`, which continues if it was stopped.
+    The folds are a study in `output`, which continues if it was stopped. If they are finished and the training rows
+    only have another order now, the table is returned in this order.
 
     Args:
         task: `classify`, or a GLUE task with classes, whose training rows are copied to `output`.
@@ -173,33 +193,35 @@ def predict_out_of_fold(
     options = {**list_cells(few)[0].recipe["data"], "folds": folds}
     if limit := options["max_train_samples"]:
         raise UsageError(f"data.max_train_samples is {limit}, but --folds predicts all training rows; leave it out")
-    rows, place, lines = find_rows(task, options["dir"], output)
-    text, label = choose_columns(rows, options["text"], options["label"])
-    rows = drop_blank(replace(rows, lines=lines), text)
-    space = find_space(rows, label, options)
+    place, lines = find_file(task, options["dir"], output)
+    train = CLASSIFICATION.load(options | {"dir": place, "dev_share": None}, ignore)["train"]
+    rows, space = CLASSIFICATION.tabulate(train), train.space
     if space.kind == REGRESSION:
         raise UsageError(
-            f"{rows.source}: the labels in {label[0]!r} are numbers; suspected errors are found among classes, so "
-            "leave out --folds, or set data.problem_type"
+            f"{train.rows.source}: the labels in {space.columns[0]!r} are numbers; suspected errors are found among "
+            "classes, so leave out --folds, or set data.problem_type"
         )
-    labels, _ = space.read(rows)
-    data = {"dir": place, "text": text, "label": label, "problem_type": space.kind}
-    check_sizes(rows, options | data, folds)
+    check_sizes(train, rows, folds)
+    data = {"dir": place, "text": list(train.text), "label": list(space.columns), "problem_type": space.kind}
     study = make_study(define_folds("classify", recipe, folds), *given, {"data": data}, where=task.name)
-    hint = name_command(TASKS["classify"], options | data)  # to the doctor, which runs already
-
-    def say(line: str) -> None:
-        if hint not in line:
-            report(line)
-
-    results = run_study(study, output=output, workers=workers, report=say, progress=progress)
-    if gather_folds(results, output) is None:
-        raise UsageError(
-            f"{results['failed']:,} of {folds} folds failed; {output / STUDY_RESULT} gives the reasons, and the same "
-            "command retries them"
-        )
-    probabilities = read_probabilities(output / f"{OUT_OF_FOLD}.csv", len(space.names))
-    return OutOfFold(rows, text, space, labels, probabilities)
+    path = output / f"{OUT_OF_FOLD}{TABLE}"
+    numbers = match_rows(path, rows)
+    if numbers is None or (np.diff(numbers) > 0).all():
+        hint = name_command(CLASSIFICATION, options | data)  # to the doctor, which runs already
+        run = {"output": output, "workers": workers, "progress": progress}
+        results = run_study(study, report=lambda line: None if hint in line else report(line), **run)
+        if gather_folds(results, output) is None:
+            raise UsageError(
+                f"{results['failed']:,} of {folds} folds failed; {output / STUDY_RESULT} gives the reasons, and the "
+                "same command retries them"
+            )
+        numbers = match_rows(path, rows)
+    else:  # folds are not continued in another order
+        check_directory(study, output)
+    found = read_table(path).take(numbers)
+    own = pa.array([lines[line - 1] for line in rows.lines] if lines else rows.lines, pa.int64())
+    columns = dict(zip(found.column_names, found.columns, strict=True)) | {ROW: own}
+    return make_rows(columns, **read_facts(found), unit=train.rows.unit)
 
 
 def check_folds(task: Task, folds: int) -> None:
@@ -217,34 +239,43 @@ def check_folds(task: Task, folds: int) -> None:
         )
 
 
-def check_sizes(rows: Columns, options: Mapping[str, Any], folds: int) -> None:
+def check_sizes(train: LabelledTexts, rows: ExampleRows, folds: int) -> None:
     """Check that each fold has rows to predict.
 
     Raises:
         UsageError: One has none.
     """
-    places = hash_keys(iterate_keys(rows, options))
+    places = hash_keys(rows.groups)
     if any(not len(split_fold(places, folds, fold)["dev"]) for fold in range(folds)):
-        found = describe_keys(places, "row", options["group"])
-        raise UsageError(f"{rows.source} has {found} a fold of {folds:,} without rows; give fewer with --folds")
+        found = describe_keys(places, "row", train.group)
+        raise UsageError(f"{train.rows.source} has {found} a fold of {folds:,} without rows; give fewer with --folds")
 
 
-def find_rows(task: Task, place: str, output: Path) -> tuple[Columns, str, Sequence[int]]:
-    """Return the training rows, the file that `classify` reads them from, and their lines in the user's file.
+def match_rows(path: Path, rows: ExampleRows) -> pa.Array | None:
+    """Return (S,) the number of each row in the file of a prediction table; None if its rows are not these."""
+    if not path.exists():
+        return None
+    known = read_table(path).column(KEY)
+    found = pc.index_in(pa.array(hash_rows(rows.walk_texts(), rows.labels), pa.uint64()), known)
+    return None if found.null_count or len(found) < len(known) else found
+
+
+def find_file(task: Task, place: str, output: Path) -> tuple[str, Sequence[int]]:
+    """Return the file that `classify` reads the training rows from, and the line of each of its rows if these differ.
 
     Rows that are not in a table of their own are copied to `output`.
     """
     path = output / TRAINING_ROWS
     if isinstance(task, GlueTask):
-        examples = task.load({**list_defaults(task.options), "dir": place}, ignore)["train"]
-        cells = zip(task.list_texts(examples), task.list_labels(examples), strict=True)
-        write_objects((dict(zip((*task.row.texts, "label"), (*row, name), strict=True)) for row, name in cells), path)
-        return read_columns(path), str(path), task.list_lines(examples)
-    rows = read_splits(place)["train"]
-    if Path(rows.source).is_file():
-        return rows, rows.source, rows.lines
-    write_objects(walk_objects(rows), path)
-    return read_columns(path), str(path), rows.lines
+        rows = task.tabulate(task.load({**list_defaults(task.options), "dir": place}, ignore)["train"])
+        cells = zip(rows.walk_texts(), rows.labels, strict=True)
+        write_objects((dict(zip((*rows.texts, LABEL), (*texts, name), strict=True)) for texts, name in cells), path)
+        return str(path), rows.lines
+    table = read_splits(place)["train"]
+    if Path(table.source).is_file():
+        return table.source, ()
+    write_objects(walk_objects(table), path)
+    return str(path), ()
 
 
 def walk_objects(rows: Columns) -> Iterator[dict[str, Any]]:
@@ -264,39 +295,7 @@ def write_objects(objects: Iterator[Mapping[str, Any]], path: Path) -> None:
             file.write(msgspec.json.encode(one).decode() + "\n")
 
 
-def read_probabilities(path: Path, labels: int) -> np.ndarray:
-    """Return the probabilities (S, L) in the last L columns of the predictions of all rows."""
-    csv.field_size_limit(sys.maxsize)
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = csv.reader(file)
-        next(rows)
-        return np.array([[float(cell) for cell in row[-labels:]] for row in rows])
-
-
 # --- Tables and files -------------------------------------------------------------------------------------------------
-
-
-def describe_label_errors(found: LabelErrors, rows: OutOfFold) -> dict[str, Any]:
-    """Return the suspected rows as JSON, the worst first.
-
-    Returns:
-        `rows` (their number), `unit` (of `row`), and `suspected`: `row`, `texts`, `given`, `suggested`, `score` and
-        `probabilities` of each suspected row.
-    """
-    entries = []
-    texts = list(zip(*(rows.rows.find(name).take(found.rows).to_pylist() for name in rows.text), strict=True))
-    for number, own, suggested in zip(found.rows.tolist(), texts, found.suggested, strict=True):
-        entries.append(
-            {
-                "row": int(rows.rows.lines[number]),
-                "texts": list(own),
-                "given": spell(rows.labels[number], rows.space),
-                "suggested": spell(suggested, rows.space),
-                "score": float(found.scores[number]),
-                "probabilities": dict(zip(rows.space.names, rows.probabilities[number].tolist(), strict=True)),
-            }
-        )
-    return {"rows": len(rows.labels), "unit": rows.rows.unit, "suspected": entries}
 
 
 def tabulate_label_errors(described: Mapping[str, Any], most: int = MOST_TABULATED) -> Table:
@@ -317,17 +316,21 @@ def tabulate_label_errors(described: Mapping[str, Any], most: int = MOST_TABULAT
     return make_table(caption, [described["unit"], "text", "given", "suggested", "probability of the given"], lines)
 
 
-def write_label_errors(described: Mapping[str, Any], found: LabelErrors, rows: OutOfFold, path: Path) -> None:
+def write_label_errors(described: Mapping[str, Any], rows: pa.Table, path: Path) -> None:
     """Write the suspected rows as CSV: the input's columns, then number, labels and probabilities.
 
     Without suspected rows there is no file.
     """
-    if not len(found.rows):
+    if not (entries := described["suspected"]):
         path.unlink(missing_ok=True)
         return
-    results = [
-        {name: entry[name] for name in ("row", "given", "suggested", "score")}
-        | {f"probability_{name}": value for name, value in entry["probabilities"].items()}
-        for entry in described["suspected"]
-    ]
-    atomic_write(write_rows(rows.rows.take(found.rows), results), path)
+    names = rows.column_names
+    names = names[names.index(UNKNOWN_TOKENS) + 1 : names.index(LABEL)]  # of the input
+    numbers = pc.index_in(pa.array([entry["row"] for entry in entries]), rows.column(ROW))
+    head = ("row", "given", "suggested", "score", *(f"{PROBABILITY}{name}" for name in entries[0]["probabilities"]))
+    with atomic_open(path) as file:
+        writer = csv.writer(file)  # a shorter line end would leave cells with a single "\r" unquoted
+        writer.writerow([*names, *(name_apart(name, names, "_predicted") for name in head)])
+        for cells, entry in zip(rows.select(names).take(numbers).to_pylist(), entries, strict=True):
+            results = [entry[name] for name in head[:4]]
+            writer.writerow([*cells.values(), *results, *entry["probabilities"].values()])

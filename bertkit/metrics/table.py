@@ -38,8 +38,8 @@ def read_facts(rows: pa.Table) -> dict[str, Any]:
 
 
 def find_kind(rows: pa.Table) -> str:
-    """Return the kind of problem that the predictions are answers to."""
-    kind = rows.schema.field(PREDICTION).type
+    """Return the kind of problem that the predictions are answers to, or the labels of a table without them."""
+    kind = rows.schema.field(PREDICTION if PREDICTION in rows.column_names else LABEL).type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return SEVERAL
     return REGRESSION if pa.types.is_floating(kind) or pa.types.is_integer(kind) else SINGLE
@@ -50,7 +50,7 @@ def list_names(rows: pa.Table) -> list[str]:
     if names := read_facts(rows).get("names"):
         return names
     found: set[str] = set()
-    for column in (LABEL, PREDICTION):
+    for column in {LABEL, PREDICTION} & set(rows.column_names):
         values = rows.column(column)
         found.update((values.combine_chunks().flatten() if find_kind(rows) == SEVERAL else values).to_pylist())
     return sorted(found - {None})

@@ -5,25 +5,27 @@ not seen them.
 import csv
 import statistics
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import pyarrow as pa
 
 from bertkit.data.formats.conll import DOCSTART
-from bertkit.data.splits import split_fold
 from bertkit.errors import UsageError
+from bertkit.metrics.table import LABEL, make_rows, read_facts
 from bertkit.reports.tables import Table, list_shown, make_table
 from bertkit.system.files import atomic_open, write_json
 from bertkit.tasks import TASKS
 from bertkit.tasks.classification import name_apart
-from bertkit.training.recipe import Recipe, merge, read_recipe
-from bertkit.training.run_dir import PREDICTIONS, RECIPE_FILE
+from bertkit.training.predictions import KEY, ROW, TABLE, hash_rows, pack_table, read_table
+from bertkit.training.recipe import Recipe, merge
+from bertkit.training.run_dir import PREDICTIONS
 
-OUT_OF_FOLD = "out_of_fold"  # with the suffix of a run's predictions
+OUT_OF_FOLD = "out_of_fold"  # with the suffixes of a run's predictions
 FOLD_SCORES = "folds.json"
 
 
@@ -44,14 +46,14 @@ def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
 
     Nothing is written if a run has failed; then there is no table.
 
-    The predictions are in the order of the input, those of tables with the number of the fold.
+    The predictions are in the order of the input with the number of the fold, which only CoNLL files lack.
     """
     runs = [run for cell in results["cells"] for run in cell["runs"]]
     if any(run["status"] != "finished" for run in runs):
         return None
     folders = [output / run["directory"] for run in runs]
-    recipe = read_recipe(folders[0] / RECIPE_FILE)
-    task = TASKS[recipe["task"]]
+    tables = [read_table(folder / PREDICTIONS / f"dev{TABLE}") for folder in folders]
+    task = TASKS[read_facts(tables[0])["task"]]
     metrics = [run["metrics"] for run in runs]
     scores, lines = {}, []
     together = {key: value for found in metrics for key, value in found.items()}
@@ -61,27 +63,46 @@ def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
         scores[row.key] = {"mean": statistics.fmean(values), "sd": sd, "n": len(values)}
         lines.append((row.head, row.show_mean(*scores[row.key].values())))
     write_json(scores, output / FOLD_SCORES)
-    places = task.place_rows(recipe["data"])
-    fold_of = np.empty(len(places), int)
-    for fold in range(len(folders)):
-        fold_of[split_fold(places, len(folders), fold)["dev"]] = fold
     name = next(name for name in task.row_files if (folders[0] / PREDICTIONS / name).exists())
     paths = [folder / PREDICTIONS / name for folder in folders]
     try:
-        write_rows(paths, fold_of.tolist(), (output / OUT_OF_FOLD).with_suffix(paths[0].suffix))
+        rows = join_folds(tables)
+        write_rows(paths, rows.column(0).to_pylist(), (output / OUT_OF_FOLD).with_suffix(paths[0].suffix))
     except LookupError:
-        place = recipe["data"]["dir"]
         raise UsageError(
-            f"{place} has changed since the folds were trained; name another directory with --output"
+            f"the data of {output} have changed since the folds were trained; name another directory with --output"
         ) from None
+    with atomic_open(output / f"{OUT_OF_FOLD}{TABLE}", "wb") as file:
+        file.write(pack_table(rows))
     return make_table(f"{output}", ["score", f"mean ± sd (n) over {len(runs)} folds"], lines)
+
+
+def join_folds(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return the rows of the folds' tables in the order of the input, with the number of the fold first, from 1.
+
+    Equal rows of several folds get keys that differ, and each fold's threshold stays in its own table.
+
+    Raises:
+        LookupError: A row is in several folds.
+    """
+    names = tables[0].column_names
+    folds = np.repeat(np.arange(len(tables)) + 1, list(map(len, tables)))
+    rows = pa.concat_tables(tables).add_column(0, name_apart("fold", names, "_number"), pa.array(folds))
+    numbers, firsts = np.unique(rows.column(ROW).to_numpy(), return_index=True)
+    if len(numbers) < len(rows):
+        raise LookupError
+    rows = rows.take(pa.array(firsts))
+    facts = {name: fact for name, fact in read_facts(tables[0]).items() if name != "decided"}
+    texts = zip(*(rows.column(name).to_pylist() for name in facts["texts"]), strict=True)
+    keys = pa.array(hash_rows(texts, rows.column(LABEL).to_pylist()), pa.uint64())
+    return make_rows(dict(zip(rows.column_names, rows.columns, strict=True)) | {KEY: keys}, **facts)
 
 
 def write_rows(paths: list[Path], fold_of: list[int], path: Path) -> None:
     """Write the rows of the folds' predictions in the order of the input, with the number of the fold, from 1.
 
     Raises:
-        LookupError: The predictions have more or fewer rows than the folds.
+        LookupError: A file has more or fewer rows than its fold.
     """
     with ExitStack() as stack:
         files = [stack.enter_context(one.open(encoding="utf-8", newline="")) for one in paths]
@@ -97,13 +118,13 @@ def write_table(files: list[IO[str]], fold_of: list[int], file: IO[str]) -> None
     writer = csv.writer(file)
     writer.writerow([name_apart("fold", heads, "_number"), *heads])
     for fold, cells in interleave(readers, fold_of):
-        writer.writerow([fold + 1, *cells])
+        writer.writerow([fold, *cells])
 
 
 def write_lines(files: list[IO[str]], fold_of: list[int], file: IO[str]) -> None:
     """Write the objects of files of JSON lines."""
     for fold, line in interleave(files, fold_of):
-        file.write(f'{{"fold": {fold + 1}, {line.removeprefix("{")}')
+        file.write(f'{{"fold": {fold}, {line.removeprefix("{")}')
 
 
 def write_blocks(files: list[IO[str]], fold_of: list[int], file: IO[str]) -> None:
@@ -130,7 +151,7 @@ def interleave(readers: list[Any], fold_of: list[int]) -> Iterator[tuple[int, An
         LookupError: A reader has more or fewer rows.
     """
     for fold in fold_of:
-        if (row := next(readers[fold], None)) is None:
+        if (row := next(readers[fold - 1], None)) is None:
             raise LookupError
         yield fold, row
     if any(next(reader, None) for reader in readers):

@@ -4,7 +4,7 @@ It is the part of the doctor (`bertkit.analysis.doctor`) that every fine-tuning 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from shlex import quote
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from bertkit.data.duplicates import TRAIN_SPLIT, SplitRepeats, find_repeats, hash_rows, number_answers
 from bertkit.reports.tables import count
+from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.task import Task
 
 
@@ -58,18 +59,24 @@ class CheckedRows:
         return [[self.lines[split][row], self.lines[other][partner]] for row, partner in pairs.tolist()]
 
 
-def check_rows(task: Task, examples: Mapping[str, Any]) -> CheckedRows:
-    """Return the repeated rows of a task's examples; empty if these have no texts before encoding."""
-    keys, answers, lines = {}, {}, {}
-    numbers: dict[Any, int] = {}
+def tabulate_splits(task: Task, examples: Mapping[str, Any]) -> dict[str, ExampleRows]:
+    """Return the rows of each split, train first, without their groups; empty without texts before encoding."""
+    rows = {}
     for split in sorted(examples, key=lambda split: split != TRAIN_SPLIT):
-        if (rows := task.tabulate(examples[split])) is None:
-            return CheckedRows()
-        keys[split] = hash_rows(rows.walk_texts())
-        if rows.labels is not None:
-            answers[split] = number_answers(rows.labels, numbers)
-        lines[split] = rows.lines
-    return CheckedRows(find_repeats(keys, answers), lines, keys)
+        if (found := task.tabulate(examples[split])) is None:
+            return {}
+        rows[split] = replace(found, groups=())  # which may hold all texts
+    return rows
+
+
+def check_rows(rows: Mapping[str, ExampleRows]) -> CheckedRows:
+    """Return the repeated rows of each split."""
+    numbers: dict[Any, int] = {}
+    keys = {split: hash_rows(found.walk_texts()) for split, found in rows.items()}
+    answers = {
+        split: number_answers(found.labels, numbers) for split, found in rows.items() if found.labels is not None
+    }
+    return CheckedRows(find_repeats(keys, answers), {split: found.lines for split, found in rows.items()}, keys)
 
 
 def name_command(task: Task, options: Mapping[str, Any]) -> str:

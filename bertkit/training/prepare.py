@@ -11,7 +11,7 @@ from bertkit.data.tagging import Features
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import divide
-from bertkit.tasks.repeats import CheckedRows, check_rows, name_command
+from bertkit.tasks.repeats import CheckedRows, check_rows, name_command, tabulate_splits
 from bertkit.tasks.task import TUNE, Task
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe
@@ -80,7 +80,7 @@ def prepare(
             tokenizer = task.tokenize(recipe, examples, report)
         if output is not None and processes.is_main_process:
             start_directory(output, recipe, tokenizer)
-    checked = check_rows(task, examples) if processes.is_main_process else CheckedRows()
+    checked = check_rows(tabulate_splits(task, examples)) if processes.is_main_process else CheckedRows()
     if found := checked.summarize():
         report(f"{found}; {name_command(task, recipe['data'])} lists them")
     data = {}

@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 
 from bertkit.tasks import TASKS
-from bertkit.tasks.repeats import check_rows
+from bertkit.tasks.repeats import check_rows, tabulate_splits
 
 FILES = {  # task -> folder, columns of the texts and of the label by number, header lines, metric
     "cola": ("CoLA", (3,), 1, 0, matthews_corrcoef),
@@ -82,7 +82,7 @@ def main(root, runs=None):
         task = TASKS[name]
         options = {**task.recipe["data"], "dir": str(root)}
         examples = task.load(options, lambda line: None)
-        counted = check_rows(task, examples).format()
+        counted = check_rows(tabulate_splits(task, examples)).format()
         for split, rows in (("train", train), ("dev", dev)):
             wrong = {
                 key: (value, counted[split][key])

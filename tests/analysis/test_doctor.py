@@ -11,11 +11,12 @@ from bertkit.analysis.cleaning import check_outputs, write_clean
 from bertkit.analysis.doctor import FINDINGS, examine, list_tables
 from bertkit.analysis.page import write_page
 from bertkit.errors import UsageError
-from bertkit.metrics.ner import score_entities
+from bertkit.metrics.rows import take_values
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
 from bertkit.training.arguments import complete
 from bertkit.training.run import run
+from bertkit.training.scoring import score_rows
 from tests.official import (
     write_checkpoint,
     write_conll,
@@ -117,10 +118,9 @@ def test_a_single_file_stays_one_in_its_order(tmp_path, suffix):
     rows = [{"text": f"Text {number // 2}", "label": number // 2 % 2} for number in range(60)]
     write_table(tmp_path / "rows.csv", rows)
     write_clean(check("classify", tmp_path / "rows.csv"), ("leaks", "repeats"), tmp_path / f"clean.{suffix}", ignore)
-    found = check("classify", tmp_path / f"clean.{suffix}").examples
     texts = {}
-    for one in found.values():
-        texts |= dict(zip(one.rows.lines, one.rows.find("text").to_pylist(), strict=True))
+    for one in check("classify", tmp_path / f"clean.{suffix}").rows.values():
+        texts |= dict(zip(one.lines, one.texts["text"].to_pylist(), strict=True))
     assert [texts[line] for line in sorted(texts)] == [f"Text {number}" for number in range(30)]
 
 
@@ -187,7 +187,7 @@ def test_every_task_s_data_can_be_checked(task, tmp_path, model):
     write(tmp_path / place)
     found = check(task, tmp_path / place, model)
     for split, one in found.findings["splits"].items():
-        assert one["rows"] == len(list(TASKS[task].list_texts(found.examples[split])))
+        assert one["rows"] == len(list(found.rows[split].walk_texts()))
         assert one["tokens"]["max"] > 3
     assert found.findings["left_out"] == []
     assert list_tables(found.findings)[0].caption == "Data"
@@ -206,7 +206,7 @@ def test_a_file_that_cannot_be_divided_is_checked_as_train(tmp_path):
 def test_rows_without_a_label_or_a_text_are_listed(tmp_path):
     rows = [{"text": f"text {n}" if n > 3 else "", "label": "ab"[n % 2] if n % 9 else ""} for n in range(60)]
     found = check("classify", write_table(tmp_path / "rows.csv", rows))
-    listed = [found.findings["splits"][split].get("unlabelled_rows", []) for split in found.examples]
+    listed = [found.findings["splits"][split].get("unlabelled_rows", []) for split in found.rows]
     assert sorted(chain(*listed)) == [n + 2 for n in range(0, 60, 9)]
     assert sum(one["blank"] for one in found.findings["splits"].values()) == 3
     assert any("rows without a label, left out" in row[0].lines[0][0] for row in list_tables(found.findings)[1].rows)
@@ -385,17 +385,12 @@ def test_entities_without_leaked_sentences_are_scored_whatever_their_documents(t
     recipe = complete(task, {"checkpoint": str(model), "data": {"dir": str(write_conll(tmp_path)), "max_length": 64}})
     examples = task.load(recipe["data"], ignore)
     data = task.encode(examples["dev"], task.tokenize(recipe, examples, ignore), recipe, "dev")
-    count = len(examples["dev"]["text"].sentences)
-    assert examples["dev"]["text"].documents > 1
-    rng = np.random.default_rng(0)
-    width = max(len(sentence.words) for sentence in examples["dev"]["text"].sentences)
-    summaries = rng.integers(0, len(data.names), (len(data), width))
-    from bertkit.tasks.ner import decide
-
-    predicted = decide(summaries, data)
-    left_out = np.arange(0, count, 3)
-    kept = sorted(set(range(count)) - set(left_out.tolist()))
-    gold = [sentence.tags for sentence in examples["dev"]["text"].sentences]
-    expected = score_entities([gold[number] for number in kept], [predicted[number] for number in kept])
-    found = task.score_without(left_out, summaries, data)
-    assert found == pytest.approx({name: expected[name] for name in found})
+    sentences = examples["dev"].text.sentences
+    assert examples["dev"].text.documents > 1
+    width = max(len(sentence.words) for sentence in sentences)
+    rows = task.rows(np.random.default_rng(0).integers(0, len(data.names), (len(data), width)), data)
+    left_out = np.arange(0, len(sentences), 3)
+    expected = take_values(task.score(rows.take(np.setdiff1d(np.arange(len(sentences)), left_out))))
+    found = score_rows(task, rows, "{}", left_out)
+    for name in ("f1", "precision", "recall"):
+        assert found[f"{name}_without_leaks"] == pytest.approx(expected[name]) != found[name]

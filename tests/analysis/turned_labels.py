@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertkit.analysis.label_errors import find_label_errors, predict_out_of_fold
+from bertkit.analysis.label_errors import describe_label_errors, predict_out_of_fold
 from bertkit.tasks import TASKS
 from tests.official import write_table
 
@@ -44,8 +44,8 @@ def main() -> None:
     turned = turn_labels(given.root / "glue" / "SST-2" / "train.tsv", path)
     start = {"checkpoint": given.model, "data": {"dir": str(path)}}
     rows = predict_out_of_fold(TASKS["classify"], RECIPE, start, folds=5, output=given.output / "folds", report=print)
-    suspected = find_label_errors(rows.probabilities, rows.labels).rows
-    accuracy = (rows.probabilities.argmax(axis=1) == rows.labels).mean()
+    suspected = [one["row"] - 2 for one in describe_label_errors(rows)["suspected"]]  # of lines, without the header
+    accuracy = np.mean(rows.column("label").to_numpy() == rows.column("prediction").to_numpy())
     print(f"accuracy of the folds on these labels: {accuracy:.1%}\n")
     print("| rows | precision (%) | recall (%) |\n|---|--:|--:|")
     cuts = {f"first {cut}": cut for cut in CUTS} | {f"all suspected, {len(suspected)}": len(suspected)}

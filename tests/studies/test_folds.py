@@ -5,11 +5,15 @@ import json
 import shutil
 import statistics
 
+import pyarrow.compute as pc
 import pytest
+from pyarrow import parquet
 
 from bertkit.errors import UsageError
+from bertkit.metrics.table import read_facts
 from bertkit.studies.folds import define_folds, gather_folds
 from bertkit.studies.runner import make_study, run_study
+from bertkit.training.predictions import read_table
 from tests.official import write_checkpoint, write_reviews, write_table
 
 FOLDS = 3
@@ -115,6 +119,36 @@ def test_folds_of_other_rows_are_neither_continued_nor_shown(done, bert, change,
             folder.with_name(f".{folder.name}").rename(folder)
 
 
+def test_the_table_of_all_rows_has_the_fold_and_names_what_the_folds_have(done):
+    path, output, results, _ = done
+    rows = parquet.read_table(output / "out_of_fold.parquet")
+    assert rows.column("id").to_pylist() == [row["id"] for row in read_rows(path)]
+    assert rows.column("fold").to_pylist() == [int(row["fold"]) for row in read_rows(output / "out_of_fold.csv")]
+    assert len(set(rows.column("key").to_pylist())) == len(rows)
+    first = read_table(output / results["cells"][0]["runs"][0]["directory"] / "predictions" / "dev.parquet")
+    assert rows.filter(pc.equal(rows.column("fold"), 1)).drop(["fold"]).equals(first)
+    assert read_facts(rows) == read_facts(first)
+
+
+def test_folds_of_different_rows_are_not_joined(done):
+    path, output, results, _ = done
+    twice = json.loads(json.dumps(results))
+    twice["cells"][1] = twice["cells"][0]
+    message = "the data of .* have changed since the folds were trained; name another directory with --output"
+    with pytest.raises(UsageError, match=message):
+        gather_folds(twice, output)
+    file = output / results["cells"][0]["runs"][0]["directory"] / "predictions" / "dev.csv"
+    content = file.read_text()
+    try:
+        for lines in (content.splitlines(keepends=True)[:-1], [content, content.splitlines()[-1]]):
+            file.write_text("".join(lines))
+            with pytest.raises(UsageError, match=message):
+                gather_folds(results, output)
+    finally:
+        file.write_text(content)
+    assert len(read_rows(output / "out_of_fold.csv")) == len(read_rows(path)), "the earlier file stays"
+
+
 def test_a_failed_fold_writes_nothing(done, tmp_path):
     _, output, results, _ = done
     shutil.copytree(output, tmp_path / "out", ignore=shutil.ignore_patterns("out_of_fold.csv", "folds.json"))
@@ -158,8 +192,8 @@ def test_texts_with_carriage_returns_or_of_any_length_keep_their_rows(bert, tmp_
         assert [row["body"] for row in read_rows(output / "out_of_fold.csv")] == [row["body"] for row in rows]
         for changed in (rows[1:], [*rows, {"body": "new", "stars": "a"}]):
             write_table(path, changed)
-            with pytest.raises(UsageError, match=r"t\.jsonl has changed since the folds were trained; name another"):
-                gather_folds(results, output)
+            with pytest.raises(UsageError, match=r"fold-1/classify was started with other data \(.*(dev|train)"):
+                run_folds(make_recipe(bert, path), output)
         assert len(read_rows(output / "out_of_fold.csv")) == len(rows), "the earlier file stays"
     finally:
         csv.field_size_limit(limit)
