@@ -710,31 +710,21 @@ def prepare_doctor(folder: Path) -> Reader:
 
 
 def prepare_comparison(folder: Path) -> Reader:
-    """Compare two files of predictions, or two runs."""
-    pairs: list[tuple[list[Path], Path | None]] = []
-    for suffix in (".csv", ".jsonl"):
+    """Compare two tables of other programs, or two runs."""
+    pairs = []
+    for suffix in (".csv", ".jsonl", ".parquet"):
         both = [folder / f"{name}{suffix}" for name in "ab"]
         for shift, file in enumerate(both):
             answers = [{"prediction": "yn"[(n + shift) % 3 % 2], "probability": 0.5} for n in range(len(REVIEWS))]
             official.write_table(file, [row | answer for row, answer in zip(REVIEWS, answers, strict=True)])
-        pairs.append((both, None))
-    both = [folder / f"{name}.conll" for name in "ab"]
-    for tag, file in zip(("B-PER", "O"), both, strict=True):
-        file.write_text("".join(f"Ada B-PER {tag}\nmet O O\nBob{n} B-PER B-PER\n\n" for n in range(3)))
-    pairs.append((both, None))
-    (gold,) = official.write_squad(folder / "squad").glob("dev-*")
-    both = [folder / f"{name}.json" for name in "ab"]
-    for length, file in zip((3, 9), both, strict=True):
-        file.write_text(json.dumps({one.id: one.context[:length] for one in squad.read_squad(gold)}))
-    pairs.append((both, gold))
+        pairs.append(both)
     runs = [write_run(folder / name, draw_right(seed, rows=20), rate=seed) for seed, name in enumerate("ab")]
-    places = {file: (both, data) for both, data in pairs for file in (*both, data) if file}
-    names = ("recipe.toml", "metrics.json", "predictions/dev.rows.npz")
-    places |= {runs[0] / name: (runs, None) for name in names}
+    places = {file: both for both in pairs for file in both}
+    names = ("recipe.toml", "metrics.json", "predictions/dev.parquet")
+    places |= {runs[0] / name: runs for name in names}
 
     def read(file: Path) -> None:
-        both, data = places[file]
-        found = compare(both, data=data)
+        found = compare(places[file])
         assert all(table.rows for table in tabulate(found))
         json.dumps(list_values(found), allow_nan=False)
         list(comment(found))
