@@ -138,7 +138,8 @@ def format_table(rows: pa.Table, name: str) -> dict[str, str | bytes]:
 def pack_table(rows: pa.Table) -> bytes:
     """Return the content of a Parquet file, in which a text that many rows have is stored once."""
     file = io.BytesIO()
-    pq.write_table(rows, file, compression="zstd", dictionary_pagesize_limit=PAGE, row_group_size=1 << 30)
+    sizes = {"dictionary_pagesize_limit": PAGE, "row_group_size": 1 << 30}
+    pq.write_table(rows, file, compression="zstd", write_page_checksum=True, **sizes)
     return file.getvalue()
 
 
@@ -153,12 +154,14 @@ def read_table(path: Path, texts: Sequence[str] = ()) -> pa.Table:
     """
     if path.name.endswith(TABLE) and path.is_file():
         try:
-            rows = pq.read_table(path)
+            rows = pq.read_table(path, page_checksum_verification=True)
+            rows.validate(full=True)
+            found = read_facts(rows).get("table") if KEY in rows.column_names else None
         except (pa.ArrowException, OSError, ValueError) as error:
             raise UsageError(f"{path} is damaged ({join_lines(error)}); delete it and write it again") from None
-        if KEY in rows.column_names and read_facts(rows).get("table"):
-            if (found := read_facts(rows)["table"]) != FORMAT:
-                raise UsageError(f"{path} has format {found} of a later version; update bertkit")
+        if found not in (None, FORMAT):
+            raise UsageError(f"{path} has format {found} of a later version; update bertkit")
+        if found:
             return rows
     return adopt_table(read_columns(path), texts)
 
