@@ -30,7 +30,7 @@ from bertkit.data.labels import (
 )
 from bertkit.data.tokenizer import find_words
 from bertkit.errors import UsageError, join_lines
-from bertkit.metrics.ner import sum_types
+from bertkit.metrics.ner import find_entities, sum_types
 from bertkit.metrics.table import (
     LABEL,
     NAMES,
@@ -113,7 +113,11 @@ def spell(label: Any) -> tuple[str, ...]:
     """Return a label, labels, a number or nothing as texts."""
     if label is None:
         return ()
-    return tuple(label) if isinstance(label, list | tuple) else (f"{label:g}" if isinstance(label, float) else label,)
+    return (
+        tuple(sorted(label))
+        if isinstance(label, list | tuple)
+        else (f"{label:g}" if isinstance(label, float) else label,)
+    )
 
 
 def hash_texts(texts: Sequence[str]) -> int:
@@ -134,7 +138,8 @@ def format_table(rows: pa.Table, name: str) -> dict[str, str | bytes]:
 def pack_table(rows: pa.Table) -> bytes:
     """Return the content of a Parquet file, in which a text that many rows have is stored once."""
     file = io.BytesIO()
-    pq.write_table(rows, file, compression="zstd", dictionary_pagesize_limit=PAGE, row_group_size=1 << 30)
+    sizes = {"dictionary_pagesize_limit": PAGE, "row_group_size": 1 << 30}
+    pq.write_table(rows, file, compression="zstd", write_page_checksum=True, **sizes)
     return file.getvalue()
 
 
@@ -149,12 +154,14 @@ def read_table(path: Path, texts: Sequence[str] = ()) -> pa.Table:
     """
     if path.name.endswith(TABLE) and path.is_file():
         try:
-            rows = pq.read_table(path)
+            rows = pq.read_table(path, page_checksum_verification=True)
+            rows.validate(full=True)
+            found = read_facts(rows).get("table") if KEY in rows.column_names else None
         except (pa.ArrowException, OSError, ValueError) as error:
             raise UsageError(f"{path} is damaged ({join_lines(error)}); delete it and write it again") from None
-        if KEY in rows.column_names and read_facts(rows).get("table"):
-            if (found := read_facts(rows)["table"]) != FORMAT:
-                raise UsageError(f"{path} has format {found} of a later version; update bertkit")
+        if found not in (None, FORMAT):
+            raise UsageError(f"{path} has format {found} of a later version; update bertkit")
+        if found:
             return rows
     return adopt_table(read_columns(path), texts)
 
@@ -192,6 +199,23 @@ def read_answer(cell: str, kind: str) -> Any:
         return normalise(cell)
     parts = read_list(cell)
     return [normalise(part) for part in (cell.split(SEPARATOR) if parts is None else parts) if part.strip()]
+
+
+def spell_answers(rows: pa.Table, name: str = PREDICTION) -> list[str]:
+    """Return a column of answers in words: of a sentence its entities, of other lists their parts."""
+    cells = rows.column(name).to_pylist()
+    if "strict_found" in rows.column_names:
+        sentences = rows.column(read_facts(rows)["texts"][0]).to_pylist()
+        return [", ".join(name_entities(*row)) for row in zip(sentences, cells, strict=True)]
+    if cells and isinstance(cells[0], list):
+        return [" | ".join(sorted(cell)) for cell in cells]
+    return [f"{cell:.4g}" if isinstance(cell, float) else cell for cell in cells]
+
+
+def name_entities(sentence: str, tags: Sequence[str]) -> list[str]:
+    """Return the words and the type of each entity of a sentence."""
+    words = sentence.split(" ")
+    return [f"{' '.join(words[start:end])}: {kind}" for start, end, kind in find_entities(tags)]
 
 
 # --- Rows that are wrong ----------------------------------------------------------------------------------------------
