@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
     from bertkit.model.onnx import OnnxModel
 
-EXAMPLES = "examples.txt"  # among the predictions of a run
-FIGURES = ".figures.json"  # the same, after a split's name: data of plots and tables
-LONGEST_SHOWN = 80  # characters of a text among the examples
+EXAMPLES = "examples.txt"  # among the predictions of a pretraining
+LONGEST_SHOWN = 80  # characters of a text in a line
 DIVERGED = "the model's outputs are NaN or infinite: training has diverged; lower train.learning_rate"
 
 BERT_TRAIN = {  # `[train]` of the paper in pre-training (A.2) and fine-tuning (A.3) alike
@@ -94,7 +93,6 @@ class Task:
     Attributes:
         name: The name in `recipe.task` and on the command line.
         title: The name of its data.
-        examples_title: The heading of the examples of predictions.
         head: The name of a class in `bertkit.model`.
         options: The options of `[data]`.
         recipe: The paper's complete recipe; its `[data]` table has the defaults of `options`.
@@ -119,7 +117,6 @@ class Task:
 
     name: str
     title = "held-out text"
-    examples_title = "Predictions on held-out text"
     head: str
     options: Options
     recipe: Mapping[str, Any]

@@ -30,7 +30,7 @@ from bertkit.data.labels import (
 )
 from bertkit.data.tokenizer import find_words
 from bertkit.errors import UsageError, join_lines
-from bertkit.metrics.ner import sum_types
+from bertkit.metrics.ner import find_entities, sum_types
 from bertkit.metrics.table import (
     LABEL,
     NAMES,
@@ -46,6 +46,7 @@ from bertkit.metrics.table import (
     read_probabilities,
 )
 from bertkit.tasks.examples import ExampleRows
+from bertkit.tasks.task import shorten_text
 
 FORMAT = 1
 TABLE = ".parquet"  # among the predictions of a run, after a split's name
@@ -231,6 +232,31 @@ def find_mistakes(rows: pa.Table) -> np.ndarray:
     is_wrong, badness = judge_rows(rows)
     numbers = np.flatnonzero(is_wrong)
     return numbers[np.argsort(-badness[numbers], kind="stable")]
+
+
+def show_mistakes(rows: pa.Table, most: int) -> list[list[str]]:
+    """Return the worst mistakes in short words: row, texts, prediction and right answer of each."""
+    chosen = rows.take(pa.array(find_mistakes(rows)[:most], pa.int64()))
+    cells = [list(map(str, chosen.column(ROW).to_pylist()))]
+    texts = [chosen.column(name).to_pylist() for name in read_facts(rows).get("texts", [])]
+    cells += [list(map(shorten_text, column)) for column in texts]
+    for name in (PREDICTION, LABEL):
+        answers = chosen.column(name).to_pylist()
+        if "strict_found" in rows.column_names:
+            answers = list(map(name_entities, texts[0], answers))
+        cells.append([shorten_text(show_answer(answer)) or "nothing" for answer in answers])
+    return list(map(list, zip(*cells, strict=True)))
+
+
+def name_entities(sentence: str, tags: Sequence[str]) -> list[str]:
+    """Return the words and the type of each entity of a sentence."""
+    words = sentence.split(" ")
+    return [f"{' '.join(words[start:end])}: {kind}" for start, end, kind in find_entities(tags)]
+
+
+def show_answer(answer: Any) -> str:
+    """Return a class, a text, several of them, or a number as a text."""
+    return ", ".join(answer) if isinstance(answer, list) else f"{answer:g}" if isinstance(answer, float) else answer
 
 
 def write_mistakes(rows: pa.Table) -> str:
