@@ -3,7 +3,7 @@
 Shape letters: S rows, L labels.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -35,27 +35,29 @@ LONGEST_LABEL = 18  # characters in a legend beside the curves
 CUTS = 201  # values of tau in a curve
 
 
-def draw_figures(rows: pa.Table, split: str, temperature: float | None) -> Iterator[Plot | Table]:
-    """Yield the plots and tables that a prediction table has the columns for.
+def draw_figures(rows: pa.Table, split: str, temperature: float | None) -> list[Plot | Table]:
+    """Return the plots and tables that a prediction table has the columns for.
 
     Args:
         temperature: That of calibrated probabilities, which are shown beside those without it.
     """
     if "null_odds" in rows.column_names:
-        yield plot_taus(rows, split)
-    elif "strict_found" in rows.column_names:
-        yield tabulate_types(rows, split)
-    elif (probabilities := read_probabilities(rows, names := read_facts(rows).get("names", []))) is not None:
-        given = [rows.column(name).to_pylist() for name in (PREDICTION, LABEL)]
-        if find_kind(rows) == SINGLE:
-            answers, labels = (number_names(values, names) for values in given)
-            yield tabulate_confusion(answers, labels, names, split)
-            predicted, correct = (numbers[:, None] == np.arange(len(names)) for numbers in (answers, labels))
-        else:
-            predicted, correct = (mark_names(values, names) for values in given)
-            labels = correct
-        yield plot_precision(probabilities, predicted, correct, names, split)
-        yield plot_reliability(probabilities, labels, temperature, split)
+        return [plot_taus(rows, split)]
+    if "strict_found" in rows.column_names:
+        return [tabulate_types(rows, split)]
+    names = read_facts(rows).get("names", [])
+    if (probabilities := read_probabilities(rows, names)) is None:
+        return []
+    given, found = [rows.column(name).to_pylist() for name in (PREDICTION, LABEL)], []
+    if find_kind(rows) == SINGLE:
+        answers, labels = (number_names(values, names) for values in given)
+        found.append(tabulate_confusion(answers, labels, names, split))
+        predicted, correct = (numbers[:, None] == np.arange(len(names)) for numbers in (answers, labels))
+    else:
+        predicted, correct = (mark_names(values, names) for values in given)
+        labels = correct
+    found.append(plot_precision(probabilities, predicted, correct, names, split))
+    return [*found, plot_reliability(probabilities, labels, temperature, split)]
 
 
 def tabulate_confusion(answers: np.ndarray, labels: np.ndarray, names: Sequence[str], split: str) -> Table:

@@ -111,7 +111,8 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
     rows = task.list_rows(metrics) if task else [ScoreRow(key, key) for key in metrics if key not in limits]
     label = "ours" if written is not None else f"at update {step:,}"
     predicted = read_tables(path, task, written is not None, notes)
-    figures = list_figures(predicted, metrics.get("temperature"))
+    given = ((rows, split, metrics.get("temperature")) for split, rows in predicted.items())
+    figures = [figure for one in given for figure in attempt(draw_figures, *one) or []]
     return {
         "kind": "run",
         "id": place.id,
@@ -233,15 +234,6 @@ def read_tables(path: Path, task: Task | None, is_finished: bool, notes: list[st
         notes.append(f"it has no prediction tables, as in earlier versions; bertkit evaluate {path} writes them")
     found = {split: read_part(read_table, file, notes) for split, file in files.items()}
     return {split: rows for split, rows in found.items() if rows is not None and LABEL in rows.column_names}
-
-
-def list_figures(predicted: Mapping[str, pa.Table], temperature: float | None) -> list[Plot | Table]:
-    """Return the plots and tables of prediction tables; those of another form are skipped."""
-    found = [
-        attempt(lambda *given: list(draw_figures(*given)), rows, split, temperature)
-        for split, rows in predicted.items()
-    ]
-    return [figure for figures in found for figure in figures or []]
 
 
 def list_mistakes(predicted: Mapping[str, pa.Table]) -> Iterator[Table]:

@@ -245,22 +245,20 @@ class Screen(AbstractContextManager):
 
     def show_predictions(self, task: Any, output: Path) -> None:
         """Print the worst mistakes of the first evaluated split, or the examples of a pretraining."""
-        from bertkit.metrics.table import LABEL
         from bertkit.tasks.task import EXAMPLES
         from bertkit.training.predictions import TABLE, read_table, show_mistakes
         from bertkit.training.run_dir import PREDICTIONS
 
         split = next(iter(task.splits), "")
         table, examples = (output / PREDICTIONS / name for name in (f"{split}{TABLE}", EXAMPLES))
-        if examples.is_file() and (lines := examples.read_text(encoding="utf-8").splitlines()):
-            self.say(
-                "Predictions on held-out text (the right answer in parentheses):", *(f"  {line}" for line in lines)
-            )
-        elif table.is_file() and LABEL in (rows := read_table(table)).column_names:
-            if found := show_mistakes(rows, MISTAKES_PRINTED):
-                self.say(f"The worst mistakes on {split} (the right answer in parentheses):")
-            for row, *texts, predicted, right in found:
-                self.say(f"  row {row}: {'  |  '.join(texts)}  →  {predicted}  ({right})")
+        title, lines = f"The worst mistakes on {split}", []
+        if examples.is_file():
+            title, lines = "Predictions on held-out text", examples.read_text(encoding="utf-8").splitlines()
+        elif table.is_file():
+            for row, *texts, predicted, right in show_mistakes(read_table(table), MISTAKES_PRINTED):
+                lines.append(f"row {row}: {'  |  '.join(texts)}  →  {predicted}  ({right})")
+        if lines:
+            self.say(f"{title} (the right answer in parentheses):", *(f"  {line}" for line in lines))
 
     def warn(self, task: str, cells: list[Mapping[str, Any]]) -> None:
         """Print how many of a task's runs have learned nothing, with the likely causes."""

@@ -235,28 +235,25 @@ def find_mistakes(rows: pa.Table) -> np.ndarray:
 
 
 def show_mistakes(rows: pa.Table, most: int) -> list[list[str]]:
-    """Return the worst mistakes in short words: row, texts, prediction and right answer of each."""
-    chosen = rows.take(pa.array(find_mistakes(rows)[:most], pa.int64()))
-    cells = [list(map(str, chosen.column(ROW).to_pylist()))]
-    texts = [chosen.column(name).to_pylist() for name in read_facts(rows).get("texts", [])]
-    cells += [list(map(shorten_text, column)) for column in texts]
-    for name in (PREDICTION, LABEL):
-        answers = chosen.column(name).to_pylist()
-        if "strict_found" in rows.column_names:
-            answers = list(map(name_entities, texts[0], answers))
-        cells.append([shorten_text(show_answer(answer)) or "nothing" for answer in answers])
-    return list(map(list, zip(*cells, strict=True)))
+    """Return the worst mistakes in short words: row, texts, prediction and right answer; none without answers."""
+    if LABEL not in rows.column_names:
+        return []
+    names = [ROW, *read_facts(rows).get("texts", []), PREDICTION, LABEL]
+    is_tagged, lines = "strict_found" in rows.column_names, []
+    for found in rows.select(names).take(pa.array(find_mistakes(rows)[:most], pa.int64())).to_pylist():
+        row, *texts, predicted, right = found.values()
+        answers = [show_answer(answer, texts[0] if is_tagged else None) for answer in (predicted, right)]
+        lines.append([str(row), *map(shorten_text, texts), *answers])
+    return lines
 
 
-def name_entities(sentence: str, tags: Sequence[str]) -> list[str]:
-    """Return the words and the type of each entity of a sentence."""
-    words = sentence.split(" ")
-    return [f"{' '.join(words[start:end])}: {kind}" for start, end, kind in find_entities(tags)]
-
-
-def show_answer(answer: Any) -> str:
-    """Return a class, a text, several of them, or a number as a text."""
-    return ", ".join(answer) if isinstance(answer, list) else f"{answer:g}" if isinstance(answer, float) else answer
+def show_answer(answer: Any, sentence: str | None) -> str:
+    """Return a class, several of them, a text, a number, or the entities of a tagged sentence in short words."""
+    if sentence is not None:
+        words = sentence.split(" ")
+        answer = [f"{' '.join(words[start:end])}: {kind}" for start, end, kind in find_entities(answer)]
+    text = ", ".join(answer) if isinstance(answer, list) else f"{answer:g}" if isinstance(answer, float) else answer
+    return shorten_text(text) or "nothing"
 
 
 def write_mistakes(rows: pa.Table) -> str:

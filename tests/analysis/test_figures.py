@@ -132,4 +132,4 @@ def test_each_point_of_the_tau_curve_is_a_score(rows):
 def test_numbers_and_answers_that_must_exist_have_no_figures():
     numbers = tabulate_logits(np.ones((3, 1)), np.ones(3), (), REGRESSION)
     answers = make_rows({LABEL: pa.array([["a"]], NAMES), PREDICTION: ["a"], "em": [1.0], "f1": [1.0]})
-    assert not [*draw_figures(numbers, "dev", None), *draw_figures(answers, "dev", None)]
+    assert draw_figures(numbers, "dev", None) == draw_figures(answers, "dev", None) == []
