@@ -1,95 +1,78 @@
-"""Compare methods on the rows that their runs have in common, matched by content, and say which differ.
+"""Compare methods on the rows that their prediction tables have in common, matched by key, and say which differ.
 
 A method is a run, or several runs whose recipes differ only in their seed: those of a study's cell, or runs given one
-by one. Each method is compared with the first; the p-values are corrected for the number of comparisons.
-
-Left out: the statistics (`bertkit.metrics.intervals`), and reading files of predictions
-(`bertkit.analysis.prediction_files`).
+by one. A table of another program is a method as well. Each method is compared with the first; the p-values are
+corrected for the number of comparisons. The statistics are in `bertkit.metrics.intervals`.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import asdict, dataclass
+from functools import cached_property, reduce
+from itertools import groupby
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from bertkit.analysis.places import drop_seed, is_run
-from bertkit.analysis.prediction_files import read_files
+from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.errors import UsageError
-from bertkit.metrics.intervals import (
-    LEVEL,
-    POWER,
-    Contrast,
-    adjust_p_values,
-    compare_methods,
-    compute_mcnemar,
-    estimate_factor,
-)
-from bertkit.reports.tables import ScoreRow, Table, count, make_table
+from bertkit.metrics import intervals
+from bertkit.metrics.intervals import LEVEL, POWER, Contrast
+from bertkit.metrics.rows import RowScore
+from bertkit.metrics.table import LABEL, add_facts, find_kind, list_names, read_facts
+from bertkit.reports.tables import Table, count, make_table
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
+from bertkit.tasks.classification import CLASSIFICATION
 from bertkit.tasks.task import Task, shorten_text
+from bertkit.training.predictions import GROUP, KEY, MISTAKES, TABLE, read_table, spell_answers
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE, STUDY_RESULT, read_study
-from bertkit.training.scored_rows import ROWS, ScoredRows, read_rows
 
 UNDECIDED_VERDICT = "not told apart"
 MOST_ROWS = 10  # shown of those on which methods differ, over all comparisons
+MOST_TEXTS = 2  # shown of a row
 MOST_FACTOR = 1000  # of rows that a verdict asks for
 SMALLEST = 1e-9  # points; a smaller difference is that of rounding
+COUNT_COLUMNS = ("em", "strict_found")  # columns by which answers and tags are scored, instead of labels
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Method:
-    """A method and the rows of its runs.
-
-    Attributes:
-        task: The name of its task.
-        title: The name of its score.
-    """
+    """A method of a task with the prediction tables of its runs."""
 
     name: str
-    task: str
-    title: ScoreRow
-    runs: Sequence[ScoredRows]
+    task: Task
+    runs: Sequence[pa.Table]
+
+    @cached_property
+    def scores(self) -> list[RowScore]:
+        """Return the task's metric of each run."""
+        try:
+            return [self.task.score(rows)[self.task.metric] for rows in self.runs]
+        except KeyError as error:
+            raise UsageError(f"{self.name} cannot be scored as {self.task.name} ({error.args[0]}); give runs") from None
+
+    @cached_property
+    def answers(self) -> list[tuple[str, ...]]:
+        """Return the answers of all runs to each row."""
+        return list(zip(*map(spell_answers, self.runs), strict=True))
 
     def describe(self) -> str:
         """Return its name, with the number of seeds if there are several."""
         return f"{self.name} ({len(self.runs)} seeds)" if len(self.runs) > 1 else self.name
 
-    def take(self, keys: np.ndarray) -> "Method":
-        """Return the method with the rows that have these keys, in their order."""
-        runs = []
-        for run in self.runs:
-            order = np.argsort(run.keys)
-            runs.append(run.take(order[np.searchsorted(run.keys[order], keys)]))
-        return Method(self.name, self.task, self.title, runs)
-
     def rate(self) -> np.ndarray:
         """Return the points of each run."""
-        weights = np.ones((1, len(self.runs[0].keys)))
-        return np.array([run.score.points * run.score.score(weights)[0] for run in self.runs])
+        return np.array([score.points * score.score(np.ones((1, len(score))))[0] for score in self.scores])
 
     def judge_rows(self) -> np.ndarray:
         """Return (S,) how right each row is, on average over the runs."""
-        return np.mean([run.score.judge_rows() for run in self.runs], axis=0)
-
-    def share_answers(self) -> Iterator[dict[str, float]]:
-        """Yield for each row the share of the runs that gave each answer."""
-        for answers in zip(*([row.answer for row in run.rows] for run in self.runs), strict=True):
-            yield {answer: number / len(answers) for answer, number in Counter(answers).items()}
-
-    def describe_answer(self, row: int) -> str:
-        """Return the answer to a row with the method's name; the most frequent one where the runs differ."""
-        answers = Counter(run.rows[row].answer for run in self.runs)
-        answer, number = answers.most_common(1)[0]
-        share = "" if number == len(self.runs) else f" ({number} of {len(self.runs)} runs)"
-        return f"{self.name}: {shorten_text(answer) or '(nothing)'}{share}"
+        return np.mean([score.judge_rows() for score in self.scores], axis=0)
 
 
 @dataclass(frozen=True)
@@ -98,22 +81,15 @@ class MethodComparison:
 
     Attributes:
         p: The p-value, corrected for the number of `comparisons`.
-        mcnemar: The p-value of McNemar's test; None without classes or with several runs.
         left_out: The number of rows that are not in all runs of the task.
     """
 
     first: Method
     second: Method
     contrast: Contrast
+    left_out: int
     p: float
     comparisons: int
-    mcnemar: float | None
-    left_out: int
-
-    @property
-    def has_lone_run(self) -> bool:
-        """Return whether one method has a single run and the other several."""
-        return min(len(self.first.runs), len(self.second.runs)) == 1 and self.contrast.seed_error is not None
 
     @property
     def verdict(self) -> str:
@@ -122,11 +98,18 @@ class MethodComparison:
             return UNDECIDED_VERDICT
         return "better" if self.contrast.value > 0 else "worse"
 
+    @property
+    def mcnemar(self) -> float | None:
+        """Return the p-value of McNemar's test of two single runs; None if rows may be partly right."""
+        right = np.stack([self.first.judge_rows(), self.second.judge_rows()])
+        is_classified = len(self.first.runs) == len(self.second.runs) == 1 and np.isin(right, (0, 1)).all()
+        return intervals.compute_mcnemar(*(right == 1)) if is_classified else None
+
     def estimate(self) -> float | None:
         """Return what would be enough, as `estimate_factor`; None if the difference is told, or there is none."""
         if self.verdict != UNDECIDED_VERDICT or abs(self.contrast.value) < SMALLEST:
             return None
-        return estimate_factor(self.contrast, self.comparisons)
+        return intervals.estimate_factor(self.contrast, self.comparisons)
 
     def describe(self) -> str:
         """Return the verdict with what it rests on, or what would decide it."""
@@ -140,133 +123,117 @@ class MethodComparison:
         seeds = "" if self.contrast.seed_error is None else " and seeds"
         return f"{said}; about {factor:.1f} times as many rows{seeds} would be enough"
 
-    def find_differing(self) -> np.ndarray:
+    def list_differing(self) -> list[dict[str, Any]]:
         """Return the rows with different answers, first those on which one method is right and the other wrong."""
-        shares = zip(self.first.share_answers(), self.second.share_answers(), strict=True)
-        differs = [one != two for one, two in shares]
+        rows = self.first.runs[0]
         gaps = np.abs(self.second.judge_rows() - self.first.judge_rows())
-        rows = np.flatnonzero(differs)
-        return rows[np.argsort(-gaps[rows], kind="stable")]
+        differs = [set(one) != set(two) for one, two in zip(self.first.answers, self.second.answers, strict=True)]
+        numbers = np.flatnonzero(differs | (gaps > 0))
+        texts, right = [rows.column(name) for name in read_facts(rows)["texts"]], spell_answers(rows, LABEL)
+        return [
+            {
+                "texts": [column[row].as_py() for column in texts],
+                "right": right[row],
+                "first": self.first.answers[row],
+                "second": self.second.answers[row],
+            }
+            for row in numbers[np.argsort(-gaps[numbers], kind="stable")].tolist()
+        ]
 
 
-def compare(
-    sources: Sequence[Path],
-    split: str | None = None,
-    label: str | None = None,
-    data: Path | None = None,
-    report: Report = ignore,
-) -> list[MethodComparison]:
-    """Compare runs, studies or files of predictions, each method with the first one of its task.
+def compare(sources: Sequence[Path], split: str | None = None, report: Report = ignore) -> list[MethodComparison]:
+    """Compare runs, studies or prediction tables, each method with the first one of its task.
 
     Args:
         split: The split of runs; None: the first one that is scored.
-        label: The column of the right labels in tables of predictions.
-        data: The SQuAD file that files of answers are about.
 
     Raises:
         UsageError: There are fewer than two methods, or no rows in common; a source does not exist, is not finished,
-            has no file of its rows, or cannot be read; an option does not fit the sources.
+            has no prediction table, or cannot be read.
     """
     if missing := next((source for source in sources if not source.exists()), None):
-        raise UsageError(f"{missing} does not exist; give runs and studies, or files of predictions")
-    if all(source.is_file() for source in sources):
-        if split is not None:
-            raise UsageError("--split names a split of runs; leave it out with files of predictions")
-        task, title, found = read_files(sources, label, data)
-        methods = [Method(str(path), task, title, [rows]) for path, rows in zip(sources, found, strict=True)]
-    else:
-        if label is not None or data is not None:
-            raise UsageError("--label and --data are for files of predictions; leave them out with runs and studies")
-        methods = read_methods(sources, split)
+        raise UsageError(f"{missing} does not exist; give runs, studies, or tables of predictions")
     groups: dict[str, list[Method]] = {}
-    for method in methods:
-        groups.setdefault(method.task, []).append(method)
+    for method in read_methods(sources, split):
+        groups.setdefault(method.task.name, []).append(method)
     for name in [name for name, group in groups.items() if len(group) < 2]:
         report(f"{groups.pop(name)[0].name}: nothing else to compare with for {name}, skipping")
     if not groups:
         raise UsageError("there is only one method of each task; give two or more runs or studies of one task")
     pairs = [pair for group in groups.values() for pair in match(group)]
-    contrasts = [compare_methods(*([run.score for run in one.runs] for one in pair[:2])) for pair in pairs]
-    adjusted = adjust_p_values([contrast.p for contrast in contrasts])
-    return [
-        MethodComparison(first, second, contrast, p, len(pairs), compare_classes(first, second), left_out)
-        for (first, second, left_out), contrast, p in zip(pairs, contrasts, adjusted, strict=True)
-    ]
+    adjusted = intervals.adjust_p_values([contrast.p for _, _, contrast, _ in pairs])
+    return [MethodComparison(*pair, p, len(pairs)) for pair, p in zip(pairs, adjusted, strict=True)]
 
 
-def match(group: Sequence[Method]) -> Iterator[tuple[Method, Method, int]]:
-    """Yield the first method with each other one, on the rows of all runs, and the number of rows left out.
-
-    Raises:
-        UsageError: No row is in all runs, or the scores have different labels.
-    """
-    runs = [run for method in group for run in method.runs]
-    keys = reduce(np.intersect1d, (run.keys for run in runs))
+def match(group: Sequence[Method]) -> Iterator[tuple[Method, Method, Contrast, int]]:
+    """Yield the first method with each other one, their difference on the rows of all runs, and the rows left out."""
+    tables = [rows for method in group for rows in method.runs]
+    columns = [rows.column(KEY).to_numpy() for rows in tables]
+    keys = columns[0][np.isin(columns[0], reduce(np.intersect1d, columns))]
+    both = f"{group[0].name} and {group[-1].name}"
     if not len(keys):
         raise UsageError(
-            f"{group[0].name} and {group[-1].name} have no row in common, which are equal texts with equal right "
-            "answers; give runs that were scored on the same data"
+            f"{both} have no row in common, which are equal texts with equal right answers; give runs that were "
+            "scored on the same data"
         )
-    if len({(run.score.rate, run.score.rows.shape[1:]) for run in runs}) > 1:
-        raise UsageError(
-            f"{group[0].name} and {group[-1].name} have different labels or a different score; give runs with the "
-            "same labels"
-        )
-    left_out = len(reduce(np.union1d, (run.keys for run in runs))) - len(keys)
-    first, *others = (method.take(keys) for method in group)
+    names = unite_names(tables)
+    first, *others = (Method(one.name, one.task, [align(rows, keys, names) for rows in one.runs]) for one in group)
+    if len({(score.rate, score.rows.shape[1:]) for method in (first, *others) for score in method.scores}) > 1:
+        raise UsageError(f"{both} have answers of different kinds; give only classes, or only numbers")
+    groups = align(next((rows for rows in tables if "task" in read_facts(rows)), tables[0]), keys, ()).column(GROUP)
     for other in others:
-        yield first, other, left_out
+        contrast = intervals.compare_methods(first.scores, other.scores, groups.to_pylist())
+        yield first, other, contrast, len(reduce(np.union1d, columns)) - len(keys)
 
 
-def compare_classes(first: Method, second: Method) -> float | None:
-    """Return the p-value of McNemar's test of two single runs; None if rows may be partly right."""
-    if len(first.runs) > 1 or len(second.runs) > 1:
-        return None
-    right = np.stack([first.judge_rows(), second.judge_rows()])
-    return compute_mcnemar(*(right == 1)) if np.isin(right, (0, 1)).all() else None
+def unite_names(tables: Sequence[pa.Table]) -> list[str]:
+    """Return the classes of all tables, or several labels as the runs know them; none for numbers, answers and tags."""
+    if any(find_kind(rows) == REGRESSION or set(COUNT_COLUMNS) & set(rows.column_names) for rows in tables):
+        return []
+    runs = [rows for rows in tables if "names" in read_facts(rows)] if find_kind(tables[0]) == SEVERAL else []
+    return list(dict.fromkeys(name for rows in runs or tables for name in list_names(rows)))
 
 
-# --- Runs and studies -------------------------------------------------------------------------------------------------
+def align(rows: pa.Table, keys: np.ndarray, names: Sequence[str]) -> pa.Table:
+    """Return the rows that have these keys, in their order, and the names of all classes if there are some."""
+    own = rows.column(KEY).to_numpy()
+    order = np.argsort(own)
+    taken = rows.take(pa.array(order[np.searchsorted(own[order], keys)]))
+    return add_facts(taken, names=names, decided={}) if names else taken  # thresholds belong to the names before
 
 
-def check_seeds(paths: Sequence[Path]) -> None:
-    """Check that no run of a method repeats another one."""
-    known: dict[str, Path] = {}
-    for path in paths:
-        recipe = json.dumps(read_recipe(path / RECIPE_FILE), sort_keys=True, default=str)
-        if (other := known.setdefault(recipe, path)) is not path:
-            raise UsageError(f"{path} has the recipe and the seed of {other}; give one of the two")
+# --- Runs, studies and tables -----------------------------------------------------------------------------------------
 
 
 def read_methods(sources: Sequence[Path], split: str | None) -> list[Method]:
-    """Return the methods of runs and studies; runs whose recipes differ only in the seed are one method.
+    """Return the methods of runs, studies and tables; runs whose recipes differ only in the seed are one method.
 
-    If this leaves a single method, each run is one.
-
-    Raises:
-        UsageError: Two runs of a method have the same seed.
+    If this leaves a single method, each run is one. A table of another program belongs to the task of the first run.
     """
-    named: dict[str, tuple[str, list[Path]]] = {}
+    named: dict[str, tuple[str, dict[Path, Path]]] = {}  # of each method, its name and its runs by their real paths
     for source in sources:
         for name, paths in list_runs(source):
-            key = drop_seed(read_recipe(paths[0] / RECIPE_FILE)) if len(paths) == 1 else name
-            known = named.setdefault(key, (name, []))[1]
-            known += [path for path in paths if path.resolve() not in [other.resolve() for other in known]]
-    found = list(named.values())
+            is_lone = len(paths) == 1 and source.is_dir()
+            key = drop_seed(read_recipe(paths[0] / RECIPE_FILE)) if is_lone else name
+            known = named.setdefault(key, (name, {}))[1]
+            known |= {path.resolve(): path for path in paths if path.resolve() not in known}
+    found = [(name, list(paths.values())) for name, paths in named.values()]
     if len(found) == 1:
         found = [(str(path), [path]) for path in found[0][1]]
     for _, paths in found:
-        check_seeds(paths)
-    return [read_method(name, paths, split) for name, paths in found]
+        if len(paths) > 1 and len({str(read_recipe(path / RECIPE_FILE)) for path in paths}) < len(paths):
+            raise UsageError(f"two of {', '.join(map(str, paths))} have the same recipe and seed; give one of the two")
+    tables = read_tables([path for _, paths in found for path in paths], split)
+    tasks = {path: read_facts(rows).get("task") for path, rows in tables.items()}
+    usual = next(filter(None, tasks.values()), CLASSIFICATION.name)
+    return [Method(name, TASKS[tasks[paths[0]] or usual], [tables[path] for path in paths]) for name, paths in found]
 
 
 def list_runs(source: Path) -> Iterator[tuple[str, list[Path]]]:
-    """Yield the name and the finished runs of each cell of a study, or of the run itself.
-
-    Raises:
-        UsageError: It is neither a finished run nor a study.
-    """
-    if is_run(source):
+    """Yield the name and the finished runs of each cell of a study, or of the run or table itself."""
+    if source.is_file():
+        yield str(source), [source]
+    elif is_run(source):
         if not (source / METRICS_FILE).is_file() or not (source / RECIPE_FILE).is_file():
             raise UsageError(f"{source} is not a finished run; repeat its command to continue it")
         yield str(source), [source]
@@ -276,7 +243,7 @@ def list_runs(source: Path) -> Iterator[tuple[str, list[Path]]]:
             if paths and find_task(paths[0]) is not None:  # not a pretraining
                 yield str(paths[0].parent if len(cell.runs) > 1 else paths[0]), paths
     else:
-        raise UsageError(f"{source} is neither a run nor a study; give --output directories, or files only")
+        raise UsageError(f"{source} is neither a run nor a study; give --output directories, or tables")
 
 
 def find_task(run: Path) -> Task | None:
@@ -285,29 +252,30 @@ def find_task(run: Path) -> Task | None:
     return task if task is not None and task.metric and not task.lower_is_better else None
 
 
-def read_method(name: str, paths: Sequence[Path], split: str | None) -> Method:
-    """Read the rows of a method's runs.
+def read_tables(paths: Sequence[Path], split: str | None) -> dict[Path, pa.Table]:
+    """Read the tables of runs and of other programs: their keys are made of the texts of the first run.
 
-    Raises:
-        UsageError: A run has no file of its rows, or has only those of other splits.
+    Without a run, keys are made of the columns that all tables have.
     """
-    if (task := find_task(paths[0])) is None:
-        raise UsageError(f"{name} has no scores of rows to compare; give fine-tuned runs")
+    tables = {path: read_table(path) if path.is_file() else read_run(path, split) for path in paths}
+    facts = [read_facts(rows) for rows in tables.values()]
+    run = next((own for own in facts if "task" in own), None)
+    texts = run["texts"] if run else [name for name in facts[0]["texts"] if all(name in own["texts"] for own in facts)]
+    owned = zip(tables.items(), facts, strict=True)
+    return {path: rows if "task" in own else read_table(path, texts) for (path, rows), own in owned}
+
+
+def read_run(path: Path, split: str | None) -> pa.Table:
+    """Read the prediction table of a run's split."""
+    if (task := find_task(path)) is None:
+        raise UsageError(f"{path} has no scores of rows to compare; give fine-tuned runs")
     split = split or next(iter(task.splits))
-    files = [path / PREDICTIONS / f"{split}{ROWS}" for path in paths]
-    for path, file in zip(paths, files, strict=True):
-        if not file.is_file():
-            scored = sorted(other.name.removesuffix(ROWS) for other in file.parent.glob(f"*{ROWS}"))
-            if scored:
-                raise UsageError(
-                    f"{path} has scored rows of {', '.join(scored)}, but not of {split!r}; choose with --split"
-                )
-            again = f"bertkit {task.command} --recipe {quote(str(path / RECIPE_FILE))} --output {quote(str(path))}"
-            raise UsageError(
-                f"{file} not found, as in runs of earlier versions; delete the run's {METRICS_FILE} and train it "
-                f"again: {again}"
-            )
-    return Method(name, task.name, task.find_row(task.metric), list(map(read_rows, files)))
+    file = path / PREDICTIONS / f"{split}{TABLE}"
+    if file.is_file() and LABEL in (rows := read_table(file)).column_names:
+        return rows
+    if scored := sorted({x.name.removesuffix(MISTAKES) for x in file.parent.glob(f"*{MISTAKES}")} - {split}):
+        raise UsageError(f"{path} has scored rows of {', '.join(scored)}, but not of {split!r}; choose with --split")
+    raise UsageError(f"{file} not found, as in runs of earlier versions; write it: bertkit evaluate {quote(str(path))}")
 
 
 # --- Results ----------------------------------------------------------------------------------------------------------
@@ -318,22 +286,16 @@ def tabulate(comparisons: Sequence[MethodComparison]) -> Iterator[Table]:
     interval, corrected = "95 % interval", "p"
     if len(comparisons) > 1:
         interval, corrected = "95 % interval, uncorrected", f"p, Holm, {comparisons[0].comparisons} comparisons"
-    for group in group_by_task(comparisons):
-        first = group[0].first
-        lines = [[first.describe(), show_points(first), "", "", "", ""]]
+    for task, group in groupby(comparisons, lambda one: one.first.task):
+        lines: list[list[str]] = []
         for one in group:
             contrast = one.contrast
+            lines = lines or [[one.first.describe(), show_points(one.first), "", "", "", ""]]
             limits = f"{contrast.low:+.2f} to {contrast.high:+.2f}"
-            cells = [f"{contrast.value:+.2f}", limits, show_p(one.p), one.verdict]
-            lines.append([one.second.describe(), show_points(one.second), *cells])
-        heads = ["", f"{first.title.name} (%)", "difference", interval, corrected, "verdict"]
-        yield make_table(f"{first.task}, {count(group[0].contrast.rows, 'row')} in common", heads, lines)
-
-
-def group_by_task(comparisons: Sequence[MethodComparison]) -> list[list[MethodComparison]]:
-    """Return the comparisons of each task."""
-    names = dict.fromkeys(one.first.task for one in comparisons)
-    return [[one for one in comparisons if one.first.task == name] for name in names]
+            cells = [show_points(one.second), f"{contrast.value:+.2f}", limits, show_p(one.p), one.verdict]
+            lines.append([one.second.describe(), *cells])
+        heads = ["", f"{task.find_row(task.metric).name} (%)", "difference", interval, corrected, "verdict"]
+        yield make_table(f"{task.name}, {count(contrast.rows, 'row')} in common", heads, lines)
 
 
 def comment(comparisons: Sequence[MethodComparison]) -> Iterator[str]:
@@ -341,12 +303,12 @@ def comment(comparisons: Sequence[MethodComparison]) -> Iterator[str]:
     for one in comparisons:
         exact = "" if one.mcnemar is None else f" (right or wrong rows, McNemar's exact test: p {show_p(one.mcnemar)})"
         yield f"{one.second.name} against {one.first.name}: {one.describe()}{exact}"
-    for group in group_by_task(comparisons):
-        if group[0].left_out:
-            yield f"{group[0].first.task}: {count(group[0].left_out, 'row')} not in all runs, skipped"
-    if any(one.has_lone_run for one in comparisons):
+    for task, left_out in {one.first.task.name: one.left_out for one in comparisons if one.left_out}.items():
+        yield f"{task}: {count(left_out, 'row')} not in all runs, skipped"
+    counts = [{len(one.first.runs), len(one.second.runs)} for one in comparisons]
+    if any(len(both) > 1 and 1 in both for both in counts):
         yield "a method with a single run is assumed to vary with its seed as the other one does"
-    if any(one.contrast.seed_error is None for one in comparisons):
+    if {1} in counts:
         yield (
             "single runs: two models are compared, not two methods; other seeds may turn the result around "
             "(--restarts 5 trains several)"
@@ -359,13 +321,20 @@ def comment(comparisons: Sequence[MethodComparison]) -> Iterator[str]:
 
 def list_lines(one: MethodComparison, most: int) -> Iterator[str]:
     """Yield a line for some of the rows on which two methods differ, after one with their number."""
-    if len(rows := one.find_differing()):
+    if rows := one.list_differing():
         shown = f"the first {most} of them" if len(rows) > most else "all of them"
         yield f"{one.second.name} and {one.first.name} differ on {count(len(rows), 'row')}; {shown}:"
-    for row in rows[:most].tolist():
-        described = one.first.runs[0].rows[row]
-        answers = ", ".join(method.describe_answer(row) for method in (one.first, one.second))
-        yield f"  {'  |  '.join(described.texts)}  →  {answers}  ({shorten_text(described.right) or '(nothing)'})"
+    for row in rows[:most]:
+        texts = "  |  ".join(map(shorten_text, row["texts"][:MOST_TEXTS]))
+        answers = f"{describe_answers(one.first, row['first'])}, {describe_answers(one.second, row['second'])}"
+        yield f"  {texts}  →  {answers}  ({shorten_text(row['right']) or '(nothing)'})"
+
+
+def describe_answers(method: Method, answers: Sequence[str]) -> str:
+    """Return the answer to a row with the method's name; the most frequent one where the runs differ."""
+    answer, number = Counter(answers).most_common(1)[0]
+    share = "" if number == len(answers) else f" ({number} of {len(answers)} runs)"
+    return f"{method.name}: {shorten_text(answer) or '(nothing)'}{share}"
 
 
 def show_points(method: Method) -> str:
@@ -380,35 +349,15 @@ def show_p(p: float) -> str:
 
 
 def list_values(comparisons: Sequence[MethodComparison]) -> dict[str, Any]:
-    """Return everything for a file, with all rows that differ."""
-    return {"comparisons": [list_comparison(one) for one in comparisons]}
-
-
-def list_comparison(one: MethodComparison) -> dict[str, Any]:
-    """Return the values of a comparison, in points, and the rows on which the methods differ."""
-    contrast = one.contrast
-    methods = {"first": one.first, "second": one.second}
-    rows = []
-    for row in one.find_differing().tolist():
-        described = one.first.runs[0].rows[row]
-        answers = {name: [run.rows[row].answer for run in method.runs] for name, method in methods.items()}
-        rows.append({"texts": described.texts, "right": described.right, **answers})
-    return {
-        "task": one.first.task,
-        "metric": one.first.title.key,
-        **{name: {"name": method.name, "scores": method.rate().tolist()} for name, method in methods.items()},
-        "difference": contrast.value,
-        "low": contrast.low,
-        "high": contrast.high,
-        "p": contrast.p,
-        "p_corrected": one.p,
-        "comparisons": one.comparisons,
-        "verdict": one.verdict,
-        "rows": contrast.rows,
-        "rows_left_out": one.left_out,
-        "factor_needed": one.estimate(),
-        "row_error": contrast.row_error,
-        "seed_error": contrast.seed_error,
-        "mcnemar_p": one.mcnemar,
-        "differing": rows,
-    }
+    """Return everything for a file, in points, with all rows that differ."""
+    found = []
+    for one in comparisons:
+        methods = {"first": one.first, "second": one.second}
+        found.append(
+            {"task": one.first.task.name, "metric": one.first.task.metric}
+            | {name: {"name": method.name, "scores": method.rate().tolist()} for name, method in methods.items()}
+            | {"difference" if name == "value" else name: value for name, value in asdict(one.contrast).items()}
+            | {"p_corrected": one.p, "comparisons": one.comparisons, "verdict": one.verdict, "mcnemar_p": one.mcnemar}
+            | {"rows_left_out": one.left_out, "factor_needed": one.estimate(), "differing": one.list_differing()}
+        )
+    return {"comparisons": found}

@@ -1,9 +1,8 @@
-"""Slices of a run's scored rows, the worst first: by length, unknown tokens, label, and columns with few values.
+"""Slices of a prediction table, the worst first: by length, unknown tokens, label, and input columns with few values.
 
 A slice's score has a 95 % interval, because small slices differ by chance; they are sorted by the interval's better
 end, so that a slice that is surely worse comes before one that may be. Slices below LEAST_ROWS rows are left out, and
-so is whatever does not tell rows apart. The rows come from the file that the run has written
-(`bertkit.training.scored_rows`): neither data nor model is read.
+so is whatever does not tell rows apart.
 
 The score is the share of right rows where rows have labels (of several, all must be right), because Matthews
 correlation or F1 of a slice with a single label is undefined; the root mean squared error for numbers, because a slice
@@ -11,76 +10,85 @@ of similar numbers has a low correlation; otherwise the task's metric. Left out:
 a table, and combinations of slices.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
+import pyarrow as pa
 
+from bertkit.data.labels import REGRESSION
 from bertkit.metrics.intervals import Interval, find_interval
-from bertkit.metrics.rows import COUNT_SCORES, NUMBER_RATES, RowScore, measure_mean
+from bertkit.metrics.ner import score_entities
+from bertkit.metrics.rows import RowScore, measure_mean, measure_numbers
+from bertkit.metrics.squad import measure_questions
+from bertkit.metrics.table import LABEL, PREDICTION, find_kind, read_facts, read_numbers
 from bertkit.reports.tables import MISSING, ScoreRow, Table, make_table
 from bertkit.tasks.task import shorten_text
-from bertkit.training.scored_rows import TOKEN_COUNTS, UNKNOWN_COUNTS, ScoredRows
+from bertkit.training.predictions import GROUP, TOKENS, UNKNOWN_TOKENS, judge_rows, spell_answers
 
 LEAST_ROWS = 20  # of a slice
 SLICES_SHOWN = 12
 LENGTH_SLICES = 4  # slices by length, of about equal size
+FEW_VALUES = 12  # at most, of a column
 
 
-def tabulate_slices(found: ScoredRows, row: ScoreRow, split: str) -> Table | None:
+def tabulate_slices(rows: pa.Table, row: ScoreRow, split: str) -> Table | None:
     """Return the table of the worst slices after a line for all rows; None if there are no slices.
 
     Args:
+        rows: The prediction table of a run.
         row: The line of the task's metric.
     """
-    row, score = choose_score(row, found)
-    sign = -1 if row.key == "rmse" else 1
-    slices = []
-    for name, places in list_slices(found.columns):
-        if LEAST_ROWS <= len(places) < len(found.keys):
-            slices.append((name, *rate_slice(score.take(places))))
+    if LABEL not in rows.column_names:
+        return None
+    row, score = choose_score(row, rows)
+    groups, slices = rows.column(GROUP).to_numpy(), []
+    for name, numbers in list_slices(rows):
+        if LEAST_ROWS <= len(numbers) < len(rows):
+            slices.append((name, *rate_slice(score.take(numbers), groups[numbers])))
     if not slices:
         return None
+    sign = -1 if row.key == "rmse" else 1
     slices.sort(key=lambda found: sign * (found[-1] or (found[2], found[2]))[sign > 0])
     lines = [
-        [name, f"{rows:,}", row.show(value), " to ".join(map(row.show, limits)) if limits else MISSING]
-        for name, rows, value, limits in [("all", *rate_slice(score)), *slices[:SLICES_SHOWN]]
+        [name, f"{count:,}", row.show(value), " to ".join(map(row.show, limits)) if limits else MISSING]
+        for name, count, value, limits in [("all", *rate_slice(score, groups)), *slices[:SLICES_SHOWN]]
     ]
     return make_table(f"Slices, {split}, worst first", ["slice", "rows", row.head, "95 % interval"], lines)
 
 
-def choose_score(row: ScoreRow, found: ScoredRows) -> tuple[ScoreRow, RowScore]:
+def choose_score(row: ScoreRow, rows: pa.Table) -> tuple[ScoreRow, RowScore]:
     """Return the score that is compared between slices, and its line in a table."""
-    if found.score.rate in NUMBER_RATES:
-        return ScoreRow("RMSE", "rmse"), replace(found.score, rate="rmse", points=1.0)
-    if found.score.rate not in COUNT_SCORES:
-        return row, found.score
-    judged = found.score.judge_rows()
-    if found.score.rate != "labels_f1" and not np.isin(judged, (0, 1)).all():  # entities
-        return row, found.score
-    return ScoreRow("right rows", "right", unit="fraction"), measure_mean((judged == 1).astype(float))
+    if "strict_found" in rows.column_names:  # tags
+        return row, score_entities(rows)["f1"]
+    if "f1" in rows.column_names:  # answers to questions
+        return row, measure_questions(*(read_numbers(rows, name) for name in ("em", "f1")))["f1"]
+    if find_kind(rows) == REGRESSION:
+        return ScoreRow("RMSE", "rmse"), measure_numbers(*(read_numbers(rows, x) for x in (PREDICTION, LABEL)))["rmse"]
+    row = row if row.key == "accuracy" else ScoreRow("right rows", "right", unit="fraction")
+    return row, measure_mean(~judge_rows(rows)[0])
 
 
-def rate_slice(score: RowScore) -> tuple[int, float, Interval | None]:
+def rate_slice(score: RowScore, groups: np.ndarray) -> tuple[int, float, Interval | None]:
     """Return the number of rows, the score, and its interval."""
     value = float(score.score(np.ones((1, len(score))))[0])
-    return len(score), value, find_interval(score)
+    return len(score), value, find_interval(score, groups.tolist())
 
 
-def list_slices(columns: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the name and the rows of each slice."""
+def list_slices(rows: pa.Table) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name and the numbers of the rows of each slice."""
+    columns = {name: rows.column(name).to_pylist() for name in read_facts(rows).get("inputs", [])}
+    if "f1" in rows.column_names:
+        columns["has an answer"] = ["yes" if answers else "no" for answers in rows.column(LABEL).to_pylist()]
+    elif find_kind(rows) != REGRESSION and "strict_found" not in rows.column_names:
+        columns[LABEL] = spell_answers(rows, LABEL)
     for name, values in columns.items():
-        if name == TOKEN_COUNTS:
-            yield from divide_lengths(np.asarray(values))
-        elif name == UNKNOWN_COUNTS:
-            counts = np.asarray(values)
-            yield "without unknown tokens", np.flatnonzero(counts == 0)
-            yield "with unknown tokens", np.flatnonzero(counts > 0)
-        else:
-            cells = np.asarray(values, object)
-            for kind in sorted(set(values)):
-                yield f"{name}: {shorten_text(kind) or '(empty)'}", np.flatnonzero(cells == kind)
+        cells, kinds = np.asarray(values, object), sorted(set(values))
+        for kind in kinds if len(kinds) <= FEW_VALUES else ():
+            yield f"{name}: {shorten_text(kind) or '(empty)'}", np.flatnonzero(cells == kind)
+    yield from divide_lengths(rows.column(TOKENS).to_numpy())
+    unknown = rows.column(UNKNOWN_TOKENS).to_numpy()
+    yield "without unknown tokens", np.flatnonzero(unknown == 0)
+    yield "with unknown tokens", np.flatnonzero(unknown > 0)
 
 
 def divide_lengths(tokens: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:

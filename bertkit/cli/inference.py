@@ -250,17 +250,12 @@ def report(
 @app.command()
 def compare(
     sources: Annotated[
-        list[Path], PathArgument(help="Runs and studies, or files of predictions.", metavar="RUN|STUDY|FILE")
+        list[Path],
+        PathArgument(
+            help="Runs, studies, or tables with columns of texts, label and prediction.", metavar="RUN|STUDY|TABLE"
+        ),
     ],
     split: Annotated[str | None, typer.Option("--split", help="Split of runs, such as test (default: dev).")] = None,
-    label: Annotated[
-        list[str] | None,
-        typer.Option("--label", help="Column of the right labels in tables of predictions; several with commas."),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        PathOption("--data", help="Questions of files of answers, such as dev-v2.0.json.", metavar="FILE"),
-    ] = None,
     as_json: JsonFile = None,
 ) -> None:
     """Compare models on the same rows: better, worse or not told apart, and the rows on which they differ.
@@ -269,19 +264,17 @@ def compare(
 
     $ bertkit compare runs/rte runs/rte-43 --json differences.json
 
-    $ bertkit compare a.csv b.csv --label stars
+    $ bertkit compare runs/stars answers.csv
     """
     from bertkit.analysis.compare import comment, list_values, tabulate
     from bertkit.analysis.compare import compare as compare_all
     from bertkit.data.formats.inputs import check_output
     from bertkit.system.files import write_json
 
-    if len(sources) < 2 and sources[0].is_file():
-        raise UsageError("compare needs two or more runs or files, or a study; name another one")
-    for source in [*sources, *([data] if data else [])] if as_json else []:
+    for source in sources if as_json else []:
         check_output(str(source), as_json, "--json")
     with Screen() as screen:
-        found = compare_all(sources, split, ",".join(label) if label else None, data, screen.say)
+        found = compare_all(sources, split, screen.say)
         for table in tabulate(found):
             screen.show_table(table)
         screen.say(*comment(found))

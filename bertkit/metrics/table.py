@@ -37,6 +37,11 @@ def read_facts(rows: pa.Table) -> dict[str, Any]:
     return {name.removeprefix(FACTS): json.loads(value) for name, value in found.items() if name.startswith(FACTS)}
 
 
+def add_facts(rows: pa.Table, **facts: Any) -> pa.Table:
+    """Return a table with further facts."""
+    return make_rows(dict(zip(rows.column_names, rows.columns, strict=True)), **read_facts(rows) | facts)
+
+
 def find_kind(rows: pa.Table) -> str:
     """Return the kind of problem that the predictions are answers to."""
     kind = rows.schema.field(PREDICTION).type

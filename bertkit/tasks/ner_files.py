@@ -1,8 +1,8 @@
-"""Predicted tags in files and in words: CoNLL lines, the rows of a table, the entities of a document or sentence."""
+"""Predicted tags in files: CoNLL lines, the rows of a table."""
 
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from bertkit.data.formats.columns import Columns
@@ -24,16 +24,6 @@ def number_rows(text: TaggedText) -> Sequence[int]:
 def find_gold(sentence: Sentence) -> Collection[Entity]:
     """Return the entities of a sentence as its file has them."""
     return find_entities(sentence.tags) if sentence.entities is None else sentence.entities.keys()
-
-
-def name_entities(sentences: Sequence[Sentence], entities: Iterable[Collection[Entity]]) -> str:
-    """Return the entities of some sentences in words."""
-    found = [
-        f"{(sentence.entities or {}).get(one) or ' '.join(sentence.words[one[0] : one[1]])}: {one[2]}"
-        for sentence, own in zip(sentences, entities, strict=True)
-        for one in own
-    ]
-    return ", ".join(found) or "(nothing)"
 
 
 def write_rows(rows: Columns, predicted: Sequence[Sequence[str]]) -> str:

@@ -114,7 +114,11 @@ def spell(label: Any) -> tuple[str, ...]:
     """Return a label, labels, a number or nothing as texts."""
     if label is None:
         return ()
-    return tuple(label) if isinstance(label, list | tuple) else (f"{label:g}" if isinstance(label, float) else label,)
+    return (
+        tuple(sorted(label))
+        if isinstance(label, list | tuple)
+        else (f"{label:g}" if isinstance(label, float) else label,)
+    )
 
 
 def hash_texts(texts: Sequence[str]) -> int:
@@ -193,6 +197,23 @@ def read_answer(cell: str, kind: str) -> Any:
         return normalise(cell)
     parts = read_list(cell)
     return [normalise(part) for part in (cell.split(SEPARATOR) if parts is None else parts) if part.strip()]
+
+
+def spell_answers(rows: pa.Table, name: str = PREDICTION) -> list[str]:
+    """Return a column of answers in words: of a sentence its entities, of other lists their parts."""
+    cells = rows.column(name).to_pylist()
+    if "strict_found" in rows.column_names:
+        sentences = rows.column(read_facts(rows)["texts"][0]).to_pylist()
+        return [", ".join(name_entities(*row)) for row in zip(sentences, cells, strict=True)]
+    if cells and isinstance(cells[0], list):
+        return [" | ".join(sorted(cell)) for cell in cells]
+    return [f"{cell:.4g}" if isinstance(cell, float) else cell for cell in cells]
+
+
+def name_entities(sentence: str, tags: Sequence[str]) -> list[str]:
+    """Return the words and the type of each entity of a sentence."""
+    words = sentence.split(" ")
+    return [f"{' '.join(words[start:end])}: {kind}" for start, end, kind in find_entities(tags)]
 
 
 # --- Rows that are wrong ----------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def count_told(
         scores = draw(rng, difficulties, skills)
         first, second = scores[:runs], scores[runs:]
         other = permute(*scores, trial) if runs == 1 else stats.ttest_ind(rate(first), rate(second), equal_var=False)[1]
-        told[trial] = compare_methods(first, second, trial).p <= LEVEL, other <= LEVEL
+        told[trial] = compare_methods(first, second, seed=trial).p <= LEVEL, other <= LEVEL
     ours, other = (100 * told.mean(0)).tolist()
     return ours, other
 

@@ -1,35 +1,45 @@
-"""Comparisons of runs, studies and files of predictions: matching, verdicts, messages, the rows that differ."""
+"""Comparisons of runs, studies and tables of other programs: matching, verdicts, messages, the rows that differ."""
 
 import json
 import re
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 
 from bertkit.analysis.compare import comment, compare, list_values, tabulate
 from bertkit.errors import UsageError
-from bertkit.metrics.glue import measure_scores
 from bertkit.metrics.intervals import adjust_p_values
-from bertkit.tasks.task import RowAnswer
+from bertkit.metrics.table import make_rows
+from bertkit.training.predictions import format_table, hash_rows, spell_answers
 from bertkit.training.recipe import save_recipe
-from bertkit.training.scored_rows import gather_rows, pack_rows
 
-NAMES = ("entailment", "not_entailment")
+NAMES = ["entailment", "not_entailment"]
 
 
-def write_run(folder, right, seed=42, order=None, rate=2e-5, metric="accuracy", **data):
-    """Write the files that a comparison reads of a run of RTE, from whether each row (S,) is right."""
+def make_table(right, order=None):
+    """Return the rows of RTE with whether each (S,) is right, in an order, as a person may have them."""
     numbers = np.arange(len(right)) if order is None else order
     gold = numbers % 2
     answers = np.where(np.asarray(right)[numbers], gold, 1 - gold)
-    score = measure_scores((metric,), answers, gold, 2)[metric]
-    pairs = zip(numbers.tolist(), gold, answers, strict=True)
-    rows = [RowAnswer((f"text {number}", "pair"), NAMES[right], NAMES[answer]) for number, right, answer in pairs]
+    names = {"label": [NAMES[place] for place in gold], "prediction": [NAMES[place] for place in answers]}
+    return pd.DataFrame({"first": [f"text {number}" for number in numbers], "second": "pair", **names})
+
+
+def write_run(folder, right, seed=42, order=None, rate=2e-5, task="rte", group=1, **data):
+    """Write the files that a comparison reads of a run of RTE; `group` rows are drawn together."""
+    columns = make_table(right, order).to_dict("list")
+    keys = hash_rows(zip(columns["first"], columns["second"], strict=True), columns["label"])
+    columns |= {"key": np.array(keys, np.uint64), "group": np.arange(len(keys), dtype=np.uint64) // group}
+    columns["row"] = list(range(len(keys)))
+    rows = make_rows(columns, table=1, task=task, texts=["first", "second"], names=NAMES)
     (folder / "predictions").mkdir(parents=True)
-    recipe = {"task": "rte", "data": data, "train": {"seed": seed, "learning_rate": rate}}
-    save_recipe(recipe, folder / "recipe.toml")
-    (folder / "predictions" / "dev.rows.npz").write_bytes(pack_rows(gather_rows(score, rows)))
-    (folder / "metrics.json").write_text(json.dumps({"score": float(np.mean(answers == gold))}))
+    for name, content in format_table(rows, "dev").items():
+        path = folder / "predictions" / name
+        path.write_bytes(content) if isinstance(content, bytes) else path.write_text(content)
+    save_recipe({"task": task, "data": data, "train": {"seed": seed, "learning_rate": rate}}, folder / "recipe.toml")
+    (folder / "metrics.json").write_text("{}")
     return folder
 
 
@@ -53,7 +63,18 @@ def test_rows_are_matched_by_content_whatever_their_order(tmp_path):
     assert back.contrast.value == -found.contrast.value
     rows = list_values([found])["comparisons"][0]["differing"]
     assert {row["texts"][0] for row in rows} == {f"text {n}" for n in order if better[n] != right[n]}
-    assert all(row["second"] == [row["right"]] != row["first"] for row in rows)
+    assert all(row["second"] == (row["right"],) != row["first"] for row in rows)
+
+
+def test_rows_of_a_group_are_drawn_together(tmp_path):
+    """A difference on groups of 50 rows that agree is less certain than the same one on independent rows."""
+    right, other = draw(0), np.repeat([1, 0, 1, 1, 0, 1], 50) > 0
+    alone, together = (
+        compare([write_run(tmp_path / f"{n}{group}", x, rate=n + 1, group=group) for n, x in enumerate((right, other))])
+        for group in (1, 50)
+    )
+    assert together[0].contrast.value == alone[0].contrast.value
+    assert together[0].contrast.row_error > 2 * alone[0].contrast.row_error
 
 
 def test_a_small_difference_says_how_many_rows_would_be_enough(tmp_path, call):
@@ -70,6 +91,7 @@ def test_a_small_difference_says_how_many_rows_would_be_enough(tmp_path, call):
     assert "enough: to tell the difference with a chance of 80 %, if it stays the same" in out
     assert "uncorrected" in out
     assert "two models are compared, not two methods" in out
+    assert re.search(r"text \d+ \| pair → \S+/a: (not_)?entailment, \S+/b: (not_)?entailment \((not_)?ent", out)
     found = json.loads((tmp_path / "new" / "out.json").read_text())["comparisons"]
     assert [one["comparisons"] for one in found] == [2, 2]
     assert found[0]["factor_needed"] > 1
@@ -86,6 +108,8 @@ def test_runs_with_other_seeds_are_one_method(tmp_path):
     assert (len(found.first.runs), len(found.second.runs), found.verdict) == (3, 3, "worse")
     assert found.contrast.seed_error is not None
     assert found.mcnemar is None
+    assert not any("single run" in line for line in comment([found]))
+    assert any("a method with a single run is assumed" in line for line in comment(compare([*ours, theirs[0]])))
     alone = compare(ours)
     assert [len(one.second.runs) for one in alone] == [1, 1], "one method alone is compared run by run"
 
@@ -114,20 +138,19 @@ def test_wrong_sources_are_one_promised_line(tmp_path):
     other = write_run(tmp_path / "other", draw(2, rows=400), order=np.arange(300, 400))
     with pytest.raises(UsageError, match="have no row in common"):
         compare([second, other])
-    (second / "predictions" / "dev.rows.npz").unlink()
-    again = r"rows.npz not found, .* delete the run's metrics.json .*bertkit glue --task rte"
-    with pytest.raises(UsageError, match=again):
-        compare([first, second])
     with pytest.raises(UsageError, match="a has scored rows of dev, but not of 'test'; choose with --split"):
         compare([first, other], split="test")
-    (second / "predictions" / "dev.rows.npz").write_bytes(b"PK")
-    with pytest.raises(UsageError, match=r"rows.npz is damaged"):
+    (second / "predictions" / "dev.parquet").write_bytes(b"PK")
+    with pytest.raises(UsageError, match=r"dev.parquet is damaged"):
+        compare([first, second])
+    (second / "predictions" / "dev.parquet").unlink()
+    with pytest.raises(UsageError, match=rf"dev.parquet not found, .* write it: bertkit evaluate {second}$"):
         compare([first, second])
     (second / "metrics.json").unlink()
     with pytest.raises(UsageError, match="is not a finished run"):
         compare([first, second])
     again = write_run(tmp_path / "again", draw(0))
-    with pytest.raises(UsageError, match=r"again has the recipe and the seed of .*a; give one of the two"):
+    with pytest.raises(UsageError, match=r"two of \S+a, \S+again, .*have the same recipe and seed; give one"):
         compare([first, again, other, write_run(tmp_path / "more", draw(4), rate=3.0)])
     with pytest.raises(UsageError, match="only one method"):
         compare([first, tmp_path / "b" / ".." / "a"])
@@ -137,130 +160,106 @@ def test_wrong_sources_are_one_promised_line(tmp_path):
         compare([first])
     with pytest.raises(UsageError, match=r"nothing.csv does not exist"):
         compare([tmp_path / "nothing.csv", first])
-    write_run(tmp_path / "f1", draw(0), metric="f1")
-    with pytest.raises(UsageError, match="different labels or a different score"):
-        compare([first, tmp_path / "f1"])
 
 
-def test_an_option_that_does_not_fit_the_sources_is_refused(tmp_path, call):
-    runs = [write_run(tmp_path / name, draw(0), rate=rate) for name, rate in (("a", 1.0), ("b", 2.0))]
-    tables = [write_table(tmp_path / f"{name}.csv", [0, 1]) for name in "cd"]
-    for options in ({"label": "x"}, {"data": tmp_path / "dev.json"}):
-        with pytest.raises(UsageError, match="are for files of predictions"):
-            compare(runs, **options)
-    with pytest.raises(UsageError, match="--split names a split of runs"):
-        compare(tables, split="test", label="stars")
-    code, _, err = call("compare", *tables, "--label", "stars", "--json", tables[1])
+# --- Tables of other programs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_table_that_pandas_wrote_in_another_order_is_compared_with_a_run(tmp_path, call, ending):
+    """The table has other columns, its texts are swapped, and it answers with a class that the run does not know."""
+    right, theirs = draw(0), draw(1, 0.3)
+    table = make_table(theirs, np.random.default_rng(0).permutation(300))[["second", "label", "prediction", "first"]]
+    table.loc[table["first"] == "text 7", "prediction"] = "I do not know"
+    theirs[7] = False
+    path = tmp_path / f"answers.{ending}"
+    table = table.assign(model="an LLM")
+    table.to_csv(path, index=False) if ending == "csv" else table.to_parquet(path)
+    run = write_run(tmp_path / "run", right)
+    for sources in ((run, path), (path, run)):
+        (found,) = compare(sources)
+        assert (found.first.task.name, found.contrast.rows, found.left_out) == ("rte", 300, 0)
+        sides = {one.name: one.rate()[0] for one in (found.first, found.second)}
+        assert sides == pytest.approx({str(run): 100 * right.mean(), str(path): 100 * theirs.mean()})
+    kept = path.read_bytes()
+    code, _, err = call("compare", run, path, "--json", path)
     assert (code, err.count("\n")) == (2, 1)
-    assert "d.csv is also the input and would be overwritten; name another file with --json" in err
-    assert tables[1].read_text().startswith("text,stars")
-    with pytest.raises(UsageError, match="--label names a column of tables"):
-        compare(tables, label="stars", data=tmp_path / "dev.json")
+    assert f"answers.{ending} is also the input and would be overwritten; name another file with --json" in err
+    assert path.read_bytes() == kept
+    table.drop(columns="second").to_csv(tmp_path / "less.csv", index=False)
+    with pytest.raises(UsageError, match=r"less.csv has no column 'second', only"):
+        compare([run, tmp_path / "less.csv"])
 
 
-# --- Files of predictions ---------------------------------------------------------------------------------------------
+def write_both(folder, label, *predictions):
+    """Write tables with texts, right answers and predictions, as CSV, each with a column that the other lacks."""
+    texts = [f"text {n}" for n in range(len(label))]
+    for number, prediction in enumerate(predictions):
+        table = pd.DataFrame({"text": texts, "label": label, "prediction": prediction, f"own_{number}": number})
+        table.to_csv(folder / f"{number}.csv", index=False)
+    return [folder / f"{number}.csv" for number in range(len(predictions))]
 
 
-def write_table(path, answers, head="text,stars,label,probability"):
-    rows = [f"text {n},{n % 2},{answer},0.{n % 9}{answer}" for n, answer in enumerate(answers)]
-    path.write_text("\n".join([head, *rows]) + "\n")
-    return path
-
-
-def test_tables_are_compared_by_their_common_columns(tmp_path):
+def test_tables_are_matched_by_the_inputs_that_all_have(tmp_path):
+    """Probabilities and errors differ between models; columns of a person may begin with such a name."""
     gold = np.arange(60) % 2
-    first = write_table(tmp_path / "a.csv", np.where(np.arange(60) < 20, 1 - gold, gold))
-    second = write_table(tmp_path / "b.csv", gold)
-    (found,) = compare([first, second], label="stars")
-    assert (found.verdict, found.contrast.rows, found.first.title.key) == ("better", 60, "macro_f1")
+    paths = write_both(tmp_path, gold, np.where(np.arange(60) < 20, 1 - gold, gold), gold)
+    for number, path in enumerate(paths):
+        own = {"error_code": np.arange(60), "cut_off": np.arange(60) + 1}
+        other = dict.fromkeys(("probability", "probability_1", "error"), number)
+        pd.read_csv(path).assign(**own, **other).to_csv(path, index=False)
+    (found,) = compare(paths)
+    assert (found.verdict, found.contrast.rows, found.left_out) == ("better", 60, 0)
+    assert (found.first.task.name, found.first.task.metric) == ("classify", "score"), "macro F1"
     assert found.contrast.value == pytest.approx(100 - found.first.rate()[0])
-    with pytest.raises(UsageError, match="name it with --label"):
-        compare([first, second])
-    apart = "text,label,label_predicted,probability"
-    (same,) = compare([write_table(tmp_path / f"{n}.csv", found, apart) for n, found in ((1, gold), (2, gold))])
-    assert same.contrast.value == 0
+    assert found.list_differing()[0] == {
+        "texts": ["text 0", "0", "1"],
+        "right": "0",
+        "first": ("1",),
+        "second": ("0",),
+    }
+
+
+def test_equal_tables_are_not_told_apart(tmp_path):
+    gold = np.arange(60) % 2
+    (same,) = compare(write_both(tmp_path, gold, gold, gold))
     assert same.describe() == "not told apart with 60 rows: the scores are equal"
     assert not any("enough" in line for line in comment([same]))
-    with pytest.raises(UsageError, match="has labels that the first file lacks"):
-        compare([first, write_table(tmp_path / "3.csv", gold + 5, "text,label,stars,probability")], label="stars")
 
 
-def test_rows_of_tables_are_matched_by_inputs_alone(tmp_path):
-    """Label sets, probabilities and errors differ between models; columns of a person may begin with such a name."""
-    head = "text,error_code,cut_off,stars,label,label_set,probability,probability_1,error"
-    gold = np.arange(60) % 2
-    paths = []
-    for name, found in (("a", gold), ("b", np.where(np.arange(60) < 30, 1 - gold, gold))):
-        rows = [f"same,{n},{n + 1},{gold[n]},{found[n]},{name},0.{n}{name},0.5{name},{name}" for n in range(60)]
-        paths.append(tmp_path / f"{name}.csv")
-        paths[-1].write_text("\n".join([head, *rows]) + "\n")
-    (result,) = compare(paths, label="stars")
-    assert (result.contrast.rows, result.left_out, result.verdict) == (60, 0, "worse")
-    assert {row.texts for row in result.first.runs[0].rows} == {("same", str(n)) for n in range(60)}
-
-
-def test_the_right_labels_are_never_taken_for_predictions(tmp_path):
-    """A regression has `prediction` beside `label`; a classifier of several labels `labels`."""
-    gold, noise = np.linspace(0, 5, 40), np.random.default_rng(0).normal(size=(2, 40))
-    paths = [tmp_path / "a.csv", tmp_path / "b.csv"]
-    for path, found in zip(paths, gold + noise * [[0.1], [3]], strict=True):
-        rows = [f"text {n},{gold[n]:.3f},{found[n]:.3f}" for n in range(40)]
-        path.write_text("\n".join(["text,label,prediction", *rows]) + "\n")
-    for label in (None, "label"):
-        (result,) = compare(paths, label=label)
-        assert (result.verdict, result.first.title.key) == ("worse", "pearson")
-        assert 99 < result.first.rate()[0] < 100
-    bare = tmp_path / "c.csv"
-    bare.write_text("\n".join(["text,label", *(f"text {n},{gold[n]:.3f}" for n in range(40))]) + "\n")
-    with pytest.raises(UsageError, match=r"c.csv has no column prediction, label, labels beside 'label'"):
-        compare([paths[0], bare])
-
-
-def test_predicted_numbers_beside_whole_ones_are_a_regression(tmp_path):
-    gold, noise = np.arange(40) % 5, np.random.default_rng(0).normal(size=(2, 40))
-    paths = [tmp_path / "a.csv", tmp_path / "b.csv"]
-    for path, found in zip(paths, gold + noise * [[0.1], [3]], strict=True):
-        rows = [f"text {n},{gold[n]},{found[n]:.3f}" for n in range(40)]
-        path.write_text("\n".join(["text,stars,prediction", *rows]) + "\n")
-    (result,) = compare(paths, label="stars")
-    assert (result.verdict, result.first.title.key) == ("worse", "pearson")
-
-
-def test_several_labels_may_have_a_column_each_and_further_predictions(tmp_path, call):
-    """a and b are right in every row: F1 is 1, 1 and, for c, which nobody has, 0."""
-    paths = []
-    for name, found in (("x", "a|b|c"), ("y", "a|b")):
-        rows = [f"text {n},{n % 2},1,{found if n % 2 else found[2:]}" for n in range(30)]
-        paths.append(tmp_path / f"{name}.csv")
-        paths[-1].write_text("\n".join(["text,a,b,labels", *rows]) + "\n")
-    (result,) = compare(paths, label="a,b")
-    assert [one.rate()[0] for one in (result.first, result.second)] == pytest.approx([200 / 3] * 2)
-    _, printed, _ = call("compare", *paths, "--label", "a,b")
-    assert call("compare", *paths, "--label", "a", "--label", "b")[1] == printed
-    with pytest.raises(UsageError, match=r"x.csv: no 'labels' is one of the right labels; name the column of these"):
-        compare(paths, label="a")
-
-
-def test_conll_files_have_gold_and_predicted_tags(tmp_path):
-    lines = [[f"Ada{n}", "B-PER", "B-PER" if n % 3 else "O"] for n in range(90)]
-    paths = [tmp_path / "a.conll", tmp_path / "b.conll"]
-    for path, changed in zip(paths, (False, True), strict=True):
-        sentences = [" ".join([word, gold, gold if changed else tag]) for word, gold, tag in lines]
-        path.write_text("\n\n".join(sentences) + "\n")
+@pytest.mark.parametrize("labels", [np.linspace(0, 5, 40), np.arange(40) % 5])
+def test_predicted_numbers_are_a_regression_even_if_the_right_ones_are_whole(tmp_path, labels):
+    noise = np.random.default_rng(0).normal(size=(2, 40))
+    paths = write_both(tmp_path, labels, labels + noise[0] / 10, labels + 3 * noise[1])
     (found,) = compare(paths)
-    assert (found.verdict, found.contrast.rows, found.first.task) == ("better", 90, "ner")
-    assert found.first.rate()[0] == pytest.approx(100 * 2 * 60 / 150)
-    assert RowAnswer(("Ada0",), "Ada0: PER", "(nothing)") in found.first.runs[0].rows
+    assert found.verdict == "worse"
+    assert found.first.rate()[0] == pytest.approx(100 * np.corrcoef(labels, labels + noise[0] / 10)[0, 1])
 
 
-def test_answers_to_squad_need_the_questions(tmp_path):
-    questions = [
-        {"id": str(n), "question": f"Who {n}?", "answers": [{"text": f"Ada {n}", "answer_start": 0}]} for n in range(40)
-    ]
-    paragraphs = [{"context": f"Ada {one['id']} wrote it.", "qas": [one]} for one in questions]
-    (tmp_path / "dev.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
-    for name, right in (("a", 40), ("b", 10)):
-        answers = {str(n): f"Ada {n}" if n < right else "" for n in range(40)}
-        (tmp_path / f"{name}.json").write_text(json.dumps(answers))
-    (found,) = compare([tmp_path / "a.json", tmp_path / "b.json"], data=tmp_path / "dev.json")
-    assert (found.verdict, found.contrast.value, found.first.task) == ("worse", -75.0, "squad1")
+def test_several_labels_are_in_any_order_and_include_those_that_are_only_predicted(tmp_path):
+    """F1 is 1 for a and b, which are right in every row, and 0 for c, which no row has."""
+    paths = write_both(tmp_path, ["a|b", "b"] * 15, ["b|a|c", "b"] * 15, ["a|b", "b"] * 15)
+    (found,) = compare(paths)
+    assert [one.rate()[0] for one in (found.first, found.second)] == pytest.approx([200 / 3] * 2)
+    frame = pd.read_csv(paths[1])
+    frame.assign(label=[["b", "a"], ["b"]] * 15, prediction=[["b", "a"], ["b"]] * 15).to_parquet(tmp_path / "c.parquet")
+    (same,) = compare([paths[1], tmp_path / "c.parquet"])
+    assert (same.contrast.rows, same.contrast.value, same.list_differing()) == (30, 0, [])
+
+
+def test_a_class_and_several_labels_are_not_compared(tmp_path):
+    one, several = write_both(tmp_path, ["a", "b"] * 15, ["a", "b"] * 15, ["a|b", "b"] * 15)
+    with pytest.raises(UsageError, match="have answers of different kinds; give only classes, or only numbers"):
+        compare([one, several])
+
+
+def test_tags_are_shown_as_entities():
+    tags = pa.array([["B-PER", "I-PER", "O"], ["O"]])
+    rows = make_rows({"words": ["Ada Byron slept", "No"], "label": tags, "strict_found": [1, 0]}, texts=["words"])
+    assert spell_answers(rows, "label") == ["Ada Byron: PER", ""]
+
+
+def test_a_table_without_the_columns_of_the_score_is_refused(tmp_path):
+    run = write_run(tmp_path / "run", draw(0), task="squad1")
+    with pytest.raises(UsageError, match=r'run cannot be scored as squad1 \(Field "em" does not exist in schema\)'):
+        compare([run, write_run(tmp_path / "more", draw(0), task="squad1", rate=1.0)])

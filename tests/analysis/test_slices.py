@@ -1,37 +1,41 @@
-"""Slices of scored rows: their sizes, scores and order, and what is left out."""
-
-from dataclasses import replace
+"""Slices of prediction tables: their sizes, scores and order, and what is left out."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from bertkit.analysis.page import list_slices as read_slices
 from bertkit.analysis.slices import divide_lengths, tabulate_slices
-from bertkit.metrics.classification import measure_label_scores
-from bertkit.metrics.rows import RowScore, measure_classes, measure_mean, measure_numbers
-from bertkit.reports.html import render
+from bertkit.metrics.table import make_rows
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import RowAnswer
-from bertkit.training.scored_rows import LABEL, TOKEN_COUNTS, UNKNOWN_COUNTS, gather_rows, pack_rows
 
 LENGTHS = np.tile(np.arange(1, 11), 20)  # 200 rows, each length 20 times
-SST2 = TASKS["sst2"].find_row("accuracy")
 
 
-def make_rows(score, **columns):
-    rows = [RowAnswer((f"text {number}",), "a", "b") for number in range(len(score))]
-    return replace(gather_rows(score, rows), columns={name: list(values) for name, values in columns.items()})
+def tabulate(task, count, inputs=None, **columns):
+    """Return the table of slices of rows that have an input of equal length if nothing else is given."""
+    given = {"group": np.arange(count), "tokens": np.full(count, 7), "unknown_tokens": np.zeros(count, int)}
+    rows = make_rows(given | (inputs or {}) | columns, inputs=list(inputs or {}))
+    return tabulate_slices(rows, TASKS[task].find_row(TASKS[task].metric), "dev")
 
 
 def read(table):
     return {row[0].lines[0][0]: [cell.lines[0][0] for cell in row[1:]] for row in table.rows}
 
 
+def answer(is_right, labels):
+    """Return the right and the predicted class of each row, of "bad" and "good"."""
+    names = np.array(["bad", "good"])
+    return {"label": names[labels], "prediction": names[np.where(is_right, labels, 1 - labels)]}
+
+
 def test_slices_have_rows_scores_and_intervals_and_the_worst_is_first():
     """Rows of 10 tokens are wrong: the last slice of lengths has half of its 40 rows right, the others all."""
-    genres = np.where(np.arange(200) < 19, "rare", "usual")
-    columns = {TOKEN_COUNTS: LENGTHS, UNKNOWN_COUNTS: np.zeros(200, int), "genre": genres, "same": ["x"] * 200}
-    table = tabulate_slices(make_rows(measure_mean(LENGTHS < 10), **columns), SST2, "dev")
+    inputs = {
+        "genre": np.where(np.arange(200) < 19, "rare", "usual"),
+        "same": ["x"] * 200,
+        "many": [str(number % 13) for number in range(200)],
+    }
+    table = tabulate("sst2", 200, inputs, tokens=LENGTHS, **answer(LENGTHS < 10, np.zeros(200, int)))
     found = read(table)
     assert table.heads == ("slice", "rows", "accuracy (%)", "95 % interval")
     assert list(found)[:2] == ["all", "9 to 10 tokens"]
@@ -41,49 +45,69 @@ def test_slices_have_rows_scores_and_intervals_and_the_worst_is_first():
     assert 30 < low < 50 < high < 70
     assert found["1 to 3 tokens"][:2] == ["60", "100.0"]
     assert sum(int(found[name][0]) for name in found if name.endswith("tokens")) == 200
-    assert "genre: usual" in found
-    assert not {"genre: rare", "same: x", "without unknown tokens"} & set(found), "too few rows, or all"
+    assert set(found) - {name for name in found if name.endswith("tokens")} == {"all", "genre: usual"}, (
+        "too few rows, all of them, or too many values"
+    )
 
 
 def test_slices_of_classes_compare_the_share_of_right_rows():
     """In a slice with a single label the Matthews correlation is 0, whatever the model answers."""
     labels = np.repeat([0, 1], 50)
-    answers = np.where(np.arange(100) % 5 == 0, 1 - labels, labels)
-    score = measure_classes(answers, labels, 2)["matthews_correlation"]
-    names = np.where(labels == 1, "good", "bad")
-    table = tabulate_slices(make_rows(score, **{LABEL: names}), TASKS["cola"].find_row("matthews_correlation"), "dev")
+    unknown = np.arange(100) % 2
+    table = tabulate("cola", 100, unknown_tokens=unknown, **answer(np.arange(100) % 5 > 0, labels))
     assert table.heads[2] == "right rows (%)"
     assert {name: cells[:2] for name, cells in read(table).items()} == {
         "all": ["100", "80.0"],
         "label: bad": ["50", "80.0"],
         "label: good": ["50", "80.0"],
+        "without unknown tokens": ["50", "80.0"],
+        "with unknown tokens": ["50", "80.0"],
     }
 
 
 def test_a_row_with_several_labels_is_right_if_all_of_them_are():
     """Rows 0 to 9 have one right label of two, the others both: 75 % of the rows are right, and F1 is higher."""
-    logits, labels = np.full((40, 2), 3.0), np.ones((40, 2), int)
-    logits[:10, 1] = -3.0
-    score = measure_label_scores(logits, labels, ["a", "b"], np.full(2, 0.5))["macro_f1"]
-    table = tabulate_slices(make_rows(score, kind=["a", "b"] * 20), TASKS["classify"].find_row("macro_f1"), "dev")
+    columns = {"label": pa.array([["a", "b"]] * 40), "prediction": pa.array([["a"]] * 10 + [["b", "a"]] * 30)}
+    table = tabulate("classify", 40, {"kind": ["a", "b"] * 20}, **columns)
     assert table.heads[2] == "right rows (%)"
     assert read(table)["all"][1] == "75.0"
 
 
-def test_slices_of_entities_compare_f1_whatever_a_column_is_called():
-    counts = np.array([[[1], [2], [2]], [[2], [2], [2]]] * 20)  # of 40 sentences with two names each
-    score = RowScore(counts.astype(float), "f1")
-    table = tabulate_slices(make_rows(score, **{LABEL: ["a", "b"] * 20}), TASKS["ner"].find_row("f1"), "dev")
-    assert (table.heads[2], read(table)["all"][1]) == ("F1 (%)", "75.0")
+def test_slices_of_sentences_compare_f1():
+    """Every sentence has two names and a prediction of two, in every second one of them a single one is right."""
+    tags = pa.array([["B-PER", "B-PER"]] * 40)
+    counts = {"right_PER": [1, 2] * 20, "found_PER": [2] * 40, "wanted_PER": [2] * 40}
+    strict = {"strict_right": [1, 2] * 20, "strict_found": [2] * 40}
+    rows = {"label": tags, "prediction": tags, **counts, **strict}
+    given = {"group": np.arange(40), "tokens": [7] * 40, "unknown_tokens": [0] * 40, "kind": ["a", "b"] * 20}
+    table = tabulate_slices(make_rows(given | rows, inputs=["kind"], names=["PER"]), TASKS["ner"].find_row("f1"), "dev")
+    assert table.heads[2] == "F1 (%)"
+    assert [(name, cells[1]) for name, cells in read(table).items()] == [
+        ("all", "75.0"),
+        ("kind: a", "50.0"),
+        ("kind: b", "100.0"),
+    ]
+
+
+def test_slices_of_questions_tell_those_without_an_answer_apart_and_draw_contexts():
+    """All questions on a context are right or wrong: of four contexts, two are right."""
+    columns = {"label": pa.array([["x"], []] * 40), "prediction": ["x", ""] * 40, "em": [1.0, 0.0] * 40}
+    f1 = np.repeat([1.0, 0.0, 1.0, 0.0], 20)
+    widths = {}
+    for size in (1, 20):
+        found = read(tabulate("squad2", 80, group=np.arange(80) // size, f1=f1, **columns))
+        assert list(found) == ["all", "has an answer: no", "has an answer: yes"]
+        assert found["has an answer: yes"][:2] == ["40", "50.0"]
+        low, high = map(float, found["all"][2].split(" to "))
+        widths[size] = high - low
+    assert widths[20] > 2 * widths[1]
 
 
 def test_slices_of_numbers_compare_errors_of_which_the_largest_is_worst():
     rng = np.random.default_rng(0)
     labels, wide = rng.normal(size=200), np.arange(200) < 100
     values = labels + rng.normal(size=200) * np.where(wide, 1.0, 0.1)
-    score = measure_numbers(values, labels)["spearmanr"]
-    kinds = np.where(wide, "wide", "narrow")
-    table = tabulate_slices(make_rows(score, kind=kinds), TASKS["stsb"].find_row("spearmanr"), "dev")
+    table = tabulate("stsb", 200, {"kind": np.where(wide, "wide", "narrow")}, label=labels, prediction=values)
     found = read(table)
     assert (table.heads[2], list(found)) == ("RMSE", ["all", "kind: wide", "kind: narrow"])
     assert float(found["kind: wide"][1]) == pytest.approx(np.std(values[:100] - labels[:100]), abs=0.05)
@@ -91,18 +115,5 @@ def test_slices_of_numbers_compare_errors_of_which_the_largest_is_worst():
 
 def test_equal_lengths_are_one_slice_which_is_not_shown():
     assert [name for name, _ in divide_lengths(np.full(30, 7))] == ["7 tokens"]
-    assert tabulate_slices(make_rows(measure_mean(np.ones(30)), **{TOKEN_COUNTS: [7] * 30}), SST2, "dev") is None
-
-
-def test_the_page_shows_the_slices_that_a_run_has_written(tmp_path):
-    found = make_rows(measure_mean(LENGTHS < 9), **{TOKEN_COUNTS: LENGTHS, UNKNOWN_COUNTS: LENGTHS > 5})
-    (tmp_path / "predictions").mkdir()
-    file, notes = tmp_path / "predictions" / "dev.rows.npz", []
-    file.write_bytes(pack_rows(replace(found, columns={name: list(map(int, x)) for name, x in found.columns.items()})))
-    (table,) = read_slices(tmp_path, TASKS["sst2"], notes)
-    assert "with unknown tokens" in read(table)
-    assert "Slices" in render([{"name": "a", "kind": "run", "id": "run-1", "slices": [table]}])
-    file.write_bytes(b"no archive")
-    assert list(read_slices(tmp_path, TASKS["sst2"], notes)) == []
-    assert len(notes) == 1
-    assert list(read_slices(tmp_path, None, notes)) == []
+    assert tabulate("sst2", 30, **answer(np.full(30, True), np.zeros(30, int))) is None
+    assert tabulate("sst2", 30, prediction=["good"] * 30) is None, "without right answers"
