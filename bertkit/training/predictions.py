@@ -259,22 +259,11 @@ def show_mistakes(rows: pa.Table, most: int) -> list[list[str]]:
     """Return the worst mistakes in short words: row, texts, prediction and right answer; none without answers."""
     if LABEL not in rows.column_names:
         return []
-    names = [ROW, *read_facts(rows).get("texts", []), PREDICTION, LABEL]
-    is_tagged, lines = "strict_found" in rows.column_names, []
-    for found in rows.select(names).take(pa.array(find_mistakes(rows)[:most], pa.int64())).to_pylist():
-        row, *texts, predicted, right = found.values()
-        answers = [show_answer(answer, texts[0] if is_tagged else None) for answer in (predicted, right)]
-        lines.append([str(row), *map(shorten_text, texts), *answers])
-    return lines
-
-
-def show_answer(answer: Any, sentence: str | None) -> str:
-    """Return a class, several of them, a text, a number, or the entities of a tagged sentence in short words."""
-    if sentence is not None:
-        words = sentence.split(" ")
-        answer = [f"{' '.join(words[start:end])}: {kind}" for start, end, kind in find_entities(answer)]
-    text = ", ".join(answer) if isinstance(answer, list) else f"{answer:g}" if isinstance(answer, float) else answer
-    return shorten_text(text) or "nothing"
+    chosen = rows.take(pa.array(find_mistakes(rows)[:most], pa.int64()))
+    texts = [chosen.column(name).to_pylist() for name in read_facts(rows)["texts"]]
+    columns = [*texts, *(spell_answers(chosen, name) for name in (PREDICTION, LABEL))]
+    cells = [[shorten_text(cell) or "nothing" for cell in column] for column in columns]
+    return list(map(list, zip(map(str, chosen.column(ROW).to_pylist()), *cells, strict=True)))
 
 
 def write_mistakes(rows: pa.Table) -> str:

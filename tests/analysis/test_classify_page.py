@@ -74,7 +74,7 @@ def test_the_worst_mistakes_are_shown(root):
         assert [errors[place] for place, *_ in lines] == pytest.approx(wrong[:10])
         for place, title, _, answer, right in lines:
             assert rows[place]["title"] == title
-            assert sorted(right.split(", ")) == sorted((rows[place][label] or "nothing").split("|"))
+            assert sorted(right.split(" | ")) == sorted((rows[place][label] or "nothing").split("|"))
             if name == "one":
                 assert answer == rows[place]["label"]
 

@@ -785,7 +785,7 @@ def test_mistakes_are_told_in_words():
     counts = {"right_PER": [0], "found_PER": [1], "wanted_PER": [1], "strict_found": [1]}
     text = "Ada Byron lived in London"
     assert show(*tags, NAMES, **counts) == [["7", text, "Ada: PER", "Ada Byron: PER, London: LOC"]]
-    assert show(["PER", "LOC"], [], NAMES) == [["7", text, "nothing", "PER, LOC"]]
+    assert show(["PER", "LOC"], [], NAMES) == [["7", text, "nothing", "LOC | PER"]]
     assert show("PER", "LOC") == [["7", text, "LOC", "PER"]]
-    assert show(["1973", "in 1973"], "1974", f1=[0.0]) == [["7", text, "1974", "1973, in 1973"]]
+    assert show(["1973", "in 1973"], "1974", f1=[0.0]) == [["7", text, "1974", "1973 | in 1973"]]
     assert show("PER", "PER") == []
