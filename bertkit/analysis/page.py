@@ -2,17 +2,9 @@
 
 The page is self-contained: matplotlib draws its pictures as inline SVG, in colours that follow the reader's theme. Each
 part is a plain dictionary made from the files of a directory: a run's here, a study's in `study_page.py`. A missing or
-unreadable file removes only what depends on it.
+unreadable file removes only what depends on it. Whatever is shown of predictions comes from the prediction tables.
 
-A task describes figures of its predictions in files `<split>.figures.json` beside them, each a list of
-`{"kind": "matrix", "title", "labels", "counts"}`, with true labels as rows and predicted ones as columns,
-`{"kind": "lines", "title", "xlabel", "ylabel", "xs", "lines": {name: ys}, "mark", "marked"}`, where `mark` is an x,
-`{"kind": "curves", "title", "xlabel", "ylabel", "curves": {name: {"xs", "ys", "point"}}, "words"}`, where `point` is
-an x and y to mark, and
-`{"kind": "reliability", "title", "xlabel", "ylabel", "curves": {name: {"xs", "ys", "counts"}}, "words"}` with values in
-percent, the first curve in front.
 Results of `bertkit predict --explain` are shown if they were written to `explanations.jsonl` beside the predictions.
-Predicted entities (`*.conll`, or `*.jsonl` with spans) are scored by type.
 
 Left out: every number that no run has written.
 """
@@ -21,36 +13,34 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from bertkit.analysis.doctor import list_tables
 from bertkit.analysis.explanation import EXPLANATIONS, describe_words, list_parts
+from bertkit.analysis.figures import draw_figures
 from bertkit.analysis.places import (
     Place,
     find_others,
     keep_numbers,
     list_places,
     read_entries,
-    read_json,
     read_object,
     read_part,
     read_text,
 )
 from bertkit.analysis.slices import tabulate_slices
 from bertkit.analysis.study_page import describe_study
-from bertkit.data.formats.columns import read_columns
-from bertkit.data.formats.entities import SPAN_COLUMNS, find_columns, read_spans
 from bertkit.errors import UsageError, explain_refusal
-from bertkit.metrics.intervals import find_share_interval
-from bertkit.metrics.ner import Entity, find_entities, score_types
-from bertkit.reports.html import SERIES, attempt, draw_all, render, show_minus
+from bertkit.metrics.table import LABEL, read_facts
+from bertkit.reports.html import attempt, draw_all, render
 from bertkit.reports.plots import LOSS, Plot, Series, list_logged, trace
 from bertkit.reports.tables import (
-    MISSING,
     ScoreRow,
     Table,
-    TableCell,
     count,
     find_row,
     list_shown,
@@ -61,9 +51,9 @@ from bertkit.reports.tables import (
 from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.ner_files import PREDICTED_COLUMN
-from bertkit.tasks.task import EXAMPLES, FIGURES, Task, repeat_run, shorten_text
+from bertkit.tasks.task import EXAMPLES, Task, repeat_run
 from bertkit.training.model_card import describe_machine
+from bertkit.training.predictions import TABLE, read_table, show_mistakes
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import (
     DOCTOR_FILE,
@@ -75,19 +65,11 @@ from bertkit.training.run_dir import (
     RECIPE_FILE,
     read_metrics,
 )
-from bertkit.training.scored_rows import ROWS, read_rows
 
 POINTS = 600  # per curve at most, about as many as a screen shows
 BARS = 48  # per histogram, at most
 MOST_EXPLAINED = 10  # inputs whose explanations are shown
-LONGEST_LABEL = 18  # characters in a legend beside the curves
-LABEL_SCORES = {  # of each label, in metrics.json -> its column
-    "precision": "precision (%)",
-    "recall": "recall (%)",
-    "f1": "F1 (%)",
-    "count": "count",
-    "threshold": "threshold",
-}
+MISTAKES_LISTED = 10
 
 
 def write_page(sources: Sequence[Path], output: Path, report: Report = ignore) -> None:
@@ -134,7 +116,9 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
         else [ScoreRow(key, key) for key in metrics if key not in limits]
     )
     label = "ours" if written is not None else f"at update {step:,}"
-    plots, tables = list_figures(path, notes)
+    predicted = read_tables(path, task, written is not None, notes)
+    given = ((rows, split, metrics.get("temperature")) for split, rows in predicted.items())
+    figures = [figure for one in given for figure in attempt(draw_figures, *one) or []]
     return {
         "kind": "run",
         "id": place.id,
@@ -145,16 +129,20 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
         "facts": list_facts(path, recipe, log, notes),
         "scores": [
             *([tabulate_scores(rows, metrics, label, others.get(path.resolve(), []))] if rows else []),
-            *(list_labels(task, metrics) if task else []),
+            *filter(None, (tabulate_labels(metrics, *split) for split in (task.splits.items() if task else ()))),
         ],
         "comments": getattr(attempt(task.comment, written), "lines", []) if task and written is not None else [],
         "curves": draw_all(f"{place.id}-curve", list_curves(task, log, metrics)),
         "data": attempt(list_tables, read_part(read_object, path / DOCTOR_FILE, notes)) or [],
         "lengths": draw_all(f"{place.id}-length", list_lengths(path, notes)),
-        "predicted": draw_all(f"{place.id}-figure", plots),
+        "predicted": draw_all(f"{place.id}-figure", [one for one in figures if isinstance(one, Plot)]),
         "explanations": list(list_explanations(path, notes)),
-        "slices": list(list_slices(path, task, notes)),
-        "tables": [*tables, *list_types(path, task, notes), *list_examples(path, task, notes)],
+        "slices": list(list_slices(predicted, task)),
+        "tables": [
+            *(one for one in figures if isinstance(one, Table)),
+            *list_mistakes(predicted),
+            *list_examples(path, notes),
+        ],
         "source": read_part(read_text, path / RECIPE_FILE, notes) or "",
         "file": RECIPE_FILE,
         "command": f"bertkit {task.command} {repeat_run(path, 'again')}" if task else "",
@@ -223,30 +211,25 @@ def describe_training(recipe: Mapping[str, Any], log: Sequence[Mapping[str, floa
     return ", ".join(parts)
 
 
-def list_labels(task: Task, metrics: Mapping[str, float]) -> Iterator[Table]:
-    """Yield a table of the scores of each label for each split that has them."""
-    for split, pattern in task.splits.items():
-        start = pattern.format("count_")
-        names = [key.removeprefix(start) for key in metrics if key.startswith(start)]
-        scores = [{key: metrics.get(pattern.format(f"{key}_{name}")) for key in LABEL_SCORES} for name in names]
-        keys = [key for key in LABEL_SCORES if any(found[key] is not None for found in scores)]
-        lines = [
-            [shorten_text(name), *(show_label_score(key, found[key]) for key in keys)]
-            for name, found in zip(names, scores, strict=True)
-        ]
-        if lines:
-            yield make_table(f"Scores by label, {split}", ["label", *(LABEL_SCORES[key] for key in keys)], lines)
+def read_tables(path: Path, task: Task | None, is_finished: bool, notes: list[str]) -> dict[str, pa.Table]:
+    """Return the prediction tables with right answers that a run has written, by split, in the task's order."""
+    files = {split: path / PREDICTIONS / f"{split}{TABLE}" for split in (task.splits if task else ())}
+    if is_finished and files and not any(file.is_file() for file in files.values()):
+        notes.append(f"it has no prediction tables, as in earlier versions; bertkit evaluate {path} writes them")
+    found = {split: read_part(read_table, file, notes) for split, file in files.items()}
+    return {split: rows for split, rows in found.items() if rows is not None and LABEL in rows.column_names}
 
 
-def show_label_score(key: str, value: float | None) -> str:
-    """Return a score of a label as the table shows it."""
-    if value is None:
-        return MISSING
-    return f"{value:,.0f}" if key == "count" else f"{value:.3f}" if key == "threshold" else f"{100 * value:.1f}"
+def list_mistakes(predicted: Mapping[str, pa.Table]) -> Iterator[Table]:
+    """Yield the table of the worst mistakes of the first of some splits."""
+    for split, rows in islice(predicted.items(), 1):
+        if lines := attempt(show_mistakes, rows, MISTAKES_LISTED):
+            heads = ["row", *read_facts(rows)["texts"], "predicted", "true"]
+            yield make_table(f"Mistakes, {split}, worst first", heads, lines, "text")
 
 
-def list_examples(path: Path, task: Task | None, notes: list[str]) -> Iterator[Table]:
-    """Yield the table of example predictions, if the run has written any."""
+def list_examples(path: Path, notes: list[str]) -> Iterator[Table]:
+    """Yield the table of example predictions, which pretraining writes."""
     text = read_part(read_text, path / PREDICTIONS / EXAMPLES, notes)
     if not text:
         return
@@ -255,16 +238,14 @@ def list_examples(path: Path, task: Task | None, notes: list[str]) -> Iterator[T
         question, _, rest = line.rpartition("  →  ")
         answer, _, right = rest.rpartition("  (")
         lines.append([question, answer, right.removesuffix(")")] if question and answer else [line, "", ""])
-    title = task.examples_title if task else Task.examples_title
-    yield make_table(title, ["input", "predicted", "true"], lines, "text")
+    yield make_table("Predictions on held-out text", ["input", "predicted", "true"], lines, "text")
 
 
-def list_slices(path: Path, task: Task | None, notes: list[str]) -> Iterator[Table]:
-    """Yield the table of the slices of the first evaluated split, if the run has written its rows."""
-    split = next(iter(task.splits), None) if task else None
-    if found := split and read_part(read_rows, path / PREDICTIONS / f"{split}{ROWS}", notes):
-        table = attempt(tabulate_slices, found, find_row(task.table, task.metric), split)
-        yield from [table] if table else []
+def list_slices(predicted: Mapping[str, pa.Table], task: Task | None) -> Iterator[Table]:
+    """Yield the table of the slices of the first of some splits, if it has slices."""
+    for split, rows in islice(predicted.items(), 1):
+        if table := attempt(tabulate_slices, rows, find_row(task.table, task.metric), split):
+            yield table
 
 
 def list_explanations(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
@@ -284,36 +265,6 @@ def read_explanations(path: Path) -> list[dict[str, Any]]:
         for line in lines
         for entry in json.loads(line).get("explanation", [])  # an invalid input has none
     ]
-
-
-def list_types(path: Path, task: Task | None, notes: list[str]) -> Iterator[Table]:
-    """Yield a table of the scores of each entity type for each split with predicted tags or spans."""
-    files = {file.stem: file for file in (path / PREDICTIONS).glob("*.conll")}
-    if task and task.pipeline == "token-classification":
-        files = {split: path / PREDICTIONS / f"{split}.jsonl" for split in task.splits} | files
-    for _, file in sorted(files.items()):
-        columns = read_part(read_tags if file.suffix == ".conll" else read_found_spans, file, notes)
-        scores = attempt(score_types, *columns) if columns else None
-        if scores:
-            keys = ("precision", "recall", "f1")
-            lines = [[kind, *(f"{100 * found[key]:.1f}" for key in keys)] for kind, found in scores.items()]
-            yield make_table(f"Scores by entity type, {file.stem} (%)", ["type", "precision", "recall", "F1"], lines)
-
-
-def read_tags(path: Path) -> list[list[list[Entity]]]:
-    """Read the true and the predicted entities of each sentence of a file in conlleval's format."""
-    sentences = [[line.split(" ")[-2:] for line in block.splitlines()] for block in read_text(path).split("\n\n")]
-    return [[find_entities([tags[column] for tags in sentence]) for sentence in sentences] for column in (0, 1)]
-
-
-def read_found_spans(path: Path) -> list[list[list[Entity]]]:
-    """Read the true and the predicted spans of each text of a table; nothing from a table without true ones."""
-    rows = read_columns(path)
-    marked = find_columns(rows.table.column_names)[1]
-    if marked not in SPAN_COLUMNS or not any(rows.find(marked, SPAN_COLUMNS).to_pylist()):
-        return []
-    cells = [rows.find(name, (name,)).to_pylist() for name in (marked, PREDICTED_COLUMN)]
-    return [[read_spans(cell, rows.locate(row)) for row, cell in enumerate(column)] for column in cells]
 
 
 def list_curves(task: Task | None, log: Sequence[Mapping[str, float]], metrics: Mapping[str, float]) -> list[Plot]:
@@ -366,78 +317,3 @@ def plot_lengths(split: str, found: Mapping[str, Any]) -> Plot:
         marks={"max_length": found["max_length"]},
         words=describe_lengths(split, found),
     )
-
-
-def list_figures(path: Path, notes: list[str]) -> tuple[list[Plot], list[Table]]:
-    """Return the plots and tables that the task has written of its predictions; unknown kinds are skipped."""
-    plots, tables = [], []
-    for file in sorted((path / PREDICTIONS).glob(f"*{FIGURES}")):
-        split = file.name.removesuffix(FIGURES)
-        figures = read_part(read_json, file, notes)
-        for figure in figures if isinstance(figures, list) else []:
-            kind = attempt(lambda figure: figure["kind"], figure)
-            if kind == "matrix" and (table := attempt(make_matrix, split, figure)):
-                tables.append(table)
-            draw = {"lines": plot_lines, "curves": plot_curves, "reliability": plot_reliability}.get(str(kind))
-            if draw and (plot := attempt(draw, split, figure)):
-                plots.append(plot)
-    return plots, tables
-
-
-def plot_lines(split: str, figure: Mapping[str, Any]) -> Plot:
-    """Return the plot of a figure's lines, with a mark on them."""
-    xs, mark = figure["xs"], figure["mark"]
-    series, values = [], []
-    for number, (name, ys) in enumerate(figure["lines"].items()):
-        marked = ys[xs.index(mark)]
-        values.append(f"{name} {marked:.1f}")
-        series += [
-            Series(name, list(zip(xs, ys, strict=True)), f"C{number}-"),
-            Series("", [(mark, marked)], f"C{number}o"),
-        ]
-    title, place = f"{figure['title']}, {split}", show_minus(f"{mark:.3f}")
-    words = f"{title}: at {figure['marked']}, {figure['xlabel']} = {place}, {', '.join(values)}"
-    marks = {figure["marked"]: mark}
-    return Plot(title, figure["xlabel"], series, ylabel=figure["ylabel"], marks=marks, words=words)
-
-
-def plot_curves(split: str, figure: Mapping[str, Any]) -> Plot:
-    """Return the plot of a figure's curves, each with its marked point."""
-    series = []
-    for number, (name, curve) in enumerate(figure["curves"].items()):
-        colour, line = f"C{number % len(SERIES)}", "--" if number >= len(SERIES) else "-"
-        points = list(zip(curve["xs"], curve["ys"], strict=True))
-        label = name if len(name) <= LONGEST_LABEL else f"{name[: LONGEST_LABEL - 1]}…"
-        series += [Series(label, points, colour + line), Series("", [curve["point"]], f"{colour}o")]
-    title = f"{figure['title']}, {split}"
-    words = f"{title}: {figure['words']}"
-    return Plot(title, figure["xlabel"], series, ylabel=figure["ylabel"], words=words, has_legend_beside=True)
-
-
-def plot_reliability(split: str, figure: Mapping[str, Any]) -> Plot:
-    """Return a reliability diagram: where a curve is below the diagonal, its probabilities are too high."""
-    lowest = min(value for curve in figure["curves"].values() for value in (*curve["xs"], *curve["ys"]))
-    series = [Series("as often as stated", [(lowest, lowest), (100, 100)], "k:")]
-    for number, (name, curve) in reversed(list(enumerate(figure["curves"].items()))):
-        points = list(zip(curve["xs"], curve["ys"], strict=True))
-        spreads = [find_reach(share, count) for share, count in zip(curve["ys"], curve["counts"], strict=True)]
-        series.append(Series(name, points, f"C{number}o{'--' if number else '-'}", () if number else spreads))
-    title = f"{figure['title']}, {split}"
-    words = f"{title}: {figure['words']}"
-    return Plot(title, figure["xlabel"], series, ylabel=figure["ylabel"], words=words)
-
-
-def find_reach(percent: float, count: int) -> tuple[float, float]:
-    """Return how far the 95 % interval of a share of `count` rows reaches below and above it, all in percent."""
-    interval = find_share_interval(round(percent / 100 * count), count, 100.0)
-    return percent - interval.low, interval.high - percent
-
-
-def make_matrix(split: str, figure: Mapping[str, Any]) -> Table:
-    """Return the table of a confusion matrix; a cell's shade is its share of the row."""
-    lines = []
-    for label, row in zip(figure["labels"], figure["counts"], strict=True):
-        total = sum(row) or 1
-        cells = [TableCell(((f"{number:,}", f"{number / total:.0%}"),), share=number / total) for number in row]
-        lines.append([label, *cells])
-    return make_table(f"{figure['title']}, {split}", ["true ↓  predicted →", *figure["labels"]], lines, "matrix")

@@ -85,14 +85,9 @@ def read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def read_json(path: Path) -> Any:
-    """Read the value in a JSON file."""
-    return json.loads(read_text(path))
-
-
 def read_object(path: Path) -> dict[str, Any]:
     """Read the object in a JSON file."""
-    if not isinstance(found := read_json(path), dict):
+    if not isinstance(found := json.loads(read_text(path)), dict):
         raise ValueError("it does not contain a JSON object")
     return found
 

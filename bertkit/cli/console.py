@@ -27,6 +27,7 @@ TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\
 LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # the variables set for each of several processes
 FOR, AGAINST = (90, 160, 255), (255, 150, 60)  # colours of the largest attributions, in red, green and blue
 LEAST_COLOURED = 0.1  # share of the largest attribution
+MISTAKES_PRINTED = 5  # after a run
 NOTHING_DONE = "dry run: nothing was trained or written"
 COLLECTION = gc.get_threshold()
 RARE_COLLECTION = (100_000, *COLLECTION[1:])  # new objects before a collection, while libraries are imported
@@ -226,19 +227,15 @@ class Screen(AbstractContextManager):
     def show_results(self, task: Any, metrics: Mapping[str, Any], output: Path) -> None:
         """Print the task's table of scores, some predictions, the paths of the files, and commands to try next."""
         from bertkit.reports.plots import plot_log
-        from bertkit.tasks.task import EXAMPLES
         from bertkit.training.recipe import read_recipe
-        from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE, hold_run_dir, read_log
+        from bertkit.training.run_dir import METRICS_FILE, RECIPE_FILE, hold_run_dir, read_log
 
         rows = list_shown(task.table, task.metric, metrics)
         if rows:
             self.show_table(replace(tabulate_scores(rows, metrics, "after"), caption=f"{output}"))
         lines, commands = task.comment(metrics, output, read_recipe(output / RECIPE_FILE))
         self.say(*lines)
-        examples = output / PREDICTIONS / EXAMPLES
-        if examples.is_file() and (lines := examples.read_text(encoding="utf-8").splitlines()):
-            self.say(f"{task.examples_title} (the right answer in parentheses):")
-            self.say(*(f"  {line}" for line in lines))
+        self.show_predictions(task, output)
         curves = output / "curves.png"
         with suppress(UsageError), hold_run_dir(output):  # another start of this run draws the same curves
             plot_log(read_log(output), rows, metrics, curves)
@@ -246,6 +243,23 @@ class Screen(AbstractContextManager):
         activate = "" if shutil.which("bertkit") else f" (first run: source {Path(sys.prefix) / 'bin' / 'activate'})"
         if commands:
             self.say(f"Next{activate}:", *(f"  {command}" for command in commands))
+
+    def show_predictions(self, task: Any, output: Path) -> None:
+        """Print the worst mistakes of the first evaluated split, or the examples of a pretraining."""
+        from bertkit.tasks.task import EXAMPLES
+        from bertkit.training.predictions import TABLE, read_table, show_mistakes
+        from bertkit.training.run_dir import PREDICTIONS
+
+        split = next(iter(task.splits), "")
+        table, examples = (output / PREDICTIONS / name for name in (f"{split}{TABLE}", EXAMPLES))
+        title, lines = f"The worst mistakes on {split}", []
+        if examples.is_file():
+            title, lines = "Predictions on held-out text", examples.read_text(encoding="utf-8").splitlines()
+        elif table.is_file():
+            for row, *texts, predicted, right in show_mistakes(read_table(table), MISTAKES_PRINTED):
+                lines.append(f"row {row}: {'  |  '.join(texts)}  →  {predicted}  ({right})")
+        if lines:
+            self.say(f"{title} (the right answer in parentheses):", *(f"  {line}" for line in lines))
 
     def warn(self, task: str, cells: list[Mapping[str, Any]]) -> None:
         """Print how many of a task's runs have learned nothing, with the likely causes."""
@@ -269,7 +283,7 @@ class Screen(AbstractContextManager):
             name, apart = max(found.weights.items(), key=lambda item: item[1])
             self.say(f"{len(found.weights)} weights differ, {name} the most: by {apart:.3g}")
         for name, (count, lines) in found.predictions.items():
-            self.say(f"{PREDICTIONS}/{name}: {count:,} of {lines:,} lines differ")
+            self.say(f"{PREDICTIONS}/{name}: {count:,} of {lines:,} rows differ")
         self.say(*(f"different machine, software or data: {difference}" for difference in found.environment))
         if found.is_exact:
             self.say(f"{again} equals {run} bit for bit: scores, weights and predictions")

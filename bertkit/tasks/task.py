@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from bertkit.model.config import BertConfig
     from bertkit.model.onnx import OnnxModel
 
-EXAMPLES = "examples.txt"  # among the predictions of a run
-FIGURES = ".figures.json"  # the same, after a split's name: data of plots and tables
-LONGEST_SHOWN = 80  # characters of a text among the examples
+EXAMPLES = "examples.txt"  # among the predictions of a pretraining
+LONGEST_SHOWN = 80  # characters of a text in a line
 DIVERGED = "the model's outputs are NaN or infinite: training has diverged; lower train.learning_rate"
 
 BERT_TRAIN = {  # `[train]` of the paper in pre-training (A.2) and fine-tuning (A.3) alike
@@ -107,7 +106,6 @@ class Task:
     Attributes:
         name: The name in `recipe.task` and on the command line.
         title: The name of its data.
-        examples_title: The heading of the examples of predictions.
         head: The name of a class in `bertkit.model`.
         heads: Option of `[data]` -> some of its values -> the heads that they ask for in place of `head`.
         options: The options of `[data]`.
@@ -136,7 +134,6 @@ class Task:
 
     name: str
     title = "held-out text"
-    examples_title = "Predictions on held-out text"
     head: str
     heads: Mapping[str, Mapping[str, str]] = {}
     options: Options

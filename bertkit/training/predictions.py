@@ -46,6 +46,7 @@ from bertkit.metrics.table import (
     read_probabilities,
 )
 from bertkit.tasks.examples import ExampleRows
+from bertkit.tasks.task import shorten_text
 
 FORMAT = 1
 TABLE = ".parquet"  # among the predictions of a run, after a split's name
@@ -255,6 +256,17 @@ def find_mistakes(rows: pa.Table) -> np.ndarray:
     is_wrong, badness = judge_rows(rows)
     numbers = np.flatnonzero(is_wrong)
     return numbers[np.argsort(-badness[numbers], kind="stable")]
+
+
+def show_mistakes(rows: pa.Table, most: int) -> list[list[str]]:
+    """Return the worst mistakes in short words: row, texts, prediction and right answer; none without answers."""
+    if LABEL not in rows.column_names:
+        return []
+    chosen = rows.take(pa.array(find_mistakes(rows)[:most], pa.int64()))
+    texts = [chosen.column(name).to_pylist() for name in read_facts(rows)["texts"]]
+    columns = [*texts, *(spell_answers(chosen, name) for name in (PREDICTION, LABEL))]
+    cells = [[shorten_text(cell) or "nothing" for cell in column] for column in columns]
+    return list(map(list, zip(map(str, chosen.column(ROW).to_pylist()), *cells, strict=True)))
 
 
 def write_mistakes(rows: pa.Table) -> str:

@@ -25,6 +25,7 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import CHOSEN_ON_DEV
 from bertkit.training.callbacks import Progress
+from bertkit.training.predictions import TABLE, read_table
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import (
@@ -45,7 +46,7 @@ class Comparison:
     Attributes:
         scores: Name -> both values.
         weights: Name -> the largest absolute difference; infinite if it is missing in one run or the shapes differ.
-        predictions: File -> the number of differing lines, and of all lines.
+        predictions: File -> the number of differing rows or lines, and of all.
         environment: Lines `key: before -> now` on machine, software, data and the weights before the first update.
     """
 
@@ -146,14 +147,17 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def compare_files(before: Path, now: Path) -> dict[str, tuple[int, int]]:
-    """Return the number of differing lines, and of all lines, of each prediction file that differs."""
+    """Return the number of differing rows or lines, and of all, of each prediction file that differs."""
     found = {}
     for name in sorted(path.name for path in (before / PREDICTIONS).glob("*")):
-        one, two = (
-            path.read_bytes().splitlines() if (path := folder / PREDICTIONS / name).is_file() else []
-            for folder in (before, now)
-        )
-        if one != two:
-            lines = list(zip_longest(one, two))
-            found[name] = (sum(left != right for left, right in lines), len(lines))
+        pairs = list(zip_longest(*(read_rows(folder / PREDICTIONS / name) for folder in (before, now))))
+        if differing := sum(one != two for one, two in pairs):
+            found[name] = differing, len(pairs)
     return found
+
+
+def read_rows(path: Path) -> list[Any]:
+    """Return the rows of a prediction table, or the lines of another file; none of a missing one."""
+    if not path.is_file():
+        return []
+    return read_table(path).to_pylist() if path.suffix == TABLE else path.read_bytes().splitlines()

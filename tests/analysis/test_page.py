@@ -12,29 +12,31 @@ from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bertkit import cli
 from bertkit.analysis import page
-from bertkit.analysis.page import list_types, thin, write_page
+from bertkit.analysis.page import thin, write_page
 from bertkit.data.formats.squad import read_squad
 from bertkit.data.formats.tables import read_tsv
-from bertkit.data.spans import Question
+from bertkit.data.labels import SINGLE
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.metrics.ner import find_entities, score_types
-from bertkit.metrics.squad import compare_answers, score_squad2
+from bertkit.metrics.ner import score_types
+from bertkit.metrics.table import NAMES, make_rows, read_facts
 from bertkit.reports import html
 from bertkit.reports.html import show_minus, style_columns
+from bertkit.reports.plots import Plot, Series
 from bertkit.reports.tables import make_table, split_number
 from bertkit.studies.tables import describe_size, explain_scores
 from bertkit.tasks import TASKS
-from bertkit.tasks.squad import SQUAD, collect_answers
-from bertkit.tasks.squad_figures import trace
+from bertkit.tasks.examples import ExampleRows
+from bertkit.tasks.squad import SQUAD
+from bertkit.tasks.texts import tabulate_logits
 from bertkit.training.outputs import MEASURED, measure_lengths
+from bertkit.training.predictions import find_mistakes, join_rows, pack_table, read_table, show_mistakes
 from bertkit.training.recipe import read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
@@ -273,54 +275,16 @@ def test_the_confusion_matrix_counts_the_predictions(root, whole):
     assert not any("Confusion" in caption for caption in read_tables(find_part(whole, str(root / "stsb"))))
 
 
-def test_reliability_bars_stay_between_0_and_100_percent():
-    """A single row that is right says little: its interval is from 2.5 to 100 %."""
-    curve = {"xs": [5.0, 95.0, 99.0], "ys": [0.0, 100.0, 97.5], "counts": [3, 1, 40]}
-    figure = {"title": "Reliability", "xlabel": "", "ylabel": "", "words": "", "curves": {"this model": curve}}
-    series = page.plot_reliability("dev", figure).series[-1]
-    limits = [(y - below, y + above) for (_, y), (below, above) in zip(series.points, series.spreads, strict=True)]
-    assert limits[1] == pytest.approx((2.5, 100), abs=0.01)
-    assert all(0 <= low <= y <= high <= 100 for (_, y), (low, high) in zip(series.points, limits, strict=True))
-
-
 def test_the_tau_curve_marks_the_chosen_tau(root, whole):
     metrics = json.loads((root / "squad2" / "metrics.json").read_text())
-    (figure,) = json.loads((root / "squad2" / "predictions" / "dev.figures.json").read_text())
-    place = figure["xs"].index(metrics["tau"])
-    assert figure["lines"]["F1"][place] == pytest.approx(metrics["f1"], abs=1e-3) == max(figure["lines"]["F1"])
-    assert figure["lines"]["exact match"][place] == pytest.approx(metrics["exact"], abs=1e-3)
     found = Reader(find_part(whole, str(root / "squad2")))
-    tau = f"{metrics['tau']:.3f}".replace("-", "−")
-    assert any(f"tau = {tau}" in label and f"F1 {metrics['f1']:.1f}" in label for label in found.find("figcaption"))
+    words = f"Scores over tau, dev: at the best tau, tau = {show_minus(format(metrics['tau'], '.3f'))}, "
+    assert f"{words}exact match {metrics['exact']:.1f}, F1 {metrics['f1']:.1f}" in found.find("figcaption")
     assert any("the best tau" in text and "exact match" in text for text in found.find("svg"))
 
 
-@given(st.lists(st.tuples(st.integers(-4, 4), st.booleans(), st.sampled_from(["a", "a b", "c"])), min_size=1))
-def test_each_point_of_the_tau_curve_is_a_score(rows):
-    """Check the figure with equal odds, unanswerable questions and half-right answers."""
-    questions = [
-        Question(str(i), "?", "a b", ("a b",) if answerable else (), (0,) if answerable else ())
-        for i, (_, answerable, _) in enumerate(rows)
-    ]
-    odds, texts = [float(row[0]) for row in rows], [row[2] for row in rows]
-    metrics = SQUAD["squad2"].rate(questions, texts, odds)
-    tau = metrics["tau"]
-    figure = trace(*compare_answers(collect_answers(questions), texts), odds, tau, "the best tau")
-    assert figure["mark"] == tau
-    assert tau in figure["xs"]
-    assert max(figure["lines"]["F1"]) == pytest.approx(metrics["f1"], abs=1e-3)
-    answers = [SimpleNamespace(best=SimpleNamespace(text=a), odds=b) for a, b in zip(texts, odds, strict=True)]
-    gold = collect_answers(questions)
-    for place, x in enumerate(figure["xs"]):
-        scores = score_squad2(gold, dict(zip(gold, SQUAD["squad2"].choose(answers, x), strict=True)))
-        assert figure["lines"]["exact match"][place] == pytest.approx(scores["exact"], abs=1e-3)
-        assert figure["lines"]["F1"][place] == pytest.approx(scores["f1"], abs=1e-3)
-
-
 def test_types_of_entities_have_scores_of_their_own(root, whole):
-    blocks = (root / "ner" / "predictions" / "dev.conll").read_text(encoding="utf-8").split("\n\n")
-    sentences = [[line.split(" ") for line in block.splitlines()] for block in blocks]
-    scores = score_types(*([find_entities([row[x] for row in rows]) for rows in sentences] for x in (1, 2)))
+    scores = score_types(read_table(root / "ner" / "predictions" / "dev.parquet"))
     tables = read_tables(find_part(whole, str(root / "ner")))
     heads, *lines = tables["Scores by entity type, dev (%)"]
     assert heads == ["type", "precision", "recall", "F1"]
@@ -329,27 +293,16 @@ def test_types_of_entities_have_scores_of_their_own(root, whole):
     assert "Scores by entity type, test (%)" in tables
 
 
-def test_types_of_spans_that_are_not_words_are_scored_as_the_file_has_them(tmp_path):
-    (tmp_path / "predictions").mkdir()
-    found = [{"start": 0, "end": 5, "label": "PER"}, {"start": 9, "end": 13, "label": "LOC"}]
-    row = {"text": "Ada's in Graz", "spans": [[0, 3, "PER"], [9, 13, "LOC"]], "predicted": found}
-    (tmp_path / "predictions" / "dev.jsonl").write_text(json.dumps(row) + "\n")
-    notes = []
-    (table,) = list_types(tmp_path, TASKS["ner"], notes)
-    assert [[cell.lines[0][0] for cell in line] for line in table.rows] == [
-        ["LOC", *["100.0"] * 3],
-        ["PER", *["0.0"] * 3],
-    ]
-    assert not notes
-
-
 def test_the_predictions_to_look_at_are_in_a_table(root, whole):
-    for name in (*FINE_TUNED, "pretrain"):
-        lines = (root / name / "predictions" / "examples.txt").read_text(encoding="utf-8").splitlines()
-        tables = read_tables(find_part(whole, str(root / name)))
-        heads, *rows = tables.get("Predictions on held-out text", [["input", "predicted", "true"]])
-        assert heads == ["input", "predicted", "true"]
-        assert [f"{a} → {b} ({c})" for a, b, c in rows] == [" ".join(line.split()) for line in lines]
+    for name in FINE_TUNED:
+        table = read_table(root / name / "predictions" / "dev.parquet")
+        heads, *lines = read_tables(find_part(whole, str(root / name)))["Mistakes, dev, worst first"]
+        assert heads == ["row", *read_facts(table)["texts"], "predicted", "true"]
+        assert [int(line[0]) for line in lines] == [table["row"][n].as_py() for n in find_mistakes(table)[:10].tolist()]
+    lines = (root / "pretrain" / "predictions" / "examples.txt").read_text(encoding="utf-8").splitlines()
+    heads, *rows = read_tables(find_part(whole, str(root / "pretrain")))["Predictions on held-out text"]
+    assert heads == ["input", "predicted", "true"]
+    assert [f"{a} → {b} ({c})" for a, b, c in rows] == [" ".join(line.split()) for line in lines]
 
 
 def test_lengths_are_those_of_the_sequences(root, whole):
@@ -493,16 +446,19 @@ def test_a_run_in_work_is_shown_as_such_with_what_there_is(root, tmp_path):
 
 def test_a_run_of_before_lacks_only_what_it_did_not_keep(root, tmp_path):
     shutil.copytree(root / "squad2", tmp_path / "run")
-    for name in ("lengths.json", "doctor.json", "predictions/dev.figures.json", "predictions/dev.rows.npz"):
+    for name in ("lengths.json", "doctor.json", *(f"predictions/{split}.parquet" for split in SQUAD["squad2"].splits)):
         (tmp_path / "run" / name).unlink(missing_ok=True)
     environment = json.loads((root / "squad2" / "environment.json").read_text())
     del environment["date"]
     (tmp_path / "run" / "environment.json").write_text(json.dumps(environment))
     lines = []
     write_page([tmp_path / "run"], tmp_path / "page.html", lines.append)
-    assert len(lines) == 1
+    assert len(lines) == 2
+    assert lines[0].endswith(
+        f"no prediction tables, as in earlier versions; bertkit evaluate {tmp_path / 'run'} writes them"
+    )
     found = read_page(tmp_path / "page.html")
-    assert found.find("h3") == ["Scores", "Training", "Predictions", "Reproduce"]
+    assert found.find("h3") == ["Scores", "Training", "Reproduce"]
     assert "Date" not in found.find("dt")
 
 
@@ -529,9 +485,9 @@ DAMAGED = {
 def test_a_damaged_file_costs_its_own_part(root, tmp_path, content, undrawn):
     shutil.copytree(root / "mrpc", tmp_path / "run")
     names = ("metrics.json", "lengths.json", "environment.json", "config.json", "training_log.jsonl", "recipe.toml")
-    for name in (*names, "predictions/dev.figures.json", "predictions/examples.txt"):
+    for name in (*names, "predictions/dev.parquet", "predictions/examples.txt"):
         damaged = tmp_path / "run" / name
-        whole = damaged.read_bytes()
+        whole = damaged.read_bytes() if damaged.exists() else b""
         damaged.write_bytes(content.encode("utf-8", "surrogateescape"))
         write_page([tmp_path / "run"], tmp_path / "page.html")
         assert len(read_page(tmp_path / "page.html").find("h3")) >= 2, name
@@ -607,26 +563,12 @@ def test_hostile_words_stay_words(root, tmp_path, whole):
     folder = tmp_path / HOSTILE.replace("/", "∕")
     shutil.copytree(root / "mrpc", folder)
     save_recipe(read_recipe(folder / "recipe.toml") | {"checkpoint": HOSTILE}, folder / "recipe.toml")
-    figures = [
-        {"kind": "matrix", "title": HOSTILE, "labels": [HOSTILE, "b"], "counts": [[1, 2], [3, 4]]},
-        {
-            "kind": "lines",
-            "title": HOSTILE,
-            "xlabel": HOSTILE,
-            "ylabel": HOSTILE,
-            "xs": [0, 1],
-            "lines": {HOSTILE: [1, 2]},
-        }
-        | {"mark": 1, "marked": HOSTILE},
-        {"kind": "curves", "title": HOSTILE, "xlabel": HOSTILE, "ylabel": HOSTILE, "words": HOSTILE}
-        | {"curves": {HOSTILE: {"xs": [0, 1], "ys": [1, 2], "point": [1, 2]}}},
-        {"kind": "reliability", "title": HOSTILE, "xlabel": HOSTILE, "ylabel": HOSTILE, "words": HOSTILE}
-        | {"curves": {HOSTILE: {"xs": [0, 1], "ys": [1, 2], "counts": [1, 2]}}},
-        {"kind": HOSTILE},
-    ]
-    (folder / "predictions" / "dev.figures.json").write_text(json.dumps(figures))
+    names = [f"{HOSTILE} {number}" for number in range(3)]
+    rows = tabulate_logits(np.eye(3)[[0, 1, 1]], np.array([0, 1, 2]), names, SINGLE)
+    texts = ExampleRows({HOSTILE: [HOSTILE] * 3}, names, rows["label"].to_pylist(), (), (1, 2, 3))
+    table = join_rows(rows, texts, load_tokenizer(str(folder)))
+    (folder / "predictions" / "dev.parquet").write_bytes(pack_table(table))
     (folder / "predictions" / "examples.txt").write_text(f"{HOSTILE}  →  {HOSTILE}  ({HOSTILE})\n{HOSTILE}\n")
-    (folder / "predictions" / "x.conll").write_text("a O I-<script>\n")
     environment = json.loads((folder / "environment.json").read_text()) | {"processor": HOSTILE, "python": HOSTILE}
     (folder / "environment.json").write_text(json.dumps(environment))
     grid = {HOSTILE: [HOSTILE, "b"]}
@@ -646,10 +588,9 @@ def test_hostile_words_stay_words(root, tmp_path, whole):
     }
     assert [tag for tag, _ in found.elements].count("script") == 1
     plain = " ".join(HOSTILE.split())
-    for tag, times in {"th": 8, "td": 2, "p": 1, "dd": 2, "code": 0, "text": 6, "figcaption": 2}.items():
+    assert sum(HOSTILE[:17] in text for text in found.find("text")) == len(names), "the legend has the first letters"
+    for tag, times in {"th": 8, "td": 2, "p": 1, "dd": 2, "code": 0, "figcaption": 1}.items():
         assert sum(plain in text for text in found.find(tag)) >= times, tag
-    assert "I-<script>" not in found.find("td")
-    assert "<script>" in found.find("th")
     assert found.find("dd").count(plain) == 1, "the failure"
     assert "49" not in " ".join(found.find("p"))
 
@@ -727,9 +668,8 @@ def test_pictures_have_the_colours_of_the_page(whole):
 
 
 def test_any_letter_can_stand_in_a_picture(recwarn):
-    figure = {"title": "\x01名 & <b>", "xlabel": "$x$", "ylabel": "", "xs": [0, 1], "lines": {"a": [1, 2]}}
-    svg = html.draw("p-", page.plot_lines("dev", figure | {"mark": 1, "marked": "m"}))
-    assert ">名 &amp; &lt;b&gt;, dev</text>" in svg
+    svg = html.draw("p-", Plot("\x01名 & <b>", "$x$", [Series("a", [(0, 1), (1, 2)], "C0-")], marks={"m": 1}))
+    assert ">名 &amp; &lt;b&gt;</text>" in svg
     assert ">$x$</text>" in svg
     assert set(re.findall(r'id="([^"]*)"', svg)) >= set(re.findall(r"#(p-[^\")]*)", svg)) != set()
     assert not recwarn.list
@@ -833,3 +773,19 @@ def test_a_click_copies_the_recipe(browser, whole, root, has_clipboard):
     )
     assert browser.ask("window.copied").strip() == (root / "mrpc" / "recipe.toml").read_text().strip()
     assert [event for event in browser.events if event["method"] in PROBLEMS] == []
+
+
+def test_mistakes_are_told_in_words():
+    def show(label, prediction, kind=None, **columns):
+        rows = {"row": [7], "text": ["Ada Byron lived in London"], "label": pa.array([label], kind)}
+        rows |= {"prediction": pa.array([prediction], kind)} | columns
+        return show_mistakes(make_rows(rows, texts=["text"], names=["PER"]), 5)
+
+    tags = ["B-PER", "I-PER", "O", "O", "B-LOC"], ["B-PER", "O", "O", "O", "O"]
+    counts = {"right_PER": [0], "found_PER": [1], "wanted_PER": [1], "strict_found": [1]}
+    text = "Ada Byron lived in London"
+    assert show(*tags, NAMES, **counts) == [["7", text, "Ada: PER", "Ada Byron: PER, London: LOC"]]
+    assert show(["PER", "LOC"], [], NAMES) == [["7", text, "nothing", "LOC | PER"]]
+    assert show("PER", "LOC") == [["7", text, "LOC", "PER"]]
+    assert show(["1973", "in 1973"], "1974", f1=[0.0]) == [["7", text, "1974", "1973 | in 1973"]]
+    assert show("PER", "PER") == []

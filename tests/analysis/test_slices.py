@@ -81,7 +81,9 @@ def test_slices_of_sentences_compare_f1():
     strict = {"strict_right": [1, 2] * 20, "strict_found": [2] * 40}
     rows = {"label": tags, "prediction": tags, **counts, **strict}
     given = {"group": np.arange(40), "tokens": [7] * 40, "unknown_tokens": [0] * 40, "kind": ["a", "b"] * 20}
-    table = tabulate_slices(make_rows(given | rows, inputs=["kind"], names=["PER"]), find_row(TASKS["ner"].table, "f1"), "dev")
+    table = tabulate_slices(
+        make_rows(given | rows, inputs=["kind"], names=["PER"]), find_row(TASKS["ner"].table, "f1"), "dev"
+    )
     assert table.heads[2] == "F1 (%)"
     assert [(name, cells[1]) for name, cells in read(table).items()] == [
         ("all", "75.0"),

@@ -622,6 +622,8 @@ def test_a_fine_tuned_task_is_shown_beside_the_majority_and_the_paper(call, glue
     assert err == ""
     for words in ("accuracy (%)", "50.0 the majority class", "93.5 BERT-base, test", "warning: accuracy"):
         assert words in out
+    assert "The worst mistakes on dev (the right answer in parentheses):" in out
+    assert len(re.findall(r"^  row \d+: .+  →  (positive  \(negative|negative  \(positive)\)$", out, re.MULTILINE)) == 5
     code, out, err = call(
         "score", "glue", "--task", "sst2", "--json", "GLUE/SST-2/dev.tsv", "runs/sst2/predictions/dev.tsv"
     )

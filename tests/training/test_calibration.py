@@ -10,6 +10,7 @@ import pytest
 import transformers
 
 from bertkit import Predictor
+from bertkit.analysis.figures import draw_figures
 from bertkit.analysis.page import write_page
 from bertkit.errors import UsageError
 from bertkit.inference import export as export_module
@@ -19,6 +20,7 @@ from bertkit.model.checkpoint import load_config
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import describe_temperature
 from bertkit.training.arguments import complete
+from bertkit.training.predictions import read_table
 from bertkit.training.run import run
 from bertkit.training.run_dir import CALIBRATION_FILE
 from tests.analysis.test_page import Reader, find_part
@@ -177,8 +179,14 @@ def test_other_classifiers_have_it_too(name, write, tmp_path):
     metrics = run(TASKS[name], recipe, {"calibrate": True}, output=tmp_path / "run")
     assert metrics["chosen_on_dev"] == "temperature"
     assert metrics["uncalibrated_ece"] != metrics["ece"]
-    figures = read_json(tmp_path / "run" / "predictions" / "dev.figures.json")
-    assert list(figures[-1]["curves"]) == ["calibrated", "as trained"]
+    *_, reliability = draw_figures(
+        read_table(tmp_path / "run" / "predictions" / "dev.parquet"), "dev", metrics["temperature"]
+    )
+    errors = [
+        f"{name} {100 * metrics[key]:.1f} %"
+        for name, key in (("calibrated", "ece"), ("as trained", "uncalibrated_ece"))
+    ]
+    assert f"calibration error: {', '.join(errors)};" in reliability.words
     predictor = Predictor(tmp_path / "run", precision="fp32", coverage=0.8)
     (result,) = predictor([predictor.sample])
     chances = result["probabilities"]

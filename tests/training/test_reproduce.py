@@ -5,11 +5,13 @@ import re
 import shutil
 from importlib.metadata import version
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from bertkit.errors import UsageError
+from bertkit.training.predictions import pack_table, read_table
 from bertkit.training.recipe import merge, read_recipe, save_recipe
 from bertkit.training.reproduce import compare_environments, compare_runs, reproduce
 from bertkit.training.run import run
@@ -68,6 +70,10 @@ def test_what_differs_is_listed_with_what_may_be_the_reason(finished, call, tmp_
     save_file(weights, again / "model.safetensors")
     examples = (again / "predictions" / "examples.txt").read_text().splitlines()
     (again / "predictions" / "examples.txt").write_text("\n".join(["another", *examples[1:]]) + "\n")
+    table = again / "predictions" / "dev.parquet"
+    rows = read_table(table)
+    losses = np.append(rows["token_loss"].to_numpy()[:-1], 99)
+    table.write_bytes(pack_table(rows.set_column(rows.schema.get_field_index("token_loss"), "token_loss", [losses])))
     machine = json.loads((again / "environment.json").read_text())
     machine["packages"]["torch"] = "1.0"
     (again / "environment.json").write_text(json.dumps(machine | {"threads": 99}))
@@ -76,13 +82,13 @@ def test_what_differs_is_listed_with_what_may_be_the_reason(finished, call, tmp_
     assert found.scores == {"mlm_loss": (metrics["mlm_loss"], 1.5)}
     apart = {"bert.pooler.dense.bias": pytest.approx(0.25), "cls.seq_relationship.bias": float("inf")}
     assert found.weights == apart
-    assert found.predictions == {"examples.txt": (1, len(examples))}
+    assert found.predictions == {"dev.parquet": (1, len(rows)), "examples.txt": (1, len(examples))}
     assert not found.is_exact
     code, out, err = call("reproduce", finished, "--output", again)
     assert (code, err) == (1, "")
     assert f"mlm_loss: {metrics['mlm_loss']} -> 1.5" in out
     assert "2 weights differ, cls.seq_relationship.bias the most: by inf" in out
-    assert f"predictions/examples.txt: 1 of {len(examples)} lines differ" in out
+    assert f"predictions/dev.parquet: 1 of {len(rows)} rows differ" in out
     assert f'different machine, software or data: packages.torch: "{version("torch")}" -> "1.0"' in out
     assert re.search(r"different machine, software or data: threads: \d+ -> 99", out)
     assert "bit for bit" not in out
