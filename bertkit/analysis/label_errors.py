@@ -10,7 +10,7 @@ Shape letters: S rows, E suspected rows, L labels.
 import csv
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bertkit.data.formats.columns import Columns, read_splits
+from bertkit.data.formats.columns import Columns
 from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.data.splits import describe_keys, hash_keys, split_fold
 from bertkit.errors import UsageError
@@ -193,15 +193,17 @@ def predict_out_of_fold(
     options = {**list_cells(few)[0].recipe["data"], "folds": folds}
     if limit := options["max_train_samples"]:
         raise UsageError(f"data.max_train_samples is {limit}, but --folds predicts all training rows; leave it out")
-    place, lines = find_file(task, options["dir"], output)
-    train = CLASSIFICATION.load(options | {"dir": place, "dev_share": None}, ignore)["train"]
-    rows, space = CLASSIFICATION.tabulate(train), train.space
+    train, place = read_rows(task, options, output)
+    space, rows = train.space, CLASSIFICATION.tabulate(train)
     if space.kind == REGRESSION:
         raise UsageError(
-            f"{train.rows.source}: the labels in {space.columns[0]!r} are numbers; suspected errors are found among "
-            "classes, so leave out --folds, or set data.problem_type"
+            f"{place}: the labels in {space.columns[0]!r} are numbers; suspected errors are found among classes, so "
+            "leave out --folds, or set data.problem_type"
         )
-    check_sizes(train, rows, folds)
+    places = hash_keys(rows.groups)
+    if any(not len(split_fold(places, folds, fold)["dev"]) for fold in range(folds)):
+        found = describe_keys(places, "row", train.group)
+        raise UsageError(f"{place} has {found} a fold of {folds:,} without rows; give fewer with --folds")
     data = {"dir": place, "text": list(train.text), "label": list(space.columns), "problem_type": space.kind}
     study = make_study(define_folds("classify", recipe, folds), *given, {"data": data}, where=task.name)
     path = output / f"{OUT_OF_FOLD}{TABLE}"
@@ -219,8 +221,7 @@ def predict_out_of_fold(
     else:  # folds are not continued in another order
         check_directory(study, output)
     found = read_table(path).take(numbers)
-    own = pa.array([lines[line - 1] for line in rows.lines] if lines else rows.lines, pa.int64())
-    columns = dict(zip(found.column_names, found.columns, strict=True)) | {ROW: own}
+    columns = dict(zip(found.column_names, found.columns, strict=True)) | {ROW: pa.array(rows.lines, pa.int64())}
     return make_rows(columns, **read_facts(found), unit=train.rows.unit)
 
 
@@ -239,18 +240,6 @@ def check_folds(task: Task, folds: int) -> None:
         )
 
 
-def check_sizes(train: LabelledTexts, rows: ExampleRows, folds: int) -> None:
-    """Check that each fold has rows to predict.
-
-    Raises:
-        UsageError: One has none.
-    """
-    places = hash_keys(rows.groups)
-    if any(not len(split_fold(places, folds, fold)["dev"]) for fold in range(folds)):
-        found = describe_keys(places, "row", train.group)
-        raise UsageError(f"{train.rows.source} has {found} a fold of {folds:,} without rows; give fewer with --folds")
-
-
 def match_rows(path: Path, rows: ExampleRows) -> pa.Array | None:
     """Return (S,) the number of each row in the file of a prediction table; None if its rows are not these."""
     if not path.exists():
@@ -260,22 +249,24 @@ def match_rows(path: Path, rows: ExampleRows) -> pa.Array | None:
     return None if found.null_count or len(found) < len(known) else found
 
 
-def find_file(task: Task, place: str, output: Path) -> tuple[str, Sequence[int]]:
-    """Return the file that `classify` reads the training rows from, and the line of each of its rows if these differ.
+def read_rows(task: Task, options: Mapping[str, Any], output: Path) -> tuple[LabelledTexts, str]:
+    """Return the training rows, and the file that `classify` reads them from.
 
     Rows that are not in a table of their own are copied to `output`.
     """
-    path = output / TRAINING_ROWS
+    options, copy = {**options, "folds": 0, "dev_share": None}, output / TRAINING_ROWS
     if isinstance(task, GlueTask):
-        rows = task.tabulate(task.load({**list_defaults(task.options), "dir": place}, ignore)["train"])
+        rows = task.tabulate(task.load({**list_defaults(task.options), "dir": options["dir"]}, ignore)["train"])
         cells = zip(rows.walk_texts(), rows.labels, strict=True)
-        write_objects((dict(zip((*rows.texts, LABEL), (*texts, name), strict=True)) for texts, name in cells), path)
-        return str(path), rows.lines
-    table = read_splits(place)["train"]
-    if Path(table.source).is_file():
-        return table.source, ()
-    write_objects(walk_objects(table), path)
-    return str(path), ()
+        write_objects((dict(zip((*rows.texts, LABEL), (*texts, name), strict=True)) for texts, name in cells), copy)
+        train = CLASSIFICATION.load(options | {"dir": str(copy)}, ignore)["train"]
+        lines = [rows.lines[line - 1] for line in train.rows.lines]
+        return replace(train, rows=replace(train.rows, lines=lines)), str(copy)
+    train = CLASSIFICATION.load(options, ignore)["train"]
+    if Path(train.rows.source).is_file():
+        return train, train.rows.source
+    write_objects(walk_objects(train.rows), copy)
+    return train, str(copy)
 
 
 def walk_objects(rows: Columns) -> Iterator[dict[str, Any]]:
