@@ -10,7 +10,7 @@ Shape letters: S rows, E suspected rows, L labels.
 import csv
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bertkit.data.formats.columns import Columns, read_splits
+from bertkit.data.formats.columns import Columns
 from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.data.splits import describe_keys, hash_keys, split_fold
 from bertkit.errors import UsageError
@@ -47,11 +47,11 @@ from bertkit.tasks.glue import GlueTask
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.repeats import name_command
 from bertkit.tasks.task import Task, shorten_text
-from bertkit.training.predictions import KEY, ROW, TABLE, UNKNOWN_TOKENS, hash_rows, read_table
+from bertkit.training.predictions import KEY, ROW, TABLE, UNKNOWN_TOKENS, hash_rows, pack_table, read_table
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import STUDY_RESULT
 
-TRAINING_ROWS = ".train.jsonl"  # training rows in a form that `classify` reads; a new study may have hidden files
+TRAINING_ROWS = ".train.parquet"  # training rows in a form that `classify` reads; a new study may have hidden files
 LABEL_ERRORS = "label_errors"  # the key in JSON, and the name of the CSV file
 MOST_TABULATED = 20  # rows
 
@@ -59,22 +59,7 @@ MOST_TABULATED = 20  # rows
 # --- The rows that are suspected --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class LabelErrors:
-    """The suspected label errors of some rows.
-
-    Attributes:
-        rows: (E,) the suspected rows, the worst first.
-        scores: (S,) the probability of each row's label, or the lowest one of its several labels; small is suspicious.
-        suggested: (E,) the class that each suspected row should have, or (E, L) 0 or 1 for each of several labels.
-    """
-
-    rows: np.ndarray
-    scores: np.ndarray
-    suggested: np.ndarray
-
-
-def find_label_errors(probabilities: np.ndarray, labels: np.ndarray) -> LabelErrors:
+def find_label_errors(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Find the rows whose labels are probably wrong, by confident learning.
 
     Each of several labels is a problem of two classes. A label that all rows or none have is never suspected.
@@ -82,6 +67,10 @@ def find_label_errors(probabilities: np.ndarray, labels: np.ndarray) -> LabelErr
     Args:
         probabilities: (S, L) of models that have not seen the row; each of several labels has its own.
         labels: (S,) classes that all occur, or (S, L) 0 or 1 for each of several labels.
+
+    Returns:
+        (E,) the suspected rows, the worst first; (S,) the probability of each row's label, or the lowest one of its
+        several labels; and (E,) the class that each suspected row should have, or (E, L) 0 or 1 for each label.
     """
     if labels.ndim == 1:
         is_wrong = suspect(probabilities, labels)
@@ -94,7 +83,7 @@ def find_label_errors(probabilities: np.ndarray, labels: np.ndarray) -> LabelErr
         scores = np.where(flags, probabilities, 1 - probabilities).min(axis=1)
     rows = np.flatnonzero(is_wrong)
     rows = rows[np.argsort(scores[rows], kind="stable")]
-    return LabelErrors(rows, scores, suggested[rows])
+    return rows, scores, suggested[rows]
 
 
 def suspect(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -120,12 +109,13 @@ def describe_label_errors(rows: pa.Table) -> dict[str, Any]:
     facts, names, labels = read_facts(rows), list_names(rows), rows.column(LABEL).to_pylist()
     probabilities = read_probabilities(rows, names)
     is_several = find_kind(rows) == SEVERAL
-    found = find_label_errors(probabilities, (mark_names if is_several else number_names)(labels, names))
+    codes = mark_names(labels, names) if is_several else number_names(labels, names)
+    found, scores, suggestions = find_label_errors(probabilities, codes)
     others = [name for name in rows.column_names if name != LABEL and not name.startswith(PROBABILITY)]
-    texts = rows.select(facts.get("texts", others)).take(pa.array(found.rows, pa.int64())).to_pylist()
+    texts = rows.select(facts.get("texts", others)).take(pa.array(found, pa.int64())).to_pylist()
     lines = rows.column(ROW).to_pylist() if ROW in rows.column_names else range(1, len(rows) + 1)
     entries = []
-    for number, own, suggested in zip(found.rows.tolist(), texts, found.suggested, strict=True):
+    for number, own, suggested in zip(found.tolist(), texts, suggestions, strict=True):
         better = [names[place] for place in np.flatnonzero(suggested)] if is_several else names[suggested]
         entries.append(
             {
@@ -133,7 +123,7 @@ def describe_label_errors(rows: pa.Table) -> dict[str, Any]:
                 "texts": list(own.values()),
                 "given": spell(labels[number]),
                 "suggested": spell(better),
-                "score": float(found.scores[number]),
+                "score": float(scores[number]),
                 "probabilities": dict(zip(names, probabilities[number].tolist(), strict=True)),
             }
         )
@@ -193,15 +183,17 @@ def predict_out_of_fold(
     options = {**list_cells(few)[0].recipe["data"], "folds": folds}
     if limit := options["max_train_samples"]:
         raise UsageError(f"data.max_train_samples is {limit}, but --folds predicts all training rows; leave it out")
-    place, lines = find_file(task, options["dir"], output)
-    train = CLASSIFICATION.load(options | {"dir": place, "dev_share": None}, ignore)["train"]
-    rows, space = CLASSIFICATION.tabulate(train), train.space
+    train, place = read_rows(task, options, output)
+    space, rows = train.space, CLASSIFICATION.tabulate(train)
     if space.kind == REGRESSION:
         raise UsageError(
-            f"{train.rows.source}: the labels in {space.columns[0]!r} are numbers; suspected errors are found among "
-            "classes, so leave out --folds, or set data.problem_type"
+            f"{place}: the labels in {space.columns[0]!r} are numbers; suspected errors are found among classes, so "
+            "leave out --folds, or set data.problem_type"
         )
-    check_sizes(train, rows, folds)
+    places = hash_keys(rows.groups)
+    if any(not len(split_fold(places, folds, fold)["dev"]) for fold in range(folds)):
+        found = describe_keys(places, "row", train.group)
+        raise UsageError(f"{place} has {found} a fold of {folds:,} without rows; give fewer with --folds")
     data = {"dir": place, "text": list(train.text), "label": list(space.columns), "problem_type": space.kind}
     study = make_study(define_folds("classify", recipe, folds), *given, {"data": data}, where=task.name)
     path = output / f"{OUT_OF_FOLD}{TABLE}"
@@ -219,8 +211,7 @@ def predict_out_of_fold(
     else:  # folds are not continued in another order
         check_directory(study, output)
     found = read_table(path).take(numbers)
-    own = pa.array([lines[line - 1] for line in rows.lines] if lines else rows.lines, pa.int64())
-    columns = dict(zip(found.column_names, found.columns, strict=True)) | {ROW: own}
+    columns = dict(zip(found.column_names, found.columns, strict=True)) | {ROW: pa.array(rows.lines, pa.int64())}
     return make_rows(columns, **read_facts(found), unit=train.rows.unit)
 
 
@@ -239,18 +230,6 @@ def check_folds(task: Task, folds: int) -> None:
         )
 
 
-def check_sizes(train: LabelledTexts, rows: ExampleRows, folds: int) -> None:
-    """Check that each fold has rows to predict.
-
-    Raises:
-        UsageError: One has none.
-    """
-    places = hash_keys(rows.groups)
-    if any(not len(split_fold(places, folds, fold)["dev"]) for fold in range(folds)):
-        found = describe_keys(places, "row", train.group)
-        raise UsageError(f"{train.rows.source} has {found} a fold of {folds:,} without rows; give fewer with --folds")
-
-
 def match_rows(path: Path, rows: ExampleRows) -> pa.Array | None:
     """Return (S,) the number of each row in the file of a prediction table; None if its rows are not these."""
     if not path.exists():
@@ -260,22 +239,30 @@ def match_rows(path: Path, rows: ExampleRows) -> pa.Array | None:
     return None if found.null_count or len(found) < len(known) else found
 
 
-def find_file(task: Task, place: str, output: Path) -> tuple[str, Sequence[int]]:
-    """Return the file that `classify` reads the training rows from, and the line of each of its rows if these differ.
+def read_rows(task: Task, options: Mapping[str, Any], output: Path) -> tuple[LabelledTexts, str]:
+    """Return the training rows, and the file that `classify` reads them from.
 
     Rows that are not in a table of their own are copied to `output`.
     """
-    path = output / TRAINING_ROWS
+    options, copy = {**options, "folds": 0, "dev_share": None}, output / TRAINING_ROWS
     if isinstance(task, GlueTask):
-        rows = task.tabulate(task.load({**list_defaults(task.options), "dir": place}, ignore)["train"])
-        cells = zip(rows.walk_texts(), rows.labels, strict=True)
-        write_objects((dict(zip((*rows.texts, LABEL), (*texts, name), strict=True)) for texts, name in cells), path)
-        return str(path), rows.lines
-    table = read_splits(place)["train"]
-    if Path(table.source).is_file():
-        return table.source, ()
-    write_objects(walk_objects(table), path)
-    return str(path), ()
+        rows = task.tabulate(task.load({**list_defaults(task.options), "dir": options["dir"]}, ignore)["train"])
+        write_copy(pa.table({**rows.texts, LABEL: rows.labels}), copy)
+        train = CLASSIFICATION.load(options | {"dir": str(copy)}, ignore)["train"]
+        lines = [rows.lines[line - 1] for line in train.rows.lines]
+        return replace(train, rows=replace(train.rows, lines=lines, unit="line")), str(copy)
+    train = CLASSIFICATION.load(options, ignore)["train"]
+    if Path(train.rows.source).is_file():
+        return train, train.rows.source
+    write_copy(pa.Table.from_pylist(list(walk_objects(train.rows))), copy)
+    return train, str(copy)
+
+
+def write_copy(table: pa.Table, path: Path) -> None:
+    """Write a table as Parquet."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_open(path, "wb") as file:
+        file.write(pack_table(table))
 
 
 def walk_objects(rows: Columns) -> Iterator[dict[str, Any]]:
@@ -285,14 +272,6 @@ def walk_objects(rows: Columns) -> Iterator[dict[str, Any]]:
             yield {
                 name: msgspec.json.decode(cell or "[]") if name in rows.lists else cell for name, cell in row.items()
             }
-
-
-def write_objects(objects: Iterator[Mapping[str, Any]], path: Path) -> None:
-    """Write JSON lines."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_open(path) as file:
-        for one in objects:
-            file.write(msgspec.json.encode(one).decode() + "\n")
 
 
 # --- Tables and files -------------------------------------------------------------------------------------------------

@@ -65,32 +65,29 @@ def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
     write_json(scores, output / FOLD_SCORES)
     name = next(name for name in task.row_files if (folders[0] / PREDICTIONS / name).exists())
     paths = [folder / PREDICTIONS / name for folder in folders]
-    try:
-        rows = join_folds(tables)
-        write_rows(paths, rows.column(0).to_pylist(), (output / OUT_OF_FOLD).with_suffix(paths[0].suffix))
-    except LookupError:
-        raise UsageError(
-            f"the data of {output} have changed since the folds were trained; name another directory with --output"
-        ) from None
+    rows = join_folds(tables, output)
+    write_rows(paths, rows.column(0).to_pylist(), (output / OUT_OF_FOLD).with_suffix(paths[0].suffix))
     with atomic_open(output / f"{OUT_OF_FOLD}{TABLE}", "wb") as file:
         file.write(pack_table(rows))
     return make_table(f"{output}", ["score", f"mean ± sd (n) over {len(runs)} folds"], lines)
 
 
-def join_folds(tables: Sequence[pa.Table]) -> pa.Table:
+def join_folds(tables: Sequence[pa.Table], output: Path) -> pa.Table:
     """Return the rows of the folds' tables in the order of the input, with the number of the fold first, from 1.
 
     Equal rows of several folds get keys that differ, and each fold's threshold stays in its own table.
 
     Raises:
-        LookupError: A row is in several folds.
+        UsageError: A row is in several folds.
     """
     names = tables[0].column_names
     folds = np.repeat(np.arange(len(tables)) + 1, list(map(len, tables)))
     rows = pa.concat_tables(tables).add_column(0, name_apart("fold", names, "_number"), pa.array(folds))
     numbers, firsts = np.unique(rows.column(ROW).to_numpy(), return_index=True)
     if len(numbers) < len(rows):
-        raise LookupError
+        raise UsageError(
+            f"the data of {output} have changed since the folds were trained; name another directory with --output"
+        )
     rows = rows.take(pa.array(firsts))
     facts = {name: fact for name, fact in read_facts(tables[0]).items() if name != "decided"}
     texts = zip(*(rows.column(name).to_pylist() for name in facts["texts"]), strict=True)
@@ -99,11 +96,7 @@ def join_folds(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def write_rows(paths: list[Path], fold_of: list[int], path: Path) -> None:
-    """Write the rows of the folds' predictions in the order of the input, with the number of the fold, from 1.
-
-    Raises:
-        LookupError: A file has more or fewer rows than its fold.
-    """
+    """Write the rows of the folds' predictions in the order of the input, with the number of the fold, from 1."""
     with ExitStack() as stack:
         files = [stack.enter_context(one.open(encoding="utf-8", newline="")) for one in paths]
         with atomic_open(path) as file:
@@ -145,14 +138,6 @@ WRITE = {".csv": write_table, ".jsonl": write_lines, ".conll": write_blocks}
 
 
 def interleave(readers: list[Any], fold_of: list[int]) -> Iterator[tuple[int, Any]]:
-    """Yield each row's fold, and the next row of its reader.
-
-    Raises:
-        LookupError: A reader has more or fewer rows.
-    """
+    """Yield each row's fold, and the next row of its reader."""
     for fold in fold_of:
-        if (row := next(readers[fold - 1], None)) is None:
-            raise LookupError
-        yield fold, row
-    if any(next(reader, None) for reader in readers):
-        raise LookupError
+        yield fold, next(readers[fold - 1])

@@ -39,22 +39,22 @@ def make_problem(rows, classes, turned, seed=0):
 
 def test_planted_errors_come_first():
     probabilities, labels, true = make_problem(400, 3, turned=20)
-    found = find_label_errors(probabilities, labels)
-    assert set(np.argsort(found.scores)[:15]) <= set(range(20))
-    assert set(found.rows[:15]) <= set(range(20))
-    is_planted = found.rows < 20
+    rows, scores, suggested = find_label_errors(probabilities, labels)
+    assert set(np.argsort(scores)[:15]) <= set(range(20))
+    assert set(rows[:15]) <= set(range(20))
+    is_planted = rows < 20
     assert is_planted.sum() >= 18
-    assert (found.suggested[is_planted] == true[found.rows[is_planted]]).mean() > 0.9
-    assert (found.suggested != labels[found.rows]).all()
+    assert (suggested[is_planted] == true[rows[is_planted]]).mean() > 0.9
+    assert (suggested != labels[rows]).all()
 
 
 @pytest.mark.parametrize("classes", [2, 5])
 def test_rows_and_order_are_those_of_cleanlab(classes):
     probabilities, labels, _ = make_problem(300, classes, turned=30, seed=classes)
-    found = find_label_errors(probabilities, labels)
+    rows, scores, _ = find_label_errors(probabilities, labels)
     ranked = find_label_issues(labels, probabilities, return_indices_ranked_by="self_confidence", n_jobs=1)
-    assert found.rows.tolist() == ranked.tolist()
-    assert found.scores == pytest.approx(get_label_quality_scores(labels, probabilities))
+    assert rows.tolist() == ranked.tolist()
+    assert scores == pytest.approx(get_label_quality_scores(labels, probabilities))
 
 
 def test_each_of_several_labels_is_a_problem_of_two_classes():
@@ -63,19 +63,19 @@ def test_each_of_several_labels_is_a_problem_of_two_classes():
     probabilities = np.where(true, rng.beta(20, 2, true.shape), rng.beta(2, 20, true.shape))
     labels = true.astype(np.float32)
     labels[:10, 1] = 1 - labels[:10, 1]
-    found = find_label_errors(probabilities, labels)
+    rows, _, suggested = find_label_errors(probabilities, labels)
     given = [np.flatnonzero(row).tolist() for row in labels]
-    assert sorted(found.rows) == np.flatnonzero(find_issues_of_several(given, probabilities, n_jobs=1)).tolist()
-    assert len(found.rows) >= 8
-    assert set(found.rows[:8]) <= set(range(10))
-    assert (found.suggested[:8] == true[found.rows[:8]]).all()
-    assert not found.suggested[:, 3].any()
+    assert sorted(rows) == np.flatnonzero(find_issues_of_several(given, probabilities, n_jobs=1)).tolist()
+    assert len(rows) >= 8
+    assert set(rows[:8]) <= set(range(10))
+    assert (suggested[:8] == true[rows[:8]]).all()
+    assert not suggested[:, 3].any()
 
 
 def test_without_an_error_nothing_is_suspected():
     labels = np.arange(20) % 2
-    found = find_label_errors(np.where(np.eye(2)[labels] > 0, 0.9, 0.1), labels)
-    assert len(found.rows) == len(found.suggested) == 0
+    rows, _, suggested = find_label_errors(np.where(np.eye(2)[labels] > 0, 0.9, 0.1), labels)
+    assert len(rows) == len(suggested) == 0
 
 
 # --- With folds -------------------------------------------------------------------------------------------------------
@@ -139,19 +139,15 @@ def test_a_turned_label_is_found_by_models_that_have_not_seen_it(done, tmp_path)
 
 
 def test_a_table_of_pandas_is_enough(tmp_path):
-    probabilities, labels, true = make_problem(200, 3, turned=10)
+    probabilities, labels, _ = make_problem(200, 3, turned=10)
     names = np.array(["bad", "good", "so"])
-    table = pd.DataFrame({"text": [f"text {n}" for n in range(200)], "label": names[labels]})
-    for name, column in zip(names, probabilities.T, strict=True):
-        table[f"probability_{name}"] = column
-    table.to_parquet(tmp_path / "rows.parquet")
+    table = pd.DataFrame(probabilities, columns=[f"probability_{name}" for name in names])
+    table.assign(text=[f"text {n}" for n in range(200)], label=names[labels]).to_parquet(tmp_path / "rows.parquet")
+    rows, _, suggested = find_label_errors(probabilities, labels)
     found = describe_label_errors(parquet.read_table(tmp_path / "rows.parquet"))["suspected"]
-    assert [one["row"] - 1 for one in found] == find_label_errors(probabilities, labels).rows.tolist()
-    number = found[0]["row"] - 1
-    assert [found[0][key] for key in ("texts", "given", "suggested")] == [
-        [f"text {number}"],
-        names[labels[number]],
-        names[true[number]],
+    assert [(one["row"], one["texts"], one["given"], one["suggested"]) for one in found] == [
+        (row + 1, [f"text {row}"], names[labels[row]], names[place])
+        for row, place in zip(rows.tolist(), suggested, strict=True)
     ]
 
 

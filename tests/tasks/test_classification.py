@@ -311,8 +311,6 @@ def test_rows_without_a_text_are_left_out_and_told_or_refused_if_they_are_many(t
     assert f"{path}: 3 rows have no text in 'text' or 'text_pair' (first: line 1); left out" in lines
     told = f"{path}: 57 rows have no text in 'text_pair' (first: line 4); the other text is read"
     assert [line for line in lines if line.endswith("is read")] == [told]
-    data = CLASSIFICATION.recipe["data"] | {"dir": str(path)}
-    assert len(CLASSIFICATION.place_rows(data)) == 57
     assert sum(len(load(path, folds=3, fold=fold)[0]["dev"]) for fold in range(3)) == 57
     write_table(path, [{"text": " "}, *rows])
     with pytest.raises(UsageError, match=r"4 rows have no text in .* \(first: line 1\), 6\.6% of the rows; give"):

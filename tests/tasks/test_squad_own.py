@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from bertkit.data.formats import hub
 from bertkit.data.formats.squad import read_own_squad
-from bertkit.data.splits import split_fold
+from bertkit.data.splits import hash_keys, split_fold
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.squad import score_squad1
@@ -299,9 +299,9 @@ def test_official_files_have_no_test_and_no_rows(tmp_path, start, version, quest
 def test_each_question_is_in_dev_of_one_fold(tmp_path, version, questions):
     _, train, _ = questions[version.name]
     place = write_questions(tmp_path / "all.jsonl", train)
-    places = TASKS[version.name].place_rows(SQUAD[version.name].recipe["data"] | {"dir": str(place)})
     everything = read_own_squad(str(place), version.number)["train"].questions
-    assert len(places) == len(train) == len(list_keys(everything))
+    places = hash_keys(list_keys(everything))
+    assert len(places) == len(train)
     for fold in range(2):
         found, _ = load(version, place, folds=2, fold=fold)
         assert set(found) == {"train", "dev"}
