@@ -14,7 +14,6 @@ import copy
 import csv
 import gzip
 import hashlib
-import io
 import json
 import resource
 import shutil
@@ -35,7 +34,6 @@ from typing import Any
 
 import datasets
 import msgspec
-import numpy as np
 import pyarrow
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -89,7 +87,6 @@ from bertkit.training.pace import KeepTime, Pace, TimeLimit
 from bertkit.training.plan import dry_run
 from bertkit.training.recipe import check, merge, parse_setting, read_recipe, save_recipe
 from bertkit.training.run_dir import CALIBRATION_FILE
-from bertkit.training.scored_rows import DAMAGE
 from tests import official
 from tests.analysis.test_compare import draw as draw_right
 from tests.analysis.test_compare import write_run
@@ -330,35 +327,6 @@ def spoil_index(chance: Random, content: bytes) -> bytes:
     return make_table(make_block(sorted((records | ({key: value} if how else {})).items())))
 
 
-def spoil_arrays(chance: Random, content: bytes) -> bytes:
-    """Return an archive of NumPy with an array cut, converted, filled or spoiled as bytes, or any bytes changed."""
-    if chance.randint(0, 2) == 0:
-        return spoil_bytes(chance, content)
-    try:
-        with np.load(io.BytesIO(content)) as file:
-            arrays = dict(file)
-    except DAMAGE:
-        return spoil_bytes(chance, content)
-    name = chance.choice(sorted(arrays))
-    array, how = arrays[name], chance.randint(0, 4)
-    if how == 0:
-        array = array[: chance.randrange(len(array) + 1)]
-    elif how == 1:
-        with np.errstate(all="ignore"):
-            array = array.astype(chance.choice(("f4", "i1", "u8", "?")))
-    elif how == 2:
-        array = array[..., None]
-    elif how == 3:
-        array = np.full_like(array, chance.choice((0, 7)))
-    else:  # text is an array of its bytes
-        spoil_array = spoil_json if array.dtype == np.uint8 else spoil_bytes
-        spoiled = spoil_array(chance, array.tobytes())
-        array = np.frombuffer(spoiled[: len(spoiled) // array.itemsize * array.itemsize], array.dtype)
-    file = io.BytesIO()
-    np.savez_compressed(file, **arrays | {name: array})
-    return file.getvalue()
-
-
 KINDS = {  # suffix of a file -> how it is spoiled; all files are also spoiled as bytes
     ".json": spoil_json,
     ".jsonl": spoil_jsonl,
@@ -372,7 +340,6 @@ KINDS = {  # suffix of a file -> how it is spoiled; all files are also spoiled a
     ".conll": partial(spoil_table, separator=" "),
     ".set": partial(spoil_table, separator="="),
     ".gz": spoil_gzip,
-    ".npz": spoil_arrays,
     ".safetensors": spoil_weights,
     ".index": spoil_index,
 }
@@ -729,7 +696,7 @@ def prepare_comparison(folder: Path) -> Reader:
     pairs.append((both, gold))
     runs = [write_run(folder / name, draw_right(seed, rows=20), rate=seed) for seed, name in enumerate("ab")]
     places = {file: (both, data) for both, data in pairs for file in (*both, data) if file}
-    names = ("recipe.toml", "metrics.json", "predictions/dev.rows.npz")
+    names = ("recipe.toml", "metrics.json", "predictions/dev.parquet")
     places |= {runs[0] / name: (runs, None) for name in names}
 
     def read(file: Path) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from bertkit.data.formats import hub
 from bertkit.data.formats.squad import read_own_squad
-from bertkit.data.splits import split_fold
+from bertkit.data.splits import hash_keys, split_fold
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.squad import score_squad1
@@ -135,7 +135,8 @@ def test_all_questions_about_one_text_are_in_one_split_and_more_rows_move_none(t
         f"{split} {len(part):,} questions" for split, part in found.items()
     )
     more, _ = load(version, write_questions(tmp_path / "more.jsonl", dev + train), **shares)
-    assert all(set(part) <= set(more[split]) for split, part in found.items())
+    ids = [{split: {question.id for question in part} for split, part in one.items()} for one in (found, more)]
+    assert all(part <= ids[1][split] for split, part in ids[0].items())
 
 
 def test_questions_of_a_group_stay_together_also_where_some_of_dev_decide(tmp_path, questions):
@@ -147,8 +148,7 @@ def test_questions_of_a_group_stay_together_also_where_some_of_dev_decide(tmp_pa
     books = [{question.group for question in part} for part in found.values()]
     assert not books[0] & books[1]
     assert books[0] | books[1] == {f"b{number}" for number in range(5)}
-    task = TASKS[version.name]
-    assert task.list_groups(found["dev"]) == [question.group for question in found["dev"]]
+    assert TASKS[version.name].tabulate(found["dev"]).groups == [question.group for question in found["dev"]]
 
 
 def test_files_of_dev_and_test_win(tmp_path, version, questions):
@@ -226,11 +226,10 @@ def test_test_is_scored_at_the_tau_of_dev_and_its_files_stand_beside_those_of_de
     task, output = TASKS[version.name], tmp_path / "run"
     metrics = run(task, make_recipe(start, folder), output=output)
     names = ["predictions.json", "nbest_predictions.json"] + ["null_odds.json"] * version.unanswerable
-    texts = (path for path in (output / "predictions").iterdir() if path.suffix != ".npz")
+    texts = (path for path in (output / "predictions").iterdir() if path.suffix != ".parquet")
     files = {path.name: path.read_text(encoding="utf-8") for path in texts}
-    figures = {f"{split}.figures.json" for split in ("dev", "test")} if version.unanswerable else set()
-    rows = {"dev.jsonl", "test.jsonl"}
-    assert set(files) == {*names, *(f"test_{name}" for name in names), "examples.txt", *figures, *rows}
+    rows = {f"{split}.{ending}" for split in ("dev", "test") for ending in ("jsonl", "mistakes.csv")}
+    assert set(files) == {*names, *(f"test_{name}" for name in names), *rows}
     found = read_own_squad(str(folder), version.number)
     for split, prefix, ids in (("dev", "", dev[:12]), ("test", "test_", dev[12:])):
         answers = json.loads(files[f"{prefix}predictions.json"])
@@ -276,7 +275,7 @@ def test_an_unlabelled_test_split_is_only_predicted(tmp_path, start, version, qu
     predictions = tmp_path / "run" / "predictions"
     assert list(json.loads((predictions / "test_predictions.json").read_text())) == [row["id"] for row in bare]
     assert len((predictions / "test.jsonl").read_text().splitlines()) == 6
-    assert not (predictions / "test.figures.json").exists()
+    assert not (predictions / "test.mistakes.csv").exists()
 
 
 def test_official_files_have_no_test_and_no_rows(tmp_path, start, version, questions):
@@ -298,9 +297,8 @@ def test_official_files_have_no_test_and_no_rows(tmp_path, start, version, quest
 def test_each_question_is_in_dev_of_one_fold(tmp_path, version, questions):
     _, train, _ = questions[version.name]
     place = write_questions(tmp_path / "all.jsonl", train)
-    places = TASKS[version.name].place_rows(SQUAD[version.name].recipe["data"] | {"dir": str(place)})
     everything = read_own_squad(str(place), version.number)["train"].questions
-    assert len(places) == len(train) == len(list_keys(everything))
+    places = hash_keys(list_keys(everything))
     for fold in range(2):
         found, _ = load(version, place, folds=2, fold=fold)
         assert set(found) == {"train", "dev"}
