@@ -46,6 +46,7 @@ from bertkit.reports.tables import (
     list_shown,
     make_table,
     name_limits,
+    tabulate_labels,
     tabulate_scores,
 )
 from bertkit.system.files import atomic_write

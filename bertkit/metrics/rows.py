@@ -132,7 +132,7 @@ def measure_label(found: np.ndarray, wanted: np.ndarray) -> dict[str, RowScore]:
 
 
 def _rate_counts(rows: np.ndarray, weights: np.ndarray, score: str) -> np.ndarray:
-    sums = (weights @ rows.reshape(len(rows), -1)).reshape(len(weights), *rows.shape[1:])  # (R, 3, L)
+    sums = np.tensordot(weights, rows, 1)  # (R, 3, L)
     return COUNT_SCORES[score](*np.moveaxis(sums, 1, 0))
 
 

@@ -89,14 +89,14 @@ def find_decided(rows: pa.Table) -> dict[str, Any]:
 
 def score_rows(task: Task, rows: pa.Table, pattern: str, leaks: np.ndarray) -> dict[str, float]:
     """Return the scores of a split with labels, their limits, and those without leaked rows, by their numbers."""
-    measured = task.score(rows)
+    measured = {pattern.format(name): score for name, score in task.score(rows).items()}
     found = add_limits(measured, rows.column(GROUP).to_numpy() if GROUP in rows.column_names else None)
     if len(leaks):
         weights = np.ones((1, len(rows)))
         weights[0, leaks] = 0
         scores = {name: score for name, score in measured.items() if isinstance(score, RowScore)}
         found |= {f"{name}{WITHOUT_LEAKS}": float(score.score(weights)[0]) for name, score in scores.items()}
-    return {pattern.format(name): value for name, value in found.items()}
+    return found
 
 
 def add_limits(measured: Mapping[str, RowScore | float], groups: np.ndarray | None = None) -> dict[str, float]:

@@ -17,9 +17,10 @@ from bertkit.metrics.calibration import (
     find_conformity,
     find_limit,
     find_probabilities,
-    score_calibration,
+    measure_calibration,
     temper,
 )
+from bertkit.metrics.rows import take_values
 from bertkit.model.checkpoint import find_file
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
@@ -44,7 +45,7 @@ def predict_dev(run: str) -> tuple[np.ndarray, np.ndarray]:
     for start in range(0, len(data), ROWS_AT_ONCE):
         batch = task.collate(data.__getitems__(range(start, min(start + ROWS_AT_ONCE, len(data)))))
         parts.append(task.summarize(settings.model(**batch, **task.evaluation_options), batch).numpy())
-    return np.concatenate(parts), task.find_classes(data)
+    return np.concatenate(parts), data.labels
 
 
 def divide(logits: np.ndarray, labels: np.ndarray, trials: int) -> tuple[list[dict], list[dict]]:
@@ -64,7 +65,7 @@ def measure(
     """Return the scores of the scored rows, and for each coverage those of the sets."""
     values = temper(logits, temperature)
     probabilities = find_probabilities(values[scored], several=False)
-    found = score_calibration(values[scored], labels[scored])
+    found = take_values(measure_calibration(probabilities, labels[scored]))
     scores = find_conformity(values[decides], labels[decides])
     for coverage in COVERAGES:
         sets = 1 - probabilities <= find_limit(scores, coverage)

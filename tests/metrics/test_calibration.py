@@ -22,9 +22,9 @@ from bertkit.metrics.calibration import (
     find_probabilities,
     fit_temperature,
     measure_calibration,
-    score_calibration,
     temper,
 )
+from bertkit.metrics.rows import take_values
 
 
 def make_classes(rows=2000, classes=4, sharpness=2.5, seed=0):
@@ -41,6 +41,11 @@ def make_labels(rows=2000, count=3, sharpness=2.5, seed=0):
     logits = rng.normal(-1, 2, (rows, count))
     labels = (rng.random((rows, count)) < expit(logits)).astype(np.float32)
     return (sharpness * logits).astype(np.float32), labels
+
+
+def score_calibration(logits, labels):
+    """Return the errors of the probabilities of logits."""
+    return take_values(measure_calibration(find_probabilities(logits, labels.ndim == 2), labels))
 
 
 MADE = pytest.mark.parametrize("make", [make_classes, make_labels])
@@ -83,20 +88,9 @@ def test_errors_of_several_labels_are_those_of_torchmetrics_and_scikit_learn():
 
 
 @MADE
-def test_a_weight_is_a_number_of_equal_rows(make):
-    logits, labels = make(60)
-    weights = np.random.default_rng(1).integers(0, 4, 60)
-    repeated = np.repeat(np.arange(60), weights)
-    expected = score_calibration(logits[repeated], labels[repeated])
-    found = {name: score.score(weights[None])[0] for name, score in measure_calibration(logits, labels).items()}
-    assert found == pytest.approx(expected)
-    assert measure_calibration(logits, labels)["ece"].score(np.zeros((1, 60)))[0] == 0
-
-
-@MADE
 def test_the_diagram_shows_the_calibration_error(make):
     logits, labels = make()
-    stated, right, counts = bin_probabilities(logits, labels)
+    stated, right, counts = bin_probabilities(find_probabilities(logits, labels.ndim == 2), labels)
     assert counts.sum() == labels.size
     assert (np.diff(stated) > 0).all()
     error = np.average(np.abs(right - stated), weights=counts)

@@ -5,14 +5,18 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import expit, logit, softmax
 from sklearn import metrics
 
-from bertkit.metrics.classification import score_classes, score_labels, score_numbers, tune_thresholds
+from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE
+from bertkit.metrics.classification import score_classes, score_table, tune_thresholds
+from bertkit.metrics.rows import measure_numbers, measure_ranking, take_values
+from bertkit.tasks.texts import tabulate_logits
 
+CLOSE = {"rel": 1e-12, "abs": 1e-12}
 NAMES = ["good", "so so", "{}% “bad”\n"]
 RANKED = {"roc_auc", "average_precision"}
 
@@ -22,6 +26,15 @@ def _no_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
+
+
+def score(
+    logits: np.ndarray, labels: np.ndarray, names: list[str], thresholds: list[float] | None = None
+) -> dict[str, float]:
+    """Return the scores of a prediction table without the errors of probabilities."""
+    kind = SINGLE if labels.ndim == 1 else SEVERAL
+    found = take_values(score_table(tabulate_logits(logits, labels, names, kind, thresholds)))
+    return {name: value for name, value in found.items() if name not in ("ece", "brier")}
 
 
 def draw_scores(seed: int, shape: tuple[int, int], independent: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -45,8 +58,9 @@ def test_scores_of_classes_of_a_worked_example():
     2 * 4 pairs, 1/2; of c: 4 ties in 5 pairs, 2/5.
     Average precision of a: 2/3 * 2/2 + 1/3 * 3/6 = 5/6; of b: 1/2 * 1/3 + 1/2 * 2/6 = 1/3; of c: 1/6.
     """
-    logits = np.eye(3)[[0, 0, 1, 1, 2, 1]]
-    assert score_classes(logits, np.array([0, 0, 0, 1, 1, 2]), ["a", "b", "c"]) == pytest.approx(
+    predictions = np.array([0, 0, 1, 1, 2, 1])
+    found = score_classes(predictions, np.array([0, 0, 0, 1, 1, 2]), ["a", "b", "c"], np.eye(3)[predictions])
+    assert take_values(found) == pytest.approx(
         {
             "accuracy": 1 / 2,
             "macro_f1": (4 / 5 + 2 / 5) / 3,
@@ -58,15 +72,12 @@ def test_scores_of_classes_of_a_worked_example():
             "precision_a": 1.0,
             "recall_a": 2 / 3,
             "f1_a": 4 / 5,
-            "count_a": 3,
             "precision_b": 1 / 3,
             "recall_b": 1 / 2,
             "f1_b": 2 / 5,
-            "count_b": 2,
             "precision_c": 0.0,
             "recall_c": 0.0,
             "f1_c": 0.0,
-            "count_c": 1,
         }
     )
 
@@ -75,7 +86,7 @@ def test_scores_of_classes_of_a_worked_example():
 def test_scores_of_classes_are_those_of_scikit_learn(count):
     logits, labels = draw_scores(count, (60, count), independent=False)
     names = NAMES[:count]
-    found = score_classes(logits, labels, names)
+    found = score(logits, labels, names)
     probabilities, predictions = softmax(logits.astype(np.float64), axis=1), logits.argmax(axis=1)
     ranked = probabilities[:, 1] if count == 2 else probabilities
     expected = {
@@ -98,13 +109,13 @@ def test_scores_that_a_class_without_sequences_leaves_undefined():
     """The third class does not occur: averages are over the other two; with one class no ranking is defined."""
     logits, labels = draw_scores(0, (40, 2), independent=False)
     three = np.concatenate([logits, np.full((40, 1), -9.0, np.float32)], axis=1)
-    found, two = score_classes(three, labels, NAMES), score_classes(logits, labels, NAMES[:2])
+    found, two = score(three, labels, NAMES), score(logits, labels, NAMES[:2])
     assert found["macro_f1"] == two["macro_f1"]
     assert found["f1_" + NAMES[2]] == found["count_" + NAMES[2]] == 0
     ranked = softmax(three.astype(np.float64), axis=1)
     each = [metrics.roc_auc_score(labels == number, ranked[:, number]) for number in (0, 1)]
     assert found["roc_auc"] == pytest.approx(np.mean(each))
-    alone = score_classes(logits, np.zeros(40, int), NAMES[:2])
+    alone = score(logits, np.zeros(40, int), NAMES[:2])
     assert not RANKED & alone.keys()
     assert alone["matthews_correlation"] == 0
 
@@ -116,12 +127,11 @@ def test_scores_that_a_class_without_sequences_leaves_undefined():
 @pytest.mark.parametrize("thresholds", [None, [0.3, 0.5, 0.7]])
 def test_scores_of_labels_are_those_of_scikit_learn(count, thresholds):
     logits, labels = draw_scores(count, (60, count), independent=True)
-    thresholds = thresholds and np.array(thresholds[:count])
     names = NAMES[:count]
-    found = score_labels(logits, labels, names, thresholds)
+    found = score(logits, labels, names, thresholds and thresholds[:count])
     probabilities = expit(logits.astype(np.float64))
     limits = np.array([found[f"threshold_{name}"] for name in names])
-    assert limits.tolist() == (tune_thresholds(probabilities, labels) if thresholds is None else thresholds).tolist()
+    assert limits.tolist() == (thresholds or tune_thresholds(probabilities, labels).tolist())[:count]
     expected = {f"threshold_{name}": limit for name, limit in zip(names, limits, strict=True)}
     for prefix, predicted in (("", probabilities > limits), ("fixed_", probabilities > 0.5)):
         f1 = [metrics.f1_score(*columns) for columns in zip(labels.T, predicted.T, strict=True)]
@@ -147,14 +157,14 @@ def test_scores_that_a_label_without_positives_leaves_undefined():
     """Its F1 is 0; rankings are averages over the others, and a label that all sequences have has no ROC."""
     logits, labels = draw_scores(0, (40, 3), independent=True)
     labels[:, 1], labels[:, 2] = 0, 1
-    found = score_labels(logits, labels, NAMES)
+    found = score(logits, labels, NAMES)
     assert found["f1_so so"] == 0
     assert found["threshold_so so"] == 0.5
     probabilities = expit(logits.astype(np.float64))
     assert found["roc_auc"] == pytest.approx(metrics.roc_auc_score(labels[:, 0], probabilities[:, 0]))
     mean = (metrics.average_precision_score(labels[:, 0], probabilities[:, 0]) + 1) / 2
     assert found["average_precision"] == pytest.approx(mean)
-    assert not RANKED & score_labels(logits, np.zeros_like(labels), NAMES).keys()
+    assert not RANKED & score(logits, np.zeros_like(labels), NAMES).keys()
 
 
 @pytest.mark.parametrize(
@@ -208,16 +218,16 @@ def test_no_threshold_is_better_and_no_better_one_is_nearer(example):
 
 @given(arrays(np.float32, (30, 2), elements=st.floats(-30, 30, width=32)), arrays(np.bool_, (30, 2)))
 def test_tuned_labels_score_at_least_as_well_as_fixed_ones(logits, labels):
-    found = score_labels(logits, labels, ["a", "b"])
+    found = score(logits, labels, ["a", "b"])
     assert found["macro_f1"] >= found["fixed_macro_f1"]
-    again = score_labels(logits, labels, ["a", "b"], np.array([found["threshold_a"], found["threshold_b"]]))
+    again = score(logits, labels, ["a", "b"], [found["threshold_a"], found["threshold_b"]])
     assert again == found
 
 
 def test_thresholds_leave_room_for_rounding():
     """Other batches give other last digits: a tuned threshold is not itself a probability."""
     logits = np.array([[-3.0], [-2.0], [-1.0], [4.0]], np.float32)
-    found = score_labels(logits, np.array([[0], [1], [1], [1]]), ["a"])
+    found = score(logits, np.array([[0], [1], [1], [1]]), ["a"])
     assert logit(found["threshold_a"]) == pytest.approx(-2.4, abs=0.1)
 
 
@@ -231,7 +241,7 @@ def test_scores_of_numbers_are_those_of_scipy_and_scikit_learn():
     24 / sqrt(42 * 24) and r2 is 1 - 2 / (24 / 9). The ranks are 1 2 3 and
     1 2.5 2.5: 1.5 / sqrt(2 * 1.5).
     """
-    found = score_numbers(np.array([1.0, 2.0, 4.0], np.float32), np.array([1.0, 3.0, 3.0], np.float32))
+    found = take_values(measure_numbers(np.array([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 3.0])))
     expected = {"pearson": math.sqrt(24 / 42), "spearmanr": math.sqrt(3) / 2, "rmse": math.sqrt(2 / 3), "r2": 1 / 4}
     assert found == pytest.approx(expected)
     assert {type(value) for value in found.values()} == {float}
@@ -239,5 +249,58 @@ def test_scores_of_numbers_are_those_of_scipy_and_scikit_learn():
 
 @pytest.mark.parametrize(("values", "labels", "r2"), [([2.0], [3.0], 0.0), ([1.0, 2.0], [3.0, 3.0], 0.0)])
 def test_scores_of_numbers_where_undefined(values, labels, r2):
-    found = score_numbers(np.array(values), np.array(labels))
+    found = take_values(measure_numbers(np.array(values), np.array(labels)))
     assert (found["pearson"], found["spearmanr"], found["r2"]) == (0.0, 0.0, r2)
+
+
+# --- Weighted rows
+
+
+def test_a_score_of_weighted_rows_of_a_worked_example():
+    """Classes a a b, predicted a b b, with weights 2 1 1.
+
+    Accuracy is 3/4. a is predicted with weight 2 and correct with weight 3, both with weight 2: F1 = 4/5. b is
+    predicted with weight 2 and correct with weight 1, both with weight 1: F1 = 2/3. Their mean is 11/15, weighted by
+    3 and 1 it is 23/30. Matthews: (3 * 4 - 2 * 3 - 2 * 1) / sqrt((16 - 4 - 4) * (16 - 9 - 1)) = 4 / sqrt(48).
+    """
+    measured = score_classes(np.array([0, 1, 1]), np.array([0, 0, 1]), ["a", "b"])
+    found = {name: score.score(np.array([[2.0, 1.0, 1.0]]))[0] for name, score in measured.items()}
+    assert found["accuracy"] == found["micro_f1"] == 3 / 4
+    assert found["macro_f1"] == pytest.approx(11 / 15)
+    assert found["weighted_f1"] == pytest.approx(23 / 30)
+    assert found["matthews_correlation"] == pytest.approx(4 / 48**0.5)
+    assert (found["precision_b"], found["recall_b"]) == (1 / 2, 1.0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from([SINGLE, SEVERAL, REGRESSION]), st.integers(0, 2**32 - 1), st.integers(2, 60))
+def test_weights_are_repeated_rows(kind, seed, count):
+    logits, labels = draw_scores(seed, (count, 1 if kind == REGRESSION else 3), independent=kind != SINGLE)
+    if kind == REGRESSION:
+        labels = np.random.default_rng(seed).normal(size=count).round(1)
+    rows = tabulate_logits(logits, labels, NAMES, kind, [0.4, 0.5, 0.7])
+    weights = np.random.default_rng(seed).integers(0, 4, count)
+    weights[:2] = weights[:2].clip(1)
+    repeated = take_values(score_table(rows.take(np.repeat(np.arange(count), weights))))
+    for name, score in score_table(rows).items():
+        if not name.startswith(("count_", "threshold_")):
+            assert score.score(weights[None].astype(float))[0] == pytest.approx(repeated.get(name, 0.0), **CLOSE), name
+
+
+def test_constant_numbers_have_no_correlation():
+    for values, labels in ((np.full(5, 0.1), np.arange(5) / 3), (np.full(5, 0.1), np.full(5, 0.7))):
+        for name in ("pearson", "spearmanr"):
+            found = measure_numbers(values, labels)[name].score(np.random.default_rng(0).random((4, 5)))
+            assert found.tolist() == [0] * 4
+
+
+def test_rankings_take_any_weights_and_ties_as_scikit_learn_does():
+    rng = np.random.default_rng(0)
+    scores, labels, weights = rng.normal(size=300).round(1), rng.random(300) < 0.3, rng.exponential(size=300)
+    measured = measure_ranking(scores[:, None], labels[:, None])
+    expected = {"roc_auc": metrics.roc_auc_score, "average_precision": metrics.average_precision_score}
+    for name, score in expected.items():
+        found = measured[name].score(weights[None])[0]
+        assert found == pytest.approx(score(labels, scores, sample_weight=weights), **CLOSE)
+    assert list(measure_ranking(scores[:, None], np.ones((300, 1), bool))) == ["average_precision"]
+    assert not measure_ranking(scores[:, None], np.zeros((300, 1), bool))

@@ -1,4 +1,4 @@
-"""Scores of weighted rows against repeated rows and scikit-learn, and the intervals of scores and differences."""
+"""The intervals of scores and of differences, beside scipy and statsmodels."""
 
 import time
 
@@ -7,19 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from sklearn import metrics
 from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
-from bertkit.metrics.classification import (
-    measure_class_scores,
-    measure_label_scores,
-    score_classes,
-    score_labels,
-    score_numbers,
-)
-from bertkit.metrics.glue import compute_scores, measure_scores
 from bertkit.metrics.intervals import (
     Contrast,
     Interval,
@@ -29,133 +20,16 @@ from bertkit.metrics.intervals import (
     estimate_factor,
     find_interval,
 )
-from bertkit.metrics.ner import find_entities, measure_entities, score_entities
 from bertkit.metrics.rows import (
     measure_classes,
+    measure_counts,
     measure_gaps,
     measure_label,
     measure_mean,
     measure_numbers,
     measure_ranking,
 )
-from bertkit.metrics.squad import measure_answers, score_squad1, score_squad2
 from tests.metrics import simulate_intervals
-from tests.metrics.test_classification import NAMES, draw_scores
-
-CLOSE = {"rel": 1e-12, "abs": 1e-12}
-
-
-def draw_weights(seed, count):
-    """Return (S,) whole weights from 0 to 3, the first two of which are above 0."""
-    weights = np.random.default_rng(seed).integers(0, 4, count)
-    weights[:2] = weights[:2].clip(1)
-    return weights
-
-
-def check(measured, score, weights, *columns):
-    """Check that weights have the effect of repeated rows, for each of the scores that are measured."""
-    expected = score(*(np.repeat(column, weights, axis=0) for column in columns))
-    for name, found in measured.items():
-        ones = np.ones((1, len(weights)))
-        assert found.score(ones)[0] == pytest.approx(score(*columns)[name], **CLOSE), name
-        assert found.score(weights[None].astype(float))[0] == pytest.approx(expected.get(name, 0.0), **CLOSE), name
-
-
-# --- Weighted rows ----------------------------------------------------------------------------------------------------
-
-
-def test_a_score_of_weighted_rows_of_a_worked_example():
-    """Classes a a b, predicted a b b, with weights 2 1 1.
-
-    Accuracy is 3/4. a is predicted with weight 2 and correct with weight 3, both with weight 2: F1 = 4/5. b is
-    predicted with weight 2 and correct with weight 1, both with weight 1: F1 = 2/3. Their mean is 11/15, weighted by
-    3 and 1 it is 23/30. Matthews: (3 * 4 - 2 * 3 - 2 * 1) / sqrt((16 - 4 - 4) * (16 - 9 - 1)) = 4 / sqrt(48).
-    """
-    measured = measure_class_scores(np.eye(2)[[0, 1, 1]], np.array([0, 0, 1]), ["a", "b"])
-    found = {name: score.score(np.array([[2.0, 1.0, 1.0]]))[0] for name, score in measured.items()}
-    assert found["accuracy"] == found["micro_f1"] == 3 / 4
-    assert found["macro_f1"] == pytest.approx(11 / 15)
-    assert found["weighted_f1"] == pytest.approx(23 / 30)
-    assert found["matthews_correlation"] == pytest.approx(4 / 48**0.5)
-    assert (found["precision_b"], found["recall_b"]) == (1 / 2, 1.0)
-
-
-@pytest.mark.parametrize(("seed", "count", "classes"), [(0, 2, 2), (1, 5, 3), (2, 40, 2), (3, 60, 3)])
-def test_weights_of_classes_are_repeated_rows(seed, count, classes):
-    logits, labels = draw_scores(seed, (count, classes), independent=False)
-    weights = draw_weights(seed, count)
-    measured = measure_class_scores(logits, labels, NAMES[:classes])
-    check(measured, lambda *columns: score_classes(*columns, NAMES[:classes]), weights, logits, labels)
-    names = ("accuracy", "f1", "matthews_correlation") if classes == 2 else ("accuracy", "matthews_correlation")
-    glue = measure_scores(names, logits.argmax(1), labels, classes)
-    check(glue, lambda *columns: compute_scores(glue, *columns), weights, logits.argmax(1), labels)
-
-
-@pytest.mark.parametrize(("seed", "count"), [(0, 2), (1, 7), (2, 60)])
-def test_weights_of_labels_are_repeated_rows(seed, count):
-    logits, labels = draw_scores(seed, (count, 3), independent=True)
-    limits = np.array([0.4, 0.5, 0.7])
-    measured = measure_label_scores(logits, labels, NAMES, limits)
-    weights = draw_weights(seed, count)
-    check(measured, lambda *columns: score_labels(*columns, NAMES, limits), weights, logits, labels)
-    tuned = score_labels(logits, labels, NAMES)
-    for name, score in measure_label_scores(logits, labels, NAMES).items():
-        assert score.score(np.ones((1, count)))[0] == pytest.approx(tuned[name], **CLOSE)
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(2, 40))
-def test_weights_of_numbers_are_repeated_rows(seed, count):
-    values, labels = np.random.default_rng(seed).normal(size=(2, count)).round(1)
-    check(measure_numbers(values, labels), score_numbers, draw_weights(seed, count), values, labels)
-
-
-def test_constant_numbers_have_no_correlation():
-    for values, labels in ((np.full(5, 0.1), np.arange(5) / 3), (np.full(5, 0.1), np.full(5, 0.7))):
-        for name in ("pearson", "spearmanr"):
-            assert (
-                measure_numbers(values, labels)[name].score(np.random.default_rng(0).random((4, 5))).tolist() == [0] * 4
-            )
-
-
-def test_rankings_take_any_weights_and_ties_as_scikit_learn_does():
-    rng = np.random.default_rng(0)
-    scores, labels, weights = rng.normal(size=300).round(1), rng.random(300) < 0.3, rng.exponential(size=300)
-    measured = measure_ranking(scores[:, None], labels[:, None])
-    expected = {"roc_auc": metrics.roc_auc_score, "average_precision": metrics.average_precision_score}
-    for name, score in expected.items():
-        found = measured[name].score(weights[None])[0]
-        assert found == pytest.approx(score(labels, scores, sample_weight=weights), **CLOSE)
-    assert list(measure_ranking(scores[:, None], np.ones((300, 1), bool))) == ["average_precision"]
-    assert not measure_ranking(scores[:, None], np.zeros((300, 1), bool))
-
-
-def test_documents_of_entities_are_one_row_each():
-    """Documents 1 and 2 of two sentences and one. With weights 2 and 1 the first one is there twice."""
-    gold = [["B-PER", "O"], ["B-LOC", "I-LOC"], ["O", "B-PER"]]
-    predicted = [["B-PER", "B-LOC"], ["B-LOC", "O"], ["O", "I-PER"]]
-    measured = measure_entities(list(map(find_entities, gold)), predicted, [1, 1, 2])
-    scores = score_entities(gold, predicted)
-    twice = score_entities([*gold[:2], *gold], [*predicted[:2], *predicted])
-    assert scores.keys() - measured == {"accuracy"}
-    for name, score in measured.items():
-        assert score.score(np.array([[1.0, 1.0], [2.0, 1.0]])) == pytest.approx([scores[name], twice[name]], **CLOSE)
-
-
-def test_questions_of_squad_are_one_row_each():
-    gold = {"1": ("the Nile",), "2": ("red", "dark red"), "3": (), "4": ()}
-    texts, odds = ["Nile", "red car", "blue", ""], [-2.0, -1.0, 0.5, 3.0]
-    answers = dict(zip(gold, texts, strict=True))
-    ones = np.ones((1, 4))
-    first = {name: gold[name] for name in ("1", "2")}
-    for name, score in measure_answers(first, texts[:2]).items():
-        assert score.score(np.ones((1, 2)))[0] == pytest.approx(score_squad1(first, answers)[name], **CLOSE)
-        assert score.points == 1.0
-    measured = measure_answers(gold, texts, odds, tau=-1.0)
-    expected = score_squad2(gold, answers, dict(zip(gold, odds, strict=True)), threshold=0.9)
-    for name in ("exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"):
-        assert measured[name].score(ones)[0] == pytest.approx(expected[name], **CLOSE), name
-
 
 # --- The interval of a score ------------------------------------------------------------------------------------------
 
@@ -188,10 +62,10 @@ def test_precision_and_recall_of_a_label_are_shares_of_some_rows():
     assert find_interval(measure_label(found & False, wanted)["precision"]) == Interval(0.0, 1.0)
 
 
-def test_entities_of_documents_are_no_shares():
-    """Two entities of one document are right or wrong together."""
-    gold = [["B-A", "B-A"], ["B-A", "O"]]
-    assert measure_entities(list(map(find_entities, gold)), gold, [0, 1])["precision"].count_successes() is None
+def test_entities_of_sentences_are_no_shares():
+    """Two entities of one sentence are right or wrong together."""
+    counts = np.array([[2], [1]])
+    assert measure_counts(counts, counts, counts, "precision").count_successes() is None
     assert measure_mean(np.array([0.5, 1.0])).count_successes() is None
     assert repeat_answers(1, 2).join(["x", "x"]).count_successes() is None
 
@@ -417,3 +291,20 @@ def test_the_best_scores_have_the_limit_of_a_share():
     for name in ("matthews_correlation", "roc_auc"):
         assert find_interval(scores[name]) == find_interval(repeat_answers(100, 100)), name
     assert find_interval(measure_numbers(labels, labels)["rmse"]) is None
+
+
+@pytest.mark.parametrize("name", ["mean", "f1", "spearmanr", "roc_auc"])
+def test_equal_copies_of_a_row_in_a_group_leave_its_interval(name):
+    values, labels = predict_numbers(80)
+
+    def measure(numbers):
+        one, other = values[numbers], labels[numbers]
+        scores = {**measure_numbers(one, other), **measure_label(one > 0, other > 0), "mean": measure_mean(one > 0)}
+        return (scores | measure_ranking(one[:, None], other[:, None] > 0))[name]
+
+    copies = np.repeat(np.arange(80), 3)
+    alone, grouped = find_interval(measure(np.arange(80))), find_interval(measure(copies), copies.tolist())
+    # Sums of equal rows are equal rows, drawn alike; ranks are of other samples, and three right rows are no share.
+    tolerance = 1e-12 if name == "f1" else 0.1 * np.diff(alone)[0]
+    assert tuple(grouped) == pytest.approx(tuple(alone), abs=tolerance)
+    assert np.diff(grouped) > 1.4 * np.diff(find_interval(measure(copies)))

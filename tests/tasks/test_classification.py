@@ -7,6 +7,7 @@ from itertools import chain
 
 import datasets
 import numpy as np
+import pandas
 import pytest
 import transformers
 from safetensors.torch import load_file
@@ -20,15 +21,18 @@ from bertkit.data.splits import differs
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.metrics.classification import score_labels
+from bertkit.metrics.rows import take_values
 from bertkit.model.checkpoint import load_config, load_model
 from bertkit.model.config import BertConfig
 from bertkit.model.heads import BertForSequenceClassification
 from bertkit.tasks import TASKS
 from bertkit.tasks.classification import CLASSIFICATION, LabelledSequences, describe_labels
+from bertkit.tasks.task import score_summaries
 from bertkit.tasks.texts import name_results
 from bertkit.training.arguments import complete
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run import run
+from bertkit.training.scoring import find_decided
 from tests.official import write_checkpoint, write_glue, write_reviews, write_table
 
 
@@ -228,7 +232,7 @@ def test_rows_of_a_group_or_with_equal_texts_are_in_one_split(tmp_path):
         parts = [{cell.strip() for cell in list_texts(found, column)} for found in examples.values()]
         assert len(parts) == 3
         assert len(set.union(*parts)) == sum(map(len, parts))
-        assert set(CLASSIFICATION.list_groups(examples["dev"])) == parts[1]
+        assert set(CLASSIFICATION.tabulate(examples["dev"]).groups) == parts[1]
 
 
 def test_rows_without_a_group_are_split_by_their_texts(tmp_path):
@@ -444,7 +448,7 @@ def make_data(labels, place, **options):
 def test_the_score_of_a_run_and_the_baselines_of_each_kind(reviews):
     """The most frequent label of train is 2 (index 1), which is right in one of three."""
     train, dev = make_data([1, 1, 0], reviews), make_data([0, 1, 2], reviews)
-    scores = CLASSIFICATION.score(np.eye(3), dev)
+    scores = score_summaries(CLASSIFICATION, np.eye(3), dev)
     assert scores["score"] == scores["macro_f1"] == scores["accuracy"] == 1
     found = CLASSIFICATION.baseline(train, dev)
     assert found["majority_accuracy"] == pytest.approx(1 / 3)
@@ -476,13 +480,13 @@ def test_a_score_at_its_baseline_is_a_warning_and_other_scores_are_none():
 def test_thresholds_in_the_order_of_the_labels_decide_other_data(reviews):
     data = make_data([[1, 0], [1, 1], [0, 0], [0, 1]], reviews, label=["tags"])
     logits = np.array([[-1.0, 3.0], [-1.5, 4.0], [-3.0, 3.0], [-3.0, 4.0]])
-    scores = CLASSIFICATION.score(logits, data)
+    rows = CLASSIFICATION.rows(logits, data)
+    scores = take_values(CLASSIFICATION.score(rows))
     assert scores["macro_f1"] == 1
     assert scores["fixed_macro_f1"] < 1
-    # The log of a run that was stopped and continued has its keys sorted.
-    tuned = CLASSIFICATION.tuned_config(dict(sorted(scores.items(), reverse=True)), data)
+    tuned = find_decided(rows)
     assert tuned == {"thresholds": [scores["threshold_dear"], scores["threshold_slow"]]}
-    again = CLASSIFICATION.score(logits - 9.0, data, tuned)
+    again = score_summaries(CLASSIFICATION, logits - 9.0, data, tuned)
     assert {name: again[name] for name in ("macro_f1", "threshold_dear")} == {
         "macro_f1": 0.0,
         "threshold_dear": scores["threshold_dear"],
@@ -493,15 +497,15 @@ def test_a_threshold_between_very_likely_labels_divides_predictions_too(reviews)
     """In fp32 both probabilities of a label are 1."""
     logits = np.array([[20.0, -1.0], [21.0, 1.0]], np.float32)
     data = make_data([[0, 0], [1, 1]], reviews, label=["tags"])
-    scores = CLASSIFICATION.score(logits, data)
-    assert scores["exact_match"] == 1
-    results = name_results(logits, ["dear", "slow"], SEVERAL, CLASSIFICATION.tuned_config(scores, data)["thresholds"])
+    rows = CLASSIFICATION.rows(logits, data)
+    assert take_values(CLASSIFICATION.score(rows))["exact_match"] == 1
+    results = name_results(logits, ["dear", "slow"], SEVERAL, find_decided(rows)["thresholds"])
     assert [result["labels"] for result in results] == [[], ["dear", "slow"]]
 
 
 def test_nan_is_a_message(reviews):
     with pytest.raises(UsageError, match=r"NaN or infinite: training has diverged"):
-        CLASSIFICATION.score(np.full((1, 3), np.nan), make_data([1], reviews))
+        CLASSIFICATION.rows(np.full((1, 3), np.nan), make_data([1], reviews))
 
 
 # --- Runs -------------------------------------------------------------------------------------------------------------
@@ -566,9 +570,9 @@ def test_a_run_writes_rows_labels_and_probabilities(finish, folder):
             each = [float(row[f"probability_{star}"]) for star in "123"]
             assert sum(each) == pytest.approx(1)
             assert float(row["probability"]) == max(each) == each[int(row["label"]) - 1]
-        figure, *_ = json.loads((output / "predictions" / f"{split}.figures.json").read_text())
-        assert figure["labels"] == ["1", "2", "3"]
-        assert sum(map(sum, figure["counts"])) == len(found)
+        table = pandas.read_parquet(output / "predictions" / f"{split}.parquet")
+        assert (table["prediction"] == [row["label"] for row in found]).all()
+        assert (table["label"] == [row["stars"] for row in found]).all()
         for star in "123":
             assert metrics[f"{prefix}count_{star}"] == sum(row["stars"] == star for row in found)
             assert {f"{prefix}{kind}_{star}" for kind in ("precision", "recall", "f1")} <= set(metrics)
@@ -588,15 +592,11 @@ def test_several_labels_are_tuned_on_dev_and_used_on_test(finish, folder):
         rows = read_rows(output / "predictions" / f"{split}.csv")
         found = np.array([[float(row[f"probability_{name}"]) for name in ("dear", "slow")] for row in rows])
         labels = np.array([[int(row[name]) for name in ("dear", "slow")] for row in rows])
-        with np.errstate(divide="ignore"):
-            scores = score_labels(np.log(found / (1 - found)), labels, ("dear", "slow"), np.array(config["thresholds"]))
+        scores = take_values(score_labels(found > config["thresholds"], labels > 0, ("dear", "slow")))
         assert scores["exact_match"] == pytest.approx(metrics[f"{prefix}exact_match"])
         assert scores["macro_f1"] == pytest.approx(metrics[f"{prefix}macro_f1"])
         for row, over in zip(rows, found > config["thresholds"], strict=True):
             assert row["labels"] == "|".join(name for name, is_in in zip(("dear", "slow"), over, strict=True) if is_in)
-    figure, reliability = json.loads((output / "predictions" / "dev.figures.json").read_text())
-    assert list(figure["curves"]) == ["dear", "slow"]
-    assert sum(reliability["curves"]["this model"]["counts"]) == 2 * len(read_rows(output / "predictions" / "dev.csv"))
 
 
 def test_columns_of_0_and_1_learn_the_same_as_joined_labels(finish):
@@ -626,7 +626,7 @@ def test_an_unlabelled_test_split_is_predicted_the_same(finish, label):
     empty = dict.fromkeys(("stars", "tags", "slow", "dear", "price"), "")
     rows = [read_rows(output / "predictions" / "test.csv") for output, _ in (labelled, unlabelled)]
     assert [row | empty for row in rows[0]] == rows[1]
-    assert not (unlabelled[0] / "predictions" / "test.figures.json").exists()
+    assert not (unlabelled[0] / "predictions" / "test.mistakes.csv").exists()
 
 
 def test_tune_share_decides_and_the_others_are_scored(finish):

@@ -1,6 +1,7 @@
 """The contract of every Task. A new task is tested once it is declared: it only needs a small recipe here."""
 
 import inspect
+import json
 from functools import cache, partial
 from pathlib import Path
 
@@ -10,20 +11,23 @@ import torch
 
 import bertkit
 from bertkit.errors import UsageError
-from bertkit.metrics.rows import NUMBER_RATES, RATES
+from bertkit.metrics.rows import RowScore, take_values
+from bertkit.metrics.table import LABEL, PREDICTION, read_facts
 from bertkit.reports.tables import find_row
 from bertkit.tasks import TASKS
+from bertkit.tasks.examples import divide
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.prediction import show_examples
 from bertkit.tasks.squad import SQUAD
 from bertkit.tasks.squad_versions import VERSIONS
-from bertkit.tasks.task import PredictionSettings
+from bertkit.tasks.task import PredictionSettings, score_summaries
 from bertkit.training import cost
 from bertkit.training.arguments import complete, name_head
+from bertkit.training.predictions import KEY, join_rows, read_table
 from bertkit.training.prepare import Prepared
 from bertkit.training.run import make_model
-from bertkit.training.scored_rows import TOKEN_COUNTS, UNKNOWN_COUNTS, measure_split, pack_rows, read_rows
+from bertkit.training.scoring import score_splits
 from tests.official import (
     ROWS,
     list_questions,
@@ -186,6 +190,13 @@ def take_batch(task, data, count=8):
     return task.collate(data.__getitems__(list(range(count))))
 
 
+def answer(task, model, data):
+    """Return the summaries of a data set."""
+    batch = take_batch(task, data, len(data))
+    with torch.no_grad():
+        return task.summarize(model.eval()(**batch, **task.evaluation_options), batch).numpy()
+
+
 def test_what_is_loaded_is_declared(case):
     task, _, examples, _, _, _, _ = case
     assert set(examples) <= {"train", *task.splits, *task.unlabelled}
@@ -225,20 +236,19 @@ def test_some_of_dev_decide_and_the_others_are_scored(case):
     """Each example is in one part, in order, with all of its group; the division is always the same."""
     task, _, examples, _, _, _, _ = case
     dev = examples[next(iter(task.splits))]
-    groups = task.list_groups(dev)
+    groups = task.tabulate(dev).groups
     numbers = {name: [at for at, group in enumerate(groups) if group == name] for name in groups}
-    decides, scored = task.divide(dev, 0.3)
-    found = [task.list_groups(part) for part in (decides, scored)]
+    found = [task.tabulate(part).groups for part in divide(task, dev, 0.3)]
     assert len(found[0]) + len(found[1]) == len(groups)
     if task.name != "ner":  # a document's number is its own; sentences without documents are renumbered
         assert not set(found[0]) & set(found[1])
         assert all(part.count(name) == len(numbers[name]) for part in found for name in set(part))
         assert found[1] == [group for group in groups if group in set(found[1])], "in order"
     assert len(set(found[0])) == round(0.3 * len(numbers))
-    assert found == [task.list_groups(part) for part in task.divide(dev, 0.3)]
+    assert found == [task.tabulate(part).groups for part in divide(task, dev, 0.3)]
     for share in (1e-6, 1 - 1e-6):
         with pytest.raises(UsageError, match="leaves one part empty"):
-            task.divide(dev, share)
+            divide(task, dev, share)
 
 
 @LEARNED
@@ -308,7 +318,7 @@ def test_gold_answers_score_the_maximum_and_wrong_ones_do_not(case):
     batch = take_batch(task, dev, len(dev))
     with torch.no_grad():
         outputs = model.eval()(**batch, **task.evaluation_options)
-    worst = task.score(task.summarize(outputs, batch).numpy(), dev)
+    worst = score_summaries(task, task.summarize(outputs, batch).numpy(), dev)
     for name, value in outputs.items():
         if name.endswith("logits"):
             labels = batch[LABELS.get(name, "labels")]
@@ -318,7 +328,7 @@ def test_gold_answers_score_the_maximum_and_wrong_ones_do_not(case):
             numbers = labels.clamp(min=0)
             certain = 100.0 * torch.nn.functional.one_hot(numbers, value.shape[-1]) if classes else labels[:, None]
             outputs[name] = 200.0 * labels - 100.0 if value.shape == labels.shape else certain
-    best = task.score(task.summarize(outputs, batch).numpy(), dev)
+    best = score_summaries(task, task.summarize(outputs, batch).numpy(), dev)
     for name, value in best.items():
         if name not in TAU and not name.startswith(EACH):
             is_gain = find_row(task.table, name).unit == "fraction" and name != "ece"
@@ -330,64 +340,55 @@ def test_gold_answers_score_the_maximum_and_wrong_ones_do_not(case):
     assert task.metric in best
 
 
-@pytest.mark.parametrize("case", FINE_TUNED, indirect=True)
-@pytest.mark.parametrize("is_decided", [False, True])
-def test_rows_of_equal_weight_have_the_scores_of_the_task(case, is_decided):
-    """All scores except counts and tuned values have rows; equal weights do not change them."""
-    task, _, _, _, data, model, _ = case
-    dev = data[next(iter(task.splits))]
-    batch = take_batch(task, dev, len(dev))
-    with torch.no_grad():
-        summaries = task.summarize(model.eval()(**batch, **task.evaluation_options), batch)
-    # scipy correlates float32 in float32.
-    summaries = (summaries.double() if summaries.is_floating_point() else summaries).numpy()
-    scores = task.score(summaries, dev)
-    decided = None
-    if is_decided and (decided := task.tuned_config(scores, dev)):
-        decided = {name: np.asarray(value) + 0.1 for name, value in decided.items()}
-        scores = task.score(summaries, dev, decided)
-    measured = task.measure_rows(summaries, dev, decided)
-    uncounted = {name for name in scores if name in TAU or name.startswith(("count_", "threshold_"))}
-    assert set(measured) == set(scores) - uncounted
-    for name, score in measured.items():
-        assert score.points == find_row(task.table, name.removeprefix("tau0_")).scale(1.0) or name.startswith(EACH)
-        weights = np.repeat([[1.0], [3.0]], len(score), axis=1)
-        assert score.score(weights).tolist() == pytest.approx([scores[name]] * 2, rel=1e-12, abs=1e-12), name
+@LEARNED
+def test_the_tables_of_a_run_hold_all_of_its_scores(case, tmp_path):
+    """The rows of a file have the scores in any order, and repeated rows those of weights."""
+    task, recipe, examples, tokenizer, data, model, _ = case
+    prepared = Prepared(examples, tokenizer, data, {})
+    found = score_splits(task, recipe, lambda rows: answer(task, model, rows), prepared, lambda line: None)
+    for split in [split for split in task.splits if split in data]:
+        path = tmp_path / f"{split}.parquet"
+        path.write_bytes(found.files[path.name])
+        rows = read_table(path)
+        assert len(set(rows.column(KEY).to_pylist())) == len(rows)
+        measured = task.score(rows)
+        scores = take_values(measured)
+        assert scores == {name: found.metrics[task.splits[split].format(name)] for name in measured}
+        draws = np.random.default_rng(0)
+        shuffled = take_values(task.score(rows.take(draws.permutation(len(rows)))))
+        assert shuffled == pytest.approx(scores, rel=1e-9, abs=1e-9)
+        weights = draws.integers(0, 4, len(rows))
+        repeated = take_values(task.score(rows.take(np.repeat(np.arange(len(rows)), weights))))
+        for name, score in measured.items():
+            if isinstance(score, RowScore):
+                weighted = score.score(weights[None].astype(float))[0]
+                assert weighted == pytest.approx(repeated.get(name, 0.0), rel=1e-9, abs=1e-9), name
 
 
 @pytest.mark.parametrize("case", FINE_TUNED, indirect=True)
-def test_rows_in_words_are_those_of_the_score(case, tmp_path):
-    """A row is right exactly where the model's answer is the right one, in words too."""
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_table_of_another_program_has_the_keys_of_a_run(case, ending, tmp_path):
+    """It has the texts, the right answers and the predictions, in another order."""
     task, _, examples, tokenizer, data, model, _ = case
     split = next(iter(task.splits))
-    batch = take_batch(task, data[split], len(data[split]))
-    with torch.no_grad():
-        summaries = task.summarize(model.eval()(**batch, **task.evaluation_options), batch).numpy()
-    score = task.measure_rows(summaries, data[split])[task.metric]
-    assert score.rate in RATES
-    found = measure_split(task, score, summaries, data[split], examples[split], tokenizer, None)
-    assert len(found.rows) == len(found.keys) == len(found.score) == len(set(found.keys.tolist()))
-    judged = found.score.judge_rows()
-    if task.name in SQUAD:
-        assert all(value == (row.answer == "") for row, value in zip(found.rows, judged, strict=True) if not row.right)
-    elif found.score.rate not in NUMBER_RATES:
-        assert [row.right == row.answer for row in found.rows] == (judged == 1).tolist()
-    (tmp_path / "rows.npz").write_bytes(pack_rows(found))
-    again = read_rows(tmp_path / "rows.npz")
-    assert (again.keys.tolist(), again.rows, again.columns) == (found.keys.tolist(), found.rows, found.columns)
-    assert {len(values) for values in found.columns.values()} == {len(found.rows)}
-    assert {TOKEN_COUNTS, UNKNOWN_COUNTS} <= set(found.columns)
-    weights = np.random.default_rng(0).random((2, len(judged)))
-    assert again.score.score(weights).tolist() == found.score.score(weights).tolist()
+    rows = task.rows(answer(task, model, data[split]), data[split])
+    ours = join_rows(rows, task.tabulate(examples[split]), tokenizer)
+    texts = read_facts(ours)["texts"]
+    theirs = ours.select([*texts, LABEL, PREDICTION]).to_pandas().sample(frac=1, random_state=0)
+    path = tmp_path / f"theirs.{ending}"
+    if ending == "csv":
+        theirs.map(lambda cell: json.dumps(cell.tolist()) if isinstance(cell, np.ndarray) else cell).to_csv(path)
+    else:
+        theirs.to_parquet(path)
+    found = read_table(path, texts)
+    assert set(found.column(KEY).to_pylist()) == set(ours.column(KEY).to_pylist())
 
 
 @LEARNED
 def test_scores_and_baselines_are_what_the_table_shows(case):
     task, _, _, _, data, model, _ = case
     dev = data[next(iter(task.splits))]
-    batch = take_batch(task, dev, len(dev))
-    with torch.no_grad():
-        scores = task.score(task.summarize(model.eval()(**batch, **task.evaluation_options), batch).numpy(), dev)
+    scores = score_summaries(task, answer(task, model, dev), dev)
     baselines = task.baseline(data["train"], dev)
     shown = [row for row in task.table if row.key in scores]
     unshown = {key for key in scores if key in TAU or key.startswith(("tau0_", "NoAns", *EACH))}
@@ -413,10 +414,7 @@ def test_predictions_are_texts_in_files_of_their_own(case):
     task, _, _, _, data, model, _ = case
     names = []
     for split in data.keys() & {*task.splits, *task.unlabelled}:
-        batch = take_batch(task, data[split], len(data[split]))
-        with torch.no_grad():
-            outputs = model.eval()(**batch, **task.evaluation_options)
-        files = task.format_predictions(task.summarize(outputs, batch).numpy(), data[split], split)
+        files = task.format_predictions(answer(task, model, data[split]), data[split], split)
         assert split not in task.unlabelled or files
         assert all(text.endswith("\n") for text in files.values())
         names += files

@@ -21,6 +21,7 @@ from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
+from bertkit.tasks.examples import divide
 from bertkit.tasks.glue import BENCHMARKS, GLUE, GlueTask, find_glue
 from bertkit.training import trainer
 from bertkit.training.arguments import complete
@@ -176,9 +177,9 @@ def hub(monkeypatch, glue):
 
 def make_rows(row, examples):
     """Return a split as on the Hub."""
-    columns = dict(zip(row.texts, examples["texts"], strict=True))
-    count = len(examples["texts"][0])
-    labels = [-1] * count if examples["labels"] is None else examples["labels"].tolist()
+    columns = dict(zip(row.texts, examples.texts, strict=True))
+    count = len(examples.texts[0])
+    labels = [-1] * count if examples.labels is None else examples.labels.tolist()
     label = datasets.ClassLabel(names=HUB_LABELS[row.name]) if row.labels else datasets.Value("float32")
     features = {name: datasets.Value("string") for name in columns} | {"label": label, "idx": datasets.Value("int32")}
     columns |= {"label": labels, "idx": list(range(count))}
@@ -192,12 +193,12 @@ def load(name, folder, **options):
 def assert_same_examples(one, other):
     assert one.keys() == other.keys()
     for split, examples in one.items():
-        assert examples["texts"] == other[split]["texts"]
-        if examples["labels"] is None:
-            assert other[split]["labels"] is None
+        assert examples.texts == other[split].texts
+        if examples.labels is None:
+            assert other[split].labels is None
         else:
-            assert examples["labels"].dtype == other[split]["labels"].dtype
-            np.testing.assert_array_equal(examples["labels"], other[split]["labels"])
+            assert examples.labels.dtype == other[split].labels.dtype
+            np.testing.assert_array_equal(examples.labels, other[split].labels)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -219,22 +220,22 @@ def test_texts_and_labels_are_the_ones_in_the_files(name, glue):
     row = find_glue(name).row
     for split, examples in load(name, glue).items():
         lines = (glue / row.splits[split].file).read_text(encoding="utf-8-sig").split("\n")[:-1]
-        count = len(examples["texts"][0])
+        count = len(examples.texts[0])
         assert len(lines) - count in (0, 1)
         for index, line in enumerate(lines[-count:]):
             cells = line.split("\t")
-            texts = [column[index] for column in examples["texts"]]
+            texts = [column[index] for column in examples.texts]
             assert [cell for cell in cells if cell in texts] == texts
-            if examples["labels"] is not None:
-                label = examples["labels"][index]
+            if examples.labels is not None:
+                label = examples.labels[index]
                 assert (list(row.labels)[label] if row.labels else f"{label:.3f}") in cells
 
 
 @pytest.mark.parametrize(("count", "found"), [(0, 48), (5, 5), (1000, 48)])
 def test_the_first_training_samples(glue, count, found):
     whole, part = load("rte", glue), load("rte", glue, max_train_samples=count)
-    assert [column[:found] for column in whole["train"]["texts"]] == part["train"]["texts"]
-    np.testing.assert_array_equal(part["train"]["labels"], whole["train"]["labels"][:found])
+    assert [column[:found] for column in whole["train"].texts] == part["train"].texts
+    np.testing.assert_array_equal(part["train"].labels, whole["train"].labels[:found])
     assert_same_examples({"dev": whole["dev"]}, {"dev": part["dev"]})
 
 
@@ -294,7 +295,7 @@ def test_broken_rows_of_qqp_are_passed_over_and_reported(files_of):
     (qqp / "train.tsv").write_text("\n".join(lines))
     said = []
     examples = GLUE["qqp"].load(GLUE["rte"].recipe["data"] | {"dir": str(folder)}, said.append)
-    assert len(examples["train"]["texts"][0]) == 48
+    assert len(examples["train"].texts[0]) == 48
     assert said[0] == f"{qqp / 'train.tsv'}: skipping 2 broken rows"
 
 
@@ -433,13 +434,13 @@ def test_rows_that_decide_choose_the_best_epoch_and_are_not_scored(bert, glue, t
     metrics = run(GLUE["rte"], recipe, output=tmp_path / "run")
     evaluated = [entry["eval_accuracy"] for entry in read_log(tmp_path / "run") if "eval_accuracy" in entry]
     dev = load("rte", glue)["dev"]
-    decides, scored = GLUE["rte"].divide(dev, 0.4)
+    decides, scored = divide(GLUE["rte"], dev, 0.4)
     assert len(evaluated) == 8
     assert metrics["tune_score"] == max(evaluated)
     written = (tmp_path / "run" / "predictions" / "dev.tsv").read_text().splitlines()[1:]
-    assert len(written) == len(scored["labels"]) == 18 - len(decides["labels"])
+    assert len(written) == len(scored.labels) == 18 - len(decides.labels)
     names = list(GLUE["rte"].row.labels)
-    right = [line.split("\t")[1] == names[label] for line, label in zip(written, scored["labels"], strict=True)]
+    right = [line.split("\t")[1] == names[label] for line, label in zip(written, scored.labels, strict=True)]
     assert metrics["accuracy"] == pytest.approx(sum(right) / len(right))
     assert "chosen_on_dev" not in metrics
     without = run(GLUE["rte"], make_recipe(bert, glue, **train), output=tmp_path / "whole")
@@ -535,13 +536,6 @@ def test_scores_for_the_leaderboard_are_clipped_and_those_of_dev_are_not():
     assert [float(line.split("\t")[1]) for line in lines] == logits[:, 0].astype(float).tolist()
 
 
-def test_what_a_run_shows(finish):
-    lines = (finish("mrpc")[0] / "predictions" / "examples.txt").read_text().splitlines()
-    assert len(lines) == 5
-    assert all("  |  " in line and line.endswith(("(equivalent)", "(not_equivalent)")) for line in lines)
-    assert "(0.0)" in (finish("stsb")[0] / "predictions" / "examples.txt").read_text()
-
-
 def test_a_score_no_better_than_the_majority_is_warned_of():
     """QQP's majority class has an F1 of 0, so the accuracy decides."""
     for name, found, majority, warned in [
@@ -589,14 +583,14 @@ def test_plain_transformers_loads_a_finished_run(finish, glue):
     assert stock.config.id2label == {0: "not_equivalent", 1: "equivalent"}
     assert stock.config.label2id == {"not_equivalent": 0, "equivalent": 1}
     tokenizer = transformers.AutoTokenizer.from_pretrained(output)
-    batch = tokenizer(*examples["texts"], truncation=True, max_length=32, padding=True, return_tensors="pt")
-    data = encode_texts(examples["texts"], None, load_tokenizer(output), 32)
+    batch = tokenizer(*examples.texts, truncation=True, max_length=32, padding=True, return_tensors="pt")
+    data = encode_texts(examples.texts, None, load_tokenizer(output), 32)
     ours = BertForSequenceClassification.from_pretrained(output, dtype=torch.float64).eval()
     with torch.no_grad():
         expected = ours(**pad(data.__getitems__(range(len(data))))).logits
         torch.testing.assert_close(stock(**batch).logits, expected, rtol=0, atol=1e-10)
     classify = transformers.pipeline("text-classification", model=str(output), device="cpu")
-    pairs = [{"text": one, "text_pair": other} for one, other in zip(*examples["texts"], strict=True)]
+    pairs = [{"text": one, "text_pair": other} for one, other in zip(*examples.texts, strict=True)]
     predicted = (output / "predictions" / "dev.tsv").read_text().splitlines()[1:]
     answers = [row.labels[line.split("\t")[1]] for line in predicted]
     assert [classify(pair)["label"] for pair in pairs] == answers
@@ -893,7 +887,7 @@ def test_files_of_anything_are_scored(gold, tmp_path, answers):
 
 def test_scores_are_correlated(tmp_path, glue):
     row = find_glue("STS-B").row
-    labels = load("stsb", glue)["dev"]["labels"]
+    labels = load("stsb", glue)["dev"].labels
     answers = write(tmp_path / "answers.tsv", *(f"{-2.5 * label + 100:.6f}" for label in labels))
     assert GLUE[row.name].score_files(glue / "STS-B/dev.tsv", answers) == pytest.approx(
         {"spearmanr": -1.0, "pearson": -1.0, "score": -1.0}

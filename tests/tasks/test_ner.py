@@ -19,11 +19,14 @@ from bertkit.data.sequences import pad
 from bertkit.data.tagging import ABSENT, IGNORED, encode_words
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.metrics.ner import find_entities, score_entities
+from bertkit.metrics.ner import count_entities, find_entities, score_entities
+from bertkit.metrics.rows import take_values
+from bertkit.metrics.table import make_rows
 from bertkit.reports.tables import find_row
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import ner
 from bertkit.tasks.ner import ENTITY_SCORES, NER, describe_words
+from bertkit.tasks.task import score_summaries
 from bertkit.training.arguments import complete
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_conll
@@ -90,11 +93,11 @@ def test_all_files_are_read(folder):
     examples, lines = load(folder)
     assert lines == ["NER: train 48 sentences, dev 18 sentences, test 10 sentences"]
     labels = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
-    assert [part["labels"] for part in examples.values()] == [labels] * 3
-    assert {part["text"].scheme for part in examples.values()} == {"IOB1"}
+    assert [part.labels for part in examples.values()] == [labels] * 3
+    assert {part.text.scheme for part in examples.values()} == {"IOB1"}
     some, _ = load(folder, max_train_samples=5)
-    assert len(some["train"]["text"].sentences) == 5
-    assert len(some["dev"]["text"].sentences) == 18
+    assert len(some["train"].text.sentences) == 5
+    assert len(some["dev"].text.sentences) == 18
 
 
 def test_test_may_be_missing_and_documents_too(tmp_path):
@@ -176,7 +179,7 @@ def test_a_tag_that_training_lacks_counts_as_missed(tmp_path, start):
     examples, _ = load(tmp_path)
     data = encode(examples["dev"], start)
     assert data.names == ("O", "B-X")
-    scores = NER.score(keep(data, [["B-X", "O"]]), data)
+    scores = score_summaries(NER, keep(data, [["B-X", "O"]]), data)
     expected = {"precision": 1.0, "recall": 0.5, "f1": 2 / 3}
     assert scores == pytest.approx(expected | {"strict_f1": 2 / 3})
 
@@ -190,13 +193,8 @@ def test_a_span_that_is_not_whole_words_is_missed_in_every_score(tmp_path, start
     data = encode(examples["dev"], start)
     kept = keep(data, [["B-X", "B-X", "O"]])
     expected = {"precision": 1 / 2, "recall": 1 / 3, "f1": 2 / 5, "strict_f1": 2 / 5}
-    assert NER.score(kept, data) == pytest.approx(expected)
-    for measure in (NER.measure_rows, NER.measure_examples):
-        found = {name: float(score.score(np.ones((1, 1)))[0]) for name, score in measure(kept, data).items()}
-        assert found == pytest.approx(expected)
-    (answer,) = NER.describe_rows(kept, data, examples["dev"])
-    assert answer[1:] == ("good: X, so: Y, bad: X", "good-so: X, bad: X")
-    assert list(NER.list_labels(examples["dev"])) == ["X", "Y", "X"]
+    assert score_summaries(NER, kept, data) == pytest.approx(expected)
+    assert NER.tabulate(examples["dev"]).classes == ["X", "Y", "X"]
     assert list(NER.format_predictions(kept, data, "dev")) == ["dev.jsonl"], "conlleval's form has whole words only"
 
 
@@ -239,9 +237,8 @@ def test_a_model_that_has_diverged_is_refused(folder, start, value):
     logits = torch.zeros(*batch["labels"].shape, len(data.names))
     logits[3, int(data.locate(3).max()), 1] = value
     kept = NER.summarize(SimpleNamespace(logits=logits), batch).numpy()
-    for call in (NER.score, lambda kept, data: NER.format_predictions(kept, data, "dev")):
-        with pytest.raises(UsageError, match="training has diverged"):
-            call(kept, data)
+    with pytest.raises(UsageError, match="training has diverged"):
+        NER.rows(kept, data)
 
 
 def test_never_tagging_is_what_a_model_has_to_beat(folder, start):
@@ -277,6 +274,14 @@ def test_predictions_are_in_the_form_and_the_scheme_of_the_file(tmp_path, start)
     }, "as it is"
 
 
+def score_columns(columns):
+    """Return the scores of conlleval's columns; those of strict IOB2 are of another scheme."""
+    gold, predicted = ([[row[place] for row in block] for block in columns] for place in (1, 2))
+    counts = count_entities(list(map(find_entities, gold)), predicted)
+    found = take_values(score_entities(make_rows(counts, names=["LOC", "PER"])))
+    return {name: found[name] for name in ENTITY_SCORES[:3]}
+
+
 def test_the_files_say_what_was_scored(folder, start):
     examples, _ = load(folder)
     draw = np.random.default_rng(0)
@@ -286,10 +291,7 @@ def test_the_files_say_what_was_scored(folder, start):
         kept = keep(data, tags)
         (text,) = NER.format_predictions(kept, data, split).values()
         columns = read_columns(text)
-        sides = ([[row[place] for row in block] for block in columns] for place in (1, 2))
-        found = score_entities(*sides)
-        scores = NER.score(kept, data)
-        assert {name: scores[name] for name in ENTITY_SCORES[:3]} == {name: found[name] for name in ENTITY_SCORES[:3]}
+        assert score_summaries(NER, kept, data).items() >= score_columns(columns).items()
         assert [[row[0] for row in block] for block in columns] == [list(x.words) for x in data.text.sentences]
         again = read_conll(folder / ("eng.testa" if split == "dev" else "eng.testb"))
         assert [[row[1] for row in block] for block in columns] == [list(x.official) for x in again.sentences]
@@ -306,13 +308,7 @@ def test_a_run_leaves_conll_files_and_a_model_for_plain_transformers(tmp_path, f
     assert metrics["score"] == metrics["f1"]
     for split, name in (("dev", "{}"), ("test", "test_{}")):
         columns = read_columns((tmp_path / "run" / "predictions" / f"{split}.conll").read_text(encoding="utf-8"))
-        found = score_entities(*([[row[place] for row in block] for block in columns] for place in (1, 2)))
-        assert [metrics[name.format(x)] for x in ("precision", "recall", "f1")] == [
-            found[x] for x in ("precision", "recall", "f1")
-        ]
-    examples = (tmp_path / "run" / "predictions" / "examples.txt").read_text(encoding="utf-8").splitlines()
-    assert len(examples) == 5
-    assert all("→" in line for line in examples)
+        assert {x: metrics[name.format(x)] for x in ENTITY_SCORES[:3]} == score_columns(columns)
     model = AutoModelForTokenClassification.from_pretrained(tmp_path / "run")
     assert model.config.id2label == dict(enumerate(("O", "B-LOC", "B-PER", "I-LOC", "I-PER")))
     answer = pipeline("token-classification", str(tmp_path / "run"), aggregation_strategy="first")("good word1 bad")
@@ -331,7 +327,7 @@ def test_a_test_set_that_is_not_there_has_no_scores(tmp_path, start):
 def test_a_model_of_the_same_labels_in_another_order_keeps_what_it_knows(tmp_path, folder, start):
     """Labels are matched by name: its predictions stay the same."""
     examples, _ = load(folder)
-    names = examples["train"]["labels"]
+    names = examples["train"].labels
     shuffled = [names[place] for place in (3, 0, 4, 2, 1)]
     torch.manual_seed(0)
     old = BertForTokenClassification.from_pretrained(start, id2label=dict(enumerate(shuffled))).eval()
@@ -392,17 +388,6 @@ def test_sizes_that_nothing_uses_are_refused(key, tmp_path, folder, start):
         complete(NER, make_recipe(folder, start) | {"model": {key: value}})
 
 
-def test_what_is_shown_is_what_was_predicted(tmp_path, folder, start):
-    run(NER, make_recipe(folder, start, context=False), output=tmp_path / "run")
-    predicted = read_columns((tmp_path / "run" / "predictions" / "dev.conll").read_text())
-    for line in (tmp_path / "run" / "predictions" / "examples.txt").read_text().splitlines():
-        text, shown = line.split("  →  ")
-        block = next(block for block in predicted if " ".join(row[0] for row in block).startswith(text.rstrip("…")))
-        found = [" ".join(row[0] for row in block[a:b]) for a, b, _ in find_entities([row[2] for row in block])]
-        assert all(name[:20] in shown for name in found[:1])
-        assert found or shown.startswith("nothing")
-
-
 @pytest.mark.parametrize("bilstm", [False, True])
 def test_a_frozen_encoder_stays_as_it_is_in_a_run(bilstm, tmp_path, folder, start):
     recipe = make_recipe(folder, start) | {"freeze": "encoder", "bilstm": bilstm}
@@ -427,7 +412,7 @@ def test_a_bilstm_learns_from_features_and_reads_text_by_itself(tmp_path, folder
     batch = ner.place_words(data.__getitems__(numbers))
     with torch.no_grad():
         kept = NER.summarize(model(**batch), batch).numpy()
-    assert NER.score(kept, data)["f1"] == pytest.approx(metrics["f1"])
+    assert score_summaries(NER, kept, data)["f1"] == pytest.approx(metrics["f1"])
     assert (
         NER.format_predictions(kept, data, "dev")["dev.conll"]
         == (tmp_path / "run" / "predictions" / "dev.conll").read_text()
@@ -489,7 +474,7 @@ def test_features_of_another_encoder_are_other_data(tmp_path, folder, start):
         run(NER, recipe, output=tmp_path / "run")
 
 
-def test_sentences_without_a_token_are_not_shown(tmp_path, start):
+def test_sentences_without_a_token_are_scored(tmp_path, start):
     """A word that is a control character has no token, so it has no features."""
     folder = tmp_path / "data"
     folder.mkdir()
@@ -497,7 +482,6 @@ def test_sentences_without_a_token_are_not_shown(tmp_path, start):
     (folder / "dev.conll").write_text("\x01 B-PER\n\n" * 3)
     metrics = run(NER, make_features_recipe(tmp_path, folder, start, max_steps=1), output=tmp_path / "run")
     assert metrics["f1"] == 0.0
-    assert (tmp_path / "run" / "predictions" / "examples.txt").read_text().strip() == ""
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from bertkit.metrics.ner import find_entities
 from bertkit.reports.tables import list_shown
 from bertkit.studies.folds import define_folds, gather_folds
 from bertkit.studies.runner import make_study, run_study
+from bertkit.tasks.examples import divide
 from bertkit.tasks.ner import NER
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_table
@@ -143,16 +144,16 @@ def test_a_text_longer_than_the_model_is_tagged_whole(finished):
 def test_splits_are_shared_with_classify(tmp_path):
     path = write_form(tmp_path / "t", "tokens", make_rows(200))
     examples, lines = load(path, group="writer")
-    sizes = {split: len(found["text"].sentences) for split, found in examples.items()}
+    sizes = {split: len(found.text.sentences) for split, found in examples.items()}
     assert sum(sizes.values()) == 200
     assert all(size % 5 == 0 for size in sizes.values()), "the rows of a writer stay together"
     assert set(sizes) == {"train", "dev", "test"}
     assert any(line.startswith("  LOC: train ") for line in lines)
-    for rows in NER.divide(examples["train"], 0.5):
-        assert len(rows["text"].sentences) % 5 == 0, "also where a part of dev decides"
+    for rows in divide(NER, examples["train"], 0.5):
+        assert len(rows.text.sentences) % 5 == 0, "also where a part of dev decides"
     more = write_form(tmp_path / "more", "tokens", make_rows(200) + make_rows(50, seed=2))
-    kept = load(more)[0]["dev"]["text"].sentences
-    words = [sentence.words for sentence in load(path)[0]["dev"]["text"].sentences]
+    kept = load(more)[0]["dev"].text.sentences
+    words = [sentence.words for sentence in load(path)[0]["dev"].text.sentences]
     assert [sentence.words for sentence in kept if sentence.line <= 200] == words, "added rows move no others"
 
 

@@ -18,7 +18,7 @@ from bertkit.data.tokenizer import make_tokenizer
 from bertkit.errors import UsageError
 from bertkit.tasks.prediction import show_examples
 from bertkit.tasks.pretraining import PRETRAINING, STARTER, choose_masked, choose_starter, list_phases
-from bertkit.tasks.task import PredictionSettings
+from bertkit.tasks.task import PredictionSettings, score_summaries
 from bertkit.training.recipe import merge
 
 LETTERS = [a + b for a in "abcdefgh" for b in "abcdefgh"]
@@ -274,7 +274,7 @@ def test_baselines_by_hand(tokenizer):
 def test_scores_weigh_every_token_and_every_pair_once(corpus, tokenizer):
     """Two sequences with one and three masked tokens: the loss is the mean over four tokens, not over two means."""
     summaries = np.array([[2.0, 1, 0, 0.5, 1], [3.0, 3, 2, 1.5, 0]])
-    scores = PRETRAINING.score(summaries, make_data(corpus, tokenizer))
+    scores = score_summaries(PRETRAINING, summaries, make_data(corpus, tokenizer))
     assert scores == pytest.approx(
         {
             "mlm_loss": 5 / 4,
@@ -284,7 +284,7 @@ def test_scores_weigh_every_token_and_every_pair_once(corpus, tokenizer):
             "nsp_accuracy": 0.5,
         }
     )
-    assert set(PRETRAINING.score(summaries, make_data(corpus, tokenizer, objective="clm"))) == {
+    assert set(score_summaries(PRETRAINING, summaries, make_data(corpus, tokenizer, objective="clm"))) == {
         "clm_loss",
         "clm_accuracy",
         "perplexity",
@@ -378,7 +378,7 @@ def test_pairs_held_out_are_as_long_as_asked(corpus, tokenizer):
 def test_a_model_that_answers_with_no_numbers_has_no_score():
     data = SimpleNamespace(options={"objective": "mlm"})
     with pytest.raises(UsageError, match=r"training has diverged; lower train.learning_rate"):
-        PRETRAINING.score(np.full((3, 8), np.nan), data)
+        PRETRAINING.rows(np.full((3, 8), np.nan), data)
 
 
 @pytest.mark.parametrize(

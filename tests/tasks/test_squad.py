@@ -14,13 +14,13 @@ from bertkit.data.formats.squad import read_squad
 from bertkit.data.spans import Answer, Question, Span, cut, decode, express, locate_answer, rank
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
+from bertkit.metrics.rows import take_values
 from bertkit.metrics.squad import score_answers, score_squad1, score_squad2
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
-from bertkit.tasks.prediction import show_examples
 from bertkit.tasks.squad import SQUAD, describe_windows, find_squad
 from bertkit.tasks.squad_versions import VERSIONS
-from bertkit.tasks.task import PredictionSettings
+from bertkit.tasks.task import score_summaries
 from bertkit.training.run import run
 from bertkit.training.run_dir import FIRST, read_metrics
 from tests.official import encode_questions, write_checkpoint, write_glue, write_squad
@@ -194,7 +194,7 @@ def test_answers_of_an_oracle_are_perfect(tmp_path, start, version):
         examples["dev"], load_tokenizer(start), {"data": TASKS["squad1"].recipe["data"] | SMALL}, "dev"
     )
     assert len(data) > len(examples["dev"]), "several windows for some"
-    metrics = SQUAD[version.name].score(make_kept(data, data.answers), data)
+    metrics = score_summaries(SQUAD[version.name], make_kept(data, data.answers), data)
     assert metrics[version.exact] == metrics["f1"] == 100.0
     if version.unanswerable:
         assert metrics["tau0_exact"] == metrics["HasAns_f1"] == metrics["NoAns_exact"] == 100.0
@@ -209,7 +209,7 @@ def test_an_oracle_falls_short_only_by_what_no_token_can_express(start, version)
         Question("c", "word1 ?", context, ("od",), (14,)),
     ]
     data = encode_questions(questions, load_tokenizer(start), max_length=40, max_query_length=8)
-    metrics = SQUAD[version.name].score(make_kept(data, data.answers), data)
+    metrics = score_summaries(SQUAD[version.name], make_kept(data, data.answers), data)
     nearest = {question.id: express(data, index)[0] for index, question in enumerate(questions)}
     assert nearest["c"] != "od"
     gold = {question.id: question.answers for question in questions}
@@ -239,7 +239,7 @@ def test_of_several_references_the_oracle_says_one_that_tokens_can_express(start
         for text in (next(iter(found)) if found else question.answers[0],)
     ]
     answers = encode_questions(oracle, load_tokenizer(start), **lengths).answers
-    assert SQUAD[version.name].score(make_kept(data, answers), data)[version.exact] == 50.0
+    assert score_summaries(SQUAD[version.name], make_kept(data, answers), data)[version.exact] == 50.0
 
 
 def test_tau_is_the_paper_s_and_the_flag_its_opposite():
@@ -255,10 +255,9 @@ def test_tau_is_the_paper_s_and_the_flag_its_opposite():
     ]
     answers = [Answer([Span("x", 1.0, 1.0)], (odds + 1.0, 1.0)) for odds in (-2.0, 0.0, 1.0, 3.0)]
     assert [answer.odds for answer in answers] == [-2.0, 0.0, 1.0, 3.0]
-    assert SQUAD["squad2"].choose(answers, -0.5) == ["x", "x", "", ""]
-    assert SQUAD["squad2"].choose(answers, 0.0) == ["x", "", "", ""]
-    metrics = SQUAD["squad2"].rate(questions, ["x"] * 4, [answer.odds for answer in answers])
-    assert metrics == {
+    rows = SQUAD["squad2"].tabulate_answers(questions, ["x"] * 4, [answer.odds for answer in answers])
+    assert rows.column("prediction").to_pylist() == ["x", "x", "", ""]
+    assert take_values(SQUAD["squad2"].score(rows)) == {
         "exact": 100.0,
         "f1": 100.0,
         "HasAns_exact": 100.0,
@@ -280,10 +279,8 @@ def test_answers_without_numbers_are_refused(start, version):
     data = encode_questions([Question("a", "word1 ?", "good", ("good",), (0,))], load_tokenizer(start), max_length=40)
     kept = make_kept(data, data.answers)
     kept[0, 0] = np.nan
-    task = SQUAD[version.name]
-    for call in (task.score, lambda kept, data: task.format_predictions(kept, data, "dev")):
-        with pytest.raises(UsageError, match="training has diverged"):
-            call(kept, data)
+    with pytest.raises(UsageError, match="training has diverged"):
+        SQUAD[version.name].rows(kept, data)
 
 
 def test_the_best_answers_have_the_reference_s_form():
@@ -375,20 +372,6 @@ def test_tau_of_the_model_one_starts_from_is_not_kept(tmp_path, start):
     recipe = make_recipe(tmp_path, str(first), ONE)
     run(TASKS["squad1"], recipe, output=tmp_path / "one")
     assert "tau" not in json.loads((tmp_path / "one" / "config.json").read_text())
-
-
-def test_examples_are_answered_by_the_saved_tau(tmp_path, start):
-    run(TASKS["squad2"], make_recipe(tmp_path, start, TWO), output=tmp_path / "run")
-    model = BertForQuestionAnswering.from_pretrained(tmp_path / "run").eval()
-    examples = {"dev": read_squad(tmp_path / "squad" / "dev-v2.0.json")}
-    settings = PredictionSettings(model, load_tokenizer(str(tmp_path / "run")), SMALL, None, 1)
-    shown = {}
-    for tau in (1e6, -1e6):
-        model.config.tau = tau
-        shown[tau] = show_examples(SQUAD["squad2"], examples, settings)
-    assert len(shown[1e6]) == 5
-    assert all("→  (no answer)" in line for line in shown[1e6])
-    assert not any("→  (no answer)" in line for line in shown[-1e6])
 
 
 def test_another_file_comes_first(tmp_path, start):
@@ -522,7 +505,7 @@ def test_odd_texts_are_answered(start, version, context, question, answer, tmp_p
     if answer:
         assert found[0].best.text == answer
     if version.unanswerable:
-        metrics = SQUAD["squad2"].score(make_kept(data, data.answers), data)
+        metrics = score_summaries(SQUAD["squad2"], make_kept(data, data.answers), data)
         assert metrics["tau0_f1"] == 100.0
     for span in found[0].spans:
         assert span.text in context
@@ -568,7 +551,7 @@ def test_predictions_belong_to_their_questions_however_training_is_ordered(tmp_p
     written = json.loads((tmp_path / "run" / "predictions" / "predictions.json").read_text())
     assert written == json.loads(files["predictions.json"])
     assert len(set(written.values())) > 5
-    assert metrics["f1"] == task.score(np.concatenate(kept), data)["f1"]
+    assert metrics["f1"] == score_summaries(task, np.concatenate(kept), data)["f1"]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import datasets
@@ -24,9 +25,8 @@ from bertkit.errors import UsageError
 from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
-from bertkit.tasks.prediction import show_examples
 from bertkit.tasks.swag import SWAG, SWAG_FILES
-from bertkit.tasks.task import PredictionSettings
+from bertkit.tasks.task import score_summaries
 from bertkit.training.arguments import complete
 from bertkit.training.recipe import merge
 from bertkit.training.run import make_model, run
@@ -154,7 +154,10 @@ def test_the_hubs_copy_gives_what_the_official_files_give(swag, monkeypatch):
         served[hub_split] = datasets.Dataset.from_list(rows, features=datasets.Features(features))
     monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", lambda name, config: served)
-    assert load("") == (official, ["SWAG: train 48, dev 18, test 10"])
+    copy, lines = load("")
+    assert lines == ["SWAG: train 48, dev 18, test 10"]
+    for split, rows in official.items():
+        assert [replace(one, line=0) for one in rows] == [replace(one, line=0) for one in copy[split]]
     del served["test"]
     assert load("")[1][0] == "SWAG: test not found, skipping"
 
@@ -273,10 +276,10 @@ def test_gold_answers_score_one_and_others_their_share(made):
     _, data, _, _ = made
     dev = data["dev"]
     gold = np.eye(4, dtype=np.float32)[dev.labels]
-    assert SWAG.score(gold, dev)["accuracy"] == 1.0
-    assert SWAG.score(-gold, dev)["accuracy"] == 0.0
+    assert score_summaries(SWAG, gold, dev)["accuracy"] == 1.0
+    assert score_summaries(SWAG, -gold, dev)["accuracy"] == 0.0
     gold[:9] = np.roll(gold[:9], 1, axis=1)
-    assert SWAG.score(gold, dev)["accuracy"] == 0.5
+    assert score_summaries(SWAG, gold, dev)["accuracy"] == 0.5
 
 
 def test_the_baseline_is_the_place_that_is_most_often_right(made):
@@ -291,9 +294,8 @@ def test_logits_that_are_no_numbers_are_refused(made, bad):
     _, data, _, _ = made
     logits = np.zeros((18, 4), np.float32)
     logits[3, 2] = bad
-    for use in (lambda: SWAG.score(logits, data["dev"]), lambda: SWAG.format_predictions(logits, data["dev"], "dev")):
-        with pytest.raises(UsageError, match=r"training has diverged; lower train\.learning_rate"):
-            use()
+    with pytest.raises(UsageError, match=r"training has diverged; lower train\.learning_rate"):
+        SWAG.rows(logits, data["dev"])
 
 
 def test_predictions_are_a_place_for_every_question():
@@ -310,19 +312,6 @@ def test_a_score_no_better_than_the_majority_is_warned_of():
     )
     assert SWAG.comment({"accuracy": 0.276, "majority_accuracy": 0.276}).lines
     assert SWAG.comment({"accuracy": 0.28, "majority_accuracy": 0.276}).lines == []
-
-
-def test_what_is_shown_of_a_question_is_one_short_line(made):
-    _, _, model, tokenizer = made
-    long = Situation("word1 \n" * 90, "word2", ("good\n.", "bad " * 90, "so", "word3"), 2)
-    lines = show_examples(SWAG, {"dev": [long] * 7}, PredictionSettings(model, tokenizer, {}, None, 1))
-    assert len(lines) == 5
-    for line in lines:
-        assert line.startswith("word1 word1 ")
-        assert "…  |  word2  →  ending " in line
-        assert line.endswith("  (ending 3: so)")
-        assert "\n" not in line
-        assert len(line) < 350
 
 
 # --- Runs -------------------------------------------------------------------------------------------------------------

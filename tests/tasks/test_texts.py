@@ -238,7 +238,7 @@ def test_glue_tasks_read_windows(bert, tmp_path):
     data, predictor = prepared.data["dev"], Predictor(tmp_path / "run", precision="fp32")
     assert isinstance(data, WindowedTexts)
     assert len(data.sequences) > len(data)
-    pairs = list(zip(*prepared.examples["dev"]["texts"], strict=True))
+    pairs = list(zip(*prepared.examples["dev"].texts, strict=True))
     results = predict(predictor.task, pairs, predictor.settings)
     answers = [predictor.settings.labels.index(result["label"]) for result in results]
     assert metrics["accuracy"] == pytest.approx(np.mean(np.array(answers) == data.labels))

@@ -10,7 +10,7 @@ from huggingface_hub import parse_eval_result_entries
 
 from bertkit.data.formats.glue import read_folder
 from bertkit.metrics.intervals import find_interval
-from bertkit.metrics.rows import measure_mean
+from bertkit.metrics.rows import measure_mean, take_values
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad_versions import VERSIONS
 from bertkit.training.outputs import summarize_results
@@ -59,13 +59,14 @@ def test_local_files_give_no_result_of_a_benchmark(tmp_path):
 def test_limits_follow_their_scores():
     """The F1 of the label `risk_low` has the name of the lower limit of that of `risk`, which is left out."""
     share = measure_mean(np.arange(10) < 8)
-    scores = {"macro_f1": 0.8, "f1_risk": 0.8, "f1_risk_low": 0.7, "count_risk": 4, "score": 0.8}
-    found = add_limits(scores, {"macro_f1": share, "score": share, "f1_risk": share, "f1_risk_low": share})
-    assert scores.items() <= found.items()
+    other = measure_mean(np.arange(10) < 7)
+    measured = {"macro_f1": share, "f1_risk": share, "f1_risk_low": other, "count_risk": 4, "score": share}
+    found = add_limits(measured)
+    assert take_values(measured).items() <= found.items()
     interval = find_interval(share)
     assert (found["score_low"], found["score_high"]) == (interval.low, interval.high)
     assert list(found)[:3] == ["macro_f1", "macro_f1_low", "macro_f1_high"]
-    assert (found["f1_risk_low_low"], found["f1_risk_high"]) == (interval.low, interval.high)
+    assert (found["f1_risk_low_low"], found["f1_risk_high"]) == (find_interval(other).low, interval.high)
     assert "count_risk_low" not in found
 
 

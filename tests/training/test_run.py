@@ -1013,11 +1013,11 @@ def test_a_signal_after_the_last_update_stops_too(recipe, straight, tmp_path):
     """The signal arrives in the final evaluation, after which there is no update to stop at."""
     evaluated = []
 
-    def score(summaries, data, decided=None):
-        evaluated.append(len(summaries))
+    def score(rows):
+        evaluated.append(len(rows))
         if len(evaluated) == 3:  # before the first update, after 4, after 8: the last
             os.kill(os.getpid(), signal.SIGTERM)
-        return PRETRAIN.score(summaries, data)
+        return PRETRAIN.score(rows)
 
     with pytest.raises(Interrupted) as stop:
         run(change_task(PRETRAIN, score=score), recipe, output=tmp_path / "run")

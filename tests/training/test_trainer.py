@@ -273,9 +273,7 @@ def score_in_turn(perplexities):
     """Return PRETRAIN with these scores for successive evaluations; the last is for the finished model."""
     rest = iter(perplexities)
     return change_task(
-        PRETRAIN,
-        score=lambda summaries, data, decided=None: PRETRAIN.score(summaries, data) | {"perplexity": next(rest)},
-        tuned_config=lambda metrics, data: {"tau": metrics["perplexity"]},
+        PRETRAIN, score=lambda rows: PRETRAIN.score(rows) | dict.fromkeys(("perplexity", "tau"), next(rest))
     )
 
 
@@ -453,7 +451,7 @@ def test_a_run_that_dies_after_the_stopping_evaluation_ends_at_the_same_update(
 @pytest.mark.parametrize("strategies", [("epoch", "epoch"), ("steps", "epoch")])
 def test_a_stop_within_or_after_an_epoch_is_the_end_of_a_resumed_run_too(tmp_path, monkeypatch, strategies):
     """Scores of RTE that never improve; the run dies before its final scores."""
-    rte = change_task(TASKS["rte"], score=lambda *args: TASKS["rte"].score(*args) | {"accuracy": 0.5})
+    rte = change_task(TASKS["rte"], score=lambda rows: TASKS["rte"].score(rows) | {"accuracy": 0.5})
     recipe = make_short_recipe(tmp_path, num_train_epochs=9.0, eval_steps=4)
     strategies = dict(zip(("eval_strategy", "save_strategy"), strategies, strict=True))
     recipe = merge(recipe, {"patience": 1, "train": strategies})
