@@ -390,12 +390,10 @@ class ClassificationTask(TextTask):
             answer, right = (" ".join(words.splitlines()) for words in answers)
             yield f"{data.rows.name_row(number)}: {texts}  →  {answer}  ({right})"
 
-    def comment(
-        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
-    ) -> Comments:
+    def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
         """Return also commands that use the fine-tuned model."""
         lines, _ = super().comment(metrics)
-        if output is None or recipe is None:
+        if output is None:
             return Comments(lines, [])
         from bertkit.model.checkpoint import load_config
 
