@@ -199,11 +199,7 @@ def measure(task: Task, rows: ExampleRows, tokenizer: Any, max_length: int) -> d
 
 
 def measure_lengths(tokens: np.ndarray, choices: int) -> np.ndarray:
-    """Return (S,) the tokens of the longest sequence of each row, from the tokens (S, texts) of its texts.
-
-    Args:
-        choices: The number of last texts that are in sequences of their own, as the second text of a pair.
-    """
+    """Return (S,) the tokens of the longest sequence of each row, from the tokens (S, texts) of its texts."""
     if not choices:
         return tokens.sum(1) + 1 + tokens.shape[1]  # [CLS], and [SEP] after each text
     return tokens[:, :-choices].sum(1) + tokens[:, -choices:].max(1) + 3

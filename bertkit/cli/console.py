@@ -268,9 +268,8 @@ class Screen(AbstractContextManager):
         # Columns may share runs.
         found = {run["directory"]: run for cell in cells for run in cell["runs"]}
         runs = [run for run in found.values() if run["status"] == "finished"]
-        lines = [
-            line for run in runs for line in TASKS[task].comment(run["metrics"]).lines if line.startswith("warning: ")
-        ]
+        said = (line for run in runs for line in TASKS[task].comment(run["metrics"]).lines)
+        lines = [line for line in said if line.startswith("warning: ")]
         if lines:
             self.say(f"{task}, {len(lines)} of {len(runs)} runs: {lines[0]}")
 

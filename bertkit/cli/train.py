@@ -370,13 +370,7 @@ def train_own(
     )
 
 
-def execute(
-    name: str,
-    options: RunOptions,
-    data: Mapping[str, Any],
-    search: int = 0,
-    starter: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
-) -> None:
+def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int = 0, starter: Any = None) -> None:
     """Run a task with the options of the command line, and print its results.
 
     Args:

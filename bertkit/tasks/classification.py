@@ -286,12 +286,10 @@ class ClassificationTask(TextTask):
         name = "test" if split == UNLABELLED else split
         return {f"{name}.csv": write_rows(data.rows, list(map(flatten_result, results)))}
 
-    def comment(
-        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
-    ) -> Comments:
+    def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
         """Return also commands that use the fine-tuned model."""
         lines, _ = super().comment(metrics)
-        if output is None or recipe is None:
+        if output is None:
             return Comments(lines, [])
         from bertkit.model.checkpoint import load_config
 

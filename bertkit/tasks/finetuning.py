@@ -88,26 +88,20 @@ class FineTuningTask(Task):
         """Return the scores of a constant answer; empty if there is no such answer."""
         raise NotImplementedError
 
-    def comment(
-        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
-    ) -> Comments:
+    def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
         """Return also a warning if a score is not above its baseline, and the command for another seed."""
-        lines, commands = super().comment(metrics, output, recipe)
-        rows = list_shown(self.table, self.metric, metrics)
-        rows = [row for row in rows if not self.compared or row.key in self.compared]
-        pairs = ((row, words, key) for row in rows for words, key in row.baselines.items())
-        for row, words, key in pairs:
-            if metrics[row.key] <= metrics[key]:
-                lines.append(
-                    f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} "
-                    f"({row.show(metrics[key])}). Likely causes: a learning rate that is too high, too few updates or "
-                    "an unlucky seed (try --set train.learning_rate=1e-5, --set preset=stable or "
-                    f"--set train.seed=43){self.other_causes}"
-                )
-                break
+        found = super().comment(metrics, output, recipe)
+        rows = [x for x in list_shown(self.table, self.metric, metrics) if x.key in (self.compared or metrics)]
+        pairs = [(row, *pair) for row in rows for pair in row.baselines.items() if metrics[row.key] <= metrics[pair[1]]]
+        for row, words, key in pairs[:1]:
+            found.lines.append(
+                f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} ({row.show(metrics[key])}). "
+                "Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try --set "
+                f"train.learning_rate=1e-5, --set preset=stable or --set train.seed=43){self.other_causes}"
+            )
         if output is not None:
-            commands.append(f"bertkit {self.command} {repeat_run(output, '43', 'train.seed=43')}  # another seed")
-        return Comments(lines, commands)
+            found.commands.append(f"bertkit {self.command} {repeat_run(output, '43', 'train.seed=43')}  # another seed")
+        return found
 
     def tokenize(self, recipe: Mapping[str, Any], examples: Mapping[str, Any], report: Report) -> Any:
         """Return the checkpoint's tokenizer."""

@@ -334,12 +334,10 @@ class GlueTask(TextTask):
         scores = compute_scores(self.row.metrics, answers, labels)
         return scores | {"score": scores[self.metric]}
 
-    def comment(
-        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
-    ) -> Comments:
+    def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
         """Return also commands that use the fine-tuned model."""
         lines, _ = super().comment(metrics)
-        if output is None or recipe is None or not self.splits:
+        if output is None or not self.splits:
             return Comments(lines, [])
         dev = self.row.splits[next(iter(self.splits))].file
         gold, ours = Path(recipe["data"].get("dir") or "GLUE", dev), output / "predictions" / Path(dev).name

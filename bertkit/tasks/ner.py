@@ -322,13 +322,12 @@ class NerTask(FineTuningTask):
         files = {f"{name}.conll": write_conll(text, predicted)} if is_exact else {}
         return files if text.rows is None else files | {f"{name}.jsonl": write_rows(text.rows, predicted)}
 
-    def comment(
-        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
-    ) -> Comments:
+    def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
         """Return also a command that uses the fine-tuned model."""
-        lines, commands = super().comment(metrics, output, recipe)
+        found = super().comment(metrics, output, recipe)
         vectors = f"bertkit features {quote(str(output))} --input texts.txt --layers last --output vectors.npz"
-        return Comments(lines, [*commands, f"{vectors}  # its vectors"] if output else [])
+        found.commands.extend([f"{vectors}  # its vectors"] if output else [])
+        return found
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 

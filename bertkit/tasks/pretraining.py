@@ -373,9 +373,7 @@ class PretrainingTask(Task):
             }
         return baselines
 
-    def comment(
-        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
-    ) -> Comments:
+    def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
         """Return also the significance of the next-sentence accuracy, and commands that use the pretrained model."""
         lines, _ = super().comment(metrics)
         if metrics.get("nsp_majority_error"):
@@ -384,7 +382,7 @@ class PretrainingTask(Task):
                 f"{metrics['heldout_pairs']:,} held-out pairs, {metrics['random_next']:.1%} of them random; "
                 f"next-sentence accuracy is {distance:+.1f} standard errors from the larger class"
             )
-        if output is None or recipe is None:
+        if output is None:
             return Comments(lines, [])
         objective, use, text = "", "fill-mask", "This [MASK] returns the array."
         if recipe["data"].get("objective") == "clm":

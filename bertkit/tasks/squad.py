@@ -373,9 +373,7 @@ class SquadTask(FineTuningTask):
             )
         return score_squad2(references, answers, doubts, threshold)
 
-    def comment(
-        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
-    ) -> Comments:
+    def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
         """Return also a line that explains tau, and commands that use the fine-tuned model."""
         lines, another = super().comment(metrics, output, recipe)
         if (tau := metrics.get("tau")) is not None:
@@ -384,7 +382,7 @@ class SquadTask(FineTuningTask):
                 f"(null_score_diff_threshold = {-tau:.3f} in the reference code)"
             )
             lines = sorted([*lines, line], key=lambda line: line.startswith("warning: "))  # a warning comes last
-        if output is None or recipe is None:
+        if output is None:
             return Comments(lines, [])
         gold = Path(recipe["data"].get("dir") or "SQUAD", self.name_file("dev"))
         run, other, both = (quote(f"{output}{behind}") for behind in ("", "-43", "-both"))

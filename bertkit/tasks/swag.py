@@ -145,14 +145,13 @@ class SwagTask(FineTuningTask):
         rows = "".join(f"{index},{place}\n" for index, place in enumerate(summaries.argmax(axis=1)))
         return {SWAG_FILES[split]: f"index,pred\n{rows}"}
 
-    def comment(
-        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
-    ) -> Comments:
+    def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
         """Return also a command that uses the fine-tuned model."""
-        lines, commands = super().comment(metrics, output, recipe)
+        found = super().comment(metrics, output, recipe)
         path = json.dumps(str(output))
         call = f"from transformers import AutoModelForMultipleChoice as M; print(M.from_pretrained({path}))"
-        return Comments(lines, [*commands, use_transformers(call)] if output else [])
+        found.commands.extend([use_transformers(call)] if output else [])
+        return found
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 

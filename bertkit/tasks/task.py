@@ -89,12 +89,7 @@ class PredictionSettings:
 
 
 class Comments(NamedTuple):
-    """Comments on the results of a run.
-
-    Attributes:
-        lines: Lines about the scores, to print below their table.
-        commands: Commands to try next, as a shell takes them; empty without a run.
-    """
+    """Lines about the scores of a run, and commands to try next, as a shell takes them."""
 
     lines: list[str]
     commands: list[str]
@@ -263,10 +258,8 @@ class Task:
         """Return the files of a split's predictions: name below `predictions/` -> text; `decided` as for `score`."""
         return {}
 
-    def comment(
-        self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Mapping[str, Any] | None = None
-    ) -> Comments:
-        """Return lines about the scores, and commands to try after the run in `output` with this recipe."""
+    def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
+        """Return lines about the scores, and commands to try after the run in `output` with its recipe, if given."""
         return Comments([*warn_of_choice(metrics, self.options), *describe_temperature(metrics, self.table)], [])
 
     # --- Answers ------------------------------------------------------------------------------------------------------

@@ -367,18 +367,16 @@ def make_features_recipe(tmp_path, folder, start, layers="sum-all", **train):
     return recipe | {"precision": "fp32", "model": {"bilstm_hidden_size": 16}, "train": train}
 
 
-def test_the_rate_and_the_epochs_of_a_bilstm_are_its_own(folder, start):
-    own, learned = make_recipe(folder, start, features=""), make_recipe(folder, start, features="last")
-    for given, rate, epochs in ((own, 5e-5, 3.0), (learned, 1e-3, 10.0)):
-        recipe = complete(NER, given | {"train": {}})
-        assert (recipe["train"]["learning_rate"], recipe["train"]["num_train_epochs"]) == (rate, epochs)
-
-
-def test_the_stable_preset_leaves_the_bilstm_its_rate(tmp_path, folder, start):
-    recipe = complete(NER, make_recipe(folder, start, features="last") | {"preset": "stable", "train": {}})
-    assert recipe["train"]["learning_rate"] == 1e-3
-    assert recipe["train"]["optim"] == "adamw_torch"
-    assert complete(NER, make_recipe(folder, start) | {"preset": "stable"})["train"]["learning_rate"] == 2e-5
+def test_the_rate_and_the_epochs_of_a_bilstm_are_its_own_with_every_preset(folder, start):
+    own, learned = (make_recipe(folder, start, features=layers) | {"train": {}} for layers in ("", "last"))
+    for given, preset, *expected in (
+        (own, "paper", "bert_adam", 5e-5, 3.0),
+        (own, "stable", "adamw_torch", 2e-5, 20.0),
+        (learned, "paper", "bert_adam", 1e-3, 10.0),
+        (learned, "stable", "adamw_torch", 1e-3, 10.0),
+    ):
+        train = complete(NER, given | {"preset": preset})["train"]
+        assert [train[key] for key in ("optim", "learning_rate", "num_train_epochs")] == expected
 
 
 @pytest.mark.parametrize("key", ["bilstm_hidden_size", "feature_layers"])
