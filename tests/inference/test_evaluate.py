@@ -54,7 +54,7 @@ def test_the_rows_of_a_run_have_the_scores_and_the_table_of_its_end(case, finish
     found = {one.name: one for one in evaluate(str(folder / "run"), str(folder / place), tmp_path)}
     one = found.get(split) or next(iter(found.values()))
     task, metrics = CASES[case][0], json.loads((folder / "run" / "metrics.json").read_text())
-    for name, value in task.score(one.rows).items():
+    for name in task.score(one.rows):
         if (key := task.splits[split].format(name)) in metrics:
             assert one.metrics[name] == pytest.approx(metrics[key], abs=1e-6), name
     written = json.loads((one.output / "metrics.json").read_text())
