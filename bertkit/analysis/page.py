@@ -111,11 +111,8 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
     task = attempt(TASKS.get, recipe.get("task"))
     step = max((entry.get("step", 0) for entry in log), default=0)
     limits = {name for key in metrics for name in name_limits(key)}
-    rows = (
-        list_shown(task.table, task.metric, metrics)
-        if task
-        else [ScoreRow(key, key) for key in metrics if key not in limits]
-    )
+    untold = [ScoreRow(key, key) for key in metrics if key not in limits]
+    rows = list_shown(task.table, task.metric, metrics) if task else untold
     label = "ours" if written is not None else f"at update {step:,}"
     predicted = read_tables(path, task, written is not None, notes)
     given = ((rows, split, metrics.get("temperature")) for split, rows in predicted.items())

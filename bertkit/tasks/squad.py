@@ -201,12 +201,7 @@ class SquadTask(FineTuningTask):
         return {**recipe, "data": recipe["data"] | data}
 
     def encode(
-        self,
-        examples: Sequence[Question],
-        tokenizer: Any,
-        recipe: Mapping[str, Any],
-        split: str,
-        report: Report = ignore,
+        self, examples: list[Question], tokenizer: Any, recipe: Mapping[str, Any], split: str, report: Report = ignore
     ) -> Windows:
         """Return the windows of a split."""
         data = encode_questions(examples, tokenizer, **{key: recipe["data"][key] for key in WINDOW_OPTIONS})

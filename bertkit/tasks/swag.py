@@ -92,12 +92,7 @@ class SwagTask(FineTuningTask):
         }
 
     def encode(
-        self,
-        examples: Sequence[Situation],
-        tokenizer: Any,
-        recipe: Mapping[str, Any],
-        split: str,
-        report: Report = ignore,
+        self, examples: list[Situation], tokenizer: Any, recipe: Mapping[str, Any], split: str, report: Report = ignore
     ) -> Choices:
         """Return the questions of a split, four sequences each: A is the context, B the start and one ending."""
         pairs = [(one.context, f"{one.start} {ending}") for one in examples for ending in one.endings]
