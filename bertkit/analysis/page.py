@@ -210,11 +210,11 @@ def describe_training(recipe: Mapping[str, Any], log: Sequence[Mapping[str, floa
 
 
 def read_tables(path: Path, task: Task | None, is_finished: bool, notes: list[str]) -> dict[str, pa.Table]:
-    """Return the prediction tables with right answers that a run has written, by split, in the task's order."""
-    files = {split: path / PREDICTIONS / f"{split}{TABLE}" for split in (task.splits if task else ())}
-    if is_finished and files and not any(file.is_file() for file in files.values()):
+    """Return the prediction tables with right answers that a run has written, by split: dev is the first."""
+    files = sorted((path / PREDICTIONS).glob(f"*{TABLE}"))
+    if is_finished and task and task.splits and not files:
         notes.append(f"it has no prediction tables, as in earlier versions; bertkit evaluate {path} writes them")
-    found = {split: read_part(read_table, file, notes) for split, file in files.items()}
+    found = {file.stem: read_part(read_table, file, notes) for file in files}
     return {split: rows for split, rows in found.items() if rows is not None and LABEL in rows.column_names}
 
 
@@ -242,7 +242,7 @@ def list_examples(path: Path, notes: list[str]) -> Iterator[Table]:
 def list_slices(predicted: Mapping[str, pa.Table], task: Task | None) -> Iterator[Table]:
     """Yield the table of the slices of the first of some splits, if it has slices."""
     for split, rows in islice(predicted.items(), 1):
-        if table := attempt(tabulate_slices, rows, find_row(task.table, task.metric), split):
+        if task and (table := attempt(tabulate_slices, rows, find_row(task.table, task.metric), split)):
             yield table
 
 

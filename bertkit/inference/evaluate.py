@@ -150,7 +150,7 @@ def summarize(task: Task, model: Any, data: Any, precision: str = "fp32") -> np.
 
 
 def walk_batches(task: Task, data: Any, tokens: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
-    """Yield the numbers of some sequences of similar length and their batch of at most so many tokens."""
+    """Yield the numbers of some sequences of similar length and their batch, which is limited in its tokens."""
     starts = range(0, len(data), SIZED_AT_ONCE)
     parts = (task.collate(data.__getitems__(range(x, min(x + SIZED_AT_ONCE, len(data))))) for x in starts)
     lengths = np.concatenate([batch["attention_mask"].flatten(1).sum(1).numpy() for batch in parts])
@@ -221,7 +221,7 @@ def evaluate_split(
     rows, data = scored.tabulate(examples, name, report)
     leaks = np.empty(0, np.int64)
     if train is not None:
-        leaks = check_rows(task, {TRAIN_SPLIT: train, name: examples}).find_leaks(name)
+        leaks = check_rows({TRAIN_SPLIT: task.tabulate(train), name: task.tabulate(examples)}).find_leaks(name)
     metrics: dict[str, Any] = score_rows(task, rows, "{}", leaks) | task.baseline(data, data)
     for own, key in zip((task.metric, *name_limits(task.metric)), ("score", *name_limits("score")), strict=True):
         if own in metrics:

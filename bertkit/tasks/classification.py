@@ -11,7 +11,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,6 @@ from bertkit.errors import UsageError
 from bertkit.metrics.classification import FIXED_THRESHOLD, score_table
 from bertkit.metrics.rows import RowScore
 from bertkit.metrics.table import find_kind
-from bertkit.model.config import BertConfig
 from bertkit.reports.tables import ScoreRow, count
 from bertkit.system.files import take_fingerprint
 from bertkit.system.progress import Report, ignore
@@ -35,6 +34,9 @@ from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH
 from bertkit.tasks.option import CLASSIFY_OPTIONS
 from bertkit.tasks.task import Comments, repeat_run, score_summaries, use_transformers
 from bertkit.tasks.texts import TextTask, flatten_result, guess_texts, name_results, report_long, tabulate_logits
+
+if TYPE_CHECKING:
+    from bertkit.model.config import BertConfig
 
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars", "y")
 BALANCED = "balanced"
@@ -173,7 +175,7 @@ class ClassificationTask(TextTask):
             raise UsageError(f'class_weights is {weights!r}; give "balanced" or a table label -> weight')
 
     def load(
-        self, options: Mapping[str, Any], report: Report, config: BertConfig | None = None
+        self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None
     ) -> dict[str, LabelledTexts]:
         """Read the table or tables, and split a single one by a hash of its texts."""
         if not options["dir"]:
@@ -423,18 +425,20 @@ def read_rows(
 
 
 def read_scored(
-    tables: Mapping[str, Columns], options: Mapping[str, Any], config: BertConfig, report: Report
+    tables: Mapping[str, Columns], options: Mapping[str, Any], config: "BertConfig", report: Report
 ) -> dict[str, LabelledTexts]:
     """Return the labelled rows of a table, or of dev and test, with the labels of a trained model.
 
     Raises:
         UsageError: A table lacks labels.
     """
-    scored = {split: table for split, table in tables.items() if split != "train"} or dict(tables)
+    scored = {split: table for split, table in tables.items() if split != "train"} or {"data": tables["train"]}
     given = options["text"] or config.text_columns or []
     names, examples = tuple(config.id2label[place] for place in range(config.num_labels)), {}
     for split, table in scored.items():
         text, label = choose_columns(table, given, options["label"], report)
+        if not has_labels(table, label):
+            raise UsageError(f"{table.source} has no labels in {' or '.join(map(repr, label))}; give labelled rows")
         if config.problem_type == SEVERAL and len(label) == 1:
             space = replace(find_space(table, label, {**options, "problem_type": SEVERAL}), names=names)
         else:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +36,6 @@ from bertkit.errors import UsageError
 from bertkit.metrics.classification import score_table
 from bertkit.metrics.glue import compute_scores
 from bertkit.metrics.rows import RowScore
-from bertkit.model.config import BertConfig
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
@@ -44,6 +43,9 @@ from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH
 from bertkit.tasks.option import GLUE_OPTIONS
 from bertkit.tasks.task import Comments, repeat_run, use_transformers
 from bertkit.tasks.texts import TextTask, report_long, tabulate_logits
+
+if TYPE_CHECKING:
+    from bertkit.model.config import BertConfig
 
 BASE_TEST, LARGE_TEST = "BERT-base, test", "BERT-large, test"  # Table 1
 BASE_DEV = "BERT-base, dev"  # Table 5
@@ -228,7 +230,7 @@ class GlueTask(TextTask):
     # --- The data -----------------------------------------------------------------------------------------------------
 
     def load(
-        self, options: Mapping[str, Any], report: Report, config: BertConfig | None = None
+        self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None
     ) -> dict[str, SentenceExamples]:
         """Read the examples of every available split, and report the optional ones that are missing."""
         row, folder = self.row, Path(options["dir"])

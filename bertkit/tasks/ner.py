@@ -40,7 +40,6 @@ from bertkit.errors import UsageError
 from bertkit.metrics.ner import count_entities, find_entities, score_entities
 from bertkit.metrics.rows import RowScore
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows
-from bertkit.model.config import BertConfig
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_dataset
@@ -56,6 +55,8 @@ from bertkit.tasks.texts import take_text
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from bertkit.model.config import BertConfig
 
 UNDECIDED = -1  # label where the logits are NaN or infinite
 ENTITY_SCORES = ("precision", "recall", "f1", "strict_f1")
@@ -162,7 +163,7 @@ class NerTask(FineTuningTask):
                 raise UsageError(f"{key} is for fine-tuning, but features keep the encoder unchanged; remove {key}")
 
     def load(
-        self, options: Mapping[str, Any], report: Report, config: BertConfig | None = None
+        self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None
     ) -> dict[str, TaggedExamples]:
         """Read the examples of train, dev and, if it is there, test; splits that are missing are taken from train."""
         texts = self.read(options, report)

@@ -47,7 +47,6 @@ from bertkit.metrics.squad import (
     score_squad2,
 )
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows, read_facts, read_numbers
-from bertkit.model.config import BertConfig
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.classification import UNLABELLED
 from bertkit.tasks.examples import ExampleRows, select
@@ -60,6 +59,8 @@ from bertkit.tasks.texts import take_text
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from bertkit.model.config import BertConfig
 
 SQUAD_SPLITS = {"train": "train", "dev": "validation"}
 ANSWERS, NBEST, ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"  # the reference code's
@@ -114,7 +115,7 @@ class SquadTask(FineTuningTask):
                 raise UsageError(f"{key} {options[key]} not found; give a file in SQuAD's format")
 
     def load(
-        self, options: Mapping[str, Any], report: Report, config: BertConfig | None = None
+        self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None
     ) -> dict[str, list[Question]]:
         """Read the questions of train and dev; training questions with a misplaced answer are left out."""
         if config is not None:

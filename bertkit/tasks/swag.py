@@ -23,7 +23,6 @@ from bertkit.errors import UsageError, check_access
 from bertkit.metrics.classification import score_table
 from bertkit.metrics.glue import compute_scores
 from bertkit.metrics.rows import RowScore
-from bertkit.model.config import BertConfig
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
@@ -35,6 +34,8 @@ from bertkit.tasks.texts import add_label_set, describe_label_set, tabulate_logi
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from bertkit.model.config import BertConfig
 
 SWAG_FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 SWAG_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
@@ -66,7 +67,7 @@ class SwagTask(FineTuningTask):
     # --- The data -----------------------------------------------------------------------------------------------------
 
     def load(
-        self, options: Mapping[str, Any], report: Report, config: BertConfig | None = None
+        self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None
     ) -> dict[str, list[Situation]]:
         """Read the questions of train, dev and test, and report a missing test set."""
         folder = Path(options["dir"])

@@ -12,7 +12,6 @@ from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
@@ -25,7 +24,7 @@ from bertkit.data.labels import SINGLE
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import score_types
-from bertkit.metrics.table import NAMES, make_rows, read_facts
+from bertkit.metrics.table import read_facts
 from bertkit.reports import html
 from bertkit.reports.html import show_minus, style_columns
 from bertkit.reports.plots import Plot, Series
@@ -36,7 +35,7 @@ from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.squad import SQUAD
 from bertkit.tasks.texts import tabulate_logits
 from bertkit.training.outputs import MEASURED, measure_lengths
-from bertkit.training.predictions import find_mistakes, join_rows, pack_table, read_table, show_mistakes
+from bertkit.training.predictions import find_mistakes, join_rows, pack_table, read_table
 from bertkit.training.recipe import read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
@@ -299,6 +298,7 @@ def test_the_predictions_to_look_at_are_in_a_table(root, whole):
         heads, *lines = read_tables(find_part(whole, str(root / name)))["Mistakes, dev, worst first"]
         assert heads == ["row", *read_facts(table)["texts"], "predicted", "true"]
         assert [int(line[0]) for line in lines] == [table["row"][n].as_py() for n in find_mistakes(table)[:10].tolist()]
+        assert all(": " in line[-1] or line[-1] == "nothing" for line in lines) == (name == "ner"), "entities"
     lines = (root / "pretrain" / "predictions" / "examples.txt").read_text(encoding="utf-8").splitlines()
     heads, *rows = read_tables(find_part(whole, str(root / "pretrain")))["Predictions on held-out text"]
     assert heads == ["input", "predicted", "true"]
@@ -773,19 +773,3 @@ def test_a_click_copies_the_recipe(browser, whole, root, has_clipboard):
     )
     assert browser.ask("window.copied").strip() == (root / "mrpc" / "recipe.toml").read_text().strip()
     assert [event for event in browser.events if event["method"] in PROBLEMS] == []
-
-
-def test_mistakes_are_told_in_words():
-    def show(label, prediction, kind=None, **columns):
-        rows = {"row": [7], "text": ["Ada Byron lived in London"], "label": pa.array([label], kind)}
-        rows |= {"prediction": pa.array([prediction], kind)} | columns
-        return show_mistakes(make_rows(rows, texts=["text"], names=["PER"]), 5)
-
-    tags = ["B-PER", "I-PER", "O", "O", "B-LOC"], ["B-PER", "O", "O", "O", "O"]
-    counts = {"right_PER": [0], "found_PER": [1], "wanted_PER": [1], "strict_found": [1]}
-    text = "Ada Byron lived in London"
-    assert show(*tags, NAMES, **counts) == [["7", text, "Ada: PER", "Ada Byron: PER, London: LOC"]]
-    assert show(["PER", "LOC"], [], NAMES) == [["7", text, "nothing", "LOC | PER"]]
-    assert show("PER", "LOC") == [["7", text, "LOC", "PER"]]
-    assert show(["1973", "in 1973"], "1974", f1=[0.0]) == [["7", text, "1974", "1973 | in 1973"]]
-    assert show("PER", "PER") == []

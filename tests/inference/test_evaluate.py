@@ -195,7 +195,7 @@ def test_refusals(reviews, tmp_path, call):
     unlabelled = write_reviews(tmp_path / "no.csv", 5, labelled=False)
     code, _, err = call("evaluate", place, "--data", unlabelled, "--output", "x")
     assert code == 2
-    assert "no label" in err
+    assert "no.csv has no labels in 'stars'; give labelled rows" in err
     start = write_checkpoint(tmp_path / "bert")
     code, _, err = call("evaluate", start, "--data", file)
     assert code == 2
