@@ -29,7 +29,7 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.classification import CLASSIFICATION
 from bertkit.tasks.task import Task, shorten_text
-from bertkit.training.predictions import GROUP, KEY, MISTAKES, TABLE, read_table, spell_answers
+from bertkit.training.predictions import GROUP, KEY, MISTAKES, TABLE_SUFFIX, read_table, spell_answers
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE, STUDY_RESULT, read_study
 
@@ -270,7 +270,7 @@ def read_run(path: Path, split: str | None) -> pa.Table:
     if (task := find_task(path)) is None:
         raise UsageError(f"{path} has no scores of rows to compare; give fine-tuned runs")
     split = split or next(iter(task.splits))
-    file = path / PREDICTIONS / f"{split}{TABLE}"
+    file = path / PREDICTIONS / f"{split}{TABLE_SUFFIX}"
     if file.is_file() and LABEL in (rows := read_table(file)).column_names:
         return rows
     if scored := sorted({x.name.removesuffix(MISTAKES) for x in file.parent.glob(f"*{MISTAKES}")} - {split}):

@@ -25,7 +25,7 @@ from bertkit.data.splits import describe_keys, hash_keys, split_fold
 from bertkit.errors import UsageError
 from bertkit.metrics.table import (
     LABEL,
-    PROBABILITY,
+    PROBABILITY_PREFIX,
     find_kind,
     list_names,
     make_rows,
@@ -47,7 +47,7 @@ from bertkit.tasks.glue import GlueTask
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.repeats import name_command
 from bertkit.tasks.task import Task, shorten_text
-from bertkit.training.predictions import KEY, ROW, TABLE, UNKNOWN_TOKENS, hash_rows, pack_table, read_table
+from bertkit.training.predictions import KEY, ROW_NUMBER, TABLE_SUFFIX, UNKNOWN_COUNT, hash_rows, pack_table, read_table
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import STUDY_RESULT
 
@@ -111,9 +111,9 @@ def describe_label_errors(rows: pa.Table) -> dict[str, Any]:
     is_several = find_kind(rows) == SEVERAL
     codes = mark_names(labels, names) if is_several else number_names(labels, names)
     found, scores, suggestions = find_label_errors(probabilities, codes)
-    others = [name for name in rows.column_names if name != LABEL and not name.startswith(PROBABILITY)]
+    others = [name for name in rows.column_names if name != LABEL and not name.startswith(PROBABILITY_PREFIX)]
     texts = rows.select(facts.get("texts", others)).take(pa.array(found, pa.int64())).to_pylist()
-    lines = rows.column(ROW).to_pylist() if ROW in rows.column_names else range(1, len(rows) + 1)
+    lines = rows.column(ROW_NUMBER).to_pylist() if ROW_NUMBER in rows.column_names else range(1, len(rows) + 1)
     entries = []
     for number, own, suggested in zip(found.tolist(), texts, suggestions, strict=True):
         better = [names[place] for place in np.flatnonzero(suggested)] if is_several else names[suggested]
@@ -196,7 +196,7 @@ def predict_out_of_fold(
         raise UsageError(f"{place} has {found} a fold of {folds:,} without rows; give fewer with --folds")
     data = {"dir": place, "text": list(train.text), "label": list(space.columns), "problem_type": space.kind}
     study = make_study(define_folds("classify", recipe, folds), *given, {"data": data}, where=task.name)
-    path = output / f"{OUT_OF_FOLD}{TABLE}"
+    path = output / f"{OUT_OF_FOLD}{TABLE_SUFFIX}"
     numbers = match_rows(path, rows)
     if numbers is None or (np.diff(numbers) > 0).all():
         hint = name_command(CLASSIFICATION, options | data)  # to the doctor, which runs already
@@ -211,7 +211,7 @@ def predict_out_of_fold(
     else:  # folds are not continued in another order
         check_directory(study, output)
     found = read_table(path).take(numbers)
-    columns = dict(zip(found.column_names, found.columns, strict=True)) | {ROW: pa.array(rows.lines, pa.int64())}
+    columns = dict(zip(found.column_names, found.columns, strict=True)) | {ROW_NUMBER: pa.array(rows.lines, pa.int64())}
     return make_rows(columns, **read_facts(found), unit=train.rows.unit)
 
 
@@ -304,9 +304,15 @@ def write_label_errors(described: Mapping[str, Any], rows: pa.Table, path: Path)
         path.unlink(missing_ok=True)
         return
     names = rows.column_names
-    names = names[names.index(UNKNOWN_TOKENS) + 1 : names.index(LABEL)]  # of the input
-    numbers = pc.index_in(pa.array([entry["row"] for entry in entries]), rows.column(ROW))
-    head = ("row", "given", "suggested", "score", *(f"{PROBABILITY}{name}" for name in entries[0]["probabilities"]))
+    names = names[names.index(UNKNOWN_COUNT) + 1 : names.index(LABEL)]  # of the input
+    numbers = pc.index_in(pa.array([entry["row"] for entry in entries]), rows.column(ROW_NUMBER))
+    head = (
+        "row",
+        "given",
+        "suggested",
+        "score",
+        *(f"{PROBABILITY_PREFIX}{name}" for name in entries[0]["probabilities"]),
+    )
     with atomic_open(path) as file:
         writer = csv.writer(file)  # a shorter line end would leave cells with a single "\r" unquoted
         writer.writerow([*names, *(name_apart(name, names, "_predicted") for name in head)])

@@ -54,7 +54,7 @@ from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import EXAMPLES, Task, repeat_run
 from bertkit.training.model_card import describe_machine
-from bertkit.training.predictions import TABLE, read_table, show_mistakes
+from bertkit.training.predictions import TABLE_SUFFIX, read_table, show_mistakes
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import (
     DOCTOR_FILE,
@@ -211,7 +211,7 @@ def describe_training(recipe: Mapping[str, Any], log: Sequence[Mapping[str, floa
 
 def read_tables(path: Path, task: Task | None, is_finished: bool, notes: list[str]) -> dict[str, pa.Table]:
     """Return the prediction tables with right answers that a run has written, by split: dev is the first."""
-    files = sorted((path / PREDICTIONS).glob(f"*{TABLE}"))
+    files = sorted((path / PREDICTIONS).glob(f"*{TABLE_SUFFIX}"))
     if is_finished and task and task.splits and not files:
         notes.append(f"it has no prediction tables, as in earlier versions; bertkit evaluate {path} writes them")
     found = {file.stem: read_part(read_table, file, notes) for file in files}

@@ -23,7 +23,7 @@ from bertkit.metrics.squad import measure_questions
 from bertkit.metrics.table import LABEL, PREDICTION, find_kind, read_facts, read_numbers
 from bertkit.reports.tables import MISSING, ScoreRow, Table, make_table
 from bertkit.tasks.task import shorten_text
-from bertkit.training.predictions import GROUP, TOKENS, UNKNOWN_TOKENS, judge_rows, spell_answers
+from bertkit.training.predictions import GROUP, TOKEN_COUNT, UNKNOWN_COUNT, judge_rows, spell_answers
 
 LEAST_ROWS = 20  # of a slice
 SLICES_SHOWN = 12
@@ -85,8 +85,8 @@ def list_slices(rows: pa.Table) -> Iterator[tuple[str, np.ndarray]]:
         cells, kinds = np.asarray(values, object), sorted(set(values))
         for kind in kinds if len(kinds) <= FEW_VALUES else ():
             yield f"{name}: {shorten_text(kind) or '(empty)'}", np.flatnonzero(cells == kind)
-    yield from divide_lengths(rows.column(TOKENS).to_numpy())
-    unknown = rows.column(UNKNOWN_TOKENS).to_numpy()
+    yield from divide_lengths(rows.column(TOKEN_COUNT).to_numpy())
+    unknown = rows.column(UNKNOWN_COUNT).to_numpy()
     yield "without unknown tokens", np.flatnonzero(unknown == 0)
     yield "with unknown tokens", np.flatnonzero(unknown > 0)
 

@@ -196,17 +196,17 @@ class Screen(AbstractContextManager):
         from rich.markdown import Markdown
 
         from bertkit.studies.folds import FOLD_SCORES, OUT_OF_FOLD
-        from bertkit.studies.spec import CURVE, PICTURE, TABLE
+        from bertkit.studies.spec import CURVE, PICTURE, TABLE_SUFFIX
         from bertkit.training.run_dir import STUDY_RESULT
 
-        text = (output / TABLE).read_text(encoding="utf-8")
+        text = (output / TABLE_SUFFIX).read_text(encoding="utf-8")
         self.show(Markdown("\n".join(map(escape_controls, text.split("\n"))), hyperlinks=False))
         for task in dict.fromkeys(column["task"] for column in results["columns"].values()):
             self.warn(task, [cell for cell in results["cells"] if cell["task"] == task])
         for chosen in results["chosen"]:
             names = [name for name in (chosen["row"], chosen["column"]) if name]
             self.say(f"Chosen for {', '.join(names)}: {output / chosen['run']}")
-        there = [name for name in (STUDY_RESULT, TABLE, PICTURE, CURVE, FOLD_SCORES) if (output / name).exists()]
+        there = [name for name in (STUDY_RESULT, TABLE_SUFFIX, PICTURE, CURVE, FOLD_SCORES) if (output / name).exists()]
         there += sorted(path.name for path in output.glob(f"{OUT_OF_FOLD}.*"))
         self.say(f"In {output}: {', '.join(there)}")
 
@@ -247,11 +247,11 @@ class Screen(AbstractContextManager):
     def show_predictions(self, task: Any, output: Path) -> None:
         """Print the worst mistakes of the first evaluated split, or the examples of a pretraining."""
         from bertkit.tasks.task import EXAMPLES
-        from bertkit.training.predictions import TABLE, read_table, show_mistakes
+        from bertkit.training.predictions import TABLE_SUFFIX, read_table, show_mistakes
         from bertkit.training.run_dir import PREDICTIONS
 
         split = next(iter(task.splits), "")
-        table, examples = (output / PREDICTIONS / name for name in (f"{split}{TABLE}", EXAMPLES))
+        table, examples = (output / PREDICTIONS / name for name in (f"{split}{TABLE_SUFFIX}", EXAMPLES))
         title, lines = f"The worst mistakes on {split}", []
         if examples.is_file():
             title, lines = "Predictions on held-out text", examples.read_text(encoding="utf-8").splitlines()

@@ -20,6 +20,7 @@ from bertkit.data.duplicates import TRAIN_SPLIT
 from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.data.sequences import IGNORED, batch_by_length
 from bertkit.errors import UsageError, explain_refusal
+from bertkit.inference.export_record import find_export
 from bertkit.inference.predictor import Predictor
 from bertkit.metrics.calibration import temper
 from bertkit.metrics.classification import FIXED_THRESHOLD, score_table
@@ -57,7 +58,7 @@ SIZED_AT_ONCE = 256  # rows collated to find their lengths
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
+class ScoredModel:
     """A trained model with what its scores depend on.
 
     Attributes:
@@ -81,7 +82,7 @@ class Scored:
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation:
+class EvaluatedSplit:
     """The scores of a model on some labelled rows, as written to `output`."""
 
     name: str
@@ -98,7 +99,7 @@ class Evaluation:
         yield f"{count(len(find_mistakes(self.rows)), 'mistake')}, the worst first, and scores: {self.output}"
 
 
-def open_scored(run: str, predictor: Predictor) -> Scored:
+def open_scored(run: str, predictor: Predictor) -> ScoredModel:
     """Return what scores a run, an export or a Hub model; `predictor` has its model.
 
     Raises:
@@ -122,7 +123,7 @@ def open_scored(run: str, predictor: Predictor) -> Scored:
     decided = {name: value for name in ("tau", "thresholds") if (value := getattr(config, name)) is not None}
     if config.problem_type == SEVERAL:
         decided.setdefault("thresholds", [FIXED_THRESHOLD] * config.num_labels)
-    return Scored(run, task, recipe, predictor.settings, predictor.precision, decided)
+    return ScoredModel(run, task, recipe, predictor.settings, predictor.precision, decided)
 
 
 @torch.inference_mode()
@@ -161,7 +162,7 @@ def walk_batches(task: Task, data: Any, tokens: int) -> Iterator[tuple[np.ndarra
 # --- The command ------------------------------------------------------------------------------------------------------
 
 
-def evaluate(run: str, place: str | None, output: Path | None, report: Report = ignore) -> list[Evaluation]:
+def evaluate(run: str, place: str | None, output: Path | None, report: Report = ignore) -> list[EvaluatedSplit]:
     """Score a model on labelled data, and write scores, table and mistakes of each split.
 
     Args:
@@ -172,7 +173,10 @@ def evaluate(run: str, place: str | None, output: Path | None, report: Report = 
     Raises:
         UsageError: As `open_scored`; the data cannot be read or have no labels; or the output holds a run.
     """
-    scored = open_scored(run, Predictor(run))
+    recipe = find_file(run, RECIPE_FILE)
+    is_plain = recipe is None or find_export(run) is not None  # an export has a precision of its own
+    precision = "auto" if is_plain else read_recipe(recipe).get("precision", "auto")
+    scored = open_scored(run, Predictor(run, precision=precision))
     task = scored.task
     folder = Path(run)
     if not folder.is_dir() and (output is None or place is None):
@@ -193,7 +197,7 @@ def evaluate(run: str, place: str | None, output: Path | None, report: Report = 
     ]
 
 
-def list_tables(found: Evaluation) -> Iterator[Table]:
+def list_tables(found: EvaluatedSplit) -> Iterator[Table]:
     """Yield the table of scores with intervals and baselines, and those of each label or type of entity."""
     rows = list_shown(found.task.table, found.task.metric, found.metrics)
     yield replace(
@@ -214,8 +218,8 @@ def list_targets(
 
 
 def evaluate_split(
-    scored: Scored, name: str, examples: Any, train: Any, target: Path | None, report: Report
-) -> Evaluation:
+    scored: ScoredModel, name: str, examples: Any, train: Any, target: Path | None, report: Report
+) -> EvaluatedSplit:
     """Score a split, and write its files to a directory, or its table and mistakes to those of the run."""
     task = scored.task
     rows, data = scored.tabulate(examples, name, report)
@@ -243,7 +247,7 @@ def evaluate_split(
         for file, content in files.items():
             with atomic_open(output / file, "wb") as stream:
                 stream.write(content.encode() if isinstance(content, str) else content)
-    return Evaluation(name, task, metrics, rows, output)
+    return EvaluatedSplit(name, task, metrics, rows, output)
 
 
 def name_file(place: str) -> str:
@@ -251,7 +255,7 @@ def name_file(place: str) -> str:
     return Path(place).name.removesuffix(".gz").rpartition(".")[0] or Path(place).name
 
 
-def read_own(scored: Scored, report: Report) -> dict[str, Any]:
+def read_own(scored: ScoredModel, report: Report) -> dict[str, Any]:
     """Return the evaluated splits of a run, as they were scored at its end."""
     examples, options = scored.task.load(scored.recipe["data"], report), scored.recipe["data"]
     first = next(iter(scored.task.splits))
@@ -260,7 +264,7 @@ def read_own(scored: Scored, report: Report) -> dict[str, Any]:
     return {split: examples[split] for split in scored.task.splits if split in examples}
 
 
-def read_train(scored: Scored, report: Report) -> Any:
+def read_train(scored: ScoredModel, report: Report) -> Any:
     """Return the training examples of a run; None if they are gone, which is reported."""
     if not (Path(scored.run) / RECIPE_FILE).is_file():
         return None

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from bertkit.errors import UsageError
-from bertkit.inference.evaluate import Scored, read_own, summarize
+from bertkit.inference.evaluate import ScoredModel, read_own, summarize
 from bertkit.inference.export_record import Int8, Int8Variant
 from bertkit.metrics.intervals import compare_methods
 from bertkit.metrics.rows import RowScore, take_values
@@ -30,7 +30,7 @@ RANKING_ROWS = 128  # on which the effect of each layer is measured
 class Dev:
     """The encoded rows of a run's dev split that score; `groups` has what is drawn together of each row."""
 
-    scored: Scored
+    scored: ScoredModel
     data: Any
     groups: Sequence[Hashable]
 
@@ -40,7 +40,7 @@ class Dev:
         return task.score(task.rows(summaries, self.data, self.scored.decided))[task.metric]
 
 
-def load_dev(scored: Scored, place: str | None = None) -> Dev:
+def load_dev(scored: ScoredModel, place: str | None = None) -> Dev:
     """Return the rows of a run's dev split; `place` is the folder of the data, None that of the run's recipe.
 
     Raises:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE
 
-LABEL, PREDICTION, PROBABILITY = "label", "prediction", "probability_"
+LABEL, PREDICTION, PROBABILITY_PREFIX = "label", "prediction", "probability_"
 FACTS = "bertkit."
 NAMES = pa.list_(pa.string())  # several labels, tags, right answers
 
@@ -74,7 +74,7 @@ def mark_names(values: Iterable[Sequence[str]], names: Sequence[str]) -> np.ndar
 
 def read_probabilities(rows: pa.Table, names: Sequence[str]) -> np.ndarray | None:
     """Return the probabilities (S, L) of the classes; None from a table without them."""
-    columns = [f"{PROBABILITY}{name}" for name in names]
+    columns = [f"{PROBABILITY_PREFIX}{name}" for name in names]
     if not columns or not set(columns) <= set(rows.column_names):
         return None
     return np.stack([read_numbers(rows, name) for name in columns], axis=1)

@@ -146,7 +146,7 @@ def tabulate_scores(
     return make_table("Scores on held-out data", ["held out", *cells], lines, "quiet")
 
 
-LONGEST_NAME = 80  # characters of a label
+LABEL_WIDTH = 80  # characters of a label
 LABEL_SCORES = {  # of each label, in metrics.json -> its column
     "precision": "precision (%)",
     "recall": "recall (%)",
@@ -167,7 +167,7 @@ def tabulate_labels(metrics: Mapping[str, float], split: str, pattern: str = "{}
     scores = [{key: metrics.get(pattern.format(f"{key}_{name}")) for key in LABEL_SCORES} for name in names]
     keys = [key for key in LABEL_SCORES if any(found[key] is not None for found in scores)]
     lines = [
-        [shorten(name, LONGEST_NAME, placeholder="…"), *(_show_label_score(key, found[key]) for key in keys)]
+        [shorten(name, LABEL_WIDTH, placeholder="…"), *(_show_label_score(key, found[key]) for key in keys)]
         for name, found in zip(names, scores, strict=True)
     ]
     heads = ["label", *(LABEL_SCORES[key] for key in keys)]

@@ -21,7 +21,7 @@ from bertkit.reports.tables import Table, list_shown, make_table
 from bertkit.system.files import atomic_open, write_json
 from bertkit.tasks import TASKS
 from bertkit.tasks.classification import name_apart
-from bertkit.training.predictions import KEY, ROW, TABLE, hash_rows, pack_table, read_table
+from bertkit.training.predictions import KEY, ROW_NUMBER, TABLE_SUFFIX, hash_rows, pack_table, read_table
 from bertkit.training.recipe import Recipe, merge
 from bertkit.training.run_dir import PREDICTIONS
 
@@ -52,7 +52,7 @@ def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
     if any(run["status"] != "finished" for run in runs):
         return None
     folders = [output / run["directory"] for run in runs]
-    tables = [read_table(folder / PREDICTIONS / f"dev{TABLE}") for folder in folders]
+    tables = [read_table(folder / PREDICTIONS / f"dev{TABLE_SUFFIX}") for folder in folders]
     task = TASKS[read_facts(tables[0])["task"]]
     metrics = [run["metrics"] for run in runs]
     scores, lines = {}, []
@@ -67,7 +67,7 @@ def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
     paths = [folder / PREDICTIONS / name for folder in folders]
     rows = join_folds(tables, output)
     write_rows(paths, rows.column(0).to_pylist(), (output / OUT_OF_FOLD).with_suffix(paths[0].suffix))
-    with atomic_open(output / f"{OUT_OF_FOLD}{TABLE}", "wb") as file:
+    with atomic_open(output / f"{OUT_OF_FOLD}{TABLE_SUFFIX}", "wb") as file:
         file.write(pack_table(rows))
     return make_table(f"{output}", ["score", f"mean ± sd (n) over {len(runs)} folds"], lines)
 
@@ -83,7 +83,7 @@ def join_folds(tables: Sequence[pa.Table], output: Path) -> pa.Table:
     names = tables[0].column_names
     folds = np.repeat(np.arange(len(tables)) + 1, list(map(len, tables)))
     rows = pa.concat_tables(tables).add_column(0, name_apart("fold", names, "_number"), pa.array(folds))
-    numbers, firsts = np.unique(rows.column(ROW).to_numpy(), return_index=True)
+    numbers, firsts = np.unique(rows.column(ROW_NUMBER).to_numpy(), return_index=True)
     if len(numbers) < len(rows):
         raise UsageError(
             f"the data of {output} have changed since the folds were trained; name another directory with --output"

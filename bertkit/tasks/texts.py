@@ -13,8 +13,7 @@ from bertkit.data.sequences import EncodedInputs, Sequences, pad, pad_choices
 from bertkit.errors import UsageError, make_printable
 from bertkit.metrics.calibration import find_probabilities
 from bertkit.metrics.classification import FIXED_THRESHOLD, tune_thresholds
-from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows
-from bertkit.metrics.table import PROBABILITY as PROBABILITY_COLUMN
+from bertkit.metrics.table import LABEL, NAMES, PREDICTION, PROBABILITY_PREFIX, make_rows
 from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.option import TEXT_OPTIONS, list_defaults
@@ -177,7 +176,7 @@ def tabulate_logits(
         spelled = np.array(names, object)
         columns = [None if labels is None else spelled[labels], spelled[logits.argmax(axis=1)]]
     found = {name: column for name, column in zip((LABEL, PREDICTION), columns, strict=True) if column is not None}
-    found |= {f"{PROBABILITY_COLUMN}{name}": row for name, row in zip(names, probabilities.T, strict=False)}
+    found |= {f"{PROBABILITY_PREFIX}{name}": row for name, row in zip(names, probabilities.T, strict=False)}
     return make_rows(found, names=[] if kind == REGRESSION else list(names), **facts)
 
 

@@ -36,7 +36,7 @@ from bertkit.metrics.table import (
     LABEL,
     NAMES,
     PREDICTION,
-    PROBABILITY,
+    PROBABILITY_PREFIX,
     find_kind,
     list_names,
     make_rows,
@@ -49,10 +49,17 @@ from bertkit.metrics.table import (
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.task import shorten_text
 
-FORMAT = 1
-TABLE = ".parquet"  # among the predictions of a run, after a split's name
+TABLE_FORMAT = 1
+TABLE_SUFFIX = ".parquet"  # among the predictions of a run, after a split's name
 MISTAKES = ".mistakes.csv"  # the same
-KEY, ROW, RECORD, GROUP, TOKENS, UNKNOWN_TOKENS = "key", "row", "record", "group", "tokens", "unknown_tokens"
+KEY, ROW_NUMBER, RECORD_NUMBER, GROUP, TOKEN_COUNT, UNKNOWN_COUNT = (
+    "key",
+    "row",
+    "record",
+    "group",
+    "tokens",
+    "unknown_tokens",
+)
 RESULTS = ("probability", "label_set", "error", "cut")  # columns of `bertkit predict` that are not inputs
 PAGE = 64 << 20  # bytes of a column's distinct texts that are stored once
 TYPES = {REGRESSION: pa.float64(), SEVERAL: NAMES, SINGLE: pa.string()}  # of label and prediction
@@ -68,15 +75,15 @@ def join_rows(rows: pa.Table, examples: ExampleRows | None, tokenizer: Any, **fa
         examples: As `Task.tabulate` returns them; None: the number of a sequence is its key.
         facts: The names of the task and of the split.
     """
-    facts = {"table": FORMAT, **facts, **read_facts(rows)}
+    facts = {"table": TABLE_FORMAT, **facts, **read_facts(rows)}
     if examples is None:
         numbers = pa.array(np.arange(len(rows)), pa.uint64())
         return make_rows({KEY: numbers} | dict(zip(rows.column_names, rows.columns, strict=True)), **facts)
-    columns: dict[str, Any] = {KEY: None, ROW: pa.array(examples.lines, pa.int64())}
+    columns: dict[str, Any] = {KEY: None, ROW_NUMBER: pa.array(examples.lines, pa.int64())}
     if examples.source is not None and len(examples.source.records):
-        columns[RECORD] = pa.array(examples.source.records, pa.int64())
+        columns[RECORD_NUMBER] = pa.array(examples.source.records, pa.int64())
     columns[GROUP] = pa.array([hash_texts([str(group)]) for group in examples.groups], pa.uint64())
-    columns[TOKENS], columns[UNKNOWN_TOKENS] = count_tokens(examples, tokenizer)
+    columns[TOKEN_COUNT], columns[UNKNOWN_COUNT] = count_tokens(examples, tokenizer)
     taken = {*columns, *rows.column_names}
     inputs = dict(examples.texts)
     if examples.source is not None:
@@ -133,7 +140,7 @@ def hash_texts(texts: Sequence[str]) -> int:
 
 def format_table(rows: pa.Table, name: str) -> dict[str, str | bytes]:
     """Return the files of a table, by name: Parquet, and with right answers the mistakes as CSV."""
-    files: dict[str, str | bytes] = {f"{name}{TABLE}": pack_table(rows)}
+    files: dict[str, str | bytes] = {f"{name}{TABLE_SUFFIX}": pack_table(rows)}
     return files | ({f"{name}{MISTAKES}": write_mistakes(rows)} if LABEL in rows.column_names else {})
 
 
@@ -154,14 +161,14 @@ def read_table(path: Path, texts: Sequence[str] = ()) -> pa.Table:
     Raises:
         UsageError: It cannot be read, is of a later format, or lacks a column.
     """
-    if path.name.endswith(TABLE) and path.is_file():
+    if path.name.endswith(TABLE_SUFFIX) and path.is_file():
         try:
             rows = pq.read_table(path, page_checksum_verification=True)
             rows.validate(full=True)
             found = read_facts(rows).get("table") if KEY in rows.column_names else None
         except (pa.ArrowException, OSError, ValueError) as error:
             raise UsageError(f"{path} is damaged ({join_lines(error)}); delete it and write it again") from None
-        if found not in (None, FORMAT):
+        if found not in (None, TABLE_FORMAT):
             raise UsageError(f"{path} has format {found} of a later version; update bertkit")
         if found:
             return rows
@@ -174,8 +181,19 @@ def adopt_table(table: Columns, texts: Sequence[str]) -> pa.Table:
     for name in (LABEL, PREDICTION, *texts):
         if name not in names:
             raise UsageError(f"{table.source} has no column {name!r}, only {', '.join(names)}; rename one")
-    results = {KEY, ROW, RECORD, GROUP, TOKENS, UNKNOWN_TOKENS, LABEL, PREDICTION, *RESULTS, *table.faults}
-    texts = texts or [name for name in names if name not in results and not name.startswith(PROBABILITY)]
+    results = {
+        KEY,
+        ROW_NUMBER,
+        RECORD_NUMBER,
+        GROUP,
+        TOKEN_COUNT,
+        UNKNOWN_COUNT,
+        LABEL,
+        PREDICTION,
+        *RESULTS,
+        *table.faults,
+    }
+    texts = texts or [name for name in names if name not in results and not name.startswith(PROBABILITY_PREFIX)]
     if not texts:
         raise UsageError(f"{table.source} has no column of texts beside {LABEL} and {PREDICTION}; add it")
     cells = {name: number_cells(table, name) for name in (LABEL, PREDICTION)}
@@ -189,7 +207,7 @@ def adopt_table(table: Columns, texts: Sequence[str]) -> pa.Table:
             raise UsageError(f"{table.source}: {name!r} has cells that are not numbers; correct them") from None
     words = zip(*(table.find(name).to_pylist() for name in texts), strict=True)
     keys = pa.array(hash_rows(words, columns[LABEL].to_pylist()), pa.uint64())
-    columns |= {KEY: keys, GROUP: keys, ROW: pa.array(table.lines, pa.int64())}
+    columns |= {KEY: keys, GROUP: keys, ROW_NUMBER: pa.array(table.lines, pa.int64())}
     return make_rows(columns, texts=list(texts))
 
 
@@ -267,13 +285,13 @@ def show_mistakes(rows: pa.Table, most: int) -> list[list[str]]:
     texts = [chosen.column(name).to_pylist() for name in read_facts(rows)["texts"]]
     columns = [*texts, *(spell_answers(chosen, name) for name in (PREDICTION, LABEL))]
     cells = [[shorten_text(cell) or "nothing" for cell in column] for column in columns]
-    return list(map(list, zip(map(str, chosen.column(ROW).to_pylist()), *cells, strict=True)))
+    return list(map(list, zip(map(str, chosen.column(ROW_NUMBER).to_pylist()), *cells, strict=True)))
 
 
 def write_mistakes(rows: pa.Table) -> str:
     """Return the wrong rows as CSV, the worst first: row, texts, prediction and right answer, then the other inputs."""
     facts = read_facts(rows)
-    names = [ROW, *(name for name in (RECORD,) if name in rows.column_names), *facts.get("texts", [])]
+    names = [ROW_NUMBER, *(name for name in (RECORD_NUMBER,) if name in rows.column_names), *facts.get("texts", [])]
     names += [PREDICTION, LABEL]
     names += [name for name in facts.get("inputs", []) if name not in names]
     chosen = rows.select(names).take(pa.array(find_mistakes(rows), pa.int64()))

@@ -25,7 +25,7 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import CHOSEN_ON_DEV
 from bertkit.training.callbacks import Progress
-from bertkit.training.predictions import TABLE, read_table
+from bertkit.training.predictions import TABLE_SUFFIX, read_table
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import (
@@ -160,4 +160,4 @@ def read_rows(path: Path) -> list[Any]:
     """Return the rows of a prediction table, or the lines of another file; none of a missing one."""
     if not path.is_file():
         return []
-    return read_table(path).to_pylist() if path.suffix == TABLE else path.read_bytes().splitlines()
+    return read_table(path).to_pylist() if path.suffix == TABLE_SUFFIX else path.read_bytes().splitlines()

@@ -13,7 +13,7 @@ import pyarrow as pa
 from bertkit.metrics.calibration import temper
 from bertkit.metrics.intervals import Interval, find_interval
 from bertkit.metrics.rows import RowScore, take_values
-from bertkit.metrics.table import read_facts
+from bertkit.metrics.table import LABEL, read_facts
 from bertkit.reports.tables import WITHOUT_LEAKS, name_limits
 from bertkit.system.progress import Report
 from bertkit.tasks.classification import UNLABELLED
@@ -23,6 +23,8 @@ from bertkit.training.pace import OutOfTime
 from bertkit.training.predictions import GROUP, format_table, join_rows
 from bertkit.training.prepare import Prepared
 from bertkit.training.recipe import Recipe
+
+JUDGED = (LABEL, "em", "f1", "best_em", "best_f1", "none_em", "none_f1")  # columns that need right answers
 
 
 @dataclass
@@ -78,6 +80,8 @@ def score_splits(
         if pattern := task.splits.get(split):
             found.metrics |= score_rows(task, rows, pattern, prepared.checked.find_leaks(split))
             found.metrics |= found.calibration.score_before(given, find_classes(task, data), pattern)
+        else:
+            rows = rows.drop_columns([name for name in JUDGED if name in rows.column_names])
         found.files |= format_table(rows, "test" if split == UNLABELLED else split)
     return found
 
