@@ -1,7 +1,7 @@
 """SQuAD scores and the paper's tau (sections 4.2 and 4.3, Tables 2 and 3), as functions.
 
 Names are those of the official scripts evaluate-v1.1.py and evaluate-v2.0.py. Values are percentages and equal theirs
-but for the rounding of sums.
+except for the rounding of sums.
 """
 
 import re

@@ -22,7 +22,7 @@ class ExampleRows:
 
     Attributes:
         texts: Name -> the column of texts (S,).
-        groups: What is drawn together and stays in one split: a document, a context, a first text.
+        groups: The name of those that are drawn together and stay in one split: a document, a context, a first text.
         labels: The right answer of each row: a name, several names or a number; None without answers.
         classes: The classes that occur, one or several for each row, for counts; empty for numbers.
         lines: The line of each row in its file, or its number from 1.
