@@ -304,8 +304,7 @@ def test_equal_copies_of_a_row_in_a_group_leave_its_interval(name):
 
     copies = np.repeat(np.arange(80), 3)
     alone, grouped = find_interval(measure(np.arange(80))), find_interval(measure(copies), copies.tolist())
-    # Sums of equal rows are equal rows, drawn alike; ranks are of other samples. The exact interval of a share is for
-    # single rows.
+    # The sum of equal rows is one row, drawn as before; ranks have other samples, and a mean has no exact interval.
     tolerance = 1e-12 if name == "f1" else 0.1 * np.diff(alone)[0]
     assert tuple(grouped) == pytest.approx(tuple(alone), abs=tolerance)
     assert np.diff(grouped) > 1.4 * np.diff(find_interval(measure(copies)))
