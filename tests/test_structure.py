@@ -1,6 +1,7 @@
 """Executable code rules: the modules that may print, and the modules that an import must not load."""
 
 import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,11 @@ def test_training_works_where_datasets_and_evaluate_are_not_installed():
     code = f"{block}; {imports}; print(describe_environment()['packages'])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "transformers" in printed
+
+
+def test_a_task_has_few_methods():
+    """What only one caller outside of tasks/ needs is a function or data."""
+    assert sum(inspect.isfunction(value) for value in vars(bertkit.Task).values()) <= 22
 
 
 def test_public_names_are_exported():

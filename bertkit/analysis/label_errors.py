@@ -306,13 +306,8 @@ def write_label_errors(described: Mapping[str, Any], rows: pa.Table, path: Path)
     names = rows.column_names
     names = names[names.index(UNKNOWN_COUNT) + 1 : names.index(LABEL)]  # of the input
     numbers = pc.index_in(pa.array([entry["row"] for entry in entries]), rows.column(ROW_NUMBER))
-    head = (
-        "row",
-        "given",
-        "suggested",
-        "score",
-        *(f"{PROBABILITY_PREFIX}{name}" for name in entries[0]["probabilities"]),
-    )
+    chances = (f"{PROBABILITY_PREFIX}{name}" for name in entries[0]["probabilities"])
+    head = ("row", "given", "suggested", "score", *chances)
     with atomic_open(path) as file:
         writer = csv.writer(file)  # a shorter line end would leave cells with a single "\r" unquoted
         writer.writerow([*names, *(name_apart(name, names, "_predicted") for name in head)])

@@ -52,14 +52,8 @@ from bertkit.tasks.task import shorten_text
 TABLE_FORMAT = 1
 TABLE_SUFFIX = ".parquet"  # among the predictions of a run, after a split's name
 MISTAKES = ".mistakes.csv"  # the same
-KEY, ROW_NUMBER, RECORD_NUMBER, GROUP, TOKEN_COUNT, UNKNOWN_COUNT = (
-    "key",
-    "row",
-    "record",
-    "group",
-    "tokens",
-    "unknown_tokens",
-)
+OWN_COLUMNS = ("key", "row", "record", "group", "tokens", "unknown_tokens")
+KEY, ROW_NUMBER, RECORD_NUMBER, GROUP, TOKEN_COUNT, UNKNOWN_COUNT = OWN_COLUMNS
 RESULTS = ("probability", "label_set", "error", "cut")  # columns of `bertkit predict` that are not inputs
 PAGE = 64 << 20  # bytes of a column's distinct texts that are stored once
 TYPES = {REGRESSION: pa.float64(), SEVERAL: NAMES, SINGLE: pa.string()}  # of label and prediction
@@ -122,11 +116,9 @@ def spell(label: Any) -> tuple[str, ...]:
     """Return a label, labels, a number or nothing as texts."""
     if label is None:
         return ()
-    return (
-        tuple(sorted(label))
-        if isinstance(label, list | tuple)
-        else (f"{label:g}" if isinstance(label, float) else label,)
-    )
+    if isinstance(label, list | tuple):
+        return tuple(sorted(label))
+    return (f"{label:g}" if isinstance(label, float) else label,)
 
 
 def hash_texts(texts: Sequence[str]) -> int:
@@ -181,18 +173,7 @@ def adopt_table(table: Columns, texts: Sequence[str]) -> pa.Table:
     for name in (LABEL, PREDICTION, *texts):
         if name not in names:
             raise UsageError(f"{table.source} has no column {name!r}, only {', '.join(names)}; rename one")
-    results = {
-        KEY,
-        ROW_NUMBER,
-        RECORD_NUMBER,
-        GROUP,
-        TOKEN_COUNT,
-        UNKNOWN_COUNT,
-        LABEL,
-        PREDICTION,
-        *RESULTS,
-        *table.faults,
-    }
+    results = {*OWN_COLUMNS, LABEL, PREDICTION, *RESULTS, *table.faults}
     texts = texts or [name for name in names if name not in results and not name.startswith(PROBABILITY_PREFIX)]
     if not texts:
         raise UsageError(f"{table.source} has no column of texts beside {LABEL} and {PREDICTION}; add it")
@@ -208,7 +189,8 @@ def adopt_table(table: Columns, texts: Sequence[str]) -> pa.Table:
     words = zip(*(table.find(name).to_pylist() for name in texts), strict=True)
     keys = pa.array(hash_rows(words, columns[LABEL].to_pylist()), pa.uint64())
     columns |= {KEY: keys, GROUP: keys, ROW_NUMBER: pa.array(table.lines, pa.int64())}
-    return make_rows(columns, texts=list(texts))
+    classes = [name.removeprefix(PROBABILITY_PREFIX) for name in names if name.startswith(PROBABILITY_PREFIX)]
+    return make_rows(columns, texts=list(texts), names=[] if kind == REGRESSION else classes)
 
 
 def read_answer(cell: str, kind: str) -> Any:
