@@ -85,7 +85,7 @@ def test_training_works_where_datasets_and_evaluate_are_not_installed():
 
 
 def test_a_task_has_few_methods():
-    """What only one caller outside of tasks/ needs is a function or data."""
+    """Functions and data serve a single caller outside of tasks/."""
     assert sum(inspect.isfunction(value) for value in vars(bertkit.Task).values()) <= 22
 
 

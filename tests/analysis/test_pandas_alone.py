@@ -1,4 +1,4 @@
-"""What reports, folds and exports say follows from their tables, read and written by pandas alone."""
+"""Reports, folds and exports say no more than their tables, read and written by pandas alone."""
 
 import json
 
