@@ -7,6 +7,8 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 
@@ -27,6 +29,7 @@ from bertkit.studies.spec import OPTIONS, make_study
 from bertkit.tasks import TASKS
 from bertkit.tasks.glue import GRID, find_glue
 from bertkit.training.plan import dry_run
+from bertkit.training.predictions import read_table
 from bertkit.training.recipe import check, parse_setting, read_recipe
 from bertkit.training.run import run
 from tests import docs
@@ -358,10 +361,23 @@ EXAMPLES = [block for text in (README, *PAGES.values()) for block in find_blocks
 
 
 def test_the_example_with_an_interval_runs(capsys):
-    assert len(EXAMPLES) == 3, "the third is run by test_the_example_with_features_runs, and README's by make demo"
+    assert len(EXAMPLES) == 5, "the other tests run four, and make demo README's"
     exec(compile(next(block for block in EXAMPLES if "find_interval" in block), "README.md", "exec"), {})
     low, high = map(float, re.findall(r"\d\.\d+", capsys.readouterr().out))
     assert 0 < low < 0.75 < high < 1
+
+
+def test_the_examples_with_tables_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    written = next(block for block in EXAMPLES if "to_csv" in block)
+    exec(compile(written, "README.md", "exec"), {})
+    rows = read_table(tmp_path / "answers.csv")
+    assert rows.column("prediction").to_pylist() == ["5", "2"]
+    folder = tmp_path / "runs" / "stars" / "predictions"
+    folder.mkdir(parents=True)
+    pq.write_table(rows.append_column("tokens", pa.array([2, 3])), folder / "dev.parquet")
+    exec(compile(next(block for block in EXAMPLES if "read_parquet" in block), "README.md", "exec"), {})
+    assert "Bad." in capsys.readouterr().out
 
 
 def test_the_example_with_features_runs(tmp_path, monkeypatch, capsys):

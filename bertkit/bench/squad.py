@@ -25,6 +25,7 @@ from bertkit.reports.tables import Table
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.option import WINDOW_OPTIONS, list_defaults
 from bertkit.tasks.squad import SQUAD, SquadTask
+from bertkit.tasks.task import score_summaries
 
 # --- The input --------------------------------------------------------------------------------------------------------
 
@@ -228,10 +229,10 @@ def measure_version(
     logits = make_logits(windows)
     kept = keep(*logits)
     calls: dict[str, Callable[[], Any]] = {
-        BERTKIT: lambda: task.score(keep(*logits), windows),
+        BERTKIT: lambda: score_summaries(task, keep(*logits), windows),
         LISTS: lambda: decode(keep(*logits), windows),
     }
-    row = {"questions": len(windows.questions), "windows": len(windows), "scores": task.score(kept, windows)}
+    row = {"questions": len(windows.questions), "windows": len(windows), "scores": score_summaries(task, kept, windows)}
     row["bytes"] = {"kept": kept.nbytes, "logits": sum(scores.nbytes for scores in logits)}
     report(f"  kept for decoding: {kept.nbytes / 1e6:.1f} MB instead of {row['bytes']['logits'] / 1e6:.1f} MB")
     if postprocess is not None:

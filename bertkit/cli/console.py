@@ -196,17 +196,17 @@ class Screen(AbstractContextManager):
         from rich.markdown import Markdown
 
         from bertkit.studies.folds import FOLD_SCORES, OUT_OF_FOLD
-        from bertkit.studies.spec import CURVE, PICTURE, TABLE_SUFFIX
+        from bertkit.studies.spec import CURVE, PICTURE, TABLE
         from bertkit.training.run_dir import STUDY_RESULT
 
-        text = (output / TABLE_SUFFIX).read_text(encoding="utf-8")
+        text = (output / TABLE).read_text(encoding="utf-8")
         self.show(Markdown("\n".join(map(escape_controls, text.split("\n"))), hyperlinks=False))
         for task in dict.fromkeys(column["task"] for column in results["columns"].values()):
             self.warn(task, [cell for cell in results["cells"] if cell["task"] == task])
         for chosen in results["chosen"]:
             names = [name for name in (chosen["row"], chosen["column"]) if name]
             self.say(f"Chosen for {', '.join(names)}: {output / chosen['run']}")
-        there = [name for name in (STUDY_RESULT, TABLE_SUFFIX, PICTURE, CURVE, FOLD_SCORES) if (output / name).exists()]
+        there = [name for name in (STUDY_RESULT, TABLE, PICTURE, CURVE, FOLD_SCORES) if (output / name).exists()]
         there += sorted(path.name for path in output.glob(f"{OUT_OF_FOLD}.*"))
         self.say(f"In {output}: {', '.join(there)}")
 

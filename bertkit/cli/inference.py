@@ -145,7 +145,7 @@ def predict(
         if cut := tally.describe_cut():
             complain(cut)
         if predictor.labels is not None and (line := predictor.labels.describe()):
-            complain(f"{line}; bertkit evaluate {run} --data {source} gives intervals and lists the mistakes")
+            complain(f"{line}; bertkit evaluate {run} --data {source} gives intervals, mistakes and rows of train")
         if tally.errors:
             count = f"{tally.errors:,} input{'s' * (tally.errors > 1)}"
             raise UsageError(f"{count} cannot be predicted; the output gives the reason for each")

@@ -10,7 +10,7 @@ answer (`bertkit.tasks.squad`).
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,7 +47,7 @@ class Question:
     answers: tuple[str, ...]
     starts: tuple[int, ...]
     group: str = ""
-    row: int = 0
+    row: int = field(default=0, compare=False)
 
 
 def is_placed(question: Question) -> bool:

@@ -9,13 +9,11 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from bertkit.data.spans import N_BEST, Answer, Question, Span, rank
 from bertkit.errors import UsageError
 from bertkit.inference import ensemble
 from bertkit.inference.ensemble import average, combine, list_entries, list_lines
-from bertkit.reports.tables import name_limits
 from bertkit.tasks.squad import SQUAD
 from bertkit.training.recipe import save_recipe
 from bertkit.training.run import run as train
@@ -137,10 +135,8 @@ def test_two_runs_of_1_1_worked_by_hand(tmp_path):
     results, lines = join(ONE, runs, tmp_path / "both", tmp_path / "squad")
     assert lines == [f"SQuAD 1.1: 3 questions from {tmp_path}/squad/dev-v1.1.json, answered by 2 runs"]
     scores = {"exact_match": pytest.approx(200 / 3), "f1": pytest.approx(800 / 9), "score": results["metrics"]["f1"]}
-    assert results["metrics"].keys() == {*scores, *(name for key in scores for name in name_limits(key)), "runs"}
+    assert results["metrics"].keys() == {*scores, "runs"}, "one context has no other to be drawn with"
     assert results["metrics"].items() >= (scores | {"runs": 2}).items()
-    exact = stats.binomtest(2, 3).proportion_ci()
-    assert results["metrics"]["exact_match_low"] == pytest.approx(100 * exact.low)
     files = read(tmp_path / "both")
     assert files["metrics.json"] == results["metrics"]
     assert files["predictions/predictions.json"] == {"q1": "blue", "q2": "two cats", "q3": "Paris"}
@@ -266,7 +262,8 @@ def test_a_run_and_its_copies_answer_as_the_run_alone(answer, copies, task):
     if task is TWO:
         assert found.odds == pytest.approx(answer.odds, abs=1e-9)
         if abs(answer.odds) > 1e-9:
-            assert TWO.choose([found], 0.0) == TWO.choose([answer], 0.0)
+            given = [TWO.choose([one.best.text], [one.odds], 0.0) for one in (found, answer)]
+            assert given[0] == given[1]
 
 
 @given(lists=st.lists(probabilities, min_size=2, max_size=5), data=st.data())

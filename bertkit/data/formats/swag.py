@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bertkit.data.formats.hub import read_hub
@@ -38,7 +38,7 @@ class Situation:
     start: str
     endings: tuple[str, ...]
     answer: int | None
-    line: int = 0
+    line: int = field(default=0, compare=False)
 
 
 def read_swag(path: str | Path, labelled: bool = True) -> list[Situation]:
