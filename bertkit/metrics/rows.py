@@ -91,7 +91,7 @@ def measure_mean(values: np.ndarray, counted: np.ndarray | None = None, percent:
 
 def _rate_mean(rows: np.ndarray, weights: np.ndarray, scale: float) -> np.ndarray:
     sums = weights @ rows  # (R, 2)
-    return scale * _divide(sums[:, 0], sums[:, 1])
+    return _divide(scale * sums[:, 0], sums[:, 1])
 
 
 def measure_gaps(gaps: np.ndarray) -> RowScore:
