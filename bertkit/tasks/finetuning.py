@@ -24,7 +24,7 @@ TRAIN = BERT_TRAIN | {  # A.3: as in pre-training, except batch size, learning r
     "save_total_limit": 1,
     "logging_steps": 0.01,  # a share of all updates
 }
-CALIBRATION_ROWS = (  # of every classifier, see `bertkit.metrics.calibration.score_calibration`
+CALIBRATION_ROWS = (  # of every classifier, see `bertkit.metrics.calibration.measure_calibration`
     ScoreRow("calibration error", "ece", {}, "fraction"),
     ScoreRow("Brier score", "brier"),
 )

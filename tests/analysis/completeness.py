@@ -33,8 +33,9 @@ def main() -> None:
         task = TASKS[recipe["task"]]
         predictor = Predictor(place, precision="fp32")
         dev = task.load(recipe["data"], ignore)[next(iter(task.splits))]
-        samples = islice(task.list_samples(dev, predictor.settings), given.examples)
-        examples = [example for _, example, _ in samples]
+        rows = task.tabulate(dev)
+        inputs = (dict(zip(rows.texts, texts, strict=True)) for texts in islice(rows.walk_texts(), given.examples))
+        examples = [task.read_input({"text": next(iter(one.values())), **one}, predictor.settings) for one in inputs]
         results = predict(task, examples, predictor.settings)
         for baseline, first, most in (
             *(("[MASK]", steps, steps) for steps in (16, 32, 64)),

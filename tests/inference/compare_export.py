@@ -60,7 +60,9 @@ def main():
         task = TASKS[recipe["task"]]
         source = task.title
         dev = task.load(recipe["data"], ignore)[next(iter(task.splits))]
-        examples = [example for _, example, _ in islice(task.list_samples(dev, sides[0].settings), given.most)]
+        rows = task.tabulate(dev)
+        inputs = (dict(zip(rows.texts, texts, strict=True)) for texts in islice(rows.walk_texts(), given.most))
+        examples = [task.read_input({"text": next(iter(one.values())), **one}, sides[0].settings) for one in inputs]
     found, expected = (predict(task, examples, side.settings) for side in sides)
     differences = [find_difference(*pair) for pair in zip(found, expected, strict=True)]
     print(f"{sides[0].settings.head}: {len(examples):,} inputs of {source}, {max(differences):.1e}")
