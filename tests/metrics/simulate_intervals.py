@@ -14,6 +14,7 @@ from bertkit.metrics.intervals import find_interval
 from bertkit.metrics.rows import RowScore, measure_classes, measure_counts, measure_label, measure_mean, measure_numbers
 
 ROWS = 60_000  # of a population
+GROUP_SIZE = 5  # questions on a context
 COUNTS = (100, 300, 1000, 4000)  # rows of a data set
 
 
@@ -59,6 +60,13 @@ def answer_questions() -> RowScore:
     return measure_mean(np.where(values == 2, rng.beta(2, 2, ROWS), values), percent=True)
 
 
+def answer_contexts() -> RowScore:
+    """Return the exact match of answers, 70 % of them right; GROUP_SIZE questions on a context are alike difficult."""
+    rng = np.random.default_rng(9)
+    shares = np.repeat(rng.beta(1.4, 0.6, ROWS // GROUP_SIZE), GROUP_SIZE)
+    return measure_mean(rng.random(ROWS) < shares)
+
+
 def find_entities(size: float) -> RowScore:
     """Return the F1 of documents with a mean of `size` entities, of widely varying numbers, 80 % found."""
     rng = np.random.default_rng(3)
@@ -82,6 +90,8 @@ SCORES: dict[str, Callable[[], RowScore]] = {
     "entity F1, sentences": lambda: find_entities(0.8),
     "entity F1, documents": lambda: find_entities(25.0),
     "macro F1, five classes": answer_classes,
+    "exact match, five questions on a context, drawn alone": answer_contexts,
+    "exact match, five questions on a context, drawn together": answer_contexts,
 }
 
 
@@ -90,10 +100,13 @@ def simulate(name: str, count: int, trials: int) -> tuple[float, float, float]:
     population = SCORES[name]()
     true = population.score(np.ones((1, len(population))))[0]
     rng, found = np.random.default_rng(count), []
+    size = GROUP_SIZE if "on a context" in name else 1
+    groups = np.repeat(np.arange(count // size), size).tolist() if name.endswith("together") else None
     for trial in range(trials):
-        score = population.take(rng.integers(len(population), size=count))
-        low, high = find_interval(score, seed=trial)
-        found.append((low > true, high < true, score.points * (high - low)))
+        firsts = size * rng.integers(len(population) // size, size=count // size)
+        rows = (firsts[:, None] + np.arange(size)).ravel()
+        low, high = find_interval(population.take(rows), groups, seed=trial)
+        found.append((low > true, high < true, population.points * (high - low)))
     return tuple(np.mean(found, axis=0))
 
 
