@@ -18,7 +18,7 @@ of McNemar's mid-p test (Fagerland et al. 2013, BMC Medical Research Methodology
 
 How often the intervals hold is measured by tests/metrics/simulate_intervals.py and tests/analysis/simulate_compare.py:
 93 % or more with 300 rows, except where a macro F1 has classes of fewer than ten rows (92 %; 85 % with three rows).
-Where five questions on a context are alike difficult, drawing them alone would give 81 %, and drawing contexts gives 95 %.
+Of questions on contexts that differ in difficulty, drawing rows alone would hold in 81 %; drawing contexts does in 95 %.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
