@@ -166,7 +166,7 @@ def compare(sources: Sequence[Path], split: str | None = None, report: Report = 
 
 
 def match(group: Sequence[Method]) -> Iterator[tuple[Method, Method, Contrast, int]]:
-    """Yield the first method with each other one, their difference on the rows of all runs, and the rows left out."""
+    """Yield the first method with each other one, their difference on common rows, and how many are left out."""
     tables = [rows for method in group for rows in method.runs]
     columns = [rows.column(KEY).to_numpy() for rows in tables]
     keys = columns[0][np.isin(columns[0], reduce(np.intersect1d, columns))]
@@ -299,7 +299,7 @@ def tabulate(comparisons: Sequence[MethodComparison]) -> Iterator[Table]:
 
 
 def comment(comparisons: Sequence[MethodComparison]) -> Iterator[str]:
-    """Yield lines with the verdicts and what they rest on, then a few of the rows on which the methods differ."""
+    """Yield lines with the verdicts and what they rest on, then some rows on which the methods differ."""
     for one in comparisons:
         exact = "" if one.mcnemar is None else f" (right or wrong rows, McNemar's exact test: p {show_p(one.mcnemar)})"
         yield f"{one.second.name} against {one.first.name}: {one.describe()}{exact}"

@@ -231,7 +231,7 @@ def check_folds(task: Task, folds: int) -> None:
 
 
 def match_rows(path: Path, rows: ExampleRows) -> pa.Array | None:
-    """Return (S,) the number of each row in the file of a prediction table; None if its rows are not these."""
+    """Return (S,) the number of each row in a prediction table's file; None if its rows are others."""
     if not path.exists():
         return None
     known = read_table(path).column(KEY)

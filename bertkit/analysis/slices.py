@@ -23,7 +23,7 @@ from bertkit.metrics.squad import measure_questions
 from bertkit.metrics.table import LABEL, PREDICTION, find_kind, read_facts, read_numbers
 from bertkit.reports.tables import MISSING, ScoreRow, Table, make_table
 from bertkit.tasks.task import shorten_text
-from bertkit.training.predictions import GROUP, TOKEN_COUNT, UNKNOWN_COUNT, judge_rows, spell_answers
+from bertkit.training.predictions import GROUP, TOKEN_COUNT, UNKNOWN_COUNT, find_wrong, spell_answers
 
 LEAST_ROWS = 20  # of a slice
 SLICES_SHOWN = 12
@@ -65,7 +65,7 @@ def choose_score(row: ScoreRow, rows: pa.Table) -> tuple[ScoreRow, RowScore]:
     if find_kind(rows) == REGRESSION:
         return ScoreRow("RMSE", "rmse"), measure_numbers(*(read_numbers(rows, x) for x in (PREDICTION, LABEL)))["rmse"]
     row = row if row.key == "accuracy" else ScoreRow("right rows", "right", unit="fraction")
-    return row, measure_mean(~judge_rows(rows)[0])
+    return row, measure_mean(~find_wrong(rows)[0])
 
 
 def rate_slice(score: RowScore, groups: np.ndarray) -> tuple[int, float, Interval | None]:

@@ -4,6 +4,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -145,7 +146,8 @@ def predict(
         if cut := tally.describe_cut():
             complain(cut)
         if predictor.labels is not None and (line := predictor.labels.describe()):
-            complain(f"{line}; bertkit evaluate {run} --data {source} gives intervals, mistakes and rows of train")
+            again = f"bertkit evaluate {quote(run)} --data {quote(source)}"
+            complain(f"{line}; {again} gives intervals, mistakes and rows also in train")
         if tally.errors:
             count = f"{tally.errors:,} input{'s' * (tally.errors > 1)}"
             raise UsageError(f"{count} cannot be predicted; the output gives the reason for each")

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from bertkit.data.formats.squad import Candidate, read_predictions, read_squad, read_squad_copy
 from bertkit.data.spans import N_BEST, Answer, Question, Span, rank
@@ -77,8 +76,7 @@ def combine(
 
     texts, odds = [answer.best.text for answer in answers], [answer.odds for answer in answers]
     measured = task.score(task.tabulate_answers(questions, texts, odds))
-    groups = np.unique([question.context for question in questions], return_inverse=True)[1]
-    metrics: dict[str, Any] = add_limits(measured | {"score": measured["f1"]}, groups)
+    metrics: dict[str, Any] = add_limits(measured | {"score": measured["f1"]}, task.tabulate(questions).groups)
     metrics["runs"] = len(runs)
     if "tau" in metrics:
         metrics[CHOSEN_ON_DEV] = "tau"

@@ -28,8 +28,6 @@ from bertkit.metrics.ner import score_types
 from bertkit.metrics.rows import take_values
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows, read_facts
 from bertkit.model.checkpoint import find_file
-from bertkit.model.heads import BertHead
-from bertkit.model.precision import use_precision
 from bertkit.reports.tables import (
     OWN_DATA,
     Table,
@@ -45,15 +43,17 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.classification import LABEL_NAMES
 from bertkit.tasks.examples import divide
-from bertkit.tasks.prediction import add_places, check_types, limit_batch
+from bertkit.tasks.prediction import compute, limit_batch
 from bertkit.tasks.repeats import check_rows
 from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, PredictionSettings, Task
+from bertkit.tasks.texts import find_problem_type
 from bertkit.training.predictions import MISTAKES, find_mistakes, format_table, join_rows, read_answer
 from bertkit.training.recipe import Recipe, merge, read_recipe
-from bertkit.training.run_dir import EVALUATIONS, METRICS_FILE, PREDICTIONS, RECIPE_FILE
+from bertkit.training.run_dir import EVALUATIONS, METRICS_FILE, PREDICTIONS, RECIPE_FILE, read_metrics
 from bertkit.training.scoring import score_rows
 
 MISTAKES_FILE = "mistakes.csv"  # in the directory of an evaluation
+SCORED = "scored"  # beside train, where leaks are looked for
 SIZED_AT_ONCE = 256  # rows collated to find their lengths
 
 
@@ -100,7 +100,7 @@ class EvaluatedSplit:
 
 
 def open_scored(run: str, predictor: Predictor) -> ScoredModel:
-    """Return what scores a run, an export or a Hub model; `predictor` has its model.
+    """Return a run, an export or a Hub model with its task and recipe; `predictor` has its model.
 
     Raises:
         UsageError: The task has no labels.
@@ -109,17 +109,18 @@ def open_scored(run: str, predictor: Predictor) -> ScoredModel:
     recipe = {} if path is None else read_recipe(path)
     config = predictor.settings.model.config
     head = predictor.settings.head.replace("BiLSTM", "")
-    fitting = [task for task in TASKS.values() if not task.lower_is_better and task.head == head]
+    others = (task for task in TASKS.values() if not task.lower_is_better)
+    fitting = [
+        task for task in others if head in {task.head, *(x for one in task.heads.values() for x in one.values())}
+    ]
     if config.tau is not None:
         fitting = fitting[::-1]  # of two versions the second one has a tau
     task = TASKS.get(str(recipe.get("task")), fitting[0] if fitting else None)
     if task is None or not task.metric or task.lower_is_better:
         raise UsageError(f"{run} has no labels to score; give a fine-tuned model")
     if not recipe:
-        lengths = {name: value for name, value in predictor.settings.lengths.items() if name in task.options}
-        recipe = merge(task.recipe, {"checkpoint": run, "data": lengths})
-        longest = min(recipe["data"]["max_length"], config.max_position_embeddings)
-        recipe = merge(recipe, {"data": {"max_length": longest}})
+        longest = min(task.recipe["data"]["max_length"], config.max_position_embeddings)
+        recipe = merge(task.recipe, {"checkpoint": run, "data": {"max_length": longest}})
     decided = {name: value for name in ("tau", "thresholds") if (value := getattr(config, name)) is not None}
     if config.problem_type == SEVERAL:
         decided.setdefault("thresholds", [FIXED_THRESHOLD] * config.num_labels)
@@ -131,12 +132,7 @@ def summarize(task: Task, model: Any, data: Any, precision: str = "fp32") -> np.
     """Return the summaries (S, ...) of a data set's sequences in order, with the temperature of the model."""
     found: list[Any] = [None] * len(data)
     for numbers, batch in walk_batches(task, data, limit_batch(model.device)):
-        check_types(batch, model.config)
-        if isinstance(model, BertHead):  # otherwise an export
-            batch = add_places(batch, type(model))
-        batch = {name: column.to(model.device) for name, column in batch.items()}
-        with use_precision(precision, model.device):
-            outputs = model(**batch, **task.evaluation_options)
+        outputs, batch = compute(task, model, batch, precision)
         summaries = temper(task.summarize(outputs, batch).cpu().numpy(), model.config.temperature)
         for number, summary in zip(numbers.tolist(), summaries, strict=True):
             found[number] = summary
@@ -191,6 +187,8 @@ def evaluate(run: str, place: str | None, output: Path | None, report: Report = 
     else:
         scored = replace(scored, recipe=merge(scored.recipe, {"data": {"dir": place}}))
         examples = task.load(scored.recipe["data"], report, scored.settings.model.config)
+    if not examples:
+        raise UsageError(f"{place or run} has no right answers to score; give labelled data")
     return [
         evaluate_split(scored, name, own, train, target, report)
         for name, own, target in list_targets(folder, output, place, examples)
@@ -212,9 +210,12 @@ def list_targets(
 ) -> Iterator[tuple[str, Any, Path | None]]:
     """Yield each split with its examples and the directory to write; None for those of the run itself."""
     for name, own in examples.items():
-        shown = name_file(str(place)) if len(examples) == 1 and place and Path(place).is_file() else name
-        target = folder / EVALUATIONS / shown if output is None else output / (name if len(examples) > 1 else "")
-        yield shown, own, None if place is None else target
+        if place is None:
+            yield name, own, None
+            continue
+        base = folder / EVALUATIONS / name_file(place) if output is None else output
+        shown = name_file(place) if Path(place).is_file() else name
+        yield shown, own, base / name if len(examples) > 1 else base
 
 
 def evaluate_split(
@@ -225,18 +226,24 @@ def evaluate_split(
     rows, data = scored.tabulate(examples, name, report)
     leaks = np.empty(0, np.int64)
     if train is not None:
-        leaks = check_rows({TRAIN_SPLIT: task.tabulate(train), name: task.tabulate(examples)}).find_leaks(name)
-    metrics: dict[str, Any] = score_rows(task, rows, "{}", leaks) | task.baseline(data, data)
+        checked = check_rows({TRAIN_SPLIT: task.tabulate(train), SCORED: task.tabulate(examples)})
+        leaks = checked.splits[SCORED].in_train[:, 0]
+    others = leaks if len(leaks) < len(rows) else leaks[:0]  # nothing is left without them
+    metrics: dict[str, Any] = score_rows(task, rows, "{}", others) | task.baseline(data, data)
     for own, key in zip((task.metric, *name_limits(task.metric)), ("score", *name_limits("score")), strict=True):
         if own in metrics:
             metrics[key] = metrics[own]
     metrics["rows"] = len(rows)
     if train is not None:
         metrics["leaks"] = len(leaks)
-    if task.copies and not task.is_official(scored.recipe["data"]["dir"]):
+    place = scored.recipe["data"]["dir"]
+    if task.copies and (Path(place).is_file() or not task.is_official(place)):
         metrics[OWN_DATA] = True
     if chosen := read_facts(rows).get("decided", {}).keys() - scored.decided:
         metrics[CHOSEN_ON_DEV] = " and ".join(chosen)
+    known = Path(scored.run, METRICS_FILE)
+    if target is None and name == next(iter(task.splits)) and known.is_file():
+        metrics |= {key: value for key, value in read_metrics(known).items() if key == CHOSEN_ON_DEV}
     files = {f"{PREDICTIONS}/{file}": content for file, content in format_table(rows, name).items()}
     if target is not None:
         files[MISTAKES_FILE] = files.pop(f"{PREDICTIONS}/{name}{MISTAKES}")
@@ -279,14 +286,14 @@ def read_train(scored: ScoredModel, report: Report) -> Any:
 
 
 class LabelCheck:
-    """The labels in the inputs of a classifier, in the column of the run's recipe or a usual one, and its answers."""
+    """Compare the labels in a classifier's inputs, in the recipe's column or a usual one, with its answers."""
 
     def __init__(self, run: str, settings: PredictionSettings) -> None:
         path = find_file(run, RECIPE_FILE)
         named = {} if path is None else read_recipe(path).get("data", {})
         self.columns = tuple(named.get("label") or LABEL_NAMES)
         self.is_told = not named.get("label") or len(self.columns) == 1
-        self.kind = settings.model.config.problem_type
+        self.kind = find_problem_type(settings.model.config)
         self.names = settings.labels
         self.labels: list[Any] = []
         self.answers: list[Any] = []
@@ -295,7 +302,8 @@ class LabelCheck:
         """Keep the label of an input and its answer."""
         cells = [given[name] for name in self.columns if name in given] if isinstance(given, Mapping) else []
         answer = next((result[key] for key in ("label", "labels", "score") if key in result), None)
-        if not cells or answer is None or not self.is_told or not str(cells[0]).strip():
+        is_blank = not cells or cells[0] is None or cells[0] != cells[0] or not str(cells[0]).strip()  # NaN is not NaN
+        if is_blank or answer is None or not self.is_told:
             return
         with suppress(ValueError):
             self.labels.append(read_answer(str(cells[0]), self.kind))

@@ -52,7 +52,7 @@ class Latency(msgspec.Struct):
 
 
 class Timing(msgspec.Struct):
-    """How fast a model answers: bytes of its file, latency by the tokens of one text, and the rate of batches."""
+    """Say how fast a model of so many bytes answers: latency by the tokens of one text, and batches."""
 
     size: int
     latency: dict[str, Latency]

@@ -17,7 +17,7 @@ from bertkit.errors import UsageError
 from bertkit.inference.evaluate import ScoredModel, read_own, summarize
 from bertkit.inference.export_record import Int8, Int8Variant
 from bertkit.metrics.intervals import compare_methods
-from bertkit.metrics.rows import RowScore, take_values
+from bertkit.metrics.rows import RowScore
 from bertkit.model.onnx import ONNX_FILE, Layer, OnnxModel, list_layers, quantize
 from bertkit.reports.tables import Table, make_table
 from bertkit.system.progress import Report, ignore
@@ -28,7 +28,7 @@ RANKING_ROWS = 128  # on which the effect of each layer is measured
 
 @dataclass(frozen=True, eq=False)
 class Dev:
-    """The encoded rows of a run's dev split that score; `groups` has what is drawn together of each row."""
+    """The encoded rows of a run's dev split, each with its group."""
 
     scored: ScoredModel
     data: Any
@@ -41,11 +41,7 @@ class Dev:
 
 
 def load_dev(scored: ScoredModel, place: str | None = None) -> Dev:
-    """Return the rows of a run's dev split; `place` is the folder of the data, None that of the run's recipe.
-
-    Raises:
-        UsageError: The data are wrong or missing.
-    """
+    """Return the rows of a run's dev split, or of that in another folder."""
     if place:
         scored = replace(scored, recipe=merge(scored.recipe, {"data": {"dir": place}}))
     dev = read_own(scored, ignore)[next(iter(scored.task.splits))]
@@ -83,7 +79,7 @@ def choose_int8(
         UsageError: Even the variant with the fewest int8 layers loses more.
     """
     before, exempt = dev.rate(model), []
-    found = Int8(dev.scored.task.metric, len(dev.groups), show_points(before), max_loss)
+    found = Int8(dev.scored.task.metric, len(dev.groups), rate_points(before), max_loss)
     while True:
         path = folder / str(len(exempt)) / ONNX_FILE
         path.parent.mkdir()
@@ -92,7 +88,7 @@ def choose_int8(
         difference = compare_methods([before], [after], dev.groups)
         limits = (round(number, 4) for number in (difference.value, difference.low, difference.high))
         size = sum(part.stat().st_size for part in path.parent.iterdir())
-        found.variants.append(Int8Variant(exempt, size, show_points(after), *limits))
+        found.variants.append(Int8Variant(exempt, size, rate_points(after), *limits))
         name, _, _, lost, interval = list_cells(found.variants[-1])
         report(f"{name}: {lost} points of {found.metric} ({interval}) with {found.rows:,} rows of dev")
         if max_loss is None or difference.value >= -max_loss:
@@ -108,9 +104,9 @@ def choose_int8(
         shutil.rmtree(path.parent)
 
 
-def show_points(score: RowScore) -> float:
+def rate_points(score: RowScore) -> float:
     """Return a score in points, to four decimals."""
-    return round(score.points * take_values({"": score})[""], 4)
+    return round(score.points * float(score.score(np.ones((1, len(score))))[0]), 4)
 
 
 def spell_layer(layer: Layer) -> str:

@@ -18,7 +18,7 @@ of McNemar's mid-p test (Fagerland et al. 2013, BMC Medical Research Methodology
 
 How often the intervals hold is measured by tests/metrics/simulate_intervals.py and tests/analysis/simulate_compare.py:
 93 % or more with 300 rows, except where a macro F1 has classes of fewer than ten rows (92 %; 85 % with three rows).
-Of questions on contexts that differ in difficulty, drawing rows alone would hold in 81 %; drawing contexts does in 95 %.
+Of questions on contexts of different difficulty, drawing rows would hold in 81 %; drawing contexts does in 95 %.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -71,10 +71,10 @@ class Contrast:
 
 
 def find_interval(score: RowScore, groups: Sequence[Hashable] | None = None, seed: int = 0) -> Interval | None:
-    """Return the 95 % interval of a score: its range over other rows of the same source, for the same model.
+    """Return the 95 % interval of a model's score: its range over other rows of the same source.
 
-    None for the calibration error, and for a score that is the same in every sample, unless it is the best possible,
-    whose lower limit is that of the share of right rows.
+    The calibration error has none, nor has a score that is the same in every sample, unless it is the best possible:
+    its lower limit is that of the share of right rows.
 
     Args:
         groups: (S,) the group of each row: rows of a group are drawn together. None: each row is drawn alone.

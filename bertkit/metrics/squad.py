@@ -151,7 +151,7 @@ def measure_questions(
 def compare_answers(
     gold: Mapping[str, Sequence[str]], texts: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return exact match and F1 of each answer of 2.0, and the score of no answer; (Q,) each, from 0 to 1.
+    """Return (Q,) exact match and F1 of each answer of 2.0, and the score of no answer, from 0 to 1.
 
     Args:
         gold: The references by question id.

@@ -73,7 +73,7 @@ def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
 
 
 def join_folds(tables: Sequence[pa.Table], output: Path) -> pa.Table:
-    """Return the rows of the folds' tables in the order of the input, with the number of the fold first, from 1.
+    """Return the rows of the folds' tables in the input's order, with the fold's number, from 1.
 
     Equal rows of several folds get keys that differ, and each fold's threshold stays in its own table.
 
@@ -82,7 +82,9 @@ def join_folds(tables: Sequence[pa.Table], output: Path) -> pa.Table:
     """
     names = tables[0].column_names
     folds = np.repeat(np.arange(len(tables)) + 1, list(map(len, tables)))
-    rows = pa.concat_tables(tables).add_column(0, name_apart("fold", names, "_number"), pa.array(folds))
+    rows = pa.concat_tables(tables, promote_options="default")  # a fold may lack a type of entities
+    filled = [x.fill_null(0) if x.null_count and pa.types.is_integer(x.type) else x for x in rows.columns]
+    rows = pa.table(filled, rows.column_names).add_column(0, name_apart("fold", names, "_number"), pa.array(folds))
     numbers, firsts = np.unique(rows.column(ROW_NUMBER).to_numpy(), return_index=True)
     if len(numbers) < len(rows):
         raise UsageError(
@@ -90,13 +92,14 @@ def join_folds(tables: Sequence[pa.Table], output: Path) -> pa.Table:
         )
     rows = rows.take(pa.array(firsts))
     facts = {name: fact for name, fact in read_facts(tables[0]).items() if name != "decided"}
+    facts["names"] = list(dict.fromkeys(name for one in tables for name in read_facts(one).get("names", [])))
     texts = zip(*(rows.column(name).to_pylist() for name in facts["texts"]), strict=True)
     keys = pa.array(hash_rows(texts, rows.column(LABEL).to_pylist()), pa.uint64())
     return make_rows(dict(zip(rows.column_names, rows.columns, strict=True)) | {KEY: keys}, **facts)
 
 
 def write_rows(paths: list[Path], fold_of: list[int], path: Path) -> None:
-    """Write the rows of the folds' predictions in the order of the input, with the number of the fold, from 1."""
+    """Write the rows of the folds' predictions in the input's order, with the fold's number, from 1."""
     with ExitStack() as stack:
         files = [stack.enter_context(one.open(encoding="utf-8", newline="")) for one in paths]
         with atomic_open(path) as file:

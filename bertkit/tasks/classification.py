@@ -33,7 +33,15 @@ from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH
 from bertkit.tasks.option import CLASSIFY_OPTIONS
 from bertkit.tasks.task import Comments, repeat_run, score_summaries, use_transformers
-from bertkit.tasks.texts import TextTask, flatten_result, guess_texts, name_results, report_long, tabulate_logits
+from bertkit.tasks.texts import (
+    TextTask,
+    find_problem_type,
+    flatten_result,
+    guess_texts,
+    name_results,
+    report_long,
+    tabulate_logits,
+)
 
 if TYPE_CHECKING:
     from bertkit.model.config import BertConfig
@@ -182,7 +190,7 @@ class ClassificationTask(TextTask):
             raise UsageError(
                 "classify needs a table of texts and labels; name a file, a folder or a Hub data set with --data"
             )
-        tables = read_splits(options["dir"])
+        tables = read_splits(options["dir"], needs_train=config is None)
         if config is not None:
             return read_scored(tables, options, config, report)
         train = tables["train"]
@@ -410,16 +418,16 @@ def read_rows(
         table = table.take(np.flatnonzero(~is_blank))
     labels, unknown = space.read(table)
     found = LabelledTexts(table, text, options["group"], labels, space, left_out)
+    whose = "the model" if space.reason == AS_TRAINED else "train"
     if unknown:
         listed = ", ".join(f"{label!r} ({number:,})" for label, number in unknown.most_common(MOST_SHOWN))
         ending = "; these rows are left out" if space.kind == SINGLE else ""
-        whose = "the model" if space.reason == AS_TRAINED else "train"
         report(f"{table.source}, {split}: {whose} lacks the labels {listed}{ending}")
         if space.kind == SINGLE:
             found = found.take(np.flatnonzero(labels != UNKNOWN_LABEL))
     if not len(found):
         raise UsageError(
-            f"{table.source}, {split}: train has none of the labels in its {count(len(table), 'row')}; correct them"
+            f"{table.source}, {split}: {whose} has none of the labels in its {count(len(table), 'row')}; correct them"
         )
     return found
 
@@ -430,19 +438,23 @@ def read_scored(
     """Return the labelled rows of a table, or of dev and test, with the labels of a trained model.
 
     Raises:
-        UsageError: A table lacks labels.
+        UsageError: No table has labels.
     """
     scored = {split: table for split, table in tables.items() if split != "train"} or {"data": tables["train"]}
-    given = options["text"] or config.text_columns or []
+    given, kind = options["text"] or config.text_columns or [], find_problem_type(config)
     names, examples = tuple(config.id2label[place] for place in range(config.num_labels)), {}
     for split, table in scored.items():
+        if not set(table.table.column_names) & set(usual := options["label"] or LABEL_NAMES):
+            report(f"{table.source} has no column {' or '.join(map(repr, usual))}, skipping")
+            continue
         text, label = choose_columns(table, given, options["label"], report)
         if not has_labels(table, label):
-            raise UsageError(f"{table.source} has no labels in {' or '.join(map(repr, label))}; give labelled rows")
-        if config.problem_type == SEVERAL and len(label) == 1:
+            report(f"{table.source} has no labels in {' or '.join(map(repr, label))}, skipping")
+            continue
+        if kind == SEVERAL and len(label) == 1:
             space = replace(find_space(table, label, {**options, "problem_type": SEVERAL}), names=names)
         else:
-            space = LabelSpace(config.problem_type, names, tuple(label), AS_TRAINED)
+            space = LabelSpace(kind, names, tuple(label), AS_TRAINED)
         table = drop_blank(table, text, report)
         examples[split] = read_rows(split, table, space, {**options, "text": text, "folds": 0}, report)
     return examples

@@ -234,9 +234,10 @@ class GlueTask(TextTask):
     ) -> dict[str, SentenceExamples]:
         """Read the examples of every available split, and report the optional ones that are missing."""
         row, folder = self.row, Path(options["dir"])
-        if config is not None and folder.is_file():
-            first = next(iter(self.splits))
-            return {first: read_examples(row, read_split(row, first, folder), labelled=True)}
+        if config is not None:
+            files = {name: folder / row.splits[name].file for name in self.splits}
+            files = {next(iter(files)): folder} if folder.is_file() else {x: y for x, y in files.items() if y.is_file()}
+            return {name: read_examples(row, read_split(row, name, file), True) for name, file in files.items()}
         tables = read_folder(row, folder) if options["dir"] else read_copy(row, report)
         for name, split in row.splits.items():
             if name not in tables:
@@ -247,8 +248,6 @@ class GlueTask(TextTask):
         examples = {name: read_examples(row, table, not row.splits[name].submission) for name, table in tables.items()}
         if (count := options["max_train_samples"]) and "train" in examples:
             examples["train"] = examples["train"].take(np.arange(min(count, len(examples["train"].lines))))
-        if config is not None:
-            examples = {name: found for name, found in examples.items() if name in self.splits}
         report(f"{row.title}: " + ", ".join(f"{name} {len(found.lines):,}" for name, found in examples.items()))
         return examples
 
@@ -281,10 +280,6 @@ class GlueTask(TextTask):
         return settings | super().configure(recipe, tokenizer, examples)
 
     # --- Scores -------------------------------------------------------------------------------------------------------
-
-    def decide(self, logits: np.ndarray) -> np.ndarray:
-        """Return (S,) the index of the likeliest label, or the score, from logits (S, L)."""
-        return logits.argmax(axis=1) if self.row.labels else logits[:, 0]
 
     def rows(self, summaries: np.ndarray, data: Sequences, decided: Mapping[str, Any] | None = None) -> pa.Table:
         """Return labels, predictions and probabilities."""

@@ -166,7 +166,7 @@ class NerTask(FineTuningTask):
         self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None
     ) -> dict[str, TaggedExamples]:
         """Read the examples of train, dev and, if it is there, test; splits that are missing are taken from train."""
-        texts = self.read(options, report)
+        texts = self.read(options, report, needs_train=config is None)
         if config is not None:
             names = tuple(config.id2label[place] for place in range(config.num_labels))
             found = {split: text for split, text in texts.items() if split != "train"} or texts
@@ -198,14 +198,14 @@ class NerTask(FineTuningTask):
         labels = ("O", *sorted(tags - {"O"}))
         return {split: TaggedExamples(text, labels, options["group"]) for split, text in texts.items()}
 
-    def read(self, options: Mapping[str, Any], report: Report) -> dict[str, TaggedText]:
+    def read(self, options: Mapping[str, Any], report: Report, needs_train: bool = True) -> dict[str, TaggedText]:
         """Read the sentences of each split there is: CoNLL files, a person's own tables, or CoNLL-2003 on the Hub."""
         if not options["dir"]:
             return read_conll_copy()
         place = Path(options["dir"])
         is_table = place.is_file() or find_dataset(options["dir"]) or has_splits(place)
         if is_table and place.suffix not in CONLL_SUFFIXES:
-            tables = read_splits(options["dir"])
+            tables = read_splits(options["dir"], needs_train=needs_train)
             if others := [name for names in NER_FILES for name in names if (place / name).is_file()]:
                 report(f"{place}: the tables are read, but not {', '.join(others)}")
             return {split: read_entities(rows, report) for split, rows in tables.items()}

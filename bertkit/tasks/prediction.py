@@ -44,19 +44,23 @@ def predict(
 @torch.inference_mode()
 def run_model(task: Task, inputs: EncodedInputs, settings: PredictionSettings, precision: str = "fp32") -> list[Any]:
     """Return what `Task.keep` keeps of each sequence."""
-    device = settings.model.device
     kept: list[Any] = [None] * len(inputs.lengths)
-    for numbers in batch_by_length(inputs.lengths, limit_batch(device)):
+    for numbers in batch_by_length(inputs.lengths, limit_batch(settings.model.device)):
         batch = inputs.collate([inputs.data[number] for number in numbers.tolist()])
-        check_types(batch, settings.model.config)
-        if isinstance(settings.model, BertHead):  # otherwise an export
-            batch = add_places(batch, type(settings.model))
-        batch = {name: column.to(device) for name, column in batch.items()}
-        with use_precision(precision, device):
-            outputs = settings.model(**batch, **task.evaluation_options)
+        outputs, batch = compute(task, settings.model, batch, precision)
         for number, row in zip(numbers.tolist(), task.keep(outputs, batch, settings), strict=True):
             kept[number] = row
     return kept
+
+
+def compute(task: Task, model: Any, batch: dict[str, Tensor], precision: str) -> tuple[Any, dict[str, Tensor]]:
+    """Return a model's outputs for a batch in main memory, and the batch on the model's device."""
+    check_types(batch, model.config)
+    if isinstance(model, BertHead):  # otherwise an export
+        batch = add_places(batch, type(model))
+    batch = {name: column.to(model.device) for name, column in batch.items()}
+    with use_precision(precision, model.device):
+        return model(**batch, **task.evaluation_options), batch
 
 
 def check_types(batch: Mapping[str, Tensor], config: BertConfig) -> None:
@@ -94,7 +98,7 @@ def limit_batch(device: torch.device) -> int:
 
 
 def show_examples(task: Task, examples: Mapping[str, Any], settings: PredictionSettings) -> list[str]:
-    """Return lines with input, predicted and correct answer for examples of the first evaluated split."""
+    """Return lines with input, predicted and correct answer for samples of the first evaluated split."""
     split = next((split for split in task.splits if split in examples), None)
     if split is None:
         return []

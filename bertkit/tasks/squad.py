@@ -161,7 +161,7 @@ class SquadTask(FineTuningTask):
         """Read the questions of a file, of the official dev, or of a person's own dev and test with answers."""
         if self.is_official(place):
             return {"dev": read_squad(Path(place, self.name_file("dev")), self.version.number)}
-        found = read_own_squad(place, self.version.number)
+        found = read_own_squad(place, self.version.number, needs_train=False)
         scored = {split: part for split, part in found.items() if split != "train"} or found
         return {split: part.questions for split, part in scored.items() if part.is_labelled}
 

@@ -226,7 +226,7 @@ class Task:
     # --- Scores -------------------------------------------------------------------------------------------------------
 
     def summarize(self, outputs: Any, batch: Mapping[str, "Tensor"]) -> "Tensor":
-        """Return the values (B, ...) that `score` needs of each sequence."""
+        """Return the values (B, ...) that `rows` needs of each sequence."""
         raise NotImplementedError
 
     def rows(self, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None) -> pa.Table:
@@ -255,7 +255,7 @@ class Task:
     def format_predictions(
         self, summaries: np.ndarray, data: Any, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
-        """Return the files of a split's predictions: name below `predictions/` -> text; `decided` as for `score`."""
+        """Return the files of a split's predictions: name below `predictions/` -> text; `decided` as for `rows`."""
         return {}
 
     def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
@@ -273,7 +273,7 @@ class Task:
         raise NotImplementedError
 
     def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
-        """Return the JSON schemas of an input, with a sample as its example, and of a result without `id` and `cut`.
+        """Return the JSON schemas of an input, with a sample, and of a result without `id` and `cut`.
 
         The sample has the texts that can be given without names, in order; one that is a list takes all the rest.
         """

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from scipy.special import expit, softmax
 
-from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL
+from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL, SINGLE
 from bertkit.data.long_texts import LONG, POOLED, WindowedTexts, encode_long, pool_windows
 from bertkit.data.sequences import EncodedInputs, Sequences, pad, pad_choices
 from bertkit.errors import UsageError, make_printable
@@ -22,6 +22,8 @@ from bertkit.tasks.task import PredictionSettings, Result, check_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from bertkit.model.config import BertConfig
 
 MOST_TOKENS = 512  # of the published BERTs
 LONGEST_NAMES = 100  # characters of the names of an input, in a message
@@ -180,6 +182,11 @@ def tabulate_logits(
     return make_rows(found, names=[] if kind == REGRESSION else list(names), **facts)
 
 
+def find_problem_type(config: "BertConfig") -> str:
+    """Return the kind of problem of a classifier, which many configurations leave to the number of labels."""
+    return config.problem_type or (REGRESSION if config.num_labels == 1 else SINGLE)
+
+
 def spell_marks(marks: np.ndarray, names: Sequence[str]) -> pa.Array:
     """Return the names whose mark (S, L) is not 0, for each row."""
     return pa.array([[names[place] for place in np.flatnonzero(row)] for row in marks], NAMES)
@@ -250,7 +257,7 @@ def describe_label_set(names: Sequence[str]) -> str:
 
 
 def flatten_result(result: Result) -> dict[str, Any]:
-    """Return a row of a table, in which several labels are joined by "|"; empty if such results form no table."""
+    """Return a result as a row, with several labels joined by "|"; empty if it forms none."""
     if "score" in result:
         return {"prediction": result["score"]}
     if "scores" in result:
@@ -296,7 +303,7 @@ def list_names(given: Mapping[str, Any]) -> str:
 
 
 def describe_texts(sample: Sequence[str], settings: PredictionSettings) -> Schema:
-    """Return the schema of a text or two, the second optional if the model takes both; a sample has two texts."""
+    """Return the schema of a text or two, of which the second may be optional."""
     one, two = (dict(zip(PAIR_NAMES[0][:count], sample, strict=False)) for count in (1, 2))
     return make_input(dict.fromkeys(one if settings.pairs is False else two, STRING), two if settings.pairs else one)
 

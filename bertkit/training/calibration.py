@@ -86,7 +86,7 @@ def calibrate(task: Task, recipe: Mapping[str, Any], logits: np.ndarray, data: A
 
 
 def find_classes(task: Task, data: Any) -> np.ndarray | None:
-    """Return the correct classes (S,) of a data set, or (S, L), 0 or 1 for each of several labels; None without."""
+    """Return the correct classes (S,), or (S, L) 0 or 1 for each of several labels; None without."""
     if not task.is_classifier or (data.labels.ndim == 1 and data.labels.dtype.kind == "f"):
         return None
     return data.labels

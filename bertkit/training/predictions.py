@@ -37,6 +37,7 @@ from bertkit.metrics.table import (
     NAMES,
     PREDICTION,
     PROBABILITY_PREFIX,
+    add_facts,
     find_kind,
     list_names,
     make_rows,
@@ -51,7 +52,7 @@ from bertkit.tasks.task import shorten_text
 
 TABLE_FORMAT = 1
 TABLE_SUFFIX = ".parquet"  # among the predictions of a run, after a split's name
-MISTAKES = ".mistakes.csv"  # the same
+MISTAKES = ".mistakes.csv"  # the wrong rows, after a split's name
 OWN_COLUMNS = ("key", "row", "record", "group", "tokens", "unknown_tokens")
 KEY, ROW_NUMBER, RECORD_NUMBER, GROUP, TOKEN_COUNT, UNKNOWN_COUNT = OWN_COLUMNS
 RESULTS = ("probability", "label_set", "error", "cut")  # columns of `bertkit predict` that are not inputs
@@ -190,7 +191,9 @@ def adopt_table(table: Columns, texts: Sequence[str]) -> pa.Table:
     keys = pa.array(hash_rows(words, columns[LABEL].to_pylist()), pa.uint64())
     columns |= {KEY: keys, GROUP: keys, ROW_NUMBER: pa.array(table.lines, pa.int64())}
     classes = [name.removeprefix(PROBABILITY_PREFIX) for name in names if name.startswith(PROBABILITY_PREFIX)]
-    return make_rows(columns, texts=list(texts), names=[] if kind == REGRESSION else classes)
+    found = make_rows(columns, texts=list(texts))
+    # Probabilities of some of the classes only are of no use.
+    return found if kind == REGRESSION or set(classes) < set(list_names(found)) else add_facts(found, names=classes)
 
 
 def read_answer(cell: str, kind: str) -> Any:
@@ -223,12 +226,12 @@ def name_entities(sentence: str, tags: Sequence[str]) -> list[str]:
 # --- Rows that are wrong ----------------------------------------------------------------------------------------------
 
 
-def judge_rows(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+def find_wrong(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     """Return (S,) which rows are wrong, and how wrong each is.
 
-    Wrong are another class than the right one, an answer or a sentence with an F1 below 1, and a number that is off by
-    more than the root mean squared error. The worst rows have the least probability of the right answer, the lowest
-    F1, or the largest error.
+    A row is wrong if it has another class than the right one, an F1 below 1 as an answer or a sentence, or a number
+    that is off by more than the root mean squared error. The worst rows have the least probability of the right answer,
+    the lowest F1, or the largest error.
     """
     if "f1" in rows.column_names:  # answers to questions
         return read_numbers(rows, "f1") < 1, 1 - read_numbers(rows, "f1")
@@ -254,7 +257,7 @@ def judge_rows(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 
 def find_mistakes(rows: pa.Table) -> np.ndarray:
     """Return the numbers of the wrong rows, the worst first."""
-    is_wrong, badness = judge_rows(rows)
+    is_wrong, badness = find_wrong(rows)
     numbers = np.flatnonzero(is_wrong)
     return numbers[np.argsort(-badness[numbers], kind="stable")]
 

@@ -3,7 +3,7 @@
 Left out: what is done with them (`bertkit.training.run`, `bertkit.training.outputs`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,7 +103,7 @@ def score_rows(task: Task, rows: pa.Table, pattern: str, leaks: np.ndarray) -> d
     return found
 
 
-def add_limits(measured: Mapping[str, RowScore | float], groups: np.ndarray | None = None) -> dict[str, float]:
+def add_limits(measured: Mapping[str, RowScore | float], groups: Sequence[Hashable] | None = None) -> dict[str, float]:
     """Return the values of scores, each followed by the limits of its 95 % interval if it has one.
 
     The score of a label may have the name of another one's limit (`f1_risk_low`); it is kept.

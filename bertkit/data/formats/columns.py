@@ -108,15 +108,11 @@ class Columns:
             raise UsageError(self.faults[name])
         return self.table.column(column)
 
-    def list_others(self, used: Collection[str]) -> dict[str, list[str]]:
-        """Return the columns that are not among the used ones."""
-        return {name: self.table.column(name).to_pylist() for name in self.table.column_names if name not in used}
-
 
 # --- files and splits
 
 
-def read_splits(place: str, read: Callable[[Path], Any] | None = None) -> dict[str, Any]:
+def read_splits(place: str, read: Callable[[Path], Any] | None = None, needs_train: bool = True) -> dict[str, Any]:
     """Read the splits of a person's data as tables: train, and dev and test where they are given.
 
     Args:
@@ -124,6 +120,7 @@ def read_splits(place: str, read: Callable[[Path], Any] | None = None) -> dict[s
             of the SUFFIXES, or written by `save_to_disk`; or a data set on the Hub, owner/name or owner/name:config,
             with splits of these names.
         read: A reader of files other than `read_columns`, for further formats.
+        needs_train: Whether several splits without train are an error.
 
     Raises:
         UsageError: There is no such place or no train in it, two files are for one split, or as `read_columns`.
@@ -135,9 +132,10 @@ def read_splits(place: str, read: Callable[[Path], Any] | None = None) -> dict[s
             import datasets
 
             found = datasets.load_from_disk(place)
-            return _convert_splits(place, found if saved == SAVED[0] else {"train": found})
+            return _convert_splits(place, found if saved == SAVED[0] else {"train": found}, needs_train)
         if path.is_dir():
-            return {split: read(path / name) for split, name in _match_splits(place, _list_stems(path)).items()}
+            matched = _match_splits(place, _list_stems(path), needs_train)
+            return {split: read(path / name) for split, name in matched.items()}
         if path.exists():
             return {"train": read(path)}
     except OSError as error:
@@ -145,14 +143,14 @@ def read_splits(place: str, read: Callable[[Path], Any] | None = None) -> dict[s
     if (dataset := find_dataset(place)) is None:
         raise UsageError(f"{place!r} does not exist; give {PLACES}")
     found = load_hub(*dataset, f"give {PLACES}")
-    return _convert_splits(place, found)
+    return _convert_splits(place, found, needs_train)
 
 
-def _convert_splits(place: str, found: Mapping[str, Any]) -> dict[str, Columns]:
+def _convert_splits(place: str, found: Mapping[str, Any], needs_train: bool) -> dict[str, Columns]:
     """Return the splits of a `datasets.DatasetDict` as tables."""
     return {
         split: _convert(f"{place}, {name}", found[name].features.arrow_schema, _walk_hub(found[name]))
-        for split, name in _match_splits(place, dict(zip(found, found, strict=True))).items()
+        for split, name in _match_splits(place, dict(zip(found, found, strict=True)), needs_train).items()
     }
 
 
@@ -176,7 +174,7 @@ def _list_stems(folder: Path) -> dict[str, str]:
     return {name: found[1] for name in names if (found := SPLIT_FILE.fullmatch(name))}
 
 
-def _match_splits(place: str, stems: Mapping[str, str]) -> dict[str, str]:
+def _match_splits(place: str, stems: Mapping[str, str], needs_train: bool) -> dict[str, str]:
     """Return split -> name of its file or its name on the Hub; `stems` maps that name to what should be a split's."""
     matched = {}
     for split, allowed in SPLIT_NAMES.items():
@@ -185,7 +183,7 @@ def _match_splits(place: str, stems: Mapping[str, str]) -> dict[str, str]:
             raise UsageError(f"{place} has {' and '.join(names)} for the split {split}; keep one of them")
         if names:
             matched[split] = names[0]
-    if "train" not in matched:
+    if "train" not in matched and (needs_train or not matched):
         listed = ", ".join(list(stems)[:MOST_NAMES]) or "none"
         raise UsageError(f"{place} has no split train (found: {listed}); give {PLACES}")
     return matched

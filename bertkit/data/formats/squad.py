@@ -269,7 +269,7 @@ class OwnQuestions:
     is_labelled: bool
 
 
-def read_own_squad(place: str, version: int, group: str = "") -> dict[str, OwnQuestions]:
+def read_own_squad(place: str, version: int, group: str = "", needs_train: bool = True) -> dict[str, OwnQuestions]:
     """Read the splits of a person's own questions: train, and dev and test where they are given.
 
     Each file has either the official form or that of a table with the columns `question`, `context`, `answers` and, if
@@ -279,6 +279,7 @@ def read_own_squad(place: str, version: int, group: str = "") -> dict[str, OwnQu
         place: As for `read_splits`, or several files joined by commas, all of train.
         version: 1 requires an answer to every question; with 2 a question without answers has none in its context.
         group: The column (in the official form: `title`) that becomes the questions' `group`.
+        needs_train: As for `read_splits`.
 
     Raises:
         UsageError: As `read_splits`; or a column is missing, a value has another form, or an id occurs twice.
@@ -286,7 +287,7 @@ def read_own_squad(place: str, version: int, group: str = "") -> dict[str, OwnQu
     if "," in place and not os.path.exists(place):
         found = {"train": [_read_own(Path(os.path.expanduser(part))) for part in place.split(",")]}
     else:
-        found = {split: [part] for split, part in read_splits(place, _read_own).items()}
+        found = {split: [part] for split, part in read_splits(place, _read_own, needs_train).items()}
     return {split: _gather_own(split, parts, version, group) for split, parts in found.items()}
 
 
