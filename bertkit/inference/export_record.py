@@ -52,7 +52,7 @@ class Latency(msgspec.Struct):
 
 
 class Timing(msgspec.Struct):
-    """Say how fast a model of so many bytes answers: latency by the tokens of one text, and batches."""
+    """Record the bytes of a model, its latency by the tokens of one text, and the rate of batches."""
 
     size: int
     latency: dict[str, Latency]

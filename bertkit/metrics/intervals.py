@@ -18,7 +18,7 @@ of McNemar's mid-p test (Fagerland et al. 2013, BMC Medical Research Methodology
 
 How often the intervals hold is measured by tests/metrics/simulate_intervals.py and tests/analysis/simulate_compare.py:
 93 % or more with 300 rows, except where a macro F1 has classes of fewer than ten rows (92 %; 85 % with three rows).
-Of questions on contexts of different difficulty, drawing rows would hold in 81 %; drawing contexts does in 95 %.
+Where contexts differ in difficulty, an interval that draws questions holds in 81 %, one that draws contexts in 95 %.
 """
 
 from collections.abc import Hashable, Iterator, Sequence

@@ -143,6 +143,24 @@ def test_mistakes_are_the_wrong_rows_with_the_least_probable_labels_first(review
     assert len(wrong) == round((1 - one.metrics["accuracy"]) * len(rows))
 
 
+def test_leaks_are_found_whatever_the_file_is_called(finish, reviews, tmp_path):
+    place, rows = reviews
+    for name, given, expected in (("train", rows, 1), ("all", [rows[0]] * 2, 2)):
+        (one,) = evaluate(str(place), str(write_rows(tmp_path / f"{name}.csv", given)), tmp_path / name)
+        assert one.metrics["leaks"] == expected
+        assert ("accuracy_without_leaks" in one.metrics) == (expected < len(given)), "nothing is left without all rows"
+
+
+def test_a_folder_needs_no_train_and_its_unlabelled_test_is_skipped(reviews, tmp_path):
+    place, rows = reviews
+    write_rows(tmp_path / "new" / "dev.csv", rows)
+    write_rows(tmp_path / "new" / "test.csv", [{name: row[name] for name in ("title", "body")} for row in rows])
+    lines = []
+    (one,) = evaluate(str(place), str(tmp_path / "new"), tmp_path / "x", lines.append)
+    assert (one.name, one.metrics["rows"]) == ("dev", len(rows))
+    assert any(line.endswith("test.csv has no column 'stars', skipping") for line in lines)
+
+
 def test_labels_that_the_model_lacks_are_counted_and_named(reviews, tmp_path):
     place, rows = reviews
     lines = []
@@ -177,6 +195,8 @@ def test_a_model_without_a_recipe_and_an_export(reviews, tmp_path):
     file = write_rows(tmp_path / "new.csv", [row | {"label": row["stars"]} for row in rows])
     (expected,) = evaluate(str(place), str(file), tmp_path / "x")
     plain = shutil.copytree(place, tmp_path / "plain", ignore=lambda *_: ["recipe.toml", "predictions"])
+    config = json.loads((plain / "config.json").read_text()) | {"problem_type": None}  # as most configurations have it
+    (plain / "config.json").write_text(json.dumps(config))
     (found,) = evaluate(str(plain), str(file), tmp_path / "y")
     assert found.metrics["score"] == pytest.approx(expected.metrics["score"])
     pytest.importorskip("onnxruntime")
@@ -196,7 +216,7 @@ def test_refusals(reviews, tmp_path, call):
     unlabelled = write_reviews(tmp_path / "no.csv", 5, labelled=False)
     code, _, err = call("evaluate", place, "--data", unlabelled, "--output", "x")
     assert code == 2
-    assert "no.csv has no labels in 'stars'; give labelled rows" in err
+    assert err.endswith("has no right answers to score; give labelled data\n")
     start = write_checkpoint(tmp_path / "bert")
     code, _, err = call("evaluate", start, "--data", file)
     assert code == 2

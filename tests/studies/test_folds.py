@@ -5,13 +5,14 @@ import json
 import shutil
 import statistics
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyarrow import parquet
 
 from bertkit.errors import UsageError
-from bertkit.metrics.table import read_facts
-from bertkit.studies.folds import define_folds, gather_folds
+from bertkit.metrics.table import make_rows, read_facts
+from bertkit.studies.folds import define_folds, gather_folds, join_folds
 from bertkit.studies.runner import make_study, run_study
 from bertkit.training.predictions import read_table
 from tests.official import write_checkpoint, write_reviews, write_table
@@ -132,6 +133,18 @@ def test_the_table_of_all_rows_has_the_fold_and_names_what_the_folds_have(done):
     first = read_table(output / results["cells"][0]["runs"][0]["directory"] / "predictions" / "dev.parquet")
     assert rows.filter(pc.equal(rows.column("fold"), 1)).drop(["fold"]).equals(first)
     assert read_facts(rows) == read_facts(first)
+
+
+def test_a_type_that_a_fold_lacks_is_counted_as_none(tmp_path):
+    """A sentence has 1 place in the first fold, and 1 person in the second."""
+    tables = []
+    for row, kind in enumerate(("LOC", "PER"), 1):
+        counts = {f"{name}_{kind}": pa.array([1], pa.int32()) for name in ("right", "found", "wanted")}
+        columns = {"row": pa.array([row]), "sentence": ["a"], "label": pa.array([[f"B-{kind}"]]), **counts}
+        tables.append(make_rows(columns, names=[kind], texts=["sentence"]))
+    rows = join_folds(tables, tmp_path)
+    assert read_facts(rows)["names"] == ["LOC", "PER"]
+    assert [rows.column(f"right_{kind}").to_pylist() for kind in ("LOC", "PER")] == [[1, 0], [0, 1]]
 
 
 def test_folds_that_share_rows_are_not_joined(done):
