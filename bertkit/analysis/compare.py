@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from bertkit.analysis.places import drop_seed, is_run
-from bertkit.data.labels import REGRESSION, SEVERAL
+from bertkit.data.labels import REGRESSION
 from bertkit.errors import UsageError
 from bertkit.metrics import intervals
 from bertkit.metrics.intervals import LEVEL, POWER, Contrast
@@ -54,13 +54,21 @@ class Method:
         """Return the task's metric of each run."""
         try:
             return [self.task.score(rows)[self.task.metric] for rows in self.runs]
-        except KeyError as error:
-            raise UsageError(f"{self.name} cannot be scored as {self.task.name} ({error.args[0]}); give runs") from None
+        except KeyError:
+            raise UsageError(
+                f"{self.name} lacks what {self.task.name} is scored by; give runs, or score its answers: bertkit score"
+            ) from None
 
     @cached_property
     def answers(self) -> list[tuple[str, ...]]:
         """Return the answers of all runs to each row."""
         return list(zip(*map(spell_answers, self.runs), strict=True))
+
+    def find_title(self) -> str:
+        """Return the name of the metric, that of the score that it is equal to if it has none of its own."""
+        scores = self.task.score(self.runs[0])
+        key = next(name for name, score in scores.items() if score is scores[self.task.metric])
+        return find_row(self.task.table, key).name
 
     def describe(self) -> str:
         """Return its name, with the number of seeds if there are several."""
@@ -187,10 +195,10 @@ def match(group: Sequence[Method]) -> Iterator[tuple[Method, Method, Contrast, i
 
 
 def unite_names(tables: Sequence[pa.Table]) -> list[str]:
-    """Return the classes of all tables, or several labels as the runs know them; none for numbers, answers and tags."""
+    """Return the classes as the runs know them, or of all tables without a run; none for numbers, answers and tags."""
     if any(find_kind(rows) == REGRESSION or set(COUNT_COLUMNS) & set(rows.column_names) for rows in tables):
         return []
-    runs = [rows for rows in tables if "names" in read_facts(rows)] if find_kind(tables[0]) == SEVERAL else []
+    runs = [rows for rows in tables if "task" in read_facts(rows)]
     return list(dict.fromkeys(name for rows in runs or tables for name in list_names(rows)))
 
 
@@ -213,7 +221,7 @@ def read_methods(sources: Sequence[Path], split: str | None) -> list[Method]:
     named: dict[str, tuple[str, dict[Path, Path]]] = {}  # of each method, its name and its runs by their real paths
     for source in sources:
         for name, paths in list_runs(source):
-            is_lone = len(paths) == 1 and source.is_dir()
+            is_lone = len(paths) == 1 and paths[0].is_dir()
             key = drop_seed(read_recipe(paths[0] / RECIPE_FILE)) if is_lone else name
             known = named.setdefault(key, (name, {}))[1]
             known |= {path.resolve(): path for path in paths if path.resolve() not in known}
@@ -231,8 +239,11 @@ def read_methods(sources: Sequence[Path], split: str | None) -> list[Method]:
 
 def list_runs(source: Path) -> Iterator[tuple[str, list[Path]]]:
     """Yield the name and the finished runs of each cell of a study, or of the run or table itself."""
+    tables = sorted((source / PREDICTIONS).glob(f"*{TABLE_SUFFIX}"))
     if source.is_file():
         yield str(source), [source]
+    elif len(tables) == 1 and not (source / RECIPE_FILE).is_file():
+        yield str(source), tables  # an evaluation
     elif is_run(source):
         if not (source / METRICS_FILE).is_file() or not (source / RECIPE_FILE).is_file():
             raise UsageError(f"{source} is not a finished run; repeat its command to continue it")
@@ -294,7 +305,7 @@ def tabulate(comparisons: Sequence[MethodComparison]) -> Iterator[Table]:
             limits = f"{contrast.low:+.2f} to {contrast.high:+.2f}"
             cells = [show_points(one.second), f"{contrast.value:+.2f}", limits, show_p(one.p), one.verdict]
             lines.append([one.second.describe(), *cells])
-        heads = ["", f"{find_row(task.table, task.metric).name} (%)", "difference", interval, corrected, "verdict"]
+        heads = ["", f"{one.first.find_title()} (%)", "difference", interval, corrected, "verdict"]
         yield make_table(f"{task.name}, {count(contrast.rows, 'row')} in common", heads, lines)
 
 
@@ -308,7 +319,7 @@ def comment(comparisons: Sequence[MethodComparison]) -> Iterator[str]:
     counts = [{len(one.first.runs), len(one.second.runs)} for one in comparisons]
     if any(len(both) > 1 and 1 in both for both in counts):
         yield "a method with a single run is assumed to vary with its seed as the other one does"
-    if {1} in counts:
+    if {1} in counts and all(Path(one.second.name).is_dir() for one in comparisons):
         yield (
             "single runs: two models are compared, not two methods; other seeds may turn the result around "
             "(--restarts 5 trains several)"

@@ -26,7 +26,7 @@ from bertkit.metrics.calibration import temper
 from bertkit.metrics.classification import FIXED_THRESHOLD, score_table
 from bertkit.metrics.ner import score_types
 from bertkit.metrics.rows import take_values
-from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows, read_facts
+from bertkit.metrics.table import LABEL, NAMES, PREDICTION, find_kind, make_rows, read_facts
 from bertkit.model.checkpoint import find_file
 from bertkit.reports.tables import (
     OWN_DATA,
@@ -95,8 +95,11 @@ class EvaluatedSplit:
         """Yield lines about leaks, choices, mistakes and files."""
         if leaks := self.metrics.get("leaks"):
             yield f"{leaks:,} of {count(len(self.rows), 'row')} also {'occurs' if leaks == 1 else 'occur'} in train"
-        yield from self.task.comment(self.metrics).lines
-        yield f"{count(len(find_mistakes(self.rows)), 'mistake')}, the worst first, and scores: {self.output}"
+        yield from (line for line in self.task.comment(self.metrics).lines if not line.startswith("warning: "))
+        mistakes = count(len(find_mistakes(self.rows)), "mistake")
+        if find_kind(self.rows) == REGRESSION:
+            mistakes = f"{mistakes} above the root mean squared error"
+        yield f"{mistakes}, the worst first, and scores: {self.output}"
 
 
 def open_scored(run: str, predictor: Predictor) -> ScoredModel:
@@ -297,35 +300,41 @@ class LabelCheck:
         self.names = settings.labels
         self.labels: list[Any] = []
         self.answers: list[Any] = []
+        self.unknown = 0  # rows with labels that the model lacks
 
     def note(self, given: Any, result: Mapping[str, Any]) -> None:
         """Keep the label of an input and its answer."""
         cells = [given[name] for name in self.columns if name in given] if isinstance(given, Mapping) else []
         answer = next((result[key] for key in ("label", "labels", "score") if key in result), None)
-        is_blank = not cells or cells[0] is None or cells[0] != cells[0] or not str(cells[0]).strip()  # NaN is not NaN
-        if is_blank or answer is None or not self.is_told:
+        if not cells or answer is None or not self.is_told:
             return
+        cell = "" if cells[0] is None or cells[0] != cells[0] else str(cells[0])  # NaN is not NaN
         with suppress(ValueError):
-            self.labels.append(read_answer(str(cells[0]), self.kind))
-            self.answers.append(answer)
+            label = read_answer(cell, self.kind)
+            if self.kind == REGRESSION or set(flatten([label])) <= set(self.names):
+                self.labels.append(label)
+                self.answers.append(answer)
+            else:
+                self.unknown += bool(cell.strip())
 
     def describe(self) -> str:
         """Return a line with the scores of the answers; empty if no input has a label of the model."""
-        if not self.labels or (self.kind != REGRESSION and not set(self.names) & set(flatten(self.labels))):
+        if not self.labels or (self.kind == SEVERAL and not any(self.labels)):
             return ""
         types = NAMES if self.kind == SEVERAL else None
         columns = {name: pa.array(values, types) for name, values in ((LABEL, self.labels), (PREDICTION, self.answers))}
-        facts = {} if self.kind == REGRESSION else {"names": sorted({*self.names, *flatten(self.labels)})}
+        facts = {} if self.kind == REGRESSION else {"names": self.names}
         values = take_values(score_table(make_rows(columns, **facts)))
         shown = [f"{name} {100 * values[key]:.1f} %" for key, name in SHOWN_SCORES.items() if key in values]
-        return f"{count(len(self.labels), 'row has', 'rows have')} a label: {', '.join(shown)}"
+        shown = shown or [f"Pearson correlation {values['pearson']:.3f}"]
+        others = f" ({self.unknown:,} with labels that the model lacks left out)" if self.unknown else ""
+        return f"{count(len(self.labels), 'row has', 'rows have')} a label{others}: {', '.join(shown)}"
 
 
 SHOWN_SCORES = {
     "accuracy": "accuracy",
     "exact_match": "exact match",
     "macro_f1": "macro F1",
-    "pearson": "Pearson correlation",
 }
 
 

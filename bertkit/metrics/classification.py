@@ -81,7 +81,7 @@ def score_classes(
     correct, predicted = labels[:, None] == columns, predictions[:, None] == columns  # (S, L)
     accuracy = measure_mean(predictions == labels)
     found = {"accuracy": accuracy, "micro_f1": accuracy}
-    found |= measure_classes(predictions, labels, max(len(names), int(predictions.max()) + 1))
+    found |= measure_classes(predictions, labels, len(names))
     if probabilities is not None:
         ranked = slice(1, None) if len(names) == 2 else slice(None)
         found |= measure_ranking(probabilities[:, ranked], correct[:, ranked])

@@ -125,13 +125,13 @@ def compare_methods(
     seeds = list_seed_variances(runs)
     variance = row_error**2 + sum(part for part, _ in seeds)
     freedom = variance**2 / between if (between := sum(part**2 / free for part, free in seeds)) else np.inf
-    rows, least = len(firsts[0]), min(2.0 ** (1 - int(differing)), 0.9)
-    error = max(np.sqrt(variance), abs(value) / t.isf(least / 2, freedom))
+    rows, coins = len(firsts[0]), 2.0 ** (1 - max(int(differing), 2))
+    error = max(np.sqrt(variance), abs(value) / t.isf(coins / 2, freedom))
     seed_error = float(np.sqrt(sum(part for part, _ in seeds))) if seeds else None
     if not error:
         return Contrast(value, value, value, 1.0, rows, 0.0, seed_error)
     width = t.ppf(1 - OUTSIDE, freedom) * error
-    p = float(2 * t.sf(abs(value) / error, freedom))
+    p = max(float(2 * t.sf(abs(value) / error, freedom)), 0.9 if differing < 2 else 0.0)
     return Contrast(value, float(value - width), float(value + width), p, rows, row_error, seed_error)
 
 

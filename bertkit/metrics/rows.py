@@ -119,8 +119,11 @@ def measure_counts(right: np.ndarray, found: np.ndarray, wanted: np.ndarray, sco
 
 
 def measure_classes(predictions: np.ndarray, references: np.ndarray, classes: int) -> dict[str, RowScore]:
-    """Return `macro_f1`, `weighted_f1` and `matthews_correlation` of classes, from predictions and references (S,)."""
-    found, wanted = np.eye(classes)[predictions], np.eye(classes)[references]  # (S, L)
+    """Return `macro_f1`, `weighted_f1` and `matthews_correlation` of classes, from predictions and references (S,).
+
+    A prediction that is none of the classes is wrong, and no class of its own.
+    """
+    found, wanted = (numbers[:, None] == np.arange(classes) for numbers in (predictions, references))  # (S, L)
     names = ("macro_f1", "weighted_f1", "matthews_correlation")
     return {name: measure_counts(found * wanted, found, wanted, name) for name in names}
 

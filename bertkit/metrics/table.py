@@ -58,7 +58,7 @@ def list_names(rows: pa.Table) -> list[str]:
     for column in {LABEL, PREDICTION} & set(rows.column_names):
         values = rows.column(column)
         found.update((values.combine_chunks().flatten() if find_kind(rows) == SEVERAL else values).to_pylist())
-    return sorted(found - {None})
+    return sorted(found - {None, ""})
 
 
 def number_names(values: Sequence[str], names: Sequence[str]) -> np.ndarray:

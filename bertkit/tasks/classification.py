@@ -421,13 +421,17 @@ def read_rows(
     whose = "the model" if space.reason == AS_TRAINED else "train"
     if unknown:
         listed = ", ".join(f"{label!r} ({number:,})" for label, number in unknown.most_common(MOST_SHOWN))
-        ending = "; these rows are left out" if space.kind == SINGLE else ""
+        known = labels != UNKNOWN_LABEL
+        if space.kind == SEVERAL:
+            flags, _ = replace(space, names=(*space.names, *unknown)).read(table)
+            known = ~flags[:, len(space.names) :].any(axis=1) | (space.reason != AS_TRAINED)
+        ending = "" if known.all() else "; these rows are left out"
         report(f"{table.source}, {split}: {whose} lacks the labels {listed}{ending}")
-        if space.kind == SINGLE:
-            found = found.take(np.flatnonzero(labels != UNKNOWN_LABEL))
+        found = found.take(np.flatnonzero(known))
     if not len(found):
         raise UsageError(
-            f"{table.source}, {split}: {whose} has none of the labels in its {count(len(table), 'row')}; correct them"
+            f"{table.source}, {split}: {whose} has none of the labels in its {count(len(table), 'row')}, but "
+            f"{', '.join(space.names[:MOST_SHOWN])}; correct them"
         )
     return found
 
@@ -447,16 +451,21 @@ def read_scored(
         if not set(table.table.column_names) & set(usual := options["label"] or LABEL_NAMES):
             report(f"{table.source} has no column {' or '.join(map(repr, usual))}, skipping")
             continue
-        text, label = choose_columns(table, given, options["label"], report)
+        if missing := [name for name in given if name not in table.table.column_names]:
+            raise UsageError(f"{table.source} has no column {missing[0]!r}, which the model reads; rename one")
+        text, label = choose_columns(table, given, options["label"])
+        report(f"{table.source}: text from {' and '.join(map(repr, text))}, label from {', '.join(map(repr, label))}")
         if not has_labels(table, label):
             report(f"{table.source} has no labels in {' or '.join(map(repr, label))}, skipping")
             continue
         if kind == SEVERAL and len(label) == 1:
-            space = replace(find_space(table, label, {**options, "problem_type": SEVERAL}), names=names)
+            found = find_space(table, label, {**options, "problem_type": SEVERAL})
+            space = replace(found, names=names, reason=AS_TRAINED)
         else:
             space = LabelSpace(kind, names, tuple(label), AS_TRAINED)
         table = drop_blank(table, text, report)
-        examples[split] = read_rows(split, table, space, {**options, "text": text, "folds": 0}, report)
+        group = options["group"] if options["group"] in table.table.column_names else ""
+        examples[split] = read_rows(split, table, space, {**options, "text": text, "group": group, "folds": 0}, report)
     return examples
 
 

@@ -173,7 +173,10 @@ def adopt_table(table: Columns, texts: Sequence[str]) -> pa.Table:
     names = table.table.column_names
     for name in (LABEL, PREDICTION, *texts):
         if name not in names:
-            raise UsageError(f"{table.source} has no column {name!r}, only {', '.join(names)}; rename one")
+            raise UsageError(
+                f"{table.source} has no column {name!r}, only {', '.join(names)}; rename one, or give a run, whose "
+                f"table is predictions/<split>{TABLE_SUFFIX}"
+            )
     results = {*OWN_COLUMNS, LABEL, PREDICTION, *RESULTS, *table.faults}
     texts = texts or [name for name in names if name not in results and not name.startswith(PROBABILITY_PREFIX)]
     if not texts:
@@ -279,10 +282,13 @@ def write_mistakes(rows: pa.Table) -> str:
     names = [ROW_NUMBER, *(name for name in (RECORD_NUMBER,) if name in rows.column_names), *facts.get("texts", [])]
     names += [PREDICTION, LABEL]
     names += [name for name in facts.get("inputs", []) if name not in names]
-    chosen = rows.select(names).take(pa.array(find_mistakes(rows), pa.int64()))
+    wrong = rows.take(pa.array(find_mistakes(rows), pa.int64()))
+    columns = {name: wrong.column(name).to_pylist() for name in names}
+    for name in (PREDICTION, LABEL):
+        is_number = find_kind(rows) == REGRESSION
+        columns[name] = [f"{cell:.7g}" for cell in columns[name]] if is_number else spell_answers(wrong, name)
     file = io.StringIO()
     writer = csv.writer(file)
     writer.writerow(names)
-    for row in chosen.to_pylist():
-        writer.writerow([SEPARATOR.join(cell) if isinstance(cell, list) else cell for cell in row.values()])
+    writer.writerows(zip(*columns.values(), strict=True))
     return file.getvalue()

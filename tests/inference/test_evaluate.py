@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from bertkit.analysis.compare import compare
 from bertkit.errors import UsageError
 from bertkit.inference.evaluate import evaluate
 from bertkit.inference.export import export
@@ -168,6 +169,29 @@ def test_labels_that_the_model_lacks_are_counted_and_named(reviews, tmp_path):
     (one,) = evaluate(str(place), str(file), tmp_path / "x", lines.append)
     assert any("the model lacks the labels 'none' (2)" in line for line in lines)
     assert one.metrics["rows"] == len(rows)
+
+
+def test_of_several_labels_rows_with_unknown_ones_are_left_out(finish, tmp_path, call):
+    folder = finish("classify, several labels")
+    rows = pd.read_csv(folder / "reviews" / "test.csv", keep_default_na=False).to_dict("records")[:9]
+    known = rows[1:]
+    assert any(row["tags"] == "" for row in known), "no label is an answer"
+    file = write_rows(tmp_path / "new.csv", [rows[0] | {"tags": "slow|new"}, *known])
+    (one,) = evaluate(str(folder / "run"), str(file), tmp_path / "x")
+    assert one.metrics["rows"] == len(known)
+    _, _, err = call("predict", folder / "run", "--input", file, "--output", "out.csv", "--precision", "fp32")
+    exact = f"exact match {100 * one.metrics['exact_match']:.1f} %"
+    assert f"8 rows have a label (1 with labels that the model lacks left out): {exact}" in err
+
+
+def test_evaluations_are_compared(reviews, tmp_path):
+    place, rows = reviews
+    file = write_rows(tmp_path / "new.csv", rows)
+    for name in ("one", "two"):
+        evaluate(str(place), str(file), tmp_path / name)
+    (found,) = compare([tmp_path / "one", tmp_path / "two"])
+    assert (found.contrast.value, found.contrast.rows) == (0.0, len(rows))
+    assert found.first.find_title() == "macro F1"
 
 
 def test_one_class_alone_can_be_scored(reviews, tmp_path):

@@ -14,6 +14,7 @@ from sklearn import metrics
 from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE
 from bertkit.metrics.classification import score_classes, score_table, tune_thresholds
 from bertkit.metrics.rows import measure_numbers, measure_ranking, take_values
+from bertkit.metrics.table import make_rows
 from bertkit.tasks.texts import tabulate_logits
 
 CLOSE = {"rel": 1e-12, "abs": 1e-12}
@@ -46,6 +47,15 @@ def draw_scores(seed: int, shape: tuple[int, int], independent: bool) -> tuple[n
 
 
 # --- One class
+
+
+def test_an_answer_that_is_no_class_is_wrong_and_no_class():
+    """As scikit-learn's macro F1 over the classes alone."""
+    right, given = ["a", "b", "a", "b"], ["a", "b", "none", ""]
+    rows = make_rows({"label": right, "prediction": given}, names=["a", "b"])
+    found = take_values(score_table(rows))
+    assert found["accuracy"] == 0.5
+    assert found["macro_f1"] == pytest.approx(metrics.f1_score(right, given, labels=["a", "b"], average="macro"))
 
 
 def test_scores_of_classes_of_a_worked_example():

@@ -179,6 +179,6 @@ def test_mistakes_are_a_table_of_their_own(tokenizer, tmp_path):
     examples = ExampleRows({"text": source.find("text")}, TEXTS, labels, [], source.lines, source, {"text", "tags"})
     rows = join_rows(make_rows({LABEL: pa.array(labels, NAMES), PREDICTION: answers}), examples, tokenizer)
     assert list(csv.DictReader(io.StringIO(write_mistakes(rows)))) == [
-        {"row": "2", "text": TEXTS[0], "prediction": "a", "label": "a|b", "id": "0"},
-        {"row": "4", "text": TEXTS[2], "prediction": "b|a", "label": "a", "id": "2"},
+        {"row": "2", "text": TEXTS[0], "prediction": "a", "label": "a | b", "id": "0"},
+        {"row": "4", "text": TEXTS[2], "prediction": "a | b", "label": "a", "id": "2"},
     ]
