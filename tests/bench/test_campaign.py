@@ -247,7 +247,7 @@ def test_the_rehearsal_runs_every_step(call, tmp_path, monkeypatch):
     command = ("bench", "gpu", "--tiny", "--recipe", recipe, "--data", tmp_path / "data", "--output", tmp_path / "gpu")
     code, out, err = call(*command)
     assert (code, err) == (0, "")
-    names = {"tests", "parity", "pretrain-base", "finetune-base", "predict-base", "curve", "squad"}
+    names = {"tests", "parity", "pretrain-base", "mlm-base", "finetune-base", "predict-base", "curve", "squad"}
     records = read_records(tmp_path / "gpu")
     assert records.keys() == names
     assert all(record["tiny"] for record in records.values())

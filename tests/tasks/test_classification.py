@@ -261,7 +261,9 @@ def test_labels_come_from_train_alone_and_others_are_told_and_left_out(tmp_path)
     assert f"{dev}, dev: train lacks the labels 'odd' (2), 'strange' (1); these rows are left out" in lines
     assert any("test: train lacks the labels 'odd' (1)" in line for line in lines)
     write_texts(tmp_path / "d" / "dev.csv", ["odd", "odd"])
-    with pytest.raises(UsageError, match=r"dev\.csv, dev: train has none of the labels in its 2 rows, but bad, good; correct them"):
+    with pytest.raises(
+        UsageError, match=r"dev\.csv, dev: train has none of the labels in its 2 rows, but bad, good; correct them"
+    ):
         load(tmp_path / "d")
 
 

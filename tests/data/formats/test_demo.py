@@ -111,7 +111,7 @@ def test_the_files_are_what_the_tasks_read(folder):
         table = read_tsv(folder / "glue" / "QNLI" / f"{split}.tsv", columns)
         assert set(table.columns["label"]) == {"entailment", "not_entailment"}
     examples = TASKS["qnli"].load(TASKS["qnli"].recipe["data"] | {"dir": str(folder / "glue")}, ignore)
-    assert len(examples["train"]["labels"]) == 1000
+    assert len(examples["train"].labels) == 1000
 
 
 @pytest.mark.slow
