@@ -30,7 +30,7 @@ from bertkit.data.labels import (
     read_lists,
 )
 from bertkit.data.tokenizer import find_words
-from bertkit.errors import UsageError, join_lines
+from bertkit.errors import UsageError, join_lines, make_printable
 from bertkit.metrics.ner import find_entities, sum_types
 from bertkit.metrics.table import (
     LABEL,
@@ -173,8 +173,9 @@ def adopt_table(table: Columns, texts: Sequence[str]) -> pa.Table:
     names = table.table.column_names
     for name in (LABEL, PREDICTION, *texts):
         if name not in names:
+            shown = make_printable(", ".join(names))
             raise UsageError(
-                f"{table.source} has no column {name!r}, only {', '.join(names)}; rename one, or give a run, whose "
+                f"{table.source} has no column {name!r}, only {shown}; rename one, or give a run, whose "
                 f"table is predictions/<split>{TABLE_SUFFIX}"
             )
     results = {*OWN_COLUMNS, LABEL, PREDICTION, *RESULTS, *table.faults}
