@@ -17,6 +17,7 @@ from bertkit.metrics.rows import take_values
 from bertkit.metrics.table import (
     LABEL,
     PREDICTION,
+    find_decided,
     find_kind,
     mark_names,
     number_names,
@@ -164,7 +165,7 @@ def find_reach(share: float, count: int) -> tuple[float, float]:
 
 def plot_taus(rows: pa.Table, split: str) -> Plot:
     """Return the scores of SQuAD 2.0 over the threshold tau, at quantiles of the odds and at the chosen tau."""
-    odds, tau = read_numbers(rows, "null_odds"), read_facts(rows)["decided"]["tau"]
+    odds, tau = read_numbers(rows, "null_odds"), find_decided(rows)["tau"]
     order = np.argsort(odds)
     taus = np.unique(np.append(-np.quantile(odds, np.linspace(0, 1, CUTS), method="nearest"), tau))
     given = np.searchsorted(odds[order], -taus)  # how many are answered: their odds are below -tau

@@ -26,7 +26,7 @@ from bertkit.metrics.calibration import temper
 from bertkit.metrics.classification import FIXED_THRESHOLD, score_table
 from bertkit.metrics.ner import score_types
 from bertkit.metrics.rows import take_values
-from bertkit.metrics.table import LABEL, NAMES, PREDICTION, find_kind, make_rows, read_facts
+from bertkit.metrics.table import LABEL, NAMES, PREDICTION, find_decided, find_kind, make_rows
 from bertkit.model.checkpoint import find_file
 from bertkit.reports.tables import (
     OWN_DATA,
@@ -42,7 +42,7 @@ from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.classification import LABEL_NAMES
-from bertkit.tasks.examples import divide
+from bertkit.tasks.examples import ExampleRows, divide
 from bertkit.tasks.prediction import compute, limit_batch
 from bertkit.tasks.repeats import check_rows
 from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, PredictionSettings, Task
@@ -222,14 +222,14 @@ def list_targets(
 
 
 def evaluate_split(
-    scored: ScoredModel, name: str, examples: Any, train: Any, target: Path | None, report: Report
+    scored: ScoredModel, name: str, examples: Any, train: ExampleRows | None, target: Path | None, report: Report
 ) -> EvaluatedSplit:
     """Score a split, and write its files to a directory, or its table and mistakes to those of the run."""
     task = scored.task
     rows, data = scored.tabulate(examples, name, report)
     leaks = np.empty(0, np.int64)
     if train is not None:
-        checked = check_rows({TRAIN_SPLIT: task.tabulate(train), SCORED: task.tabulate(examples)})
+        checked = check_rows({TRAIN_SPLIT: train, SCORED: task.tabulate(examples)})
         leaks = checked.splits[SCORED].in_train[:, 0]
     others = leaks if len(leaks) < len(rows) else leaks[:0]  # nothing is left without them
     metrics: dict[str, Any] = score_rows(task, rows, "{}", others) | task.baseline(data, data)
@@ -242,7 +242,7 @@ def evaluate_split(
     place = scored.recipe["data"]["dir"]
     if task.copies and (Path(place).is_file() or not task.is_official(place)):
         metrics[OWN_DATA] = True
-    if chosen := read_facts(rows).get("decided", {}).keys() - scored.decided:
+    if chosen := find_decided(rows).keys() - scored.decided:
         metrics[CHOSEN_ON_DEV] = " and ".join(chosen)
     known = Path(scored.run, METRICS_FILE)
     if target is None and name == next(iter(task.splits)) and known.is_file():
@@ -274,12 +274,12 @@ def read_own(scored: ScoredModel, report: Report) -> dict[str, Any]:
     return {split: examples[split] for split in scored.task.splits if split in examples}
 
 
-def read_train(scored: ScoredModel, report: Report) -> Any:
-    """Return the training examples of a run; None if they are gone, which is reported."""
+def read_train(scored: ScoredModel, report: Report) -> ExampleRows | None:
+    """Return the training rows of a run; None if they are gone, which is reported."""
     if not (Path(scored.run) / RECIPE_FILE).is_file():
         return None
     try:
-        return scored.task.load(scored.recipe["data"], ignore)[TRAIN_SPLIT]
+        return scored.task.tabulate(scored.task.load(scored.recipe["data"], ignore)[TRAIN_SPLIT])
     except UsageError as error:
         report(f"the training texts cannot be read, so that rows that were trained on are not looked for: {error}")
         return None

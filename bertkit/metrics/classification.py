@@ -22,11 +22,11 @@ from bertkit.metrics.rows import (
 from bertkit.metrics.table import (
     LABEL,
     PREDICTION,
+    find_decided,
     find_kind,
     list_names,
     mark_names,
     number_names,
-    read_facts,
     read_numbers,
     read_probabilities,
 )
@@ -54,7 +54,7 @@ def score_table(rows: pa.Table) -> dict[str, RowScore | float]:
         found = dict(score_labels(predictions, labels, names, probabilities))
         counts = labels.sum(0).tolist()
     found |= _name_each("count", names, counts)
-    if thresholds := read_facts(rows).get("decided", {}).get("thresholds"):
+    if thresholds := find_decided(rows).get("thresholds"):
         found |= _name_each("threshold", names, thresholds)
     return found if probabilities is None else found | measure_calibration(probabilities, labels)
 

@@ -37,6 +37,11 @@ def read_facts(rows: pa.Table) -> dict[str, Any]:
     return {name.removeprefix(FACTS): json.loads(value) for name, value in found.items() if name.startswith(FACTS)}
 
 
+def find_decided(rows: pa.Table) -> dict[str, Any]:
+    """Return the values of BertConfig that the evaluation of a table has decided, such as tau."""
+    return read_facts(rows).get("decided", {})
+
+
 def add_facts(rows: pa.Table, **facts: Any) -> pa.Table:
     """Return a table with further facts."""
     return make_rows(dict(zip(rows.column_names, rows.columns, strict=True)), **read_facts(rows) | facts)

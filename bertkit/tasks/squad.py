@@ -46,7 +46,7 @@ from bertkit.metrics.squad import (
     score_squad1,
     score_squad2,
 )
-from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows, read_facts, read_numbers
+from bertkit.metrics.table import LABEL, NAMES, PREDICTION, find_decided, make_rows, read_numbers
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.classification import UNLABELLED
 from bertkit.tasks.examples import ExampleRows, select
@@ -277,7 +277,7 @@ class SquadTask(FineTuningTask):
             )
             found |= {f"tau0_{name}": score for name, score in measure_questions(*at_zero, answerable).items()}
         found = {name: score for name, score in found.items() if not name.endswith("total")}
-        if (tau := read_facts(rows).get("decided", {}).get("tau")) is not None:
+        if (tau := find_decided(rows).get("tau")) is not None:
             found |= {"tau": tau, "null_score_diff_threshold": -tau}
         return found
 

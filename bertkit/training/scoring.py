@@ -13,7 +13,7 @@ import pyarrow as pa
 from bertkit.metrics.calibration import temper
 from bertkit.metrics.intervals import Interval, find_interval
 from bertkit.metrics.rows import RowScore, take_values
-from bertkit.metrics.table import LABEL, read_facts
+from bertkit.metrics.table import LABEL, find_decided
 from bertkit.reports.tables import WITHOUT_LEAKS, name_limits
 from bertkit.system.progress import Report
 from bertkit.tasks.classification import UNLABELLED
@@ -84,11 +84,6 @@ def score_splits(
             rows = rows.drop_columns([name for name in JUDGED if name in rows.column_names])
         found.files |= format_table(rows, "test" if split == UNLABELLED else split)
     return found
-
-
-def find_decided(rows: pa.Table) -> dict[str, Any]:
-    """Return the values of BertConfig that the evaluation of a table has decided, such as tau."""
-    return read_facts(rows).get("decided", {})
 
 
 def score_rows(task: Task, rows: pa.Table, pattern: str, leaks: np.ndarray) -> dict[str, float]:
