@@ -76,12 +76,12 @@ def stop_at(update):
 
 
 def stop_at_once():
-    """Return PRETRAIN with a stop signal in its first batch."""
+    """Return PRETRAIN with a stop signal in its first batch of training, after the one that checks types."""
     batches = []
 
     def collate(batch):
         batches.append(batch)
-        if len(batches) == 1:
+        if len(batches) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
         return PRETRAIN.collate(batch)
 
