@@ -35,7 +35,7 @@ demo: $(INSTALLED) ## 8 min: a classifier of texts after 2, then a pretraining, 
 	$(BIN)/bertkit predict runs/demo-classify "n_jobs is int: The number of jobs to run in parallel."
 	$(BIN)/bertkit report runs/demo-classify --output runs/demo.html
 	$(BIN)/bertkit pretrain --recipe recipes/demo/pretrain.toml --output runs/demo \
-	  --set data.limit_characters=10000000 --set batch_size=32 --set train.max_steps=2000
+	  --set data.limit_characters=10000000 --batch-size 32 --steps 2000
 	$(BIN)/bertkit squad --version 2 --recipe recipes/demo/squad.toml --data runs/demo-data/squad --output runs/demo-squad
 	$(BIN)/bertkit predict runs/demo-squad $(ASKED) $(CONTEXT) $(OTHER) $(CONTEXT)
 	$(BIN)/bertkit report runs/demo-classify runs/demo runs/demo-squad --output runs/demo.html

@@ -16,8 +16,24 @@ from bertkit.cli.console import LAUNCHED, RARE_COLLECTION, explain_mistakes, lea
 from bertkit.cli.options import app
 from bertkit.errors import UsageError
 
-for _part in ("train", "inference", "data", "bench"):  # they add their commands to `app`, in the order of --help
+for _part in ("train", "inference", "data", "bench"):  # they add their commands to `app`
     import_module(f"bertkit.cli.{_part}")
+
+
+PANELS = {  # the parts of --help -> their commands
+    "Train": "pretrain classify glue squad swag ner study vocab corpus sample triviaqa",
+    "Use": "predict evaluate features serve",
+    "Look": "doctor report compare score bench",
+    "Share": "push export reproduce import-tf",
+}
+
+
+def arrange_help() -> None:
+    """Put every command into its panel of `bertkit --help`."""
+    panels = {name: panel for panel, names in PANELS.items() for name in names.split()}
+    for entry in (*app.registered_commands, *app.registered_groups):
+        entry.rich_help_panel = panels[entry.name or entry.callback.__name__]
+    app.registered_commands.sort(key=lambda entry: list(PANELS).index(entry.rich_help_panel))
 
 
 def unwrap_help(program: typer.Typer) -> None:
@@ -28,6 +44,7 @@ def unwrap_help(program: typer.Typer) -> None:
         unwrap_help(group.typer_instance)
 
 
+arrange_help()
 unwrap_help(app)
 
 

@@ -15,6 +15,7 @@ from bertkit.cli.options import (
     Cased,
     Folds,
     JsonFile,
+    LabelNames,
     Output,
     PathArgument,
     PathOption,
@@ -23,13 +24,13 @@ from bertkit.cli.options import (
     RecipeFile,
     Settings,
     Sources,
+    TextNames,
     Workers,
     app,
     corpora,
     split_names,
 )
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal
-from bertkit.tasks.option import CLASSIFY_OPTIONS
 
 
 @app.command()
@@ -40,12 +41,8 @@ def doctor(
     task: Annotated[
         str, typer.Option("--task", help="classify, ner, squad1, squad2, swag, or a GLUE task such as cola.")
     ] = "classify",
-    text: Annotated[
-        list[str] | None, typer.Option("--text", help=CLASSIFY_OPTIONS["text"].help, metavar="COLUMN[,COLUMN]")
-    ] = None,
-    label: Annotated[
-        list[str] | None, typer.Option("--label", help=CLASSIFY_OPTIONS["label"].help, metavar="COLUMN[,COLUMN…]")
-    ] = None,
+    text: TextNames = None,
+    label: LabelNames = None,
     model: Annotated[
         str | None,
         PlaceOption(

@@ -3,9 +3,9 @@
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, wraps
-from inspect import Signature, signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from bertkit.cli.console import print_line
-from bertkit.tasks.option import DIR, PRETRAINING_OPTIONS, Options
+from bertkit.tasks.option import CLASSIFY_OPTIONS, DIR, PRETRAINING_OPTIONS, TOP_LEVEL, Options
 
 HELP_WIDTH = 78  # columns between the margins of a terminal of 80
 
@@ -62,6 +62,15 @@ DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the recipe or a study's runs, with sizes and costs, then exit.")
 ]
 Data = Annotated[str | None, PlaceOption("--data", help=DIR.help, metavar="DIR")]
+REPEATED = "Several: with commas, or the option again."
+TextNames = Annotated[
+    list[str] | None,
+    typer.Option("--text", help=f"{CLASSIFY_OPTIONS['text'].help} {REPEATED}", metavar="COLUMN[,COLUMN]"),
+]
+LabelNames = Annotated[
+    list[str] | None,
+    typer.Option("--label", help=f"{CLASSIFY_OPTIONS['label'].help} {REPEATED}", metavar="COLUMN[,COLUMN…]"),
+]
 Push = Annotated[
     str | None, typer.Option("--push-to-hub", help="Upload the finished run to this Hub repository.", metavar="REPO")
 ]
@@ -112,13 +121,17 @@ def split_names(given: list[str] | None) -> list[str] | None:
     return [name for names in given or () if names for name in names.split(",")] or None
 
 
-def list_options(options: Options) -> str:
-    """Return the end of a help text, which lists the keys of `--set data.KEY=VALUE`."""
-    lines = ["Keys of --set data.KEY=VALUE:"]
-    for name, option in options.items():
-        line = f"{name} = {json.dumps(option.default)}: {option.explain(option.default)}"
-        lines.append(fill(line, HELP_WIDTH, subsequent_indent="    "))
-    return "\n".join(lines).replace("[", r"\[")  # escapes rich markup
+def escape(text: str) -> str:
+    """Return a text that rich prints as it is; importing rich's own function would delay every command."""
+    return text.replace("[", r"\[")
+
+
+def list_keys(options: Options) -> str:
+    """Return the end of a help text, which lists the keys of `--set KEY=VALUE` and `--set data.KEY=VALUE`."""
+    top = [f"{name}: {text}" for name, text in TOP_LEVEL.items()]
+    data = [f"{name} = {json.dumps(each.default)}: {each.explain(each.default)}" for name, each in options.items()]
+    lines = ["Keys of --set KEY=VALUE:", *top, "", "Keys of --set data.KEY=VALUE:", *data]
+    return escape("\n".join(fill(line, HELP_WIDTH, subsequent_indent="    ") for line in lines))
 
 
 @dataclass(frozen=True)
@@ -134,23 +147,45 @@ class RunOptions:
     dry_run: DryRun = False
 
 
-def training_command(options: Options) -> Callable[[Callable[..., None]], None]:
+# Option of every command that trains -> key of the recipe, type, and help text (default: that of the task's option).
+NAMED_KEYS = {
+    "learning_rate": ("train.learning_rate", float, "Peak of the learning rate."),
+    "epochs": ("train.num_train_epochs", float, "Number of epochs."),
+    "steps": ("train.max_steps", int, "Number of updates."),
+    "batch_size": ("batch_size", int, TOP_LEVEL["batch_size"]),
+    "seed": ("train.seed", int, "Seed of all that is random; with --restarts the first of them."),
+    "max_length": ("data.max_length", int, ""),
+}
+
+
+def training_command(options: Options, duration: str = "epochs") -> Callable[[Callable[..., None]], None]:
     """Return a decorator that adds a command to `app` and passes it `RunOptions` as first argument.
+
+    The options in NAMED_KEYS are appended to those of `--set`, and win over them.
 
     Args:
         options: Options of `[data]`, which the help text lists.
+        duration: The option for the length of the training, epochs or steps.
     """
-    shared = signature(RunOptions).parameters
+    named = {name: NAMED_KEYS[name] for name in ("learning_rate", duration, "batch_size", "seed", "max_length")}
+    shared, typed = signature(RunOptions).parameters, []
+    for name, (_, kind, text) in named.items():
+        option = typer.Option(f"--{name.replace('_', '-')}", help=escape(text or options[name].help))
+        kind = Annotated[kind | None, option]
+        typed.append(Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=kind))
 
     def add(command: Callable[..., None]) -> None:
         @wraps(command)
         def call(**values: Any) -> None:
-            command(RunOptions(**{name: values.pop(name) for name in shared}), **values)
+            given = [f"{named[name][0]}={value}" for name in named if (value := values.pop(name)) is not None]
+            run = RunOptions(**{name: values.pop(name) for name in shared})
+            command(replace(run, settings=[*(run.settings or ()), *given]), **values)
 
         _, *own = signature(command).parameters.values()
-        call.__signature__ = Signature([*own, *shared.values()])  # typer derives its options from it
-        call.__annotations__ = {option.name: option.annotation for option in (*own, *shared.values())}
-        app.command(epilog=list_options(options))(call)
+        every = [*own, *typed, *shared.values()]
+        call.__signature__ = Signature(every)  # typer derives its options from it
+        call.__annotations__ = {option.name: option.annotation for option in every}
+        app.command(epilog=list_keys(options))(call)
 
     return add
 

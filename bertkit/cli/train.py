@@ -17,6 +17,7 @@ from bertkit.cli.options import (
     DryRun,
     Folds,
     Grid,
+    LabelNames,
     Model,
     Output,
     PathArgument,
@@ -26,6 +27,7 @@ from bertkit.cli.options import (
     RunOptions,
     SearchTrials,
     Settings,
+    TextNames,
     Workers,
     app,
     split_names,
@@ -47,7 +49,7 @@ from bertkit.tasks.option import (
 SHORT_WAIT = "1000"
 
 
-@training_command(PRETRAINING_OPTIONS)
+@training_command(PRETRAINING_OPTIONS, duration="steps")
 def pretrain(
     options: RunOptions,
     corpus: Annotated[
@@ -79,12 +81,8 @@ def classify(
     data: Annotated[
         str | None, PlaceOption("--data", help=CLASSIFY_OPTIONS["dir"].help, metavar="FILE|DIR|NAME")
     ] = None,
-    text: Annotated[
-        list[str] | None, typer.Option("--text", help=CLASSIFY_OPTIONS["text"].help, metavar="COLUMN[,COLUMN]")
-    ] = None,
-    label: Annotated[
-        list[str] | None, typer.Option("--label", help=CLASSIFY_OPTIONS["label"].help, metavar="COLUMN[,COLUMN…]")
-    ] = None,
+    text: TextNames = None,
+    label: LabelNames = None,
     folds: Folds = 0,
     grid: Grid = False,
     restarts: Restarts = 1,
@@ -443,7 +441,7 @@ def set_clock(budget: str, settings: Mapping[str, Any]) -> Any:
 
     clock = Clock(parse_duration(budget))
     if "max_steps" in settings.get("train", {}):
-        raise UsageError("--budget decides the number of updates; leave out train.max_steps")
+        raise UsageError("--budget decides the number of updates; leave out train.max_steps (or --steps)")
     return clock
 
 

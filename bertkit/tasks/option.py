@@ -1,5 +1,7 @@
 """The options of `[data]`, declared once: checks, dry runs and help texts are made from them.
 
+Help texts also list the keys at the top level of a recipe, which `bertkit.training.recipe` checks.
+
 Only the standard library is imported here, so that `--help` is fast.
 """
 
@@ -48,6 +50,20 @@ class Option:
 
 
 Options = Mapping[str, Option]
+
+TOP_LEVEL = {  # key -> help text
+    "task": "Task that a recipe file is for.",
+    "checkpoint": "Model to start from, as --model.",
+    "batch_size": "Number of sequences per update, over all processes.",
+    "precision": "auto (bf16 where the hardware has it), fp32, bf16 or fp16; bf16=true and fp16=true mean the same.",
+    "preset": "paper; stable: for small data, on which fine-tuning by the paper may fail.",
+    "freeze": "encoder: train the head only.",
+    "bilstm": "Whether a BiLSTM reads the encoder's output.",
+    "reinit_layers": "Number of last layers that start from random weights.",
+    "patience": "End after N evaluations without a better score; 0: never.",
+    "calibrate": "Whether a temperature calibrates the probabilities.",
+    "pace": "Learning rate over the updates, which --budget decides.",
+}
 
 CODE = "reference code"
 DIR = Option("", help="Folder of the official files (default: the Hub's data set).", is_input=True)

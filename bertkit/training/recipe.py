@@ -49,6 +49,13 @@ TOP_KEYS = {
     "pace": list[list[float]],
 }
 TABLES = ("model", "data", "train")
+# Names that other programs have for keys -> table and key.
+ALIASES = {
+    "epochs": ("train", "num_train_epochs"),
+    "steps": ("train", "max_steps"),
+    "lr": ("train", "learning_rate"),
+    "bs": ("", "batch_size"),
+}
 PHASE = {"share": float, "max_length": int}
 # Table -> package, file and name of the class whose fields are its keys.
 SOURCES = {
@@ -138,7 +145,7 @@ def read_recipe(path: str | Path) -> Recipe:
     A file of recipes/ that does not exist in this directory is read from the installed package.
 
     Raises:
-        UsageError: The file cannot be read, or is not TOML.
+        UsageError: The file cannot be read, is not TOML, or has two precisions.
     """
     try:
         given, installed = Path(path), PACKAGE / path
@@ -146,6 +153,8 @@ def read_recipe(path: str | Path) -> Recipe:
         return merge(tomllib.loads(found.read_bytes().decode("utf-8-sig")))
     except OSError as error:
         raise UsageError(f"recipe {path} cannot be read ({error.strerror}); give the path of a TOML file") from None
+    except UsageError as error:
+        raise UsageError(f"recipe {path}: {error}") from None
     # TOMLDecodeError, an encoding other than UTF-8, a number with too many digits; lists or tables nested too deeply
     except (ValueError, RecursionError) as error:
         raise UsageError(f"recipe {path} is not TOML: {error}; correct it there (https://toml.io)") from None
@@ -178,16 +187,34 @@ def merge(*recipes: Mapping[str, Any]) -> Recipe:
 
     `[model]`, `[data]` and `[train]` are merged key by key; any other value (a list, the phases, a table inside
     `[train]`) replaces the earlier one entirely. None means "not given" and replaces nothing. Text that begins with
-    `~` or `~user` is expanded as a path.
+    `~` or `~user` is expanded as a path; `fp16 = true` and `bf16 = true` are read as `precision`.
+
+    Raises:
+        UsageError: A recipe has two precisions.
     """
     merged: Recipe = {}
-    for recipe in map(expand_recipe, recipes):
+    for recipe in map(name_precision, map(expand_recipe, recipes)):
         for key, value in recipe.items():
             if key in TABLES and isinstance(value, dict) and isinstance(merged.get(key), dict):
                 merged[key] |= value
             else:
                 merged[key] = value
     return merged
+
+
+def name_precision(recipe: Recipe) -> Recipe:
+    """Write `fp16 = true` or `bf16 = true`, at the top level or in `[train]`, as `precision`; return the recipe.
+
+    Raises:
+        UsageError: The recipe has two precisions.
+    """
+    for table in (recipe, recipe.get("train")):
+        for name in ("bf16", "fp16"):
+            if isinstance(table, dict) and table.get(name) is True:
+                del table[name]
+                if (other := recipe.setdefault("precision", name)) != name:
+                    raise UsageError(f"precision is given twice, as {name} and as {show_toml(other)}; keep one of them")
+    return recipe
 
 
 def check(recipe: Mapping[str, Any], *, data_defaults: Mapping[str, Any], where: str = "recipe") -> Recipe:
@@ -383,6 +410,9 @@ def _explain_unknown_key(key: str, table: str, data_defaults: Mapping[str, Any])
     for home in ("", "data", "train", "model"):
         if home != table and key in _list_names(home, data_defaults):
             return f"{problem}; it belongs {f'in [{home}]' if home else 'at the top level, above the first table'}"
+    home, name = ALIASES.get(key, ("", ""))
+    if name in _list_names(home, data_defaults):
+        return f"{problem}; did you mean {name!r} {f'in [{home}]' if home else 'at the top level'}?"
     names = {name: repr(name) for name in _list_names(table, data_defaults)}
     if not table:
         names |= {name: _bracket(name) for name in (*TABLES, "phase")}

@@ -16,10 +16,12 @@ import zipfile
 
 import pytest
 import torch
+import typer
 from rich.console import Console
 
 from bertkit import cli
 from bertkit.cli import bench, console
+from bertkit.cli.options import app
 from bertkit.errors import UsageError
 from bertkit.inference.glue_submission import SUBMITTED
 from bertkit.reports.tables import make_table
@@ -48,32 +50,9 @@ SMALL = [
 
 
 COMMANDS = [
-    "pretrain",
-    "vocab",
-    "classify",
-    "glue",
-    "squad",
-    "swag",
-    "ner",
-    "features",
-    "import-tf",
-    "predict",
-    "push",
-    "report",
-    "reproduce",
-    "sample",
-    "triviaqa",
-    "study",
-    "score glue",
-    "score squad",
-    "bench squad",
-    "bench corpus",
-    "bench predict",
-    "bench finetune",
-    "bench pretrain",
-    "bench gpu",
-    "corpus build",
-    "corpus stats",
+    f"{name} {part}".strip()
+    for name, command in typer.main.get_command(app).commands.items()
+    for part in getattr(command, "commands", [""])
 ]
 
 

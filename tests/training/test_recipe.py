@@ -268,8 +268,8 @@ def test_merging_is_associative_and_repeatable(a: dict[str, Any], b: dict[str, A
         # Keys that bertkit sets itself.
         ("train.output_dir=x", "[train] output_dir cannot be set here; use --output"),
         ("train.gradient_accumulation_steps=2", "set batch_size at the top level"),
-        ("train.bf16=true", 'set precision at the top level, for example precision = "bf16"'),
-        ("fp16=true", "fp16 cannot be set here; set precision at the top level"),
+        ("train.bf16=false", 'set precision at the top level, for example precision = "bf16"'),
+        ("fp16=false", "fp16 cannot be set here; set precision at the top level"),
         ("train.hub_token=x", "secrets do not belong in a recipe"),
         ("train.ignore_data_skip=true", "a resumed run would see other data"),
         ("train.dataloader_persistent_workers=true", "would read its data in another order"),

@@ -1,0 +1,144 @@
+"""The options that every command that trains has, the keys of `--set` in other words, and the panels of `--help`."""
+
+import tomllib
+
+import pytest
+import typer
+
+from bertkit.cli import PANELS
+from bertkit.cli.options import app
+from bertkit.tasks.option import TOP_LEVEL
+from bertkit.training.recipe import TOP_KEYS, merge, parse_setting
+from tests.official import write_checkpoint, write_conll, write_glue, write_reviews, write_squad, write_swag
+
+KEYS = {
+    "--learning-rate": ("train", "learning_rate"),
+    "--epochs": ("train", "num_train_epochs"),
+    "--steps": ("train", "max_steps"),
+    "--batch-size": ("batch_size",),
+    "--seed": ("train", "seed"),
+    "--max-length": ("data", "max_length"),
+}
+GIVEN = {"--learning-rate": 3e-4, "--epochs": 1.5, "--batch-size": 4, "--seed": 7, "--max-length": 40}
+PRETRAINING = {"--steps" if option == "--epochs" else option: value for option, value in GIVEN.items()} | {"--steps": 9}
+COMMANDS = {
+    "pretrain": ("--corpus", "text.txt", "--set", "data.vocab_size=100"),
+    "classify": ("--data", "reviews.csv", "--model", "bert"),
+    "glue": ("--task", "rte", "--data", "glue", "--model", "bert"),
+    "squad": ("--version", 1, "--data", "squad", "--model", "bert", "--set", "data.max_query_length=16"),
+    "swag": ("--data", "swag", "--model", "bert"),
+    "ner": ("--data", "conll", "--model", "bert"),
+}
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Write small data for each command, and a tiny BERT; leave out the costs of a dry run, which take seconds."""
+    monkeypatch.setattr("bertkit.training.plan.describe_cost", lambda *_: [])
+    monkeypatch.setattr("bertkit.studies.forecast.forecast_study", lambda *_: None)
+    sentences = [f"The word of line {number} is {number % 7}." for number in range(60)]
+    (tmp_path / "text.txt").write_text("\n\n".join(f"{sentence}\n{sentence}" for sentence in sentences))
+    write_reviews(tmp_path / "reviews.csv", 120)
+    write_glue(tmp_path / "glue")
+    write_squad(tmp_path / "squad", 1)
+    write_swag(tmp_path / "swag")
+    write_conll(tmp_path / "conll")
+    write_checkpoint(tmp_path / "bert")
+
+
+def list_words(given):
+    return [word for pair in given.items() for word in pair]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_five_options_are_names_of_keys_and_win_over_set(call, files, command):
+    given = PRETRAINING if command == "pretrain" else GIVEN
+    overridden = ("--set", "train.seed=3", "--set", "batch_size=2")
+    code, out, err = call(command, *COMMANDS[command], *list_words(given), *overridden, "--dry-run")
+    assert (code, err) == (0, "")
+    recipe = tomllib.loads(out.partition("\noutput: ")[0])
+    for option, value in given.items():
+        *table, key = KEYS[option]
+        assert (recipe[table[0]] if table else recipe)[key] == value, option
+
+
+@pytest.mark.parametrize(
+    ("command", "study"),
+    [
+        ("classify", ("--folds", 2)),
+        ("classify", ("--grid",)),
+        ("squad", ("--folds", 2)),
+        ("ner", ("--restarts", 2)),
+        ("glue", ("--restarts", 2)),
+    ],
+)
+def test_the_five_options_reach_the_runs_of_a_study(call, files, monkeypatch, command, study):
+    made = []
+    monkeypatch.setattr("bertkit.studies.cells.describe_plan", lambda study: made.append(study) or [])
+    code, _, err = call(command, *COMMANDS[command], *list_words(GIVEN), *study, "--dry-run")
+    assert (code, err) == (0, "")
+    assert made[0].seeds == ((7, 8) if "--restarts" in study else (7,))
+    assert made[0].grid == {}, "a value takes the place of an axis"
+    for row in made[0].rows.values():
+        assert row.recipe["train"] == {"learning_rate": 3e-4, "num_train_epochs": 1.5}
+        assert (row.recipe["batch_size"], row.recipe["data"]["max_length"]) == (4, 40)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("glue --task rte --epochs many", "Invalid value for '--epochs': Input should be a valid number"),
+        ("glue --task rte --batch-size 0", "batch_size = 0; it must be at least 1"),
+        ("glue --task rte --steps 3", "No such option"),
+        ("pretrain --epochs 3", "No such option"),
+        (
+            "pretrain --budget 5m --steps 3",
+            "--budget decides the number of updates; leave out train.max_steps (or --steps)",
+        ),
+        ("squad --version 1 --ensemble runs/one --seed 3", "leave out the options of training"),
+        ("swag --set epochs=3", "'epochs' at the top level; did you mean 'num_train_epochs' in [train]?"),
+        ("pretrain --set steps=3", "'steps' at the top level; did you mean 'max_steps' in [train]?"),
+        ("ner --set lr=1e-4", "'lr' at the top level; did you mean 'learning_rate' in [train]?"),
+        ("ner --set train.lr=1e-4", "'lr' in [train]; did you mean 'learning_rate' in [train]?"),
+        ("classify --set bs=16", "'bs' at the top level; did you mean 'batch_size' at the top level?"),
+        ("classify --set learning_rate=1", "'learning_rate' at the top level; it belongs in [train]"),
+        ("classify --recipe two.toml", 'recipe two.toml: precision is given twice, as fp16 and as "bf16"; keep one'),
+    ],
+)
+def test_a_mistake_names_the_option_or_the_right_key(call, tmp_path, words, expected):
+    (tmp_path / "two.toml").write_text("train.fp16 = true\ntrain.bf16 = true\n")
+    code, _, err = call(*words.split())
+    assert (code, err.count("\n")) == (2, 1)
+    assert expected in err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_a_precision_has_the_names_of_the_trainer(name):
+    for setting in (f"{name}=true", f"train.{name}=true"):
+        recipe = merge({"precision": "auto", "train": {"seed": 1}}, parse_setting(setting))
+        assert recipe == {"precision": name, "train": {"seed": 1}}
+    assert merge({"precision": name, name: True}) == {"precision": name}
+    with pytest.raises(ValueError, match=rf'as {name} and as "fp32"; keep one'):
+        merge({"precision": "fp32", "train": {name: True}})
+
+
+@pytest.mark.parametrize("words", ["--text title --text body", "--text title,body"])
+def test_text_may_be_repeated(call, files, words):
+    code, out, err = call("classify", *COMMANDS["classify"], *words.split(), "--dry-run")
+    assert (code, err) == (0, "")
+    assert tomllib.loads(out.partition("\noutput: ")[0])["data"]["text"] == ["title", "body"]
+    code, _, err = call("doctor", "reviews.csv", *words.split(), "--label", "stars", "--json", "found.json")
+    assert (code, err) == (0, "")
+
+
+def test_help_lists_every_top_level_key_and_every_command_in_one_panel(call):
+    assert TOP_LEVEL.keys() == TOP_KEYS.keys()
+    out = call("classify", "--help")[1]
+    assert all(f"\n {key}: " in out for key in TOP_KEYS)
+    listed = [name for names in PANELS.values() for name in names.split()]
+    assert sorted(listed) == sorted(typer.main.get_command(app).commands)
+    out = call("--help")[1]
+    places = [out.index(f"─ {panel} ─") for panel in PANELS]
+    assert places == sorted(places)
+    assert "─ Commands ─" not in out
