@@ -167,7 +167,7 @@ class SquadTask(FineTuningTask):
 
     def read_own(self, options: Mapping[str, Any], report: Report) -> dict[str, list[Question]]:
         """Read a person's own questions, and take dev and test from train by a hash of contexts or groups."""
-        found = read_own_squad(options["dir"], self.version.number, options["group"])
+        found = read_own_squad(options["dir"], self.version.number, options["group"], report=report)
         examples = {split: part.questions for split, part in found.items()}
         sources = {split: part.source for split, part in found.items()}
         rows = divide_train(sources, list_keys(examples["train"]), options, "question")
