@@ -34,7 +34,7 @@ DECISIONS = {"accept": "", "reject": "rejected", "ignore": "ignored"}  # Prodigy
 FURTHER, UNANNOTATED = "further annotations of a text", "not annotated"
 BOUND = re.compile(r"T\d+\t(\S+) (\d+)(?: \d+(;)\d+)* (\d+)\t(.*)")  # brat: type, start, end and text of a span
 TUPLE = re.compile(rb'\[\s*"[^{]*\{')  # a text and an object
-REGION_REMEDY = "give labels of a plain text, each with start, end and labels"
+REGION_REMEDY = "give labels of a plain text, each with start, end and labels"  # as HTML, sound and images have not
 TUPLE_REMEDY = 'give tuples such as ["Ada lived.", {"entities": [[0, 3, "PER"]]}]'
 
 
@@ -105,6 +105,7 @@ def read_export(path: Path, report: Report) -> Columns:
     listed = found.annotations if isinstance(found, ExportKeys) else found
     if TUPLE.match(next((bytes(one) for one in listed if bytes(one) != b"null"), b"")):
         return _read_tuples(path, listed, report)
+    del found, listed  # before the file is read again
     rows = read_columns(path)
     names = rows.table.column_names
     if {*TASKS_COLUMNS} <= {*names}:
@@ -181,7 +182,6 @@ def _walk_tasks(rows: Columns) -> Iterator[Marked]:
             texts = {name: _write(value) for name, value in decode(data, type=dict[str, Any]).items()}
             found = decode(annotations or "[]", type=list[RegionResults])
             kept = sorted((x for x in found if not x.was_cancelled), key=lambda x: (bool(x.ground_truth), x.created_at))
-            # Labels of HTML, audio and images lack a start or an end in characters and are errors.
             marks = [one for one in kept[-1].result if str(one.get("type")).endswith("labels")] if kept else []
             spans = convert([one.get("value") for one in marks], list[MarkedSpan])
         yield (row, texts, spans) if kept else "skipped" if found else UNANNOTATED
