@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from bertkit.data.formats.annotations import find_brat, read_exports
-from bertkit.data.formats.columns import has_splits
+from bertkit.data.formats.columns import has_splits, read_columns
 from bertkit.data.formats.conll import (
     CONLL_SUFFIXES,
     DOCSTART,
@@ -206,7 +206,7 @@ class NerTask(FineTuningTask):
         place = Path(options["dir"])
         is_table = place.is_file() or find_dataset(options["dir"]) or has_splits(place) or find_brat(options["dir"])
         if is_table and place.suffix not in CONLL_SUFFIXES:
-            tables = read_exports(options["dir"], report, needs_train)
+            tables = read_exports(options["dir"], read_columns, report, needs_train)
             if others := [name for names in NER_FILES for name in names if (place / name).is_file()]:
                 report(f"{place}: the tables are read, but not {', '.join(others)}")
             return {split: read_entities(rows, report) for split, rows in tables.items()}

@@ -7,15 +7,15 @@
 - The Hub: rows of its dataset viewer, whose tags are numbers, with the `features` that name them.
 
 Doccano's JSON lines are tables with spans already (`bertkit.data.formats.entities`). The text of a span, if the form
-repeats it, must be the text at its offsets. Annotations that were rejected, skipped or not made, and all but one of a
-text, are left out and counted. Left out: words, and spans that overlap or are outside their text.
+repeats it, must be the text at its offsets. Left out: words, and spans that overlap or are outside their text.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,16 @@ import pyarrow as pa
 from msgspec import Raw, Struct, convert
 from msgspec.json import decode, encode
 
-from bertkit.data.formats.columns import SPLIT_NAMES, Columns, has_splits, read_columns, read_splits
+from bertkit.data.formats.columns import SPLIT_NAMES, Columns, has_splits, read_splits
 from bertkit.data.formats.entities import TEXT_COLUMN
-from bertkit.data.formats.tables import LONGEST_QUOTED, explain_form, read_json, read_lines
+from bertkit.data.formats.tables import LONGEST_QUOTED, explain_form, open_file, read_json, read_lines
 from bertkit.errors import UsageError
 from bertkit.system.progress import Report
 
-SPANS, TASKS_COLUMNS = "spans", ("data", "annotations")
+SPANS, FURTHER, UNANNOTATED = "spans", "further annotations of a text", "not annotated"
 DECISIONS = {"accept": "", "reject": "rejected", "ignore": "ignored"}  # Prodigy's -> why a row is left out
-FURTHER, UNANNOTATED = "further annotations of a text", "not annotated"
 BOUND = re.compile(r"T\d+\t(\S+) (\d+)(?: \d+(;)\d+)* (\d+)\t(.*)")  # brat: type, start, end and text of a span
+REGIONS = re.compile(r'\[\{.*"labels":')
 TUPLE = re.compile(rb'\[\s*"[^{]*\{')  # a text and an object
 REGION_REMEDY = "give labels of a plain text, each with start, end and labels"  # as HTML, sound and images have not
 TUPLE_REMEDY = 'give tuples such as ["Ada lived.", {"entities": [[0, 3, "PER"]]}]'
@@ -78,23 +78,24 @@ class ExportKeys(Struct):
     rows: list[dict[str, Any]] = []
 
 
+Reader = Callable[[Path], Columns]  # of tables
 Marked = tuple[int, dict[str, str], list[MarkedSpan]] | str  # row, its other cells and spans; or why one is left out
 
 
-def read_exports(place: str, report: Report, needs_train: bool = True) -> dict[str, Columns]:
-    """Read the splits of tables or exports, as `read_splits` does, or of brat's documents."""
+def read_exports(place: str, read: Reader, report: Report, needs_train: bool = True) -> dict[str, Columns]:
+    """Read the splits of tables or exports, as `read_splits` does, or of brat's documents; `read` reads tables."""
     if documents := find_brat(place):
         if needs_train and "train" not in documents:
             raise UsageError(f"{place} has no .ann files of the split train; give some")
         return {split: _read_brat(place, paths, report) for split, paths in documents.items()}
-    return read_splits(place, lambda path: read_export(path, report), needs_train)
+    return read_splits(place, partial(read_export, read=read, report=report), needs_train)
 
 
-def read_export(path: Path, report: Report) -> Columns:
+def read_export(path: Path, read: Reader, report: Report) -> Columns:
     """Read an export as a table with `text` and `spans`, or words and tags; return any other table as it is.
 
     Raises:
-        UsageError: As `read_columns`; or a value has another form, a span's text is elsewhere, or no row is left.
+        UsageError: As `read`; or a value has another form, a span's text is elsewhere, or no row is left.
     """
     found: list[Raw] | ExportKeys = []
     if path.name.removesuffix(".gz").endswith(".json"):
@@ -106,14 +107,13 @@ def read_export(path: Path, report: Report) -> Columns:
     if TUPLE.match(next((bytes(one) for one in listed if bytes(one) != b"null"), b"")):
         return _read_tuples(path, listed, report)
     del found, listed  # before the file is read again
-    rows = read_columns(path)
+    rows = read(path)
     names = rows.table.column_names
-    if {*TASKS_COLUMNS} <= {*names}:
+    if {"data", "annotations"} <= {*names} and TEXT_COLUMN not in names:
         return _gather(rows, _walk_tasks(rows), report)
-    if "annotation_id" in names:
-        cells = {name: rows.find(name, (name,)).to_pylist() for name in names}
-        if marked := [x for x in names if any(one.startswith("[{") and '"labels":' in one for one in cells[x])]:
-            return _gather(rows, _walk_regions(rows, marked), report)
+    searched = names if "annotation_id" in names else []
+    if marked := [x for x in searched if any(map(REGIONS.match, rows.table.column(x).to_pylist()))]:
+        return _gather(rows, _walk_regions(rows, marked), report)
     if {TEXT_COLUMN, SPANS, "answer"} <= {*names} and {*rows.find("answer").to_pylist()} <= DECISIONS.keys():
         return _gather(rows, _walk_answers(rows), report)
     return rows
@@ -131,11 +131,12 @@ def find_brat(place: str) -> dict[str, list[Path]]:
     return {split: paths for split, paths in found.items() if paths}
 
 
-def _read_brat(source: str, paths: Sequence[Path], report: Report) -> Columns:
+def _read_brat(folder: str, paths: Sequence[Path], report: Report) -> Columns:
     """Read brat's documents; a span in several places with other words between them is left out and counted."""
     rows, lost = [], 0
     for path in paths:
-        text, spans = "".join(read_lines(path.with_suffix(".txt"), keep_ends=True)), []
+        with open_file(source := path.with_suffix(".txt")) as stream, explain_form(str(source)):
+            text, spans = stream.read().decode(), []  # line ends are characters
         for number, line in enumerate(read_lines(path), 1):
             if bound := BOUND.fullmatch(line):  # other lines are relations, events, attributes and notes
                 label, start, several, end, piece = bound.groups()
@@ -144,8 +145,8 @@ def _read_brat(source: str, paths: Sequence[Path], report: Report) -> Columns:
                 spans += [] if is_apart else [_check_text(text, span, f"{path}, line {number}")]
         rows.append({"document": path.stem, TEXT_COLUMN: text, SPANS: _list_spans(spans)})
     if lost:
-        report(f"{source}: {lost:,} spans are in several places with other words between them and are left out")
-    return Columns(source, _make_table(rows), frozenset(), range(1, len(rows) + 1), "document")
+        report(f"{folder}: {lost:,} spans are in several places with other words between them and are left out")
+    return Columns(folder, _make_table(rows), frozenset(), range(1, len(rows) + 1), "document")
 
 
 def _read_viewer(path: Path, file: ExportKeys) -> Columns:
@@ -176,11 +177,10 @@ def _read_tuples(path: Path, tuples: Sequence[Raw], report: Report) -> Columns:
 
 def _walk_tasks(rows: Columns) -> Iterator[Marked]:
     """Yield the tasks of Label Studio's JSON, each with its ground truth or else its latest annotation."""
-    cells = (rows.find(name, TASKS_COLUMNS).to_pylist() for name in TASKS_COLUMNS)
-    for row, (data, annotations) in enumerate(zip(*cells, strict=True)):
+    for row, task in enumerate(rows.table.to_pylist()):
         with explain_form(rows.locate(row), REGION_REMEDY):
-            texts = {name: _write(value) for name, value in decode(data, type=dict[str, Any]).items()}
-            found = decode(annotations or "[]", type=list[RegionResults])
+            texts = {name: _write(value) for name, value in decode(task["data"], type=dict[str, Any]).items()}
+            found = decode(task["annotations"] or "[]", type=list[RegionResults])
             kept = sorted((x for x in found if not x.was_cancelled), key=lambda x: (bool(x.ground_truth), x.created_at))
             marks = [one for one in kept[-1].result if str(one.get("type")).endswith("labels")] if kept else []
             spans = convert([one.get("value") for one in marks], list[MarkedSpan])

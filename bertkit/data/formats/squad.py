@@ -8,7 +8,7 @@ and whether an answer is where its file says.
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,8 +20,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta, Struct
 
-from bertkit.data.formats.annotations import read_export
-from bertkit.data.formats.columns import Columns, read_splits
+from bertkit.data.formats.columns import Columns, read_columns, read_splits
 from bertkit.data.formats.entities import TEXT_COLUMN, check_span, find_columns, read_spans
 from bertkit.data.formats.hub import ROWS_A_BATCH, load_splits
 from bertkit.data.formats.tables import (
@@ -35,7 +34,6 @@ from bertkit.data.formats.tables import (
 )
 from bertkit.data.spans import Question
 from bertkit.errors import UsageError
-from bertkit.system.progress import Report, ignore
 
 if TYPE_CHECKING:
     import datasets
@@ -275,7 +273,11 @@ class OwnQuestions:
 
 
 def read_own_squad(
-    place: str, version: int, group: str = "", needs_train: bool = True, report: Report = ignore
+    place: str,
+    version: int,
+    group: str = "",
+    needs_train: bool = True,
+    read: Callable[[Path], Columns] = read_columns,
 ) -> dict[str, OwnQuestions]:
     """Read the splits of a person's own questions: train, and dev and test where they are given.
 
@@ -288,26 +290,27 @@ def read_own_squad(
         version: 1 requires an answer to every question; with 2 a question without answers has none in its context.
         group: The column (in the official form: `title`) that becomes the questions' `group`.
         needs_train: As for `read_splits`.
+        read: The reader of tables.
 
     Raises:
         UsageError: As `read_splits`; or a column is missing, a value has another form, or an id occurs twice.
     """
-    read = partial(_read_own, report=report)
     if "," in place and not os.path.exists(place):
-        found = {"train": [read(Path(os.path.expanduser(part))) for part in place.split(",")]}
+        found = {"train": [_read_own(read, Path(os.path.expanduser(part))) for part in place.split(",")]}
     else:
-        found = {split: [part] for split, part in read_splits(place, read, needs_train).items()}
+        splits = read_splits(place, partial(_read_own, read), needs_train)
+        found = {split: [part] for split, part in splits.items()}
     return {split: _gather_own(split, parts, version, group) for split, parts in found.items()}
 
 
-def _read_own(path: Path, report: Report) -> Columns | tuple[Path, TitledFile]:
+def _read_own(read: Callable[[Path], Columns], path: Path) -> Columns | tuple[Path, TitledFile]:
     """Read a table, or the articles of a file in the official form."""
     is_official = False
     if path.name.removesuffix(".gz").endswith(".json"):
         with suppress(UsageError, msgspec.MsgspecError):  # the reader of tables explains it
             first = next(iter(read_json(path, FormMark).data), b"{}")
             is_official = "paragraphs" in msgspec.json.decode(first, type=dict[str, msgspec.Raw])
-    return (path, read_json(path, TitledFile, SQUAD_REMEDY)) if is_official else _take_spans(read_export(path, report))
+    return (path, read_json(path, TitledFile, SQUAD_REMEDY)) if is_official else _take_spans(read(path))
 
 
 def _take_spans(rows: Columns) -> Columns:
@@ -317,7 +320,7 @@ def _take_spans(rows: Columns) -> Columns:
     if given != TEXT_COLUMN or not marked or {"question", "context", "answers"} & {*names} != {"question"}:
         return rows
     answers = []
-    for row, (text, cell) in enumerate(zip(*(rows.find(x, (x,)).to_pylist() for x in (given, marked)), strict=True)):
+    for row, (text, cell) in enumerate(zip(*(rows.table.column(x).to_pylist() for x in (given, marked)), strict=True)):
         spans = read_spans(cell, place := rows.locate(row), marked)
         for start, end, _ in spans:
             check_span(start, end, text, place)

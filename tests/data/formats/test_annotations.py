@@ -1,10 +1,12 @@
 """Exports of annotation programs, each written as its program writes it; all of them hold the same sentences."""
 
 import json
+from functools import partial
 
 import pytest
 
-from bertkit.data.formats.annotations import read_exports
+from bertkit.data.formats.annotations import read_export, read_exports
+from bertkit.data.formats.columns import read_columns
 from bertkit.data.formats.entities import read_entities
 from bertkit.data.formats.squad import read_own_squad
 from bertkit.errors import UsageError
@@ -131,7 +133,7 @@ def write_brat(folder, documents):
 def read(place):
     """Return the sentences of train and the lines that were reported."""
     lines = []
-    return read_entities(read_exports(str(place), lines.append)["train"], lines.append), lines
+    return read_entities(read_exports(str(place), read_columns, lines.append)["train"], lines.append), lines
 
 
 @pytest.mark.parametrize(("name", "rows", "left"), FORMS)
@@ -149,7 +151,7 @@ def test_brat_s_documents_are_rows_and_folders_are_splits(tmp_path):
     assert read(tmp_path / "all" / "letters.ann")[0].sentences[0].tags == TAGS[0]
     write_brat(tmp_path / "split" / "train", BRAT)
     write_brat(tmp_path / "split", {"dev": BRAT["letters"]})
-    found = read_exports(str(tmp_path / "split"), print)
+    found = read_exports(str(tmp_path / "split"), read_columns, print)
     assert {split: len(rows) for split, rows in found.items()} == {"train": 2, "dev": 1}
 
 
@@ -221,7 +223,8 @@ def test_spans_of_a_text_answer_its_question(tmp_path):
     ]
     for path, count in zip(paths, (1, 0), strict=True):
         lines = []
-        (question,) = read_own_squad(str(path), 1, report=lines.append)["train"].questions
+        read = partial(read_export, read=read_columns, report=lines.append)
+        (question,) = read_own_squad(str(path), 1, read=read)["train"].questions
         assert (question.question, question.context, question.answers, question.starts) == (
             asked,
             ADA,
@@ -229,3 +232,11 @@ def test_spans_of_a_text_answer_its_question(tmp_path):
             (0,),
         )
         assert lines == [f"{path}: left out: 1 skipped"] * count
+
+
+def test_brat_needs_train_and_the_text_of_each_document(tmp_path):
+    with pytest.raises(UsageError, match=r"has no \.ann files of the split train"):
+        read(write_brat(tmp_path / "dev", {"dev": BRAT["none"]}))
+    (tmp_path / "a.ann").write_text("")
+    with pytest.raises(UsageError, match=r"a\.txt does not exist"):
+        read(tmp_path / "a.ann")
