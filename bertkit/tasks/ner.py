@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from bertkit.data.formats.columns import has_splits, read_splits
+from bertkit.data.formats.annotations import find_brat, read_exports
+from bertkit.data.formats.columns import has_splits, read_columns
 from bertkit.data.formats.conll import (
     CONLL_SUFFIXES,
     DOCSTART,
@@ -199,13 +200,13 @@ class NerTask(FineTuningTask):
         return {split: TaggedExamples(text, labels, options["group"]) for split, text in texts.items()}
 
     def read(self, options: Mapping[str, Any], report: Report, needs_train: bool = True) -> dict[str, TaggedText]:
-        """Read the sentences of each split there is: CoNLL files, a person's own tables, or CoNLL-2003 on the Hub."""
+        """Read the sentences of each split: CoNLL files, a person's own tables or exports, or CoNLL-2003 on the Hub."""
         if not options["dir"]:
             return read_conll_copy()
         place = Path(options["dir"])
-        is_table = place.is_file() or find_dataset(options["dir"]) or has_splits(place)
+        is_table = place.is_file() or find_dataset(options["dir"]) or has_splits(place) or find_brat(options["dir"])
         if is_table and place.suffix not in CONLL_SUFFIXES:
-            tables = read_splits(options["dir"], needs_train=needs_train)
+            tables = read_exports(options["dir"], read_columns, report, needs_train)
             if others := [name for names in NER_FILES for name in names if (place / name).is_file()]:
                 report(f"{place}: the tables are read, but not {', '.join(others)}")
             return {split: read_entities(rows, report) for split, rows in tables.items()}

@@ -4,7 +4,8 @@ A row has a list of words and one of their tags, or a text and a list of spans: 
 end exclusive) and `label`, lists of these three, or one object with three lists, as `datasets` writes sequences of
 objects. The words of a text are those of prediction.
 
-Left out: files and cells (`bertkit.data.formats.columns`), and CoNLL files (`bertkit.data.formats.conll`).
+Left out: files and cells (`bertkit.data.formats.columns`), CoNLL files (`bertkit.data.formats.conll`), and exports of
+annotation programs that are not such tables (`bertkit.data.formats.annotations`).
 """
 
 from bisect import bisect_left, bisect_right
@@ -167,6 +168,16 @@ def read_spans(cell: str, place: str, column: str = "spans") -> list[tuple[int, 
     return sorted(spans)
 
 
+def check_span(start: int, end: int, text: str, place: str) -> None:
+    """Check that a span has characters of its text.
+
+    Raises:
+        UsageError: It has not.
+    """
+    if not start < end <= len(text):
+        raise UsageError(f"{place}: the span {start} to {end} is not within the {len(text):,} characters; correct it")
+
+
 def _tag_words(
     text: str, places: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int, str]], place: str, found: Alignment
 ) -> tuple[list[str], dict[tuple[int, int, str], str] | None]:
@@ -174,10 +185,7 @@ def _tag_words(
     starts, ends = [start for start, _ in places], [end for _, end in places]
     tags, behind, entities = ["O"] * len(places), 0, {}
     for number, (start, end, label) in enumerate(spans):
-        if not start < end <= len(text):
-            raise UsageError(
-                f"{place}: the span {start} to {end} is not within the {len(text):,} characters; correct it"
-            )
+        check_span(start, end, text, place)
         if start < behind:
             other, until, _ = spans[number - 1]
             raise UsageError(f"{place}: the spans {other} to {until} and {start} to {end} overlap; keep one of them")

@@ -8,17 +8,20 @@ and whether an answer is where its file says.
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+import pyarrow as pa
 from msgspec import Meta, Struct
 
 from bertkit.data.formats.columns import Columns, read_columns, read_splits
+from bertkit.data.formats.entities import TEXT_COLUMN, check_span, find_columns, read_spans
 from bertkit.data.formats.hub import ROWS_A_BATCH, load_splits
 from bertkit.data.formats.tables import (
     AGAIN,
@@ -269,36 +272,63 @@ class OwnQuestions:
     is_labelled: bool
 
 
-def read_own_squad(place: str, version: int, group: str = "", needs_train: bool = True) -> dict[str, OwnQuestions]:
+def read_own_squad(
+    place: str,
+    version: int,
+    group: str = "",
+    needs_train: bool = True,
+    read: Callable[[Path], Columns] = read_columns,
+) -> dict[str, OwnQuestions]:
     """Read the splits of a person's own questions: train, and dev and test where they are given.
 
     Each file has either the official form or that of a table with the columns `question`, `context`, `answers` and, if
-    wanted, `id` and `is_impossible`. Equal contexts share one text. Only test may be without answers.
+    wanted, `id` and `is_impossible`, or is an export with a `question` whose answers are spans of a text. Equal
+    contexts share one text. Only test may be without answers.
 
     Args:
         place: As for `read_splits`, or several files joined by commas, all of train.
         version: 1 requires an answer to every question; with 2 a question without answers has none in its context.
         group: The column (in the official form: `title`) that becomes the questions' `group`.
         needs_train: As for `read_splits`.
+        read: The reader of tables.
 
     Raises:
         UsageError: As `read_splits`; or a column is missing, a value has another form, or an id occurs twice.
     """
     if "," in place and not os.path.exists(place):
-        found = {"train": [_read_own(Path(os.path.expanduser(part))) for part in place.split(",")]}
+        found = {"train": [_read_own(read, Path(os.path.expanduser(part))) for part in place.split(",")]}
     else:
-        found = {split: [part] for split, part in read_splits(place, _read_own, needs_train).items()}
+        splits = read_splits(place, partial(_read_own, read), needs_train)
+        found = {split: [part] for split, part in splits.items()}
     return {split: _gather_own(split, parts, version, group) for split, parts in found.items()}
 
 
-def _read_own(path: Path) -> Columns | tuple[Path, TitledFile]:
+def _read_own(read: Callable[[Path], Columns], path: Path) -> Columns | tuple[Path, TitledFile]:
     """Read a table, or the articles of a file in the official form."""
     is_official = False
     if path.name.removesuffix(".gz").endswith(".json"):
         with suppress(UsageError, msgspec.MsgspecError):  # the reader of tables explains it
             first = next(iter(read_json(path, FormMark).data), b"{}")
             is_official = "paragraphs" in msgspec.json.decode(first, type=dict[str, msgspec.Raw])
-    return (path, read_json(path, TitledFile, SQUAD_REMEDY)) if is_official else read_columns(path)
+    return (path, read_json(path, TitledFile, SQUAD_REMEDY)) if is_official else _take_spans(read(path))
+
+
+def _take_spans(rows: Columns) -> Columns:
+    """Return a table whose spans of a text answer its question with `context` and `answers`; any other as it is."""
+    names = rows.table.column_names
+    given, marked = find_columns(names)
+    if given != TEXT_COLUMN or not marked or {"question", "context", "answers"} & {*names} != {"question"}:
+        return rows
+    answers = []
+    for row, (text, cell) in enumerate(zip(*(rows.table.column(x).to_pylist() for x in (given, marked)), strict=True)):
+        spans = read_spans(cell, place := rows.locate(row), marked)
+        for start, end, _ in spans:
+            check_span(start, end, text, place)
+        found = {"text": [text[start:end] for start, end, _ in spans], "answer_start": [start for start, *_ in spans]}
+        answers.append(msgspec.json.encode(found).decode())
+    table = rows.table.set_column(names.index(marked), marked, pa.array(answers, pa.large_string()))
+    renamed = {given: "context", marked: "answers"}
+    return replace(rows, table=table.rename_columns([renamed.get(name, name) for name in names]))
 
 
 def _gather_own(

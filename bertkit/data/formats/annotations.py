@@ -1,0 +1,250 @@
+"""Exports of annotation programs -> tables of texts and spans, or of words and tags, recognised by their keys.
+
+- Label Studio: JSON, and JSON-MIN with its CSV and TSV, as `label_studio_sdk.converter` writes them.
+- Prodigy: the JSON lines of `db-out`, annotated in an interface of its manual that has `spans`.
+- spaCy: training tuples of its version 2 as JSON, also in the object of ner-annotator.
+- brat: the standoff format of its manual, `.ann` beside `.txt`; each document is a row.
+- The Hub: rows of its dataset viewer, whose tags are numbers, with the `features` that name them.
+
+Doccano's JSON lines are tables with spans already (`bertkit.data.formats.entities`). The text of a span, if the form
+repeats it, must be the text at its offsets. Left out: words, and spans that overlap or are outside their text.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from msgspec import Raw, Struct, convert
+from msgspec.json import decode, encode
+
+from bertkit.data.formats.columns import SPLIT_NAMES, Columns, has_splits, read_splits
+from bertkit.data.formats.entities import TEXT_COLUMN
+from bertkit.data.formats.tables import LONGEST_QUOTED, explain_form, open_file, read_json, read_lines
+from bertkit.errors import UsageError
+from bertkit.system.progress import Report
+
+SPANS, FURTHER, UNANNOTATED = "spans", "further annotations of a text", "not annotated"
+DECISIONS = {"accept": "", "reject": "rejected", "ignore": "ignored"}  # Prodigy's -> why a row is left out
+BOUND = re.compile(r"T\d+\t(\S+) (\d+)(?: \d+(;)\d+)* (\d+)\t(.*)")  # brat: type, start, end and text of a span
+REGIONS = re.compile(r'\[\{.*"labels":')
+TUPLE = re.compile(rb'\[\s*"[^{]*\{')  # a text and an object
+REGION_REMEDY = "give labels of a plain text, each with start, end and labels"  # as HTML, sound and images have not
+TUPLE_REMEDY = 'give tuples such as ["Ada lived.", {"entities": [[0, 3, "PER"]]}]'
+
+
+class MarkedSpan(Struct):
+    """A span of a text, with its own text where the form repeats it; Label Studio gives several labels."""
+
+    start: int
+    end: int
+    label: str = ""
+    labels: list[str] = []
+    text: str = ""
+
+    def fits(self, text: str) -> bool:
+        """Return whether its own text is at its place, except for white space, which some programs change."""
+        return not self.text or text[self.start : self.end].split() == self.text.split()
+
+
+class RegionResults(Struct):
+    """The results of one annotator for a text in Label Studio: regions, relations, choices and others."""
+
+    result: list[dict[str, Any]]
+    was_cancelled: bool | None = None
+    ground_truth: bool | None = None
+    created_at: str = ""
+
+
+class ViewerFeature(Struct):
+    """A column of the dataset viewer, or the type of one: class labels have names, and lists a feature."""
+
+    name: str = ""
+    type: "ViewerFeature | None" = None
+    feature: "ViewerFeature | None" = None
+    names: list[str] = []
+
+
+class ExportKeys(Struct):
+    """The keys of an export that is an object: of ner-annotator, or of the dataset viewer."""
+
+    annotations: list[Raw] = []
+    features: list[ViewerFeature] = []
+    rows: list[dict[str, Any]] = []
+
+
+Reader = Callable[[Path], Columns]  # of tables
+Marked = tuple[int, dict[str, str], list[MarkedSpan]] | str  # row, its other cells and spans; or why one is left out
+
+
+def read_exports(place: str, read: Reader, report: Report, needs_train: bool = True) -> dict[str, Columns]:
+    """Read the splits of tables or exports, as `read_splits` does, or of brat's documents; `read` reads tables."""
+    if documents := find_brat(place):
+        if needs_train and "train" not in documents:
+            raise UsageError(f"{place} has no .ann files of the split train; give some")
+        return {split: _read_brat(place, paths, report) for split, paths in documents.items()}
+    return read_splits(place, partial(read_export, read=read, report=report), needs_train)
+
+
+def read_export(path: Path, read: Reader, report: Report) -> Columns:
+    """Read an export as a table with `text` and `spans`, or words and tags; return any other table as it is.
+
+    Raises:
+        UsageError: As `read`; or a value has another form, a span's text is elsewhere, or no row is left.
+    """
+    found: list[Raw] | ExportKeys = []
+    if path.name.removesuffix(".gz").endswith(".json"):
+        with suppress(UsageError):  # the reader of tables explains it
+            found = read_json(path, list[Raw] | ExportKeys)
+    if isinstance(found, ExportKeys) and found.features and found.rows:
+        return _read_viewer(path, found)
+    listed = found.annotations if isinstance(found, ExportKeys) else found
+    if TUPLE.match(next((bytes(one) for one in listed if bytes(one) != b"null"), b"")):
+        return _read_tuples(path, listed, report)
+    del found, listed  # before the file is read again
+    rows = read(path)
+    names = rows.table.column_names
+    if {"data", "annotations"} <= {*names} and TEXT_COLUMN not in names:
+        return _gather(rows, _walk_tasks(rows), report)
+    searched = names if "annotation_id" in names else []
+    if marked := [x for x in searched if any(map(REGIONS.match, rows.table.column(x).to_pylist()))]:
+        return _gather(rows, _walk_regions(rows, marked), report)
+    if {TEXT_COLUMN, SPANS, "answer"} <= {*names} and {*rows.find("answer").to_pylist()} <= DECISIONS.keys():
+        return _gather(rows, _walk_answers(rows), report)
+    return rows
+
+
+def find_brat(place: str) -> dict[str, list[Path]]:
+    """Return the .ann files of each split; those outside folders or files with the name of a split are train's."""
+    root = Path(place)
+    if root.suffix == ".ann" and root.is_file():
+        return {"train": [root]}
+    found: dict[str, list[Path]] = {split: [] for split in SPLIT_NAMES}
+    for path in [] if has_splits(place) else sorted([*root.glob("*.ann"), *root.glob("*/*.ann")]):
+        parts = {*path.relative_to(root).with_suffix("").parts}
+        found[next((split for split, names in SPLIT_NAMES.items() if parts & {*names}), "train")].append(path)
+    return {split: paths for split, paths in found.items() if paths}
+
+
+def _read_brat(folder: str, paths: Sequence[Path], report: Report) -> Columns:
+    """Read brat's documents; a span in several places with other words between them is left out and counted."""
+    rows, lost = [], 0
+    for path in paths:
+        with open_file(source := path.with_suffix(".txt")) as stream, explain_form(str(source)):
+            text, spans = stream.read().decode(), []  # line ends are characters
+        for number, line in enumerate(read_lines(path), 1):
+            if bound := BOUND.fullmatch(line):  # other lines are relations, events, attributes and notes
+                label, start, several, end, piece = bound.groups()
+                span = MarkedSpan(int(start), int(end), label, text=piece)
+                lost += (is_apart := several is not None and not span.fits(text))
+                spans += [] if is_apart else [_check_text(text, span, f"{path}, line {number}")]
+        rows.append({"document": path.stem, TEXT_COLUMN: text, SPANS: _list_spans(spans)})
+    if lost:
+        report(f"{folder}: {lost:,} spans are in several places with other words between them and are left out")
+    return Columns(folder, _make_table(rows), frozenset(), range(1, len(rows) + 1), "document")
+
+
+def _read_viewer(path: Path, file: ExportKeys) -> Columns:
+    """Read rows of the dataset viewer; numbers of class labels become their names."""
+    classes = {one.name: (one.type.feature or one.type).names for one in file.features if one.type}
+    rows = [found.get("row", {}) for found in file.rows]
+    lists = {name for row in rows for name, cell in row.items() if isinstance(cell, list)}
+    for number, row in enumerate(rows, 1):
+        for name in lists & row.keys():
+            if (names := classes.get(name)) and row[name]:
+                if not all(isinstance(one, int) and 0 <= one < len(names) for one in row[name]):
+                    raise UsageError(f"{path}, row {number}: {name} has a value that features do not name; correct it")
+                row[name] = [names[one] for one in row[name]]
+    return Columns(str(path), _make_table(rows), frozenset(lists), range(1, len(rows) + 1), "row")
+
+
+def _read_tuples(path: Path, tuples: Sequence[Raw], report: Report) -> Columns:
+    """Read spaCy's tuples; ner-annotator has null for a text that was skipped."""
+    rows = {}
+    for number, content in enumerate(tuples, 1):
+        with explain_form(f"{path}, row {number}", TUPLE_REMEDY):
+            if found := decode(content, type=tuple[str, dict[str, Any]] | None):
+                rows[number] = {TEXT_COLUMN: found[0], SPANS: found[1].get("entities", [])}
+    if skipped := len(tuples) - len(rows):
+        report(f"{path}: left out: {skipped:,} skipped")
+    return Columns(str(path), _make_table(list(rows.values())), frozenset(), list(rows), "row")
+
+
+def _walk_tasks(rows: Columns) -> Iterator[Marked]:
+    """Yield the tasks of Label Studio's JSON, each with its ground truth or else its latest annotation."""
+    for row, task in enumerate(rows.table.to_pylist()):
+        with explain_form(rows.locate(row), REGION_REMEDY):
+            texts = {name: _write(value) for name, value in decode(task["data"], type=dict[str, Any]).items()}
+            found = decode(task["annotations"] or "[]", type=list[RegionResults])
+            kept = sorted((x for x in found if not x.was_cancelled), key=lambda x: (bool(x.ground_truth), x.created_at))
+            marks = [one for one in kept[-1].result if str(one.get("type")).endswith("labels")] if kept else []
+            spans = convert([one.get("value") for one in marks], list[MarkedSpan])
+        yield (row, texts, spans) if kept else "skipped" if found else UNANNOTATED
+        yield from [FURTHER] * len(kept[1:])
+
+
+def _walk_regions(rows: Columns, marked: Sequence[str]) -> Iterator[Marked]:
+    """Yield the rows of JSON-MIN, which has one for each annotation, and a text's latest first."""
+    seen = set()
+    for number, row in enumerate(rows.table.to_pylist()):
+        with explain_form(rows.locate(number), REGION_REMEDY):
+            spans = [span for name in marked for span in decode(row.pop(name) or "[]", type=list[MarkedSpan])]
+        marks = FURTHER if (key := row.get("id", number)) in seen else (number, row, spans)
+        seen.add(key)
+        yield marks if row["annotation_id"] else UNANNOTATED
+
+
+def _walk_answers(rows: Columns) -> Iterator[Marked]:
+    """Yield the accepted rows of Prodigy, whose tokens repeat the text."""
+    for number, row in enumerate(rows.table.to_pylist()):
+        with explain_form(place := rows.locate(number)):
+            spans, tokens = (decode(row.pop(name, "") or "[]", type=list[MarkedSpan]) for name in (SPANS, "tokens"))
+        for token in tokens:
+            _check_text(row[TEXT_COLUMN], token, place)
+        yield DECISIONS[row["answer"]] or (number, row, spans)
+
+
+def _gather(rows: Columns, walked: Iterable[Marked], report: Report) -> Columns:
+    """Return the rows that are kept, with their spans; report how many are left out, and why."""
+    found, kept, left = [], [], Counter()
+    for one in walked:
+        left.update([one]) if isinstance(one, str) else found.append(one)
+    if left:
+        report(f"{rows.source}: left out: " + ", ".join(f"{count:,} {reason}" for reason, count in left.items()))
+    if not found:
+        raise UsageError(f"{rows.source} has no annotated text; annotate at least one")
+    names = dict.fromkeys(name for _, texts, _ in found for name in texts)
+    fitting = [x for x in names if all(span.fits(texts.get(x, "")) for _, texts, spans in found for span in spans)]
+    if not (key := TEXT_COLUMN if TEXT_COLUMN in (fitting or names) else fitting[0] if len(fitting) == 1 else ""):
+        raise UsageError(f"{rows.source}: the spans fit {fitting or 'none'} of {list(names)}; name the texts text")
+    for number, texts, spans in found:
+        spans = [_check_text(texts.get(key, ""), span, rows.locate(number)) for span in spans]
+        kept.append(texts | {TEXT_COLUMN: texts.pop(key, ""), SPANS: _list_spans(spans)})
+    table = _make_table(kept)
+    return replace(rows.take([row for row, *_ in found]), table=table, lists=rows.lists & {*table.column_names})
+
+
+def _check_text(text: str, span: MarkedSpan, place: str) -> MarkedSpan:
+    if span.fits(text):
+        return span
+    found, given = (x[:LONGEST_QUOTED] for x in (text[span.start : span.end], span.text))
+    place = f"{place}: the text at {span.start} to {span.end}"
+    raise UsageError(f"{place} is {found!r}, but its span has {given!r}; count characters, and an emoji as one")
+
+
+def _write(value: Any) -> str:
+    return value if isinstance(value, str) else "" if value is None else encode(value).decode()
+
+
+def _list_spans(spans: Iterable[MarkedSpan]) -> list[dict[str, Any]]:
+    return [{"start": x.start, "end": x.end, "label": one} for x in spans for one in x.labels or [x.label]]
+
+
+def _make_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: pa.array([_write(row.get(name)) for row in rows], pa.large_string()) for name in names})

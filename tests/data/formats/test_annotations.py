@@ -1,0 +1,242 @@
+"""Exports of annotation programs, each written as its program writes it; all of them hold the same sentences."""
+
+import json
+from functools import partial
+
+import pytest
+
+from bertkit.data.formats.annotations import read_export, read_exports
+from bertkit.data.formats.columns import read_columns
+from bertkit.data.formats.entities import read_entities
+from bertkit.data.formats.squad import read_own_squad
+from bertkit.errors import UsageError
+from bertkit.tasks.ner import NER
+from bertkit.tasks.option import NER_OPTIONS, list_defaults
+from tests.official import write_table
+
+ADA = "Ada Lovelace lived in London."
+NONE = "Nobody lives here."
+SPANS = [(0, 12, "PER", "Ada Lovelace"), (22, 28, "LOC", "London")]
+TAGS = [["B-PER", "I-PER", "O", "O", "B-LOC", "O"], ["O"] * 4]
+NAMES = ["O", "B-PER", "I-PER", "B-LOC"]
+
+
+def mark_region(start, end, label, text):
+    """Return a region of Label Studio and its value."""
+    value = {"start": start, "end": end, "text": text, "labels": [label]}
+    return {"value": value, "id": "bZ1", "from_name": "label", "to_name": "text", "type": "labels", "origin": "manual"}
+
+
+def make_annotation(*spans, **values):
+    facts = {"id": 9, "completed_by": 1, "was_cancelled": False, "ground_truth": False, "lead_time": 4.288}
+    relation = {"from_id": "bZ1", "to_id": "bZ2", "type": "relation", "direction": "right"}
+    result = [*(mark_region(*span) for span in spans), relation]
+    return facts | {"result": result, "created_at": "2026-03-09T22:16:08.728353Z"} | values
+
+
+def make_task(number, text, *annotations, **data):
+    facts = {"drafts": [], "predictions": [], "meta": {}, "project": 83, "updated_at": "2026-03-09T22:16:08.728378Z"}
+    return {"id": number, "annotations": list(annotations), "data": {"text": text} | data} | facts
+
+
+def make_label_studio():
+    wrong = (0, 3, "LOC", "Ada")
+    older, newest = {"created_at": "2025-01-01T00:00:00.0Z"}, {"created_at": "2026-12-31T00:00:00.0Z"}
+    chosen = make_annotation(*SPANS, ground_truth=True)
+    return [
+        make_task(1, ADA, make_annotation(wrong, **newest), chosen, make_annotation(wrong, **older), page=3),
+        make_task(2, "Ada was skipped.", make_annotation(wrong, was_cancelled=True)),
+        make_task(3, "Ada was not read."),
+        make_task(4, NONE, make_annotation(), page=4),
+    ]
+
+
+def make_json_min():
+    facts = {"annotator": 1, "created_at": "2026-03-09", "updated_at": "2026-03-09", "lead_time": 8.416}
+    first = {"review": ADA, "id": 1, "label": [mark_region(*span)["value"] for span in SPANS], "annotation_id": 5}
+    other = first | {"label": [mark_region(0, 3, "LOC", "Ada")["value"]], "annotation_id": 4}
+    unread = {"review": "Ada was not read.", "id": 2, "annotation_id": None}
+    return [row | facts for row in (first, other, unread, {"review": NONE, "id": 3, "annotation_id": 6})]
+
+
+def make_prodigy():
+    tokens = [{"text": word, "start": ADA.find(word), "end": ADA.find(word) + len(word)} for word in ADA[:-1].split()]
+    tokens = [token | {"id": number, "ws": True, "disabled": False} for number, token in enumerate(tokens)]
+    spans = [{"start": start, "end": end, "token_start": 0, "token_end": 1, "label": x} for start, end, x, _ in SPANS]
+    facts = {"_input_hash": -1523, "_task_hash": 1712, "_view_id": "ner_manual", "answer": "accept", "_timestamp": 17}
+    rows = [{"text": ADA, "tokens": tokens, "spans": spans}, {"text": ADA, "spans": spans[:1], "answer": "reject"}]
+    return [
+        facts | row for row in (*rows, {"text": ADA, "answer": "ignore"}, {"text": NONE, "tokens": [], "spans": []})
+    ]
+
+
+def make_viewer():
+    """Return an answer of the dataset viewer's /rows."""
+    tags = {"feature": {"names": NAMES, "_type": "ClassLabel"}, "_type": "List"}
+    types = {"tokens": {"feature": {"dtype": "string", "_type": "Value"}, "_type": "List"}, "ner_tags": tags}
+    features = [{"feature_idx": 0, "name": name, "type": kind} for name, kind in types.items()]
+    words = [["Ada", "Lovelace", "lived", "in", "London", "."], ["Nobody", "lives", "here", "."]]
+    rows = [
+        {"row_idx": 0, "row": {"tokens": own, "ner_tags": list(map(NAMES.index, tags))}, "truncated_cells": []}
+        for own, tags in zip(words, TAGS, strict=True)
+    ]
+    return {"features": features, "rows": rows, "num_rows_total": 2, "num_rows_per_page": 100, "partial": False}
+
+
+def make_doccano():
+    offsets = [{"id": 7, "label": label, "start_offset": start, "end_offset": end} for start, end, label, _ in SPANS]
+    facts = {"relations": [], "Comments": []}
+    return [{"id": 1, "text": ADA, "entities": offsets} | facts, {"id": 2, "text": NONE, "entities": []} | facts]
+
+
+PAIRS = [[ADA, {"entities": [span[:3] for span in SPANS]}], [NONE, {"entities": []}]]
+TUPLES = [{"text": text, "label": marks["entities"]} for text, marks in PAIRS]
+ANNOTATOR = {"classes": ["PER", "LOC"], "annotations": [PAIRS[0], None, PAIRS[1]]}
+FURTHER = "further annotations of a text"
+FORMS = [
+    pytest.param("a.jsonl", TUPLES, "", id="doccano-labels"),
+    pytest.param("a.jsonl", make_doccano(), "", id="doccano-entities"),
+    pytest.param("a.json", make_label_studio(), f"2 {FURTHER}, 1 skipped, 1 not annotated", id="label-studio-json"),
+    pytest.param("a.json", make_json_min(), f"1 {FURTHER}, 1 not annotated", id="label-studio-json-min"),
+    pytest.param("a.csv", make_json_min(), f"1 {FURTHER}, 1 not annotated", id="label-studio-csv"),
+    pytest.param("a.jsonl", make_prodigy(), "1 rejected, 1 ignored", id="prodigy"),
+    pytest.param("a.json", PAIRS, "", id="spacy"),
+    pytest.param("a.json", ANNOTATOR, "1 skipped", id="ner-annotator"),
+    pytest.param("a.json", make_viewer(), "", id="dataset-viewer"),
+]
+MARKS = [f"T{number}\t{label} {start} {end}\t{text}" for number, (start, end, label, text) in enumerate(SPANS, 1)]
+MARKS += ["R1\tLives Arg1:T1 Arg2:T2", "A1\tSure T1", "#1\tAnnotatorNotes T1\tx"]
+BRAT = {"letters": (f"{ADA}\n", "\n".join(MARKS)), "none": (NONE, "")}
+
+
+def dump(cell):
+    """Return a cell of CSV."""
+    return cell if isinstance(cell, str) else "" if cell is None else json.dumps(cell)
+
+
+def write(path, rows):
+    if path.suffix == ".csv":
+        return write_table(path, [{name: dump(row.get(name)) for name in rows[0]} for row in rows])
+    is_lines = path.suffix == ".jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) if is_lines else json.dumps(rows, indent=2))
+    return path
+
+
+def write_brat(folder, documents):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (text, marks) in documents.items():
+        (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+        (folder / f"{name}.ann").write_text(marks, encoding="utf-8")
+    return folder
+
+
+def read(place):
+    """Return the sentences of train and the lines that were reported."""
+    lines = []
+    return read_entities(read_exports(str(place), read_columns, lines.append)["train"], lines.append), lines
+
+
+@pytest.mark.parametrize(("name", "rows", "left"), FORMS)
+def test_each_form_has_the_same_sentences(name, rows, left, tmp_path):
+    path = write(tmp_path / name, rows)
+    text, lines = read(path)
+    assert [sentence.tags for sentence in text.sentences] == TAGS
+    assert lines == [f"{path}: left out: {left}"] * bool(left)
+
+
+def test_brat_s_documents_are_rows_and_folders_are_splits(tmp_path):
+    text, lines = read(write_brat(tmp_path / "all", BRAT))
+    assert ([sentence.tags for sentence in text.sentences], lines) == (TAGS, [])
+    assert text.rows.find("document").to_pylist() == ["letters", "none"]
+    assert read(tmp_path / "all" / "letters.ann")[0].sentences[0].tags == TAGS[0]
+    write_brat(tmp_path / "split" / "train", BRAT)
+    write_brat(tmp_path / "split", {"dev": BRAT["letters"]})
+    found = read_exports(str(tmp_path / "split"), read_columns, print)
+    assert {split: len(rows) for split, rows in found.items()} == {"train": 2, "dev": 1}
+
+
+def test_brat_s_spans_in_several_places_are_joined_over_a_line_end_or_left_out(tmp_path):
+    marks = "T1\tPER 0 3;4 12\tAda Lovelace\nT2\tLOC 13 18;22 28\tlived London\n"
+    text, lines = read(write_brat(tmp_path, {"a": (ADA.replace("Ada ", "Ada\n"), marks)}))
+    assert text.sentences[0].tags == ["B-PER", "I-PER", "O", "O", "O", "O"]
+    assert lines == [f"{tmp_path}: 1 spans are in several places with other words between them and are left out"]
+
+
+def test_spans_that_do_not_end_at_words_are_counted(tmp_path):
+    _, (line,) = read(write(tmp_path / "a.json", [make_task(1, ADA, make_annotation((0, 7, "PER", "Ada Lov")))]))
+    assert "1 spans begin or end within a word" in line
+
+
+BLUE = "\U0001f499 Ada lived."  # where JavaScript counts two
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [make_task(1, BLUE, make_annotation((3, 6, "PER", "Ada")))],
+            "row 1: the text at 3 to 6 is 'da ', but its span",
+        ),
+        ([make_task(1, ADA)], "has no annotated text"),
+        (
+            [make_task(1, ADA, make_annotation(*SPANS, (4, 12, "X", "Lovelace")))],
+            "row 1: the spans 0 to 12 and 4 to 12",
+        ),
+        (
+            [make_task(1, ADA, {"result": [{"type": "hypertextlabels", "value": {}}]})],
+            "row 1: .*; give labels of a plain",
+        ),
+        ([{"data": {"a": ADA, "b": ADA}, "annotations": [make_annotation(*SPANS)]}], "name the texts text"),
+        ([["a", {"entities": [[0, 1]]}]], "row 1: spans: .*; give spans such as"),
+        ([["a", {}], ["b"]], "row 2: .*; give tuples such as"),
+        ([make_prodigy()[3] | {"tokens": [{"text": "No", "start": 1, "end": 3}]}], "row 1: the text at 1 to 3 is 'ob'"),
+        (make_viewer() | {"rows": [{"row": {"tokens": ["a"], "ner_tags": [9]}}]}, "row 1: ner_tags has a value"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(rows, message, tmp_path):
+    with pytest.raises(UsageError, match=message) as error:
+        read(write(tmp_path / "a.json", rows))
+    assert "\n" not in str(error.value)
+
+
+def test_ner_trains_on_an_export(tmp_path):
+    tasks = [make_task(n, f"{ADA} {n}", make_annotation(*SPANS)) for n in range(40)]
+    path = write(tmp_path / "a.json", [*tasks, *make_label_studio()[1:3]])
+    lines = []
+    found = NER.load(list_defaults(NER_OPTIONS) | {"dir": str(path)}, lines.append)
+    assert sum(len(examples.text.sentences) for examples in found.values()) == 40
+    assert found["train"].labels == ("O", "B-LOC", "B-PER", "I-PER")
+    assert lines[0] == f"{path}: left out: 1 skipped, 1 not annotated"
+    write_brat(tmp_path / "brat", {"train": BRAT["letters"], "dev": BRAT["letters"], "test": BRAT["none"]})
+    found = NER.load(list_defaults(NER_OPTIONS) | {"dir": str(tmp_path / "brat")}, lines.append)
+    assert [examples.text.sentences[0].tags for examples in found.values()] == [TAGS[0], TAGS[0], TAGS[1]]
+
+
+def test_spans_of_a_text_answer_its_question(tmp_path):
+    asked = "Who lived in London?"
+    answer = (*SPANS[0][:2], "Answer", SPANS[0][3])
+    task = make_task(1, ADA, make_annotation(answer), question=asked)
+    skipped = make_task(2, ADA, make_annotation(was_cancelled=True), question="Why?")
+    paths = [
+        write(tmp_path / "a.json", [task, skipped]),
+        write(tmp_path / "a.jsonl", [{"text": ADA, "label": [answer[:3]], "question": asked}]),
+    ]
+    for path, count in zip(paths, (1, 0), strict=True):
+        lines = []
+        read = partial(read_export, read=read_columns, report=lines.append)
+        (question,) = read_own_squad(str(path), 1, read=read)["train"].questions
+        assert (question.question, question.context, question.answers, question.starts) == (
+            asked,
+            ADA,
+            (answer[3],),
+            (0,),
+        )
+        assert lines == [f"{path}: left out: 1 skipped"] * count
+
+
+def test_brat_needs_train_and_the_text_of_each_document(tmp_path):
+    with pytest.raises(UsageError, match=r"has no \.ann files of the split train"):
+        read(write_brat(tmp_path / "dev", {"dev": BRAT["none"]}))
+    (tmp_path / "a.ann").write_text("")
+    with pytest.raises(UsageError, match=r"a\.txt does not exist"):
+        read(tmp_path / "a.ann")
