@@ -44,7 +44,6 @@ EVALUATIONS = "evaluations"  # scores on other data, each in a folder
 ENVIRONMENT = "environment.json"
 ALL_RESULTS = "all_results.json"  # the scores under the names of transformers' example scripts
 EVAL_RESULTS = ".eval_results"  # scores on benchmarks of the Hub, in its own form
-EVENTS = "runs"  # the folder in which transformers writes TensorBoard's events
 CALIBRATION_FILE = "calibration.json"  # the conformity scores of a classifier, for label sets
 LENGTHS_FILE = "lengths.json"  # the number of sequences of each length in tokens
 DOCTOR_FILE = "doctor.json"  # repeated rows of the data, in the form of `bertkit doctor --json`
