@@ -353,12 +353,12 @@ def test_a_data_set_or_checkpoint_of_ones_own_is_not_taken_for_one_of_the_hub(tm
 
 def test_the_card_says_of_which_checkpoint_the_training_started(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert model_card.describe_start({"checkpoint": "eve/bert"}) == "[eve/bert](https://huggingface.co/eve/bert)"
+    assert model_card.describe_start({"checkpoint": "eve/bert"}, {}) == "[eve/bert](https://huggingface.co/eve/bert)"
     (tmp_path / "eve" / "bert").mkdir(parents=True)
-    assert model_card.describe_start({"checkpoint": "eve/bert"}) == "`bert`"
-    assert model_card.describe_start({"checkpoint": "../clients/acme/bert"}) == "`bert`"
-    assert model_card.describe_start({"checkpoint": "/home/ada/bert"}) == "`bert`"
-    assert model_card.describe_start({"checkpoint": ""}) == model_card.describe_start({}) == "random weights"
+    assert model_card.describe_start({"checkpoint": "eve/bert"}, {}) == "`bert`"
+    assert model_card.describe_start({"checkpoint": "../clients/acme/bert"}, {}) == "`bert`"
+    assert model_card.describe_start({"checkpoint": "/home/ada/bert"}, {}) == "`bert`"
+    assert model_card.describe_start({"checkpoint": ""}, {}) == model_card.describe_start({}, {}) == "random weights"
 
 
 @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ def test_the_card_says_of_which_checkpoint_the_training_started(tmp_path, monkey
 def test_the_card_says_where_the_data_are_from(task, options, expected):
     recipe = merge(TASKS[task].recipe, {"data": options})
     inputs = "Inputs to the model: train 1,234, dev 5."
-    assert model_card.describe_data(TASKS[task], recipe, {"train": 1234, "dev": 5}) == [*expected, inputs]
+    assert model_card.describe_data(TASKS[task], recipe, {"train": 1234, "dev": 5}, {}) == [*expected, inputs]
 
 
 def test_paths_shrink_to_their_last_part(tmp_path, monkeypatch):
