@@ -398,8 +398,8 @@ def _download(source: str) -> Path:
     trouble = find_hub_trouble(name, "model", revision)
     try:
         files = [*TOKENIZER_FILES, *OTHER_FILES]
-        local = trouble is not None
-        return Path(snapshot_download(name, revision=revision, allow_patterns=files, local_files_only=local))
+        there = {"revision": revision, "local_files_only": trouble is not None}
+        return Path(snapshot_download(name, allow_patterns=files, **there))
     except Exception as error:  # includes HTTP errors: huggingface_hub has changed its HTTP library more than once
         reason = trouble or f"the tokenizer of {source!r} cannot be downloaded ({join_lines(error)})"
         raise UsageError(f"{reason}; name a directory with a vocabulary or train one with bertkit vocab") from None

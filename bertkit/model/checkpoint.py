@@ -81,7 +81,7 @@ def find_trouble(checkpoint: str) -> str | None:
     return None if Path(checkpoint).exists() else find_hub_trouble(name, "model", revision)
 
 
-def find_commit_read(checkpoint: str) -> dict[str, str]:
+def trace_commit(checkpoint: str) -> dict[str, str]:
     """Return the name of a checkpoint on the Hub with its commit in the cache; empty for a path."""
     name, revision = split_revision(checkpoint)
     path = None if Path(checkpoint).exists() else try_to_load_from_cache(name, "config.json", revision=revision)
@@ -126,8 +126,7 @@ def load_config(checkpoint: str) -> BertConfig:
         trouble = find_trouble(checkpoint)
         try:
             name, revision = split_revision(checkpoint)
-            local = trouble is not None
-            values, _ = PreTrainedConfig.get_config_dict(name, revision=revision, local_files_only=local)
+            values, _ = PreTrainedConfig.get_config_dict(name, revision=revision, local_files_only=trouble is not None)
         except OSError:
             if trouble is None:
                 raise

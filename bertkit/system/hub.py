@@ -16,7 +16,6 @@ HUB_NAME = re.compile(r"([\w.-]+(?:/[\w.-]+)?)(?::([\w.-]+))?(?:@((?:refs/\w+/)?
 FILE_NAME = re.compile(r"[.~].*|.*\.(bz2|csv|gz|html?|jsonl?|md|parquet|text|tsv|txt|xml|xz|zip|zst)")
 METADATA_TIMEOUT = 10  # seconds
 PINNED: dict[str, str] = {}  # model, or datasets/owner/name -> the commit that is read, whatever revision is named
-
 READ: dict[str, str] = {}  # datasets/owner/name -> the commit at which it was last read
 
 
@@ -63,24 +62,17 @@ def find_hub_trouble(name: str, kind: str, revision: str | None = None) -> str |
     This is checked before `datasets` and `transformers` are called: without a network they retry for 23 seconds and for
     more than two minutes.
     """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import HfApi, errors
 
     try:
         HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=METADATA_TIMEOUT)
-    except GatedRepoError:
+    except errors.GatedRepoError:
         return f"the {kind} {name!r} on the Hub is open to approved users only"
-    except (RepositoryNotFoundError, HFValidationError):
+    except (errors.RepositoryNotFoundError, errors.HFValidationError):
         return f"the Hub has no {kind} {name!r}"
-    except RevisionNotFoundError:
+    except errors.RevisionNotFoundError:
         return f"the {kind} {name!r} on the Hub has no revision {revision!r}"
-    except HfHubHTTPError as error:
+    except errors.HfHubHTTPError as error:
         return f"the Hub does not serve the {kind} {name!r} ({join_lines(error)})"
     except Exception as error:  # errors of the transport: huggingface_hub has changed its HTTP library more than once
         return f"the Hub cannot be reached for the {kind} {name!r} ({type(error).__name__})"

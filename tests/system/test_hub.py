@@ -2,7 +2,7 @@
 
 import pytest
 
-from bertkit.system.hub import find_dataset, parse_hub_name, pin, split_revision
+from bertkit.system.hub import find_dataset, parse_hub_name, split_revision
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -32,9 +32,3 @@ def test_a_path_that_exists_stays_a_path(tmp_path, monkeypatch):
     (tmp_path / "ada" / "bert@v1").mkdir(parents=True)
     assert parse_hub_name("ada/bert@v1") is find_dataset("ada/bert@v1") is None
     assert split_revision("ada/bert@v1") == ("ada/bert@v1", "main")
-
-
-def test_a_pinned_repository_is_read_at_its_commit():
-    with pin({"ada/bert": COMMIT}):
-        assert split_revision("ada/bert") == split_revision("ada/bert@v1") == ("ada/bert", COMMIT)
-    assert split_revision("ada/bert") == ("ada/bert", "main")

@@ -410,9 +410,9 @@ def test_the_card_says_where_the_data_are_from(task, options, expected):
 def test_paths_shrink_to_their_last_part(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "clients" / "acme").mkdir(parents=True)
-    corpus = ["~/a", "b/c", "b/c:d", "docs", "../b/e", "./f", "g/h/i", "clients/acme", "text/j.txt"]
+    corpus = ["~/a", "b/c", "b/c:d@v1", "docs", "../b/e", "./f", "g/h/i", "clients/acme", "text/j.txt"]
     recipe = {"checkpoint": "google-bert/bert-base-cased", "data": {"dir": "/home/ada/GLUE", "corpus": corpus}}
-    shrunk = ["a", "b/c", "b/c:d", "docs", "e", "f", "i", "acme", "j.txt"]
+    shrunk = ["a", "b/c", "b/c:d@v1", "docs", "e", "f", "i", "acme", "j.txt"]
     assert model_card.hide_paths(recipe) == recipe | {"data": {"dir": "GLUE", "corpus": shrunk}}
     files = {"dir": "../../clients/acme", "train_file": "gone/acme", "extra_train": "gone/b", "features_dir": "gone/c"}
     assert model_card.hide_paths(files) == dict(zip(files, ["acme", "acme", "b", "c"], strict=True))
