@@ -27,11 +27,12 @@ METADATA = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
 
 @dataclass
 class Repo:
-    """A model repository: its files at the newest commit, the messages of all commits."""
+    """A repository: its files at the newest commit, the messages of all commits, and its earlier states by tag."""
 
     private: bool = False
     files: dict[str, bytes] = field(default_factory=dict)
     commits: list[str] = field(default_factory=list)
+    tags: dict[str, "Repo"] = field(default_factory=dict)
 
     @property
     def sha(self) -> str:
@@ -257,13 +258,16 @@ class Handler(BaseHTTPRequestHandler):
             return True
         return False
 
-    def find_repo(self, name: str) -> Repo | None:
-        """Return the repository if it exists and the request may read it; otherwise refuse it."""
+    def find_repo(self, name: str, revision: str | None = None) -> Repo | None:
+        """Return the repository at a revision if it exists and the request may read it; otherwise refuse it."""
         repo, user = self.server.repos.get(name), self.find_user()
         if repo is None or (repo.private and (user is None or name.split("/")[0] not in (user[0], *user[2]))):
             self.refuse(404 if user else 401, "Repository not found", "RepoNotFound")
             return None
-        return repo
+        states = {None: repo, "main": repo, repo.sha: repo} | {one.sha: one for one in repo.tags.values()} | repo.tags
+        if revision not in states:
+            self.refuse(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+        return states.get(revision)
 
     # --- the routes
 
@@ -345,30 +349,30 @@ class Handler(BaseHTTPRequestHandler):
         url = f"{self.server.address}/{name}/commit/{repo.sha}"
         self.send(200, {"success": True, "commitOid": repo.sha, "commitUrl": url})
 
-    def describe(self, body: bytes, name: str) -> None:
+    def describe(self, body: bytes, name: str, revision: str | None) -> None:
         """Answer with the description of a repository."""
-        if (repo := self.find_repo(name)) is None:
+        if (repo := self.find_repo(name, revision)) is None:
             return
         name = name.removeprefix("datasets/")
         files = [{"rfilename": path} for path in sorted(repo.files)]
         found = {"id": name, "modelId": name, "sha": repo.sha, "private": repo.private, "tags": [], "siblings": files}
         self.send(200, found | {"_id": "0" * 24, "downloads": 0, "likes": 0})
 
-    def list_files(self, body: bytes, name: str, folder: str | None) -> None:
+    def list_files(self, body: bytes, name: str, revision: str, folder: str | None) -> None:
         """Answer with the files of a repository; folders are empty here."""
-        if (repo := self.find_repo(name)) is None:
+        if (repo := self.find_repo(name, revision)) is None:
             return
         self.send(200, [] if folder else list_entries(repo))
 
-    def list_paths(self, body: bytes, name: str) -> None:
+    def list_paths(self, body: bytes, name: str, revision: str) -> None:
         """Answer with the files of a repository that the request names."""
-        if (repo := self.find_repo(name)) is not None:
+        if (repo := self.find_repo(name, revision)) is not None:
             paths = parse_qs(body.decode())["paths"]
             self.send(200, [entry for entry in list_entries(repo) if entry["path"] in paths])
 
-    def give(self, body: bytes, name: str, file: str) -> None:
+    def give(self, body: bytes, name: str, revision: str, file: str) -> None:
         """Answer with a file, or only its headers."""
-        if (repo := self.find_repo(name)) is None:
+        if (repo := self.find_repo(name, revision)) is None:
             return
         if file not in repo.files:
             self.refuse(404, f"{file} is not in {name}", "EntryNotFound")
@@ -385,7 +389,7 @@ def list_entries(repo: Repo) -> list[dict[str, Any]]:
 
 
 REPO = r"((?:datasets/)?[\w.-]+/[\w.-]+)"
-REVISION = r"(?:main|[0-9a-f]{40})"
+REVISION = r"([\w.-]+)"
 ROUTES = (
     ("GET", r"/api/whoami-v2", Handler.tell_user),
     ("POST", r"/api/repos/create", Handler.create),

@@ -30,7 +30,7 @@ from msgspec import Struct
 
 from bertkit.data.formats.tables import read_json, read_lines
 from bertkit.errors import UsageError, join_lines
-from bertkit.system.hub import find_hub_trouble, is_hub_name
+from bertkit.system.hub import find_hub_trouble, parse_hub_name, split_revision
 from bertkit.system.progress import ignore
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ def load_tokenizer(source: str | Path, *, cased: bool | None = None) -> Any:
         return make_tokenizer(tokens, cased=guess if cased is None else cased)
     if path.is_dir():
         return _load_directory(path, str(path), cased)
-    if not is_hub_name(str(source)):
+    if parse_hub_name(str(source)) is None:
         raise UsageError(
             f"{str(source)!r} does not exist; name a directory with tokenizer.json or vocab.txt, or a vocab.txt"
         )
@@ -390,16 +390,18 @@ def _complete(tokenizer: Any) -> None:
         )
 
 
-def _download(name: str) -> Path:
+def _download(source: str) -> Path:
     """Download a model's tokenizer files and return their folder; fall back to the cache if the Hub is unreachable."""
     from huggingface_hub import snapshot_download
 
-    trouble = find_hub_trouble(name, "model")
+    name, revision = split_revision(source)
+    trouble = find_hub_trouble(name, "model", revision)
     try:
         files = [*TOKENIZER_FILES, *OTHER_FILES]
-        return Path(snapshot_download(name, allow_patterns=files, local_files_only=trouble is not None))
+        there = {"revision": revision, "local_files_only": trouble is not None}
+        return Path(snapshot_download(name, allow_patterns=files, **there))
     except Exception as error:  # includes HTTP errors: huggingface_hub has changed its HTTP library more than once
-        reason = trouble or f"the tokenizer of {name!r} cannot be downloaded ({join_lines(error)})"
+        reason = trouble or f"the tokenizer of {source!r} cannot be downloaded ({join_lines(error)})"
         raise UsageError(f"{reason}; name a directory with a vocabulary or train one with bertkit vocab") from None
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 import torch
+from huggingface_hub import try_to_load_from_cache
 from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedConfig
@@ -19,7 +20,7 @@ from transformers.utils import cached_file
 from bertkit.errors import UsageError, check_access, explain_refusal, join_lines
 from bertkit.model.config import BertConfig, check_attention
 from bertkit.system.files import take_fingerprint
-from bertkit.system.hub import find_hub_trouble
+from bertkit.system.hub import find_hub_trouble, split_revision
 
 RUNS_SHOWN = 3
 MOST_LABELS = 100_000  # a file with more is damaged
@@ -76,7 +77,15 @@ def find_trouble(checkpoint: str) -> str | None:
 
     If it cannot, callers use only the cache, which may hold a copy downloaded before.
     """
-    return None if Path(checkpoint).exists() else find_hub_trouble(checkpoint, "model")
+    name, revision = split_revision(checkpoint)
+    return None if Path(checkpoint).exists() else find_hub_trouble(name, "model", revision)
+
+
+def trace_commit(checkpoint: str) -> dict[str, str]:
+    """Return the name of a checkpoint on the Hub with its commit in the cache; empty for a path."""
+    name, revision = split_revision(checkpoint)
+    path = None if Path(checkpoint).exists() else try_to_load_from_cache(name, "config.json", revision=revision)
+    return {name: Path(path).parent.name} if isinstance(path, str) else {}
 
 
 def find_file(checkpoint: str, name: str) -> Path | None:
@@ -84,9 +93,11 @@ def find_file(checkpoint: str, name: str) -> Path | None:
     if Path(checkpoint).exists():
         return path if (path := Path(checkpoint, name)).is_file() else None
     with explain_refusal(f"{name} of {checkpoint}"):
+        model, revision = split_revision(checkpoint)
         found = cached_file(
-            checkpoint,
+            model,
             name,
+            revision=revision,
             local_files_only=find_trouble(checkpoint) is not None,
             _raise_exceptions_for_missing_entries=False,
         )
@@ -114,7 +125,8 @@ def load_config(checkpoint: str) -> BertConfig:
             raise UsageError(f"{checkpoint} is a file; {remedy}")
         trouble = find_trouble(checkpoint)
         try:
-            values, _ = PreTrainedConfig.get_config_dict(checkpoint, local_files_only=trouble is not None)
+            name, revision = split_revision(checkpoint)
+            values, _ = PreTrainedConfig.get_config_dict(name, revision=revision, local_files_only=trouble is not None)
         except OSError:
             if trouble is None:
                 raise
@@ -208,8 +220,10 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
     check_sizes(checkpoint, load_config(checkpoint))
     with explain_refusal(f"the model {checkpoint} (in safetensors)"):
         check_attention(settings.get("attn_implementation"))
+        name, revision = split_revision(checkpoint)
         model, info = head.from_pretrained(
-            checkpoint,
+            name,
+            revision=revision,
             use_safetensors=True,
             dtype=torch.float32,
             local_files_only=find_trouble(checkpoint) is not None,

@@ -352,7 +352,7 @@ class Search:
         if self.parts is None:
             self.prepare_data()
         if self.is_main:  # refuses other data than those of the earlier trials
-            write_environment(self.folder, self.whole.fingerprints, "", goes_on=True)
+            write_environment(self.folder, self.whole.fingerprints, "", self.whole.commits, goes_on=True)
         while (params := take_first(self.ask() if self.is_main else None)) is not None:
             self.do_trial(params)
 

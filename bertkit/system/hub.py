@@ -1,49 +1,78 @@
 """The Hugging Face Hub: its names, a check that it can be reached, and explanations of its errors."""
 
 import logging
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from textwrap import shorten
+from typing import NamedTuple
 
 from bertkit.errors import UsageError, join_lines
 from bertkit.system.progress import Report
 
-HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")  # name or owner/name, :config may follow
+# name or owner/name; :config and @revision may follow: a branch, a tag, a commit, or refs/pr/1
+HUB_NAME = re.compile(r"([\w.-]+(?:/[\w.-]+)?)(?::([\w.-]+))?(?:@((?:refs/\w+/)?[\w.-]+))?")
 FILE_NAME = re.compile(r"[.~].*|.*\.(bz2|csv|gz|html?|jsonl?|md|parquet|text|tsv|txt|xml|xz|zip|zst)")
 METADATA_TIMEOUT = 10  # seconds
+PINNED: dict[str, str] = {}  # model, or datasets/owner/name -> the commit that is read, whatever revision is named
+READ: dict[str, str] = {}  # datasets/owner/name -> the commit at which it was last read
 
 
-def is_hub_name(source: str) -> bool:
-    """Return whether a source can be a name on the Hub, rather than the path of a missing file."""
-    return bool(HUB_NAME.fullmatch(source)) and not FILE_NAME.fullmatch(source)
+class HubName(NamedTuple):
+    """The parts of the name of a model or data set on the Hub."""
+
+    name: str
+    config: str | None
+    revision: str | None
 
 
-def find_dataset(place: str) -> tuple[str, str | None] | None:
-    """Return owner/name and configuration of a data set on the Hub; None if the place is or may be a path."""
-    if "/" not in place or not is_hub_name(place) or Path(place).exists():
-        return None
-    name, _, config = place.partition(":")
-    return name, config or None
+def parse_hub_name(source: str) -> HubName | None:
+    """Return the parts of `name[:config][@revision]`; None for a path that exists, and for the path of a file."""
+    found = HUB_NAME.fullmatch(source)
+    return None if not found or FILE_NAME.fullmatch(source) or os.path.exists(source) else HubName(*found.groups())
 
 
-def find_hub_trouble(name: str, kind: str) -> str | None:
+def find_dataset(place: str) -> HubName | None:
+    """Return the parts of the name of a data set on the Hub; None if the place is or may be a path."""
+    return parse_hub_name(place) if "/" in place.partition("@")[0] else None
+
+
+def split_revision(checkpoint: str) -> tuple[str, str]:
+    """Return the name and the revision of a model on the Hub, or a path as it is."""
+    found = parse_hub_name(checkpoint)
+    if found is None or found.config:
+        return checkpoint, "main"
+    return found.name, PINNED.get(found.name) or found.revision or "main"
+
+
+@contextmanager
+def pin(commits: Mapping[str, str]) -> Iterator[None]:
+    """Read these models and data sets at these commits, whatever revision is named."""
+    PINNED.update(commits)
+    try:
+        yield
+    finally:
+        PINNED.clear()
+
+
+def find_hub_trouble(name: str, kind: str, revision: str | None = None) -> str | None:
     """Return why the Hub cannot serve the `kind` ("dataset" or "model") `name`; None if it can.
 
     This is checked before `datasets` and `transformers` are called: without a network they retry for 23 seconds and for
     more than two minutes.
     """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+    from huggingface_hub import HfApi, errors
 
     try:
-        HfApi().repo_info(name, repo_type=kind, timeout=METADATA_TIMEOUT)
-    except GatedRepoError:
+        HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=METADATA_TIMEOUT)
+    except errors.GatedRepoError:
         return f"the {kind} {name!r} on the Hub is open to approved users only"
-    except (RepositoryNotFoundError, HFValidationError):
+    except (errors.RepositoryNotFoundError, errors.HFValidationError):
         return f"the Hub has no {kind} {name!r}"
-    except HfHubHTTPError as error:
+    except errors.RevisionNotFoundError:
+        return f"the {kind} {name!r} on the Hub has no revision {revision!r}"
+    except errors.HfHubHTTPError as error:
         return f"the Hub does not serve the {kind} {name!r} ({join_lines(error)})"
     except Exception as error:  # errors of the transport: huggingface_hub has changed its HTTP library more than once
         return f"the Hub cannot be reached for the {kind} {name!r} ({type(error).__name__})"

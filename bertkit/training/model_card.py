@@ -14,7 +14,7 @@ from bertkit.data.pretraining.sources import DOCS
 from bertkit.errors import UsageError, make_printable
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import count, list_shown, tabulate_scores
-from bertkit.system.hub import CARD, find_dataset, is_hub_name
+from bertkit.system.hub import CARD, HubName, find_dataset, parse_hub_name, split_revision
 from bertkit.tasks.task import CHOSEN_ON_DEV, Task
 from bertkit.training.recipe import list_lengths
 from bertkit.training.run_dir import SEARCH, read_study
@@ -75,7 +75,7 @@ def write_card(
     has_bilstm = hasattr(model, "bilstm")
     labels = [label for label in config.id2label.values() if not label.startswith("LABEL_")]
     title = Path(name).resolve().name or "bert"
-    public = hide_paths(recipe)
+    public, commits = hide_paths(recipe), environment.get("commits", {})
     rows = list_shown(task.table, task.metric, metrics)
     card = ModelCard.from_template(
         make_metadata(task, title, recipe, metrics, head, "bertkit" if has_bilstm or is_causal else "transformers"),
@@ -85,14 +85,14 @@ def write_card(
         task=task,
         head=head,
         model=model,
-        start=describe_start(recipe),
+        start=describe_start(recipe, commits),
         is_causal=is_causal,
         has_bilstm=has_bilstm,
         labels=[quote_code(label) for label in labels if hasattr(model, "classifier")],
         trials=count_trials(Path(name)),
         scores=format_table(tabulate_scores(rows, metrics, "this model")) if rows else [],
         metrics=metrics,
-        data=describe_data(task, recipe, sizes),
+        data=describe_data(task, recipe, sizes, commits),
         recipe=recipe,
         longest=max(list_lengths(recipe)),
         seen=metrics["updates"] * recipe["batch_size"],
@@ -139,8 +139,8 @@ def make_metadata(
 
 def find_base(recipe: Mapping[str, Any]) -> str | None:
     """Return the name of the checkpoint on the Hub; None if it is a directory, or there is none."""
-    checkpoint = recipe.get("checkpoint") or ""
-    return checkpoint if is_hub_name(checkpoint) and not Path(checkpoint).exists() else None
+    found = parse_hub_name(recipe.get("checkpoint") or "")
+    return found and found.name
 
 
 def read_base_card(recipe: Mapping[str, Any]) -> dict[str, str | list[str]]:
@@ -149,7 +149,9 @@ def read_base_card(recipe: Mapping[str, Any]) -> dict[str, str | list[str]]:
         return {}
     found: Mapping[str, Any] = {}
     with suppress(Exception):  # there is no card, or its author made a mistake in it
-        local = Path(checkpoint, CARD) if Path(checkpoint).exists() else try_to_load_from_cache(checkpoint, CARD)
+        model, revision = split_revision(checkpoint)
+        is_local = Path(checkpoint).exists()
+        local = Path(checkpoint, CARD) if is_local else try_to_load_from_cache(model, CARD, revision=revision)
         found = metadata_load(local) or {}
     values = {key: found.get(key) for key in ("language", *LICENSE)}
     if isinstance(values["language"], list):  # YAML reads the code of Norwegian as false
@@ -161,27 +163,33 @@ def read_base_card(recipe: Mapping[str, Any]) -> dict[str, str | list[str]]:
     }
 
 
-def describe_start(recipe: Mapping[str, Any]) -> str:
+def describe_start(recipe: Mapping[str, Any], commits: Mapping[str, str]) -> str:
     """Return the initial weights of the training as Markdown."""
     if base := find_base(recipe):
-        return f"[{base}](https://huggingface.co/{base})"
+        return link_hub(base, commits)
     return quote_code(hide_paths(recipe["checkpoint"])) if recipe.get("checkpoint") else "random weights"
+
+
+def link_hub(name: str, commits: Mapping[str, str]) -> str:
+    """Return a link to a model, or to the data set `datasets/owner/name`, and the commit that was read, if known."""
+    commit = f" (commit `{commits[name]}`)" if name in commits else ""
+    return f"[{name.removeprefix('datasets/')}](https://huggingface.co/{name}){commit}"
 
 
 def list_datasets(task: Task, recipe: Mapping[str, Any]) -> list[str]:
     """Return the names of the training data sets on the Hub."""
     options, copies = recipe["data"], task.copies
-    corpora = [source for source in options.get("corpus", []) if source != DOCS and is_hub_name(source)]
-    found = [source.partition(":")[0] for source in corpora if not Path(source).exists()]
+    corpora = (parse_hub_name(source) for source in options.get("corpus", []) if source != DOCS)
+    found = [source.name for source in corpora if source]
     if own := find_own_dataset(task, options):
-        found.append(own[0])
+        found.append(own.name)
     if "train" in copies and not options["dir"] and not options.get("train_file"):
         found.append(copies["train"][0])
     return list(dict.fromkeys(found))
 
 
-def find_own_dataset(task: Task, options: Mapping[str, Any]) -> tuple[str, str | None] | None:
-    """Return name and configuration of a person's own data on the Hub; the folder of official files is never there."""
+def find_own_dataset(task: Task, options: Mapping[str, Any]) -> HubName | None:
+    """Return the name of a person's own data on the Hub; the folder of official files is never there."""
     place = options.get("dir", "")
     return None if task.is_official(place) else find_dataset(place)
 
@@ -201,7 +209,7 @@ def list_results(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, An
     """Return the scores that have a metric name on the Hub, in their official unit, with their data sets."""
     title, copies, unknown = task.title, task.copies, ("unknown", None)
     if own := find_own_dataset(task, recipe["data"]):
-        title, copies, unknown = own[0], {}, own
+        title, copies, unknown = own.name, {}, own[:2]
     elif place := recipe["data"].get("dir"):
         title, copies = f"{title}, local files" if task.is_official(place) else "local files", {}
     if recipe["data"].get("tune_share"):
@@ -255,21 +263,22 @@ def list_benchmarks(
     return list(found.values())
 
 
-def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int]) -> list[str]:
+def describe_data(
+    task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int], commits: Mapping[str, str]
+) -> list[str]:
     """Return lines about the sources of the data and the size of each split."""
     options, title, copies = recipe["data"], task.title, task.copies
     lines = []
     if own := find_own_dataset(task, options):
-        dataset, config = own
-        form = f", configuration `{config}`" if config else ""
-        lines.append(f"[{dataset}](https://huggingface.co/datasets/{dataset}){form}.")
+        form = f", configuration `{own.config}`" if own.config else ""
+        lines.append(f"{link_hub(f'datasets/{own.name}', commits)}{form}.")
     elif place := options.get("dir"):
         files = quote_code(hide_paths(place, "dir"))
         official = f"{title}, from local files in the official format ({files})."
         lines.append(official if task.is_official(place) else f"Local files: {files}.")
     elif copies:
         dataset, config, _ = next(iter(copies.values()))
-        lines.append(f"{title}: [{dataset}](https://huggingface.co/datasets/{dataset}), configuration `{config}`.")
+        lines.append(f"{title}: {link_hub(f'datasets/{dataset}', commits)}, configuration `{config}`.")
     for key, words in ORIGINS.items():
         if given := options.get(key):
             names = hide_paths(given if isinstance(given, list) else [given], key)
@@ -310,7 +319,7 @@ def hide_paths(value: Any, key: str = "") -> Any:
         return [hide_paths(item, key) for item in value]
     if not isinstance(value, str) or "/" not in value:
         return value
-    if key not in LOCAL and is_hub_name(value) and not os.path.exists(value):
+    if key not in LOCAL and parse_hub_name(value):
         return value
     files = value.split(",")
     are_files = all(os.path.isfile(os.path.expanduser(file)) for file in files)

@@ -29,6 +29,7 @@ from bertkit.training.run_dir import (
     RECIPE_FILE,
     describe_environment,
     is_intact,
+    read_environment,
     write_log,
 )
 from bertkit.training.trainer import BertTrainer
@@ -52,7 +53,7 @@ def write_results(
     # The examples come from the saved model, which is complete even where training has sharded it.
     model = type(trainer.accelerator.unwrap_model(trainer.model)).from_pretrained(output).eval()
     sizes = {split: len(data) for split, data in prepared.data.items()}
-    environment = describe_environment()
+    environment = read_environment(output) | describe_environment()
     card = write_card(task, str(output), recipe, metrics, environment, model, sizes)
     (output / "README.md").write_text(card, encoding="utf-8")
     settings = PredictionSettings(model, prepared.tokenizer, recipe["data"], task.pairs, SHOWN_WORDS)

@@ -9,6 +9,7 @@ from typing import Any
 
 from bertkit.data.tagging import Features
 from bertkit.data.tokenizer import load_tokenizer
+from bertkit.system.hub import READ
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import divide
 from bertkit.tasks.repeats import CheckedRows, check_rows, name_command, tabulate_splits
@@ -30,6 +31,7 @@ class Prepared:
         examples: Examples from the task's `load` and `divide`, without "train", whose text may be large.
         data: Encoded data set of each split.
         settings: Values of BertConfig that depend on the data.
+        commits: The commit of each data set on the Hub that was read, `datasets/owner/name`.
         checked: The repeated rows; only in the first of several processes.
     """
 
@@ -37,6 +39,7 @@ class Prepared:
     tokenizer: Any
     data: Mapping[str, Any]
     settings: Mapping[str, Any]
+    commits: Mapping[str, str] = field(default_factory=dict)
     checked: CheckedRows = field(default_factory=CheckedRows)
 
     @cached_property
@@ -66,7 +69,9 @@ def prepare(
         UsageError: Files are wrong or missing, or the tokenizer cannot be loaded.
     """
     processes = join_processes(recipe)
+    READ.clear()
     examples = task.load(recipe["data"], report)
+    commits = dict(READ)
     dev = next(iter(task.splits), "")
     if rows := recipe["data"].get("held_back"):
         examples = hold_back(task, examples["train"], rows, dev)
@@ -89,7 +94,7 @@ def prepare(
             data[split] = task.encode(examples[split], tokenizer, recipe, split, report)
     settings = task.configure(recipe, tokenizer, examples)
     others = {split: texts for split, texts in examples.items() if split != "train"}
-    return Prepared(others, tokenizer, data, settings, checked)
+    return Prepared(others, tokenizer, data, settings, commits, checked)
 
 
 def hold_back(task: Task, examples: Any, rows: int, dev: str) -> dict[str, Any]:

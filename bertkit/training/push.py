@@ -1,7 +1,7 @@
 """Upload a finished run to a repository on the Hub.
 
-Only named files are uploaded: weights, configuration, tokenizer, recipe, scores, log, curves and card. Checkpoints,
-earlier models and predictions are not: predictions may repeat text that is not ours to publish. Only the last part of
+Only named files are uploaded: weights, configuration, tokenizer, recipe, scores, log, curves and card. No other file
+leaves the machine, because data, predictions, mistakes and evaluations repeat a person's texts. Only the last part of
 each path is published, so folders of the training machine stay private.
 
 Left out: pull requests.
@@ -11,7 +11,6 @@ import os
 import re
 import tomllib
 from contextlib import suppress
-from io import BytesIO
 from pathlib import Path
 from textwrap import shorten
 from typing import Annotated
@@ -23,14 +22,13 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 import bertkit
-from bertkit.errors import UsageError, explain_refusal, join_lines, name_extra
+from bertkit.errors import UsageError, explain_refusal, join_lines
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.hub import CARD, LOGIN, explain_hub
 from bertkit.system.progress import Report, ignore
 from bertkit.training.model_card import hide_paths
 from bertkit.training.run_dir import (
     EVAL_RESULTS,
-    EVENTS,
     METRICS_FILE,
     PUBLISHED,
     RECIPE_FILE,
@@ -93,7 +91,6 @@ def push(output: Path, repo: str, *, private: bool = False, report: Report = ign
     files = gather_files(output)
     repo = check_push(repo)
     files |= {CARD: make_public_card(output, repo).encode(), RECIPE_FILE: make_public_recipe(output / RECIPE_FILE)}
-    files |= gather_events(output, report)
     with explain_hub(f"{output} was not pushed to {repo}"):
         address = HfApi().create_repo(repo, private=private or None, exist_ok=True)
         if private and not HfApi().repo_info(repo).private:
@@ -132,7 +129,7 @@ def gather_files(output: Path) -> dict[str, Path | bytes]:
         )
     results = [path.relative_to(output).as_posix() for path in sorted(output.glob(f"{EVAL_RESULTS}/*.yaml"))]
     files = {name: output / name for name in (*weights, *PUBLISHED, *results) if (output / name).is_file()}
-    others = (output / name for name in (CARD, EVAL_RESULTS, EVENTS))
+    others = (output / name for name in (CARD, EVAL_RESULTS))
     if link := next((path for path in (*files.values(), *others) if path.is_symlink()), None):
         raise UsageError(f"{link} is a link, and its target may not belong to the run; replace it with a copy")
     return files
@@ -189,33 +186,6 @@ def make_public_recipe(path: Path) -> bytes:
         shown = tomllib.loads(re.search(r"^```toml\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)[1])
         hidden = hide_paths(shown) if shown.keys() == recipe.keys() else hidden
     return path.read_bytes() if hidden == recipe else tomli_w.dumps(hidden).encode()
-
-
-def gather_events(output: Path, report: Report) -> dict[str, bytes]:
-    """Return TensorBoard's event files of a run, from which the Hub draws curves, if it was trained with them.
-
-    Only numbers are published. Texts are left out, because they repeat all settings with their paths, and so are the
-    machine's name in the name of a file and of its folder.
-    """
-    if not (paths := sorted(output.glob(f"{EVENTS}/*/events.out.tfevents.*"), key=lambda path: path.name)):
-        return {}
-    try:
-        from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-        from tensorboard.summary.writer.record_writer import RecordWriter
-    except ImportError:
-        report(f"the curves of TensorBoard are left out, because it is not installed; {name_extra('tensorboard')}")
-        return {}
-    found = {}
-    for number, path in enumerate(paths):
-        records = BytesIO()
-        with explain_refusal(str(path)):
-            events = list(LegacyEventFileLoader(str(path)).Load())
-        for event in events:
-            values = event.summary.value
-            if event.HasField("file_version") or (values and all(value.HasField("simple_value") for value in values)):
-                RecordWriter(records).write(event.SerializeToString())
-        found[f"{EVENTS}/train/events.out.tfevents.{path.name.split('.')[3]}.{number}"] = records.getvalue()
-    return found
 
 
 def describe_study(output: Path) -> str:

@@ -21,6 +21,7 @@ from torch import Tensor
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.reports.tables import OWN_DATA, name_limits
 from bertkit.system.differences import find_differences
+from bertkit.system.hub import pin
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import CHOSEN_ON_DEV
@@ -66,8 +67,8 @@ def reproduce(
 ) -> Comparison:
     """Repeat the run in `folder` in the directory `output`, and compare both.
 
-    Paths in the recipe are relative to the working directory, as in the first run. An interrupted repetition continues,
-    and a finished one is not repeated.
+    Paths in the recipe are relative to the working directory, as in the first run. Models and data sets of the Hub are
+    read at the commits of the first run. An interrupted repetition continues, and a finished one is not repeated.
 
     Raises:
         UsageError: There is no finished run, or its data or its checkpoint no longer exist.
@@ -84,7 +85,10 @@ def reproduce(
     recipe = read_recipe(folder / RECIPE_FILE)
     if recipe.get("task") not in TASKS:
         raise UsageError(f"{folder / RECIPE_FILE} names the unknown task {recipe.get('task')!r}; correct it")
-    run(TASKS[recipe["task"]], recipe, output=output, report=report, progress=progress)
+    with explain_refusal(str(folder / ENVIRONMENT)):
+        commits = read_environment(folder).get("commits", {})
+    with pin(commits):
+        run(TASKS[recipe["task"]], recipe, output=output, report=report, progress=progress)
     return compare_runs(folder, output)
 
 
@@ -119,7 +123,8 @@ def compare_environments(before: Path, now: Path) -> Iterator[str]:
         with explain_refusal(str(folder / ENVIRONMENT)):
             found.append(read_environment(folder))
     one, two = found
-    for key in {"data", "weights_at_start"} & (one.keys() ^ two.keys()):  # runs of earlier versions lack them
+    later = {"data", "weights_at_start", "commits"}  # runs of earlier versions lack them
+    for key in later & (one.keys() ^ two.keys()):
         one.pop(key, None)
         two.pop(key, None)
     yield from find_differences(one, two)

@@ -27,7 +27,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback, Tra
 
 import bertkit
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal
-from bertkit.model.checkpoint import find_file, fingerprint_weights, load_model, make_config, reinitialize
+from bertkit.model.checkpoint import find_file, fingerprint_weights, load_model, make_config, reinitialize, trace_commit
 from bertkit.model.optim import BERT_ADAM, BertAdam
 from bertkit.reports.tables import OWN_DATA, name_limits
 from bertkit.system.files import LOCK_PATIENCE
@@ -118,7 +118,8 @@ def run(
         check_types(task.collate(next(iter(prepared.data.values())).__getitems__([0])), model.config)
         if processes.is_main_process:
             weights = fingerprint_weights(model)
-            write_environment(output, prepared.fingerprints, weights, goes_on=checkpoint is not None)
+            commits = {**trace_commit(recipe.get("checkpoint") or ""), **prepared.commits}
+            write_environment(output, prepared.fingerprints, weights, commits, goes_on=checkpoint is not None)
         pace = Pace(recipe.get("pace", [])) if limit or "pace" in recipe else None
         if limit is not None:
             rows = {split: len(data) for split, data in prepared.data.items() if split != "train"}

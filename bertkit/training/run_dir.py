@@ -44,7 +44,6 @@ EVALUATIONS = "evaluations"  # scores on other data, each in a folder
 ENVIRONMENT = "environment.json"
 ALL_RESULTS = "all_results.json"  # the scores under the names of transformers' example scripts
 EVAL_RESULTS = ".eval_results"  # scores on benchmarks of the Hub, in its own form
-EVENTS = "runs"  # the folder in which transformers writes TensorBoard's events
 CALIBRATION_FILE = "calibration.json"  # the conformity scores of a classifier, for label sets
 LENGTHS_FILE = "lengths.json"  # the number of sequences of each length in tokens
 DOCTOR_FILE = "doctor.json"  # repeated rows of the data, in the form of `bertkit doctor --json`
@@ -190,19 +189,25 @@ def start_directory(output: Path, recipe: Recipe, tokenizer: Any) -> None:
     save_tokenizer(tokenizer, output)
 
 
-def write_environment(output: Path, data: Mapping[str, str], weights: str, goes_on: bool) -> None:
+def write_environment(
+    output: Path, data: Mapping[str, str], weights: str, commits: Mapping[str, str], goes_on: bool
+) -> None:
     """Write environment.json, which may explain a difference between two runs, or two parts of one.
 
     Args:
         data: Fingerprint of each split.
         weights: Fingerprint of the model before the first update.
+        commits: Commit of each model and data set on the Hub that was read.
         goes_on: Whether the run continues from a checkpoint, whose weights replace the initial ones.
 
     Raises:
         UsageError: The run continues with other data than before.
     """
-    start = check_data(output, data).get("weights_at_start", weights) if goes_on else weights
-    write_json(describe_environment() | {"data": dict(data), "weights_at_start": start}, output / ENVIRONMENT)
+    found = {"weights_at_start": weights, "commits": dict(commits)}
+    if goes_on:
+        earlier = check_data(output, data)
+        found |= {key: earlier[key] for key in found if key in earlier}
+    write_json(describe_environment() | {"data": dict(data)} | found, output / ENVIRONMENT)
 
 
 def check_data(output: Path, data: Mapping[str, str]) -> Mapping[str, Any]:

@@ -427,16 +427,16 @@ def test_unreachable_hub_falls_back_to_the_cache(monkeypatch, tmp_path):
     asked: list[bool] = []
     cached = True
 
-    def snapshot(name: str, *, allow_patterns: list[str], local_files_only: bool) -> str:
+    def snapshot(name: str, *, revision: str, allow_patterns: list[str], local_files_only: bool) -> str:
         asked.append(local_files_only)
         if not cached:
             raise LocalEntryNotFoundError("two\nlines")
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    monkeypatch.setattr(tokenizer, "find_hub_trouble", lambda name, kind: None)
+    monkeypatch.setattr(tokenizer, "find_hub_trouble", lambda *_: None)
     assert len(load_tokenizer("owner/name")) == len(vocabulary())
-    monkeypatch.setattr(tokenizer, "find_hub_trouble", lambda name, kind: "the Hub cannot be reached")
+    monkeypatch.setattr(tokenizer, "find_hub_trouble", lambda *_: "the Hub cannot be reached")
     assert len(load_tokenizer("owner/name")) == len(vocabulary())
     assert asked == [False, True]
     cached = False
@@ -444,6 +444,6 @@ def test_unreachable_hub_falls_back_to_the_cache(monkeypatch, tmp_path):
         UsageError, match=r"^the Hub cannot be reached; name a directory with a vocabulary or train one"
     ):
         load_tokenizer("owner/name")
-    monkeypatch.setattr(tokenizer, "find_hub_trouble", lambda name, kind: None)
+    monkeypatch.setattr(tokenizer, "find_hub_trouble", lambda *_: None)
     with pytest.raises(UsageError, match=r"'owner/name' cannot be downloaded \(two lines\)"):
         load_tokenizer("owner/name")

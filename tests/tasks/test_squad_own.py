@@ -331,7 +331,7 @@ def test_a_data_set_of_ones_own_on_the_hub_is_not_taken_for_squad(monkeypatch, q
         (*where, "dev", "eve/questions", 50.0),
         (*where, "test", "eve/questions", 40.0),
     ]
-    lines = model_card.describe_data(task, recipe, {"train": 1})
+    lines = model_card.describe_data(task, recipe, {"train": 1}, {})
     assert lines[0] == "[eve/questions](https://huggingface.co/datasets/eve/questions), configuration `small`."
 
 

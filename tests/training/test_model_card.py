@@ -19,6 +19,7 @@ from markdown_it import MarkdownIt
 from transformers import AutoTokenizer
 
 from bertkit.errors import UsageError
+from bertkit.inference.evaluate import evaluate
 from bertkit.inference.predictor import Predictor
 from bertkit.model import heads
 from bertkit.model.checkpoint import find_trouble
@@ -31,7 +32,7 @@ from bertkit.training.recipe import merge, read_recipe
 from bertkit.training.run import make_model, run
 from tests.hub import Repo, check_metadata
 from tests.official import write_checkpoint
-from tests.tasks.test_conformance import make_features, make_glue, make_pretraining, make_squad
+from tests.tasks.test_conformance import make_classify, make_features, make_glue, make_pretraining, make_squad
 
 SHORT = {"train": {"max_steps": 2, "save_strategy": "no"}}
 
@@ -352,12 +353,12 @@ def test_a_data_set_or_checkpoint_of_ones_own_is_not_taken_for_one_of_the_hub(tm
 
 def test_the_card_says_of_which_checkpoint_the_training_started(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert model_card.describe_start({"checkpoint": "eve/bert"}) == "[eve/bert](https://huggingface.co/eve/bert)"
+    assert model_card.describe_start({"checkpoint": "eve/bert"}, {}) == "[eve/bert](https://huggingface.co/eve/bert)"
     (tmp_path / "eve" / "bert").mkdir(parents=True)
-    assert model_card.describe_start({"checkpoint": "eve/bert"}) == "`bert`"
-    assert model_card.describe_start({"checkpoint": "../clients/acme/bert"}) == "`bert`"
-    assert model_card.describe_start({"checkpoint": "/home/ada/bert"}) == "`bert`"
-    assert model_card.describe_start({"checkpoint": ""}) == model_card.describe_start({}) == "random weights"
+    assert model_card.describe_start({"checkpoint": "eve/bert"}, {}) == "`bert`"
+    assert model_card.describe_start({"checkpoint": "../clients/acme/bert"}, {}) == "`bert`"
+    assert model_card.describe_start({"checkpoint": "/home/ada/bert"}, {}) == "`bert`"
+    assert model_card.describe_start({"checkpoint": ""}, {}) == model_card.describe_start({}, {}) == "random weights"
 
 
 @pytest.mark.parametrize(
@@ -403,15 +404,15 @@ def test_the_card_says_of_which_checkpoint_the_training_started(tmp_path, monkey
 def test_the_card_says_where_the_data_are_from(task, options, expected):
     recipe = merge(TASKS[task].recipe, {"data": options})
     inputs = "Inputs to the model: train 1,234, dev 5."
-    assert model_card.describe_data(TASKS[task], recipe, {"train": 1234, "dev": 5}) == [*expected, inputs]
+    assert model_card.describe_data(TASKS[task], recipe, {"train": 1234, "dev": 5}, {}) == [*expected, inputs]
 
 
 def test_paths_shrink_to_their_last_part(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "clients" / "acme").mkdir(parents=True)
-    corpus = ["~/a", "b/c", "b/c:d", "docs", "../b/e", "./f", "g/h/i", "clients/acme", "text/j.txt"]
+    corpus = ["~/a", "b/c", "b/c:d@v1", "docs", "../b/e", "./f", "g/h/i", "clients/acme", "text/j.txt"]
     recipe = {"checkpoint": "google-bert/bert-base-cased", "data": {"dir": "/home/ada/GLUE", "corpus": corpus}}
-    shrunk = ["a", "b/c", "b/c:d", "docs", "e", "f", "i", "acme", "j.txt"]
+    shrunk = ["a", "b/c", "b/c:d@v1", "docs", "e", "f", "i", "acme", "j.txt"]
     assert model_card.hide_paths(recipe) == recipe | {"data": {"dir": "GLUE", "corpus": shrunk}}
     files = {"dir": "../../clients/acme", "train_file": "gone/acme", "extra_train": "gone/b", "features_dir": "gone/c"}
     assert model_card.hide_paths(files) == dict(zip(files, ["acme", "acme", "b", "c"], strict=True))
@@ -573,30 +574,25 @@ def test_the_results_of_a_benchmark_are_pushed_as_they_are(hub, mrpc):
     assert hub.repos["ada/bert"].files[name] == (mrpc / name).read_bytes()
 
 
-def test_the_hub_draws_the_numbers_of_tensorboard_and_learns_no_path(hub, finish, tmp_path, monkeypatch):
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    recipe = merge(read_recipe(finish("mrpc") / "recipe.toml"), {"train": {"report_to": ["tensorboard"]}})
-    run(TASKS["mrpc"], recipe, output=tmp_path / "run")
-    (file,) = (tmp_path / "run").glob("runs/*/events.out.tfevents.*")
-    assert str(tmp_path).encode() in file.read_bytes(), "in the settings"
-    push.push(tmp_path / "run", "ada/bert")
-    ((name, content),) = [item for item in hub.repos["ada/bert"].files.items() if "tfevents" in item[0]]
-    assert re.fullmatch(r"runs/train/events\.out\.tfevents\.\d+\.0", name)
-    assert not [word for word in (str(tmp_path), socket.gethostname()) if word.encode() in content]
-    (tmp_path / "pushed").mkdir()
-    (tmp_path / "pushed" / Path(name).name).write_bytes(content)
-    here, there = (events.EventAccumulator(str(place)).Reload() for place in (file, tmp_path / "pushed"))
-    assert "train/loss" in there.Tags()["scalars"]
-    assert here.Tags()["scalars"] == there.Tags()["scalars"]
-    assert all(here.Scalars(tag) == there.Scalars(tag) for tag in here.Tags()["scalars"])
-
-    said = []
-    monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_file_loader", None)
-    assert push.gather_events(tmp_path / "run", said.append) == {}
-    (line,) = said
-    assert line.startswith(
-        "the curves of TensorBoard are left out, because it is not installed; run pip install -e '.[te"
-    )
+def test_no_text_of_a_person_is_in_an_upload(hub, tmp_path):
+    """The word is in every row of every split, in another evaluated file, and in all that may lie in a run."""
+    secret, run_dir = "Rumpelstiltskin", tmp_path / "run"
+    recipe = merge(make_classify(tmp_path, ["title", "body"], "stars"), SHORT, {"train": {"save_strategy": "steps"}})
+    for path in (tmp_path / "reviews").glob("*.csv"):
+        path.write_text(path.read_text().replace(", word", f", word {secret}"))
+    run(TASKS["classify"], recipe, output=run_dir)
+    evaluate(str(run_dir), str(tmp_path / "reviews" / "dev.csv"), output=None)
+    for name in ("data/train.parquet", "checkpoint-2/optimizer.pt", "explained.jsonl", "report.html"):
+        (run_dir / name).parent.mkdir(exist_ok=True)
+        (run_dir / name).write_bytes(secret.encode())
+    paths = [path for path in run_dir.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    holders = {path.relative_to(run_dir).parts[0] for path in paths}
+    assert holders >= {"predictions", "evaluations", "data", "checkpoint-2", "explained.jsonl", "report.html"}
+    push.push(run_dir, "ada/bert")
+    files = hub.repos["ada/bert"].files
+    assert "README.md" in files
+    assert not [name for name, content in files.items() if secret.lower().encode() in content.lower()]
+    assert not [name for name in files if name.split("/")[0] in holders]
 
 
 # --- What goes wrong --------------------------------------------------------------------------------------------------
@@ -745,7 +741,7 @@ def test_what_is_no_finished_run_is_refused_before_the_hub_is_asked(hub, mrpc, m
     assert hub.asked == []
 
 
-@pytest.mark.parametrize("name", ["curves.png", "model.safetensors", "recipe.toml", "README.md", "runs"])
+@pytest.mark.parametrize("name", ["curves.png", "model.safetensors", "recipe.toml", "README.md"])
 def test_what_a_link_leads_to_is_not_published(hub, mrpc, name):
     (mrpc / name).unlink(missing_ok=True)
     (mrpc / name).symlink_to(shutil.copy(mrpc / "config.json", mrpc.parent / "secret"))

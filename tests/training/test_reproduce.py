@@ -5,17 +5,24 @@ import re
 import shutil
 from importlib.metadata import version
 
+import datasets
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
+from bertkit.data.formats.hub import load_hub
 from bertkit.errors import UsageError
+from bertkit.model.checkpoint import find_trouble
+from bertkit.tasks import TASKS
 from bertkit.training.predictions import pack_table, read_table
 from bertkit.training.recipe import merge, read_recipe, save_recipe
 from bertkit.training.reproduce import compare_environments, compare_runs, reproduce
 from bertkit.training.run import run
-from bertkit.training.run_dir import describe_environment
+from bertkit.training.run_dir import describe_environment, read_environment
+from tests.hub import Repo
+from tests.official import write_checkpoint, write_reviews
 from tests.tasks.test_conformance import CASES
 from tests.training.test_run import PRETRAIN, make_recipe, write_text
 
@@ -28,6 +35,18 @@ def finished(tmp_path_factory):
     recipe = merge(make_recipe(write_text(folder / "corpus.txt")), dropout)
     run(PRETRAIN, recipe, output=folder / "run")
     return folder / "run"
+
+
+def write_repos(folder, seed):
+    """Return a model and a data set as repositories of the Hub."""
+    write_checkpoint(folder / "bert", seed)
+    for split in ("train", "validation"):
+        write_reviews(folder / "reviews" / f"{split}.csv", seed=seed)
+    names = {"ada/bert": "bert", "datasets/ada/reviews": "reviews"}
+    return {
+        name: Repo(files={path.name: path.read_bytes() for path in (folder / place).iterdir()})
+        for name, place in names.items()
+    }
 
 
 def test_a_run_comes_out_the_same_and_is_not_done_a_third_time(finished, call, tmp_path):
@@ -164,6 +183,7 @@ def test_what_is_no_finished_run_is_refused(finished, tmp_path):
     (tmp_path / "old" / "recipe.toml").write_text('task = "poetry"\n')
     with pytest.raises(UsageError, match=r"recipe.toml names the unknown task 'poetry'; correct it"):
         reproduce(tmp_path / "old", tmp_path / "again")
+    shutil.copy(finished / "environment.json", tmp_path / "old")
     save_recipe(
         merge(read_recipe(finished / "recipe.toml"), {"data": {"corpus": ["gone.txt"]}}),
         tmp_path / "old" / "recipe.toml",
@@ -171,3 +191,39 @@ def test_what_is_no_finished_run_is_refused(finished, tmp_path):
     with pytest.raises(UsageError, match=r"gone.txt"):
         reproduce(tmp_path / "old", tmp_path / "again")
     assert not (tmp_path / "again").exists()
+
+
+def test_what_was_read_from_the_hub_is_read_again_at_its_commits(hub, tmp_path, monkeypatch):
+    """Both the newest model and the tag of the data have moved since."""
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.address)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    old, new = (write_repos(tmp_path / str(seed), seed) for seed in (0, 1))
+    hub.repos |= {"ada/bert": old["ada/bert"], "datasets/ada/reviews": new["datasets/ada/reviews"]}
+    hub.repos["datasets/ada/reviews"].tags["v1"] = old["datasets/ada/reviews"]
+    find_trouble.cache_clear()
+    data = {"dir": "ada/reviews@v1", "text": ["title", "body"], "label": ["stars"], "max_length": 40}
+    recipe = {"checkpoint": "ada/bert", "batch_size": 8, "data": data, "train": {"max_steps": 2}}
+    run(TASKS["classify"], recipe, output=tmp_path / "run")
+    commits = {name: repo.sha for name, repo in old.items()}
+    assert read_environment(tmp_path / "run")["commits"] == commits
+    card = (tmp_path / "run" / "README.md").read_text()
+    for name, commit in commits.items():
+        assert f"[{name.removeprefix('datasets/')}](https://huggingface.co/{name}) (commit `{commit}`)" in card
+    hub.repos["ada/bert"] = new["ada/bert"]
+    hub.repos["ada/bert"].tags["before"] = old["ada/bert"]
+    hub.repos["datasets/ada/reviews"].tags = {"v1": new["datasets/ada/reviews"], "before": old["datasets/ada/reviews"]}
+    for cache in (constants.HF_HUB_CACHE, tmp_path / "datasets"):
+        shutil.rmtree(cache)
+    found = reproduce(tmp_path / "run", tmp_path / "again")
+    assert found.is_exact, found
+    assert found.environment == []
+    with pytest.raises(UsageError, match=r"ada/bert' on the Hub has no revision 'v9'"):
+        run(TASKS["classify"], recipe | {"checkpoint": "ada/bert@v9"}, output=tmp_path / "other")
+    with pytest.raises(UsageError, match=r"ada/reviews' on the Hub has no revision 'v9'"):
+        run(TASKS["classify"], merge(recipe, {"data": {"dir": "ada/reviews@v9"}}), output=tmp_path / "other")
+    monkeypatch.setattr("bertkit.data.formats.hub.find_hub_trouble", lambda *_: "the Hub cannot be reached")
+    assert len(load_hub("ada/reviews", None, commits["datasets/ada/reviews"])["train"]) == 72, "the copy in the cache"
+    with pytest.raises(UsageError, match=r"^the Hub cannot be reached; give "):
+        load_hub("ada/reviews", None, "0" * 40)
+    find_trouble.cache_clear()

@@ -987,7 +987,7 @@ def test_a_hub_model_is_downloaded_whole_or_taken_from_the_cache_whole(recipe, t
         return from_pretrained(first, **settings)
 
     find_trouble.cache_clear()
-    monkeypatch.setattr("bertkit.model.checkpoint.find_hub_trouble", lambda name, kind: trouble)
+    monkeypatch.setattr("bertkit.model.checkpoint.find_hub_trouble", lambda *_: trouble)
     monkeypatch.setattr(PreTrainedConfig, "get_config_dict", take_config)
     monkeypatch.setattr(BertForPreTraining, "from_pretrained", take_model)
     assert load_config("owner/bert").hidden_size == 32

@@ -60,18 +60,19 @@ def test_a_forked_process_does_not_hold_its_parents_directory(tmp_path):
 
 
 def test_a_run_that_goes_on_has_the_data_and_the_weights_that_it_began_with(tmp_path):
-    write_environment(tmp_path, {"train": "a", "dev": "b"}, "first", goes_on=False)
-    write_environment(tmp_path, {"train": "a", "dev": "b"}, "second", goes_on=True)
+    write_environment(tmp_path, {"train": "a", "dev": "b"}, "first", {"ada/bert": "c1"}, goes_on=False)
+    write_environment(tmp_path, {"train": "a", "dev": "b"}, "second", {"ada/bert": "c2"}, goes_on=True)
     found = read_environment(tmp_path)
     assert (found["data"], found["weights_at_start"]) == ({"train": "a", "dev": "b"}, "first")
+    assert found["commits"] == {"ada/bert": "c1"}
     for splits, other in (({"dev": "c"}, "dev"), ({}, "dev"), ({"dev": "b", "test": "new"}, "test")):
         with pytest.raises(
             UsageError, match=rf"was started with other data \({other}\), .*; restore them, delete /.* or"
         ):
-            write_environment(tmp_path, {"train": "a"} | splits, "second", goes_on=True)
+            write_environment(tmp_path, {"train": "a"} | splits, "second", {}, goes_on=True)
         assert read_environment(tmp_path) == found
     write_environment(
-        tmp_path, {"train": "a", "dev": "c"}, "second", goes_on=False
+        tmp_path, {"train": "a", "dev": "c"}, "second", {}, goes_on=False
     )  # without a checkpoint it starts again
     found = read_environment(tmp_path)
     assert (found["data"], found["weights_at_start"]) == ({"train": "a", "dev": "c"}, "second")

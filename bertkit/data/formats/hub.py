@@ -1,13 +1,14 @@
 """Data sets on the Hub, or their copies in the cache of `datasets` -> columns of texts."""
 
 from collections.abc import Container, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bertkit.data.formats.tables import FILE_REMEDY, TextColumns, find_column
 from bertkit.errors import UsageError, join_lines
-from bertkit.system.hub import find_hub_trouble
+from bertkit.system.hub import PINNED, READ, find_hub_trouble
 
 if TYPE_CHECKING:
     import datasets
@@ -48,22 +49,32 @@ def load_splits(
             raise UsageError(f"the data set {source} has no split {hub_split!r}; found {listed}; {FILE_REMEDY}")
 
 
-def load_hub(name: str, config: str | None, remedy: str = FILE_REMEDY) -> "datasets.DatasetDict":
+def load_hub(
+    name: str, config: str | None, revision: str | None = None, remedy: str = FILE_REMEDY
+) -> "datasets.DatasetDict":
     """Load a data set from the Hub, or its copy in the cache of `datasets` if the Hub is unreachable.
+
+    Its commit is noted in `READ`.
 
     Raises:
         UsageError: The Hub cannot serve the data set and no copy is cached; `remedy` ends the message.
     """
-    trouble = find_hub_trouble(name, "dataset")
+    revision = PINNED.get(f"datasets/{name}") or revision
+    trouble = find_hub_trouble(name, "dataset", revision)
     try:
         import datasets
         from datasets.packaged_modules.cache.cache import Cache
 
         if not trouble:
-            return datasets.load_dataset(name, config)
-        # load_dataset falls back to this too, but only after retrying for a long time without a network.
-        copy = {"config_name": config, "version": "auto", "hash": "auto"}  # auto: the latest version in the cache
-        return Cache(repo_id=name, dataset_name=name.rpartition("/")[2], **copy).as_dataset()
+            found = datasets.load_dataset(name, config, **({"revision": revision} if revision else {}))
+        else:
+            # load_dataset falls back to this too, but only after retrying for a long time without a network.
+            version, commit = ("0.0.0", revision) if revision else ("auto", "auto")  # auto: the latest in the cache
+            copy = {"config_name": config, "version": version, "hash": commit}
+            found = Cache(repo_id=name, dataset_name=name.rpartition("/")[2], **copy).as_dataset()
+        files = [file["filename"] for rows in found.values() for file in rows.cache_files]
+        READ.update({f"datasets/{name}": Path(file).parent.name for file in files})
+        return found
     except Exception as error:  # includes HTTP errors: huggingface_hub has changed its HTTP library more than once
         trouble = (
             trouble or f"the data set {name}{f':{config}' if config else ''} cannot be loaded ({join_lines(error)})"

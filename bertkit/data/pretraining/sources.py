@@ -40,7 +40,7 @@ from bertkit.system.hub import (
     STREAM_WAIT,
     OutageReport,
     find_hub_trouble,
-    is_hub_name,
+    parse_hub_name,
     report_outages,
 )
 from bertkit.system.progress import ignore
@@ -110,8 +110,8 @@ def read_documents(
 
     A directory is searched at any depth for .txt, .txt.gz, .jsonl and .jsonl.gz files, in the order of their paths.
     Hidden files and files with other suffixes must be named themselves; the latter are read as text. A data set on the
-    Hub (`name` or `owner/name`, both also with `:config`) needs a column `text` with a document per row. A directory
-    called docs is given as `./docs`.
+    Hub (`name` or `owner/name`, also with `:config` and `@revision`) needs a column `text` with a document per row. A
+    directory called docs is given as `./docs`.
 
     Documents of more than `LONGEST_DOCUMENT` characters are split before the paragraph that exceeds the limit: a file
     without a blank line would otherwise be one document of any size.
@@ -280,7 +280,7 @@ def _cut_source(source: str, piece_bytes: int) -> list[Piece]:
             if os.path.isfile(path) and path.removesuffix(".gz").endswith(TABLE_SUFFIXES):
                 raise UsageError(f'{source} is a table; give its texts, one per line, or as JSON lines {{"text": "…"}}')
             return _cut_files(source, _list_files(path) if os.path.isdir(path) else [path], piece_bytes)
-    if not is_hub_name(source):
+    if parse_hub_name(source) is None:
         raise UsageError(
             f"{source!r} does not exist; name a text or JSONL file, a directory of them, a Hub data set or docs"
         )
@@ -458,16 +458,16 @@ def _count_lines(open_bytes: OpenBytes, path: str, stop: int) -> int:
 @lru_cache(maxsize=1)  # called for each shard of a data set
 def _load_hub(source: str) -> Any:
     """Return the rows as an `IterableDataset` that has not begun to read."""
-    name, _, config = source.partition(":")
+    name, config, revision = parse_hub_name(source)
     remedy = "give a text or JSONL file, a directory of them or docs instead"
-    if trouble := find_hub_trouble(name, "dataset"):
+    if trouble := find_hub_trouble(name, "dataset", revision):
         raise UsageError(f"{trouble}; {remedy}")
     import datasets
     from tqdm import tqdm
 
     tqdm.set_lock(RLock())  # its default has a semaphore, about which Python warns where a worker process is ended
     try:
-        return datasets.load_dataset(name, config or None, split="train", streaming=True)
+        return datasets.load_dataset(name, config, split="train", streaming=True, revision=revision)
     except Exception as error:  # includes HTTP errors
         raise UsageError(f"the data set {source!r} cannot be loaded ({join_lines(error)}); {remedy}") from None
 

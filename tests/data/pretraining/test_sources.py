@@ -553,15 +553,15 @@ def serve(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, object]], shards
         return datasets.Dataset.from_list(rows).to_iterable_dataset(num_shards=shards)
 
     sources._load_hub.cache_clear()
-    monkeypatch.setattr(sources, "find_hub_trouble", lambda name, kind: None)
+    monkeypatch.setattr(sources, "find_hub_trouble", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", load)
     return asked
 
 
 def test_rows_of_a_hub_data_set_are_documents(monkeypatch):
     asked = serve(monkeypatch, [{"text": "One. Two.\n\nThree."}, {"text": " \n"}, {"text": "Four."}])
-    assert read("owner/name:20220301.en") == [["One.", "Two.", "Three."], ["Four."]]
-    assert asked == [(("owner/name", "20220301.en"), {"split": "train", "streaming": True})]
+    assert read("owner/name:20220301.en@v1") == [["One.", "Two.", "Three."], ["Four."]]
+    assert asked == [(("owner/name", "20220301.en"), {"split": "train", "streaming": True, "revision": "v1"})]
 
     serve(monkeypatch, [{"question": "Why?", "label": "1"}])
     with pytest.raises(UsageError, match="missing required field `text`; choose one with a column named text"):
