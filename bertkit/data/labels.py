@@ -14,8 +14,7 @@ from unicodedata import combining, normalize
 import msgspec
 import numpy as np
 
-from bertkit.data.formats.columns import Columns
-from bertkit.data.formats.inputs import make_text
+from bertkit.data.formats.rows import Columns, make_text
 from bertkit.errors import UsageError
 
 SINGLE, SEVERAL, REGRESSION = "single_label_classification", "multi_label_classification", "regression"

@@ -11,7 +11,7 @@ after as many windows as there are questions.
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from bertkit.data.formats.columns import has_splits
+from bertkit.data.formats.rows import Columns, choose_reader, has_splits
 from bertkit.data.formats.squad import HUB_SQUAD, read_own_squad, read_predictions, read_squad, read_squad_copy
 from bertkit.data.sequences import EncodedInputs
 from bertkit.data.spans import (
@@ -119,7 +119,7 @@ class SquadTask(FineTuningTask):
     ) -> dict[str, list[Question]]:
         """Read the questions of train and dev; training questions with a misplaced answer are left out."""
         if config is not None:
-            return self.read_scored(options["dir"])
+            return self.read_scored(options["dir"], choose_reader(options, report))
         if options["extra_train"]:
             self.read_training(options["extra_train"])  # reports its errors before any training
         examples = self.read_examples(options, report)
@@ -157,17 +157,18 @@ class SquadTask(FineTuningTask):
         folder, number = Path(options["dir"]), self.version.number
         return examples | {name: read_squad(folder / self.name_file(name), number) for name in wanted}
 
-    def read_scored(self, place: str) -> dict[str, list[Question]]:
+    def read_scored(self, place: str, read: Callable[[Path], Columns]) -> dict[str, list[Question]]:
         """Read the questions of a file, of the official dev, or of a person's own dev and test with answers."""
         if self.is_official(place):
             return {"dev": read_squad(Path(place, self.name_file("dev")), self.version.number)}
-        found = read_own_squad(place, self.version.number, needs_train=False)
+        found = read_own_squad(place, self.version.number, needs_train=False, read=read)
         scored = {split: part for split, part in found.items() if split != "train"} or found
         return {split: part.questions for split, part in scored.items() if part.is_labelled}
 
     def read_own(self, options: Mapping[str, Any], report: Report) -> dict[str, list[Question]]:
         """Read a person's own questions, and take dev and test from train by a hash of contexts or groups."""
-        found = read_own_squad(options["dir"], self.version.number, options["group"])
+        read = choose_reader(options, report)
+        found = read_own_squad(options["dir"], self.version.number, options["group"], read=read)
         examples = {split: part.questions for split, part in found.items()}
         sources = {split: part.source for split, part in found.items()}
         rows = divide_train(sources, list_keys(examples["train"]), options, "question")

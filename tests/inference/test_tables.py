@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 from transformers import pipeline
 
-from bertkit.data.formats.inputs import read_inputs
+from bertkit.data.formats.rows import read_inputs
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.inference.tables import write_rows
@@ -170,7 +170,6 @@ def test_a_table_takes_little_memory(suffix, tmp_path, monkeypatch):
 # --- Columns of the texts ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="3/7", raises=(AssertionError, UsageError))
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -316,7 +315,7 @@ def test_the_command_reads_and_writes_tables(call, classifier, tmp_path):
         (["--format", "x"], "--format x must be one of bertkit, pipeline"),
         (
             ["--text", "txt"],
-            "in.csv has no column 'txt'; found 'text' (nearest: 'text'); name the columns of",
+            "in.csv, line 1 has no column 'txt'; found 'text' (nearest: 'text'); name the columns of",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from sklearn.utils.class_weight import compute_class_weight
 
 from bertkit.data.formats import hub
-from bertkit.data.formats.columns import read_columns
+from bertkit.data.formats.rows import read_columns
 from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE
 from bertkit.data.sequences import Sequences
 from bertkit.data.splits import differs

@@ -16,8 +16,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from bertkit.data.formats.columns import Columns
-from bertkit.data.formats.tables import LONGEST_QUOTED, MOST_NAMES, explain_form
+from bertkit.data.formats.line import LONGEST_QUOTED, MOST_NAMES, explain_form
+from bertkit.data.formats.rows import Columns
 from bertkit.data.tagging import ABSENT, Sentence, TaggedText, split_words
 from bertkit.data.tags import check_tag, detect_scheme, to_iob2
 from bertkit.errors import UsageError
@@ -90,7 +90,8 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
         raise UsageError(f"{rows.source} has the columns {listed}; expected tokens and ner_tags, or text and spans")
     is_text = given == TEXT_COLUMN
     cells = rows.find(given).to_pylist()
-    marks = rows.find(marked, SPAN_COLUMNS).to_pylist() if marked else [""] * len(rows)
+    find = rows.table.column if marked in SPAN_COLUMNS else rows.find  # spans are nested
+    marks = find(marked).to_pylist() if marked else [""] * len(rows)
     is_labelled = any(marks)
     alignment = Alignment()
     found = []

@@ -8,9 +8,10 @@ and whether an answer is where its file says.
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,17 +19,9 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from bertkit.data.formats.columns import Columns, read_columns, read_splits
 from bertkit.data.formats.hub import ROWS_A_BATCH, load_splits
-from bertkit.data.formats.tables import (
-    AGAIN,
-    FILE_REMEDY,
-    LONGEST_QUOTED,
-    Parsed,
-    explain_form,
-    find_column,
-    read_json,
-)
+from bertkit.data.formats.line import AGAIN, FILE_REMEDY, LONGEST_QUOTED, Parsed, explain_form, find_column, read_json
+from bertkit.data.formats.rows import Columns, read_columns, read_splits
 from bertkit.data.spans import Question
 from bertkit.errors import UsageError
 
@@ -269,7 +262,13 @@ class OwnQuestions:
     is_labelled: bool
 
 
-def read_own_squad(place: str, version: int, group: str = "", needs_train: bool = True) -> dict[str, OwnQuestions]:
+def read_own_squad(
+    place: str,
+    version: int,
+    group: str = "",
+    needs_train: bool = True,
+    read: Callable[[Path], Columns] = read_columns,
+) -> dict[str, OwnQuestions]:
     """Read the splits of a person's own questions: train, and dev and test where they are given.
 
     Each file has either the official form or that of a table with the columns `question`, `context`, `answers` and, if
@@ -280,25 +279,27 @@ def read_own_squad(place: str, version: int, group: str = "", needs_train: bool 
         version: 1 requires an answer to every question; with 2 a question without answers has none in its context.
         group: The column (in the official form: `title`) that becomes the questions' `group`.
         needs_train: As for `read_splits`.
+        read: The reader of tables.
 
     Raises:
         UsageError: As `read_splits`; or a column is missing, a value has another form, or an id occurs twice.
     """
     if "," in place and not os.path.exists(place):
-        found = {"train": [_read_own(Path(os.path.expanduser(part))) for part in place.split(",")]}
+        found = {"train": [_read_own(read, Path(os.path.expanduser(part))) for part in place.split(",")]}
     else:
-        found = {split: [part] for split, part in read_splits(place, _read_own, needs_train).items()}
+        splits = read_splits(place, partial(_read_own, read), needs_train)
+        found = {split: [part] for split, part in splits.items()}
     return {split: _gather_own(split, parts, version, group) for split, parts in found.items()}
 
 
-def _read_own(path: Path) -> Columns | tuple[Path, TitledFile]:
+def _read_own(read: Callable[[Path], Columns], path: Path) -> Columns | tuple[Path, TitledFile]:
     """Read a table, or the articles of a file in the official form."""
     is_official = False
     if path.name.removesuffix(".gz").endswith(".json"):
         with suppress(UsageError, msgspec.MsgspecError):  # the reader of tables explains it
             first = next(iter(read_json(path, FormMark).data), b"{}")
             is_official = "paragraphs" in msgspec.json.decode(first, type=dict[str, msgspec.Raw])
-    return (path, read_json(path, TitledFile, SQUAD_REMEDY)) if is_official else read_columns(path)
+    return (path, read_json(path, TitledFile, SQUAD_REMEDY)) if is_official else read(path)
 
 
 def _gather_own(
@@ -328,7 +329,7 @@ def _gather_own(
 
 def _has_answers(part: Columns | tuple[Path, TitledFile]) -> bool:
     if isinstance(part, Columns):
-        return NESTED[0] in part.table.column_names and any(part.find(NESTED[0], NESTED).unique().to_pylist())
+        return NESTED[0] in part.table.column_names and any(part.table.column(NESTED[0]).unique().to_pylist())
     found = _walk_questions(part[0], part[1].data)
     return any(asked.answers is not None or asked.is_impossible is not None for _, _, asked in found)
 
@@ -347,7 +348,8 @@ def _walk_table(table: Columns, group: str, is_labelled: bool) -> Iterator[Entry
     names = table.table.column_names
     for name in ("question", "context", *(NESTED if is_labelled else ())):
         find_column(table.source, names, name, COLUMNS_REMEDY)
-        table.find(name, NESTED)
+        if name not in NESTED:
+            table.find(name)
     if group:
         table.find(group)
     wanted = {"id", "question", "context", *NESTED, "is_impossible", group}
