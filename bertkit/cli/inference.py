@@ -56,7 +56,9 @@ def predict(
     ] = None,
     source: Annotated[
         str | None,
-        PlaceOption("--input", help="Inputs: .jsonl, .json, .csv, .tsv, .txt (or .gz), .parquet.", metavar="FILE|-"),
+        PlaceOption(
+            "--input", help="Inputs: .jsonl, .json, .csv, .tsv, .txt (or .gz), .parquet, .xlsx.", metavar="FILE|-"
+        ),
     ] = None,
     output: Annotated[
         Path | None,

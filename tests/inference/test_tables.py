@@ -186,6 +186,15 @@ def test_files_as_people_have_them_have_an_answer_for_every_row(name, content, c
     assert (counts.count, counts.errors) == (2, 0)
 
 
+def test_a_table_beside_one_with_a_byte_order_mark_has_one(call, classifier, tmp_path):
+    (tmp_path / "in.csv").write_text("text;n\ngood;1\n", encoding="utf-8-sig")
+    for suffix in (".csv", ".tsv"):
+        output = tmp_path / f"out{suffix}"
+        code, _, err = call("predict", classifier, "--input", tmp_path / "in.csv", "--output", output)
+        assert (code, err.count('in.csv: cells separated by ";"\n')) == (0, 1)
+        assert output.read_text(encoding="utf-8").startswith("\ufefftext")
+
+
 def test_the_texts_are_the_columns_that_are_asked_for(classifier, tmp_path):
     rows = [{"title": "good", "body": None, "text": "so"}, {"title": "bad", "body": 3, "text": "so"}, {"title": "x"}]
     expected = Exact(classifier)([("good", ""), ("bad", "3")])

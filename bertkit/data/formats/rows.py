@@ -49,8 +49,17 @@ from bertkit.errors import UsageError, check_access, join_lines, name_extra
 from bertkit.system.hub import find_dataset
 from bertkit.system.progress import Report, ignore
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx")  # all except the last two also with .gz
-INPUT_SUFFIXES = (*SUFFIXES, ".txt")  # of prediction
+# Suffix -> the unit of its rows' numbers; all except .parquet and .xlsx also with .gz, the last for prediction only.
+UNITS = {
+    ".csv": "line",
+    ".tsv": "line",
+    ".jsonl": "line",
+    ".json": "row",
+    ".parquet": "row",
+    ".xlsx": "row",
+    ".txt": "line",
+}
+SUFFIXES = tuple(UNITS)[:-1]
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".xlsx")  # whose rows all have the same names
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "validation", "val", "valid"), "test": ("test",)}
 SPLIT_FILE = re.compile(rf"(\w+)({'|'.join(map(re.escape, SUFFIXES))})(\.gz)?")
@@ -239,11 +248,6 @@ def find_suffix(source: str | Path, allowed: Sequence[str] = SUFFIXES) -> str:
     return suffix
 
 
-def name_unit(kind: str) -> str:
-    """Return what the numbers of the rows of a format count."""
-    return "row" if kind in (".json", ".parquet", ".xlsx") else "line"
-
-
 # --- rows for training and for prediction
 
 
@@ -263,7 +267,7 @@ def read_columns(path: Path, **reading: Any) -> Columns:
     if kind == ".parquet":
         with open_parquet(path) as file:
             return convert(str(path), file.schema_arrow, file.iter_batches(CHUNK_ROWS))
-    unit, is_list, faults = name_unit(kind), {}, {}
+    unit, is_list, faults = UNITS[kind], {}, {}
     is_json = kind in (".jsonl", ".json")
 
     def walk() -> Iterator[tuple[int, dict[str, str]]]:
@@ -308,14 +312,14 @@ def read_inputs(source: str, columns: Sequence[str] = (), **reading: Any) -> Ite
             is_json = isinstance(text, str) and text.lstrip()[:1] in ("{", '"')
             yield Line(parse_line(text) if is_json else text, f"standard input, line {number}")
         return
-    kind = find_suffix(source, INPUT_SUFFIXES)
+    kind = find_suffix(source, tuple(UNITS))
     rows = walk_rows(Path(source), columns=columns, longest=LONGEST_LINE, decoder=INPUT, **reading)
     texts: dict[str, str] = {}
     for number, row in rows:
         if isinstance(row, dict) and kind not in TABLE_SUFFIXES:  # without any text, all are empty, as in a table
             texts |= {name: "" for name, value in row.items() if isinstance(value, str)}
             row = row if any(isinstance(value, str | list | dict) for value in row.values()) else texts | row
-        yield Line(row, f"{source}, {name_unit(kind)} {number}", kind in TABLE_SUFFIXES)
+        yield Line(row, f"{source}, {UNITS[kind]} {number}", kind in TABLE_SUFFIXES)
 
 
 def check_source(source: str) -> None:
@@ -324,15 +328,14 @@ def check_source(source: str) -> None:
     Raises:
         UsageError: It is not.
     """
-    if source == STDIN:
-        if sys.stdin is None:
-            raise UsageError("standard input is closed; pipe the inputs to it or name a file with --input")
-        return
-    check_access(source)
-    if not Path(source).is_file():
+    if source == STDIN and sys.stdin is None:
+        raise UsageError("standard input is closed; pipe the inputs to it or name a file with --input")
+    if source != STDIN and not Path(source).is_file():
+        check_access(source)
         found = f"{source} is a folder" if Path(source).is_dir() else f"there is no file {source}"
         raise UsageError(f"{found}; name a file with --input, or - for standard input")
-    find_suffix(source, INPUT_SUFFIXES)
+    if source != STDIN:
+        find_suffix(source, tuple(UNITS))
 
 
 def check_output(source: str, output: Path, option: str = "--output") -> None:
@@ -369,7 +372,7 @@ def walk_rows(
     Raises:
         UsageError: The file cannot be read, or a table does not name its columns.
     """
-    kind, notes = find_suffix(path, INPUT_SUFFIXES), []
+    kind, notes = find_suffix(path, tuple(UNITS)), []
     if kind == ".parquet":
         yield from _parse(_walk_parquet(path, columns), longest, decoder)
         return
@@ -381,8 +384,9 @@ def walk_rows(
         notes.append(describe_encoding(found))
     lines = enumerate(walk_file(path, found, longest), 1)
     if kind in TABLE_SUFFIXES:
-        mark = check_separator(sep) or find_separator(walk_file(path, found, longest), kind)
-        if not sep and mark != ("\t" if kind == ".tsv" else ","):
+        usual = "\t" if kind == ".tsv" else ","
+        mark = find_separator(walk_file(path, found, longest), usual, sep)
+        if mark not in (usual, sep):
             notes.insert(0, "cells separated by tabs" if mark == "\t" else f'cells separated by "{mark}"')
         is_plain = mark == "\t" and not is_quoted(walk_file(path, found, longest))
         yield from _name_cells(path, split_rows(lines, mark, longest, is_plain), notes, columns, report)
@@ -441,7 +445,7 @@ def read_array(path: Path, encoding: str = UTF8) -> list[msgspec.Raw]:
 def _name_cells(path: Path, rows: Rows, notes: list[str], columns: Sequence[str], report: Report) -> Rows:
     """Yield rows of cells as dicts; the first row has the names."""
     number, names = next(rows, (1, []))
-    place = f"{path}, {name_unit(find_suffix(path))} {number}"
+    place = f"{path}, {UNITS[find_suffix(path)]} {number}"
     if isinstance(names, UsageError):
         raise UsageError(f"{place} {names}")
     first = int(len(names) > 1 and not names[0].strip())  # pandas gives its index no name
@@ -541,23 +545,18 @@ def split_rows(
             yield number, cells
 
 
-def check_separator(sep: str) -> str:
-    """Return the separator if it is one character or "".
-
-    Raises:
-        UsageError: It is not.
-    """
-    if len(sep) > 1 or sep in ('"', "\r", "\n"):
-        raise UsageError(f'data.sep is {sep!r}; give the character between cells, such as ";" or "\\t"')
-    return sep
-
-
-def find_separator(lines: Iterable[str | UsageError], kind: str) -> str:
+def find_separator(lines: Iterable[str | UsageError], usual: str, given: str = "") -> str:
     """Return the separator with which the header and the first rows have the same number of cells, the most of them.
 
-    Where there is none, it is the usual one of the format or, if that is not in the header, another one that is.
+    Where there is none, it is the usual one or, if that is not in the header, another one that is.
+
+    Raises:
+        UsageError: The separator that is given is not one character.
     """
-    usual = "\t" if kind == ".tsv" else ","
+    if len(given) > 1 or given in ('"', "\r", "\n"):
+        raise UsageError(f'data.sep is {given!r}; give the character between cells, such as ";" or "\\t"')
+    if given:
+        return given
     first = [line for line in islice(lines, FIRST_LINES) if isinstance(line, str) and line.strip("\r\n")]
     widths: dict[str, list[int]] = {separator: [] for separator in SEPARATORS}
     for separator, found in widths.items():
@@ -579,15 +578,15 @@ def is_quoted(lines: Iterable[str | UsageError]) -> bool:
     """
     csv.field_size_limit(LONGEST_ROW)
     by_line: Counter[int] = Counter()
-    is_header = has_quoted_header = False
+    header = ""
 
     def feed() -> Iterator[str]:
-        nonlocal is_header, has_quoted_header
+        nonlocal header
         for line in lines:
             if isinstance(line, UsageError):
                 raise line
             if line.strip("\r\n"):
-                has_quoted_header |= not by_line and line.startswith('"')
+                header = header or line
                 by_line[line.count("\t") + 1] += 1
             yield line
 
@@ -596,7 +595,7 @@ def is_quoted(lines: Iterable[str | UsageError]) -> bool:
     except (UsageError, csv.Error):
         return False
     (width, rows), *others = by_row.items() or [(0, 0)]
-    is_certain = has_quoted_header or width == 1 or by_line != {width: by_line[width]} or by_line[width] == rows
+    is_certain = header.startswith('"') or width == 1 or by_line != {width: by_line[width]} or by_line[width] == rows
     return bool(rows) and not others and is_certain
 
 
@@ -632,14 +631,6 @@ def _write_cell(value: Any) -> str:
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat().removesuffix("T00:00:00")
     return make_text(str(value) if isinstance(value, datetime.timedelta) else value)
-
-
-def write_separated(rows: Iterable[Mapping[str, Any]], names: Iterable[str], file: Any, separator: str = ",") -> None:
-    """Write rows as CSV (RFC 4180); cells are quoted where it is necessary, and missing ones empty."""
-    names = list(names)
-    writer = csv.writer(file, delimiter=separator)  # a shorter line end would leave cells with a single "\r" unquoted
-    writer.writerow(names)
-    writer.writerows([make_text(row.get(name)) for name in names] for row in rows)
 
 
 # --- values of JSON
@@ -679,21 +670,15 @@ def _write_value(value: Any) -> str:
 def _gather(source: str, rows: Iterable[tuple[int, dict[str, str]]]) -> tuple[pa.Table, array]:
     """Return the rows as a table, and their lines."""
     tables, lines, pending, size = [], array("q"), [], 0
-
-    def flush() -> None:
-        names = dict.fromkeys(chain.from_iterable(pending))
-        tables.append(pa.Table.from_pylist(pending, pa.schema([(name, TEXT) for name in names])))
-        pending.clear()
-
-    for number, row in rows:
-        lines.append(number)
-        pending.append(row)
-        size += len(row) + sum(map(len, row.values()))
-        if size >= CHUNK_CHARACTERS:
-            flush()
-            size = 0
-    if pending:
-        flush()
+    for number, row in chain(rows, [(0, {})]):  # the last one ends the last chunk
+        if pending and (not row or size >= CHUNK_CHARACTERS):
+            names = dict.fromkeys(chain.from_iterable(pending))
+            tables.append(pa.Table.from_pylist(pending, pa.schema([(name, TEXT) for name in names])))
+            pending, size = [], 0
+        if row:
+            lines.append(number)
+            pending.append(row)
+            size += len(row) + sum(map(len, row.values()))
     return _join(source, tables), lines
 
 
