@@ -14,8 +14,8 @@ import pyarrow as pa
 from bertkit.analysis.doctor import Diagnosis
 from bertkit.analysis.label_errors import walk_objects
 from bertkit.data.duplicates import TRAIN_SPLIT
-from bertkit.data.formats.line import find_encoding, read_lines
-from bertkit.data.formats.rows import Columns, list_split_files, read_array
+from bertkit.data.formats.line import find_encoding, read_array, read_lines
+from bertkit.data.formats.rows import Columns, list_split_files
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.reports.tables import count
 from bertkit.system.files import atomic_open

@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 
 import bertkit
-from bertkit.data.formats.rows import Input, Line, make_text
+from bertkit.data.formats.line import make_text
+from bertkit.data.formats.rows import Input, Line
 from bertkit.data.long_texts import LONG
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError

@@ -1,23 +1,26 @@
-"""Lines of text files, official tables of them, and JSON: bytes -> texts, or the error in their place.
+"""Lines of text files, their cells, official tables, and JSON: bytes -> texts, or the error in their place.
 
 Official tables are not parsed as CSV: `"` is an ordinary character that need not be closed, and U+2028 does not end a
-line. Left out: tables in any other format (`bertkit.data.formats.rows`).
+line. Left out: a person's own files, whatever their form (`bertkit.data.formats.rows`).
 """
 
 import codecs
+import csv
 import difflib
 import gzip
 import io
 import re
+import sys
 import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -34,7 +37,14 @@ NOT_CP1252 = re.compile(  # bytes without a character, UTF-8, Cyrillic or East A
     rb"[\0\x81\x8d\x8f\x90\x9d]|\xc3[\x80-\xbf]|\xe2\x80|[\xc0-\xff]{4}|([\xb0-\xff][\xa1-\xff]){3}|[a-z][\x8a\x8e\x9f\xc0-\xde]"
 )
 NAN = re.compile(rb'("(?:[^"\\]|\\.)*")|\bNaN\b')
+SEPARATORS = ",;\t|"
+FIRST_LINES = 20  # in which the separator is looked for
+LONGEST_ROW = 10_000_000  # characters; a quote that is never closed must not collect a whole file
+SHOWN = 60  # characters of an invalid line quoted in a message
+ROW = msgspec.json.Decoder(dict[str, Any], float_hook=str)  # a fraction keeps its digits
+INPUT = msgspec.json.Decoder(str | dict[str, Any])
 Parsed = TypeVar("Parsed")
+Rows = Iterator[tuple[int, Any]]  # the number of a line or row, from 1; its cells, dict or text, or the error in it
 OpenBytes = Callable[[Path], BinaryIO]
 
 
@@ -199,6 +209,124 @@ def read_lines(path: Path, encoding: str = UTF8) -> Iterator[str]:
         blank = 0 if text else blank + 1
 
 
+# --- cells
+
+
+def read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of the first line and the cells of each row of a CSV file (RFC 4180), without blank lines.
+
+    Raises:
+        UsageError: The file cannot be read, is not UTF-8, or a row is not valid CSV.
+    """
+    for number, cells in split_rows(enumerate(walk_file(path, longest=LONGEST_ROW), 1), ",", LONGEST_ROW):
+        if isinstance(cells, UsageError):
+            raise UsageError(f"{path}, line {number} {cells}")
+        yield number, cells
+
+
+def split_rows(
+    lines: Iterator[tuple[int, str | UsageError]], separator: str, longest: int, is_plain: bool = False
+) -> Rows:
+    """Yield the number of the first line and the cells of each row; blank lines are skipped.
+
+    A wrong row within one line is an error in its place. After a wrong row of several lines it is unknown where the
+    next one begins, so its error is the last.
+
+    Args:
+        is_plain: Whether quotes are ordinary characters.
+    """
+    csv.field_size_limit(sys.maxsize)  # of the process; `longest` limits rows
+    for number, line in lines:
+        if isinstance(line, UsageError):
+            yield number, line
+            continue
+        text, taken = line.removesuffix("\n").removesuffix("\r"), 1
+        if is_plain or ('"' not in text and "\r" not in text):
+            if text:
+                yield number, text.split(separator)
+            continue
+
+        def feed(line: str = line) -> Iterator[str]:
+            nonlocal taken
+            size = len(line)
+            yield line
+            for _, more in lines:
+                taken += 1
+                size += len(more) if isinstance(more, str) else 0
+                if isinstance(more, UsageError):
+                    raise more
+                if size > longest:
+                    raise UsageError(f"is longer than {longest:,} characters; close its quotes or split it")
+                yield more
+
+        try:
+            cells = next(csv.reader(feed(), delimiter=separator, strict=True))
+        except (csv.Error, UsageError) as error:
+            trouble = join_lines(error).partition(" - ")[0]  # advice for programmers follows
+            if isinstance(error, csv.Error):
+                trouble = f"is not a valid CSV row ({trouble}); check its quotes and commas"
+            if taken > 1:
+                yield number, UsageError(f"{trouble} (the row covers several lines; those after it are not read)")
+                return
+            cells = UsageError(trouble)
+        if cells:
+            yield number, cells
+
+
+def find_separator(lines: Iterable[str | UsageError], usual: str, given: str = "") -> str:
+    """Return the separator with which the header and the first rows have the same number of cells, the most of them.
+
+    Where there is none, it is the usual one or, if that is not in the header, another one that is.
+
+    Raises:
+        UsageError: The separator that is given is not one character.
+    """
+    if len(given) > 1 or given in ('"', "\r", "\n"):
+        raise UsageError(f'data.sep is {given!r}; give the character between cells, such as ";" or "\\t"')
+    if given:
+        return given
+    first = [line for line in islice(lines, FIRST_LINES) if isinstance(line, str) and line.strip("\r\n")]
+    widths: dict[str, list[int]] = {separator: [] for separator in SEPARATORS}
+    for separator, found in widths.items():
+        with suppress(csv.Error):  # the last row may end after the first lines
+            for cells in csv.reader(first, delimiter=separator, strict=True):
+                found.append(len(cells))
+    even = [one for one, found in widths.items() if len(set(found)) == 1 and found[0] > 1]
+    if even:
+        return max(even, key=lambda one: (widths[one][0], one == usual))
+    named = [one for one in SEPARATORS[1:] if first and one in first[0]]
+    return usual if not named or usual in first[0] else named[0]
+
+
+def is_quoted(lines: Iterable[str | UsageError]) -> bool:
+    """Return whether the quotes of a tab-separated file are those of CSV: all its lines are well-formed that way.
+
+    Where some quotes enclose line ends, though each line has a cell for each of several columns, the quotes are there
+    by chance and would join rows, unless the header has quotes, too.
+    """
+    csv.field_size_limit(LONGEST_ROW)
+    by_line: Counter[int] = Counter()
+    header = ""
+
+    def feed() -> Iterator[str]:
+        nonlocal header
+        for line in lines:
+            if isinstance(line, UsageError):
+                raise line
+            if line.strip("\r\n"):
+                header = header or line
+                by_line[line.count("\t") + 1] += 1
+            yield line
+
+    try:
+        by_row = Counter(len(cells) for cells in csv.reader(feed(), delimiter="\t", strict=True) if cells)
+    except (UsageError, csv.Error):
+        return False
+    (width, rows), *others = by_row.items() or [(0, 0)]
+    is_certain = header.startswith('"') or width == 1 or by_line != {width: by_line[width]} or by_line[width] == rows
+    return bool(rows) and not others and is_certain
+
+
 # --- official tables
 
 
@@ -349,3 +477,36 @@ def explain_form(place: str, remedy: str = AGAIN) -> Iterator[None]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         remedy = CONVERT if isinstance(error, UnicodeDecodeError) else remedy
         raise UsageError(f"{place}: {join_lines(error)}; {remedy}") from None
+
+
+def read_array(path: Path, encoding: str = UTF8) -> list[msgspec.Raw]:
+    """Return the JSON texts of the values in a file: an array, or an object whose only key holds one.
+
+    Raises:
+        UsageError: As for `read_json`, or there is no array.
+    """
+    remedy = "give an array of objects, or name the file .jsonl if it has one object per line"
+    found = read_json(path, list[msgspec.Raw] | dict[str, msgspec.Raw], remedy, encoding)
+    if isinstance(found, list):
+        return found
+    if len(found) != 1:
+        raise UsageError(f"{path} is an object with {len(found)} keys, expected only one, with an array; {remedy}")
+    with explain_form(str(path), remedy):
+        return msgspec.json.decode(*found.values(), type=list[msgspec.Raw])
+
+
+def parse_line(text: str, decoder: msgspec.json.Decoder = INPUT) -> Any:
+    """Parse JSON into an object or, if the decoder takes it, a string; or return the error in it."""
+    try:
+        return decode_json(decoder, text)
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
+        kind = "object or string" if decoder is INPUT else "object"
+        remedy = 'give one, such as {"text": "good", "label": 1}'
+        return UsageError(f"is not a JSON {kind} ({join_lines(error)}): {text[:SHOWN]!r}; {remedy}")
+
+
+def make_text(value: Any) -> str:
+    """Return the text of a cell: null and NaN are empty, and any other value that is not a text is its JSON."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None or value != value else msgspec.json.encode(value).decode()

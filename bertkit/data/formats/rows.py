@@ -7,7 +7,6 @@ texts. No text stands for a missing value: "NA", "null" and "nan" stay as they a
 Left out: types, which are decided over the whole training split, and what a model requires of an input.
 """
 
-import csv
 import datetime
 import os
 import re
@@ -30,18 +29,25 @@ import pyarrow.parquet as pq
 
 from bertkit.data.formats.hub import load_hub
 from bertkit.data.formats.line import (
+    INPUT,
     LONGEST_QUOTED,
+    LONGEST_ROW,
     MOST_NAMES,
+    ROW,
     UTF8,
-    decode_json,
+    Rows,
     decode_line,
     describe_encoding,
-    explain_form,
     find_column,
     find_encoding,
+    find_separator,
+    is_quoted,
+    make_text,
     open_file,
-    read_json,
+    parse_line,
+    read_array,
     refuse_length,
+    split_rows,
     walk_file,
     walk_lines,
 )
@@ -50,36 +56,22 @@ from bertkit.system.hub import find_dataset
 from bertkit.system.progress import Report, ignore
 
 # Suffix -> the unit of its rows' numbers; all except .parquet and .xlsx also with .gz, the last for prediction only.
-UNITS = {
-    ".csv": "line",
-    ".tsv": "line",
-    ".jsonl": "line",
-    ".json": "row",
-    ".parquet": "row",
-    ".xlsx": "row",
-    ".txt": "line",
-}
+UNITS = dict.fromkeys((".csv", ".tsv", ".jsonl"), "line") | dict.fromkeys((".json", ".parquet", ".xlsx"), "row")
+UNITS[".txt"] = "line"
 SUFFIXES = tuple(UNITS)[:-1]
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".xlsx")  # whose rows all have the same names
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "validation", "val", "valid"), "test": ("test",)}
 SPLIT_FILE = re.compile(rf"(\w+)({'|'.join(map(re.escape, SUFFIXES))})(\.gz)?")
 SAVED = ("dataset_dict.json", "dataset_info.json")  # files of `save_to_disk`: several splits, or one
 STDIN = "-"
-SEPARATORS = ",;\t|"
-FIRST_LINES = 20  # in which the separator is looked for
 CHUNK_CHARACTERS = 1_000_000  # cells held as Python strings; each cell counts one more
 CHUNK_ROWS = 10_000  # rows of a Parquet file or a Hub data set converted at a time
-LONGEST_ROW = 10_000_000  # characters; a quote that is never closed must not collect a whole file
 LONGEST_LINE = 1_000_000  # characters; as tokens and words, a row takes some hundred times its size
-SHOWN = 60  # characters of an invalid line quoted in a message
 TEXT = pa.large_string()  # offsets of 32 bits end at 2 GB, also for the result of `take`
 PLACES = f"a file ({', '.join(SUFFIXES)}), a folder with train.csv, or a Hub data set owner/name[:config]"
 PLAIN = "a text, a number, true, false, null or a list of these"
-ROW = msgspec.json.Decoder(dict[str, Any], float_hook=str)  # a fraction keeps its digits
-INPUT = msgspec.json.Decoder(str | dict[str, Any])
 
 Input = str | Mapping[str, Any]
-Rows = Iterator[tuple[int, Any]]  # the number of a line or row, from 1; its cells, dict or text, or the error in it
 
 
 @dataclass(frozen=True)
@@ -413,33 +405,7 @@ def _parse(contents: Iterable[tuple[int, bytes]], longest: int, decoder: msgspec
             yield number, error
 
 
-def parse_line(text: str, decoder: msgspec.json.Decoder = INPUT) -> Any:
-    """Parse JSON into an object or, if the decoder takes it, a string; or return the error in it."""
-    try:
-        return decode_json(decoder, text)
-    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
-        kind = "object or string" if decoder is INPUT else "object"
-        remedy = 'give one, such as {"text": "good", "label": 1}'
-        return UsageError(f"is not a JSON {kind} ({join_lines(error)}): {text[:SHOWN]!r}; {remedy}")
-
-
-def read_array(path: Path, encoding: str = UTF8) -> list[msgspec.Raw]:
-    """Return the JSON texts of the values in a file: an array, or an object whose only key holds one.
-
-    Raises:
-        UsageError: As for `read_json`, or there is no array.
-    """
-    remedy = "give an array of objects, or name the file .jsonl if it has one object per line"
-    found = read_json(path, list[msgspec.Raw] | dict[str, msgspec.Raw], remedy, encoding)
-    if isinstance(found, list):
-        return found
-    if len(found) != 1:
-        raise UsageError(f"{path} is an object with {len(found)} keys, expected only one, with an array; {remedy}")
-    with explain_form(str(path), remedy):
-        return msgspec.json.decode(*found.values(), type=list[msgspec.Raw])
-
-
-# --- cells
+# --- tables
 
 
 def _name_cells(path: Path, rows: Rows, notes: list[str], columns: Sequence[str], report: Report) -> Rows:
@@ -484,121 +450,6 @@ def check_names(place: str, names: Sequence[str], wanted: Sequence[str] = (), be
         find_column(place, names, name, "name the columns of the texts with --text")
 
 
-def read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of the first line and the cells of each row of a CSV file (RFC 4180), without blank lines.
-
-    Raises:
-        UsageError: The file cannot be read, is not UTF-8, or a row is not valid CSV.
-    """
-    for number, cells in split_rows(enumerate(walk_file(path, longest=LONGEST_ROW), 1), ",", LONGEST_ROW):
-        if isinstance(cells, UsageError):
-            raise UsageError(f"{path}, line {number} {cells}")
-        yield number, cells
-
-
-def split_rows(
-    lines: Iterator[tuple[int, str | UsageError]], separator: str, longest: int, is_plain: bool = False
-) -> Rows:
-    """Yield the number of the first line and the cells of each row; blank lines are skipped.
-
-    A wrong row within one line is an error in its place. After a wrong row of several lines it is unknown where the
-    next one begins, so its error is the last.
-
-    Args:
-        is_plain: Whether quotes are ordinary characters.
-    """
-    csv.field_size_limit(sys.maxsize)  # of the process; `longest` limits rows
-    for number, line in lines:
-        if isinstance(line, UsageError):
-            yield number, line
-            continue
-        text, taken = line.removesuffix("\n").removesuffix("\r"), 1
-        if is_plain or ('"' not in text and "\r" not in text):
-            if text:
-                yield number, text.split(separator)
-            continue
-
-        def feed(line: str = line) -> Iterator[str]:
-            nonlocal taken
-            size = len(line)
-            yield line
-            for _, more in lines:
-                taken += 1
-                size += len(more) if isinstance(more, str) else 0
-                if isinstance(more, UsageError):
-                    raise more
-                if size > longest:
-                    raise UsageError(f"is longer than {longest:,} characters; close its quotes or split it")
-                yield more
-
-        try:
-            cells = next(csv.reader(feed(), delimiter=separator, strict=True))
-        except (csv.Error, UsageError) as error:
-            trouble = join_lines(error).partition(" - ")[0]  # advice for programmers follows
-            if isinstance(error, csv.Error):
-                trouble = f"is not a valid CSV row ({trouble}); check its quotes and commas"
-            if taken > 1:
-                yield number, UsageError(f"{trouble} (the row covers several lines; those after it are not read)")
-                return
-            cells = UsageError(trouble)
-        if cells:
-            yield number, cells
-
-
-def find_separator(lines: Iterable[str | UsageError], usual: str, given: str = "") -> str:
-    """Return the separator with which the header and the first rows have the same number of cells, the most of them.
-
-    Where there is none, it is the usual one or, if that is not in the header, another one that is.
-
-    Raises:
-        UsageError: The separator that is given is not one character.
-    """
-    if len(given) > 1 or given in ('"', "\r", "\n"):
-        raise UsageError(f'data.sep is {given!r}; give the character between cells, such as ";" or "\\t"')
-    if given:
-        return given
-    first = [line for line in islice(lines, FIRST_LINES) if isinstance(line, str) and line.strip("\r\n")]
-    widths: dict[str, list[int]] = {separator: [] for separator in SEPARATORS}
-    for separator, found in widths.items():
-        with suppress(csv.Error):  # the last row may end after the first lines
-            for cells in csv.reader(first, delimiter=separator, strict=True):
-                found.append(len(cells))
-    even = [one for one, found in widths.items() if len(set(found)) == 1 and found[0] > 1]
-    if even:
-        return max(even, key=lambda one: (widths[one][0], one == usual))
-    named = [one for one in SEPARATORS[1:] if first and one in first[0]]
-    return usual if not named or usual in first[0] else named[0]
-
-
-def is_quoted(lines: Iterable[str | UsageError]) -> bool:
-    """Return whether the quotes of a tab-separated file are those of CSV: all its lines are well-formed that way.
-
-    Where some quotes enclose line ends, though each line has a cell for each of several columns, the quotes are there
-    by chance and would join rows, unless the header has quotes, too.
-    """
-    csv.field_size_limit(LONGEST_ROW)
-    by_line: Counter[int] = Counter()
-    header = ""
-
-    def feed() -> Iterator[str]:
-        nonlocal header
-        for line in lines:
-            if isinstance(line, UsageError):
-                raise line
-            if line.strip("\r\n"):
-                header = header or line
-                by_line[line.count("\t") + 1] += 1
-            yield line
-
-    try:
-        by_row = Counter(len(cells) for cells in csv.reader(feed(), delimiter="\t", strict=True) if cells)
-    except (UsageError, csv.Error):
-        return False
-    (width, rows), *others = by_row.items() or [(0, 0)]
-    is_certain = header.startswith('"') or width == 1 or by_line != {width: by_line[width]} or by_line[width] == rows
-    return bool(rows) and not others and is_certain
-
-
 def _walk_sheet(path: Path, notes: list[str]) -> Rows:
     """Yield the number and the cells of each row of the first sheet that is not blank; dates are in ISO form."""
     try:
@@ -634,13 +485,6 @@ def _write_cell(value: Any) -> str:
 
 
 # --- values of JSON
-
-
-def make_text(value: Any) -> str:
-    """Return the text of a cell: null and NaN are empty, and any other value that is not a text is its JSON."""
-    if isinstance(value, str):
-        return value
-    return "" if value is None or value != value else msgspec.json.encode(value).decode()
 
 
 def _find_fault(value: Any, is_list: dict[str, bool], key: str) -> str:

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from bertkit.data.formats import hub
 from bertkit.data.formats import rows as module
-from bertkit.data.formats.rows import LONGEST_ROW, SUFFIXES, Columns, make_text, read_columns, read_inputs, read_splits
+from bertkit.data.formats.line import LONGEST_ROW, make_text
+from bertkit.data.formats.rows import SUFFIXES, Columns, read_columns, read_inputs, read_splits
 from bertkit.errors import UsageError
 
 
