@@ -6,6 +6,7 @@ line. Left out: a person's own files, whatever their form (`bertkit.data.formats
 
 import codecs
 import csv
+import datetime
 import difflib
 import gzip
 import io
@@ -24,7 +25,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
-from bertkit.errors import UsageError, join_lines
+from bertkit.errors import UsageError, join_lines, name_extra
 
 FILE_REMEDY = "give the official files with --data DIR"
 CONVERT = "convert the file, for Western European text with iconv -f cp1252 -t utf-8"
@@ -325,6 +326,40 @@ def is_quoted(lines: Iterable[str | UsageError]) -> bool:
     (width, rows), *others = by_row.items() or [(0, 0)]
     is_certain = header.startswith('"') or width == 1 or by_line != {width: by_line[width]} or by_line[width] == rows
     return bool(rows) and not others and is_certain
+
+
+def walk_sheet(path: Path, notes: list[str]) -> Rows:
+    """Yield the number and the cells of each row of the first sheet that is not blank; dates are in ISO form."""
+    try:
+        import openpyxl
+    except ImportError:
+        raise UsageError(f"{path} needs openpyxl; {name_extra('excel')}, or save it as .csv") from None
+    with open_file(path) as stream:
+        try:
+            book = openpyxl.load_workbook(stream, read_only=True, data_only=True)
+            sheet = book.worksheets[0]
+            if len(book.worksheets) > 1:
+                notes.append(f"the first of {len(book.worksheets)} sheets")
+            sheet.reset_dimensions()  # some programs write wrong ones
+            width = 0
+            for number, values in enumerate(sheet.iter_rows(values_only=True), 1):
+                cells = [_write_cell(value) for value in values]
+                while len(cells) > width and not cells[-1]:
+                    cells.pop()
+                if any(cells):
+                    width = width or len(cells)
+                    yield number, cells + [""] * (width - len(cells))
+        except UsageError:
+            raise
+        except Exception as error:  # zipfile's, the parser's of XML and openpyxl's own
+            raise UsageError(f"{path} cannot be read as Excel ({join_lines(error)}); save it again") from None
+
+
+def _write_cell(value: Any) -> str:
+    """Return a cell of a sheet as text."""
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat().removesuffix("T00:00:00")
+    return make_text(str(value) if isinstance(value, datetime.timedelta) else value)
 
 
 # --- official tables

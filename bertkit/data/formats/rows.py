@@ -7,7 +7,6 @@ texts. No text stands for a missing value: "NA", "null" and "nan" stay as they a
 Left out: types, which are decided over the whole training split, and what a model requires of an input.
 """
 
-import datetime
 import os
 import re
 import sys
@@ -50,8 +49,9 @@ from bertkit.data.formats.line import (
     split_rows,
     walk_file,
     walk_lines,
+    walk_sheet,
 )
-from bertkit.errors import UsageError, check_access, join_lines, name_extra
+from bertkit.errors import UsageError, check_access, join_lines
 from bertkit.system.hub import find_dataset
 from bertkit.system.progress import Report, ignore
 
@@ -59,7 +59,7 @@ from bertkit.system.progress import Report, ignore
 UNITS = dict.fromkeys((".csv", ".tsv", ".jsonl"), "line") | dict.fromkeys((".json", ".parquet", ".xlsx"), "row")
 UNITS[".txt"] = "line"
 SUFFIXES = tuple(UNITS)[:-1]
-TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".xlsx")  # whose rows all have the same names
+COLUMN_SUFFIXES = (".csv", ".tsv", ".parquet", ".xlsx")  # whose rows all have the same names
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "validation", "val", "valid"), "test": ("test",)}
 SPLIT_FILE = re.compile(rf"(\w+)({'|'.join(map(re.escape, SUFFIXES))})(\.gz)?")
 SAVED = ("dataset_dict.json", "dataset_info.json")  # files of `save_to_disk`: several splits, or one
@@ -308,10 +308,10 @@ def read_inputs(source: str, columns: Sequence[str] = (), **reading: Any) -> Ite
     rows = walk_rows(Path(source), columns=columns, longest=LONGEST_LINE, decoder=INPUT, **reading)
     texts: dict[str, str] = {}
     for number, row in rows:
-        if isinstance(row, dict) and kind not in TABLE_SUFFIXES:  # without any text, all are empty, as in a table
+        if isinstance(row, dict) and kind not in COLUMN_SUFFIXES:  # without any text, all are empty, as in a table
             texts |= {name: "" for name, value in row.items() if isinstance(value, str)}
             row = row if any(isinstance(value, str | list | dict) for value in row.values()) else texts | row
-        yield Line(row, f"{source}, {UNITS[kind]} {number}", kind in TABLE_SUFFIXES)
+        yield Line(row, f"{source}, {UNITS[kind]} {number}", kind in COLUMN_SUFFIXES)
 
 
 def check_source(source: str) -> None:
@@ -320,14 +320,15 @@ def check_source(source: str) -> None:
     Raises:
         UsageError: It is not.
     """
-    if source == STDIN and sys.stdin is None:
-        raise UsageError("standard input is closed; pipe the inputs to it or name a file with --input")
-    if source != STDIN and not Path(source).is_file():
+    if source == STDIN:
+        if sys.stdin is None:
+            raise UsageError("standard input is closed; pipe the inputs to it or name a file with --input")
+    elif Path(source).is_file():
+        find_suffix(source, tuple(UNITS))
+    else:
         check_access(source)
         found = f"{source} is a folder" if Path(source).is_dir() else f"there is no file {source}"
         raise UsageError(f"{found}; name a file with --input, or - for standard input")
-    if source != STDIN:
-        find_suffix(source, tuple(UNITS))
 
 
 def check_output(source: str, output: Path, option: str = "--output") -> None:
@@ -369,13 +370,13 @@ def walk_rows(
         yield from _parse(_walk_parquet(path, columns), longest, decoder)
         return
     if kind == ".xlsx":
-        yield from _name_cells(path, _walk_sheet(path, notes), notes, columns, report)
+        yield from _name_cells(path, walk_sheet(path, notes), notes, columns, report)
         return
     found = find_encoding(path, encoding, may_be_western=kind not in (".jsonl", ".json"))
     if not encoding and found != UTF8:
         notes.append(describe_encoding(found))
     lines = enumerate(walk_file(path, found, longest), 1)
-    if kind in TABLE_SUFFIXES:
+    if kind in COLUMN_SUFFIXES:
         usual = "\t" if kind == ".tsv" else ","
         mark = find_separator(walk_file(path, found, longest), usual, sep)
         if mark not in (usual, sep):
@@ -448,40 +449,6 @@ def check_names(place: str, names: Sequence[str], wanted: Sequence[str] = (), be
         raise UsageError(f"{place}: {', '.join(wrong[:MOST_NAMES])}; give every column a name of its own")
     for name in wanted:
         find_column(place, names, name, "name the columns of the texts with --text")
-
-
-def _walk_sheet(path: Path, notes: list[str]) -> Rows:
-    """Yield the number and the cells of each row of the first sheet that is not blank; dates are in ISO form."""
-    try:
-        import openpyxl
-    except ImportError:
-        raise UsageError(f"{path} needs openpyxl; {name_extra('excel')}, or save it as .csv") from None
-    with open_file(path) as stream:
-        try:
-            book = openpyxl.load_workbook(stream, read_only=True, data_only=True)
-            sheet = book.worksheets[0]
-            if len(book.worksheets) > 1:
-                notes.append(f"the first of {len(book.worksheets)} sheets")
-            sheet.reset_dimensions()  # some programs write wrong ones
-            width = 0
-            for number, values in enumerate(sheet.iter_rows(values_only=True), 1):
-                cells = [_write_cell(value) for value in values]
-                while len(cells) > width and not cells[-1]:
-                    cells.pop()
-                if any(cells):
-                    width = width or len(cells)
-                    yield number, cells + [""] * (width - len(cells))
-        except UsageError:
-            raise
-        except Exception as error:  # zipfile's, the parser's of XML and openpyxl's own
-            raise UsageError(f"{path} cannot be read as Excel ({join_lines(error)}); save it again") from None
-
-
-def _write_cell(value: Any) -> str:
-    """Return a cell of a sheet as text."""
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat().removesuffix("T00:00:00")
-    return make_text(str(value) if isinstance(value, datetime.timedelta) else value)
 
 
 # --- values of JSON
