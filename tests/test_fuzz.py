@@ -46,9 +46,8 @@ from bertkit.analysis.cleaning import USUAL_DROPS, write_clean
 from bertkit.analysis.compare import comment, compare, list_values, tabulate
 from bertkit.analysis.doctor import examine, list_tables
 from bertkit.data.formats import triviaqa
-from bertkit.data.formats.columns import read_columns
 from bertkit.data.formats.glue import read_split
-from bertkit.data.formats.inputs import read_inputs
+from bertkit.data.formats.rows import read_columns, read_inputs
 from bertkit.data.formats.squad import Candidate, read_predictions
 from bertkit.data.pretraining import store
 from bertkit.data.pretraining.sources import read_documents

@@ -14,9 +14,9 @@ import typer
 
 import bertkit
 from bertkit.cli.options import HELP_WIDTH, app
-from bertkit.data.formats.columns import read_columns
 from bertkit.data.formats.conll import read_conll
 from bertkit.data.formats.glue import read_labels, read_split
+from bertkit.data.formats.rows import read_columns
 from bertkit.data.formats.squad import read_own_squad, read_squad
 from bertkit.data.formats.swag import read_swag
 from bertkit.data.labels import find_labels

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,8 +14,8 @@ import pyarrow as pa
 from bertkit.analysis.doctor import Diagnosis
 from bertkit.analysis.label_errors import walk_objects
 from bertkit.data.duplicates import TRAIN_SPLIT
-from bertkit.data.formats.columns import Columns, list_split_files
-from bertkit.data.formats.tables import read_array, read_lines
+from bertkit.data.formats.line import find_encoding, read_array, read_lines
+from bertkit.data.formats.rows import Columns, list_split_files
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.reports.tables import count
 from bertkit.system.files import atomic_open
@@ -176,8 +177,7 @@ def join_rows(parts: Sequence[Columns]) -> Columns:
     """Return the rows of parts of one file, in the order of the file."""
     lines = np.concatenate([np.asarray(part.lines, np.int64) for part in parts])
     table = pa.concat_tables([part.table for part in parts])
-    first = parts[0]
-    joined = Columns(first.source, table, first.lists, lines.tolist(), first.unit, first.classes)
+    joined = replace(parts[0], table=table, lines=lines.tolist(), records=())
     return joined.take(np.argsort(lines, kind="stable"))
 
 
@@ -199,7 +199,8 @@ def list_objects(rows: Columns) -> Iterator[str]:
         yield from (json.dumps(row, ensure_ascii=False) for row in walk_objects(rows))
         return
     path, kept = Path(rows.source), set(rows.lines)
-    found = read_lines(path) if rows.unit == "line" else map(write_on_a_line, read_array(path))
+    encoding = find_encoding(path, may_be_western=False)
+    found = read_lines(path, encoding) if rows.unit == "line" else map(write_on_a_line, read_array(path, encoding))
     yield from (text for number, text in enumerate(found, 1) if number in kept)
 
 

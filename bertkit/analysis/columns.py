@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.data.formats.columns import Columns
+from bertkit.data.formats.rows import Columns
 from bertkit.data.labels import number_cells, parse_number
 
 MOST_GROUPS = 100  # different numbers of a column; more are divided into ranges with equally many rows

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.analysis.targets import NO_WORD, find_targets
-from bertkit.data.formats.inputs import Input, Line
+from bertkit.data.formats.rows import Input, Line
 from bertkit.errors import UsageError, name_extra
 from bertkit.inference.predictor import Predictor, take_rows
 from bertkit.model.bilstm_heads import BertFeaturesForTokenClassification

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bertkit.data.formats.columns import Columns
+from bertkit.data.formats.rows import Columns
 from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.data.splits import describe_keys, hash_keys, split_fold
 from bertkit.errors import UsageError

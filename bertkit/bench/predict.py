@@ -24,7 +24,7 @@ from transformers import pipeline
 from bertkit.bench.measure import BERTKIT, Measurement, alternate, note_machine, time_call
 from bertkit.bench.synthetic_text import TEXT_SEED, draw_words, make_words
 from bertkit.bench.training import choose_size
-from bertkit.data.formats.inputs import read_inputs
+from bertkit.data.formats.rows import read_inputs
 from bertkit.data.tokenizer import SPECIAL_TOKENS, make_tokenizer, save_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference.export_record import find_export

@@ -56,7 +56,9 @@ def predict(
     ] = None,
     source: Annotated[
         str | None,
-        PlaceOption("--input", help="Inputs: .jsonl, .json, .csv, .tsv, .txt (or .gz), .parquet.", metavar="FILE|-"),
+        PlaceOption(
+            "--input", help="Inputs: .jsonl, .json, .csv, .tsv, .txt (or .gz), .parquet, .xlsx.", metavar="FILE|-"
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -97,7 +99,8 @@ def predict(
 
     $ bertkit predict runs/sst2 "A warm, funny film." --explain
     """
-    from bertkit.data.formats.inputs import STDIN, check_output, check_source, read_inputs
+    from bertkit.data.formats.line import is_marked
+    from bertkit.data.formats.rows import STDIN, check_output, check_source, read_inputs
     from bertkit.inference.evaluate import LabelCheck
     from bertkit.inference.predictor import Counts, Predictor, write_results
     from bertkit.inference.tables import WRITERS
@@ -126,12 +129,14 @@ def predict(
             check_explainable(predictor)
             answer = partial(explain, predictor)
         at_once = 1 if source == STDIN and sys.stdin.isatty() else None  # a person expects an answer to each line
-        inputs = predictor.group(texts) if texts else read_inputs(source, columns or ())
+        reading = {"columns": columns or (), "report": complain, **predictor.reading}
+        inputs = predictor.group(texts) if texts else read_inputs(source, **reading)
         predictor.labels = LabelCheck(run, predictor.settings) if source else None
         if output is not None and explains:
             tally = write_results(answer(inputs, at_once), output, screen.say)
         elif output is not None:
-            tally = predictor.write(inputs, output, screen.say, is_pipeline=is_pipeline, at_once=at_once)
+            how = {"is_pipeline": is_pipeline, "is_marked": source not in (None, STDIN) and is_marked(Path(source))}
+            tally = predictor.write(inputs, output, screen.say, at_once=at_once, **how)
         else:
             tally = Counts()
             for result in tally.watch(answer(inputs, at_once)):
@@ -306,7 +311,7 @@ def compare(
     """
     from bertkit.analysis.compare import comment, list_values, tabulate
     from bertkit.analysis.compare import compare as compare_all
-    from bertkit.data.formats.inputs import check_output
+    from bertkit.data.formats.rows import check_output
     from bertkit.system.files import write_json
 
     for source in sources if as_json else []:

@@ -14,8 +14,8 @@ from unicodedata import combining, normalize
 import msgspec
 import numpy as np
 
-from bertkit.data.formats.columns import Columns
-from bertkit.data.formats.inputs import make_text
+from bertkit.data.formats.line import make_text
+from bertkit.data.formats.rows import Columns
 from bertkit.errors import UsageError
 
 SINGLE, SEVERAL, REGRESSION = "single_label_classification", "multi_label_classification", "regression"

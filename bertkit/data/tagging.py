@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import regex
 
-from bertkit.data.formats.columns import Columns
+from bertkit.data.formats.rows import Columns
 from bertkit.data.sequences import IGNORED, Items, Sequences
 from bertkit.data.tokenizer import find_backend, find_words
 from bertkit.system.files import take_fingerprint

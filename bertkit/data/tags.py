@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import chain, pairwise
 from sys import intern
 
-from bertkit.data.formats.tables import LONGEST_QUOTED
+from bertkit.data.formats.line import LONGEST_QUOTED
 from bertkit.errors import UsageError
 
 TAG = re.compile(r"O|[BIESLU]-\S+")

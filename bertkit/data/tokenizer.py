@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from msgspec import Struct
 
-from bertkit.data.formats.tables import read_json, read_lines
+from bertkit.data.formats.line import read_json, read_lines
 from bertkit.errors import UsageError, join_lines
 from bertkit.system.hub import find_hub_trouble, parse_hub_name, split_revision
 from bertkit.system.progress import ignore

@@ -8,15 +8,16 @@ Left out: how inputs arrive, and their limits (`bertkit.inference.server`).
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Condition, Thread
 from typing import Any
 
-from bertkit.data.formats.inputs import count_characters
+from bertkit.data.formats.rows import Line
 from bertkit.tasks.task import Result
 
 CHARACTERS_A_TOKEN = 4.0  # of English; the first guess
+BEFORE_ENDINGS = ("context", "start", "sent1", "sent2")  # keys of SWAG whose texts go with each ending
 KEPT_WEIGHT = 0.8  # weight of earlier batches in the measured characters per token
 
 AnswerBatch = Callable[[list[Any]], tuple[list[Result], int]]
@@ -163,3 +164,33 @@ def deliver(batch: Sequence[tuple[Pending, int]], results: Sequence[Mapping[str,
         job.left -= 1
         if not job.left:
             job.done.set_result(job.results)
+
+
+def cut_into_chunks(inputs: Iterable[Any], most: int, enough: int) -> Iterator[list[Any]]:
+    """Yield lists of inputs; a list ends at `most` inputs, or when it reaches `enough` characters."""
+    chunk, characters = [], 0
+    for given in inputs:
+        chunk.append(given)
+        characters += count_characters(given.value if isinstance(given, Line) else given)
+        if len(chunk) == most or characters >= enough:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+def count_characters(given: Any) -> int:
+    """Count the characters of an input's texts, and one more for each element of a list.
+
+    The texts that all endings of SWAG have in common count once per ending.
+    """
+    if isinstance(given, str):
+        return len(given)
+    if isinstance(given, Mapping):
+        listed = given.get("endings")
+        endings = len(listed) if isinstance(listed, list) else sum(str(name).startswith("ending") for name in given)
+        shared = sum(count_characters(given.get(name)) for name in BEFORE_ENDINGS)
+        return sum(map(count_characters, given.values())) + max(endings - 1, 0) * shared
+    if not isinstance(given, list | tuple):
+        return 0
+    return sum(map(count_characters, given)) + len(given)

@@ -10,10 +10,12 @@ from typing import Any, BinaryIO, TextIO
 import numpy as np
 from torch import Tensor
 
-from bertkit.data.formats.inputs import check_output, cut_into_chunks, walk_lines
+from bertkit.data.formats.line import find_encoding, walk_file
+from bertkit.data.formats.rows import LONGEST_LINE, check_output
 from bertkit.data.sequences import encode_texts
 from bertkit.data.tokenizer import find_backend, load_tokenizer
 from bertkit.errors import UsageError, explain_refusal
+from bertkit.inference.batching import cut_into_chunks
 from bertkit.model.bert import BertModel
 from bertkit.model.bilstm import FEATURE_LAYERS
 from bertkit.system.files import atomic_open
@@ -80,15 +82,13 @@ def read_texts(source: Path) -> Iterator[str]:
     """Yield the lines of a file.
 
     Raises:
-        UsageError: The file cannot be read, is not UTF-8, or has a line that is empty or too long.
+        UsageError: The file cannot be read, or a line is not text, empty or too long.
     """
-    with explain_refusal(str(source)), source.open("rb") as file:
-        for place, text in walk_lines(file, str(source)):
-            if isinstance(text, UsageError):
-                raise UsageError(f"{place} {text}")
-            if not text.strip():
-                raise UsageError(f"{place} is empty; write one text per line")
-            yield text
+    for number, line in enumerate(walk_file(source, find_encoding(source), LONGEST_LINE), 1):
+        if isinstance(line, UsageError) or not line.strip():
+            trouble = line if isinstance(line, UsageError) else "is empty; write one text per line"
+            raise UsageError(f"{source}, line {number} {trouble}")
+        yield line.rstrip("\r\n")
 
 
 def describe_texts(

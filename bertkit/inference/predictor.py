@@ -18,10 +18,12 @@ import msgspec
 import numpy as np
 
 import bertkit
-from bertkit.data.formats.inputs import Input, Line, cut_into_chunks, make_text
+from bertkit.data.formats.line import make_text
+from bertkit.data.formats.rows import Input, Line
 from bertkit.data.long_texts import LONG
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
+from bertkit.inference.batching import cut_into_chunks
 from bertkit.inference.export_record import check_files, find_export
 from bertkit.inference.forms import format_for_pipeline, list_columns
 from bertkit.inference.tables import WRITERS, Row, write_rows
@@ -88,6 +90,7 @@ class Predictor:
     Attributes:
         notice: A line about an int8 export that was made with another kind of processor; empty otherwise.
         input_schema, output_schema: As `Task.schema` returns them.
+        reading: The run's settings of reading files: `sep` and `encoding`.
         sample: An input that a person can try.
 
     Raises:
@@ -149,6 +152,8 @@ class Predictor:
         self.task = task
         self.text, self.trained = text, config.text_columns or []
         lengths = ({"long": config.window_pooling} if config.window_pooling else {}) | find_lengths(recipe)
+        data = recipe.get("data", {})
+        self.reading = {name: str(data[name]) for name in ("sep", "encoding") if name in data}
         set_limit = None if coverage is None else find_limit(load_conformity(name).scores, coverage)
         self.settings = PredictionSettings(model, tokenizer, lengths, pairs, top, set_limit)
         self.labels: Any = None  # notes the labels of inputs, if it is set (`bertkit.inference.evaluate.LabelCheck`)
@@ -265,12 +270,14 @@ class Predictor:
         *,
         is_pipeline: bool = False,
         at_once: int | None = None,
+        is_marked: bool = False,
     ) -> "Counts":
         """Predict inputs and write the results: a table if the suffix is .csv, .tsv or .parquet, else JSON lines.
 
         Args:
             is_pipeline: Whether to write JSON lines in the form of transformers' `pipeline`.
             at_once: As for `stream`.
+            is_marked: Whether a table of text begins with a byte order mark, as that of the inputs does.
 
         Raises:
             UsageError: The format does not fit the model, or the file cannot be written.
@@ -283,6 +290,8 @@ class Predictor:
         columns = list_columns(self.output_schema)
 
         def write(results: Iterable[Result], file: IO[Any]) -> None:
+            if is_marked and output.suffix != ".parquet":
+                file.write("\ufeff")
             write_rows(map(self.make_row, again, results), columns, output, file)
 
         return write_file(self.stream(inputs, at_once), output, report, write)

@@ -29,9 +29,10 @@ from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 import bertkit
-from bertkit.data.formats.inputs import Input, count_characters, parse_line
+from bertkit.data.formats.line import parse_line
+from bertkit.data.formats.rows import Input
 from bertkit.errors import UsageError, make_printable
-from bertkit.inference.batching import Batcher, Busy
+from bertkit.inference.batching import Batcher, Busy, count_characters
 from bertkit.inference.gate import BODY_DUE, JSON, LOOPBACK, MOST_DRAINED, Gate, Metrics, Refusal, is_address
 from bertkit.inference.page import render_page
 from bertkit.inference.predictor import Predictor

@@ -12,7 +12,8 @@ from typing import IO, Any
 
 import msgspec
 
-from bertkit.data.formats.inputs import cut_into_chunks, make_text
+from bertkit.data.formats.line import make_text
+from bertkit.inference.batching import cut_into_chunks
 from bertkit.tasks.classification import name_apart
 from bertkit.tasks.task import Result
 

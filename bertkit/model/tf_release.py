@@ -22,7 +22,7 @@ import torch
 from transformers import BertTokenizerFast, PreTrainedModel
 
 import bertkit
-from bertkit.data.formats.tables import read_json
+from bertkit.data.formats.line import read_json
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal
 from bertkit.model.config import BertConfig

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bertkit.data.formats.columns import Columns, read_splits
+from bertkit.data.formats.rows import Columns, choose_reader, read_splits
 from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE, UNKNOWN_LABEL, LabelSpace, find_labels
 from bertkit.data.long_texts import WindowedTexts
 from bertkit.data.sequences import Items, Sequences
@@ -190,7 +190,7 @@ class ClassificationTask(TextTask):
             raise UsageError(
                 "classify needs a table of texts and labels; name a file, a folder or a Hub data set with --data"
             )
-        tables = read_splits(options["dir"], needs_train=config is None)
+        tables = read_splits(options["dir"], choose_reader(options, report), needs_train=config is None)
         if config is not None:
             return read_scored(tables, options, config, report)
         train = tables["train"]

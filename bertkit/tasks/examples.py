@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from bertkit.data.formats.columns import Columns
+from bertkit.data.formats.rows import Columns
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:

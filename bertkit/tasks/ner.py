@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 
 from bertkit.data.formats.annotations import find_brat, read_exports
-from bertkit.data.formats.columns import has_splits, read_columns
 from bertkit.data.formats.conll import (
     CONLL_SUFFIXES,
     DOCSTART,
@@ -33,6 +32,7 @@ from bertkit.data.formats.conll import (
     read_conll_copy,
 )
 from bertkit.data.formats.entities import WORD_COLUMNS, find_columns, read_entities, read_list
+from bertkit.data.formats.rows import choose_reader, has_splits
 from bertkit.data.sequences import IGNORED, EncodedInputs, pad
 from bertkit.data.splits import check_split_options, describe_shares, divide_train
 from bertkit.data.tagging import ABSENT, Features, Sentence, TaggedText, WordWindows, encode_words, split_words
@@ -206,13 +206,13 @@ class NerTask(FineTuningTask):
         place = Path(options["dir"])
         is_table = place.is_file() or find_dataset(options["dir"]) or has_splits(place) or find_brat(options["dir"])
         if is_table and place.suffix not in CONLL_SUFFIXES:
-            tables = read_exports(options["dir"], read_columns, report, needs_train)
+            tables = read_exports(options["dir"], choose_reader(options, report), report, needs_train)
             if others := [name for names in NER_FILES for name in names if (place / name).is_file()]:
                 report(f"{place}: the tables are read, but not {', '.join(others)}")
             return {split: read_entities(rows, report) for split, rows in tables.items()}
-        if place.suffix in CONLL_SUFFIXES and not place.is_dir():
-            return {"train": read_conll(place, report=report)}
-        return {split: read_conll(path, report=report) for split, path in find_conll(place, report).items()}
+        is_file = place.suffix in CONLL_SUFFIXES and not place.is_dir()
+        paths, encoding = {"train": place} if is_file else find_conll(place, report), options.get("encoding", "")
+        return {split: read_conll(path, report=report, encoding=encoding) for split, path in paths.items()}
 
     def is_official(self, place: str) -> bool:
         """Return whether this is a folder of CoNLL-2003's files, or with such a folder, or their copy on the Hub."""

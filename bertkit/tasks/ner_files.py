@@ -5,9 +5,9 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from bertkit.data.formats.columns import Columns
 from bertkit.data.formats.conll import DOCSTART
 from bertkit.data.formats.entities import SPAN_COLUMNS, TEXT_COLUMN, find_columns, list_spans
+from bertkit.data.formats.rows import Columns
 from bertkit.data.tagging import Sentence, TaggedText, split_words
 from bertkit.metrics.ner import Entity, find_entities
 from bertkit.tasks.classification import name_apart

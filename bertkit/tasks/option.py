@@ -126,6 +126,8 @@ SPLIT_OPTIONS: Options = {  # of a person's own data
     "test_share": Option(0.1, 0, "ours", "Share of the rows for test, if there is one file only.", below=1),
     "folds": Option(0, 0, help="Number of folds; 0: none."),
     "fold": Option(0, 0, help="Fold that is dev, from 0."),
+    "sep": Option("", help="Character between the cells of CSV and TSV files (default: found in each file)."),
+    "encoding": Option("", help="Encoding of the files (default: UTF-8, UTF-16 or cp1252, as found in each file)."),
 }
 CLASSIFY_OPTIONS: Options = {
     "dir": Option(

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from bertkit.data.formats.annotations import read_export
-from bertkit.data.formats.columns import Columns, has_splits, read_columns
+from bertkit.data.formats.rows import Columns, choose_reader, has_splits
 from bertkit.data.formats.squad import HUB_SQUAD, read_own_squad, read_predictions, read_squad, read_squad_copy
 from bertkit.data.sequences import EncodedInputs
 from bertkit.data.spans import (
@@ -121,7 +121,9 @@ class SquadTask(FineTuningTask):
     ) -> dict[str, list[Question]]:
         """Read the questions of train and dev; training questions with a misplaced answer are left out."""
         if config is not None:
-            return self.read_scored(options["dir"], partial(read_export, read=read_columns, report=report))
+            return self.read_scored(
+                options["dir"], partial(read_export, read=choose_reader(options, report), report=report)
+            )
         if options["extra_train"]:
             self.read_training(options["extra_train"])  # reports its errors before any training
         examples = self.read_examples(options, report)
@@ -169,7 +171,7 @@ class SquadTask(FineTuningTask):
 
     def read_own(self, options: Mapping[str, Any], report: Report) -> dict[str, list[Question]]:
         """Read a person's own questions, and take dev and test from train by a hash of contexts or groups."""
-        read = partial(read_export, read=read_columns, report=report)
+        read = partial(read_export, read=choose_reader(options, report), report=report)
         found = read_own_squad(options["dir"], self.version.number, options["group"], read=read)
         examples = {split: part.questions for split, part in found.items()}
         sources = {split: part.source for split, part in found.items()}

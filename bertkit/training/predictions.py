@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bertkit.data.formats.columns import Columns, read_columns
+from bertkit.data.formats.rows import Columns, read_columns
 from bertkit.data.labels import (
     REGRESSION,
     SEPARATOR,

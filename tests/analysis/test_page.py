@@ -18,8 +18,8 @@ import torch
 from bertkit import cli
 from bertkit.analysis import page
 from bertkit.analysis.page import thin, write_page
+from bertkit.data.formats.line import read_tsv
 from bertkit.data.formats.squad import read_squad
-from bertkit.data.formats.tables import read_tsv
 from bertkit.data.labels import SINGLE
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError

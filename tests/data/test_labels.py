@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.data.formats.columns import Columns
-from bertkit.data.formats.inputs import make_text
+from bertkit.data.formats.line import make_text
+from bertkit.data.formats.rows import Columns
 from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE, UNKNOWN_LABEL, find_labels, normalise
 from bertkit.errors import UsageError
 

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 from transformers import pipeline
 
-from bertkit.data.formats.inputs import read_inputs
+from bertkit.data.formats.rows import read_inputs
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.inference.tables import write_rows
@@ -170,7 +170,6 @@ def test_a_table_takes_little_memory(suffix, tmp_path, monkeypatch):
 # --- Columns of the texts ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="3/7", raises=(AssertionError, UsageError))
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -185,6 +184,15 @@ def test_files_as_people_have_them_have_an_answer_for_every_row(name, content, c
     (tmp_path / name).write_bytes(content)
     counts = predict_file(classifier, tmp_path / name, tmp_path / "out.jsonl")
     assert (counts.count, counts.errors) == (2, 0)
+
+
+def test_a_table_beside_one_with_a_byte_order_mark_has_one(call, classifier, tmp_path):
+    (tmp_path / "in.csv").write_text("text;n\ngood;1\n", encoding="utf-8-sig")
+    for suffix in (".csv", ".tsv"):
+        output = tmp_path / f"out{suffix}"
+        code, _, err = call("predict", classifier, "--input", tmp_path / "in.csv", "--output", output)
+        assert (code, err.count('in.csv: cells separated by ";"\n')) == (0, 1)
+        assert output.read_text(encoding="utf-8").startswith("\ufefftext")
 
 
 def test_the_texts_are_the_columns_that_are_asked_for(classifier, tmp_path):
@@ -316,7 +324,7 @@ def test_the_command_reads_and_writes_tables(call, classifier, tmp_path):
         (["--format", "x"], "--format x must be one of bertkit, pipeline"),
         (
             ["--text", "txt"],
-            "in.csv has no column 'txt'; found 'text' (nearest: 'text'); name the columns of",
+            "in.csv, line 1 has no column 'txt'; found 'text' (nearest: 'text'); name the columns of",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from sklearn.utils.class_weight import compute_class_weight
 
 from bertkit.data.formats import hub
-from bertkit.data.formats.columns import read_columns
+from bertkit.data.formats.rows import read_columns
 from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE
 from bertkit.data.sequences import Sequences
 from bertkit.data.splits import differs
@@ -132,10 +132,14 @@ def test_a_wrong_option_is_one_line(reviews, options, message):
 
 
 @pytest.mark.parametrize("separator", [";", "|", "\t"])
-def test_another_separator_is_told(tmp_path, separator):
-    (tmp_path / "t.csv").write_text(separator.join(["text", 'label\n"a, b"', "b\n"]))
-    with pytest.raises(UsageError, match=r"t\.csv has cells separated by .*; save it with commas, or as \.tsv"):
-        load(tmp_path / "t.csv", text=["text"])
+def test_another_separator_is_found_and_told(tmp_path, separator):
+    (tmp_path / "t.csv").write_text(
+        f"text{separator}label\n" + "".join(f"a, {n}{separator}{n % 2}\n" for n in range(60))
+    )
+    for given in ("", separator):
+        examples, lines = load(tmp_path / "t.csv", sep=given)
+        assert sum(map(len, examples.values())) == 60
+        assert any("cells separated by" in line for line in lines) == (not given)
 
 
 def test_columns_that_cannot_be_guessed_are_listed(tmp_path):

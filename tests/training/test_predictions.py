@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bertkit.data.formats.columns import read_columns
+from bertkit.data.formats.rows import read_columns
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows, read_facts

@@ -23,9 +23,9 @@ import pyarrow as pa
 from msgspec import Raw, Struct, convert
 from msgspec.json import decode, encode
 
-from bertkit.data.formats.columns import SPLIT_NAMES, Columns, has_splits, read_splits
 from bertkit.data.formats.entities import TEXT_COLUMN
-from bertkit.data.formats.tables import LONGEST_QUOTED, explain_form, open_file, read_json, read_lines
+from bertkit.data.formats.line import LONGEST_QUOTED, explain_form, open_file, read_json, read_lines
+from bertkit.data.formats.rows import SPLIT_NAMES, Columns, has_splits, read_splits
 from bertkit.errors import UsageError
 from bertkit.system.progress import Report
 

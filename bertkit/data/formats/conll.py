@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertkit.data.formats.hub import ROWS_A_BATCH, load_splits
-from bertkit.data.formats.tables import AGAIN, FILE_REMEDY, read_lines
+from bertkit.data.formats.line import AGAIN, FILE_REMEDY, UTF8, describe_encoding, find_encoding, read_lines
 from bertkit.data.tagging import Sentence, TaggedText
 from bertkit.data.tags import TAG, check_tag, detect_scheme, to_iob2
 from bertkit.errors import UsageError, check_access
@@ -89,33 +89,41 @@ def _list_needed(names: tuple[str, ...]) -> tuple[str, ...]:
     return names[:2] if names is NER_FILES[0] else names[:1]
 
 
-def read_conll(path: str | Path, column: int | None = None, report: "Callable[[str], None]" = ignore) -> TaggedText:
-    """Read the sentences of a CoNLL file in UTF-8; columns are separated by spaces and tabs only.
+def read_conll(
+    path: str | Path, column: int | None = None, report: "Callable[[str], None]" = ignore, encoding: str = ""
+) -> TaggedText:
+    """Read the sentences of a CoNLL file; columns are separated by spaces and tabs only.
 
     If each line has a tab, only tabs separate. A -DOCSTART- line may have any columns. If the first column counts the
     words of each sentence, the second has the words, and a line that begins with # is a comment, as in CoNLL-U.
 
     Args:
         column: The column of the tags, -1 for predictions and -2 for those before them; None: the file's own.
+        encoding: "": UTF-8, UTF-16 or cp1252, as the file is.
 
     Raises:
-        UsageError: The file is missing, not UTF-8 or has no sentence; a line has only one column, or not as many as the
+        UsageError: The file is missing, not text or has no sentence; a line has only one column, or not as many as the
             first line; or a tag is of no known scheme.
     """
     path, word = Path(path), 0
-    lines = list(read_lines(path))
-    uncommented = ["" if line.startswith("#") else line for line in lines]
-    if _is_numbered(_divide(uncommented)):
-        lines, word = uncommented, 1
+    found = find_encoding(path, encoding)
+    if found != UTF8 and not encoding:
+        report(f"{path}: {describe_encoding(found)}")
+    lines = list(read_lines(path, found))
+    rows = _divide(["" if line.startswith("#") else line for line in lines])
+    if _is_numbered(rows):
+        word = 1
         # GermEval has the inner tags of nested entities behind those of its entities.
-        are_tags = column is None and all(TAG.fullmatch(x[2]) for x in _divide(lines) if x and x[0] != DOCSTART)
+        are_tags = column is None and all(TAG.fullmatch(x[2]) for x in rows if x and x[0] != DOCSTART)
         column = 2 if are_tags else column
         report(
             f"{path}: the first column counts the words, so the second is read as the words and the "
             f"{'third' if are_tags else 'last'} as their tags"
         )
+    else:
+        rows = _divide(lines)
     found, column = [], -1 if column is None else column
-    for document, sentence in _walk_sentences(path, _divide(lines), column):
+    for document, sentence in _walk_sentences(path, rows, column):
         rows = [(line, cells) for line, cells in sentence if not (word and WORD_RANGE.fullmatch(cells[0]))]
         tags = [check_tag(cells[column], f"{path}, line {line}") for line, cells in rows]
         found.append(([cells[word] for _, cells in rows], tags, document, sentence[0][0]))
@@ -124,17 +132,18 @@ def read_conll(path: str | Path, column: int | None = None, report: "Callable[[s
     return _gather(str(path), found)
 
 
-def _divide(lines: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the cells of each line."""
+def _divide(lines: Sequence[str]) -> list[list[str]]:
+    """Return the cells of each line."""
     is_tabbed = all("\t" in line for line in lines if line.strip(" ") and not line.startswith(DOCSTART))
-    for line in lines:
-        if is_tabbed and not line.startswith(DOCSTART):
-            yield [cell for cell in map(str.strip, line.split("\t"), repeat(" ")) if cell]
-        else:
-            yield [cell for cell in line.replace("\t", " ").split(" ") if cell]
+    return [
+        [cell for cell in map(str.strip, line.split("\t"), repeat(" ")) if cell]
+        if is_tabbed and not line.startswith(DOCSTART)
+        else [cell for cell in line.replace("\t", " ").split(" ") if cell]
+        for line in lines
+    ]
 
 
-def _is_numbered(rows: Iterator[list[str]]) -> bool:
+def _is_numbered(rows: Sequence[list[str]]) -> bool:
     """Return whether the first of at least three columns counts the words of each sentence."""
     steps, before = set(), ""
     for cells in rows:
@@ -150,7 +159,7 @@ def _is_numbered(rows: Iterator[list[str]]) -> bool:
 
 
 def _walk_sentences(
-    path: Path, rows: Iterator[list[str]], column: int
+    path: Path, rows: Sequence[list[str]], column: int
 ) -> Iterator[tuple[int, list[tuple[int, list[str]]]]]:
     """Yield for each sentence the number of -DOCSTART- lines before it, and the numbers and cells of its lines."""
     width = first = document = 0

@@ -4,7 +4,7 @@ A row has a list of words and one of their tags, or a text and a list of spans: 
 end exclusive) and `label`, lists of these three, or one object with three lists, as `datasets` writes sequences of
 objects. The words of a text are those of prediction.
 
-Left out: files and cells (`bertkit.data.formats.columns`), CoNLL files (`bertkit.data.formats.conll`), and exports of
+Left out: files and cells (`bertkit.data.formats.rows`), CoNLL files (`bertkit.data.formats.conll`), and exports of
 annotation programs that are not such tables (`bertkit.data.formats.annotations`).
 """
 
@@ -17,8 +17,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from bertkit.data.formats.columns import Columns
-from bertkit.data.formats.tables import LONGEST_QUOTED, MOST_NAMES, explain_form
+from bertkit.data.formats.line import LONGEST_QUOTED, MOST_NAMES, explain_form
+from bertkit.data.formats.rows import Columns
 from bertkit.data.tagging import ABSENT, Sentence, TaggedText, split_words
 from bertkit.data.tags import check_tag, detect_scheme, to_iob2
 from bertkit.errors import UsageError
@@ -91,7 +91,8 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
         raise UsageError(f"{rows.source} has the columns {listed}; expected tokens and ner_tags, or text and spans")
     is_text = given == TEXT_COLUMN
     cells = rows.find(given).to_pylist()
-    marks = rows.find(marked, SPAN_COLUMNS).to_pylist() if marked else [""] * len(rows)
+    find = rows.table.column if marked in SPAN_COLUMNS else rows.find  # spans are nested
+    marks = find(marked).to_pylist() if marked else [""] * len(rows)
     is_labelled = any(marks)
     alignment = Alignment()
     found = []

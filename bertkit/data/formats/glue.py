@@ -12,7 +12,7 @@ from shlex import quote
 import numpy as np
 
 from bertkit.data.formats.hub import read_hub
-from bertkit.data.formats.tables import TextColumns, convert_labels, read_tsv
+from bertkit.data.formats.line import TextColumns, convert_labels, read_tsv
 from bertkit.errors import UsageError, check_access
 from bertkit.system.progress import Report
 

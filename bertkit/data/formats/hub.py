@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertkit.data.formats.tables import FILE_REMEDY, TextColumns, find_column
+from bertkit.data.formats.line import FILE_REMEDY, TextColumns, find_column
 from bertkit.errors import UsageError, join_lines
 from bertkit.system.hub import PINNED, READ, find_hub_trouble
 

@@ -20,18 +20,10 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta, Struct
 
-from bertkit.data.formats.columns import Columns, read_columns, read_splits
 from bertkit.data.formats.entities import TEXT_COLUMN, check_span, find_columns, read_spans
 from bertkit.data.formats.hub import ROWS_A_BATCH, load_splits
-from bertkit.data.formats.tables import (
-    AGAIN,
-    FILE_REMEDY,
-    LONGEST_QUOTED,
-    Parsed,
-    explain_form,
-    find_column,
-    read_json,
-)
+from bertkit.data.formats.line import AGAIN, FILE_REMEDY, LONGEST_QUOTED, Parsed, explain_form, find_column, read_json
+from bertkit.data.formats.rows import Columns, read_columns, read_splits
 from bertkit.data.spans import Question
 from bertkit.errors import UsageError
 
@@ -358,7 +350,7 @@ def _gather_own(
 
 def _has_answers(part: Columns | tuple[Path, TitledFile]) -> bool:
     if isinstance(part, Columns):
-        return NESTED[0] in part.table.column_names and any(part.find(NESTED[0], NESTED).unique().to_pylist())
+        return NESTED[0] in part.table.column_names and any(part.table.column(NESTED[0]).unique().to_pylist())
     found = _walk_questions(part[0], part[1].data)
     return any(asked.answers is not None or asked.is_impossible is not None for _, _, asked in found)
 
@@ -377,7 +369,8 @@ def _walk_table(table: Columns, group: str, is_labelled: bool) -> Iterator[Entry
     names = table.table.column_names
     for name in ("question", "context", *(NESTED if is_labelled else ())):
         find_column(table.source, names, name, COLUMNS_REMEDY)
-        table.find(name, NESTED)
+        if name not in NESTED:
+            table.find(name)
     if group:
         table.find(group)
     wanted = {"id", "question", "context", *NESTED, "is_impossible", group}

@@ -6,15 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bertkit.data.formats.hub import read_hub
-from bertkit.data.formats.tables import (
-    MOST_NAMES,
-    NAME_REMEDY,
-    TextColumns,
-    convert_labels,
-    fill,
-    find_column,
-    read_csv,
-)
+from bertkit.data.formats.line import MOST_NAMES, NAME_REMEDY, TextColumns, convert_labels, fill, find_column, read_csv
 from bertkit.errors import UsageError
 
 HUB_SWAG = ("allenai/swag", "regular")  # configuration with four endings and a label, like the official files

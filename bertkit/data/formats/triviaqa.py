@@ -20,7 +20,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from bertkit.data.formats.tables import AGAIN, read_json
+from bertkit.data.formats.line import AGAIN, read_json
 from bertkit.errors import UsageError, check_access
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import ignore

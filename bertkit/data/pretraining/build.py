@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertkit.data.formats.tables import read_json
+from bertkit.data.formats.line import read_json
 from bertkit.data.pretraining.pair_index import PLAN_FOLDER
 from bertkit.data.pretraining.pieces import BuildWork, PieceJob, limit_threads, read_parts, read_parts_elsewhere
 from bertkit.data.pretraining.sources import PIECE_BYTES, Piece, cut_sources

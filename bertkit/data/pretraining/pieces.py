@@ -10,7 +10,7 @@ from threading import Lock
 
 import numpy as np
 
-from bertkit.data.formats.tables import OpenBytes, open_here
+from bertkit.data.formats.line import OpenBytes, open_here
 from bertkit.data.pretraining.sources import Document, Piece, read_piece
 from bertkit.data.pretraining.store import Part
 from bertkit.data.pretraining.tokenize import tokenize_in_parts

@@ -32,7 +32,7 @@ from typing import Any, BinaryIO, Literal
 
 import msgspec
 
-from bertkit.data.formats.tables import OpenBytes, Parsed, decode_line, explain_form, open_file, open_here
+from bertkit.data.formats.line import OpenBytes, Parsed, decode_line, explain_form, open_file, open_here
 from bertkit.data.pretraining.docstrings import Paragraphs, read_docs
 from bertkit.errors import UsageError, explain_refusal, join_lines
 from bertkit.system.hub import (

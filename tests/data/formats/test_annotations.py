@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 
 from bertkit.data.formats.annotations import read_export, read_exports
-from bertkit.data.formats.columns import read_columns
 from bertkit.data.formats.entities import read_entities
+from bertkit.data.formats.rows import read_columns
 from bertkit.data.formats.squad import read_own_squad
 from bertkit.errors import UsageError
 from bertkit.tasks.ner import NER

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from bertkit.data.formats.demo import Function, Parameter, make_articles, make_pairs, parse_parameters, write_samples
+from bertkit.data.formats.line import read_tsv
 from bertkit.data.formats.squad import read_squad
-from bertkit.data.formats.tables import read_tsv
 from bertkit.errors import UsageError
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS

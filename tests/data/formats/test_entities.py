@@ -5,8 +5,8 @@ import json
 import datasets
 import pytest
 
-from bertkit.data.formats.columns import read_columns
 from bertkit.data.formats.entities import read_entities
+from bertkit.data.formats.rows import read_columns
 from bertkit.data.tagging import ABSENT
 from bertkit.errors import UsageError
 from tests.official import write_table

@@ -31,7 +31,7 @@ from bertkit.data.pretraining.sources import (
 )
 from bertkit.errors import UsageError
 from bertkit.system.hub import find_hub_trouble
-from tests.data.formats.test_tables import TOO_DEEP
+from tests.data.formats.test_line import TOO_DEEP
 
 TEXT = "My dog is hairy. He barks!\nA second paragraph.\n\nAnother document.\n"
 ROWS = '{"text": "My dog is hairy. He barks!\\n\\nA second paragraph."}\n{"id": 7, "text": "Another document."}\n'

@@ -1,0 +1,547 @@
+"""Lines of text files, their cells, official tables, and JSON: bytes -> texts, or the error in their place.
+
+Official tables are not parsed as CSV: `"` is an ordinary character that need not be closed, and U+2028 does not end a
+line. Left out: a person's own files, whatever their form (`bertkit.data.formats.rows`).
+"""
+
+import codecs
+import csv
+import datetime
+import difflib
+import gzip
+import io
+import re
+import sys
+import zlib
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import msgspec
+
+from bertkit.errors import UsageError, join_lines, name_extra
+
+FILE_REMEDY = "give the official files with --data DIR"
+CONVERT = "convert the file, for Western European text with iconv -f cp1252 -t utf-8"
+AGAIN = "correct it or get the file again"
+NAME_REMEDY = "its first line must name the columns as in the official file"
+UTF8, CP1252 = "utf-8-sig", "cp1252"  # the first drops a byte order mark
+BYTES_AT_ONCE = 1 << 16  # bytes
+MOST_NAMES, LONGEST_QUOTED = 20, 40  # columns or keys in a message, and characters of each
+NOT_CP1252 = re.compile(  # bytes without a character, UTF-8, Cyrillic or East Asian text, Mac Roman
+    rb"[\0\x81\x8d\x8f\x90\x9d]|\xc3[\x80-\xbf]|\xe2\x80|[\xc0-\xff]{4}|([\xb0-\xff][\xa1-\xff]){3}|[a-z][\x8a\x8e\x9f\xc0-\xde]"
+)
+NAN = re.compile(rb'("(?:[^"\\]|\\.)*")|\bNaN\b')
+SEPARATORS = ",;\t|"
+FIRST_LINES = 20  # in which the separator is looked for
+LONGEST_ROW = 10_000_000  # characters; a quote that is never closed must not collect a whole file
+SHOWN = 60  # characters of an invalid line quoted in a message
+ROW = msgspec.json.Decoder(dict[str, Any], float_hook=str)  # a fraction keeps its digits
+INPUT = msgspec.json.Decoder(str | dict[str, Any])
+Parsed = TypeVar("Parsed")
+Rows = Iterator[tuple[int, Any]]  # the number of a line or row, from 1; its cells, dict or text, or the error in it
+OpenBytes = Callable[[Path], BinaryIO]
+
+
+# --- files and their encodings
+
+
+def open_here(path: Path) -> BinaryIO:
+    """Open a file on the disk of this process for reading bytes."""
+    return path.open("rb")
+
+
+@contextmanager
+def open_file(path: Path, open_bytes: OpenBytes = open_here) -> Iterator[BinaryIO]:
+    """Open a file for reading, decompressed if its name ends in .gz; errors of opening and reading are UsageErrors.
+
+    Args:
+        open_bytes: Opens the file; by default on the disk of this process.
+    """
+    try:
+        with open_bytes(path) as content, gzip.open(content) if path.suffix == ".gz" else content as stream:
+            yield stream
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UsageError(f"{path} is not a complete gzip file ({error}); compress it again or decompress it") from None
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist; check the folder and the name of the file") from None
+    except OSError as error:
+        remedy = "name a file in it" if path.is_dir() else "check its path and permissions"
+        raise UsageError(f"{path} cannot be read ({error.strerror or error}); {remedy}") from None
+
+
+def is_marked(path: Path) -> bool:
+    """Return whether a file begins with a byte order mark."""
+    with open_file(path) as stream:
+        return stream.read(len(BOM_UTF8)).startswith((BOM_UTF8, BOM_UTF16_LE, BOM_UTF16_BE))
+
+
+def find_encoding(path: Path, given: str = "", may_be_western: bool = True) -> str:
+    """Return the encoding of a file: UTF-8, UTF-16, or cp1252 if all of it can be Western European text in that.
+
+    Args:
+        given: The encoding if it is known.
+        may_be_western: Whether cp1252 is among them.
+
+    Raises:
+        UsageError: The file cannot be read, or Python has no such encoding.
+    """
+    if given:
+        try:
+            return UTF8 if codecs.lookup(given).name == "utf-8" else given
+        except LookupError:
+            raise UsageError(f"data.encoding is {given!r}; name one of Python's, such as utf-8 or cp1252") from None
+    is_ascii, decode = True, codecs.getincrementaldecoder("utf-8")().decode
+    encoding = UTF8
+    with open_file(path) as stream:
+        blocks = iter(partial(stream.read, BYTES_AT_ONCE), b"")
+        head = next(blocks, b"")
+        if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+            return "utf-16"
+        zeros = (head[::2].count(0), head[1::2].count(0))
+        if max(zeros) * 4 > len(head) and not min(zeros):
+            return "utf-16-le" if zeros[1] else "utf-16-be"
+        for block in chain([head], blocks, [b""]) if may_be_western else ():
+            if encoding == UTF8:
+                try:
+                    is_ascii = decode(block, not block).isascii() and is_ascii
+                except UnicodeDecodeError:
+                    encoding = CP1252
+            if encoding == CP1252 and not (is_ascii and not NOT_CP1252.search(block)):
+                return UTF8  # so that the reader names the line that is not
+    return encoding
+
+
+def describe_encoding(encoding: str) -> str:
+    """Return the encoding of a file for a report."""
+    return f"{encoding if encoding == CP1252 else 'UTF-16'} text"
+
+
+# --- lines
+
+
+def walk_file(path: Path, encoding: str = UTF8, longest: int | None = None) -> Iterator[str | UsageError]:
+    """Yield the lines of a file as `walk_lines` does."""
+    with open_file(path) as stream:
+        yield from walk_lines(stream, encoding, longest)
+
+
+def walk_lines(stream: BinaryIO, encoding: str = UTF8, longest: int | None = None) -> Iterator[str | UsageError]:
+    """Yield each line with its end, or the error in it; the stream stays open.
+
+    Args:
+        longest: Maximum number of characters; a longer line is an error, and never in memory as a whole.
+    """
+    text = io.TextIOWrapper(stream, encoding, "surrogateescape", newline="\n")
+    size = -1 if longest is None else longest + len("\r\n")
+    is_first = True
+    try:
+        while line := text.readline(size):
+            if longest is not None and len(line) > longest and len(line.rstrip("\r\n")) > longest:
+                while line and not line.endswith("\n"):
+                    line = text.readline(size)
+                yield refuse_length(longest)
+            elif (line.isascii() and "\0" not in line) or not (fault := find_fault(line, encoding, is_first)):
+                yield line
+            else:
+                yield UsageError(fault)
+            is_first = False
+    except UnicodeError as error:
+        yield UsageError(f"is not {encoding} ({join_lines(error)}); the lines after it are not read")
+    finally:
+        with suppress(ValueError):  # the stream may be closed by now
+            text.detach()
+
+
+def refuse_length(longest: int) -> UsageError:
+    """Return the error of an overlong line or row."""
+    return UsageError(f"is longer than {longest:,} characters; split it")
+
+
+def find_fault(text: str, encoding: str = UTF8, is_first: bool = False) -> str:
+    """Return why a line is not text, or ""; bytes that are not in its encoding have become surrogates."""
+    line = text.encode("utf-8", "surrogateescape")
+    is_utf16 = is_first and line.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
+    if is_utf16 or b"\0" in line:
+        order = "" if is_utf16 else "le" if line.find(b"\0") % 2 else "be"
+        return (
+            "has a NUL byte or byte order mark, as in binary files and UTF-16; give text in UTF-8, from UTF-16 with "
+            f"iconv -f utf-16{order} -t utf-8"
+        )
+    try:
+        line.decode()
+    except UnicodeDecodeError as error:
+        name = "UTF-8" if encoding == UTF8 else encoding
+        return f"is not {name} (byte {error.object[error.start]:#04x} at position {error.start + 1}); {CONVERT}"
+    return ""
+
+
+def decode_line(line: bytes, *, is_first: bool) -> str:
+    """Decode a line; a byte order mark is dropped from the first one.
+
+    Raises:
+        UsageError: The line has a NUL byte or is not UTF-8; the message does not name its place.
+    """
+    text = line.decode(UTF8 if is_first else "utf-8", "surrogateescape")
+    if fault := find_fault(text, is_first=is_first):
+        raise UsageError(fault)
+    return text
+
+
+def read_lines(path: Path, encoding: str = UTF8) -> Iterator[str]:
+    """Yield the lines of a file without their ends, and without the blank lines at its end.
+
+    Raises:
+        UsageError: The file cannot be read, or a line is not text.
+    """
+    blank = 0
+    for number, line in enumerate(walk_file(path, encoding), 1):
+        if isinstance(line, UsageError):
+            raise UsageError(f"{path}, line {number} {line}")
+        if text := line.removesuffix("\n").removesuffix("\r"):
+            yield from [""] * blank
+            yield text
+        blank = 0 if text else blank + 1
+
+
+# --- cells
+
+
+def read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of the first line and the cells of each row of a CSV file (RFC 4180), without blank lines.
+
+    Raises:
+        UsageError: The file cannot be read, is not UTF-8, or a row is not valid CSV.
+    """
+    for number, cells in split_rows(enumerate(walk_file(path, longest=LONGEST_ROW), 1), ",", LONGEST_ROW):
+        if isinstance(cells, UsageError):
+            raise UsageError(f"{path}, line {number} {cells}")
+        yield number, cells
+
+
+def split_rows(
+    lines: Iterator[tuple[int, str | UsageError]], separator: str, longest: int, is_plain: bool = False
+) -> Rows:
+    """Yield the number of the first line and the cells of each row; blank lines are skipped.
+
+    A wrong row within one line is an error in its place. After a wrong row of several lines it is unknown where the
+    next one begins, so its error is the last.
+
+    Args:
+        is_plain: Whether quotes are ordinary characters.
+    """
+    csv.field_size_limit(sys.maxsize)  # of the process; `longest` limits rows
+    for number, line in lines:
+        if isinstance(line, UsageError):
+            yield number, line
+            continue
+        text, taken = line.removesuffix("\n").removesuffix("\r"), 1
+        if is_plain or ('"' not in text and "\r" not in text):
+            if text:
+                yield number, text.split(separator)
+            continue
+
+        def feed(line: str = line) -> Iterator[str]:
+            nonlocal taken
+            size = len(line)
+            yield line
+            for _, more in lines:
+                taken += 1
+                size += len(more) if isinstance(more, str) else 0
+                if isinstance(more, UsageError):
+                    raise more
+                if size > longest:
+                    raise UsageError(f"is longer than {longest:,} characters; close its quotes or split it")
+                yield more
+
+        try:
+            cells = next(csv.reader(feed(), delimiter=separator, strict=True))
+        except (csv.Error, UsageError) as error:
+            trouble = join_lines(error).partition(" - ")[0]  # advice for programmers follows
+            if isinstance(error, csv.Error):
+                trouble = f"is not a valid CSV row ({trouble}); check its quotes and commas"
+            if taken > 1:
+                yield number, UsageError(f"{trouble} (the row covers several lines; those after it are not read)")
+                return
+            cells = UsageError(trouble)
+        if cells:
+            yield number, cells
+
+
+def find_separator(lines: Iterable[str | UsageError], usual: str, given: str = "") -> str:
+    """Return the separator with which the header and the first rows have the same number of cells, the most of them.
+
+    Where there is none, it is the usual one or, if that is not in the header, another one that is.
+
+    Raises:
+        UsageError: The separator that is given is not one character.
+    """
+    if len(given) > 1 or given in ('"', "\r", "\n"):
+        raise UsageError(f'data.sep is {given!r}; give the character between cells, such as ";" or "\\t"')
+    if given:
+        return given
+    first = [line for line in islice(lines, FIRST_LINES) if isinstance(line, str) and line.strip("\r\n")]
+    widths: dict[str, list[int]] = {separator: [] for separator in SEPARATORS}
+    for separator, found in widths.items():
+        with suppress(csv.Error):  # the last row may end after the first lines
+            for cells in csv.reader(first, delimiter=separator, strict=True):
+                found.append(len(cells))
+    even = [one for one, found in widths.items() if len(set(found)) == 1 and found[0] > 1]
+    if even:
+        return max(even, key=lambda one: (widths[one][0], one == usual))
+    named = [one for one in SEPARATORS[1:] if first and one in first[0]]
+    return usual if not named or usual in first[0] else named[0]
+
+
+def is_quoted(lines: Iterable[str | UsageError]) -> bool:
+    """Return whether the quotes of a tab-separated file are those of CSV: all its lines are well-formed that way.
+
+    Where some quotes enclose line ends, though each line has a cell for each of several columns, the quotes are there
+    by chance and would join rows, unless the header has quotes, too.
+    """
+    csv.field_size_limit(LONGEST_ROW)
+    by_line: Counter[int] = Counter()
+    header = ""
+
+    def feed() -> Iterator[str]:
+        nonlocal header
+        for line in lines:
+            if isinstance(line, UsageError):
+                raise line
+            if line.strip("\r\n"):
+                header = header or line
+                by_line[line.count("\t") + 1] += 1
+            yield line
+
+    try:
+        by_row = Counter(len(cells) for cells in csv.reader(feed(), delimiter="\t", strict=True) if cells)
+    except (UsageError, csv.Error):
+        return False
+    (width, rows), *others = by_row.items() or [(0, 0)]
+    is_certain = header.startswith('"') or width == 1 or by_line != {width: by_line[width]} or by_line[width] == rows
+    return bool(rows) and not others and is_certain
+
+
+def walk_sheet(path: Path, notes: list[str]) -> Rows:
+    """Yield the number and the cells of each row of the first sheet that is not blank; dates are in ISO form."""
+    try:
+        import openpyxl
+    except ImportError:
+        raise UsageError(f"{path} needs openpyxl; {name_extra('excel')}, or save it as .csv") from None
+    with open_file(path) as stream:
+        try:
+            book = openpyxl.load_workbook(stream, read_only=True, data_only=True)
+            sheet = book.worksheets[0]
+            if len(book.worksheets) > 1:
+                notes.append(f"the first of {len(book.worksheets)} sheets")
+            sheet.reset_dimensions()  # some programs write wrong ones
+            width = 0
+            for number, values in enumerate(sheet.iter_rows(values_only=True), 1):
+                cells = [_write_cell(value) for value in values]
+                while len(cells) > width and not cells[-1]:
+                    cells.pop()
+                if any(cells):
+                    width = width or len(cells)
+                    yield number, cells + [""] * (width - len(cells))
+        except UsageError:
+            raise
+        except Exception as error:  # zipfile's, the parser's of XML and openpyxl's own
+            raise UsageError(f"{path} cannot be read as Excel ({join_lines(error)}); save it again") from None
+
+
+def _write_cell(value: Any) -> str:
+    """Return a cell of a sheet as text."""
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat().removesuffix("T00:00:00")
+    return make_text(str(value) if isinstance(value, datetime.timedelta) else value)
+
+
+# --- official tables
+
+
+@dataclass(frozen=True, eq=False)
+class TextColumns:
+    """Columns of texts side by side.
+
+    Attributes:
+        columns: `columns[name][row]`.
+        lines: `lines[row]` is the row's line in its file, or its number on the Hub, from 1.
+        broken: The lines that were skipped because they had another number of columns.
+    """
+
+    source: str
+    columns: dict[str, list[str]]
+    lines: Sequence[int]
+    broken: Sequence[int] = ()
+
+    def locate(self, row: int) -> str:
+        """Return the file and line of a row, for messages."""
+        return f"{self.source}, line {self.lines[row]}"
+
+
+def read_tsv(
+    path: str | Path, columns: Mapping[str, str | int], *, width: int | None = None, skip_broken: bool = False
+) -> TextColumns:
+    """Read columns of a tab-separated file in UTF-8.
+
+    Cells are separated by tabs and rows by \\n only, and nothing is quoted. A byte order mark, \\r before \\n and blank
+    lines at the end are dropped.
+
+    Args:
+        columns: New name -> name in the file's first line or, for a file without a header line, the column's number
+            from 0.
+        width: The number of columns of a file without a header line; that of the first row if not given.
+        skip_broken: Whether to skip rows with another number of columns, as the Hub's copy of QQP does. A blank line in
+            the middle is such a row, except in a file of one column, where it is an empty text.
+
+    Raises:
+        UsageError: The file is missing, not UTF-8 or without rows, a column is missing, or a row has another number of
+            columns.
+    """
+    lines = enumerate(read_lines(Path(path)), 1)
+    first = next(lines, None)
+    if first is None:
+        raise UsageError(f"{path} is empty; download the official file again")
+    cells = first[1].split("\t")
+    if any(isinstance(column, int) for column in columns.values()):
+        places = list(columns.values())
+        width = width or max(len(cells), *(place + 1 for place in places))
+        lines = chain([first], lines)
+    else:
+        places = [find_column(str(path), cells, column, NAME_REMEDY) for column in columns.values()]
+        width = len(cells)
+    table = TextColumns(str(path), {name: [] for name in columns}, [], [])
+    fill(table, ((number, line.split("\t")) for number, line in lines), places, width, skip_broken)
+    return table
+
+
+def fill(
+    table: TextColumns, rows: Iterable[tuple[int, list[str]]], places: list[int], width: int, skip_broken: bool = False
+) -> None:
+    """Append the cells of the rows to the columns of a table."""
+    wanted = [(column.append, place) for column, place in zip(table.columns.values(), places, strict=True)]
+    for number, cells in rows:
+        if len(cells) != width:
+            if not skip_broken:
+                raise UsageError(
+                    f"{table.source}, line {number} has {len(cells)} column{'s' * (len(cells) != 1)}, expected "
+                    f"{width}; correct the line or download the official file again"
+                )
+            table.broken.append(number)
+            continue
+        table.lines.append(number)
+        for append, place in wanted:
+            append(cells[place])
+    if not table.lines:
+        skipped = f" ({len(table.broken):,} rows have a different number)" if table.broken else ""
+        raise UsageError(f"{table.source} has no rows of {width} columns{skipped}; download the official file again")
+
+
+def find_column(source: str, names: Sequence[str], wanted: str, remedy: str) -> int:
+    """Return the index of a column in `names`."""
+    if wanted in names:
+        return names.index(wanted)
+    nearest = "".join(f" (nearest: {name!r})" for name in difflib.get_close_matches(wanted, names, n=1))
+    listed = ", ".join(repr(name[:LONGEST_QUOTED]) for name in names[:MOST_NAMES])  # a name can be a whole line of text
+    raise UsageError(f"{source} has no column {wanted!r}; found {listed or 'none'}{nearest}; {remedy}")
+
+
+def convert_labels(table: TextColumns, read: Callable[[str], float], expected: str, what: str = "label") -> list[float]:
+    """Convert the column `label` with `read`.
+
+    Raises:
+        UsageError: There is no such column, or `read` rejects a text (KeyError, ValueError).
+    """
+    if "label" not in table.columns:
+        raise UsageError(f"{table.source} has no labels; only splits with labels can be trained on or scored")
+    values = []
+    for row, text in enumerate(table.columns["label"]):
+        try:
+            values.append(read(text))
+        except (KeyError, ValueError):
+            label = text[:LONGEST_QUOTED]
+            raise UsageError(f"{table.locate(row)}: {what} {label!r} must be {expected}; correct the line") from None
+    return values
+
+
+# --- JSON
+
+
+def decode_json(decoder: msgspec.json.Decoder[Parsed], text: str | bytes) -> Parsed:
+    """Decode a JSON text in which NaN, as Python and pandas write it, stands for null."""
+    try:
+        return decoder.decode(text)
+    except msgspec.DecodeError:
+        content = text.encode() if isinstance(text, str) else text
+        if b"NaN" not in content:
+            raise
+        return decoder.decode(NAN.sub(lambda found: found[1] or b"null", content))
+
+
+def read_json(path: str | Path, form: type[Parsed], remedy: str = AGAIN, encoding: str = UTF8) -> Parsed:
+    """Read a JSON file, with or without a byte order mark, into a msgspec type.
+
+    Raises:
+        UsageError: The file is missing, not text, not JSON, or of another form; `remedy` ends the message.
+    """
+    path = Path(path)
+    with open_file(path) as stream:
+        content = stream.read()
+    with explain_form(str(path), remedy):
+        if encoding != UTF8:
+            content = content.decode(encoding).encode()
+        try:
+            return decode_json(msgspec.json.Decoder(form), content.removeprefix(BOM_UTF8))
+        except msgspec.DecodeError:
+            if fault := find_fault(content.decode(UTF8, "surrogateescape"), is_first=True):
+                raise UsageError(f"{path} {fault}") from None  # UTF-16 has a remedy of its own
+            raise
+
+
+@contextmanager
+def explain_form(place: str, remedy: str = AGAIN) -> Iterator[None]:
+    """Turn msgspec's error about a value at `place` into a UsageError."""
+    try:
+        yield
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        remedy = CONVERT if isinstance(error, UnicodeDecodeError) else remedy
+        raise UsageError(f"{place}: {join_lines(error)}; {remedy}") from None
+
+
+def read_array(path: Path, encoding: str = UTF8) -> list[msgspec.Raw]:
+    """Return the JSON texts of the values in a file: an array, or an object whose only key holds one.
+
+    Raises:
+        UsageError: As for `read_json`, or there is no array.
+    """
+    remedy = "give an array of objects, or name the file .jsonl if it has one object per line"
+    found = read_json(path, list[msgspec.Raw] | dict[str, msgspec.Raw], remedy, encoding)
+    if isinstance(found, list):
+        return found
+    if len(found) != 1:
+        raise UsageError(f"{path} is an object with {len(found)} keys, expected only one, with an array; {remedy}")
+    with explain_form(str(path), remedy):
+        return msgspec.json.decode(*found.values(), type=list[msgspec.Raw])
+
+
+def parse_line(text: str, decoder: msgspec.json.Decoder = INPUT) -> Any:
+    """Parse JSON into an object or, if the decoder takes it, a string; or return the error in it."""
+    try:
+        return decode_json(decoder, text)
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
+        kind = "object or string" if decoder is INPUT else "object"
+        remedy = 'give one, such as {"text": "good", "label": 1}'
+        return UsageError(f"is not a JSON {kind} ({join_lines(error)}): {text[:SHOWN]!r}; {remedy}")
+
+
+def make_text(value: Any) -> str:
+    """Return the text of a cell: null and NaN are empty, and any other value that is not a text is its JSON."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None or value != value else msgspec.json.encode(value).decode()

@@ -1,0 +1,594 @@
+"""A person's own rows, for training and for prediction: files of tables, objects or texts, or a data set on the Hub.
+
+One generator yields the rows of CSV, TSV, Excel, JSON and JSON lines files: each a dict, or the error in its place.
+For training they are collected as texts in Arrow arrays, chunk by chunk, so a table needs little more memory than its
+texts. No text stands for a missing value: "NA", "null" and "nan" stay as they are.
+
+Left out: types, which are decided over the whole training split, and what a model requires of an input.
+"""
+
+import os
+import re
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from bertkit.data.formats.hub import load_hub
+from bertkit.data.formats.line import (
+    INPUT,
+    LONGEST_QUOTED,
+    LONGEST_ROW,
+    MOST_NAMES,
+    ROW,
+    UTF8,
+    Rows,
+    decode_line,
+    describe_encoding,
+    find_column,
+    find_encoding,
+    find_separator,
+    is_quoted,
+    make_text,
+    open_file,
+    parse_line,
+    read_array,
+    refuse_length,
+    split_rows,
+    walk_file,
+    walk_lines,
+    walk_sheet,
+)
+from bertkit.errors import UsageError, check_access, join_lines
+from bertkit.system.hub import find_dataset
+from bertkit.system.progress import Report, ignore
+
+# Suffix -> the unit of its rows' numbers; all except .parquet and .xlsx also with .gz, the last for prediction only.
+UNITS = dict.fromkeys((".csv", ".tsv", ".jsonl"), "line") | dict.fromkeys((".json", ".parquet", ".xlsx"), "row")
+UNITS[".txt"] = "line"
+SUFFIXES = tuple(UNITS)[:-1]
+COLUMN_SUFFIXES = (".csv", ".tsv", ".parquet", ".xlsx")  # whose rows all have the same names
+SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "validation", "val", "valid"), "test": ("test",)}
+SPLIT_FILE = re.compile(rf"(\w+)({'|'.join(map(re.escape, SUFFIXES))})(\.gz)?")
+SAVED = ("dataset_dict.json", "dataset_info.json")  # files of `save_to_disk`: several splits, or one
+STDIN = "-"
+CHUNK_CHARACTERS = 1_000_000  # cells held as Python strings; each cell counts one more
+CHUNK_ROWS = 10_000  # rows of a Parquet file or a Hub data set converted at a time
+LONGEST_LINE = 1_000_000  # characters; as tokens and words, a row takes some hundred times its size
+TEXT = pa.large_string()  # offsets of 32 bits end at 2 GB, also for the result of `take`
+PLACES = f"a file ({', '.join(SUFFIXES)}), a folder with train.csv, or a Hub data set owner/name[:config]"
+PLAIN = "a text, a number, true, false, null or a list of these"
+
+Input = str | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Line:
+    """The value of a line or row, or the error in it, and its place: file and number from 1.
+
+    Attributes:
+        is_row: Whether it is a row of a table, so that all others have the same names.
+    """
+
+    value: Input | UsageError
+    place: str
+    is_row: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """A table of texts.
+
+    Attributes:
+        source: The file, or the data set and its split, for messages.
+        table: S rows of `large_string` columns without nulls, in the file's order; a missing value is "".
+        lists: The columns whose cells are lists. Each cell is the JSON text of a list of texts, or "" if missing.
+        lines: The row's first line in its file, or its number from 1.
+        unit: The unit of `lines`, "line" or "row".
+        classes: The columns of class labels of Hugging Face data sets -> their names.
+        faults: Column -> why its cells are neither texts nor lists of texts; they are JSON texts.
+        records: The row's number in its file from 1, which differs from `lines` where a row has several lines.
+    """
+
+    source: str
+    table: pa.Table
+    lists: frozenset[str]
+    lines: Sequence[int]
+    unit: str = "line"
+    classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict)
+    records: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        """Return the number of rows S."""
+        return self.table.num_rows
+
+    def locate(self, row: int) -> str:
+        """Return the file and line of a row, for messages."""
+        return f"{self.source}, {self.name_row(row)}"
+
+    def name_row(self, row: int) -> str:
+        """Return the line of a row, and where a sheet shows another number the number of the record."""
+        line = f"{self.unit} {self.lines[row]}"
+        return f"{line} (record {self.records[row]})" if len(self.records) else line
+
+    def take(self, rows: np.ndarray) -> "Columns":
+        """Return the given rows in the given order."""
+        lines = array("q", np.asarray(self.lines)[rows].tolist())
+        records = array("q", np.asarray(self.records)[rows].tolist()) if len(self.records) else ()
+        return replace(self, table=self.table.take(pa.array(rows, pa.int64())), lines=lines, records=records)
+
+    def find(self, name: str) -> pa.ChunkedArray:
+        """Return a column of texts or of lists of texts.
+
+        Raises:
+            UsageError: There is no such column, and the message names the others; or it is among the `faults`.
+        """
+        column = find_column(self.source, self.table.column_names, name, "name one of its columns")
+        if name in self.faults:
+            raise UsageError(self.faults[name])
+        return self.table.column(column)
+
+
+# --- files and splits
+
+
+def read_splits(place: str, read: Callable[[Path], Any] | None = None, needs_train: bool = True) -> dict[str, Any]:
+    """Read the splits of a person's data as tables: train, and dev and test where they are given.
+
+    Args:
+        place: A file, which is train; a folder with train, dev (or validation, val, valid) and test as files with one
+            of the SUFFIXES, or written by `save_to_disk`; or a data set on the Hub, owner/name or owner/name:config,
+            with splits of these names.
+        read: A reader of files other than `read_columns`, for further formats or settings.
+        needs_train: Whether several splits without train are an error.
+
+    Raises:
+        UsageError: There is no such place or no train in it, two files are for one split, or as `read_columns`.
+    """
+    path, read = Path(place), read or read_columns
+    try:
+        check_access(path)
+        if saved := next((name for name in SAVED if (path / name).is_file()), None):
+            import datasets
+
+            found = datasets.load_from_disk(place)
+            return _convert_splits(place, found if saved == SAVED[0] else {"train": found}, needs_train)
+        if path.is_dir():
+            matched = _match_splits(place, _list_stems(path), needs_train)
+            return {split: read(path / name) for split, name in matched.items()}
+        if path.exists():
+            return {"train": read(path)}
+    except OSError as error:
+        raise UsageError(f"{place} cannot be read ({error.strerror}); check its path and permissions") from None
+    if (dataset := find_dataset(place)) is None:
+        raise UsageError(f"{place!r} does not exist; give {PLACES}")
+    return _convert_splits(place, load_hub(*dataset, f"give {PLACES}"), needs_train)
+
+
+def _convert_splits(place: str, found: Mapping[str, Any], needs_train: bool) -> dict[str, Columns]:
+    """Return the splits of a `datasets.DatasetDict` as tables."""
+    return {
+        split: convert(f"{place}, {name}", found[name].features.arrow_schema, _walk_hub(found[name]))
+        for split, name in _match_splits(place, dict(zip(found, found, strict=True)), needs_train).items()
+    }
+
+
+def _walk_hub(rows: Any) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a `datasets.Dataset`."""
+    for table in rows.with_format("arrow").iter(CHUNK_ROWS):
+        yield from table.to_batches()
+
+
+def has_splits(folder: str) -> bool:
+    """Return whether a folder has a file with the name of a split, or was written by `save_to_disk`."""
+    return bool(list_split_files(Path(folder))) or any(Path(folder, name).is_file() for name in SAVED)
+
+
+def list_split_files(folder: Path) -> list[str]:
+    """Return the names of the files in a folder that have the name of a split; empty if it cannot be listed."""
+    try:
+        stems = _list_stems(folder)
+    except OSError:
+        return []
+    return [name for name, stem in stems.items() if any(stem in names for names in SPLIT_NAMES.values())]
+
+
+def _list_stems(folder: Path) -> dict[str, str]:
+    """Return the names of the tables in a folder, in order, and each one's name without suffixes."""
+    names = sorted(file.name for file in folder.iterdir())
+    return {name: found[1] for name in names if (found := SPLIT_FILE.fullmatch(name))}
+
+
+def _match_splits(place: str, stems: Mapping[str, str], needs_train: bool) -> dict[str, str]:
+    """Return split -> name of its file or its name on the Hub; `stems` maps that name to what should be a split's."""
+    matched = {}
+    for split, allowed in SPLIT_NAMES.items():
+        names = [name for name, stem in stems.items() if stem in allowed]
+        if len(names) > 1:
+            raise UsageError(f"{place} has {' and '.join(names)} for the split {split}; keep one of them")
+        if names:
+            matched[split] = names[0]
+    if "train" not in matched and (needs_train or not matched):
+        listed = ", ".join(list(stems)[:MOST_NAMES]) or "none"
+        raise UsageError(f"{place} has no split train (found: {listed}); give {PLACES}")
+    return matched
+
+
+def find_suffix(source: str | Path, allowed: Sequence[str] = SUFFIXES) -> str:
+    """Return the suffix that decides the format of a file.
+
+    Raises:
+        UsageError: It is not among those that are allowed.
+    """
+    suffix = Path(str(source).removesuffix(".gz")).suffix
+    if suffix not in allowed or str(source).endswith((".parquet.gz", ".xlsx.gz")):
+        listed = f"{', '.join(allowed)}; .gz may follow, but not .parquet or .xlsx"
+        raise UsageError(f"{source} has an unknown suffix (expected {listed}); rename or convert it")
+    return suffix
+
+
+# --- rows for training and for prediction
+
+
+def read_columns(path: Path, **reading: Any) -> Columns:
+    """Read a table as texts; its suffix decides the format.
+
+    In Parquet, class labels of Hugging Face data sets become their names.
+
+    Args:
+        reading: `sep`, `encoding` and `report` of `walk_rows`.
+
+    Raises:
+        UsageError: The file cannot be read, is not in the format, or has no rows; a row has more or fewer cells than
+            the header or repeats it; or a column has no name or that of another.
+    """
+    kind = find_suffix(path)
+    if kind == ".parquet":
+        with open_parquet(path) as file:
+            return convert(str(path), file.schema_arrow, file.iter_batches(CHUNK_ROWS))
+    unit, is_list, faults = UNITS[kind], {}, {}
+    is_json = kind in (".jsonl", ".json")
+
+    def walk() -> Iterator[tuple[int, dict[str, str]]]:
+        for number, row in walk_rows(path, **reading):
+            if isinstance(row, UsageError):
+                raise UsageError(f"{path}, {unit} {number} {row}")
+            if not row:
+                raise UsageError(f"{path}: the object {number} is empty; give it a key or delete it")
+            for key, value in row.items() if is_json else ():
+                if key not in faults and (fault := _find_fault(value, is_list, key)):
+                    faults[key] = f"{path}, {unit} {number}: {key[:LONGEST_QUOTED]!r} {fault}"
+            yield number, {key: _write_value(value) for key, value in row.items()} if is_json else row
+
+    table, lines = _gather(str(path), walk())
+    check_names(str(path), table.column_names)
+    lists = frozenset(key for key, found in is_list.items() if found) - faults.keys()
+    is_plain = is_json or lines[-1] == len(lines) + 1  # one line for each row
+    return Columns(str(path), table, lists, lines, unit, {}, faults, () if is_plain else range(1, len(lines) + 1))
+
+
+def choose_reader(options: Mapping[str, Any], report: Report) -> Callable[[Path], Columns]:
+    """Return `read_columns` with the settings in a task's options."""
+    return partial(read_columns, sep=options.get("sep", ""), encoding=options.get("encoding", ""), report=report)
+
+
+def read_inputs(source: str, columns: Sequence[str] = (), **reading: Any) -> Iterator[Line]:
+    """Yield the inputs of a file or of standard input, read lazily.
+
+    The suffix decides the format. On standard input, a line that begins with { or " is JSON, any other line is a text.
+
+    Args:
+        columns: The columns that a table must have.
+        reading: `sep`, `encoding` and `report` of `walk_rows`.
+
+    Raises:
+        UsageError: The file cannot be read, a table does not name its columns, or one of `columns` is missing.
+    """
+    check_source(source)
+    if source == STDIN:
+        for number, line in enumerate(walk_lines(sys.stdin.buffer, longest=LONGEST_LINE), 1):
+            text = line if isinstance(line, UsageError) else line.rstrip("\r\n")
+            is_json = isinstance(text, str) and text.lstrip()[:1] in ("{", '"')
+            yield Line(parse_line(text) if is_json else text, f"standard input, line {number}")
+        return
+    kind = find_suffix(source, tuple(UNITS))
+    rows = walk_rows(Path(source), columns=columns, longest=LONGEST_LINE, decoder=INPUT, **reading)
+    texts: dict[str, str] = {}
+    for number, row in rows:
+        if isinstance(row, dict) and kind not in COLUMN_SUFFIXES:  # without any text, all are empty, as in a table
+            texts |= {name: "" for name, value in row.items() if isinstance(value, str)}
+            row = row if any(isinstance(value, str | list | dict) for value in row.values()) else texts | row
+        yield Line(row, f"{source}, {UNITS[kind]} {number}", kind in COLUMN_SUFFIXES)
+
+
+def check_source(source: str) -> None:
+    """Check that the input is a file with a known suffix, or that standard input is open.
+
+    Raises:
+        UsageError: It is not.
+    """
+    if source == STDIN:
+        if sys.stdin is None:
+            raise UsageError("standard input is closed; pipe the inputs to it or name a file with --input")
+    elif Path(source).is_file():
+        find_suffix(source, tuple(UNITS))
+    else:
+        check_access(source)
+        found = f"{source} is a folder" if Path(source).is_dir() else f"there is no file {source}"
+        raise UsageError(f"{found}; name a file with --input, or - for standard input")
+
+
+def check_output(source: str, output: Path, option: str = "--output") -> None:
+    """Check that the output is not the file of the inputs under any of its names."""
+    with suppress(OSError):  # the output does not exist yet, or standard input is not a file
+        read = sys.stdin.fileno() if source == STDIN else source
+        if output.is_file() and os.path.samestat(os.stat(read), output.stat()):
+            raise UsageError(f"{output} is also the input and would be overwritten; name another file with {option}")
+
+
+def walk_rows(
+    path: Path,
+    *,
+    sep: str = "",
+    encoding: str = "",
+    report: Report = ignore,
+    columns: Sequence[str] = (),
+    longest: int = LONGEST_ROW,
+    decoder: msgspec.json.Decoder = ROW,
+) -> Rows:
+    """Yield the rows of a file; one that cannot be read is an error in its place, and those after it are still read.
+
+    .csv (RFC 4180) and .tsv: columns named by the first line; where tabs separate, quotes are those of CSV only if the
+    whole file follows its rules. .xlsx: the first sheet. .jsonl: one object per line. .json: an array of objects, or
+    an object whose only key holds one. .parquet: columns. .txt: a text per line. Blank lines of others are skipped.
+
+    Args:
+        sep: The separator of cells; "": found from the header and the first rows.
+        encoding: "": UTF-8, UTF-16 or, except for JSON, cp1252, as the file is.
+        report: Receives a line about a form that is not the usual one.
+        columns: Columns that a table must have.
+        longest: Maximum number of characters of a row.
+
+    Raises:
+        UsageError: The file cannot be read, or a table does not name its columns.
+    """
+    kind, notes = find_suffix(path, tuple(UNITS)), []
+    if kind == ".parquet":
+        yield from _parse(_walk_parquet(path, columns), longest, decoder)
+        return
+    if kind == ".xlsx":
+        yield from _name_cells(path, walk_sheet(path, notes), notes, columns, report)
+        return
+    found = find_encoding(path, encoding, may_be_western=kind not in (".jsonl", ".json"))
+    if not encoding and found != UTF8:
+        notes.append(describe_encoding(found))
+    lines = enumerate(walk_file(path, found, longest), 1)
+    if kind in COLUMN_SUFFIXES:
+        usual = "\t" if kind == ".tsv" else ","
+        mark = find_separator(walk_file(path, found, longest), usual, sep)
+        if mark not in (usual, sep):
+            notes.insert(0, "cells separated by tabs" if mark == "\t" else f'cells separated by "{mark}"')
+        is_plain = mark == "\t" and not is_quoted(walk_file(path, found, longest))
+        yield from _name_cells(path, split_rows(lines, mark, longest, is_plain), notes, columns, report)
+        return
+    if notes:
+        report(f"{path}: {', '.join(notes)}")
+    if kind == ".json":
+        yield from _parse(enumerate(map(bytes, read_array(path, found)), 1), longest, decoder)
+    else:
+        for number, line in lines:
+            if isinstance(line, UsageError) or kind == ".txt":
+                yield number, line if isinstance(line, UsageError) else line.rstrip("\r\n")
+            elif line.strip():
+                yield number, parse_line(line.rstrip("\r\n"), decoder)
+
+
+def _parse(contents: Iterable[tuple[int, bytes]], longest: int, decoder: msgspec.json.Decoder) -> Rows:
+    """Yield the values of JSON texts."""
+    for number, content in contents:
+        try:
+            text = decode_line(content, is_first=False)
+            yield number, parse_line(text, decoder) if len(text) <= longest else refuse_length(longest)
+        except UsageError as error:
+            yield number, error
+
+
+# --- tables
+
+
+def _name_cells(path: Path, rows: Rows, notes: list[str], columns: Sequence[str], report: Report) -> Rows:
+    """Yield rows of cells as dicts; the first row has the names."""
+    number, names = next(rows, (1, []))
+    place = f"{path}, {UNITS[find_suffix(path)]} {number}"
+    if isinstance(names, UsageError):
+        raise UsageError(f"{place} {names}")
+    first = int(len(names) > 1 and not names[0].strip())  # pandas gives its index no name
+    if first:
+        notes.append("pandas' index column ignored")
+    if notes:
+        report(f"{path}: {', '.join(notes)}")
+    check_names(place, names[first:], columns, first)
+    for number, cells in rows:
+        if isinstance(cells, UsageError):
+            yield number, cells
+        elif len(cells) != len(names):
+            count = f"{len(cells)} cell{'s' * (len(cells) != 1)}"
+            yield number, UsageError(f"has {count}, but the header {len(names)}; correct the line")
+        elif cells[1:] == names[1:] != [] and cells[0].removeprefix("\ufeff") == names[0]:
+            yield number, UsageError("repeats the header, as in joined files; delete the line")
+        else:
+            yield number, dict(zip(names[first:], cells[first:], strict=True))
+
+
+def check_names(place: str, names: Sequence[str], wanted: Sequence[str] = (), before: int = 0) -> None:
+    """Check that each column has a name of its own, and that there are the wanted columns.
+
+    Args:
+        before: The number of columns before the first of these.
+
+    Raises:
+        UsageError: They are not so.
+    """
+    wrong = [f"column {number} has no name" for number, name in enumerate(names, before + 1) if not name.strip()]
+    counts = Counter(filter(str.strip, names))
+    wrong += [f"{name[:LONGEST_QUOTED]!r} names {count} columns" for name, count in counts.items() if count > 1]
+    if wrong:
+        raise UsageError(f"{place}: {', '.join(wrong[:MOST_NAMES])}; give every column a name of its own")
+    for name in wanted:
+        find_column(place, names, name, "name the columns of the texts with --text")
+
+
+# --- values of JSON
+
+
+def _find_fault(value: Any, is_list: dict[str, bool], key: str) -> str:
+    """Return why a value of JSON is not a cell, or ""; `is_list` says for each key what its values were before."""
+    if value is None:
+        return ""
+    items = value if isinstance(value, list) else [value]
+    if _is_nested(value):
+        kind = "an object" if isinstance(value, dict) else "a list of objects or lists"
+        return f"holds {kind}, expected {PLAIN}; flatten it"
+    if is_list.setdefault(key, items is value) != (items is value):
+        kinds = ("a list", "not in rows before") if items is value else ("not a list", "one in rows before")
+        return f"is {', but '.join(kinds)}; give lists in every row or none"
+    return ""
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(x, dict | list) for x in value))
+
+
+def _write_value(value: Any) -> str:
+    """Return a value of JSON as a cell; a list of plain values as a list of texts."""
+    is_plain = isinstance(value, list) and not _is_nested(value)
+    return make_text(list(map(make_text, value)) if is_plain else value)
+
+
+def _gather(source: str, rows: Iterable[tuple[int, dict[str, str]]]) -> tuple[pa.Table, array]:
+    """Return the rows as a table, and their lines."""
+    tables, lines, pending, size = [], array("q"), [], 0
+    for number, row in chain(rows, [(0, {})]):  # the last one ends the last chunk
+        if pending and (not row or size >= CHUNK_CHARACTERS):
+            names = dict.fromkeys(chain.from_iterable(pending))
+            tables.append(pa.Table.from_pylist(pending, pa.schema([(name, TEXT) for name in names])))
+            pending, size = [], 0
+        if row:
+            lines.append(number)
+            pending.append(row)
+            size += len(row) + sum(map(len, row.values()))
+    return _join(source, tables), lines
+
+
+def _join(source: str, tables: Sequence[pa.Table]) -> pa.Table:
+    """Return one table; a cell that is null or whose column is not in all tables is an empty text."""
+    table = pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
+    if not table.num_rows:
+        raise UsageError(f"{source} has no rows; give a table with a header and at least one row")
+    filled = [column.fill_null("") if column.null_count else column for column in table.columns]
+    return pa.table(filled, table.column_names)
+
+
+# --- Arrow: Parquet and the Hub
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file; errors of opening and reading are UsageErrors."""
+    with open_file(path) as stream:
+        try:
+            yield pq.ParquetFile(stream)
+        except UsageError:
+            raise
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+            raise UsageError(f"{path} cannot be read as Parquet ({join_lines(error)}); write it again") from None
+
+
+def _walk_parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, bytes]]:
+    """Yield the rows of a Parquet file as JSON; dates, decimals and bytes are texts, NaN is null."""
+    with open_parquet(path) as file:
+        check_names(str(path), file.schema_arrow.names, columns)
+        number = 0
+        for batch in file.iter_batches(CHUNK_ROWS):
+            for row in batch.to_pylist():
+                yield (number := number + 1), msgspec.json.encode(row, enc_hook=str)
+
+
+def convert(source: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Columns:
+    """Convert columns of any types to texts.
+
+    Raises:
+        UsageError: There are no rows, or a column has no name or that of another.
+    """
+    check_names(source, schema.names)
+    classes = _find_classes(schema)
+    tables = []
+    for batch in batches:
+        columns = [_write_array(column, classes.get(name)) for name, column in zip(schema.names, batch, strict=True)]
+        tables.append(pa.table(columns, schema.names))
+        tables[-1].validate(full=True)  # readers of Parquet do not check that texts are UTF-8
+    table = _join(source, tables)
+    lists = frozenset(one.name for one in schema if _is_list(one.type))
+    nested = [one for one in schema if one.name not in lists and pa.types.is_nested(one.type)]
+    faults = {one.name: f"{source}: {one.name!r} holds {one.type}, expected {PLAIN}; flatten it" for one in nested}
+    return Columns(source, table, lists, range(1, len(table) + 1), "row", classes, faults)
+
+
+def _find_classes(schema: pa.Schema) -> dict[str, list[str]]:
+    """Return column -> names of the class labels of `datasets` in it or in its lists."""
+    classes = {}
+    wrong = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError)
+    with suppress(*wrong):  # the columns can be read without their features
+        for name, feature in msgspec.json.decode(schema.metadata[b"huggingface"])["info"]["features"].items():
+            while isinstance(feature, list) or "feature" in feature:
+                feature = feature[0] if isinstance(feature, list) else feature["feature"]
+            if feature["_type"] == "ClassLabel":
+                classes[name] = feature["names"]
+    return classes
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    """Return whether the type is a list of plain values."""
+    kind = getattr(kind, "storage_type", kind)
+    types = pa.types
+    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
+    return any(test(kind) for test in tests) and not types.is_nested(kind.value_type)
+
+
+def _write_array(values: pa.Array, names: Sequence[str] | None) -> pa.Array:
+    """Return the values as texts, nulls as nulls; `names` are those of class labels."""
+    values = getattr(values, "storage", values)  # of an extension type
+    if pa.types.is_dictionary(values.type):
+        return _write_array(values.dictionary_decode(), names)
+    if _is_list(values.type):
+        texts = iter(_write_array(values.flatten(), names).fill_null("").to_pylist())
+        lengths = pc.list_value_length(values).to_pylist()
+        return pa.array([None if n is None else make_text(list(islice(texts, n))) for n in lengths], TEXT)
+    if names is not None and pa.types.is_integer(values.type):
+        return pa.array(names, TEXT).take(pc.if_else(pc.less(values, 0), None, values))
+    if pa.types.is_floating(values.type):  # as Python and JSON write them: 1.0, where Arrow has 1
+        texts = pa.array(map(str, values.fill_null(0).to_numpy(zero_copy_only=False)), TEXT)
+        return pc.if_else(pc.is_null(values, nan_is_null=True), None, texts)  # pyarrow and polars write NaN for null
+    try:
+        return values.cast(TEXT)
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # a structure, or bytes that are not UTF-8
+        return pa.array(map(_write_other, values.to_pylist()), TEXT)
+
+
+def _write_other(value: Any) -> str | None:
+    if value is None:
+        return None
+    return (value if isinstance(value, bytes) else msgspec.json.encode(value, enc_hook=str)).decode(errors="replace")
