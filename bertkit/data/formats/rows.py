@@ -68,7 +68,7 @@ CHUNK_CHARACTERS = 1_000_000  # cells held as Python strings; each cell counts o
 CHUNK_ROWS = 10_000  # rows of a Parquet file or a Hub data set converted at a time
 LONGEST_LINE = 1_000_000  # characters; as tokens and words, a row takes some hundred times its size
 TEXT = pa.large_string()  # offsets of 32 bits end at 2 GB, also for the result of `take`
-PLACES = f"a file ({', '.join(SUFFIXES)}), a folder with train.csv, or a Hub data set owner/name[:config]"
+PLACES = f"a file ({', '.join(SUFFIXES)}), a folder with train.csv, or a Hub data set owner/name[:config][@revision]"
 PLAIN = "a text, a number, true, false, null or a list of these"
 
 Input = str | Mapping[str, Any]
