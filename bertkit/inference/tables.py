@@ -12,8 +12,8 @@ from typing import IO, Any
 
 import msgspec
 
+from bertkit.data.formats.columns import name_apart
 from bertkit.data.formats.inputs import cut_into_chunks, make_text
-from bertkit.tasks.classification import name_apart
 from bertkit.tasks.task import Result
 
 ROWS_A_GROUP, CHARACTERS_A_GROUP = 10_000, 10_000_000  # limits of a row group of Parquet

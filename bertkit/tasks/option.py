@@ -111,6 +111,7 @@ SPLIT_OPTIONS: Options = {  # of a person's own data
     "folds": Option(0, 0, help="Number of folds; 0: none."),
     "fold": Option(0, 0, help="Fold that is dev, from 0."),
 }
+UNLABELLED_ROWS = Option("error", None, help="Rows without a label: error, or drop them from training and scores.")
 CLASSIFY_OPTIONS: Options = {
     "dir": Option(
         "", help="File, folder with train, dev and test, or Hub data set of texts and labels.", is_input=True
@@ -123,6 +124,7 @@ CLASSIFY_OPTIONS: Options = {
     ),
     "labels": Option([], help="Names of the positions, if the labels are lists of 0 and 1 (default: numbers)."),
     "label_sep": Option("", help="Text between several labels in a cell, such as ; (default: |)."),
+    "unlabelled": UNLABELLED_ROWS,
     **SPLIT_OPTIONS,
     "class_weights": Option({}, help='"balanced", or a table of a weight for each label (default: equal weights).'),
     **TEXT_OPTIONS,
@@ -158,6 +160,7 @@ NER_OPTIONS: Options = {
     "dir": Option(
         "", help="File, folder or Hub data set of sentences (default: CoNLL-2003 from the Hub).", is_input=True
     ),
+    "unlabelled": UNLABELLED_ROWS,
     **SPLIT_OPTIONS,
     "max_length": Option(512, 3, "5.3: maximal context", "Maximum number of tokens per sequence."),
     "context": Option(True, None, "5.3", "Add the surrounding sentences as context."),

@@ -109,6 +109,13 @@ class Columns:
         return self.table.column(column)
 
 
+def name_apart(name: str, names: Collection[str], suffix: str) -> str:
+    """Return a name of a column, with a suffix if the table has a column of this name."""
+    while name in names:
+        name += suffix
+    return name
+
+
 # --- files and splits
 
 
