@@ -249,7 +249,7 @@ def list_remarks(space: LabelSpace, cells: Sequence[Sequence[str]]) -> Iterator[
 
 
 def find_alike(names: Iterable[str]) -> list[list[str]]:
-    """Return the names that are equal but for case, accents or spaces, side by side."""
+    """Return the groups of names that differ only in case, accents or spaces."""
     alike: dict[str, list[str]] = {}
     for name in names:
         plain = (letter for letter in normalize("NFKD", name.casefold()) if not combining(letter))
