@@ -229,9 +229,7 @@ def find_labels(
 def list_remarks(space: LabelSpace, cells: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield a line for each oddity of the labels and of the different cells of train."""
     names = space.names
-    for group in find_alike(names):
-        show = ascii if len({normalize("NFC", name) for name in group}) < len(group) else repr
-        yield f"the labels {', '.join(map(show, group))} {ALIKE}, and are learned as different labels"
+    yield from (f"the labels {group} {ALIKE}, and are learned as different labels" for group in list_alike(names))
     if space.kind == SEVERAL and all(len(cell) < 2 for cell in cells):
         divide = ", data.label_sep divides texts" * bool(space.separator)
         yield f"no row has two labels; data.problem_type={SINGLE} learns one each{divide}"
@@ -248,13 +246,17 @@ def list_remarks(space: LabelSpace, cells: Sequence[Sequence[str]]) -> Iterator[
         yield f"labels such as {some[:40]!r} are one label each; data.label_sep={separator!r} divides them"
 
 
-def find_alike(names: Iterable[str]) -> list[list[str]]:
-    """Return the groups of names that differ only in case, accents or spaces."""
+def list_alike(names: Iterable[str]) -> list[str]:
+    """Return in words each group of names that differ only in case, accents or spaces."""
     alike: dict[str, list[str]] = {}
     for name in names:
         plain = (letter for letter in normalize("NFKD", name.casefold()) if not combining(letter))
         alike.setdefault("".join("".join(plain).split()), []).append(name)
-    return [group for group in alike.values() if len(group) > 1]
+    found = []
+    for group in filter(lambda names: len(names) > 1, alike.values()):
+        show = ascii if len({normalize("NFC", name) for name in group}) < len(group) else repr
+        found.append(", ".join(map(show, group)))
+    return found
 
 
 def read_lists(table: Columns, column: str, values: Sequence[str]) -> list[list[str]]:

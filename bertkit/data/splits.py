@@ -13,6 +13,7 @@ from bertkit.errors import UsageError
 
 UNLABELLED = "unlabelled"  # a test split without labels
 DROP = "drop"  # of the option of this name: leaves out rows without a label
+LEAVE_OUT = f"--set data.unlabelled={DROP}"  # for messages
 MOST_SHOWN = 20  # labels whose shares are shown
 MOST_ERRORS = 3.0  # standard errors between the shares of a label in two splits, before a warning
 

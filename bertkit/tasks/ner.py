@@ -31,9 +31,9 @@ from bertkit.data.formats.conll import (
     read_conll,
     read_conll_copy,
 )
-from bertkit.data.formats.entities import WORD_COLUMNS, find_columns, read_entities, read_list
+from bertkit.data.formats.entities import WORD_COLUMNS, drop_unmarked, find_columns, read_entities, read_list
 from bertkit.data.sequences import IGNORED, EncodedInputs, pad
-from bertkit.data.splits import UNLABELLED, check_split_options, describe_shares, divide_train, name_split
+from bertkit.data.splits import DROP, UNLABELLED, check_split_options, describe_shares, divide_train, name_split
 from bertkit.data.tagging import ABSENT, Features, Sentence, TaggedText, WordWindows, encode_words, split_words
 from bertkit.data.tags import TAG, from_iob2
 from bertkit.errors import UsageError
@@ -207,6 +207,8 @@ class NerTask(FineTuningTask):
             tables = read_splits(options["dir"], needs_train=needs_train)
             if others := [name for names in NER_FILES for name in names if (place / name).is_file()]:
                 report(f"{place}: the tables are read, but not {', '.join(others)}")
+            if options.get("is_check") or options.get("unlabelled") == DROP:
+                tables = {split: drop_unmarked(rows, report) for split, rows in tables.items()}
             return {split: read_entities(rows, report) for split, rows in tables.items()}
         if place.suffix in CONLL_SUFFIXES and not place.is_dir():
             return {"train": read_conll(place, report=report)}

@@ -22,6 +22,7 @@ from bertkit.data.long_texts import LONG, POOLED, WindowedTexts, encode_long, po
 from bertkit.data.sequences import EncodedInputs, Items, Sequences, pad, pad_choices
 from bertkit.data.splits import (
     DROP,
+    LEAVE_OUT,
     MOST_SHOWN,
     UNLABELLED,
     check_split_options,
@@ -502,7 +503,7 @@ def read_rows(
         said = describe_blank(table, is_blank, "label", space.columns)
         # The doctor lists such rows, and recipes of versions without the option left them out.
         if options.get("unlabelled", DROP) != DROP and not options.get("is_check"):
-            raise UsageError(f"{said}; give each a label, or leave them out with --set data.unlabelled={DROP}")
+            raise UsageError(f"{said}; give each a label, or leave them out with {LEAVE_OUT}")
         report(f"{said}; left out of {split}")
         left_out = np.asarray(table.lines)[is_blank].tolist()
         found = replace(found.take(np.flatnonzero(~is_blank)), left_out=left_out)
