@@ -46,7 +46,7 @@ from bertkit.tasks.glue import GlueTask
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.repeats import name_command
 from bertkit.tasks.task import Task, shorten_text
-from bertkit.tasks.text import CLASSIFICATION, ClassificationTask, TextExamples
+from bertkit.tasks.text import CLASSIFICATION, TextExamples, TextTask
 from bertkit.training.predictions import KEY, ROW_NUMBER, TABLE_SUFFIX, UNKNOWN_COUNT, hash_rows, pack_table, read_table
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import STUDY_RESULT
@@ -222,11 +222,11 @@ def check_folds(task: Task, folds: int) -> None:
         UsageError: It does not, or there are fewer than two folds.
     """
     define_folds("classify", {}, folds)
-    known = [task for task in TASKS.values() if isinstance(task, GlueTask) and task.row.labels and task.metric]
-    if not isinstance(task, ClassificationTask) and task not in known:
+    _, *known = (one.name for one in TASKS.values() if isinstance(one, TextTask) and one.is_classifier)
+    if not isinstance(task, TextTask) or not task.is_classifier:
         raise UsageError(
             f"--folds finds label errors of classifiers, not of {task.name}; give a table of texts and labels, or one "
-            f"of {', '.join(task.name for task in known)} with --task"
+            f"of {', '.join(known)} with --task"
         )
 
 

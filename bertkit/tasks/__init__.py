@@ -14,11 +14,11 @@ def __getattr__(name: str) -> Any:
     from bertkit.tasks.squad import SQUAD
     from bertkit.tasks.swag import SWAG
     from bertkit.tasks.task import Task
-    from bertkit.tasks.text import CLASSIFICATION, NextSentenceTask, TextTask
+    from bertkit.tasks.text import CLASSIFICATION, NextSentenceTask
 
     tasks = {task.name: task for task in (PRETRAINING, CLASSIFICATION, *GLUE.values(), *SQUAD.values(), SWAG, NER)}
     answering = {  # head -> the task that encodes its inputs and decodes its outputs
-        "BertForSequenceClassification": TextTask(),
+        "BertForSequenceClassification": CLASSIFICATION,
         "BertForNextSentencePrediction": NextSentenceTask(),
         "BertForPreTraining": PRETRAINING,
         "BertForMaskedLM": PRETRAINING,

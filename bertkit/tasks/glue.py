@@ -39,7 +39,7 @@ from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH
 from bertkit.tasks.option import GLUE_OPTIONS
 from bertkit.tasks.result import use_pipeline
 from bertkit.tasks.task import Comments, repeat_run
-from bertkit.tasks.text import TextExamples, TextSequences, TextTask
+from bertkit.tasks.text import SCORES, TextExamples, TextSequences, TextTask
 
 if TYPE_CHECKING:
     from bertkit.model.config import BertConfig
@@ -190,21 +190,15 @@ GRID = {
     "train.num_train_epochs": [2.0, 3.0, 4.0],
 }
 
-
-SCORE_NAMES = {
-    "accuracy": "accuracy",
-    "f1": "F1",
-    "matthews_correlation": "Matthews correlation",
-    "pearson": "Pearson correlation",
-    "spearmanr": "Spearman correlation",
-}
+SCORE_NAMES = {"f1": "F1"} | SCORES[SINGLE] | SCORES[REGRESSION]
 
 
 class GlueTask(TextTask):
-    """The task of one row of the table."""
+    """The task of one row of the table, a classification whose columns, labels and files are known."""
 
     folder = "glue"
     options = GLUE_OPTIONS
+    row_files = compared = ()
 
     def __init__(self, row: Benchmark) -> None:
         self.row = row
@@ -267,10 +261,10 @@ class GlueTask(TextTask):
         wanted = (*self.row.metrics, *(row.key for row in CALIBRATION_ROWS))
         return {name: found[name] for name in wanted if name in found}
 
-    def score_nothing(self, dev: TextSequences) -> dict[str, float]:
-        """Return the scores of predicting the dev set's most frequent label, or a constant."""
-        constant = np.bincount(dev.labels).argmax() if self.row.labels else 0.0
-        return compute_scores(self.row.metrics, np.full(len(dev), constant), dev.labels)
+    def baseline(self, train: TextSequences, dev: TextSequences) -> dict[str, float]:
+        """Return the scores of predicting the most frequent label of dev itself, or a constant."""
+        found = super().baseline(dev, dev)
+        return found | {"majority_score": found[f"majority_{self.metric}"]}
 
     # --- Files --------------------------------------------------------------------------------------------------------
 
@@ -323,26 +317,15 @@ class GlueTask(TextTask):
 
 def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:
     """Return the rows of a task's table: each metric on each evaluated split, then the errors of probabilities."""
-    rows, errors = [], []
-    for name, split in row.splits.items():
-        if not split.scores:
-            continue
-        first = split.scores == "{}"
-        if row.labels:
-            for found in CALIBRATION_ROWS:
-                called = found.name if first else f"{found.name}, {name.rpartition('_')[2]}"
-                errors.append(replace(found, name=called, key=split.scores.format(found.key)))
+    rows, errors, majority = [], [], "the majority class" if row.labels else "a constant"
+    for name, form in ((name, split.scores) for name, split in row.splits.items() if split.scores):
+        is_first = form == "{}"
+        ending = "" if is_first else f", {name.rpartition('_')[2]}"
+        for found in CALIBRATION_ROWS if row.labels else ():
+            errors.append(replace(found, name=f"{found.name}{ending}", key=form.format(found.key)))
         for metric in row.metrics:
-            key = split.scores.format(metric)
-            rows.append(
-                ScoreRow(
-                    SCORE_NAMES[metric] if first else f"{SCORE_NAMES[metric]}, {name.rpartition('_')[2]}",
-                    key,
-                    {"the majority class" if row.labels else "a constant": f"majority_{metric}"} if first else {},
-                    "fraction",
-                    row.paper.get(key, {}),
-                )
-            )
+            key, baselines = form.format(metric), {majority: f"majority_{metric}"} if is_first else {}
+            rows.append(ScoreRow(f"{SCORE_NAMES[metric]}{ending}", key, baselines, "fraction", row.paper.get(key, {})))
     return (*rows, *errors)
 
 

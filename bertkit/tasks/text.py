@@ -160,23 +160,86 @@ class TextSequences(Items):
 
 
 class TextTask(FineTuningTask):
-    """Predict classes or scores of texts or pairs; the configuration's `problem_type` says which.
+    """Texts or pairs with one label, several labels or a number each, in a table of one's own.
 
     Attributes:
-        space: The labels, if they are known before the data are read.
+        space: The labels, if they and the columns are known before the data are read.
     """
 
+    name = command = "classify"
+    title = "your texts"
     head = "BertForSequenceClassification"
+    options = CLASSIFY_OPTIONS
+    metric = "score"
+    is_classifier = True  # regression is refused when the data are read
+    splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}
+    unlabelled: tuple[str, ...] = (UNLABELLED,)
     pipeline = "text-classification"
+    row_files: tuple[str, ...] = ("dev.csv",)
+    compared: tuple[str, ...] = ("macro_f1", "pearson")  # class weights may lower other scores
     space: LabelSpace | None = None
+
+    def __init__(self) -> None:
+        self.table = list_rows()
+        self.recipe = self.make_recipe(32, num_train_epochs=3.0, learning_rate=2e-5, **EVERY_EPOCH)  # as for GLUE, 4.1
 
     # --- The data -----------------------------------------------------------------------------------------------------
 
     def check(self, recipe: Mapping[str, Any]) -> None:
-        """Check the recipe, including the way to read long texts."""
+        """Check the recipe, including the way to read long texts, the columns, the shares and the folds."""
         super().check(recipe)
-        if (long := recipe["data"]["long"]) not in LONG:
-            raise UsageError(f"unknown long {long!r} in [data]; expected one of {', '.join(LONG)}")
+        data = recipe["data"]
+        if data["long"] not in LONG:
+            raise UsageError(f"unknown long {data['long']!r} in [data]; expected one of {', '.join(LONG)}")
+        if self.space:
+            return
+        if len(data["text"]) > 2:
+            raise UsageError(f"text names {len(data['text'])} columns in [data]; give one, or two for pairs")
+        if data["problem_type"] not in ("auto", *SCORES):
+            raise UsageError(f"unknown problem_type {data['problem_type']!r}; expected auto, {', '.join(SCORES)}")
+        check_split_options(data)
+        weights = data["class_weights"]
+        if isinstance(weights, str) and weights != BALANCED:
+            raise UsageError(f'class_weights is {weights!r}; give "balanced" or a table label -> weight')
+
+    def load(
+        self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None
+    ) -> dict[str, TextExamples]:
+        """Read the table or tables, and split a single one by a hash of its texts."""
+        if not options["dir"]:
+            raise UsageError(
+                "classify needs a table of texts and labels; name a file, a folder or a Hub data set with --data"
+            )
+        tables = read_splits(options["dir"], needs_train=config is None)
+        if config is not None:
+            return read_scored(tables, options, config, report)
+        train = tables["train"]
+        text, label = choose_columns(train, options["text"], options["label"], report)
+        options = {**options, "text": text}
+        for split, table in tables.items():
+            # The doctor lists such rows, and a test split without labels keeps them.
+            if not options.get("is_check") and (split != "test" or has_labels(table, label)):
+                tables[split] = drop_blank(table, text, report)
+        given = {split: table.source for split, table in tables.items()}
+        keys = iterate_keys(tables["train"], text, options["group"])
+        taken = divide_train(given, keys, options).items()
+        splits = {**tables, **{split: tables["train"].take(numbers) for split, numbers in taken}}
+        # The models of all folds have the same labels, whatever each of them is trained on.
+        known = train if options["folds"] else splits["train"]
+        space = find_labels(known, label, options["problem_type"], options["labels"], options["label_sep"])
+        names = ", ".join(space.names[:MOST_SHOWN]) + ", …" * (len(space.names) > MOST_SHOWN)
+        found = "numbers" if space.kind == REGRESSION else f"{len(space.names)} labels: {names}"
+        report(f"{space.kind.replace('_', ' ')} ({space.reason}), {found}; data.problem_type changes it")
+        for remark in space.remarks:
+            report(f"{train.source}: {remark}")
+        examples = {split: read_rows(split, rows, space, options, report) for split, rows in splits.items()}
+        if "test" in examples and examples["test"].labels is None:
+            examples[UNLABELLED] = examples.pop("test")
+        examples["train"] = examples["train"].limit(options["max_train_samples"])
+        report(f"{train.source}: " + ", ".join(f"{split} {len(found):,}" for split, found in examples.items()))
+        for line in describe_labels(examples):
+            report(line)
+        return examples
 
     def tabulate(self, examples: TextExamples) -> ExampleRows:
         """Return the rows of the table, of the official file or of its copy on the Hub."""
@@ -204,23 +267,76 @@ class TextTask(FineTuningTask):
         return TextSequences(found, examples.space)
 
     def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
-        """Return label names, kind of problem, and how the scores of a text's windows are combined."""
+        """Return label names, kind of problem, columns and class weights; in a dry run what is known without data."""
         settings, long = super().configure(recipe, tokenizer, examples), recipe["data"]["long"]
         if long in POOLED:
             settings["window_pooling"] = long
-        if space := self.space or (examples and examples["train"].space):
-            # The problem type is for plain transformers, whose pipeline would otherwise apply a sigmoid to a score.
-            settings |= {"id2label": dict(enumerate(space.names)), "problem_type": space.kind}
-        return settings
+        if not (space := self.space or (examples and examples["train"].space)):
+            return settings
+        # The problem type is for plain transformers, whose pipeline would otherwise apply a sigmoid to a score.
+        settings |= {"id2label": dict(enumerate(space.names)), "problem_type": space.kind}
+        if self.space:
+            return settings
+        if recipe.get("calibrate") and space.kind == REGRESSION:
+            raise UsageError("calibrate is for labels, not for numbers; remove it")
+        train = examples["train"]
+        weights = space.weigh(train.labels, recipe["data"]["class_weights"])
+        return settings | {"text_columns": list(train.text)} | ({"class_weights": weights} if weights else {})
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
         """Return the padded batch of some sequences (B, T), or of texts with windows (B, W, T)."""
         return pad_choices(items) if isinstance(items[0]["input_ids"], list) else pad(items)
 
+    # --- Scores and files ---------------------------------------------------------------------------------------------
+
     def rows(self, summaries: np.ndarray, data: TextSequences, decided: Mapping[str, Any] | None = None) -> pa.Table:
         """Return labels, predictions and probabilities; several labels at tuned thresholds."""
         thresholds = (decided or {}).get("thresholds")
         return tabulate_logits(summaries, data.labels, data.space.names, data.space.kind, thresholds)
+
+    def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
+        """Return the scores of the kind of problem as fractions."""
+        found = score_table(rows)
+        return found | {"score": found[next(iter(SCORES[find_kind(rows)]))]}
+
+    def baseline(self, train: TextSequences, dev: TextSequences) -> dict[str, float]:
+        """Return the scores of the most frequent training label, of each label's majority, or of the mean."""
+        if dev.space.kind == SINGLE:
+            constant = np.eye(len(dev.space.names))[np.bincount(train.labels).argmax()]
+        elif dev.space.kind == SEVERAL:
+            constant = np.where(train.labels.mean(0) > 0.5, 1.0, -1.0)
+        else:
+            constant = train.labels.mean(keepdims=True)
+        thresholds = {"thresholds": [FIXED_THRESHOLD] * len(dev.space.names)}
+        scores = score_summaries(self, np.tile(constant, (len(dev), 1)), dev, thresholds)
+        return {f"majority_{row.key}": scores[row.key] for row in self.table if row.baselines and row.key in scores}
+
+    def format_predictions(
+        self, summaries: np.ndarray, data: TextSequences, split: str, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, str]:
+        """Return a split's rows with the predicted label and probabilities as CSV."""
+        results = name_results(summaries, data.space.names, data.space.kind, (decided or {}).get("thresholds"))
+        return {f"{name_split(split)}.csv": write_rows(data.rows, list(map(flatten_result, results)))}
+
+    def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
+        """Return also commands that use the fine-tuned model."""
+        lines, _ = super().comment(metrics)
+        if output is None:
+            return Comments(lines, [])
+        from bertkit.model.checkpoint import load_config
+
+        data = recipe["data"]
+        is_saved = (output / "config.json").is_file()  # with the columns, which may have been guessed
+        text = load_config(str(output)).text_columns if is_saved else data["text"]
+        is_file = Path(data["dir"]).is_file()
+        table = quote(data["dir"]) if is_file else "FILE.csv"
+        folds = [f"bertkit classify {repeat_run(output, 'folds')} --folds 5  # a prediction for every row"]
+        commands = [
+            f"bertkit predict {quote(str(output))} --input {table} --output predictions.csv",
+            *(folds if is_file and not data["folds"] and not data["tune_share"] else []),
+            use_pipeline(output, ["…"] * (2 if len(text) == 2 else 1)),
+        ]
+        return Comments(lines, commands)
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
@@ -284,130 +400,6 @@ class NextSentenceTask(TextTask):
         return describe_pair(result)
 
 
-class ClassificationTask(TextTask):
-    """Texts or pairs in a table of one's own, with one label, several labels or a number each."""
-
-    name = command = "classify"
-    title = "your texts"
-    options = CLASSIFY_OPTIONS
-    metric = "score"
-    is_classifier = True  # regression is refused when the data are read
-    splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}
-    unlabelled = (UNLABELLED,)
-    row_files = ("dev.csv",)
-    compared = ("macro_f1", "pearson")  # class weights may lower other scores
-
-    def __init__(self) -> None:
-        self.table = list_rows()
-        self.recipe = self.make_recipe(32, num_train_epochs=3.0, learning_rate=2e-5, **EVERY_EPOCH)  # as for GLUE, 4.1
-
-    def check(self, recipe: Mapping[str, Any]) -> None:
-        """Check the recipe, including the columns, the shares and the folds."""
-        super().check(recipe)
-        data = recipe["data"]
-        if len(data["text"]) > 2:
-            raise UsageError(f"text names {len(data['text'])} columns in [data]; give one, or two for pairs")
-        if data["problem_type"] not in ("auto", *SCORES):
-            raise UsageError(f"unknown problem_type {data['problem_type']!r}; expected auto, {', '.join(SCORES)}")
-        check_split_options(data)
-        weights = data["class_weights"]
-        if isinstance(weights, str) and weights != BALANCED:
-            raise UsageError(f'class_weights is {weights!r}; give "balanced" or a table label -> weight')
-
-    def load(
-        self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None
-    ) -> dict[str, TextExamples]:
-        """Read the table or tables, and split a single one by a hash of its texts."""
-        if not options["dir"]:
-            raise UsageError(
-                "classify needs a table of texts and labels; name a file, a folder or a Hub data set with --data"
-            )
-        tables = read_splits(options["dir"], needs_train=config is None)
-        if config is not None:
-            return read_scored(tables, options, config, report)
-        train = tables["train"]
-        text, label = choose_columns(train, options["text"], options["label"], report)
-        options = {**options, "text": text}
-        for split, table in tables.items():
-            # The doctor lists such rows, and a test split without labels keeps them.
-            if not options.get("is_check") and (split != "test" or has_labels(table, label)):
-                tables[split] = drop_blank(table, text, report)
-        given = {split: table.source for split, table in tables.items()}
-        keys = iterate_keys(tables["train"], text, options["group"])
-        taken = divide_train(given, keys, options).items()
-        splits = {**tables, **{split: tables["train"].take(numbers) for split, numbers in taken}}
-        # The models of all folds have the same labels, whatever each of them is trained on.
-        space = find_space(train if options["folds"] else splits["train"], label, options)
-        names = ", ".join(space.names[:MOST_SHOWN]) + ", …" * (len(space.names) > MOST_SHOWN)
-        found = "numbers" if space.kind == REGRESSION else f"{len(space.names)} labels: {names}"
-        report(f"{space.kind.replace('_', ' ')} ({space.reason}), {found}; data.problem_type changes it")
-        for remark in space.remarks:
-            report(f"{train.source}: {remark}")
-        examples = {split: read_rows(split, rows, space, options, report) for split, rows in splits.items()}
-        if "test" in examples and examples["test"].labels is None:
-            examples[UNLABELLED] = examples.pop("test")
-        examples["train"] = examples["train"].limit(options["max_train_samples"])
-        report(f"{train.source}: " + ", ".join(f"{split} {len(found):,}" for split, found in examples.items()))
-        for line in describe_labels(examples):
-            report(line)
-        return examples
-
-    def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
-        """Return also the columns and class weights; without data what the tokenizer decides."""
-        settings = super().configure(recipe, tokenizer, examples)
-        if examples is None:
-            return settings
-        train = examples["train"]
-        if recipe.get("calibrate") and train.space.kind == REGRESSION:
-            raise UsageError("calibrate is for labels, not for numbers; remove it")
-        weights = train.space.weigh(train.labels, recipe["data"]["class_weights"])
-        return settings | {"text_columns": list(train.text)} | ({"class_weights": weights} if weights else {})
-
-    def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
-        """Return the scores of the kind of problem as fractions."""
-        found = score_table(rows)
-        return found | {"score": found[next(iter(SCORES[find_kind(rows)]))]}
-
-    def baseline(self, train: TextSequences, dev: TextSequences) -> dict[str, float]:
-        """Return the scores of the most frequent training label, of each label's majority, or of the mean."""
-        if dev.space.kind == SINGLE:
-            constant = np.eye(len(dev.space.names))[np.bincount(train.labels).argmax()]
-        elif dev.space.kind == SEVERAL:
-            constant = np.where(train.labels.mean(0) > 0.5, 1.0, -1.0)
-        else:
-            constant = train.labels.mean(keepdims=True)
-        thresholds = {"thresholds": [FIXED_THRESHOLD] * len(dev.space.names)}
-        scores = score_summaries(self, np.tile(constant, (len(dev), 1)), dev, thresholds)
-        return {f"majority_{row.key}": scores[row.key] for row in self.table if row.baselines and row.key in scores}
-
-    def format_predictions(
-        self, summaries: np.ndarray, data: TextSequences, split: str, decided: Mapping[str, Any] | None = None
-    ) -> dict[str, str]:
-        """Return a split's rows with the predicted label and probabilities as CSV."""
-        results = name_results(summaries, data.space.names, data.space.kind, (decided or {}).get("thresholds"))
-        return {f"{name_split(split)}.csv": write_rows(data.rows, list(map(flatten_result, results)))}
-
-    def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
-        """Return also commands that use the fine-tuned model."""
-        lines, _ = super().comment(metrics)
-        if output is None:
-            return Comments(lines, [])
-        from bertkit.model.checkpoint import load_config
-
-        data = recipe["data"]
-        is_saved = (output / "config.json").is_file()  # with the columns, which may have been guessed
-        text = load_config(str(output)).text_columns if is_saved else data["text"]
-        is_file = Path(data["dir"]).is_file()
-        table = quote(data["dir"]) if is_file else "FILE.csv"
-        folds = [f"bertkit classify {repeat_run(output, 'folds')} --folds 5  # a prediction for every row"]
-        commands = [
-            f"bertkit predict {quote(str(output))} --input {table} --output predictions.csv",
-            *(folds if is_file and not data["folds"] and not data["tune_share"] else []),
-            use_pipeline(output, ["…"] * (2 if len(text) == 2 else 1)),
-        ]
-        return Comments(lines, commands)
-
-
 # --- The rows of a person's own table ---------------------------------------------------------------------------------
 
 
@@ -435,11 +427,6 @@ def choose_columns(
     by = f", guessed from the names; set {guessed} for others" if guessed else ""
     report(f"{table.source}: text from {' and '.join(map(repr, text))}, label from {', '.join(map(repr, label))}{by}")
     return text, label
-
-
-def find_space(train: Columns, label: Sequence[str], options: Mapping[str, Any]) -> LabelSpace:
-    """Return the labels of the training rows, as the recipe asks for them."""
-    return find_labels(train, label, options["problem_type"], options["labels"], options["label_sep"])
 
 
 def drop_blank(table: Columns, text: Sequence[str], report: Report = ignore) -> Columns:
@@ -553,7 +540,7 @@ def read_scored(
             continue
         space = LabelSpace(kind, names, tuple(label), AS_TRAINED)
         if kind == SEVERAL and len(label) == 1:
-            found = find_space(table, label, {**options, "problem_type": SEVERAL})
+            found = find_labels(table, label, SEVERAL, options["labels"], options["label_sep"])
             space = replace(found, names=names, reason=AS_TRAINED)
         group = options["group"] if options["group"] in columns else ""
         changed = {**options, "text": text, "group": group, "unlabelled": DROP}
@@ -590,4 +577,4 @@ def list_rows() -> tuple[ScoreRow, ...]:
     return (*rows.values(), *tests)
 
 
-CLASSIFICATION = ClassificationTask()
+CLASSIFICATION = TextTask()

@@ -23,6 +23,7 @@ from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import divide
 from bertkit.tasks.glue import BENCHMARKS, GLUE, GlueTask, find_glue
+from bertkit.tasks.text import TextSequences
 from bertkit.training import trainer
 from bertkit.training.arguments import complete
 from bertkit.training.plan import dry_run
@@ -473,26 +474,19 @@ def test_a_run_learns_and_its_metrics_are_fractions(finish, name):
     assert GLUE[name].comment(metrics).lines == []
 
 
-def test_the_baseline_is_the_most_frequent_label_of_the_dev_set():
+@pytest.mark.parametrize(
+    ("name", "labels", "expected"),
+    [
+        ("mrpc", [1, 0, 1], {"majority_f1": 0.8, "majority_accuracy": 2 / 3, "majority_score": 0.8}),
+        ("mnli", [2, 1, 2, 0], {"majority_accuracy": 0.5, "majority_score": 0.5}),
+        ("stsb", [0.5, 3.0], {"majority_spearmanr": 0.0, "majority_pearson": 0.0, "majority_score": 0.0}),
+    ],
+)
+def test_the_baseline_is_the_most_frequent_label_of_the_dev_set(name, labels, expected):
     """MRPC: two of three are class 1, of which the constant finds all; STS-B: a constant correlates with nothing."""
-    train = make_labels(np.array([0, 0, 0, 1]))
-    assert GLUE["mrpc"].baseline(train, make_labels(np.array([1, 0, 1]))) == pytest.approx(
-        {"majority_f1": 0.8, "majority_accuracy": 2 / 3, "majority_score": 0.8}
-    )
-    assert GLUE["mnli"].baseline(train, make_labels(np.array([2, 1, 2, 0]))) == {
-        "majority_accuracy": 0.5,
-        "majority_score": 0.5,
-    }
-    assert GLUE["stsb"].baseline(train, make_labels(np.array([0.5, 3.0], np.float32))) == {
-        "majority_spearmanr": 0.0,
-        "majority_pearson": 0.0,
-        "majority_score": 0.0,
-    }
-
-
-def make_labels(labels):
-    """Return a data set of which only the labels matter."""
-    return Sequences(np.ones(len(labels), np.int32), np.arange(1, len(labels) + 1), np.zeros(len(labels), int), labels)
+    empty = np.zeros(len(labels), int)
+    dev = TextSequences(Sequences(empty, empty, empty, np.array(labels)), GLUE[name].space)
+    assert GLUE[name].baseline(None, dev) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", SCORES)
