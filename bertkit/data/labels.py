@@ -58,11 +58,6 @@ class LabelSpace:
     positions: tuple[str, ...] = ()
     marks: tuple[tuple[str, bool], ...] = tuple(MARKS.items())
 
-    @property
-    def has_column_each(self) -> bool:
-        """Return whether each label has a column of 0 and 1."""
-        return len(self.columns) > 1
-
     def read(self, table: Columns) -> tuple[np.ndarray, Counter[str]]:
         """Return the labels of a table, and the count of each label that the space lacks.
 
@@ -75,7 +70,7 @@ class LabelSpace:
         """
         if self.kind == REGRESSION:
             return read_numbers(table, self.columns[0]), Counter()
-        if self.has_column_each:
+        if len(self.columns) > 1:
             return np.stack([read_flags(table, name) for name in self.columns], axis=1), Counter()
         codes, cells = self.split_cells(table)
         known = {name: index for index, name in enumerate(self.names)}
@@ -252,11 +247,9 @@ def list_alike(names: Iterable[str]) -> list[str]:
     for name in names:
         plain = (letter for letter in normalize("NFKD", name.casefold()) if not combining(letter))
         alike.setdefault("".join("".join(plain).split()), []).append(name)
-    found = []
-    for group in filter(lambda names: len(names) > 1, alike.values()):
-        show = ascii if len({normalize("NFC", name) for name in group}) < len(group) else repr
-        found.append(", ".join(map(show, group)))
-    return found
+    groups = [group for group in alike.values() if len(group) > 1]
+    looks = [ascii if len({normalize("NFC", name) for name in group}) < len(group) else repr for group in groups]
+    return [", ".join(map(show, group)) for show, group in zip(looks, groups, strict=True)]
 
 
 def read_lists(table: Columns, column: str, values: Sequence[str]) -> list[list[str]]:

@@ -410,16 +410,14 @@ def choose_columns(
     names = table.table.column_names
     for name in (*text, *label):
         table.find(name)
-    guessed = " and ".join(option for option, given in (("--text", text), ("--label", label)) if not given)
+    guessed = " and ".join(["--text"] * (not text) + ["--label"] * (not label))
     spelled = {name.lower(): name for name in names}
     label = list(label) or [spelled[name] for name in LABEL_NAMES if name in spelled and spelled[name] not in text][:1]
     text = list(text) or guess_texts(name for name in names if name not in label)
-    chosen = {"--text": text, "--label": label}
-    if missing := next((option for option, found in chosen.items() if not found), ""):
-        raise UsageError(
-            f"{table.source} has the columns {', '.join(map(repr, names[:MOST_SHOWN]))}; name one with {missing}"
-        )
-    for option, found in chosen.items():
+    for option, found in {"--text": text, "--label": label}.items():
+        if not found:
+            listed = ", ".join(map(repr, names[:MOST_SHOWN]))
+            raise UsageError(f"{table.source} has the columns {listed}; name one with {option}")
         if len(set(found)) < len(found):
             raise UsageError(f"{option} names a column twice: {', '.join(found)}; name each column once")
     if both := set(text) & set(label):

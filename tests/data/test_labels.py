@@ -237,7 +237,7 @@ def test_rows_without_their_only_label_are_found(cells, is_blank):
 def test_columns_of_0_and_1_are_several_labels_in_the_given_order():
     table = make_columns(slow=["1", "0", "true"], dear=["0.0", "FALSE", "1.0"])
     space = find_labels(table, ["slow", "dear"], "auto")
-    assert (space.kind, space.names, space.has_column_each) == (SEVERAL, ("slow", "dear"), True)
+    assert (space.kind, space.names, space.columns) == (SEVERAL, ("slow", "dear"), ("slow", "dear"))
     assert space.read(table)[0].tolist() == [[1, 0], [0, 0], [1, 1]]
 
 

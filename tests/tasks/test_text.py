@@ -294,17 +294,14 @@ def test_a_test_file_without_labels_is_predicted(tmp_path, change):
 
 
 @pytest.mark.parametrize("labels", [["good", "bad"], ["1.5", "2"]])
-@pytest.mark.parametrize("folds", [0, 3])
-def test_rows_without_a_label_are_an_error_or_left_out_and_told(tmp_path, labels, folds):
+def test_rows_without_a_label_are_an_error_or_left_out_and_told(tmp_path, labels):
     path = write_texts(tmp_path / "t.csv", ["", *labels * 30])
     said = f"{path}: 1 row has no label in 'label' (first: line 2); "
-    for fold in range(max(folds, 1)):
-        with pytest.raises(UsageError, match=re.escape(f"{said}give each a label, or leave them out with --set data.")):
-            load(path, folds=folds, fold=fold)
-        examples, lines = load(path, folds=folds, fold=fold, unlabelled="drop")
-        assert sum(map(len, examples.values())) == 60
-        (line,) = [line for line in lines if "no label" in line]
-        assert line.startswith(f"{said}left out of ")
+    with pytest.raises(UsageError, match=re.escape(f"{said}give each a label, or leave them out with --set data.")):
+        load(path)
+    examples, lines = load(path, unlabelled="drop")
+    assert sum(map(len, examples.values())) == 60
+    assert [line for line in lines if "no label" in line] == [f"{said}left out of train"]
 
 
 def test_folds_leave_out_rows_without_a_label(tmp_path):
