@@ -15,12 +15,12 @@ from bertkit.analysis.doctor import Diagnosis
 from bertkit.analysis.label_errors import walk_objects
 from bertkit.data.duplicates import TRAIN_SPLIT
 from bertkit.data.formats.line import find_encoding, read_array, read_lines
-from bertkit.data.formats.rows import Columns, list_split_files
+from bertkit.data.formats.rows import CHUNK_ROWS, Columns, list_split_files
+from bertkit.data.splits import name_split
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.reports.tables import count
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report
-from bertkit.tasks.classification import ROWS_A_PART, UNLABELLED
 
 LABEL_ERROR_DROP = "label-errors"
 USUAL_DROPS = ("leaks", "repeats", "contradictory")
@@ -101,7 +101,7 @@ def plan_files(diagnosis: Diagnosis, output: Path) -> dict[str, Path]:
 def name_file(split: str, table: Columns) -> str:
     """Return the name of a split's file in a folder."""
     suffix = ".jsonl" if table.lists or is_json(table) else ".csv"
-    return f"{'test' if split == UNLABELLED else split}{suffix}"
+    return f"{name_split(split)}{suffix}"
 
 
 def find_tables(diagnosis: Diagnosis) -> dict[str, Columns]:
@@ -189,8 +189,8 @@ def write_table(rows: Columns, path: Path) -> None:
             return
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(rows.table.column_names)
-        for start in range(0, len(rows), ROWS_A_PART):
-            writer.writerows(row.values() for row in rows.table.slice(start, ROWS_A_PART).to_pylist())
+        for start in range(0, len(rows), CHUNK_ROWS):
+            writer.writerows(row.values() for row in rows.table.slice(start, CHUNK_ROWS).to_pylist())
 
 
 def list_objects(rows: Columns) -> Iterator[str]:

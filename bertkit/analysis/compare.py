@@ -27,8 +27,8 @@ from bertkit.metrics.table import LABEL, add_facts, find_kind, list_names, read_
 from bertkit.reports.tables import Table, count, find_row, make_table
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.classification import CLASSIFICATION
 from bertkit.tasks.task import Task, shorten_text
+from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.predictions import GROUP, KEY, MISTAKES, TABLE_SUFFIX, read_table, spell_answers
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE, STUDY_RESULT, read_study

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bertkit.data.formats.rows import Columns
+from bertkit.data.formats.rows import Columns, name_apart
 from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.data.splits import describe_keys, hash_keys, split_fold
 from bertkit.errors import UsageError
@@ -41,12 +41,12 @@ from bertkit.studies.runner import check_directory, make_study, run_study
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.classification import CLASSIFICATION, ClassificationTask, LabelledTexts, name_apart
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.glue import GlueTask
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.repeats import name_command
 from bertkit.tasks.task import Task, shorten_text
+from bertkit.tasks.text import CLASSIFICATION, TextExamples, TextTask
 from bertkit.training.predictions import KEY, ROW_NUMBER, TABLE_SUFFIX, UNKNOWN_COUNT, hash_rows, pack_table, read_table
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import STUDY_RESULT
@@ -222,11 +222,11 @@ def check_folds(task: Task, folds: int) -> None:
         UsageError: It does not, or there are fewer than two folds.
     """
     define_folds("classify", {}, folds)
-    known = [task for task in TASKS.values() if isinstance(task, GlueTask) and task.row.labels and task.metric]
-    if not isinstance(task, ClassificationTask) and task not in known:
+    _, *known = (one.name for one in TASKS.values() if isinstance(one, TextTask) and one.is_classifier)
+    if not isinstance(task, TextTask) or not task.is_classifier:
         raise UsageError(
             f"--folds finds label errors of classifiers, not of {task.name}; give a table of texts and labels, or one "
-            f"of {', '.join(task.name for task in known)} with --task"
+            f"of {', '.join(known)} with --task"
         )
 
 
@@ -239,7 +239,7 @@ def match_rows(path: Path, rows: ExampleRows) -> pa.Array | None:
     return None if found.null_count or len(found) < len(known) else found
 
 
-def read_rows(task: Task, options: Mapping[str, Any], output: Path) -> tuple[LabelledTexts, str]:
+def read_rows(task: Task, options: Mapping[str, Any], output: Path) -> tuple[TextExamples, str]:
     """Return the training rows, and the file that `classify` reads them from.
 
     Rows that are not in a table of their own are copied to `output`.

@@ -18,7 +18,7 @@ from bertkit.tasks.ner import NerTask
 from bertkit.tasks.option import TEXT_OPTIONS, list_defaults
 from bertkit.tasks.squad import SquadTask
 from bertkit.tasks.task import PredictionSettings, Result, Task
-from bertkit.tasks.texts import TextTask
+from bertkit.tasks.text import TextTask
 
 NO_WORD = -1  # the word of a special token
 

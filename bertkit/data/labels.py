@@ -6,7 +6,7 @@ The kind and the names are decided once, over all of train. Left out: texts and 
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from unicodedata import combining, normalize
@@ -16,6 +16,7 @@ import numpy as np
 
 from bertkit.data.formats.line import make_text
 from bertkit.data.formats.rows import Columns
+from bertkit.data.splits import MOST_SHOWN
 from bertkit.errors import UsageError
 
 SINGLE, SEVERAL, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
@@ -25,6 +26,8 @@ SEPARATOR = "|"  # between several labels in a cell
 OTHER_SEPARATORS = ";,#"  # used only where several labels are asked for
 MARKS = {"1": True, "true": True, "0": False, "false": False}
 UNKNOWN_LABEL = -1
+BALANCED = "balanced"
+ALIKE = "differ only in case, accents or spaces"
 LARGEST_NUMBER = float(np.finfo(np.float32).max)
 ADJACENT = re.compile(r"""['"]\s+['"]""")  # texts that Python joins, as in numpy's ['a' 'b']
 DECIMAL_COMMA = re.compile(r"-?[0-9]+,[0-9]+")
@@ -55,29 +58,22 @@ class LabelSpace:
     positions: tuple[str, ...] = ()
     marks: tuple[tuple[str, bool], ...] = tuple(MARKS.items())
 
-    @property
-    def has_column_each(self) -> bool:
-        """Return whether each label has a column of 0 and 1."""
-        return len(self.columns) > 1
-
     def read(self, table: Columns) -> tuple[np.ndarray, Counter[str]]:
         """Return the labels of a table, and the count of each label that the space lacks.
 
         Returns:
-            (S,) int64 classes, UNKNOWN_LABEL for an unknown one; (S, L) float32, 0 or 1 for each of several labels; or
-            (S,) float32 numbers.
+            (S,) int64 classes, UNKNOWN_LABEL for an unknown or an empty one; (S, L) float32, 0 or 1 for each of several
+            labels; or (S,) float32 numbers.
 
         Raises:
-            UsageError: A cell is empty or cannot be read; the message names its place.
+            UsageError: A cell cannot be read; the message names its place.
         """
         if self.kind == REGRESSION:
             return read_numbers(table, self.columns[0]), Counter()
-        if self.has_column_each:
+        if len(self.columns) > 1:
             return np.stack([read_flags(table, name) for name in self.columns], axis=1), Counter()
         codes, cells = self.split_cells(table)
         known = {name: index for index, name in enumerate(self.names)}
-        if self.kind == SINGLE:
-            check_filled(table, self.columns[0], codes, ["".join(cell) for cell in cells])
         flags, other = np.zeros((len(cells), len(self.names)), np.float32), Counter()
         counts = np.bincount(codes, minlength=len(cells))
         for place, cell in enumerate(cells):
@@ -96,6 +92,40 @@ class LabelSpace:
             return np.zeros(len(table), bool)
         codes, cells = number_cells(table, self.columns[0]) if self.kind == REGRESSION else self.split_cells(table)
         return np.array([not "".join(cell).strip() for cell in cells], bool)[codes]
+
+    def spell(self, labels: np.ndarray) -> list[Hashable]:
+        """Return the name, the names or the number of each row's label, as `read` returns these."""
+        if self.kind == REGRESSION:
+            return labels.astype(np.float64).tolist()
+        if labels.ndim == 1:
+            return [self.names[label] for label in labels.tolist()]
+        return [tuple(self.names[place] for place in np.flatnonzero(row)) for row in labels]
+
+    def count(self, labels: np.ndarray) -> np.ndarray:
+        """Return (L,) how many rows have each label."""
+        return np.bincount(labels, minlength=len(self.names)) if labels.ndim == 1 else labels.sum(0)
+
+    def weigh(self, labels: np.ndarray, given: str | Mapping[str, float]) -> list[float]:
+        """Return the weight of each label: balanced as in scikit-learn, or as given; empty without weights.
+
+        The balanced weight of one of several labels is its number of negative rows per positive row.
+
+        Raises:
+            UsageError: The problem is a regression, or a label is unknown or missing.
+        """
+        if not given:
+            return []
+        if self.kind == REGRESSION:
+            raise UsageError("class_weights is for labels, not for numbers; leave it out")
+        if given == BALANCED:
+            counts = self.count(labels).clip(min=1)  # a fold may have no row of a label
+            if labels.ndim == 1:
+                return (len(labels) / (len(counts) * counts)).tolist()
+            return ((len(labels) - counts).clip(min=1) / counts).tolist()  # a label of all rows is still learned
+        if wrong := sorted(set(given) ^ set(self.names)):
+            listed, names = ", ".join(map(repr, wrong[:MOST_SHOWN])), ", ".join(self.names)
+            raise UsageError(f"class_weights and the labels differ in {listed}; give a weight for each of {names}")
+        return [float(given[name]) for name in self.names]
 
     def split_cells(self, table: Columns) -> tuple[np.ndarray, list[list[str]]]:
         """Return (S,) the place of each row's cell among the different cells of the label column, and their labels."""
@@ -194,15 +224,7 @@ def find_labels(
 def list_remarks(space: LabelSpace, cells: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield a line for each oddity of the labels and of the different cells of train."""
     names = space.names
-    alike: dict[str, list[str]] = {}
-    for name in names:
-        plain = (letter for letter in normalize("NFKD", name.casefold()) if not combining(letter))
-        alike.setdefault("".join(plain), []).append(name)
-    for group in alike.values():
-        if len(group) > 1:
-            show = ascii if len({normalize("NFC", name) for name in group}) < len(group) else repr
-            listed = ", ".join(map(show, group))
-            yield f"the labels {listed} differ only in case or accents, and are learned as different labels"
+    yield from (f"the labels {group} {ALIKE}, and are learned as different labels" for group in list_alike(names))
     if space.kind == SEVERAL and all(len(cell) < 2 for cell in cells):
         divide = ", data.label_sep divides texts" * bool(space.separator)
         yield f"no row has two labels; data.problem_type={SINGLE} learns one each{divide}"
@@ -217,6 +239,17 @@ def list_remarks(space: LabelSpace, cells: Sequence[Sequence[str]]) -> Iterator[
     elif separator := find_separator(names):
         some = next(name for name in names if separator in name)
         yield f"labels such as {some[:40]!r} are one label each; data.label_sep={separator!r} divides them"
+
+
+def list_alike(names: Iterable[str]) -> list[str]:
+    """Return in words each group of names that differ only in case, accents or spaces."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        plain = (letter for letter in normalize("NFKD", name.casefold()) if not combining(letter))
+        alike.setdefault("".join("".join(plain).split()), []).append(name)
+    groups = [group for group in alike.values() if len(group) > 1]
+    looks = [ascii if len({normalize("NFC", name) for name in group}) < len(group) else repr for group in groups]
+    return [", ".join(map(show, group)) for show, group in zip(looks, groups, strict=True)]
 
 
 def read_lists(table: Columns, column: str, values: Sequence[str]) -> list[list[str]]:
@@ -309,16 +342,6 @@ def number_cells(table: Columns, column: str) -> tuple[np.ndarray, list[str]]:
     if "nan" in filled and len(filled) > 1 and all(x == "nan" or parse_number(x) is not None for x in filled):
         values = ["" if value.strip().lower() == "nan" else value for value in values]
     return encoded.indices.to_numpy(zero_copy_only=False), values
-
-
-def check_filled(table: Columns, column: str, codes: np.ndarray, values: Sequence[str]) -> None:
-    """Check that no cell of a column is blank."""
-    blank = [place for place, value in enumerate(values) if not value.strip()]
-    if blank and len(rows := np.flatnonzero(np.isin(codes, blank))):
-        raise UsageError(
-            f"{table.locate(int(rows[0]))}: the label {column!r} is empty, as in {len(rows):,} of {len(codes):,} rows; "
-            "give each row a label, or leave these rows out"
-        )
 
 
 def read_numbers(table: Columns, column: str) -> np.ndarray:

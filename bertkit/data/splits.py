@@ -11,6 +11,9 @@ import numpy as np
 
 from bertkit.errors import UsageError
 
+UNLABELLED = "unlabelled"  # a test split without labels
+DROP = "drop"  # of the option of this name: leaves out rows without a label
+LEAVE_OUT = f"--set data.unlabelled={DROP}"  # for messages
 MOST_SHOWN = 20  # labels whose shares are shown
 MOST_ERRORS = 3.0  # standard errors between the shares of a label in two splits, before a warning
 
@@ -19,8 +22,13 @@ class EmptySplitError(UsageError):
     """Train has too few different texts or groups to be divided."""
 
 
+def name_split(split: str) -> str:
+    """Return the name of a split in files of predictions."""
+    return "test" if split == UNLABELLED else split
+
+
 def check_split_options(options: Mapping[str, Any]) -> None:
-    """Check that shares and folds fit together.
+    """Check that shares and folds fit together, and what is done with rows without a label.
 
     Raises:
         UsageError: They do not.
@@ -32,6 +40,8 @@ def check_split_options(options: Mapping[str, Any]) -> None:
         raise UsageError(f"fold {fold} of {folds} folds; give at least 2 folds, and a fold below them")
     if folds and options["tune_share"]:
         raise UsageError("tune_share leaves rows of each fold without a prediction; leave out tune_share or folds")
+    if (unlabelled := options.get(UNLABELLED, DROP)) not in ("error", DROP):
+        raise UsageError(f"unknown unlabelled {unlabelled!r} in [data]; expected error or {DROP}")
 
 
 def divide_train(

@@ -41,12 +41,12 @@ from bertkit.reports.tables import (
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.classification import LABEL_NAMES
 from bertkit.tasks.examples import ExampleRows, divide
 from bertkit.tasks.prediction import compute, limit_batch
 from bertkit.tasks.repeats import check_rows
+from bertkit.tasks.result import find_problem_type
 from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, PredictionSettings, Task
-from bertkit.tasks.texts import find_problem_type
+from bertkit.tasks.text import LABEL_NAMES
 from bertkit.training.predictions import MISTAKES, find_mistakes, format_table, join_rows, read_answer
 from bertkit.training.recipe import Recipe, merge, read_recipe
 from bertkit.training.run_dir import EVALUATIONS, METRICS_FILE, PREDICTIONS, RECIPE_FILE, read_metrics

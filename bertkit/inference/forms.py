@@ -1,14 +1,14 @@
 """Other forms of results, by their keys: columns of a table, and the values of transformers' pipelines.
 
-Left out: the rows of a table, which training writes too (`bertkit.tasks.texts.flatten_result`).
+Left out: the rows of a table, which training writes too (`bertkit.tasks.result.flatten_result`).
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+from bertkit.tasks.result import flatten_result
 from bertkit.tasks.schema import Schema
 from bertkit.tasks.task import Result
-from bertkit.tasks.texts import flatten_result
 
 BLANKS = {"string": "", "number": 0.0, "integer": 0, "array": ()}  # type of JSON schema -> a value of it
 

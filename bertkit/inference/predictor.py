@@ -38,8 +38,8 @@ from bertkit.system.progress import ignore
 from bertkit.tasks import ANSWERING, TASKS
 from bertkit.tasks.option import TEXT_OPTIONS, WINDOW_OPTIONS
 from bertkit.tasks.prediction import predict
+from bertkit.tasks.result import PAIR_NAMES, MissingText, flatten_result, list_names, take_text
 from bertkit.tasks.task import PredictionSettings, Result
-from bertkit.tasks.texts import PAIR_NAMES, MissingText, flatten_result, list_names, take_text
 from bertkit.training.calibration import load_conformity
 from bertkit.training.recipe import TOP_KEYS, check_value, list_lengths, read_recipe
 from bertkit.training.run_dir import RECIPE_FILE

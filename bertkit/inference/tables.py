@@ -13,8 +13,8 @@ from typing import IO, Any
 import msgspec
 
 from bertkit.data.formats.line import make_text
+from bertkit.data.formats.rows import name_apart
 from bertkit.inference.batching import cut_into_chunks
-from bertkit.tasks.classification import name_apart
 from bertkit.tasks.task import Result
 
 ROWS_A_GROUP, CHARACTERS_A_GROUP = 10_000, 10_000_000  # limits of a row group of Parquet

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from bertkit.data.formats.conll import DOCSTART
+from bertkit.data.formats.rows import name_apart
 from bertkit.errors import UsageError
 from bertkit.metrics.table import LABEL, make_rows, read_facts
 from bertkit.reports.tables import Table, list_shown, make_table
 from bertkit.system.files import atomic_open, write_json
 from bertkit.tasks import TASKS
-from bertkit.tasks.classification import name_apart
 from bertkit.training.predictions import KEY, ROW_NUMBER, TABLE_SUFFIX, hash_rows, pack_table, read_table
 from bertkit.training.recipe import Recipe, merge
 from bertkit.training.run_dir import PREDICTIONS

@@ -8,18 +8,17 @@ __all__ = ["ANSWERING", "TASKS", "Task"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from bertkit.tasks.classification import CLASSIFICATION
     from bertkit.tasks.glue import GLUE
     from bertkit.tasks.ner import NER
     from bertkit.tasks.pretraining import PRETRAINING
     from bertkit.tasks.squad import SQUAD
     from bertkit.tasks.swag import SWAG
     from bertkit.tasks.task import Task
-    from bertkit.tasks.texts import NextSentenceTask, TextTask
+    from bertkit.tasks.text import CLASSIFICATION, NextSentenceTask
 
     tasks = {task.name: task for task in (PRETRAINING, CLASSIFICATION, *GLUE.values(), *SQUAD.values(), SWAG, NER)}
     answering = {  # head -> the task that encodes its inputs and decodes its outputs
-        "BertForSequenceClassification": TextTask(),
+        "BertForSequenceClassification": CLASSIFICATION,
         "BertForNextSentencePrediction": NextSentenceTask(),
         "BertForPreTraining": PRETRAINING,
         "BertForMaskedLM": PRETRAINING,

@@ -45,17 +45,13 @@ class ExampleRows:
         """Yield the texts of each row, or of the rows with some numbers."""
         columns = list(self.texts.values())
         if numbers is not None:
-            columns = [pick(column, numbers) for column in columns]
+            columns = [
+                column.take(numbers) if isinstance(column, pa.ChunkedArray) else [column[n] for n in numbers.tolist()]
+                for column in columns
+            ]
         for start in range(0, len(columns[0]), TEXTS_A_PART):
             parts = (column[start : start + TEXTS_A_PART] for column in columns)
             yield from zip(*(part if isinstance(part, list) else part.to_pylist() for part in parts), strict=True)
-
-
-def pick(column: Sequence[Any] | pa.ChunkedArray, numbers: np.ndarray) -> list[Any]:
-    """Return some of the values of a column."""
-    if isinstance(column, pa.ChunkedArray):
-        return column.take(pa.array(numbers, pa.int64())).to_pylist()
-    return [column[number] for number in numbers.tolist()]
 
 
 def select(examples: Any, numbers: np.ndarray) -> Any:

@@ -7,7 +7,6 @@ The paper leaves WNLI out of its averages and submits the majority class; here i
 the submission (`bertkit.inference.glue_submission`) follows the paper.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,29 +19,27 @@ import pyarrow as pa
 from bertkit.data.formats.glue import (
     GLUE_HUB,
     Benchmark,
-    SentenceExamples,
     Split,
     read_answers,
     read_copy,
-    read_examples,
     read_folder,
     read_labels,
     read_split,
 )
-from bertkit.data.labels import REGRESSION, SINGLE
-from bertkit.data.long_texts import WindowedTexts
-from bertkit.data.sequences import Sequences
+from bertkit.data.formats.line import TextColumns
+from bertkit.data.formats.rows import Columns
+from bertkit.data.labels import REGRESSION, SINGLE, LabelSpace
 from bertkit.errors import UsageError
 from bertkit.metrics.classification import score_table
 from bertkit.metrics.glue import compute_scores
 from bertkit.metrics.rows import RowScore
 from bertkit.reports.tables import ScoreRow
-from bertkit.system.progress import Report, ignore
-from bertkit.tasks.examples import ExampleRows
+from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH
 from bertkit.tasks.option import GLUE_OPTIONS
-from bertkit.tasks.task import Comments, repeat_run, use_transformers
-from bertkit.tasks.texts import TextTask, report_long, tabulate_logits
+from bertkit.tasks.result import use_pipeline
+from bertkit.tasks.task import Comments, repeat_run
+from bertkit.tasks.text import SCORES, TextExamples, TextSequences, TextTask
 
 if TYPE_CHECKING:
     from bertkit.model.config import BertConfig
@@ -193,21 +190,15 @@ GRID = {
     "train.num_train_epochs": [2.0, 3.0, 4.0],
 }
 
-
-SCORE_NAMES = {
-    "accuracy": "accuracy",
-    "f1": "F1",
-    "matthews_correlation": "Matthews correlation",
-    "pearson": "Pearson correlation",
-    "spearmanr": "Spearman correlation",
-}
+SCORE_NAMES = {"f1": "F1"} | SCORES[SINGLE] | SCORES[REGRESSION]
 
 
 class GlueTask(TextTask):
-    """The task of one row of the table."""
+    """The task of one row of the table, a classification whose columns, labels and files are known."""
 
     folder = "glue"
     options = GLUE_OPTIONS
+    row_files = compared = ()
 
     def __init__(self, row: Benchmark) -> None:
         self.row = row
@@ -216,6 +207,8 @@ class GlueTask(TextTask):
         self.is_classifier = bool(row.labels and row.metrics)
         self.other_causes = ", or labels in a different order from the model's" + f"; {row.note}" * bool(row.note)
         self.pairs = len(row.texts) == 2
+        kind, names = (SINGLE, tuple(row.labels.values())) if row.labels else (REGRESSION, ("similarity",))
+        self.space = LabelSpace(kind, names, (), "GLUE's")
         self.splits = {name: split.scores for name, split in row.splits.items() if split.scores}
         self.unlabelled = tuple(name for name, split in row.splits.items() if split.submission)
         self.copies = {name: (GLUE_HUB, *split.hub) for name, split in row.splits.items()}
@@ -231,13 +224,13 @@ class GlueTask(TextTask):
 
     def load(
         self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None
-    ) -> dict[str, SentenceExamples]:
+    ) -> dict[str, TextExamples]:
         """Read the examples of every available split, and report the optional ones that are missing."""
         row, folder = self.row, Path(options["dir"])
         if config is not None:
             files = {name: folder / row.splits[name].file for name in self.splits}
             files = {next(iter(files)): folder} if folder.is_file() else {x: y for x, y in files.items() if y.is_file()}
-            return {name: read_examples(row, read_split(row, name, file), True) for name, file in files.items()}
+            return {name: self.read(name, read_split(row, name, file)) for name, file in files.items()}
         tables = read_folder(row, folder) if options["dir"] else read_copy(row, report)
         for name, split in row.splits.items():
             if name not in tables:
@@ -245,64 +238,38 @@ class GlueTask(TextTask):
                 report(f"{row.title}: {place} not found, skipping")
             elif tables[name].broken:
                 report(f"{tables[name].source}: skipping {len(tables[name].broken):,} broken rows")
-        examples = {name: read_examples(row, table, not row.splits[name].submission) for name, table in tables.items()}
-        if (count := options["max_train_samples"]) and "train" in examples:
-            examples["train"] = examples["train"].take(np.arange(min(count, len(examples["train"].lines))))
-        report(f"{row.title}: " + ", ".join(f"{name} {len(found.lines):,}" for name, found in examples.items()))
+        examples = {name: self.read(name, table) for name, table in tables.items()}
+        if "train" in examples:
+            examples["train"] = examples["train"].limit(options["max_train_samples"])
+        report(f"{row.title}: " + ", ".join(f"{name} {len(found):,}" for name, found in examples.items()))
         return examples
 
-    def encode(
-        self, examples: SentenceExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str, report: Report = ignore
-    ) -> Sequences | WindowedTexts:
-        """Return the sequences of a split."""
-        inputs = list(zip(*examples.texts, strict=True))
-        data = self.encode_split(inputs, examples.labels, tokenizer, recipe["data"])
-        if split == "train":
-            report_long(data, report)
-        return data
-
-    def tabulate(self, examples: SentenceExamples) -> ExampleRows:
-        """Return the rows of the official file, or of its copy on the Hub."""
-        names = list(self.row.labels.values())
-        labels = None if examples.labels is None else examples.labels.tolist()
-        if labels is not None and names:
-            labels = [names[label] for label in labels]
-        texts = dict(zip(self.row.texts, examples.texts, strict=True))
-        classes = labels if labels is not None and names else []
-        return ExampleRows(texts, examples.texts[0], labels, classes, examples.lines)
-
-    def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
-        """Return the label names; a score is a single label."""
-        names = list(self.row.labels.values()) or ["similarity"]
-        # The problem type is for plain transformers, whose pipeline would otherwise apply a sigmoid to a score.
-        kind = "single_label_classification" if self.row.labels else "regression"
-        settings = {"id2label": dict(enumerate(names)), "problem_type": kind}
-        return settings | super().configure(recipe, tokenizer, examples)
+    def read(self, split: str, table: TextColumns) -> TextExamples:
+        """Return the examples of a split's table."""
+        labels = None if self.row.splits[split].submission else read_labels(self.row, table)
+        texts = pa.table({text: table.columns[text] for text in self.row.texts})
+        rows = Columns(table.source, texts, frozenset(), table.lines)
+        return TextExamples(rows, tuple(self.row.texts), labels, self.space)
 
     # --- Scores -------------------------------------------------------------------------------------------------------
-
-    def rows(self, summaries: np.ndarray, data: Sequences, decided: Mapping[str, Any] | None = None) -> pa.Table:
-        """Return labels, predictions and probabilities."""
-        names = list(self.row.labels.values())
-        return tabulate_logits(summaries, data.labels, names, SINGLE if names else REGRESSION)
 
     def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
         """Return the task's metrics as fractions, and of classes the errors of their probabilities."""
         found = score_table(rows)
-        if names := list(self.row.labels.values()):
-            found["f1"] = found[f"f1_{names[1]}"]
+        if self.row.labels:
+            found["f1"] = found[f"f1_{self.space.names[1]}"]
         wanted = (*self.row.metrics, *(row.key for row in CALIBRATION_ROWS))
         return {name: found[name] for name in wanted if name in found}
 
-    def score_nothing(self, dev: Sequences) -> dict[str, float]:
-        """Return the scores of predicting the dev set's most frequent label, or a constant."""
-        constant = np.bincount(dev.labels).argmax() if self.row.labels else 0.0
-        return compute_scores(self.row.metrics, np.full(len(dev), constant), dev.labels)
+    def baseline(self, train: TextSequences, dev: TextSequences) -> dict[str, float]:
+        """Return the scores of predicting the most frequent label of dev itself, or a constant."""
+        found = super().baseline(dev, dev)
+        return found | {"majority_score": found[f"majority_{self.metric}"]}
 
     # --- Files --------------------------------------------------------------------------------------------------------
 
     def format_predictions(
-        self, summaries: np.ndarray, data: Sequences, split: str, decided: Mapping[str, Any] | None = None
+        self, summaries: np.ndarray, data: TextSequences, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
         """Return a split's predictions in the leaderboard's form."""
         submission = self.row.splits[split].submission
@@ -338,40 +305,27 @@ class GlueTask(TextTask):
             return Comments(lines, [])
         dev = self.row.splits[next(iter(self.splits))].file
         gold, ours = Path(recipe["data"].get("dir") or "GLUE", dev), output / "predictions" / Path(dev).name
-        given = 'dict(text="A man eats.", text_pair="Somebody eats.")' if self.pairs else '"A man eats."'
-        call = f'pipeline("text-classification", {json.dumps(str(output))})({given})'
         grid = [f"bertkit {self.command} {repeat_run(output, 'grid')} --grid  # the paper's grid"]
         again = [f"bertkit score {self.command} {quote(str(gold))} {quote(str(ours))}  # the same scores"]
         commands = [
             *(grid if recipe["train"].get("max_steps", -1) <= 0 else []),  # max_steps would override the grid's epochs
             *([] if recipe["data"].get("tune_share") else again),  # some rows have no prediction
-            use_transformers(f"from transformers import pipeline; print({call})"),
+            use_pipeline(output, ["A man eats.", "Somebody eats."][: len(self.row.texts)]),
         ]
         return Comments(lines, commands)
 
 
 def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:
     """Return the rows of a task's table: each metric on each evaluated split, then the errors of probabilities."""
-    rows, errors = [], []
-    for name, split in row.splits.items():
-        if not split.scores:
-            continue
-        first = split.scores == "{}"
-        if row.labels:
-            for found in CALIBRATION_ROWS:
-                called = found.name if first else f"{found.name}, {name.rpartition('_')[2]}"
-                errors.append(replace(found, name=called, key=split.scores.format(found.key)))
+    rows, errors, majority = [], [], "the majority class" if row.labels else "a constant"
+    for name, form in ((name, split.scores) for name, split in row.splits.items() if split.scores):
+        is_first = form == "{}"
+        ending = "" if is_first else f", {name.rpartition('_')[2]}"
+        for found in CALIBRATION_ROWS if row.labels else ():
+            errors.append(replace(found, name=f"{found.name}{ending}", key=form.format(found.key)))
         for metric in row.metrics:
-            key = split.scores.format(metric)
-            rows.append(
-                ScoreRow(
-                    SCORE_NAMES[metric] if first else f"{SCORE_NAMES[metric]}, {name.rpartition('_')[2]}",
-                    key,
-                    {"the majority class" if row.labels else "a constant": f"majority_{metric}"} if first else {},
-                    "fraction",
-                    row.paper.get(key, {}),
-                )
-            )
+            key, baselines = form.format(metric), {majority: f"majority_{metric}"} if is_first else {}
+            rows.append(ScoreRow(f"{SCORE_NAMES[metric]}{ending}", key, baselines, "fraction", row.paper.get(key, {})))
     return (*rows, *errors)
 
 

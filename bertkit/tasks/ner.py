@@ -31,10 +31,10 @@ from bertkit.data.formats.conll import (
     read_conll,
     read_conll_copy,
 )
-from bertkit.data.formats.entities import WORD_COLUMNS, find_columns, read_entities, read_list
+from bertkit.data.formats.entities import WORD_COLUMNS, drop_unmarked, find_columns, read_entities, read_list
 from bertkit.data.formats.rows import choose_reader, has_splits
 from bertkit.data.sequences import IGNORED, EncodedInputs, pad
-from bertkit.data.splits import check_split_options, describe_shares, divide_train
+from bertkit.data.splits import DROP, UNLABELLED, check_split_options, describe_shares, divide_train, name_split
 from bertkit.data.tagging import ABSENT, Features, Sentence, TaggedText, WordWindows, encode_words, split_words
 from bertkit.data.tags import TAG, from_iob2
 from bertkit.errors import UsageError
@@ -45,14 +45,13 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_dataset
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.classification import UNLABELLED
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.ner_files import find_gold, number_rows, write_conll, write_rows
 from bertkit.tasks.option import NER_OPTIONS
+from bertkit.tasks.result import take_text
 from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_object
 from bertkit.tasks.task import DIVERGED, Comments, PredictionSettings, Result
-from bertkit.tasks.texts import take_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -209,6 +208,8 @@ class NerTask(FineTuningTask):
             tables = read_exports(options["dir"], choose_reader(options, report), report, needs_train)
             if others := [name for names in NER_FILES for name in names if (place / name).is_file()]:
                 report(f"{place}: the tables are read, but not {', '.join(others)}")
+            if options.get("is_check") or options.get("unlabelled") == DROP:
+                tables = {split: drop_unmarked(rows, report) for split, rows in tables.items()}
             return {split: read_entities(rows, report) for split, rows in tables.items()}
         is_file = place.suffix in CONLL_SUFFIXES and not place.is_dir()
         paths, encoding = {"train": place} if is_file else find_conll(place, report), options.get("encoding", "")
@@ -319,7 +320,7 @@ class NerTask(FineTuningTask):
         """
         predicted, text = decide(summaries, data), get_words(data).text
         predicted = [from_iob2(tags, text.scheme) for tags in predicted]
-        name = "test" if split == UNLABELLED else split
+        name = name_split(split)
         is_exact = text.is_labelled and all(sentence.entities is None for sentence in text.sentences)
         files = {f"{name}.conll": write_conll(text, predicted)} if is_exact else {}
         return files if text.rows is None else files | {f"{name}.jsonl": write_rows(text.rows, predicted)}

@@ -7,10 +7,9 @@ from typing import Any
 
 from bertkit.data.formats.conll import DOCSTART
 from bertkit.data.formats.entities import SPAN_COLUMNS, TEXT_COLUMN, find_columns, list_spans
-from bertkit.data.formats.rows import Columns
+from bertkit.data.formats.rows import Columns, name_apart
 from bertkit.data.tagging import Sentence, TaggedText, split_words
 from bertkit.metrics.ner import Entity, find_entities
-from bertkit.tasks.classification import name_apart
 
 PREDICTED_COLUMN = "predicted"  # the column of predictions in the rows of a table
 BLANK = re.compile(r"[ \t\r\n]")  # separates columns and lines of CoNLL files

@@ -129,6 +129,7 @@ SPLIT_OPTIONS: Options = {  # of a person's own data
     "sep": Option("", help="Character between the cells of CSV and TSV files (default: found in each file)."),
     "encoding": Option("", help="Encoding of the files (default: UTF-8, UTF-16 or cp1252, as found in each file)."),
 }
+UNLABELLED_ROWS = Option("error", None, help="Rows without a label: error, or drop them from training and scores.")
 CLASSIFY_OPTIONS: Options = {
     "dir": Option(
         "", help="File, folder with train, dev and test, or Hub data set of texts and labels.", is_input=True
@@ -141,6 +142,7 @@ CLASSIFY_OPTIONS: Options = {
     ),
     "labels": Option([], help="Names of the positions, if the labels are lists of 0 and 1 (default: numbers)."),
     "label_sep": Option("", help="Text between several labels in a cell, such as ; (default: |)."),
+    "unlabelled": UNLABELLED_ROWS,
     **SPLIT_OPTIONS,
     "class_weights": Option({}, help='"balanced", or a table of a weight for each label (default: equal weights).'),
     **TEXT_OPTIONS,
@@ -176,6 +178,7 @@ NER_OPTIONS: Options = {
     "dir": Option(
         "", help="File, folder or Hub data set of sentences (default: CoNLL-2003 from the Hub).", is_input=True
     ),
+    "unlabelled": UNLABELLED_ROWS,
     **SPLIT_OPTIONS,
     "max_length": Option(512, 3, "5.3: maximal context", "Maximum number of tokens per sequence."),
     "context": Option(True, None, "5.3", "Add the surrounding sentences as context."),

@@ -38,6 +38,7 @@ from bertkit.metrics.table import make_rows, read_facts, read_numbers
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.option import PRETRAINING_OPTIONS, list_defaults
+from bertkit.tasks.result import describe_pair, describe_texts, judge_pair, read_texts
 from bertkit.tasks.schema import PROBABILITY, STRING, Schema, make_array, make_object
 from bertkit.tasks.task import (
     BERT_TRAIN,
@@ -49,7 +50,6 @@ from bertkit.tasks.task import (
     check_finite,
     use_transformers,
 )
-from bertkit.tasks.texts import describe_pair, describe_texts, judge_pair, read_texts
 
 if TYPE_CHECKING:
     from torch import Tensor

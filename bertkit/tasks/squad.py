@@ -37,7 +37,7 @@ from bertkit.data.spans import (
     keep_top,
     rank,
 )
-from bertkit.data.splits import check_split_options, divide_train
+from bertkit.data.splits import UNLABELLED, check_split_options, divide_train, name_split
 from bertkit.errors import UsageError
 from bertkit.metrics.rows import RowScore
 from bertkit.metrics.squad import (
@@ -50,14 +50,13 @@ from bertkit.metrics.squad import (
 )
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, find_decided, make_rows, read_numbers
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.classification import UNLABELLED
 from bertkit.tasks.examples import ExampleRows, select
 from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.option import SQUAD_OPTIONS, WINDOW_OPTIONS, list_defaults
+from bertkit.tasks.result import take_text
 from bertkit.tasks.schema import NUMBER_SCHEMA, PLACE, STRING, Schema, make_input, make_object
 from bertkit.tasks.squad_versions import VERSIONS, Version, list_score_rows
 from bertkit.tasks.task import DIVERGED, Comments, PredictionSettings, Result, check_finite
-from bertkit.tasks.texts import take_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -308,7 +307,7 @@ class SquadTask(FineTuningTask):
         best, tau, files = [answer.best.text for answer in answers], (decided or {}).get("tau", 0.0), {}
         chosen = self.choose(best, [answer.odds for answer in answers], tau)
         found = self.format_answers(data.questions, answers, ranked, chosen)
-        name = "test" if split == UNLABELLED else split
+        name = name_split(split)
         if isinstance(data, OwnWindows):
             files[f"{name}.jsonl"] = self.format_rows(data.questions, answers, chosen)
         return {f"{name}_{file}" if name == "test" else file: text for file, text in found.items()} | files

@@ -28,9 +28,9 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.option import SWAG_OPTIONS
+from bertkit.tasks.result import add_label_set, describe_label_set, tabulate_logits, take_text
 from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_input, make_object
 from bertkit.tasks.task import Comments, PredictionSettings, Result, use_transformers
-from bertkit.tasks.texts import add_label_set, describe_label_set, tabulate_logits, take_text
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -97,7 +97,7 @@ FITTING = (
 # Table -> keys that earlier versions lack -> the value that matches their behaviour.
 ADDED: dict[str, dict[str, Any]] = {
     "": {"patience": 0, "calibrate": False},
-    "data": {"tune_share": 0.0, "held_back": 0},
+    "data": {"tune_share": 0.0, "held_back": 0, "unlabelled": "error"},
 }
 
 # Keys of [train] that the user may not set -> the remedy. The last two are names of transformers 4.

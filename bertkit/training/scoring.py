@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from bertkit.data.splits import name_split
 from bertkit.metrics.calibration import temper
 from bertkit.metrics.intervals import Interval, find_interval
 from bertkit.metrics.rows import RowScore, take_values
 from bertkit.metrics.table import LABEL, find_decided
 from bertkit.reports.tables import WITHOUT_LEAKS, name_limits
 from bertkit.system.progress import Report
-from bertkit.tasks.classification import UNLABELLED
 from bertkit.tasks.task import TUNE, Task
 from bertkit.training.calibration import Calibration, calibrate, find_classes
 from bertkit.training.pace import OutOfTime
@@ -82,7 +82,7 @@ def score_splits(
             found.metrics |= found.calibration.score_before(given, find_classes(task, data), pattern)
         else:
             rows = rows.drop_columns([name for name in JUDGED if name in rows.column_names])
-        found.files |= format_table(rows, "test" if split == UNLABELLED else split)
+        found.files |= format_table(rows, name_split(split))
     return found
 
 

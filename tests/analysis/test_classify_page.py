@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bertkit.analysis.page import write_page
-from bertkit.tasks.classification import CLASSIFICATION
+from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.run import run
 from tests.analysis.test_page import Reader, find_part, read_tables
 from tests.official import write_checkpoint, write_reviews

@@ -25,8 +25,8 @@ from bertkit.metrics.classification import score_table
 from bertkit.metrics.rows import take_values
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows
 from bertkit.reports.plots import Plot
+from bertkit.tasks.result import tabulate_logits
 from bertkit.tasks.squad import SQUAD
-from bertkit.tasks.texts import tabulate_logits
 
 
 def read_matrix(table):

@@ -32,8 +32,8 @@ from bertkit.reports.tables import make_table, split_number
 from bertkit.studies.tables import describe_size, explain_scores
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import ExampleRows
+from bertkit.tasks.result import tabulate_logits
 from bertkit.tasks.squad import SQUAD
-from bertkit.tasks.texts import tabulate_logits
 from bertkit.training.outputs import MEASURED, measure_lengths
 from bertkit.training.predictions import find_mistakes, join_rows, pack_table, read_table
 from bertkit.training.recipe import read_recipe, save_recipe

@@ -13,7 +13,7 @@ from bertkit.inference.predictor import Predictor
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.prediction import predict
-from bertkit.tasks.texts import PAIR_NAMES
+from bertkit.tasks.result import PAIR_NAMES
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import RECIPE_FILE
 

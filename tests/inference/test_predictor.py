@@ -31,8 +31,8 @@ from bertkit.inference.batching import count_characters, cut_into_chunks
 from bertkit.inference.predictor import Predictor, write_results
 from bertkit.model import heads, pretraining_heads
 from bertkit.model.config import BertConfig
-from bertkit.tasks import texts
 from bertkit.tasks.ner import NER
+from bertkit.tasks.result import PAIR_NAMES
 from bertkit.tasks.squad import SQUAD
 from bertkit.training.run import run
 from tests.official import FILLERS, WORDS, write_checkpoint, write_conll, write_squad
@@ -79,7 +79,7 @@ def test_classes_are_those_of_the_stock_pipeline_in_the_order_of_the_inputs(clas
         assert result["probabilities"] == pytest.approx(scores, abs=1e-5)
 
 
-@pytest.mark.parametrize("names", texts.PAIR_NAMES)
+@pytest.mark.parametrize("names", PAIR_NAMES)
 def test_pairs_are_those_of_the_stock_pipeline_by_any_of_their_names(names, classifier):
     pairs = list(zip(make_texts(12), make_texts(12, seed=1), strict=True))
     inputs = [dict(zip(names, pair, strict=True)) for pair in pairs]

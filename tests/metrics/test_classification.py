@@ -15,7 +15,7 @@ from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE
 from bertkit.metrics.classification import score_classes, score_table, tune_thresholds
 from bertkit.metrics.rows import measure_numbers, measure_ranking, take_values
 from bertkit.metrics.table import make_rows
-from bertkit.tasks.texts import tabulate_logits
+from bertkit.tasks.result import tabulate_logits
 
 CLOSE = {"rel": 1e-12, "abs": 1e-12}
 NAMES = ["good", "so so", "{}% “bad”\n"]

@@ -23,6 +23,7 @@ from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import divide
 from bertkit.tasks.glue import BENCHMARKS, GLUE, GlueTask, find_glue
+from bertkit.tasks.text import TextSequences
 from bertkit.training import trainer
 from bertkit.training.arguments import complete
 from bertkit.training.plan import dry_run
@@ -177,8 +178,7 @@ def hub(monkeypatch, glue):
 
 def make_rows(row, examples):
     """Return a split as on the Hub."""
-    columns = dict(zip(row.texts, examples.texts, strict=True))
-    count = len(examples.texts[0])
+    columns, count = examples.rows.table.to_pydict(), len(examples)
     labels = [-1] * count if examples.labels is None else examples.labels.tolist()
     label = datasets.ClassLabel(names=HUB_LABELS[row.name]) if row.labels else datasets.Value("float32")
     features = {name: datasets.Value("string") for name in columns} | {"label": label, "idx": datasets.Value("int32")}
@@ -193,7 +193,7 @@ def load(name, folder, **options):
 def assert_same_examples(one, other):
     assert one.keys() == other.keys()
     for split, examples in one.items():
-        assert examples.texts == other[split].texts
+        assert examples[:] == other[split][:]
         if examples.labels is None:
             assert other[split].labels is None
         else:
@@ -209,7 +209,9 @@ def test_the_hubs_copy_gives_what_the_official_files_give(name, glue, hub, bert)
     tokenizer = load_tokenizer(bert)
     recipe = {"data": GLUE[name].recipe["data"] | {"max_length": 12}}
     for split in official:
-        one, other = (GLUE[name].encode(examples[split], tokenizer, recipe, split) for examples in (official, copy))
+        one, other = (
+            GLUE[name].encode(examples[split], tokenizer, recipe, split).sequences for examples in (official, copy)
+        )
         for column in ("ids", "ends", "seconds", "labels"):
             np.testing.assert_array_equal(getattr(one, column), getattr(other, column))
 
@@ -220,12 +222,10 @@ def test_texts_and_labels_are_the_ones_in_the_files(name, glue):
     row = find_glue(name).row
     for split, examples in load(name, glue).items():
         lines = (glue / row.splits[split].file).read_text(encoding="utf-8-sig").split("\n")[:-1]
-        count = len(examples.texts[0])
-        assert len(lines) - count in (0, 1)
-        for index, line in enumerate(lines[-count:]):
+        assert len(lines) - len(examples) in (0, 1)
+        for index, (line, texts) in enumerate(zip(lines[-len(examples) :], examples[:], strict=True)):
             cells = line.split("\t")
-            texts = [column[index] for column in examples.texts]
-            assert [cell for cell in cells if cell in texts] == texts
+            assert [cell for cell in cells if cell in texts] == list(texts)
             if examples.labels is not None:
                 label = examples.labels[index]
                 assert (list(row.labels)[label] if row.labels else f"{label:.3f}") in cells
@@ -234,7 +234,7 @@ def test_texts_and_labels_are_the_ones_in_the_files(name, glue):
 @pytest.mark.parametrize(("count", "found"), [(0, 48), (5, 5), (1000, 48)])
 def test_the_first_training_samples(glue, count, found):
     whole, part = load("rte", glue), load("rte", glue, max_train_samples=count)
-    assert [column[:found] for column in whole["train"].texts] == part["train"].texts
+    assert whole["train"][:found] == part["train"][:]
     np.testing.assert_array_equal(part["train"].labels, whole["train"].labels[:found])
     assert_same_examples({"dev": whole["dev"]}, {"dev": part["dev"]})
 
@@ -295,7 +295,7 @@ def test_broken_rows_of_qqp_are_passed_over_and_reported(files_of):
     (qqp / "train.tsv").write_text("\n".join(lines))
     said = []
     examples = GLUE["qqp"].load(GLUE["rte"].recipe["data"] | {"dir": str(folder)}, said.append)
-    assert len(examples["train"].texts[0]) == 48
+    assert len(examples["train"]) == 48
     assert said[0] == f"{qqp / 'train.tsv'}: skipping 2 broken rows"
 
 
@@ -474,26 +474,19 @@ def test_a_run_learns_and_its_metrics_are_fractions(finish, name):
     assert GLUE[name].comment(metrics).lines == []
 
 
-def test_the_baseline_is_the_most_frequent_label_of_the_dev_set():
+@pytest.mark.parametrize(
+    ("name", "labels", "expected"),
+    [
+        ("mrpc", [1, 0, 1], {"majority_f1": 0.8, "majority_accuracy": 2 / 3, "majority_score": 0.8}),
+        ("mnli", [2, 1, 2, 0], {"majority_accuracy": 0.5, "majority_score": 0.5}),
+        ("stsb", [0.5, 3.0], {"majority_spearmanr": 0.0, "majority_pearson": 0.0, "majority_score": 0.0}),
+    ],
+)
+def test_the_baseline_is_the_most_frequent_label_of_the_dev_set(name, labels, expected):
     """MRPC: two of three are class 1, of which the constant finds all; STS-B: a constant correlates with nothing."""
-    train = make_labels(np.array([0, 0, 0, 1]))
-    assert GLUE["mrpc"].baseline(train, make_labels(np.array([1, 0, 1]))) == pytest.approx(
-        {"majority_f1": 0.8, "majority_accuracy": 2 / 3, "majority_score": 0.8}
-    )
-    assert GLUE["mnli"].baseline(train, make_labels(np.array([2, 1, 2, 0]))) == {
-        "majority_accuracy": 0.5,
-        "majority_score": 0.5,
-    }
-    assert GLUE["stsb"].baseline(train, make_labels(np.array([0.5, 3.0], np.float32))) == {
-        "majority_spearmanr": 0.0,
-        "majority_pearson": 0.0,
-        "majority_score": 0.0,
-    }
-
-
-def make_labels(labels):
-    """Return a data set of which only the labels matter."""
-    return Sequences(np.ones(len(labels), np.int32), np.arange(1, len(labels) + 1), np.zeros(len(labels), int), labels)
+    empty = np.zeros(len(labels), int)
+    dev = TextSequences(Sequences(empty, empty, empty, np.array(labels)), GLUE[name].space)
+    assert GLUE[name].baseline(None, dev) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", SCORES)
@@ -583,14 +576,15 @@ def test_plain_transformers_loads_a_finished_run(finish, glue):
     assert stock.config.id2label == {0: "not_equivalent", 1: "equivalent"}
     assert stock.config.label2id == {"not_equivalent": 0, "equivalent": 1}
     tokenizer = transformers.AutoTokenizer.from_pretrained(output)
-    batch = tokenizer(*examples.texts, truncation=True, max_length=32, padding=True, return_tensors="pt")
-    data = encode_texts(examples.texts, None, load_tokenizer(output), 32)
+    texts = list(map(list, zip(*examples[:], strict=True)))
+    batch = tokenizer(*texts, truncation=True, max_length=32, padding=True, return_tensors="pt")
+    data = encode_texts(texts, None, load_tokenizer(output), 32)
     ours = BertForSequenceClassification.from_pretrained(output, dtype=torch.float64).eval()
     with torch.no_grad():
         expected = ours(**pad(data.__getitems__(range(len(data))))).logits
         torch.testing.assert_close(stock(**batch).logits, expected, rtol=0, atol=1e-10)
     classify = transformers.pipeline("text-classification", model=str(output), device="cpu")
-    pairs = [{"text": one, "text_pair": other} for one, other in zip(*examples.texts, strict=True)]
+    pairs = [{"text": one, "text_pair": other} for one, other in examples[:]]
     predicted = (output / "predictions" / "dev.tsv").read_text().splitlines()[1:]
     answers = [row.labels[line.split("\t")[1]] for line in predicted]
     assert [classify(pair)["label"] for pair in pairs] == answers

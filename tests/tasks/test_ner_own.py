@@ -182,6 +182,16 @@ def test_a_test_split_without_tags_is_predicted_and_train_must_have_some(start, 
         load(folder)
 
 
+def test_rows_without_tags_are_an_error_or_left_out_and_told(tmp_path):
+    rows = [{"tokens": words, "ner_tags": tags} for words, tags in make_rows(60)]
+    path = write_table(tmp_path / "t.jsonl", [*rows, {"tokens": ["so"]}, *rows[:9], {"tokens": ["good"]}])
+    with pytest.raises(UsageError, match=r"line 61 has no ner_tags; .*, or leave such rows out with --set data\.unl"):
+        load(path)
+    examples, lines = load(path, unlabelled="drop")
+    assert sum(len(found.text.sentences) for found in examples.values()) == 69
+    assert lines[0] == f"{path}: 2 rows have no ner_tags and are left out (first: line 61)"
+
+
 @pytest.mark.parametrize("form", ["tokens", "IOBES"])
 def test_folds_predict_every_sentence(start, tmp_path, form):
     rows = make_rows(40)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from bertkit.system.signals import Interrupted
-from bertkit.tasks.classification import CLASSIFICATION
 from bertkit.tasks.ner import NER
+from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.recipe import merge, read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import find_checkpoint, list_checkpoints, read_log

@@ -15,10 +15,12 @@ from sys import intern
 from typing import Annotated
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
 
 from bertkit.data.formats.line import LONGEST_QUOTED, MOST_NAMES, explain_form
 from bertkit.data.formats.rows import Columns
+from bertkit.data.splits import LEAVE_OUT
 from bertkit.data.tagging import ABSENT, Sentence, TaggedText, split_words
 from bertkit.data.tags import check_tag, detect_scheme, to_iob2
 from bertkit.errors import UsageError
@@ -100,7 +102,7 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
         place = rows.locate(row)
         if is_labelled and not mark:
             remedy = "give [] if there is no entity" if is_text else "give one tag per word"
-            raise UsageError(f"{place} has no {marked}; {remedy}, or leave the row out")
+            raise UsageError(f"{place} has no {marked}; {remedy}, or leave such rows out with {LEAVE_OUT}")
         entities = None
         if is_text:
             places = split_words(cell)
@@ -130,6 +132,17 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
         sentences.append(Sentence(words, tags, tags if tags == official else official, 0, rows.lines[row], entities))
     kept = rows.take([row for row, *_ in found])
     return TaggedText(rows.source, sentences, 0, scheme, odd, kept, is_labelled)
+
+
+def drop_unmarked(rows: Columns, report: Report) -> Columns:
+    """Return the rows that have tags or spans, or all if none has; the others are counted and reported."""
+    _, marked = find_columns(rows.table.column_names)
+    has_marks = np.array([bool(cell) for cell in rows.find(marked, SPAN_COLUMNS).to_pylist()] if marked else [])
+    if not has_marks.any() or has_marks.all():
+        return rows
+    first = rows.name_row(int(has_marks.argmin()))
+    report(f"{rows.source}: {(~has_marks).sum():,} rows have no {marked} and are left out (first: {first})")
+    return rows.take(np.flatnonzero(has_marks))
 
 
 def find_columns(names: Container[str]) -> tuple[str, str]:

@@ -4,7 +4,7 @@ Both sources give the same values. Prediction files are read as well. A `Benchma
 data set; the table of them is in `bertkit.tasks.glue`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -72,27 +72,6 @@ class Benchmark:
     note: str = ""
 
 
-@dataclass(frozen=True, eq=False)
-class SentenceExamples:
-    """The examples of a split.
-
-    Attributes:
-        texts: One or two columns of S texts.
-        labels: (S,) numbers; None without labels.
-        lines: The rows' lines in their file, or their numbers.
-    """
-
-    texts: list[list[str]]
-    labels: np.ndarray | None
-    lines: Sequence[int]
-
-    def take(self, numbers: np.ndarray) -> "SentenceExamples":
-        """Return some of the examples."""
-        texts, places = self.texts, numbers.tolist()
-        labels = None if self.labels is None else self.labels[numbers]
-        return SentenceExamples([[x[i] for i in places] for x in texts], labels, [self.lines[i] for i in places])
-
-
 def read_folder(row: Benchmark, folder: Path) -> dict[str, TextColumns]:
     """Read the official files below a folder."""
     check_access(folder)
@@ -137,12 +116,6 @@ def read_copy(row: Benchmark, report: Report) -> dict[str, TextColumns]:
                 raise
             report(f"{row.title}: {error}")
     return tables
-
-
-def read_examples(row: Benchmark, table: TextColumns, labelled: bool) -> SentenceExamples:
-    """Return the texts and the labels of a table."""
-    texts = [table.columns[text] for text in row.texts]
-    return SentenceExamples(texts, read_labels(row, table) if labelled else None, table.lines)
 
 
 def read_labels(row: Benchmark, table: TextColumns) -> np.ndarray:

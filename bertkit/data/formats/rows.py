@@ -12,7 +12,7 @@ import re
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -140,6 +140,13 @@ class Columns:
         if name in self.faults:
             raise UsageError(self.faults[name])
         return self.table.column(column)
+
+
+def name_apart(name: str, names: Collection[str], suffix: str) -> str:
+    """Return a name of a column, with a suffix if the table has a column of this name."""
+    while name in names:
+        name += suffix
+    return name
 
 
 # --- files and splits

@@ -137,7 +137,10 @@ def test_of_texts_and_words_those_with_marks_are_read(tmp_path):
         ([{"body": "a"}], r"has the columns 'body'; expected tokens and ner_tags, or text and spans"),
         ([{"tokens": ["a"], "tags": ["O", "O"]}], r"line 1 has 1 tokens and 2 tags; give one tag per word"),
         ([{"tokens": ["a"], "tags": ["3"]}], r"line 1: tags: the tag '3' is not of IOB, IOBES or BILOU"),
-        ([{"tokens": ["a"], "tags": ["O"]}, {"tokens": ["b"]}], r"line 2 has no tags; give one tag per word, or leave"),
+        (
+            [{"tokens": ["a"], "tags": ["O"]}, {"tokens": ["b"]}],
+            r"line 2 has no tags; give one tag per word, or leave such",
+        ),
         ([{"text": "a", "spans": []}, {"text": "b"}], r"line 2 has no spans; give \[\] if there is no entity"),
         ([{"tokens": [], "tags": []}], r"has no words in 'tokens'; give at least one text"),
         ([{"tokens": "[1, 2]", "tags": "[]"}], r"line 1: tokens: Expected `str`, got `int`"),

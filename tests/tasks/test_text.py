@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from functools import cache
 from itertools import chain
 
@@ -26,9 +27,9 @@ from bertkit.model.checkpoint import load_config, load_model
 from bertkit.model.config import BertConfig
 from bertkit.model.heads import BertForSequenceClassification
 from bertkit.tasks import TASKS
-from bertkit.tasks.classification import CLASSIFICATION, LabelledSequences, describe_labels
+from bertkit.tasks.result import name_results
 from bertkit.tasks.task import score_summaries
-from bertkit.tasks.texts import name_results
+from bertkit.tasks.text import CLASSIFICATION, TextSequences, describe_labels
 from bertkit.training.arguments import complete
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run import run
@@ -161,6 +162,7 @@ def test_columns_that_cannot_be_guessed_are_listed(tmp_path):
         ({"folds": 3, "fold": 3}, r"fold 3 of 3 folds; give at least 2 folds"),
         ({"fold": 1}, r"fold 1 of 0 folds"),
         ({"folds": 3, "tune_share": 0.5}, r"tune_share leaves rows of each fold without a prediction; leave out"),
+        ({"unlabelled": "keep"}, r"unknown unlabelled 'keep' in \[data\]; expected error or drop"),
         ({"class_weights": "equal"}, r"class_weights is 'equal'; give \"balanced\" or a table label -> weight"),
     ],
 )
@@ -290,25 +292,25 @@ def test_a_test_file_without_labels_is_predicted(tmp_path, change):
     assert lines[3].endswith("unlabelled 3")
     if change:
         write_table(tmp_path / "d" / "test.csv", [{"text": "new", "label": label} for label in ("good", "")])
-        examples, lines = load(tmp_path / "d")
+        examples, lines = load(tmp_path / "d", unlabelled="drop")
         assert (len(examples["test"]), examples["test"].left_out) == (1, [3])
         assert any("1 row has no label in 'label' (first: line 3); left out of test" in line for line in lines)
 
 
 @pytest.mark.parametrize("labels", [["good", "bad"], ["1.5", "2"]])
-def test_rows_without_a_label_are_left_out_and_told(tmp_path, labels):
+def test_rows_without_a_label_are_an_error_or_left_out_and_told(tmp_path, labels):
     path = write_texts(tmp_path / "t.csv", ["", *labels * 30])
-    examples, lines = load(path)
+    said = f"{path}: 1 row has no label in 'label' (first: line 2); "
+    with pytest.raises(UsageError, match=re.escape(f"{said}give each a label, or leave them out with --set data.")):
+        load(path)
+    examples, lines = load(path, unlabelled="drop")
     assert sum(map(len, examples.values())) == 60
-    assert [line for line in lines if "no label" in line] == [
-        f"{path}: 1 row has no label in 'label' (first: line 2); left out of train"
-    ]
+    assert [line for line in lines if "no label" in line] == [f"{said}left out of train"]
 
 
-@pytest.mark.xfail(strict=True, reason="3/7", raises=UsageError)
 def test_folds_leave_out_rows_without_a_label(tmp_path):
     path = write_texts(tmp_path / "t.csv", ["", *["good", "bad"] * 30])
-    assert sum(len(load(path, folds=3, fold=fold)[0]["dev"]) for fold in range(3)) == 60
+    assert sum(len(load(path, folds=3, fold=fold, unlabelled="drop")[0]["dev"]) for fold in range(3)) == 60
 
 
 def test_rows_without_a_text_are_left_out_and_told_or_refused_if_they_are_many(tmp_path):
@@ -448,7 +450,7 @@ def make_data(labels, place, **options):
     """Return a data set with these labels, in the label space of a table."""
     space = load(place, **options)[0]["train"].space
     empty = np.zeros(len(labels), int)
-    return LabelledSequences(Sequences(empty, empty, empty, np.array(labels)), space)
+    return TextSequences(Sequences(empty, empty, empty, np.array(labels)), space)
 
 
 def test_the_score_of_a_run_and_the_baselines_of_each_kind(reviews):

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 from functools import cache
 
 import numpy as np
@@ -11,16 +10,14 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from bertkit.data.long_texts import WindowedTexts
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.model.checkpoint import load_config, load_model
 from bertkit.model.heads import BertForSequenceClassification
 from bertkit.tasks import TASKS
-from bertkit.tasks.classification import CLASSIFICATION
-from bertkit.tasks.prediction import predict
-from bertkit.tasks.texts import flatten_result
+from bertkit.tasks.result import flatten_result
+from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.arguments import complete
 from bertkit.training.prepare import prepare
 from bertkit.training.run import run
@@ -105,7 +102,9 @@ def test_what_is_truncated_is_said_with_what_to_set(bert, folder, tmp_path):
     del glue["data"]["text"], glue["data"]["label"]
     glue["data"]["max_length"] = 8
     data, line = report(TASKS["rte"], glue)
-    assert line.startswith(f"{int(data.shortened.sum())} of {len(data)} training texts are truncated to 8 tokens; ")
+    assert line.startswith(
+        f"{int(data.sequences.shortened.sum())} of {len(data)} training texts are truncated to 8 tokens; "
+    )
     glue["data"]["long"] = "mean"
     _, line = report(TASKS["rte"], glue)
     assert line.endswith(" have a pair's shorter text truncated; data.max_length (up to 512) reads more of them")
@@ -221,31 +220,6 @@ def test_a_model_without_its_recipe_keeps_its_windows(finish, tmp_path):
     (result,) = predictor([text])
     assert "cut" not in result
     assert inputs.data.counts.tolist() == [2]
-
-
-def test_glue_tasks_read_windows(bert, tmp_path):
-    """The dev scores of pairs are those that prediction gives."""
-    folder = write_glue(tmp_path / "glue")
-    recipe = {
-        "checkpoint": str(bert),
-        "batch_size": 8,
-        "precision": "fp32",
-        "data": {"dir": str(folder), "max_length": 12, "doc_stride": 3, "long": "mean"},
-        "train": {"max_steps": 4, "save_strategy": "no", "eval_strategy": "no"},
-    }
-    metrics = run(TASKS["rte"], recipe, output=tmp_path / "run")
-    prepared = prepare(TASKS["rte"], complete(TASKS["rte"], recipe))
-    data, predictor = prepared.data["dev"], Predictor(tmp_path / "run", precision="fp32")
-    assert isinstance(data, WindowedTexts)
-    assert len(data.sequences) > len(data)
-    pairs = list(zip(*prepared.examples["dev"].texts, strict=True))
-    results = predict(predictor.task, pairs, predictor.settings)
-    answers = [predictor.settings.labels.index(result["label"]) for result in results]
-    assert metrics["accuracy"] == pytest.approx(np.mean(np.array(answers) == data.labels))
-    assert [bool(result.get("cut")) for result in results] == data.shortened.tolist()
-    assert re.fullmatch(
-        "index\tprediction\n(\\d+\t(not_)?entailment\n)+", (tmp_path / "run/predictions/dev.tsv").read_text()
-    )
 
 
 @pytest.mark.slow

@@ -1,13 +1,12 @@
-"""Classification and regression of a person's own texts, from any table with a column of texts and one of labels.
+"""Classification and regression of one text or a pair (section 4.1), from any table or as a task of GLUE.
 
-The kind of problem and the labels are decided by the training rows (`bertkit.data.labels`), splits by a hash of the
-texts (`bertkit.data.splits`). Head, loss and prediction are those of every classifier (`bertkit.tasks.texts`).
+The kind of problem and the labels of a person's own table are decided by its training rows (`bertkit.data.labels`),
+splits by a hash of the texts (`bertkit.data.splits`). Left out: GLUE's table and files (`bertkit.tasks.glue`), and
+the results of a classifier (`bertkit.tasks.result`).
 """
 
-import csv
-import io
 import json
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -17,11 +16,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bertkit.data.formats.rows import Columns, choose_reader, read_splits
-from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE, UNKNOWN_LABEL, LabelSpace, find_labels
-from bertkit.data.long_texts import WindowedTexts
-from bertkit.data.sequences import Items, Sequences
-from bertkit.data.splits import MOST_SHOWN, check_split_options, describe_shares, divide_train
+from bertkit.data.formats.rows import CHUNK_ROWS, Columns, choose_reader, read_splits
+from bertkit.data.labels import BALANCED, REGRESSION, SEVERAL, SINGLE, UNKNOWN_LABEL, LabelSpace, find_labels
+from bertkit.data.long_texts import LONG, POOLED, WindowedTexts, encode_long, pool_windows, report_long
+from bertkit.data.sequences import EncodedInputs, Items, Sequences, pad, pad_choices
+from bertkit.data.splits import (
+    DROP,
+    LEAVE_OUT,
+    MOST_SHOWN,
+    UNLABELLED,
+    check_split_options,
+    describe_shares,
+    divide_train,
+    name_split,
+)
 from bertkit.errors import UsageError
 from bertkit.metrics.classification import FIXED_THRESHOLD, score_table
 from bertkit.metrics.rows import RowScore
@@ -30,28 +38,35 @@ from bertkit.reports.tables import ScoreRow, count
 from bertkit.system.files import take_fingerprint
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
-from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH
-from bertkit.tasks.option import CLASSIFY_OPTIONS
-from bertkit.tasks.task import Comments, repeat_run, score_summaries, use_transformers
-from bertkit.tasks.texts import (
-    TextTask,
+from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, FineTuningTask
+from bertkit.tasks.option import CLASSIFY_OPTIONS, TEXT_OPTIONS, list_defaults
+from bertkit.tasks.result import (
+    describe_label_set,
+    describe_pair,
+    describe_results,
+    describe_texts,
     find_problem_type,
     flatten_result,
     guess_texts,
+    judge_pair,
     name_results,
-    report_long,
+    read_texts,
     tabulate_logits,
+    use_pipeline,
+    write_rows,
 )
+from bertkit.tasks.schema import PROBABILITY, Schema, make_object
+from bertkit.tasks.task import Comments, PredictionSettings, Result, repeat_run, score_summaries
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from bertkit.model.config import BertConfig
 
+SAMPLE_PAIR = ("The man went to the store.", "He bought a gallon of milk.")  # as in section A.2
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars", "y")
-BALANCED = "balanced"
 AS_TRAINED = "as in training"  # the reason of the labels of a trained model
 MOST_BLANK = 0.05  # share of the rows that may be without a text
-ROWS_A_PART = 10_000  # converted from Arrow
-UNLABELLED = "unlabelled"  # a test split without labels
 SCORES = {  # kind -> the scores of the table; the first one is the score of the run
     SINGLE: {
         "macro_f1": "macro F1",
@@ -80,58 +95,51 @@ SCORES = {  # kind -> the scores of the table; the first one is the score of the
 
 
 @dataclass(frozen=True, eq=False)
-class LabelledTexts:
-    """The examples of a split.
+class TextExamples:
+    """The texts or pairs of a split with their labels: a sequence of tuples, converted from Arrow when it is sliced.
 
     Attributes:
-        rows: The rows of the table.
+        rows: The rows of a person's own table, or the texts of an official file.
         text: One or two columns of `rows`.
-        group: The column whose equal values keep rows together; empty for the texts.
         labels: As `LabelSpace.read` returns them; None without labels.
+        space: The labels, with their columns of `rows`; official files have none there.
+        group: The column whose equal values keep rows together; empty for the texts.
         left_out: The lines of rows that are left out because they have no label.
     """
 
     rows: Columns
     text: tuple[str, ...]
-    group: str
     labels: np.ndarray | None
     space: LabelSpace
+    group: str = ""
     left_out: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def take(self, numbers: np.ndarray) -> "LabelledTexts":
+    def __getitem__(self, part: slice) -> list[tuple[str, ...]]:
+        """Return the texts of some rows side by side."""
+        start, stop, _ = part.indices(len(self))
+        columns = (self.rows.find(name).slice(start, stop - start).to_pylist() for name in self.text)
+        return list(zip(*columns, strict=True))
+
+    def take(self, numbers: np.ndarray) -> "TextExamples":
         """Return some of the examples."""
         labels = None if self.labels is None else self.labels[numbers]
         return replace(self, rows=self.rows.take(numbers), labels=labels)
 
-
-@dataclass(frozen=True, eq=False)
-class TextInputs(Sequence):
-    """The texts or pairs of a split as a sequence, converted from Arrow when they are read."""
-
-    columns: tuple[pa.ChunkedArray, ...]
-
-    def __len__(self) -> int:
-        return len(self.columns[0])
-
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            start, stop, _ = place.indices(len(self))
-            parts = [column.slice(start, stop - start).to_pylist() for column in self.columns]
-            return parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
-        return self[place : place + 1][0]
+    def limit(self, most: int) -> "TextExamples":
+        """Return the first examples; 0: all."""
+        return self.take(np.arange(min(most, len(self)))) if most else self
 
 
 @dataclass(eq=False)
-class LabelledSequences(Items):
-    """Encoded texts with their labels' space, and where their rows are written these and the columns of texts."""
+class TextSequences(Items):
+    """Encoded texts with their labels' space and, where these are written with predictions, their rows."""
 
     sequences: Sequences | WindowedTexts
     space: LabelSpace
     rows: Columns | None = None
-    text: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -146,22 +154,30 @@ class LabelledSequences(Items):
         return self.sequences.labels
 
     def fingerprint(self) -> str:
-        """Return a fingerprint of the sequences and labels."""
-        return take_fingerprint(json.dumps(self.space.names).encode(), self.sequences.fingerprint().encode())
+        """Return a fingerprint of the sequences and labels; the names of official labels never change."""
+        found = self.sequences.fingerprint()
+        return take_fingerprint(json.dumps(self.space.names).encode(), found.encode()) if self.space.columns else found
 
 
-class ClassificationTask(TextTask):
-    """Texts or pairs in a table of one's own, with one label, several labels or a number each."""
+class TextTask(FineTuningTask):
+    """Texts or pairs with one label, several labels or a number each, in a table of one's own.
+
+    Attributes:
+        space: The labels, if they and the columns are known before the data are read.
+    """
 
     name = command = "classify"
     title = "your texts"
+    head = "BertForSequenceClassification"
     options = CLASSIFY_OPTIONS
     metric = "score"
     is_classifier = True  # regression is refused when the data are read
     splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}
-    unlabelled = (UNLABELLED,)
-    row_files = ("dev.csv",)
-    compared = ("macro_f1", "pearson")  # class weights may lower other scores
+    unlabelled: tuple[str, ...] = (UNLABELLED,)
+    pipeline = "text-classification"
+    row_files: tuple[str, ...] = ("dev.csv",)
+    compared: tuple[str, ...] = ("macro_f1", "pearson")  # class weights may lower other scores
+    space: LabelSpace | None = None
 
     def __init__(self) -> None:
         self.table = list_rows()
@@ -170,9 +186,13 @@ class ClassificationTask(TextTask):
     # --- The data -----------------------------------------------------------------------------------------------------
 
     def check(self, recipe: Mapping[str, Any]) -> None:
-        """Check the recipe, including the columns, the shares and the folds."""
+        """Check the recipe, including the way to read long texts, the columns, the shares and the folds."""
         super().check(recipe)
         data = recipe["data"]
+        if data["long"] not in LONG:
+            raise UsageError(f"unknown long {data['long']!r} in [data]; expected one of {', '.join(LONG)}")
+        if self.space:
+            return
         if len(data["text"]) > 2:
             raise UsageError(f"text names {len(data['text'])} columns in [data]; give one, or two for pairs")
         if data["problem_type"] not in ("auto", *SCORES):
@@ -184,7 +204,7 @@ class ClassificationTask(TextTask):
 
     def load(
         self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None
-    ) -> dict[str, LabelledTexts]:
+    ) -> dict[str, TextExamples]:
         """Read the table or tables, and split a single one by a hash of its texts."""
         if not options["dir"]:
             raise UsageError(
@@ -200,9 +220,13 @@ class ClassificationTask(TextTask):
             # The doctor lists such rows, and a test split without labels keeps them.
             if not options.get("is_check") and (split != "test" or has_labels(table, label)):
                 tables[split] = drop_blank(table, text, report)
-        splits = divide_tables(tables, options)
+        given = {split: table.source for split, table in tables.items()}
+        keys = iterate_keys(tables["train"], text, options["group"])
+        taken = divide_train(given, keys, options).items()
+        splits = {**tables, **{split: tables["train"].take(numbers) for split, numbers in taken}}
         # The models of all folds have the same labels, whatever each of them is trained on.
-        space = find_space(train if options["folds"] else splits["train"], label, options)
+        known = train if options["folds"] else splits["train"]
+        space = find_labels(known, label, options["problem_type"], options["labels"], options["label_sep"])
         names = ", ".join(space.names[:MOST_SHOWN]) + ", …" * (len(space.names) > MOST_SHOWN)
         found = "numbers" if space.kind == REGRESSION else f"{len(space.names)} labels: {names}"
         report(f"{space.kind.replace('_', ' ')} ({space.reason}), {found}; data.problem_type changes it")
@@ -211,59 +235,61 @@ class ClassificationTask(TextTask):
         examples = {split: read_rows(split, rows, space, options, report) for split, rows in splits.items()}
         if "test" in examples and examples["test"].labels is None:
             examples[UNLABELLED] = examples.pop("test")
-        if limit := options["max_train_samples"]:
-            examples["train"] = examples["train"].take(np.arange(min(limit, len(examples["train"]))))
+        examples["train"] = examples["train"].limit(options["max_train_samples"])
         report(f"{train.source}: " + ", ".join(f"{split} {len(found):,}" for split, found in examples.items()))
         for line in describe_labels(examples):
             report(line)
         return examples
 
-    def tabulate(self, examples: LabelledTexts) -> ExampleRows:
-        """Return the rows of the table."""
-        space, labels = examples.space, None if examples.labels is None else spell_labels(examples)
-        several, numbers = space.kind == SEVERAL, space.kind == REGRESSION
-        classes = [] if labels is None or numbers else [x for row in labels for x in row] if several else labels
-        return ExampleRows(
-            {name: examples.rows.find(name) for name in examples.text},
-            list(iterate_keys(examples.rows, {"group": examples.group, "text": examples.text})),
-            labels,
-            classes,
-            examples.rows.lines,
-            examples.rows,
-            {*examples.text, *space.columns},
-        )
+    def tabulate(self, examples: TextExamples) -> ExampleRows:
+        """Return the rows of the table, of the official file or of its copy on the Hub."""
+        rows, space = examples.rows, examples.space
+        labels = None if examples.labels is None else space.spell(examples.labels)
+        texts = {name: rows.find(name) for name in examples.text}
+        classes = [] if labels is None or space.kind == REGRESSION else labels
+        if space.kind == SEVERAL:
+            classes = [name for row in classes for name in row]
+        if not space.columns:
+            return ExampleRows(texts, texts[examples.text[0]].to_pylist(), labels, classes, rows.lines)
+        groups = list(iterate_keys(rows, examples.text, examples.group))
+        return ExampleRows(texts, groups, labels, classes, rows.lines, rows, {*examples.text, *space.columns})
 
     def encode(
-        self, examples: LabelledTexts, tokenizer: Any, recipe: Mapping[str, Any], split: str, report: Report = ignore
-    ) -> LabelledSequences:
+        self, examples: TextExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str, report: Report = ignore
+    ) -> TextSequences:
         """Return the sequences of a split; all but train keep their rows, for the files of predictions."""
         pa.default_memory_pool().release_unused()  # of the whole table, which has been divided
-        inputs = TextInputs(tuple(examples.rows.find(name) for name in examples.text))
-        found = self.encode_split(inputs, examples.labels, tokenizer, recipe["data"])
+        options = {name: recipe["data"][name] for name in TEXT_OPTIONS}
+        found = encode_long(examples, examples.labels, tokenizer, **options)
         if split != "train":
-            return LabelledSequences(found, examples.space, examples.rows, examples.text)
+            return TextSequences(found, examples.space, examples.rows)
         report_long(found, report)
-        return LabelledSequences(found, examples.space, text=examples.text)
+        return TextSequences(found, examples.space)
 
     def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
-        """Return label names, kind of problem, columns and class weights; without data what the tokenizer decides."""
-        settings = super().configure(recipe, tokenizer, examples)
-        if examples is None:
+        """Return label names, kind of problem, columns and class weights; in a dry run what is known without data."""
+        settings, long = super().configure(recipe, tokenizer, examples), recipe["data"]["long"]
+        if long in POOLED:
+            settings["window_pooling"] = long
+        if not (space := self.space or (examples and examples["train"].space)):
             return settings
-        train = examples["train"]
-        settings |= {"id2label": dict(enumerate(train.space.names)), "problem_type": train.space.kind}
-        settings["text_columns"] = list(train.text)
-        if recipe.get("calibrate") and train.space.kind == REGRESSION:
+        # The problem type is for plain transformers, whose pipeline would otherwise apply a sigmoid to a score.
+        settings |= {"id2label": dict(enumerate(space.names)), "problem_type": space.kind}
+        if self.space:
+            return settings
+        if recipe.get("calibrate") and space.kind == REGRESSION:
             raise UsageError("calibrate is for labels, not for numbers; remove it")
-        if weights := find_weights(recipe["data"]["class_weights"], train):
-            settings["class_weights"] = weights
-        return settings
+        train = examples["train"]
+        weights = space.weigh(train.labels, recipe["data"]["class_weights"])
+        return settings | {"text_columns": list(train.text)} | ({"class_weights": weights} if weights else {})
 
-    # --- Scores -------------------------------------------------------------------------------------------------------
+    def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
+        """Return the padded batch of some sequences (B, T), or of texts with windows (B, W, T)."""
+        return pad_choices(items) if isinstance(items[0]["input_ids"], list) else pad(items)
 
-    def rows(
-        self, summaries: np.ndarray, data: LabelledSequences, decided: Mapping[str, Any] | None = None
-    ) -> pa.Table:
+    # --- Scores and files ---------------------------------------------------------------------------------------------
+
+    def rows(self, summaries: np.ndarray, data: TextSequences, decided: Mapping[str, Any] | None = None) -> pa.Table:
         """Return labels, predictions and probabilities; several labels at tuned thresholds."""
         thresholds = (decided or {}).get("thresholds")
         return tabulate_logits(summaries, data.labels, data.space.names, data.space.kind, thresholds)
@@ -273,7 +299,7 @@ class ClassificationTask(TextTask):
         found = score_table(rows)
         return found | {"score": found[next(iter(SCORES[find_kind(rows)]))]}
 
-    def baseline(self, train: LabelledSequences, dev: LabelledSequences) -> dict[str, float]:
+    def baseline(self, train: TextSequences, dev: TextSequences) -> dict[str, float]:
         """Return the scores of the most frequent training label, of each label's majority, or of the mean."""
         if dev.space.kind == SINGLE:
             constant = np.eye(len(dev.space.names))[np.bincount(train.labels).argmax()]
@@ -285,16 +311,12 @@ class ClassificationTask(TextTask):
         scores = score_summaries(self, np.tile(constant, (len(dev), 1)), dev, thresholds)
         return {f"majority_{row.key}": scores[row.key] for row in self.table if row.baselines and row.key in scores}
 
-    # --- Files --------------------------------------------------------------------------------------------------------
-
     def format_predictions(
-        self, summaries: np.ndarray, data: LabelledSequences, split: str, decided: Mapping[str, Any] | None = None
+        self, summaries: np.ndarray, data: TextSequences, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
         """Return a split's rows with the predicted label and probabilities as CSV."""
-        thresholds = (decided or {}).get("thresholds")
-        results = name_results(summaries, data.space.names, data.space.kind, thresholds)
-        name = "test" if split == UNLABELLED else split
-        return {f"{name}.csv": write_rows(data.rows, list(map(flatten_result, results)))}
+        results = name_results(summaries, data.space.names, data.space.kind, (decided or {}).get("thresholds"))
+        return {f"{name_split(split)}.csv": write_rows(data.rows, list(map(flatten_result, results)))}
 
     def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
         """Return also commands that use the fine-tuned model."""
@@ -303,20 +325,82 @@ class ClassificationTask(TextTask):
             return Comments(lines, [])
         from bertkit.model.checkpoint import load_config
 
-        is_saved = (output / "config.json").is_file()  # with the columns, which may have been guessed
-        text = load_config(str(output)).text_columns if is_saved else recipe["data"]["text"]
-        given = 'dict(text="…", text_pair="…")' if len(text) == 2 else '"…"'
-        call = f'pipeline("text-classification", {json.dumps(str(output))})({given})'
         data = recipe["data"]
+        is_saved = (output / "config.json").is_file()  # with the columns, which may have been guessed
+        text = load_config(str(output)).text_columns if is_saved else data["text"]
         is_file = Path(data["dir"]).is_file()
         table = quote(data["dir"]) if is_file else "FILE.csv"
         folds = [f"bertkit classify {repeat_run(output, 'folds')} --folds 5  # a prediction for every row"]
         commands = [
             f"bertkit predict {quote(str(output))} --input {table} --output predictions.csv",
             *(folds if is_file and not data["folds"] and not data["tune_share"] else []),
-            use_transformers(f"from transformers import pipeline; print({call})"),
+            use_pipeline(output, ["…"] * (2 if len(text) == 2 else 1)),
         ]
         return Comments(lines, commands)
+
+    # --- Answers ------------------------------------------------------------------------------------------------------
+
+    def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> tuple[str, ...]:
+        """Return a text, or two."""
+        return read_texts(given, settings.pairs)
+
+    def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
+        """Return the schemas of a sentence or two, and of what `name_results` returns."""
+        return describe_texts(SAMPLE_PAIR, settings), describe_results(settings)
+
+    def encode_inputs(self, examples: Sequence[tuple[str, ...]], settings: PredictionSettings) -> EncodedInputs:
+        """Return the sequences of texts and pairs, or of all their windows."""
+        lengths = {**list_defaults(TEXT_OPTIONS), **settings.lengths, "max_length": settings.max_length}
+        data = encode_long(examples, None, settings.tokenizer, **{name: lengths[name] for name in TEXT_OPTIONS})
+        if isinstance(data, WindowedTexts):
+            data = data.sequences
+        return EncodedInputs(data, np.diff(data.ends, prepend=0), data.shortened)
+
+    def answer(
+        self, kept: Sequence[np.ndarray], data: Any, examples: Any, settings: PredictionSettings
+    ) -> list[Result]:
+        """Return the class of each example or its several labels, with a label set if asked for, or its scores."""
+        config, logits = settings.model.config, np.stack(kept)
+        if (long := settings.lengths.get("long")) in POOLED:
+            logits = pool_windows(logits, data.counts, long)
+        return name_results(logits, settings.labels, config.problem_type, config.thresholds, settings.set_limit)
+
+    def describe_result(self, result: Result) -> str:
+        """Return the class or the labels and how likely they are, or the scores."""
+        sets = describe_label_set(result["label_set"]) if "label_set" in result else ""
+        if "label" in result:
+            return f"{result['label']}  ({result['probability']:.1%}){sets}"
+        if "labels" in result:
+            found = (f"{label} ({result['probabilities'][label]:.1%})" for label in result["labels"])
+            return (", ".join(found) or "(no label)") + sets
+        if "scores" in result:
+            return ", ".join(f"{label} {value:.3f}" for label, value in result["scores"].items())
+        return f"{result['score']:.3f}"
+
+
+class NextSentenceTask(TextTask):
+    """Tell whether the second text follows the first, with that head alone; it is never trained by itself."""
+
+    head = "BertForNextSentencePrediction"
+    pipeline = ""
+    pairs = True
+
+    def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
+        """Return the schemas of two sentences and of a probability."""
+        return describe_texts(SAMPLE_PAIR, settings), make_object({"next_sentence": PROBABILITY})
+
+    def answer(
+        self, kept: Sequence[np.ndarray], data: Any, examples: Any, settings: PredictionSettings
+    ) -> list[Result]:
+        """Return whether the second text of each example follows the first."""
+        return [{"next_sentence": judge_pair(row)} for row in kept]
+
+    def describe_result(self, result: Result) -> str:
+        """Return how likely the second text follows."""
+        return describe_pair(result)
+
+
+# --- The rows of a person's own table ---------------------------------------------------------------------------------
 
 
 def choose_columns(
@@ -326,28 +410,21 @@ def choose_columns(
     names = table.table.column_names
     for name in (*text, *label):
         table.find(name)
-    guessed = " and ".join(option for option, given in (("--text", text), ("--label", label)) if not given)
+    guessed = " and ".join(["--text"] * (not text) + ["--label"] * (not label))
     spelled = {name.lower(): name for name in names}
     label = list(label) or [spelled[name] for name in LABEL_NAMES if name in spelled and spelled[name] not in text][:1]
     text = list(text) or guess_texts(name for name in names if name not in label)
-    for option, chosen in (("--text", text), ("--label", label)):
-        if not chosen:
-            raise UsageError(
-                f"{table.source} has the columns {', '.join(map(repr, names[:MOST_SHOWN]))}; name one with {option}"
-            )
-    for option, chosen in (("--text", text), ("--label", label)):
-        if len(set(chosen)) < len(chosen):
-            raise UsageError(f"{option} names a column twice: {', '.join(chosen)}; name each column once")
+    for option, found in {"--text": text, "--label": label}.items():
+        if not found:
+            listed = ", ".join(map(repr, names[:MOST_SHOWN]))
+            raise UsageError(f"{table.source} has the columns {listed}; name one with {option}")
+        if len(set(found)) < len(found):
+            raise UsageError(f"{option} names a column twice: {', '.join(found)}; name each column once")
     if both := set(text) & set(label):
         raise UsageError(f"the column {both.pop()!r} is both text and label; name different columns")
     by = f", guessed from the names; set {guessed} for others" if guessed else ""
     report(f"{table.source}: text from {' and '.join(map(repr, text))}, label from {', '.join(map(repr, label))}{by}")
     return text, label
-
-
-def find_space(train: Columns, label: Sequence[str], options: Mapping[str, Any]) -> LabelSpace:
-    """Return the labels of the training rows, as the recipe asks for them."""
-    return find_labels(train, label, options["problem_type"], options["labels"], options["label_sep"])
 
 
 def drop_blank(table: Columns, text: Sequence[str], report: Report = ignore) -> Columns:
@@ -377,19 +454,11 @@ def describe_blank(table: Columns, is_blank: np.ndarray, what: str, columns: Seq
     return f"{table.source}: {found} (first: {table.name_row(int(rows[0]))})"
 
 
-def divide_tables(tables: Mapping[str, Columns], options: Mapping[str, Any]) -> dict[str, Columns]:
-    """Return the rows of each split: train gives dev if there is none, and test if it is the only table."""
-    train = tables["train"]
-    rows = divide_train({split: table.source for split, table in tables.items()}, iterate_keys(train, options), options)
-    return {**tables, **{split: train.take(numbers) for split, numbers in rows.items()}}
-
-
-def iterate_keys(table: Columns, options: Mapping[str, Any]) -> Iterator[str]:
+def iterate_keys(table: Columns, text: Sequence[str], group: str) -> Iterator[str]:
     """Yield what keeps each row together with others: its group, or without one its texts, stripped of white space."""
-    group = options["group"]
-    columns = [table.find(name) for name in ([group] if group else []) + list(options["text"])]
-    for start in range(0, len(table), ROWS_A_PART):
-        parts = (column.slice(start, ROWS_A_PART).to_pylist() for column in columns)
+    columns = [table.find(name) for name in ([group] if group else []) + list(text)]
+    for start in range(0, len(table), CHUNK_ROWS):
+        parts = (column.slice(start, CHUNK_ROWS).to_pylist() for column in columns)
         for cells in zip(*parts, strict=True):
             stripped = [cell.strip() for cell in cells]
             yield stripped[0] if group and stripped[0] else "\0".join(stripped[bool(group) :])
@@ -405,32 +474,40 @@ def has_labels(table: Columns, columns: Sequence[str]) -> bool:
 
 def read_rows(
     split: str, table: Columns, space: LabelSpace, options: Mapping[str, Any], report: Report
-) -> LabelledTexts:
-    """Return the examples of a split; rows whose label train lacks are reported and left out."""
-    text = tuple(options["text"])
+) -> TextExamples:
+    """Return the examples of a split; rows whose label train lacks are reported and left out.
+
+    Raises:
+        UsageError: Rows have no label, unless the options leave them out, or none has one of train.
+    """
+    found = TextExamples(table, tuple(options["text"]), None, space, options["group"])
     if split == "test" and not has_labels(table, space.columns):
         report(f"{table.source}, test: no labels in {', '.join(map(repr, space.columns))}; predicted, not scored")
-        return LabelledTexts(table, text, options["group"], None, space)
-    is_blank = space.find_blank(table)
-    left_out = np.asarray(table.lines)[is_blank].tolist()
-    if left_out and not options["folds"]:  # each row of the folds has its prediction
-        report(f"{describe_blank(table, is_blank, 'label', space.columns)}; left out of {split}")
-        table = table.take(np.flatnonzero(~is_blank))
-    labels, unknown = space.read(table)
-    found = LabelledTexts(table, text, options["group"], labels, space, left_out)
+        return found
+    if (is_blank := space.find_blank(table)).any():
+        said = describe_blank(table, is_blank, "label", space.columns)
+        # The doctor lists such rows, and recipes of versions without the option left them out.
+        if options.get("unlabelled", DROP) != DROP and not options.get("is_check"):
+            raise UsageError(f"{said}; give each a label, or leave them out with {LEAVE_OUT}")
+        report(f"{said}; left out of {split}")
+        left_out = np.asarray(table.lines)[is_blank].tolist()
+        found = replace(found.take(np.flatnonzero(~is_blank)), left_out=left_out)
+    labels, unknown = space.read(found.rows)
+    found = replace(found, labels=labels)
     whose = "the model" if space.reason == AS_TRAINED else "train"
+    total = len(found)
     if unknown:
         listed = ", ".join(f"{label!r} ({number:,})" for label, number in unknown.most_common(MOST_SHOWN))
         known = labels != UNKNOWN_LABEL
         if space.kind == SEVERAL:
-            flags, _ = replace(space, names=(*space.names, *unknown)).read(table)
+            flags, _ = replace(space, names=(*space.names, *unknown)).read(found.rows)
             known = ~flags[:, len(space.names) :].any(axis=1) | (space.reason != AS_TRAINED)
         ending = "" if known.all() else "; these rows are left out"
         report(f"{table.source}, {split}: {whose} lacks the labels {listed}{ending}")
         found = found.take(np.flatnonzero(known))
     if not len(found):
         raise UsageError(
-            f"{table.source}, {split}: {whose} has none of the labels in its {count(len(table), 'row')}, but "
+            f"{table.source}, {split}: {whose} has none of the labels in its {count(total, 'row')}, but "
             f"{', '.join(space.names[:MOST_SHOWN])}; correct them"
         )
     return found
@@ -438,7 +515,7 @@ def read_rows(
 
 def read_scored(
     tables: Mapping[str, Columns], options: Mapping[str, Any], config: "BertConfig", report: Report
-) -> dict[str, LabelledTexts]:
+) -> dict[str, TextExamples]:
     """Return the labelled rows of a table, or of dev and test, with the labels of a trained model.
 
     Raises:
@@ -448,28 +525,28 @@ def read_scored(
     given, kind = options["text"] or config.text_columns or [], find_problem_type(config)
     names, examples = tuple(config.id2label[place] for place in range(config.num_labels)), {}
     for split, table in scored.items():
-        if not set(table.table.column_names) & set(usual := options["label"] or LABEL_NAMES):
+        columns = table.table.column_names
+        if not set(columns) & set(usual := options["label"] or LABEL_NAMES):
             report(f"{table.source} has no column {' or '.join(map(repr, usual))}, skipping")
             continue
-        if missing := [name for name in given if name not in table.table.column_names]:
+        if missing := [name for name in given if name not in columns]:
             raise UsageError(f"{table.source} has no column {missing[0]!r}, which the model reads; rename one")
         text, label = choose_columns(table, given, options["label"])
         report(f"{table.source}: text from {' and '.join(map(repr, text))}, label from {', '.join(map(repr, label))}")
         if not has_labels(table, label):
             report(f"{table.source} has no labels in {' or '.join(map(repr, label))}, skipping")
             continue
+        space = LabelSpace(kind, names, tuple(label), AS_TRAINED)
         if kind == SEVERAL and len(label) == 1:
-            found = find_space(table, label, {**options, "problem_type": SEVERAL})
+            found = find_labels(table, label, SEVERAL, options["labels"], options["label_sep"])
             space = replace(found, names=names, reason=AS_TRAINED)
-        else:
-            space = LabelSpace(kind, names, tuple(label), AS_TRAINED)
-        table = drop_blank(table, text, report)
-        group = options["group"] if options["group"] in table.table.column_names else ""
-        examples[split] = read_rows(split, table, space, {**options, "text": text, "group": group, "folds": 0}, report)
+        group = options["group"] if options["group"] in columns else ""
+        changed = {**options, "text": text, "group": group, "unlabelled": DROP}
+        examples[split] = read_rows(split, drop_blank(table, text, report), space, changed, report)
     return examples
 
 
-def describe_labels(examples: Mapping[str, LabelledTexts]) -> list[str]:
+def describe_labels(examples: Mapping[str, TextExamples]) -> list[str]:
     """Return the share of each label in every split with labels, or the mean and the deviation of numbers."""
     labelled = {split: found for split, found in examples.items() if found.labels is not None}
     space = examples["train"].space
@@ -478,40 +555,8 @@ def describe_labels(examples: Mapping[str, LabelledTexts]) -> list[str]:
             f"  {split}: mean {found.labels.mean():.3f}, sd {found.labels.std():.3f}"
             for split, found in labelled.items()
         ]
-    counts = {split: count_labels(found) for split, found in labelled.items()}
+    counts = {split: space.count(found.labels) for split, found in labelled.items()}
     return describe_shares(counts, {split: len(found) for split, found in labelled.items()}, space.names)
-
-
-def count_labels(examples: LabelledTexts) -> np.ndarray:
-    """Return (L,) how many rows have each label."""
-    if examples.labels.ndim == 1:
-        return np.bincount(examples.labels, minlength=len(examples.space.names))
-    return examples.labels.sum(0)
-
-
-def find_weights(given: str | Mapping[str, float], train: LabelledTexts) -> list[float]:
-    """Return the weight of each label: balanced as in scikit-learn, or as given; empty without weights.
-
-    The balanced weight of one of several labels is its number of negative rows per positive row.
-
-    Raises:
-        UsageError: The problem is a regression, or a label is unknown or missing.
-    """
-    if not given:
-        return []
-    if train.space.kind == REGRESSION:
-        raise UsageError("class_weights is for labels, not for numbers; leave it out")
-    if given == BALANCED:
-        counts = count_labels(train).clip(min=1)  # a fold may have no row of a label
-        if train.labels.ndim == 1:
-            return (len(train) / (len(counts) * counts)).tolist()
-        return ((len(train) - counts).clip(min=1) / counts).tolist()  # a label of all rows is still learned
-    if set(given) != set(train.space.names):
-        wrong = ", ".join(map(repr, sorted(set(given) ^ set(train.space.names))[:MOST_SHOWN]))
-        raise UsageError(
-            f"class_weights and the labels differ in {wrong}; give a weight for each of {', '.join(train.space.names)}"
-        )
-    return [float(given[name]) for name in train.space.names]
 
 
 def list_rows() -> tuple[ScoreRow, ...]:
@@ -530,36 +575,4 @@ def list_rows() -> tuple[ScoreRow, ...]:
     return (*rows.values(), *tests)
 
 
-def spell_labels(examples: LabelledTexts) -> list[Hashable]:
-    """Return the name, the names or the number that each row is labelled with."""
-    names, labels = examples.space.names, examples.labels
-    if examples.space.kind == REGRESSION:
-        return labels.astype(np.float64).tolist()
-    if labels.ndim == 1:
-        return [names[label] for label in labels.tolist()]
-    return [tuple(names[place] for place in np.flatnonzero(row)) for row in labels]
-
-
-def name_apart(name: str, names: Collection[str], suffix: str) -> str:
-    """Return a name of a column, with a suffix if the table has a column of this name."""
-    while name in names:
-        name += suffix
-    return name
-
-
-def write_rows(rows: Columns, results: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table with its results as CSV: the input's columns, then those of the results."""
-    names = list(rows.table.column_names)
-    for name in results[0]:
-        names.append(name_apart(name, names, "_predicted"))
-    file = io.StringIO()
-    writer = csv.writer(file)  # a shorter line end would leave cells with a single "\r" unquoted
-    writer.writerow(names)
-    for start in range(0, len(results), ROWS_A_PART):
-        part = rows.table.slice(start, ROWS_A_PART).to_pylist()
-        for row, result in zip(part, results[start:], strict=False):
-            writer.writerow([*row.values(), *result.values()])
-    return file.getvalue()
-
-
-CLASSIFICATION = ClassificationTask()
+CLASSIFICATION = TextTask()

@@ -1,0 +1,243 @@
+"""The texts of an input and the results of a classifier: classes, several labels or numbers, in tables and in words."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from scipy.special import expit, softmax
+
+from bertkit.data.formats.rows import CHUNK_ROWS, Columns, name_apart
+from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL, SINGLE
+from bertkit.errors import UsageError, make_printable
+from bertkit.metrics.calibration import find_probabilities
+from bertkit.metrics.classification import FIXED_THRESHOLD, tune_thresholds
+from bertkit.metrics.table import LABEL, NAMES, PREDICTION, PROBABILITY_PREFIX, make_rows
+from bertkit.tasks.schema import NUMBER_SCHEMA, PROBABILITY, STRING, Schema, make_array, make_input, make_object
+from bertkit.tasks.task import PredictionSettings, Result, check_finite, use_transformers
+
+if TYPE_CHECKING:
+    from bertkit.model.config import BertConfig
+
+LONGEST_NAMES = 100  # characters of the names of an input, in a message
+PAIR_NAMES = (  # names of two texts that belong together: ours, which are transformers', and GLUE's
+    ("text", "text_pair"),
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+)
+TEXT_NAMES = ("text", "sentence", "review", "content", "comment", "message", "tweet", "body", "description", "title")
+
+
+class MissingText(UsageError):
+    """An input does not have the texts that a model reads, under any of their names."""
+
+
+# --- Inputs -----------------------------------------------------------------------------------------------------------
+
+
+def take_text(given: Mapping[str, Any], name: str) -> str:
+    """Return a text of an input.
+
+    Raises:
+        UsageError: It is missing, or not text.
+    """
+    if not isinstance(text := given.get(name), str):
+        has = "is missing" if name not in given else f"is {str(text)[:40]!r}, not a string"
+        kind = MissingText if name not in given else UsageError
+        raise kind(f"{name} {has}; the input has {list_names(given)}: give {name} as a string")
+    return text
+
+
+def list_names(given: Mapping[str, Any]) -> str:
+    """Return the names in an input, for a message."""
+    return make_printable(", ".join(map(str, given)))[:LONGEST_NAMES] or "nothing"
+
+
+def read_texts(given: Mapping[str, Any], pairs: bool | None) -> tuple[str, ...]:
+    """Return one text, or two if `pairs`; None: as many as the input has."""
+    for first, second in PAIR_NAMES:
+        if given.get(first) is not None and given.get(second) is not None:
+            if pairs is False:
+                raise UsageError(f"unexpected {second}; this model takes one text: remove it")
+            return take_text(given, first), take_text(given, second)
+    if pairs:
+        kind = UsageError if any(given.keys() >= set(pair) for pair in PAIR_NAMES) else MissingText
+        raise kind(f"the input has {list_names(given)}; this model takes two texts: give text and text_pair")
+    return (take_text(given, next(iter(guess_texts(given)), TEXT_NAMES[0])),)
+
+
+def guess_texts(names: Iterable[str]) -> list[str]:
+    """Return the names, in upper or lower case, of a text or of two that belong together; empty if none is usual."""
+    spelled = {str(name).lower(): name for name in names}
+    pair = next((pair for pair in PAIR_NAMES if spelled.keys() >= set(pair)), ())
+    return [spelled[name] for name in pair or [name for name in TEXT_NAMES if name in spelled][:1]]
+
+
+# --- Schemas ----------------------------------------------------------------------------------------------------------
+
+
+def describe_texts(sample: Sequence[str], settings: PredictionSettings) -> Schema:
+    """Return the schema of a text or two, of which the second may be optional."""
+    one, two = (dict(zip(PAIR_NAMES[0][:count], sample, strict=False)) for count in (1, 2))
+    return make_input(dict.fromkeys(one if settings.pairs is False else two, STRING), two if settings.pairs else one)
+
+
+def describe_results(settings: PredictionSettings) -> Schema:
+    """Return the schema of what `name_results` returns."""
+    labels, kind = settings.labels, settings.model.config.problem_type
+    label, probabilities = {"enum": labels}, make_object(dict.fromkeys(labels, PROBABILITY))
+    sets = {} if settings.set_limit is None else {"label_set": make_array(label)}
+    if kind == SEVERAL:
+        return make_object({"labels": make_array(label), "probabilities": probabilities} | sets)
+    if len(labels) == 1:
+        return make_object({"score": NUMBER_SCHEMA})
+    if kind == REGRESSION:
+        return make_object({"scores": make_object(dict.fromkeys(labels, NUMBER_SCHEMA))})
+    return make_object({"label": label, "probability": PROBABILITY, "probabilities": probabilities} | sets)
+
+
+# --- Results ----------------------------------------------------------------------------------------------------------
+
+
+def find_problem_type(config: "BertConfig") -> str:
+    """Return the kind of problem of a classifier, which many configurations leave to the number of labels."""
+    return config.problem_type or (REGRESSION if config.num_labels == 1 else SINGLE)
+
+
+def tabulate_logits(
+    logits: np.ndarray,
+    labels: np.ndarray | None,
+    names: Sequence[str],
+    kind: str,
+    thresholds: Sequence[float] | None = None,
+) -> pa.Table:
+    """Return the right and the predicted class, labels or number of each row, and its probabilities.
+
+    Args:
+        logits: (S, L).
+        labels: (S,) classes or numbers, or (S, L), 0 or 1 for each of several labels; None without answers.
+        thresholds: (L,) of several labels; None: tuned on `labels`, or fixed without these.
+
+    Raises:
+        UsageError: The logits are NaN or infinite.
+    """
+    logits, facts, probabilities = check_finite(logits), {}, np.empty((len(logits), 0))
+    if kind == REGRESSION:
+        columns = [None if values is None else values.astype(np.float64) for values in (labels, logits[:, 0])]
+    elif kind == SEVERAL:
+        probabilities = find_probabilities(logits, several=True)
+        if thresholds is None and labels is not None:
+            thresholds = tune_thresholds(probabilities, labels).tolist()
+        predicted = probabilities > np.array(thresholds or [FIXED_THRESHOLD] * len(names))
+        columns = [None if marks is None else spell_marks(marks, names) for marks in (labels, predicted)]
+        facts = {"decided": {"thresholds": list(thresholds)}} if thresholds else {}
+    else:
+        probabilities = find_probabilities(logits, several=False)
+        spelled = np.array(names, object)
+        columns = [None if labels is None else spelled[labels], spelled[logits.argmax(axis=1)]]
+    found = {name: column for name, column in zip((LABEL, PREDICTION), columns, strict=True) if column is not None}
+    found |= {f"{PROBABILITY_PREFIX}{name}": row for name, row in zip(names, probabilities.T, strict=False)}
+    return make_rows(found, names=[] if kind == REGRESSION else list(names), **facts)
+
+
+def spell_marks(marks: np.ndarray, names: Sequence[str]) -> pa.Array:
+    """Return the names whose mark (S, L) is not 0, for each row."""
+    return pa.array([[names[place] for place in np.flatnonzero(row)] for row in marks], NAMES)
+
+
+def name_results(
+    logits: np.ndarray,
+    labels: Sequence[str],
+    kind: str | None,
+    thresholds: Sequence[float] | None,
+    set_limit: float | None = None,
+) -> list[Result]:
+    """Return the class, the several labels, or the numbers of each row of logits (S, L).
+
+    Args:
+        set_limit: As in `PredictionSettings`.
+    """
+    if kind != SEVERAL and len(labels) == 1:
+        return [{"score": value} for value in logits[:, 0].tolist()]
+    if kind == REGRESSION:
+        return [{"scores": dict(zip(labels, row, strict=True))} for row in logits.tolist()]
+    # Several labels in 64 bits, as for the thresholds: fp32 rounds the probabilities of likely labels to 1.
+    probabilities = expit(logits.astype(np.float64)) if kind == SEVERAL else softmax(logits, axis=1)
+    limits = dict(zip(labels, thresholds or [FIXED_THRESHOLD] * len(labels), strict=True))
+    results: list[Result] = []
+    for best, values in zip(logits.argmax(1).tolist(), probabilities.tolist(), strict=True):
+        row = dict(zip(labels, values, strict=True))
+        result: Result = {"label": labels[best], "probability": values[best]}
+        if kind == SEVERAL:
+            result = {"labels": [label for label, value in row.items() if value > limits[label]]}
+        results.append(add_label_set(result | {"probabilities": row}, row, set_limit))
+    return results
+
+
+def add_label_set(result: Result, probabilities: Mapping[Any, float], set_limit: float | None) -> Result:
+    """Return a result with the label set: the labels that are likely enough, in their order; None adds none."""
+    if set_limit is None:
+        return result
+    return result | {"label_set": [label for label, value in probabilities.items() if 1 - value <= set_limit]}
+
+
+def describe_label_set(names: Sequence[str]) -> str:
+    """Return a label set in words."""
+    return f"  set: {', '.join(names) or '(empty)'}"
+
+
+def flatten_result(result: Result) -> dict[str, Any]:
+    """Return a result as a row, with several labels joined by "|"; empty if it forms none."""
+    if "score" in result:
+        return {"prediction": result["score"]}
+    if "scores" in result:
+        return {f"prediction_{label}": value for label, value in result["scores"].items()}
+    if "next_sentence" in result and "masks" not in result:
+        return {"next_sentence": result["next_sentence"]}
+    if "label" not in result and "labels" not in result:
+        return {}
+    row = {f"probability_{label}": value for label, value in result["probabilities"].items()}
+    if "label_set" in result:
+        row["label_set"] = SEPARATOR.join(result["label_set"])
+    if "labels" in result:
+        return {"labels": SEPARATOR.join(result["labels"])} | row
+    return {"label": result["label"], "probability": result["probability"]} | row
+
+
+def judge_pair(logits: np.ndarray) -> float:
+    """Return the probability that the second text follows the first, of next-sentence logits (2,)."""
+    return float(softmax(logits)[0])
+
+
+def describe_pair(result: Result) -> str:
+    """Return the probability of a result that the second text follows, in words."""
+    return f"follows: {result['next_sentence']:.1%}"
+
+
+def write_rows(rows: Columns, results: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table with its results as CSV: the input's columns, then those of the results."""
+    names = list(rows.table.column_names)
+    for name in results[0]:
+        names.append(name_apart(name, names, "_predicted"))
+    file = io.StringIO()
+    writer = csv.writer(file)  # a shorter line end would leave cells with a single "\r" unquoted
+    writer.writerow(names)
+    for start in range(0, len(results), CHUNK_ROWS):
+        part = rows.table.slice(start, CHUNK_ROWS).to_pylist()
+        for row, result in zip(part, results[start:], strict=False):
+            writer.writerow([*row.values(), *result.values()])
+    return file.getvalue()
+
+
+def use_pipeline(output: Path, texts: Sequence[str]) -> str:
+    """Return the shell command that classifies a text or two with plain transformers."""
+    pair = ", ".join(f'{name}="{text}"' for name, text in zip(PAIR_NAMES[0], texts, strict=False))
+    given = f"dict({pair})" if len(texts) == 2 else f'"{texts[0]}"'
+    call = f'pipeline("text-classification", {json.dumps(str(output))})({given})'
+    return use_transformers(f"from transformers import pipeline; print({call})")
