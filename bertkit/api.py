@@ -146,7 +146,7 @@ def train(
 def load(place: str | Path) -> "Run":
     """Open a finished run, an export, or a fine-tuned model on the Hub.
 
-    >>> bertkit.load("runs/stars").predict(["A fine film."])
+    >>> bertkit.load("runs/stars").predict([["A fine film", "It is never too long."]])
 
     Raises:
         UsageError: There is no model, or the run is not finished.
@@ -193,7 +193,7 @@ class Run:
     def predict(self, data: Any) -> Any:
         """Return the result of each input, in order.
 
-        >>> frame.join(run.predict(frame), rsuffix="_predicted")
+        >>> frame.assign(predicted=run.predict(frame)["label"])
 
         Args:
             data: A list of texts or of other inputs (`bertkit.Predictor`), a DataFrame, a Dataset or a pyarrow.Table.

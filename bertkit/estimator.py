@@ -24,7 +24,7 @@ class BertClassifier(ClassifierMixin, BaseEstimator):
 
     A tenth of the training rows is held out, and gives the scores in `run_.metrics`.
 
-    >>> cross_val_score(BertClassifier(num_train_epochs=5), texts, labels)
+    >>> BertClassifier(num_train_epochs=5).fit(texts, labels).predict(texts)
 
     Args:
         model, output: As for `train`; without an output the files are in a temporary directory. A pickle has them too.

@@ -52,7 +52,8 @@ def convert_table(data: Any, place: str = "data") -> pa.Table:
             table = data.with_format("arrow")[:].cast(data.features.arrow_schema)
         elif isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
             names = dict.fromkeys(chain.from_iterable(data))
-            table = pa.table({name: [row.get(name) for row in data] for name in names})
+            cells = ([row.get(name) for row in data] for name in names)
+            table = pa.table([pa.array(each, from_pandas=True) for each in cells], [*names])  # NaN is missing
         else:
             raise UsageError(f"{place} is {describe(data)}; give {KINDS}, or a dict of splits of these or of paths")
     except (pa.ArrowException, TypeError) as error:
