@@ -63,7 +63,7 @@ from bertkit.training.run_dir import (
     read_metrics,
 )
 
-PLACES = {"dir", "corpus"}  # the option that `data` is
+DATA_OPTIONS = {"dir", "corpus"}  # the one that a task has is `data`
 KEYWORDS = ("data", "model", "output", "text", "label", "budget", "search", "folds", "restarts", "workers", "private")
 OPTION = re.compile(rf"--({'|'.join(KEYWORDS)})\b")  # in messages that are written for the command line
 
@@ -258,7 +258,7 @@ class Run:
 
 def sort_settings(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return keywords as a recipe: options of the task in `[data]`, the others at the top level."""
-    options = {name: option.default for name, option in task.options.items() if name not in PLACES}
+    options = {name: option.default for name, option in task.options.items() if name not in DATA_OPTIONS}
     top = TOP_KEYS.keys() - {"task", "checkpoint", "pace"}
     recipe: dict[str, Any] = {"data": {}}
     for name, value in settings.items():
@@ -286,7 +286,7 @@ def make_plain(value: Any) -> Any:
 
 def name_data(task: Task, data: Any, output: Path) -> tuple[dict[str, Any], dict[str, pa.Table | Path]]:
     """Return the option of `[data]` that names the data, and the tables that are written there, if any."""
-    (key,) = PLACES & task.options.keys()
+    (key,) = DATA_OPTIONS & task.options.keys()
     if key == "corpus" and isinstance(data, list | tuple):
         return {key: make_plain(data)}, {}
     if data is None or isinstance(data, str | Path):

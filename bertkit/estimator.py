@@ -16,8 +16,6 @@ from bertkit.api import Run, train
 from bertkit.errors import UsageError
 from bertkit.training.run_dir import RUN_FILES
 
-NAMES = ("text", "text_pair")
-
 
 class BertClassifier(ClassifierMixin, BaseEstimator):
     """A classifier of texts or pairs of texts for scikit-learn.
@@ -67,7 +65,7 @@ class BertClassifier(ClassifierMixin, BaseEstimator):
         """
         texts, labels = read_texts(X), column_or_1d(y)
         check_consistent_length(texts, labels)
-        columns = dict(zip(NAMES, map(list, zip(*texts, strict=True)), strict=False))
+        columns = dict(zip(("text", "text_pair"), map(list, zip(*texts, strict=True)), strict=False))
         table = pa.table(columns | {"label": list(map(spell_label, labels.tolist()))})
         given = {"test_share": 0.0, "problem_type": "single_label_classification", **(self.settings or {})}
         given |= {key: getattr(self, key) for key in ("model", "max_length", "batch_size")}
