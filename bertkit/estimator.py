@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_consistent_length, column_or_1d
+from sklearn.utils.validation import check_is_fitted
 
 from bertkit.api import Run, train
 from bertkit.errors import UsageError
@@ -78,13 +79,15 @@ class BertClassifier(ClassifierMixin, BaseEstimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probabilities (S, L) of the labels in the order of `classes_`."""
+        check_is_fitted(self)
         found = self.run_.predict([row if len(row) > 1 else row[0] for row in read_texts(X)])
         names = list(map(spell_label, self.classes_.tolist()))
         return np.array([[result["probabilities"].get(name, 0.0) for name in names] for result in found])  # (S, L)
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable label of each text."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        likeliest = self.predict_proba(X).argmax(1)
+        return self.classes_[likeliest]
 
     def _make_directory(self) -> Path:
         """Return a new directory that is removed with this object."""
