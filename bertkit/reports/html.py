@@ -11,7 +11,7 @@ from io import BytesIO
 from typing import Any
 
 import bertkit
-from bertkit.reports.plots import Plot, draw_plots, load_pyplot
+from bertkit.reports.plots import Plot, draw_plots, load_matplotlib
 from bertkit.reports.tables import MISSING, NUMBER, Table, split_number
 
 TABLE_TEMPLATE, PAGE_TEMPLATE = "table.html.jinja", "page.html.jinja"
@@ -109,7 +109,7 @@ def draw_all(prefix: str, plots: Iterable[Plot]) -> list[dict[str, Any]]:
 def draw(prefix: str, plot: Plot) -> str:
     """Return the SVG of a plot whose ids begin with `prefix`."""
     stream = BytesIO()
-    with load_pyplot().rc_context(STYLE):
+    with load_matplotlib().rc_context(STYLE):
         draw_plots([plot], stream, "svg")
     return clean(stream.getvalue().decode(), prefix)
 

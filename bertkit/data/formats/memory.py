@@ -84,8 +84,8 @@ def write_tables(tables: Mapping[str, pa.Table | Path], folder: Path) -> None:
         else:
             pq.write_table(part, sink := pa.BufferOutputStream())
             files[f"{split}.parquet"] = sink.getvalue().to_pybytes()
-    present = {path.name: path.read_bytes() for path in folder.glob("[!.]*")}
-    if tables and present.items() - files.items():
+    present = {path.name for path in folder.glob("[!.]*")} if files else set()
+    if any(name not in files or (folder / name).read_bytes() != files[name] for name in present):
         raise UsageError(f"{folder} holds other data; name another directory with --output")
     for name in files.keys() - present:
         folder.mkdir(parents=True, exist_ok=True)
