@@ -38,11 +38,7 @@ def convert_tables(data: Any) -> dict[str, pa.Table | Path]:
 
 
 def convert_table(data: Any, place: str = "data") -> pa.Table:
-    """Convert a table to Arrow, without an index of pandas.
-
-    Raises:
-        UsageError: As for `convert_tables`; the message begins with `place`.
-    """
+    """Convert a table to Arrow, without an index of pandas; messages begin with `place`."""
     try:
         if isinstance(data, pa.Table):
             table = data
