@@ -9,6 +9,8 @@ from typing import Any
 __version__ = "0.1.0"  # pyproject.toml reads it; a checkout works without being installed
 
 _HOMES = {
+    "bertkit.api": ("Run", "load", "train"),
+    "bertkit.estimator": ("BertClassifier",),
     "bertkit.model.config": ("BertConfig",),
     "bertkit.errors": ("UsageError",),
     "bertkit.model.bert": ("BertModel",),

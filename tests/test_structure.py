@@ -59,7 +59,10 @@ def test_no_two_constants_or_classes_have_one_name():
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import bertkit", ("torch", "transformers", "numpy", "typer")),
+        (
+            "import bertkit",
+            ("torch", "transformers", "numpy", "typer", "sklearn", "pyarrow", "pandas", "datasets", "tqdm"),
+        ),
         ("import bertkit.cli", ("torch", "transformers", "numpy", "rich.table")),
         ("import bertkit.training.recipe", ("torch", "transformers")),
         ("from bertkit.tasks import TASKS", ("torch", "transformers", "datasets", "sklearn", "matplotlib")),

@@ -395,8 +395,9 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int
     is_finished = (output / METRICS_FILE).exists()
     check_early(task, written, given, reads_data=not is_finished)
 
+    from bertkit.studies.search import search_or_train
     from bertkit.training import plan, push
-    from bertkit.training import run as runs
+    from bertkit.training.budget import set_clock
 
     clock = set_clock(options.budget, settings) if options.budget else None
     with Screen() as screen:
@@ -415,34 +416,11 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int
             return
         with screen.watch_training():
             news = {"output": output, "report": screen.say, "progress": screen.advance}
-            if search or (clock and "held_back" in task.options):
-                from bertkit.studies.search import search as search_best
-
-                metrics = search_best(task, written, given, trials=search, clock=clock, **news)
-            elif clock:
-                from bertkit.training.budget import train_within
-
-                metrics = train_within(task, written, given, clock=clock, **news)
-            else:
-                metrics = runs.run(task, written, given, **news)
+            metrics = search_or_train(task, written, given, trials=search, clock=clock, **news)
         if not screen.quiet:
             screen.show_results(task, metrics, output)
             if options.push_to is not None:
                 upload(screen, output, options.push_to)
-
-
-def set_clock(budget: str, settings: Mapping[str, Any]) -> Any:
-    """Return the clock of a budget, which began with this process.
-
-    Raises:
-        UsageError: The budget is not a duration, or updates are given too.
-    """
-    from bertkit.system.clock import Clock, parse_duration
-
-    clock = Clock(parse_duration(budget))
-    if "max_steps" in settings.get("train", {}):
-        raise UsageError("--budget decides the number of updates; leave out train.max_steps (or --steps)")
-    return clock
 
 
 def describe_search(

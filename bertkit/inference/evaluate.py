@@ -102,6 +102,13 @@ class EvaluatedSplit:
         yield f"{mistakes}, the worst first, and scores: {self.output}"
 
 
+def load_predictor(run: str) -> Predictor:
+    """Return a model in the precision of its run, with which its scores were computed."""
+    recipe = find_file(run, RECIPE_FILE)
+    is_plain = recipe is None or find_export(run) is not None  # an export has a precision of its own
+    return Predictor(run, precision="auto" if is_plain else read_recipe(recipe).get("precision", "auto"))
+
+
 def open_scored(run: str, predictor: Predictor) -> ScoredModel:
     """Return a run, an export or a Hub model with its task and recipe; `predictor` has its model.
 
@@ -172,10 +179,7 @@ def evaluate(run: str, place: str | None, output: Path | None, report: Report = 
     Raises:
         UsageError: As `open_scored`; the data cannot be read or have no labels; or the output holds a run.
     """
-    recipe = find_file(run, RECIPE_FILE)
-    is_plain = recipe is None or find_export(run) is not None  # an export has a precision of its own
-    precision = "auto" if is_plain else read_recipe(recipe).get("precision", "auto")
-    scored = open_scored(run, Predictor(run, precision=precision))
+    scored = open_scored(run, load_predictor(run))
     task = scored.task
     folder = Path(run)
     if not folder.is_dir() and (output is None or place is None):

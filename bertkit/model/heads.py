@@ -150,7 +150,7 @@ def make_head_dropout(config: BertConfig) -> Dropout:
     return Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
 
 
-class BertClassifier(BertHead):
+class BertWithClassifier(BertHead):
     """Base class of the heads with one linear classifier after dropout."""
 
     score_count = 0  # outputs of the classifier; 0: one for each label
@@ -169,7 +169,7 @@ SENTENCE_LOSSES = {  # problem_type in a configuration -> loss
 }
 
 
-class BertForSequenceClassification(BertClassifier):
+class BertForSequenceClassification(BertWithClassifier):
     """Predict classes or scores of a text or a pair; `config.problem_type` says which (section 4.1, GLUE)."""
 
     output_class = SequenceClassifierOutput
@@ -278,7 +278,7 @@ def pool_logits(logits: Tensor, places: Tensor, shape: tuple[int, int], pooling:
     return spread.sum(1) / counts[:, None]  # (B, L)
 
 
-class BertForMultipleChoice(BertClassifier):
+class BertForMultipleChoice(BertWithClassifier):
     """Choose the best of C continuations: one scoring vector, softmax over the choices (section 4.4, SWAG)."""
 
     output_class = MultipleChoiceModelOutput
@@ -300,7 +300,7 @@ class BertForMultipleChoice(BertClassifier):
         return logits, None if labels is None else classify_loss(logits, labels, count)
 
 
-class BertForTokenClassification(BertClassifier):
+class BertForTokenClassification(BertWithClassifier):
     """Predict one label per token (section 5.3, named entities)."""
 
     output_class = TokenClassifierOutput

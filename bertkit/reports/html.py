@@ -11,10 +11,10 @@ from io import BytesIO
 from typing import Any
 
 import bertkit
-from bertkit.reports.plots import Plot, draw_plots, load_pyplot
+from bertkit.reports.plots import Plot, draw_plots, load_matplotlib
 from bertkit.reports.tables import MISSING, NUMBER, Table, split_number
 
-TEMPLATE = "page.html.jinja"
+TABLE_TEMPLATE, PAGE_TEMPLATE = "table.html.jinja", "page.html.jinja"
 LINES_SHOWN = 30  # longer lists are folded
 XML_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # not allowed in XML
 
@@ -55,6 +55,20 @@ def make_environment() -> Any:
     return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
 
 
+def load_template(*names: str) -> Any:
+    """Return the template that these files make together."""
+    environment = make_environment()
+    environment.filters |= {"digest": digest, "columns": style_columns, "minus": show_minus}
+    environment.globals["split_number"] = split_number
+    folder = files("bertkit.reports")
+    return environment.from_string("".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names))
+
+
+def show_table(table: Table) -> str:
+    """Return the HTML of a table alone, as a notebook shows it."""
+    return str(load_template(TABLE_TEMPLATE).module.show_table(table))
+
+
 def digest(text: str) -> str:
     """Return the SHA-256 of a text in Base64."""
     return b64encode(sha256(text.encode()).digest()).decode()
@@ -66,11 +80,7 @@ def render(parts: Sequence[Mapping[str, Any]]) -> str:
     Args:
         parts: Texts, tables, pictures (`draw_all`) and pairs of name and text; missing entries are left out.
     """
-    environment = make_environment()
-    environment.filters |= {"digest": digest, "columns": style_columns, "minus": show_minus}
-    environment.globals["split_number"] = split_number
-    template = environment.from_string(files("bertkit.reports").joinpath(TEMPLATE).read_text(encoding="utf-8"))
-    page = template.render(
+    page = load_template(TABLE_TEMPLATE, PAGE_TEMPLATE).render(
         parts=parts,
         title=parts[0]["name"] if len(parts) == 1 else "Runs and studies",
         made=f"{datetime.now(UTC):%Y-%m-%d} by bertkit {bertkit.__version__}",
@@ -99,7 +109,7 @@ def draw_all(prefix: str, plots: Iterable[Plot]) -> list[dict[str, Any]]:
 def draw(prefix: str, plot: Plot) -> str:
     """Return the SVG of a plot whose ids begin with `prefix`."""
     stream = BytesIO()
-    with load_pyplot().rc_context(STYLE):
+    with load_matplotlib().rc_context(STYLE):
         draw_plots([plot], stream, "svg")
     return clean(stream.getvalue().decode(), prefix)
 

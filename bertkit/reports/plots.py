@@ -3,7 +3,8 @@
 import os
 import textwrap
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from bertkit.reports.tables import ScoreRow, Table, TableCell, split_number
 from bertkit.system.files import atomic_open
+from bertkit.system.progress import is_notebook
 
 SIZE = (4.6, 3.6)  # of a plot, in inches
 DPI = 130
@@ -63,16 +65,29 @@ class Plot:
 # --- Drawing ----------------------------------------------------------------------------------------------------------
 
 
-def load_pyplot() -> Any:
-    """Import pyplot with a backend without windows, and without parsing $ as mathematics."""
-    os.environ["MPLBACKEND"] = "Agg"  # a notebook's backend may not be installed here, and the import would fail
+def load_matplotlib() -> Any:
+    """Import matplotlib; outside a notebook its backend is not asked for, because it may not be installed."""
+    if os.environ.get("MPLBACKEND", "").startswith("module:") and not is_notebook():
+        del os.environ["MPLBACKEND"]
     import matplotlib
 
-    matplotlib.use("Agg")
-    matplotlib.rcParams["text.parse_math"] = False
-    from matplotlib import pyplot
+    return matplotlib
 
-    return pyplot
+
+@contextmanager
+def open_figure(lines: int, columns: int, size: tuple[float, float], stream: IO[bytes], form: str) -> Iterator[Any]:
+    """Yield a figure and its axes, and write it in one of matplotlib's formats at the end.
+
+    Without pyplot, the backend of a notebook or a program stays as it is. $ is not parsed as mathematics.
+    """
+    context = load_matplotlib().rc_context({"text.parse_math": False})
+    from matplotlib.figure import Figure
+
+    with context, warnings.catch_warnings():
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure, figure.subplots(lines, columns, squeeze=False)
+        warnings.simplefilter("ignore")  # about characters that the font lacks
+        figure.savefig(stream, format=form, dpi=DPI)
 
 
 def save_plots(plots: Sequence[Plot], path: Path) -> None:
@@ -85,18 +100,9 @@ def save_plots(plots: Sequence[Plot], path: Path) -> None:
 def draw_plots(plots: Sequence[Plot], stream: IO[bytes], form: str) -> None:
     """Draw plots side by side in one of matplotlib's formats."""
     size = (SIZE[0] * len(plots), SIZE[1])
-    figure, axes = load_pyplot().subplots(1, len(plots), figsize=size, squeeze=False, layout="constrained")
-    for axis, plot in zip(axes[0], plots, strict=True):
-        draw_plot(axis, plot)
-    save_figure(figure, stream, form)
-
-
-def save_figure(figure: Any, stream: IO[bytes], form: str) -> None:
-    """Write a figure and close it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about characters that the font lacks
-        figure.savefig(stream, format=form, dpi=DPI)
-    load_pyplot().close(figure)
+    with open_figure(1, len(plots), size, stream, form) as (_, axes):
+        for axis, plot in zip(axes[0], plots, strict=True):
+            draw_plot(axis, plot)
 
 
 def draw_plot(axis: Any, plot: Plot) -> None:
@@ -142,14 +148,15 @@ def save_matrices(tables: Sequence[Table], caption: str, path: Path) -> None:
     height = max(0.62 * len(table.rows) for table in tables) + 1.3
     width = max(1.05 * len(table.heads[1:]) + 0.085 * max(map(len, list_heads(table))) for table in tables) + 0.9
     size = (max(width * columns, 4.5), height * lines + 0.6)
-    figure, axes = load_pyplot().subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
-    for axis in axes.flat[len(tables) :]:
-        axis.set_visible(False)
-    for axis, table in zip(axes.flat, tables, strict=False):
-        draw_matrix(axis, table)
-    figure.supxlabel(textwrap.fill(caption, int(size[0] * 15)), fontsize="small", color="0.35")
-    with atomic_open(path, "wb") as stream:
-        save_figure(figure, stream, path.suffix[1:])
+    with (
+        atomic_open(path, "wb") as stream,
+        open_figure(lines, columns, size, stream, path.suffix[1:]) as (figure, axes),
+    ):
+        for axis in axes.flat[len(tables) :]:
+            axis.set_visible(False)
+        for axis, table in zip(axes.flat, tables, strict=False):
+            draw_matrix(axis, table)
+        figure.supxlabel(textwrap.fill(caption, int(size[0] * 15)), fontsize="small", color="0.35")
 
 
 def list_heads(table: Table) -> list[str]:

@@ -35,7 +35,7 @@ from bertkit.training.arguments import make_arguments
 from bertkit.training.prepare import Prepared, name_examples, prepare
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe, list_decisive, merge, read_recipe, save_recipe
-from bertkit.training.run_dir import BEST, FIRST, STUDY_RESULT, check_data, hold_run_dir
+from bertkit.training.run_dir import BEST, DATA, FIRST, STUDY_RESULT, check_data, hold_run_dir
 
 SHOWN_EVERY = 0.1  # seconds
 
@@ -263,7 +263,7 @@ def check_directory(study: Study, output: Path) -> None:
     """Check that the directory holds the same study, or nothing."""
     if not (output / STUDY_FILE).exists():
         # A study that is killed in its first moments may leave a hidden file.
-        if output.is_dir() and any(not path.name.startswith(".") for path in output.iterdir()):
+        if output.is_dir() and any(not path.name.startswith(".") and path.name != DATA for path in output.iterdir()):
             raise UsageError(f"{output} is not empty and holds no study; name another directory with --output")
         return
     old = list_parts(make_study(read_recipe(output / STUDY_FILE), where=str(output / STUDY_FILE)))

@@ -36,7 +36,7 @@ from bertkit.system.files import atomic_write, write_json
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.task import Task
 from bertkit.training.arguments import complete
-from bertkit.training.budget import CLOCK_FILE, fit, scale_warmup, time_row
+from bertkit.training.budget import CLOCK_FILE, fit, scale_warmup, time_row, train_within
 from bertkit.training.callbacks import Diverged, Progress, ScoreAt, TrainingEnded
 from bertkit.training.cost import PROBE_SECONDS, measure_costs
 from bertkit.training.pace import TooShort
@@ -81,6 +81,30 @@ class TrialEnded(TrainingEnded):
         self.updates = updates
         self.value = value
         self.reason = reason
+
+
+def search_or_train(
+    task: Task,
+    *recipes: Mapping[str, Any],
+    output: Path,
+    trials: int = 0,
+    clock: Clock | None = None,
+    report: Report = ignore,
+    progress: Progress = ignore,
+) -> dict[str, Any]:
+    """Train a task and return its scores: after a search if trials are asked for or a clock allows them, else once.
+
+    Args:
+        trials, clock: As for `search`.
+
+    Raises:
+        UsageError: As for `run`, or the time is too short.
+        Interrupted: As for `run`.
+    """
+    news = {"output": output, "report": report, "progress": progress}
+    if trials or (clock and "held_back" in task.options):
+        return search(task, *recipes, trials=trials, clock=clock, **news)
+    return train_within(task, *recipes, clock=clock, **news) if clock else run(task, *recipes, **news)
 
 
 def search(

@@ -1,6 +1,8 @@
 """Reporting the progress of long work."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -16,3 +18,25 @@ def describe_duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def is_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    shell = sys.modules.get("IPython")
+    return shell is not None and hasattr(shell.get_ipython(), "kernel")
+
+
+@contextmanager
+def show_bar() -> Iterator[Callable[[int, int, Mapping[str, float]], None]]:
+    """Yield a function that moves one progress bar: the amount done, the whole amount, and the latest losses."""
+    from tqdm.auto import tqdm
+
+    with tqdm(total=0) as bar:
+
+        def move(done: int, total: int, losses: Mapping[str, float]) -> None:
+            if (done, total) < (bar.n, bar.total) or total != bar.total:  # another training has begun
+                bar.reset(total)
+            bar.update(done - bar.n)
+            bar.set_postfix({name: value for name, value in losses.items() if name.endswith("loss")})
+
+        yield move

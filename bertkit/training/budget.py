@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from bertkit.errors import UsageError, explain_damage
-from bertkit.system.clock import Clock
+from bertkit.system.clock import Clock, parse_duration
 from bertkit.system.differences import find_differences, name_differences
 from bertkit.system.files import write_json
 from bertkit.system.progress import Report, describe_duration, ignore
@@ -46,6 +46,22 @@ class MeasuredCosts(msgspec.Struct, frozen=True):
 
     update_seconds: dict[Annotated[int, msgspec.Meta(ge=0)], Annotated[float, msgspec.Meta(gt=0, le=1e9)]]
     row_seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
+
+def set_clock(budget: str, given: Mapping[str, Any], begun: float | None = None) -> Clock:
+    """Return the clock of a budget, such as 20m.
+
+    Args:
+        given: The recipe that a person has given.
+        begun: As for `Clock`.
+
+    Raises:
+        UsageError: The budget is not a duration, or updates are given too.
+    """
+    clock = Clock(parse_duration(budget), begun)
+    if "max_steps" in given.get("train", {}):
+        raise UsageError("--budget decides the number of updates; leave out train.max_steps (or --steps)")
+    return clock
 
 
 def train_within(

@@ -49,6 +49,7 @@ LENGTHS_FILE = "lengths.json"  # the number of sequences of each length in token
 DOCTOR_FILE = "doctor.json"  # repeated rows of the data, in the form of `bertkit doctor --json`
 FIRST = "first"  # the run that comes before this one
 SEARCH = "search"  # the tries that come before this run
+DATA = "data"  # tables that were given in memory
 BEST = "best"  # the model of an earlier update that was better than the last
 RECEIVED = ".received"  # files that arrive from a machine without this disk
 NOTED_PACKAGES = (
@@ -81,6 +82,7 @@ PUBLISHED = (
 RUN_FILES = (*PUBLISHED, DOCTOR_FILE, LENGTHS_FILE, "README.md", "model.safetensors")
 RUN_FOLDERS = (
     BEST,
+    DATA,
     SEARCH,
     PREDICTIONS,
     EVALUATIONS,
@@ -111,7 +113,7 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
         return None
     if not (output / RECIPE_FILE).exists():
         # A hidden file may be left from a run that was killed right after its start.
-        if any(not path.name.startswith(".") and path.name != SEARCH for path in output.iterdir()):
+        if any(not path.name.startswith(".") and path.name not in (DATA, SEARCH) for path in output.iterdir()):
             raise UsageError(f"{output} is not empty and holds no run; name another directory with --output")
         return None
     differences = find_differences(*map(list_decisive, (read_recipe(output / RECIPE_FILE), recipe)))

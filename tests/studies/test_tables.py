@@ -41,7 +41,8 @@ def test_curves_have_a_panel_for_every_score_that_was_logged(tmp_path):
 
 @pytest.mark.slow
 def test_the_backend_of_a_notebook_that_is_not_installed_is_not_asked_for(tmp_path):
-    draw = "from bertkit.reports.plots import load_pyplot; load_pyplot().figure().savefig('a.svg')"
+    draw = "from bertkit.reports.plots import Plot, Series, save_plots; from pathlib import Path; "
+    draw += "save_plots([Plot('a', 'x', [Series('b', [(0, 1), (1, 2)], 'C0-')])], Path('a.svg'))"
     environment = os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
     subprocess.run([sys.executable, "-c", draw], cwd=tmp_path, env=environment, check=True)
     assert (tmp_path / "a.svg").exists()

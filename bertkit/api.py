@@ -1,0 +1,350 @@
+"""The Python door: train a task on data in memory or in files, open what was trained, and use it.
+
+    run = bertkit.train("classify", data=frame, text="review", label="stars", output="runs/stars")
+    run.predict(frame)
+
+It is the command line with keywords in the place of options, and makes the same directories. Left out: printing. Lines
+and progress go to callbacks; without them nothing is shown, except one bar in a notebook.
+"""
+
+import inspect
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from transformers import TrainingArguments
+
+from bertkit.data.formats.memory import convert_table, convert_tables, write_tables
+from bertkit.data.formats.rows import SPLIT_NAMES
+from bertkit.errors import UsageError, explain_refusal
+from bertkit.inference.evaluate import evaluate, load_predictor
+from bertkit.inference.export_record import find_export
+from bertkit.inference.forms import list_columns
+from bertkit.inference.predictor import Predictor
+from bertkit.model.checkpoint import find_file, load_config
+from bertkit.model.config import BertConfig
+from bertkit.reports.html import show_table
+from bertkit.reports.tables import list_shown, tabulate_scores
+from bertkit.studies.folds import define_folds, gather_folds
+from bertkit.studies.runner import run_study
+from bertkit.studies.search import search_or_train
+from bertkit.studies.spec import STUDY_FILE, make_study, propose
+from bertkit.system.progress import Report, ignore, is_notebook, show_bar
+from bertkit.system.state import leave_as_found
+from bertkit.tasks import TASKS
+from bertkit.tasks.pretraining import choose_starter
+from bertkit.tasks.task import Task
+from bertkit.tasks.texts import flatten_result
+from bertkit.training.budget import set_clock
+from bertkit.training.callbacks import Progress
+from bertkit.training.early_checks import check_early
+from bertkit.training.predictions import TABLE_SUFFIX, read_table
+from bertkit.training.push import push
+from bertkit.training.recipe import TOP_KEYS, merge, read_recipe
+from bertkit.training.run_dir import (
+    DATA,
+    METRICS_FILE,
+    PREDICTIONS,
+    RECIPE_FILE,
+    SEARCH,
+    STUDY_RESULT,
+    has_begun,
+    read_metrics,
+)
+
+DATA_OPTIONS = {"dir", "corpus"}  # the one that a task has is `data`
+KEYWORDS = ("data", "model", "output", "text", "label", "budget", "search", "folds", "restarts", "workers", "private")
+OPTION = re.compile(rf"--({'|'.join(KEYWORDS)})\b")  # in messages that are written for the command line
+
+
+def train(
+    task: str,
+    data: Any = None,
+    *,
+    output: str | Path | None = None,
+    model: str | Path | None = None,
+    train: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+    phase: Sequence[Mapping[str, Any]] | None = None,
+    budget: str | None = None,
+    search: int = 0,
+    folds: int = 0,
+    restarts: int = 1,
+    workers: int | str = 1,
+    report: Report = ignore,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> "Run | list[Run]":
+    """Train a task, and return its run; the same call continues an unfinished run and does not repeat a finished one.
+
+    Seeds, signal handlers, logging and threads are left as they were.
+
+    >>> run = bertkit.train("classify", data=frame, text=["title", "body"], label="stars", output="runs/stars")
+
+    Args:
+        task: classify, ner, squad1, squad2, swag, pretrain, or a task of GLUE, such as mnli.
+        data: A path or a Hub data set; a pandas DataFrame, a `datasets.Dataset`, a `pyarrow.Table` or a list of dicts;
+            or a dict of splits (train, dev, test) to tables or paths. Tables are written to `OUTPUT/data`. None: the
+            task's own data set.
+        output: The run directory (default: one in runs/).
+        model: The checkpoint or run to start from.
+        train, config, phase: The tables `[train]`, `[model]` and `[[phase]]` of the recipe.
+        budget: The time for everything, such as "20m".
+        search: The number of settings that are compared on held-back training rows.
+        folds: The number of folds, each of which is predicted by a model that has not seen it.
+        restarts: The number of runs with seeds of their own.
+        workers: The number of processes for folds and restarts, or "ray".
+        report: Called with a line of text now and then, such as `print`.
+        progress: Called after every logged update with the updates done, all updates and the latest losses.
+        settings: The task's options by their names in `[data]`, and top-level keys of a recipe, such as `batch_size`.
+
+    Returns:
+        The run; with folds or restarts a list of runs, of which only the best keeps its weights.
+
+    Raises:
+        UsageError: A keyword, the data or the directory is wrong; nothing is overwritten.
+        Interrupted: SIGTERM or SIGINT was received; a checkpoint was saved.
+    """
+    if task not in TASKS:
+        raise UsageError(f"unknown task {task!r}; {propose(str(task), TASKS)}")
+    kind = TASKS[task]
+    output = Path(os.path.expanduser(output or Path("runs", task)))
+    several = folds or restarts > 1
+    if (several and (budget or search)) or (folds and restarts > 1):
+        raise UsageError("folds=, restarts= and budget= or search= exclude each other; leave out all but one")
+    tables = {"checkpoint": model, "train": train, "model": config, "phase": phase}
+    given = merge(make_plain(tables | sort_settings(kind, settings)))
+    with ExitStack() as stack:
+        stack.enter_context(name_keywords())
+        stack.enter_context(leave_as_found())
+        place, kept = name_data(kind, data, output)
+        given = merge(given, {"data": place})
+        check_early(kind, given, reads_data=not kept and not (output / METRICS_FILE).exists())
+        stack.enter_context(hold_tables(kept, output))
+        if progress is None:
+            progress = stack.enter_context(show_bar()) if is_notebook() else ignore
+        if several:
+            definition = define_folds(task, {}, folds) if folds else {"tasks": [task], "restarts": restarts}
+            return train_study(definition, given, output, workers, report, progress)
+        clock = set_clock(budget, given, time.monotonic()) if budget else None
+        recipes = [{} if "dir" in kind.options else choose_starter(given), given]
+        search_or_train(kind, *recipes, output=output, trials=search, clock=clock, report=report, progress=progress)
+    return Run(str(output))
+
+
+def load(place: str | Path) -> "Run":
+    """Open a finished run, an export, or a fine-tuned model on the Hub.
+
+    >>> bertkit.load("runs/stars").predict([["A fine film", "It is never too long."]])
+
+    Raises:
+        UsageError: There is no model, or the run is not finished.
+    """
+    name = os.path.expanduser(place)
+    with name_keywords(), leave_as_found():
+        has_recipe, has_scores = (Path(name, file).is_file() for file in (RECIPE_FILE, METRICS_FILE))
+        if has_recipe and not has_scores and find_export(name) is None:
+            raise UsageError(f"{name} is not finished; repeat the call or the command that began it")
+        load_config(name)
+    return Run(name)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, an export or a model on the Hub, at work.
+
+    Attributes:
+        place: Its directory, or its name on the Hub.
+    """
+
+    place: str
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Return the scores of metrics.json; `score` is the task's own. Empty without this file."""
+        path = find_file(self.place, METRICS_FILE)
+        return {} if path is None else read_metrics(path)
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """Return the model as a function from inputs to results, in the precision of its training."""
+        with name_keywords(), leave_as_found():
+            return load_predictor(self.place)
+
+    def predictions(self, split: str = "dev") -> pa.Table:
+        """Return the prediction table of a split; `.to_pandas()` makes a DataFrame of it."""
+        path = Path(self.place, PREDICTIONS, f"{split}{TABLE_SUFFIX}")
+        if not path.is_file():
+            known = sorted(each.stem for each in path.parent.glob(f"*{TABLE_SUFFIX}"))
+            raise UsageError(f"{self.place} has no predictions of {split!r}; expected {', '.join(known) or 'a run'}")
+        return read_table(path)
+
+    def predict(self, data: Any) -> Any:
+        """Return the result of each input, in order.
+
+        >>> frame.assign(predicted=run.predict(frame)["label"])
+
+        Args:
+            data: A list of texts or of other inputs (`bertkit.Predictor`), a DataFrame, a Dataset or a pyarrow.Table.
+
+        Returns:
+            A DataFrame with the same index for a DataFrame, otherwise a list of dicts.
+
+        Raises:
+            UsageError: An input does not fit the model.
+        """
+        with name_keywords():
+            results = self.predictor(data.to_pylist() if isinstance(data, pa.Table) else data)
+        if not hasattr(data, "iterrows"):
+            return results
+        import pandas as pd
+
+        columns = list_columns(self.predictor.output_schema)  # empty if the results form no table
+        return pd.DataFrame(list(map(flatten_result, results)) if columns else results, index=data.index)
+
+    def evaluate(self, data: Any) -> dict[str, Any]:
+        """Return the scores on labelled rows that the model has not seen, with intervals and baselines.
+
+        Args:
+            data: The path of a file, or a table as for `train`.
+
+        Raises:
+            UsageError: The data have no labels, or do not fit the model.
+        """
+        with name_keywords(), leave_as_found(), tempfile.TemporaryDirectory() as folder:
+            place = Path(folder, "data.parquet")
+            if isinstance(data, str | Path):
+                place = Path(os.path.expanduser(data))
+            else:
+                pq.write_table(convert_table(data), place)
+            found = evaluate(self.place, str(place), Path(folder, "scores"))
+            if len(found) > 1:
+                raise UsageError(f"{place} has {len(found)} splits; give the file of one of them")
+            return dict(found[0].metrics)
+
+    def push(self, repo: str, private: bool = False, report: Report = ignore) -> str:
+        """Upload the run to the Hugging Face Hub, and return its URL; data and predictions stay here.
+
+        Args:
+            repo: owner/name, or a name under your own account.
+            private: Make the repository private.
+        """
+        with name_keywords(), leave_as_found():
+            return push(Path(self.place), repo, private=private, report=report)
+
+    def _repr_html_(self) -> str | None:
+        """Return the table of scores, for a notebook; None without scores."""
+        path = find_file(self.place, RECIPE_FILE)
+        if path is None or not (metrics := self.metrics):
+            return None
+        task = TASKS[read_recipe(path)["task"]]
+        shown = tabulate_scores(list_shown(task.table, task.metric, metrics), metrics, "score")
+        return show_table(replace(shown, caption=self.place))
+
+
+# --- A call -----------------------------------------------------------------------------------------------------------
+
+
+def sort_settings(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keywords as a recipe: options of the task in `[data]`, the others at the top level."""
+    options = {name: option.default for name, option in task.options.items() if name not in DATA_OPTIONS}
+    top = TOP_KEYS.keys() - {"task", "checkpoint", "pace"}
+    recipe: dict[str, Any] = {"data": {}}
+    for name, value in settings.items():
+        if name in options:
+            recipe["data"][name] = [value] if isinstance(value, str) and isinstance(options[name], list) else value
+        elif name in top:
+            recipe[name] = value
+        else:
+            tables = {"train": TrainingArguments.__dataclass_fields__, "config": BertConfig.__annotations__}
+            homes = [f"{table}={{{name!r}: …}}" for table, fields in tables.items() if name in fields]
+            known = [*options, *top, *(each for each in inspect.signature(train).parameters if each != "settings")]
+            remedy = f"write {homes[0]}" if homes else propose(name, known)
+            raise UsageError(f"unknown keyword {name!r} of {task.name}; {remedy}")
+    return recipe
+
+
+def make_plain(value: Any) -> Any:
+    """Return a value with the types of TOML: paths as texts, tuples as lists, numbers of numpy as Python's."""
+    if isinstance(value, Mapping):
+        return {key: make_plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(make_plain, value))
+    return str(value) if isinstance(value, Path) else value.item() if isinstance(value, np.generic) else value
+
+
+def name_data(task: Task, data: Any, output: Path) -> tuple[dict[str, Any], dict[str, pa.Table | Path]]:
+    """Return the option of `[data]` that names the data, and the tables that are written there, if any."""
+    (key,) = DATA_OPTIONS & task.options.keys()
+    if key == "corpus" and isinstance(data, list | tuple):
+        return {key: make_plain(data)}, {}
+    if data is None or isinstance(data, str | Path):
+        return {key: [str(data)] if key == "corpus" and data else data and str(data)}, {}
+    if key == "corpus":
+        raise UsageError(f"{task.name} reads texts, got {type(data).__name__}; give paths of text files, or a data set")
+    names, tables = sum(SPLIT_NAMES.values(), ()), convert_tables(data)
+    unknown = [str(split) for split in tables if split not in names]
+    if unknown and not hasattr(data, "column_names"):  # others of a DatasetDict are left out, as on the Hub
+        raise UsageError(f"unknown split {unknown[0]!r} in data; {propose(unknown[0], names)}")
+    return {key: str(output / DATA)}, {split: part for split, part in tables.items() if split in names}
+
+
+@contextmanager
+def hold_tables(tables: Mapping[str, pa.Table | Path], output: Path) -> Iterator[None]:
+    """Write tables to `output/data`, unless they are there; they go again if the run fails before it begins."""
+    folder = output / DATA
+    is_new = bool(tables) and not folder.exists()
+    try:
+        with explain_refusal(f"the directory {folder}"):
+            write_tables(tables, folder)
+        yield
+    except BaseException:
+        if is_new and not any((has_begun(output), (output / STUDY_FILE).exists(), (output / SEARCH).exists())):
+            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):
+                output.rmdir()
+        raise
+
+
+def train_study(
+    definition: Mapping[str, Any],
+    given: Mapping[str, Any],
+    output: Path,
+    workers: int | str,
+    report: Report,
+    progress: Progress,
+) -> list[Run]:
+    """Do the runs of folds or of restarts, and return them in order."""
+
+    def show(found: Mapping[str, Any]) -> None:
+        progress(found["over"], found["runs"], {})
+
+    study = make_study(definition, given, where="train")
+    results = run_study(study, output=output, workers=workers, report=report, progress=show)
+    if results["failed"]:
+        why = f"{output / STUDY_RESULT} gives the reasons, and the same call retries them"
+        raise UsageError(f"{results['failed']:,} of {results['runs']:,} runs failed; {why}")
+    if "folds" in study.recipe.get("data", {}):
+        gather_folds(results, output)
+    return [Run(str(output / each["directory"])) for cell in results["cells"] for each in cell["runs"]]
+
+
+@contextmanager
+def name_keywords() -> Iterator[None]:
+    """Name keywords in messages that name options of the command line."""
+    try:
+        yield
+    except UsageError as error:
+        error.args = (OPTION.sub(r"\1=", str(error)),)
+        raise

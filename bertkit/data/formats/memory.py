@@ -1,0 +1,89 @@
+"""Tables in memory: DataFrames, data sets of `datasets`, Arrow tables and lists of rows -> Arrow tables.
+
+Written as Parquet, such a table is read as one that came from a file. Class labels of `datasets` stay numbers with
+their names in the schema, from which the reader of Parquet takes them.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bertkit.errors import UsageError, join_lines
+from bertkit.system.files import atomic_open
+
+KINDS = "a DataFrame, a Dataset, a pyarrow.Table or a list of dicts"
+FEATURES = b"huggingface"  # the key of the schema under which `datasets` keeps the types of its columns
+
+
+def convert_tables(data: Any) -> dict[str, pa.Table | Path]:
+    """Convert data in memory to one table per split; a path stays one.
+
+    Args:
+        data: A table, which is train: a pandas DataFrame, a `datasets.Dataset`, a `pyarrow.Table` or a list of dicts;
+            or a mapping of splits to these or to paths, such as a `datasets.DatasetDict`.
+
+    Raises:
+        UsageError: It is none of these, or a column has values of several types.
+    """
+    if not isinstance(data, Mapping):
+        return {"train": convert_table(data)}
+    return {
+        split: Path(part) if isinstance(part, str | Path) else convert_table(part, f"data[{split!r}]")
+        for split, part in data.items()
+    }
+
+
+def convert_table(data: Any, place: str = "data") -> pa.Table:
+    """Convert a table to Arrow, without an index of pandas; messages begin with `place`."""
+    try:
+        if isinstance(data, pa.Table):
+            table = data
+        elif hasattr(data, "iterrows"):
+            table = pa.Table.from_pandas(data, preserve_index=False)
+        elif hasattr(data, "with_format") and hasattr(data, "column_names"):
+            table = data.with_format("arrow")[:].cast(data.features.arrow_schema)
+        elif isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
+            names = dict.fromkeys(chain.from_iterable(data))
+            cells = ([row.get(name) for row in data] for name in names)
+            table = pa.table([pa.array(each, from_pandas=True) for each in cells], [*names])  # NaN is missing
+        else:
+            raise UsageError(f"{place} is {describe(data)}; give {KINDS}, or a dict of splits of these or of paths")
+    except (pa.ArrowException, TypeError) as error:
+        raise UsageError(f"{place}: {join_lines(error)}; give each column values of one type") from None
+    known = {key: value for key, value in (table.schema.metadata or {}).items() if key == FEATURES}
+    return table.replace_schema_metadata(known)  # pandas' own would differ from version to version
+
+
+def describe(data: Any) -> str:
+    """Return the type of a value in words, with that of its items."""
+    name = type(data).__name__
+    if isinstance(data, str) or not isinstance(data, Sequence):
+        return f"of type {name}"
+    return f"a {name} of {type(data[0]).__name__}" if len(data) else f"an empty {name}"
+
+
+def write_tables(tables: Mapping[str, pa.Table | Path], folder: Path) -> None:
+    """Write each split to `folder` as Parquet, a file as it is; what is there must be the same.
+
+    Raises:
+        UsageError: The folder holds other data, or a file cannot be read.
+    """
+    files = {}
+    for split, part in tables.items():
+        if isinstance(part, Path):
+            suffixes = part.suffixes[-2:] if part.suffix == ".gz" else part.suffixes[-1:]
+            files["".join([split, *suffixes])] = part.read_bytes()
+        else:
+            pq.write_table(part, sink := pa.BufferOutputStream())
+            files[f"{split}.parquet"] = sink.getvalue().to_pybytes()
+    present = {path.name for path in folder.glob("[!.]*")} if files else set()
+    if any(name not in files or (folder / name).read_bytes() != files[name] for name in present):
+        raise UsageError(f"{folder} holds other data; name another directory with --output")
+    for name in files.keys() - present:
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_open(folder / name, "wb") as file:
+            file.write(files[name])

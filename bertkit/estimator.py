@@ -1,0 +1,132 @@
+"""The estimator for scikit-learn: `bertkit.train` and `Run.predict` behind `fit` and `predict`."""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_consistent_length, column_or_1d
+from sklearn.utils.validation import check_is_fitted
+
+from bertkit.api import Run, train
+from bertkit.errors import UsageError
+from bertkit.training.run_dir import RUN_FILES
+
+
+class BertClassifier(ClassifierMixin, BaseEstimator):
+    """A classifier of texts or pairs of texts for scikit-learn.
+
+    A tenth of the training rows is held out, and gives the scores in `run_.metrics`.
+
+    >>> BertClassifier(num_train_epochs=5).fit(texts, labels).predict(texts)
+
+    Args:
+        model, output: As for `train`; without an output the files are in a temporary directory. A pickle has them too.
+        max_length, batch_size, learning_rate, num_train_epochs: Keys of the recipe; None: the task's defaults.
+        random_state: The seed.
+        settings: Further keywords of `train`.
+
+    Attributes:
+        classes_: The labels, sorted.
+        run_: The `Run`.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str | Path | None = None,
+        output: str | Path | None = None,
+        max_length: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | None = None,
+        num_train_epochs: float | None = None,
+        random_state: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model = model
+        self.output = output
+        self.max_length = max_length
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.num_train_epochs = num_train_epochs
+        self.random_state = random_state
+        self.settings = settings
+
+    def fit(self, X: Any, y: Any) -> "BertClassifier":
+        """Fine-tune on texts and their labels.
+
+        Args:
+            X: A list, an array or a Series of texts; a list, an array or a DataFrame of pairs, or a DataFrame of texts.
+            y: One label per text.
+        """
+        texts, labels = read_texts(X), column_or_1d(y)
+        check_consistent_length(texts, labels)
+        columns = dict(zip(("text", "text_pair"), map(list, zip(*texts, strict=True)), strict=False))
+        table = pa.table(columns | {"label": list(map(spell_label, labels.tolist()))})
+        given = {"test_share": 0.0, "problem_type": "single_label_classification", **(self.settings or {})}
+        given |= {key: getattr(self, key) for key in ("model", "max_length", "batch_size")}
+        rates = {key: getattr(self, key) for key in ("learning_rate", "num_train_epochs")}
+        given["train"] = {**given.get("train", {}), **rates, "seed": self.random_state}
+        output = self.output or self._make_directory()
+        self.run_ = train("classify", table, text=list(columns), label="label", output=output, **given)
+        self.classes_ = np.unique(labels)
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Return the probabilities (S, L) of the labels in the order of `classes_`."""
+        check_is_fitted(self)
+        found = self.run_.predict([row if len(row) > 1 else row[0] for row in read_texts(X)])
+        names = list(map(spell_label, self.classes_.tolist()))
+        return np.array([[result["probabilities"].get(name, 0.0) for name in names] for result in found])  # (S, L)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the most probable label of each text."""
+        likeliest = self.predict_proba(X).argmax(1)
+        return self.classes_[likeliest]
+
+    def _make_directory(self) -> Path:
+        """Return a new directory that is removed with this object."""
+        folder = tempfile.mkdtemp(prefix="bertkit-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a pickle, with the files of the run in the place of its path."""
+        state = dict(super().__getstate__())
+        if isinstance(found := state.get("run_"), Run):
+            files = [path for path in Path(found.place).iterdir() if path.name in RUN_FILES]
+            state["run_"] = {path.name: path.read_bytes() for path in files}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore the state of a pickle; the files of the run go to a temporary directory."""
+        if files := state.get("run_"):
+            folder = self._make_directory()
+            for name, content in files.items():
+                (folder / name).write_bytes(content)
+            state = state | {"run_": Run(str(folder))}
+        super().__setstate__(state)
+
+
+def read_texts(given: Any) -> list[tuple[str, ...]]:
+    """Return the one or two texts of each row; a missing text is empty.
+
+    Raises:
+        UsageError: There are no rows, or rows with other numbers of texts.
+    """
+    rows = given.to_numpy() if hasattr(given, "to_numpy") else given
+    rows = rows.tolist() if isinstance(rows, np.ndarray) else list(rows)
+    texts = [(row,) if isinstance(row, str) or not isinstance(row, list | tuple) else tuple(row) for row in rows]
+    if (sizes := set(map(len, texts))) not in ({1}, {2}):
+        raise UsageError(f"X has rows of {sorted(sizes) or 'no'} texts; give one text per row, or two in every row")
+    return [tuple(text if isinstance(text, str) else "" for text in row) for row in texts]
+
+
+def spell_label(label: Any) -> str:
+    """Return the name under which the model knows a label."""
+    return str(label).strip()

@@ -1,0 +1,349 @@
+"""The Python door: every form of data gives the same run, a finished run at work, and the scikit-learn estimator."""
+
+import doctest
+import logging
+import os
+import pickle
+import random
+import shutil
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import datasets
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from safetensors.torch import load_file
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import cross_val_score
+from sklearn.utils import estimator_checks
+
+import bertkit
+from bertkit import estimator
+from bertkit.inference.export import export
+from bertkit.system.signals import Interrupted
+from bertkit.tasks import TASKS
+from tests.official import write_checkpoint, write_reviews, write_table
+
+SETTINGS = {"text": ["title", "body"], "label": "stars", "precision": "fp32", "batch_size": 8}
+SMALL = {"max_length": 32, "batch_size": 8, "precision": "fp32"}
+QUICK = {"learning_rate": 3e-3, "num_train_epochs": 1.0}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Return a tiny BERT, a table of reviews as a file and as a DataFrame, and a run on the DataFrame."""
+    folder = tmp_path_factory.mktemp("world")
+    model = write_checkpoint(folder / "bert", initializer_range=0.1)
+    table = write_reviews(folder / "reviews.csv", 120)
+    frame = pd.read_csv(table)
+    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    world = SimpleNamespace(model=model, table=table, frame=frame, rows=rows, keywords=SETTINGS | {"model": model})
+    world.run = train(world, frame, folder / "run")
+    return world
+
+
+def train(world, data, output, **keywords):
+    values = world.keywords | {"train": {"learning_rate": 3e-3}} | keywords
+    return bertkit.train("classify", data=data, output=output, **values)
+
+
+def write(suffix, rows, folder):
+    return write_table(folder / f"reviews.{suffix}", rows)
+
+
+FORMS = {  # name -> makes it of the rows of the table and a folder
+    "CSV": lambda rows, folder: write("csv", rows, folder),
+    "JSON lines": lambda rows, folder: write("jsonl", rows, folder),
+    "Parquet": lambda rows, folder: write("parquet", rows, folder),
+    "Dataset": lambda rows, folder: datasets.Dataset.from_pandas(pd.DataFrame(rows)),
+    "Table": lambda rows, folder: pa.Table.from_pylist(rows),
+    "list": lambda rows, folder: [{key: np.nan if cell is None else cell for key, cell in row.items()} for row in rows],
+    "dict": lambda rows, folder: {"train": write("csv", rows, folder)},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_data_gives_the_same_weights_and_predictions(form, world, tmp_path):
+    run = train(world, FORMS[form](world.rows, tmp_path), tmp_path / "run")
+    one, other = (load_file(Path(each.place, "model.safetensors")) for each in (world.run, run))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    for split in ("dev", "test"):
+        assert run.predictions(split).column("key").equals(world.run.predictions(split).column("key"))
+
+
+def test_class_labels_become_their_names(world, tmp_path):
+    names = ["poor", "fair", "fine"]
+    frame = world.frame[["title"]].assign(stars=world.frame.stars - 1)
+    label = datasets.ClassLabel(names=names)
+    rows = datasets.Dataset.from_pandas(frame).cast_column("stars", label).select(range(60))
+    data = datasets.DatasetDict(train=rows, validation=rows.select(range(30)), unsupervised=rows)
+    run = train(world, data, tmp_path / "run", text="title", train=QUICK)
+    assert {path.name for path in tmp_path.glob("run/data/*")} == {"train.parquet", "validation.parquet"}
+    assert set(run.predictions().column("label").to_pylist()) == {*names}
+
+
+def test_entities_from_memory(world, tmp_path):
+    sentences = [["word1", "good", "word2"], ["bad", "word3", "word4"]] * 20
+    rows = [{"tokens": tokens, "ner_tags": ["O", "B-PER", "O"]} for tokens in sentences]
+    data = {"train": rows, "dev": rows[:4]}
+    run = bertkit.train("ner", data, model=world.model, output=tmp_path / "run", train=QUICK, **SMALL)
+    assert "entities" in run.predict([{"text": "word1 good"}])[0]
+    assert list(run.predict(pd.DataFrame({"text": ["word1 good"]}, index=["a"])).index) == ["a"]
+    with pytest.raises(bertkit.UsageError, match="unknown keyword 'text' of ner"):
+        bertkit.train("ner", rows, text="tokens")
+
+
+def test_pretraining_reads_files(world, tmp_path):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n\n".join(f"word{n} good.\nword{n} bad." for n in range(40)))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    keywords = {"config": sizes, "vocab": world.model, "heldout_share": 0.2, "train": {"max_steps": 2}} | SMALL
+    run = bertkit.train("pretrain", [corpus], output=tmp_path / "run", **keywords)
+    assert run.metrics["updates"] == 2
+    assert run.predict(["word1 [MASK]."])[0]["masks"]
+    with pytest.raises(bertkit.UsageError, match="pretrain reads texts, got DataFrame; give paths"):
+        bertkit.train("pretrain", world.frame)
+
+
+# --- Calls ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_not_repeated(world, tmp_path):
+    output, lines = Path(world.run.place), []
+    before = (output / "metrics.json").stat().st_mtime_ns
+    assert train(world, world.frame, output, report=lines.append) == world.run
+    assert f"{output} is finished; its scores are in {output / 'metrics.json'}" in lines
+    with pytest.raises(
+        bertkit.UsageError, match=r"another run \(batch_size: 8 -> 16\); name another directory with output="
+    ):
+        train(world, world.frame, output, batch_size=16)
+    with pytest.raises(bertkit.UsageError, match="data holds other data; name another directory with output="):
+        train(world, world.frame.head(100), output)
+    assert (output / "metrics.json").stat().st_mtime_ns == before
+    with pytest.raises(bertkit.UsageError, match="no column 'strs'"):
+        train(world, world.frame, tmp_path / "new", label="strs")
+    assert not (tmp_path / "new").exists(), "tables of a run that did not begin are removed"
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"batchsize": 8}, "unknown keyword 'batchsize' of classify; did you mean 'batch_size'"),
+        ({"learning_rate": 1e-5}, "unknown keyword 'learning_rate' of classify; write train={'learning_rate': …}"),
+        ({"hidden_size": 8}, "write config={'hidden_size': …}"),
+        ({"batch_size": "8"}, "batch_size"),
+        ({"data": 3}, "data is of type int; give a DataFrame, a Dataset, a pyarrow.Table or a list of dicts"),
+        ({"data": []}, "data is an empty list; give"),
+        ({"data": [{"a": 1}, {"a": "b"}]}, "give each column values of one type"),
+        ({"data": {"trian": [{"a": "b"}]}}, "unknown split 'trian' in data; did you mean 'train'"),
+        ({"data": {"train": "nothing.csv"}}, "nothing.csv"),
+        ({"data": "nothing.csv"}, "'nothing.csv' does not exist; give a file"),
+        ({"folds": 2, "restarts": 2}, "exclude each other"),
+        ({"budget": "1m", "restarts": 2}, "exclude each other"),
+        ({"budget": "1m", "train": {"max_steps": 3}}, "budget= decides the number of updates"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_call_is_one_line(keywords, words, world, tmp_path):
+    with pytest.raises(bertkit.UsageError) as caught:
+        train(world, **({"data": world.frame, "output": tmp_path / "run"} | keywords))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_task_names_the_nearest():
+    with pytest.raises(bertkit.UsageError, match="unknown task 'squad'; did you mean 'squad2'"):
+        bertkit.train("squad")
+
+
+def describe_process():
+    """Return seeds, signal handlers, logging levels and threads of this process."""
+    seeds = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    levels = [logging.getLogger(name).level for name in ("", "transformers", "datasets", "accelerate", "bertkit")]
+    return seeds, handlers, levels, torch.get_num_threads(), os.getcwd()
+
+
+def test_the_process_is_left_as_it_was_found(world, tmp_path):
+    before = describe_process()
+    train(world, world.frame, tmp_path / "run", train=QUICK)
+    assert describe_process() == before
+
+    def stop(done, total, losses):
+        if done:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="stopped after update"):
+        train(world, world.frame, tmp_path / "stopped", train=QUICK, progress=stop)
+    with pytest.raises(bertkit.UsageError, match="stopped is not finished; repeat the call"):
+        bertkit.load(tmp_path / "stopped")
+    assert describe_process() == before
+    goes_on = []
+    train(world, world.frame, tmp_path / "stopped", train=QUICK, report=goes_on.append)
+    assert any("continues after checkpoint-" in line for line in goes_on)
+
+
+def test_a_notebook_has_one_bar_and_a_table(world, tmp_path, monkeypatch, capsys):
+    kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=True))
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
+    run = train(world, world.frame, tmp_path / "run", train=QUICK)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "11/11" in err
+    assert "loss=" in err
+    page = run._repr_html_()
+    assert page.startswith("<div")
+    assert "macro F1 (%)" in page
+    assert bertkit.Run(str(world.model))._repr_html_() is None
+
+
+def test_nothing_is_printed_elsewhere(world, tmp_path, capfd):
+    train(world, world.frame, tmp_path / "run", train=QUICK).predict([["a", "good"]])
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("keywords", [{"folds": 2}, {"restarts": 2}, {"search": 2}])
+def test_folds_restarts_and_a_search(keywords, world, tmp_path):
+    output, seen = tmp_path / "runs", []
+    found = train(world, world.frame, output, train=QUICK, progress=lambda *news: seen.append(news), **keywords)
+    runs = [found] if "search" in keywords else found
+    assert len(runs) == (1 if "search" in keywords else 2)
+    assert all("score" in run.metrics for run in runs)
+    assert seen
+    assert (output / "out_of_fold.parquet").exists() == ("folds" in keywords)
+    assert (output / "search" / "study.json").exists() == ("search" in keywords)
+
+
+def test_the_time_of_a_budget_begins_with_the_call(world, tmp_path, monkeypatch):
+    clocks = []
+    monkeypatch.setattr("bertkit.api.search_or_train", lambda *recipes, clock, **news: clocks.append(clock))
+    train(world, world.frame, tmp_path / "run", budget="20m")
+    assert clocks[0].limit - 10 < clocks[0].left < clocks[0].limit == 1200
+
+
+# --- A run at work ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_predicts_and_scores(world):
+    run = bertkit.load(world.run.place)
+    assert run == world.run
+    assert run.metrics["score"] == run.metrics["macro_f1"]
+    dev = run.predictions()
+    texts = [list(pair) for pair in zip(*(dev.column(name).to_pylist() for name in ("title", "body")), strict=True)]
+    assert [found["label"] for found in run.predict(texts)] == dev.column("prediction").to_pylist()
+    frame = world.frame.sample(10, random_state=0)
+    found = run.predict(frame)
+    assert list(found.index) == list(frame.index)
+    assert {"label", "probability", "probability_1"} <= {*found.columns}
+    assert [each["label"] for each in run.predict(pa.Table.from_pandas(frame))] == found.label.tolist()
+    assert [each["label"] for each in run.predict(datasets.Dataset.from_pandas(frame))] == found.label.tolist()
+    scores = run.evaluate(dev.select(["title", "body", "label"]).rename_columns(["title", "body", "stars"]))
+    assert scores["macro_f1"] == run.metrics["macro_f1"]
+    assert run.evaluate(world.table)["rows"] == 120
+    assert not (Path(run.place) / "evaluations").exists()
+    with pytest.raises(bertkit.UsageError, match="no predictions of 'trian'; expected dev, test"):
+        run.predictions("trian")
+
+
+@pytest.mark.slow
+def test_an_export_is_opened(world, tmp_path):
+    export(world.run.place, tmp_path / "export")
+    run = bertkit.load(tmp_path / "export")
+    assert run.predict([["a", "good"]])[0]["label"] == world.run.predict([["a", "good"]])[0]["label"]
+
+
+def test_push_leaves_data_and_predictions_here(world, hub, tmp_path):
+    secret = "Zanzibar4711"
+    frame = world.frame.assign(title=world.frame.title + f" {secret}")
+    run = train(world, frame, tmp_path / "run", train=QUICK)
+    address = run.push("ada/stars", private=True)
+    assert address.endswith("ada/stars")
+    files = hub.repos["ada/stars"].files
+    assert "model.safetensors" in files
+    assert not [name for name, content in files.items() if secret.encode() in content or name.startswith("data")]
+
+
+# --- The estimator ----------------------------------------------------------------------------------------------------
+
+
+def make_estimator(world, **values):
+    quick = {"batch_size": 8, "learning_rate": 3e-3, "num_train_epochs": 3, "settings": {"precision": "fp32"}}
+    return bertkit.BertClassifier(**{"model": str(world.model), **quick, **values})
+
+
+CHECKS = ("no_attributes_set_in_init", "get_params_invariance", "set_params", "estimator_cloneable")
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_estimator_passes_the_checks_of_scikit_learn(name):
+    getattr(estimator_checks, f"check_{name}")("BertClassifier", bertkit.BertClassifier())
+
+
+def test_the_estimator(world, tmp_path):
+    made = make_estimator(world, random_state=np.int64(7), output=tmp_path / "run")
+    before = {**vars(made)}
+    with pytest.raises(NotFittedError):
+        made.predict(["good"])
+    texts, labels = world.frame.body, world.frame.stars
+    assert made.fit(texts, labels) is made
+    assert vars(made).keys() - before.keys() == {"classes_", "run_"}
+    assert {key: value for key, value in vars(made).items() if key in before} == before
+    assert made.classes_.tolist() == [1, 2, 3]
+    probabilities = made.predict_proba(texts)
+    assert probabilities.shape == (120, 3)
+    assert np.allclose(probabilities.sum(1), 1, atol=1e-5)
+    assert (made.predict(texts) == made.classes_[probabilities.argmax(1)]).all()
+    assert made.score(texts, labels) == (made.predict(texts) == labels).mean()
+    content = pickle.dumps(made)
+    shutil.rmtree(tmp_path / "run")
+    assert (pickle.loads(content).predict_proba(texts) == probabilities).all()
+    other = clone(made)
+    assert not hasattr(other, "run_")
+    assert other.get_params() == made.get_params()
+
+
+def test_the_estimator_takes_texts_and_pairs_in_every_form(world):
+    frame = world.frame[["title", "body"]]
+    made = make_estimator(world).fit(frame, world.frame.stars.map({1: "low", 2: "mid", 3: "top"}))
+    folder = Path(made.run_.place)
+    expected = made.predict_proba(frame)
+    for given in (frame.to_numpy(), frame.to_numpy().tolist(), list(frame.itertuples(index=False, name=None))):
+        assert (made.predict_proba(given) == expected).all()
+    assert set(made.predict(frame)) <= {"low", "mid", "top"}
+    for given in (["a", ["b", "c"]], frame.assign(more="a"), []):
+        with pytest.raises(ValueError, match="give one text per row, or two in every row"):
+            made.predict(given)
+    texts = ["good", None]
+    assert estimator.read_texts(pd.DataFrame({"x": texts})) == estimator.read_texts(texts) == [("good",), ("",)]
+    assert folder.is_dir()
+    del made
+    assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_the_estimator_is_cross_validated_in_two_processes(world):
+    scores = cross_val_score(make_estimator(world), world.frame.body, world.frame.stars, cv=2, n_jobs=2)
+    assert scores.min() > 0.5
+
+
+def test_the_examples_of_the_docstrings_run(world, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(TASKS["classify"].recipe, "checkpoint", str(world.model))
+    shutil.copytree(world.run.place, "runs/stars")
+    frame, ran = world.frame, 0
+    names = {"bertkit": bertkit, "BertClassifier": bertkit.BertClassifier}
+    names |= {"frame": frame, "run": world.run, "texts": frame.body, "labels": frame.stars}
+    for function in (bertkit.load, bertkit.Run.predict, bertkit.BertClassifier, bertkit.train):
+        for example in doctest.DocTestParser().get_examples(function.__doc__):
+            if function is bertkit.train:
+                shutil.rmtree("runs")
+            exec(example.source, names)
+            ran += 1
+    assert ran == 4
