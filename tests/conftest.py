@@ -5,9 +5,12 @@ import gc
 import os
 import shutil
 import sys
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported
+ASSETS = TemporaryDirectory()  # the cache of features and baselines; deleted at the end
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported, as the next one
+os.environ["HF_ASSETS_CACHE"] = ASSETS.name
 
 import hypothesis
 import pytest

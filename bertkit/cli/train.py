@@ -18,6 +18,7 @@ from bertkit.cli.options import (
     Folds,
     Grid,
     Model,
+    NoBaseline,
     Output,
     PathArgument,
     PathOption,
@@ -90,6 +91,7 @@ def classify(
     restarts: Restarts = 1,
     workers: Workers = "1",
     search: SearchTrials = 0,
+    no_baseline: NoBaseline = False,
 ) -> None:
     """Fine-tune a classifier on your own texts: CSV, TSV, JSON lines, JSON, Parquet or a Hub data set.
 
@@ -103,6 +105,7 @@ def classify(
     $ bertkit classify --data reviews.csv --folds 5 --output runs/folds
     """
     columns = {"text": split_names(text), "label": split_names(label)}
+    options = set_baseline(options, no_baseline)
     train_own("classify", options, {"dir": data, **columns}, folds, grid, restarts, workers, search)
 
 
@@ -115,6 +118,7 @@ def glue(
     restarts: Restarts = 1,
     workers: Workers = "1",
     search: SearchTrials = 0,
+    no_baseline: NoBaseline = False,
     submit: Annotated[
         Path | None,
         PathOption(
@@ -140,6 +144,7 @@ def glue(
     from bertkit.tasks.glue import GRID
     from bertkit.training.recipe import read_recipe
 
+    options = set_baseline(options, no_baseline)
     names, together = list_tasks(task), task.lower() == "all"
     output = options.output or Path("runs") / ("glue" if together else names[0])
     if submit is not None:
@@ -239,6 +244,7 @@ def ner(
     restarts: Restarts = 1,
     workers: Workers = "1",
     search: SearchTrials = 0,
+    no_baseline: NoBaseline = False,
 ) -> None:
     """Find names in text: fine-tune on CoNLL-2003 or your own data, or learn from BERT's features.
 
@@ -252,6 +258,7 @@ def ner(
 
     $ bertkit ner --data CONLL --features concat-last-four --output runs/lstm
     """
+    options = set_baseline(options, no_baseline)
     train_own("ner", options, {"dir": data, "features": layers}, folds, grid, restarts, workers, search)
 
 
@@ -321,6 +328,11 @@ def study(
 
     given, output = {"checkpoint": model, "data_root": data}, output or Path("runs") / file.stem
     compare(read_recipe(file), given, settings, output, workers, dry_run, where=str(file))
+
+
+def set_baseline(options: RunOptions, is_left_out: bool) -> RunOptions:
+    """Return the options with the key that leaves out the baselines, if asked for."""
+    return replace(options, settings=[*(options.settings or []), "baseline=false"]) if is_left_out else options
 
 
 def train_own(

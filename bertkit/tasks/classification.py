@@ -30,7 +30,7 @@ from bertkit.reports.tables import ScoreRow, count
 from bertkit.system.files import take_fingerprint
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
-from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH
+from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, name_baselines
 from bertkit.tasks.option import CLASSIFY_OPTIONS
 from bertkit.tasks.task import Comments, repeat_run, score_summaries, use_transformers
 from bertkit.tasks.texts import (
@@ -523,7 +523,8 @@ def list_rows() -> tuple[ScoreRow, ...]:
     rows = {}
     for key, name in names.items():
         is_error = key in ("rmse", "ece", "brier")  # lower is better
-        baselines = {} if is_error else {"a constant answer": f"majority_{key}"}
+        trained = name_baselines(TextTask.baselines, key)
+        baselines = {} if is_error else {"a constant answer": f"majority_{key}"} | trained
         unit = "" if key in ("rmse", "r2", "brier") else "fraction"
         rows[key] = ScoreRow(name, key, baselines, unit, hidden_by=hidden.get(key, ""))
     tests = (replace(row, name=f"{row.name}, test", key=f"test_{row.key}", baselines={}) for row in rows.values())

@@ -39,7 +39,7 @@ from bertkit.metrics.rows import RowScore
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
-from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH
+from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, name_baselines
 from bertkit.tasks.option import GLUE_OPTIONS
 from bertkit.tasks.task import Comments, repeat_run, use_transformers
 from bertkit.tasks.texts import TextTask, report_long, tabulate_logits
@@ -363,11 +363,12 @@ def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:
                 errors.append(replace(found, name=called, key=split.scores.format(found.key)))
         for metric in row.metrics:
             key = split.scores.format(metric)
+            constant = {"the majority class" if row.labels else "a constant": f"majority_{metric}"}
             rows.append(
                 ScoreRow(
                     SCORE_NAMES[metric] if first else f"{SCORE_NAMES[metric]}, {name.rpartition('_')[2]}",
                     key,
-                    {"the majority class" if row.labels else "a constant": f"majority_{metric}"} if first else {},
+                    constant | name_baselines(TextTask.baselines, metric) if first else {},
                     "fraction",
                     row.paper.get(key, {}),
                 )

@@ -47,6 +47,7 @@ class TextTask(FineTuningTask):
 
     head = "BertForSequenceClassification"
     pipeline = "text-classification"
+    baselines = ("tfidf", "frozen")
 
     def check(self, recipe: Mapping[str, Any]) -> None:
         """Check the recipe, including the way to read long texts."""
