@@ -153,7 +153,7 @@ def test_runs_of_a_study_share_what_was_computed(root, cache, tmp_path, monkeypa
 
 
 def test_a_run_needs_no_cache(root, tmp_path, monkeypatch):
-    """A file in the place of the folder is no reason to stop, nor is a damaged array."""
+    """An array is made where the cache has a file in the place of its folder, or a damaged array."""
     (tmp_path / "file").touch()
     monkeypatch.setattr(frozen, "find_cache", lambda: tmp_path / "file" / "cache")
     assert frozen.keep_array("a", lambda: np.arange(3)).tolist() == [0, 1, 2]
