@@ -35,10 +35,7 @@ from bertkit.system.files import atomic_open, find_checksum
 
 COUNTED = ("hidden_size", "num_attention_heads", "hidden_act", "layer_norm_eps", "is_decoder")  # besides the weights
 DAY = 86_400.0  # seconds
-POOLING = {
-    "cls": itemgetter(0),
-    "mean": partial(torch.mean, dim=0),
-}  # the vector of a sequence, from those of its tokens
+POOLING = {"cls": itemgetter(0), "mean": partial(torch.mean, dim=0)}  # (T, H) to (H,)
 NEVER = -50.0  # the logit of an answer that no row has
 SOLVER_STEPS = 1000  # of a logistic regression
 RESIDUE = 0x2144DF1C  # the CRC-32 of any data followed by its own CRC-32

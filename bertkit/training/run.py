@@ -113,8 +113,7 @@ def run(
             processes.wait_for_everyone()  # all check the directory before the first one writes to it
             if processes.is_main_process:
                 start_directory(output, recipe, prepared.tokenizer)
-        first = processes.is_main_process
-        baselines = fit_baselines(task, recipe, prepared, report) if first else {}
+        baselines = fit_baselines(task, recipe, prepared, report) if processes.is_main_process else {}
         start = train_first(task, recipe, output, report, progress)
         set_seed(args.seed)  # again: a run must not depend on whether its data were prepared here
         model = make_model(task, start, prepared.settings, report)
