@@ -128,14 +128,17 @@ def name_result(name: str, prepared: Prepared, *parts: Any) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def score_baselines(task: Task, baselines: Mapping[str, Baseline], data: Any, rows: pa.Table) -> dict[str, Any]:
+def score_baselines(task: Task, baselines: Mapping[str, Baseline], data: Any, rows: pa.Table | None) -> dict[str, Any]:
     """Return the scores of the baselines on dev, and how far the model is above the best one.
 
     Args:
         data: The data set of dev.
-        rows: The prediction table of the model on dev, which is compared on the rows that the best one has answered.
+        rows: The prediction table of the model on dev, which is compared on the rows that the best one has answered;
+            None if there was no time for it, so that nothing is returned.
     """
     found: dict[str, Any] = {}
+    if rows is None or not baselines:
+        return found
     scores = {}
     for name, baseline in baselines.items():
         decided = {"thresholds": [FIXED_THRESHOLD] * baseline.summaries.shape[1]}
@@ -144,8 +147,6 @@ def score_baselines(task: Task, baselines: Mapping[str, Baseline], data: Any, ro
         shown = [row.key for row in task.table if f"{name}_{row.key}" in row.baselines.values() and row.key in values]
         found |= {f"{name}_{key}": values[key] for key in shown} | {f"{name}_score": values[task.metric]}
         found |= {f"{name}_fitted": baseline.fitted, f"{name}_scored": len(baseline.numbers)}
-    if not scores:
-        return found
     best = max(scores, key=lambda name: found[f"{name}_score"])
     common = rows.take(pa.array(baselines[best].numbers))
     groups = common.column(GROUP).to_pylist() if GROUP in common.column_names else None

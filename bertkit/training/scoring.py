@@ -37,7 +37,7 @@ class Evaluation:
         tuned: The scores of the tune split; None without one.
         decided: Values of BertConfig that the first split has decided; None before it.
         calibration: That of the first split; None before it.
-        rows: The prediction table of the first split of the task; None before it.
+        rows: The prediction table of the first of the task's splits; None before it.
     """
 
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -80,7 +80,7 @@ def score_splits(
         examples = task.tabulate(prepared.examples[split])
         rows = join_rows(rows, examples, prepared.tokenizer, task=task.name, split=split)
         if pattern := task.splits.get(split):
-            found.rows = rows if found.rows is None else found.rows
+            found.rows = rows if split == next(iter(task.splits)) else found.rows
             found.metrics |= score_rows(task, rows, pattern, prepared.checked.find_leaks(split))
             found.metrics |= found.calibration.score_before(given, find_classes(task, data), pattern)
         else:
