@@ -44,8 +44,8 @@ from bertkit.system.progress import Report, ignore, is_notebook, show_bar
 from bertkit.system.state import leave_as_found
 from bertkit.tasks import TASKS
 from bertkit.tasks.pretraining import choose_starter
+from bertkit.tasks.result import flatten_result
 from bertkit.tasks.task import Task
-from bertkit.tasks.texts import flatten_result
 from bertkit.training.budget import set_clock
 from bertkit.training.callbacks import Progress
 from bertkit.training.early_checks import check_early

@@ -5,9 +5,11 @@ import gc
 import os
 import shutil
 import sys
+from tempfile import mkdtemp
 from types import SimpleNamespace
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported
+os.environ["HF_ASSETS_CACHE"] = mkdtemp(prefix="bertkit-assets-")  # of features and baselines
 
 import hypothesis
 import pytest
@@ -52,6 +54,11 @@ hypothesis.settings.register_profile("fast", deadline=None, max_examples=25)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=300)
 hypothesis.settings.load_profile("fast")
 torch.set_num_threads(1)  # the models are too small for more, and several test processes share the cores
+
+
+def pytest_unconfigure() -> None:
+    """Delete the cache of features and baselines."""
+    shutil.rmtree(os.environ["HF_ASSETS_CACHE"], ignore_errors=True)
 
 
 def pytest_collection_finish() -> None:

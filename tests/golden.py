@@ -83,7 +83,9 @@ LEFT_OUT = re.compile(
     r"|printed/(grid|corpus|export|ner-features)\.txt"
 )
 SCORES = re.compile(r"(.*/)?metrics\.json|printed/score-.*\.txt")
-NO_SCORE = re.compile(r".*_(low|high)|(majority|baseline|uniform|unigram|nsp_majority)_.*|nsp_majority|.*seconds")
+NO_SCORE = re.compile(
+    r".*_(low|high)|(majority|tfidf|frozen|words|baseline|uniform|unigram|nsp_majority)_.*|nsp_majority|best_baseline|.*seconds"
+)
 RESULT = re.compile(
     r".*: .+"  # a score
     r"|.*/model\.safetensors|vocab/vocab\.txt"

@@ -80,7 +80,7 @@ from bertkit.studies.trials import JOURNAL, Trials
 from bertkit.system.clock import Clock
 from bertkit.system.files import find_checksum, write_json
 from bertkit.tasks import TASKS, glue, squad
-from bertkit.tasks.features import load_encoder
+from bertkit.tasks.frozen import load_encoder
 from bertkit.training.arguments import complete
 from bertkit.training.budget import CLOCK_FILE, COST_FILE, check_same, fit, read_costs
 from bertkit.training.pace import KeepTime, Pace, TimeLimit

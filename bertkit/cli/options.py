@@ -83,6 +83,7 @@ Folds = Annotated[
 ]
 Grid = Annotated[bool, typer.Option("--grid", help="Try 4 rates x 2 batch sizes x 3 epochs; keep the best on dev.")]
 Restarts = Annotated[int, typer.Option("--restarts", help="Number of runs per setting, each with another seed.", min=1)]
+NoBaseline = Annotated[bool, typer.Option("--no-baseline", help="Leave out the baselines of scikit-learn.")]
 JsonFile = Annotated[
     Path | None, PathOption("--json", help="Also write the figures to this JSON file.", metavar="FILE")
 ]

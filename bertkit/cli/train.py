@@ -19,6 +19,7 @@ from bertkit.cli.options import (
     Grid,
     LabelNames,
     Model,
+    NoBaseline,
     Output,
     PathArgument,
     PathOption,
@@ -88,6 +89,7 @@ def classify(
     restarts: Restarts = 1,
     workers: Workers = "1",
     search: SearchTrials = 0,
+    no_baseline: NoBaseline = False,
 ) -> None:
     """Fine-tune a classifier on your own texts: CSV, TSV, JSON lines, JSON, Parquet or a Hub data set.
 
@@ -101,6 +103,7 @@ def classify(
     $ bertkit classify --data reviews.csv --folds 5 --output runs/folds
     """
     columns = {"text": split_names(text), "label": split_names(label)}
+    options = set_baseline(options, no_baseline)
     train_own("classify", options, {"dir": data, **columns}, folds, grid, restarts, workers, search)
 
 
@@ -113,6 +116,7 @@ def glue(
     restarts: Restarts = 1,
     workers: Workers = "1",
     search: SearchTrials = 0,
+    no_baseline: NoBaseline = False,
     submit: Annotated[
         Path | None,
         PathOption(
@@ -138,6 +142,7 @@ def glue(
     from bertkit.tasks.glue import GRID
     from bertkit.training.recipe import read_recipe
 
+    options = set_baseline(options, no_baseline)
     names, together = list_tasks(task), task.lower() == "all"
     output = options.output or Path("runs") / ("glue" if together else names[0])
     if submit is not None:
@@ -237,6 +242,7 @@ def ner(
     restarts: Restarts = 1,
     workers: Workers = "1",
     search: SearchTrials = 0,
+    no_baseline: NoBaseline = False,
 ) -> None:
     """Find names in text: fine-tune on CoNLL-2003 or your own data, or learn from BERT's features.
 
@@ -250,6 +256,7 @@ def ner(
 
     $ bertkit ner --data CONLL --features concat-last-four --output runs/lstm
     """
+    options = set_baseline(options, no_baseline)
     train_own("ner", options, {"dir": data, "features": layers}, folds, grid, restarts, workers, search)
 
 
@@ -319,6 +326,11 @@ def study(
 
     given, output = {"checkpoint": model, "data_root": data}, output or Path("runs") / file.stem
     compare(read_recipe(file), given, settings, output, workers, dry_run, where=str(file))
+
+
+def set_baseline(options: RunOptions, is_left_out: bool) -> RunOptions:
+    """Return the options with the key that leaves out the baselines, if asked for."""
+    return replace(options, settings=[*(options.settings or []), "baseline=false"]) if is_left_out else options
 
 
 def train_own(

@@ -20,11 +20,11 @@ from bertkit.model.bert import BertModel
 from bertkit.model.bilstm import FEATURE_LAYERS
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import ignore
-from bertkit.tasks.features import load_encoder, run_encoder
+from bertkit.tasks.frozen import POOLING, load_encoder, run_encoder
 
 TEXTS_A_CHUNK = 1024  # texts read, encoded and written at a time
 CHARACTERS_A_TEXT_CHUNK = 200_000  # limit of a chunk with long texts; about 150 MB of vectors of BERT-base
-POOLS = ("words", "cls", "mean")
+POOLS = ("words", *POOLING)
 FEATURE_SUFFIXES = (".jsonl", ".npz")
 
 
@@ -124,7 +124,7 @@ def combine(states: Tensor, layers: str) -> Tensor:
 def pool_text(text: str, vectors: Tensor, backend: Any, pool: str) -> dict[str, Any]:
     """Return the object of `extract` for a text with the vectors (T, F) of its tokens."""
     if pool != "words":
-        return {"text": text, "vector": (vectors[0] if pool == "cls" else vectors.mean(dim=0)).cpu().numpy()}
+        return {"text": text, "vector": POOLING[pool](vectors).cpu().numpy()}
     encoding = backend.encode(text)
     numbers = encoding.word_ids
     firsts = [place for place, word in enumerate(numbers) if word is not None and word != numbers[place - 1]]

@@ -94,7 +94,7 @@ class BertFeaturesForTokenClassification(BertHead):
         Args:
             word_places: (B, W) the place of each word's first token in `input_ids`, -1 where there is no word; None:
                 every token is a word.
-            features: (B, W, K, H) precomputed activations (`tasks/features.py`) instead of `input_ids`; then
+            features: (B, W, K, H) precomputed activations (`tasks/frozen.py`) instead of `input_ids`; then
                 `attention_mask` (B, W) is nonzero at words.
             labels: (B, W), -100 where there is no word.
         """

@@ -294,7 +294,7 @@ class Search:
             "save_strategy": "no",
             "load_best_model_at_end": False,
         }
-        return merge(recipe, HOLD_BACK, {"patience": 0, "calibrate": False, "train": train})
+        return merge(recipe, HOLD_BACK, {"patience": 0, "calibrate": False, "baseline": False, "train": train})
 
     # --- Time ---------------------------------------------------------------------------------------------------------
 

@@ -4,14 +4,14 @@ It has the common part of the recipe (paper A.3) and its check, the checkpoint's
 constant answer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertkit.data.sequences import pad
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.reports.tables import ScoreRow, list_shown
+from bertkit.reports.tables import ScoreRow, count, list_shown, name_limits
 from bertkit.system.progress import Report
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.task import BERT_TRAIN, Comments, Task, repeat_run
@@ -28,6 +28,11 @@ CALIBRATION_ROWS = (  # of every classifier, see `bertkit.metrics.calibration.me
     ScoreRow("calibration error", "ece", {}, "fraction"),
     ScoreRow("Brier score", "brier"),
 )
+BASELINES = {"tfidf": "TF-IDF", "frozen": "frozen vectors", "words": "words alone"}
+BEST_BASELINE, GAIN = (
+    "best_baseline",
+    "baseline_gain",
+)  # in metrics.json: its name, and how far the metric is above its own
 EVERY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch"}
 
 
@@ -51,7 +56,7 @@ class FineTuningTask(Task):
             "batch_size": batch_size,
             "data": list_defaults(self.options),
             "train": TRAIN | train,
-        }
+        } | ({"baseline": True} if self.baselines else {})
 
     def check(self, recipe: Mapping[str, Any]) -> None:
         """Check that there is a checkpoint, no option of other tasks, and every number in its range."""
@@ -92,17 +97,42 @@ class FineTuningTask(Task):
         """Return also a warning if a score is not above its baseline, and the command for another seed."""
         found = super().comment(metrics, output, recipe)
         rows = [x for x in list_shown(self.table, self.metric, metrics) if x.key in (self.compared or metrics)]
-        pairs = [(row, *pair) for row in rows for pair in row.baselines.items() if metrics[row.key] <= metrics[pair[1]]]
-        for row, words, key in pairs[:1]:
+        pairs = [(row, *pair) for row in rows for pair in row.baselines.items() if pair[1].startswith("majority_")]
+        for row, words, key in [pair for pair in pairs if metrics[pair[0].key] <= metrics[pair[2]]][:1]:
             found.lines.append(
                 f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} ({row.show(metrics[key])}). "
                 "Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try --set "
                 f"train.learning_rate=1e-5, --set preset=stable or --set train.seed=43){self.other_causes}"
             )
+        found.lines.extend(self.describe_baselines(metrics))
         if output is not None:
             found.commands.append(f"bertkit {self.command} {repeat_run(output, '43', 'train.seed=43')}  # another seed")
         return found
 
+    def describe_baselines(self, metrics: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the rows of each trained baseline, and what to try if fine-tuning is not better than the best."""
+        if not (best := metrics.get(BEST_BASELINE)):
+            return
+        fitted = {name: metrics[f"{name}_fitted"] for name in self.baselines if f"{name}_fitted" in metrics}
+        parts = (
+            f"{BASELINES[x]} fitted on {count(rows, 'row')}, scored on {metrics[f'{x}_scored']:,}"
+            for x, rows in fitted.items()
+        )
+        yield f"baselines: {'; '.join(parts)}"
+        row = next(x for x in list_shown(self.table, self.metric, metrics) if metrics[x.key] == metrics[self.metric])
+        gain, low, high = (row.show(metrics[key]) for key in (GAIN, *name_limits(GAIN)))
+        if metrics[name_limits(GAIN)[0]] <= 0:
+            yield (
+                f"fine-tuning is not better than {BASELINES[best]}: the difference in {row.name} is {gain} "
+                f"({low} to {high}); try more epochs and a higher rate, such as --set train.num_train_epochs=10 "
+                "--set train.learning_rate=1e-4"
+            )
+
     def tokenize(self, recipe: Mapping[str, Any], examples: Mapping[str, Any], report: Report) -> Any:
         """Return the checkpoint's tokenizer."""
         return load_tokenizer(recipe["checkpoint"])
+
+
+def name_baselines(names: Sequence[str], key: str) -> dict[str, str]:
+    """Return the description of each trained baseline with the key of its score, for a line of a table."""
+    return {BASELINES[name]: f"{name}_{key}" for name in names}

@@ -35,7 +35,7 @@ from bertkit.metrics.glue import compute_scores
 from bertkit.metrics.rows import RowScore
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
-from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH
+from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, name_baselines
 from bertkit.tasks.option import GLUE_OPTIONS
 from bertkit.tasks.result import use_pipeline
 from bertkit.tasks.task import Comments, repeat_run
@@ -324,7 +324,8 @@ def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:
         for found in CALIBRATION_ROWS if row.labels else ():
             errors.append(replace(found, name=f"{found.name}{ending}", key=form.format(found.key)))
         for metric in row.metrics:
-            key, baselines = form.format(metric), {majority: f"majority_{metric}"} if is_first else {}
+            key, constant = form.format(metric), {majority: f"majority_{metric}"}
+            baselines = constant | name_baselines(TextTask.baselines, metric) if is_first else {}
             rows.append(ScoreRow(f"{SCORE_NAMES[metric]}{ending}", key, baselines, "fraction", row.paper.get(key, {})))
     return (*rows, *errors)
 

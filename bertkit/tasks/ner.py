@@ -5,7 +5,7 @@ CRF: nothing keeps a sequence of tags well-formed, and conlleval says how it is 
 table with tags or spans can be used; the labels are those of its training rows, matched by name.
 
 With `features` it is the feature-based approach: the frozen encoder runs once, and a BiLSTM is trained on the
-activations of each word's first sub-token, which are cached on disk (`bertkit.tasks.features`).
+activations of each word's first sub-token, which are cached on disk (`bertkit.tasks.frozen`).
 """
 
 from collections import Counter
@@ -46,7 +46,7 @@ from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_dataset
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
-from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
+from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask, name_baselines
 from bertkit.tasks.ner_files import find_gold, number_rows, write_conll, write_rows
 from bertkit.tasks.option import NER_OPTIONS
 from bertkit.tasks.result import take_text
@@ -129,6 +129,7 @@ class NerTask(FineTuningTask):
     splits = NER_SCORES
     unlabelled = (UNLABELLED,)
     pipeline = "token-classification"
+    baselines = ("words",)
     long = "read in parts"
     row_files = ("dev.jsonl", "dev.conll")
     copies: Mapping[str, tuple[str, str, str]] = {
@@ -229,7 +230,7 @@ class NerTask(FineTuningTask):
         report(describe_words(words, split))
         if not options["features"]:
             return words
-        from bertkit.tasks.features import cache_features
+        from bertkit.tasks.frozen import cache_features
 
         places, ends, labels = words.locate_all()
         path, is_renewed = cache_features(
@@ -262,7 +263,7 @@ class NerTask(FineTuningTask):
         """Return the batch of some sequences, of either approach."""
         if "features" not in items[0]:
             return pad(items)
-        from bertkit.tasks.features import pad_features
+        from bertkit.tasks.frozen import pad_features
 
         return pad_features(items)
 
@@ -521,7 +522,7 @@ def describe_words(data: WordWindows, split: str) -> str:
 def list_rows() -> tuple[ScoreRow, ...]:
     """Return the lines of the table: each metric on each split."""
     words = {"precision": "precision", "recall": "recall", "f1": "F1", "strict_f1": "strict F1"}
-    nothing = {"f1": {"never tagging": "majority_f1"}}
+    nothing = {"f1": {"never tagging": "majority_f1"} | name_baselines(NerTask.baselines, "f1")}
     rows = []
     for split, name in NER_SCORES.items():
         for metric, word in words.items():

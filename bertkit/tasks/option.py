@@ -62,6 +62,7 @@ TOP_LEVEL = {  # key -> help text
     "reinit_layers": "Number of last layers that start from random weights.",
     "patience": "End after N evaluations without a better score; 0: never.",
     "calibrate": "Whether a temperature calibrates the probabilities.",
+    "baseline": "Whether baselines are fitted to the training rows; false: --no-baseline.",
     "pace": "Learning rate over the updates, which --budget decides.",
 }
 

@@ -124,6 +124,7 @@ class Task:
         evaluation_options: Arguments of the head's `forward` in evaluation.
         is_classifier: Whether it predicts classes or several labels of a whole input, so that `calibrate` applies.
         pipeline: The name of transformers' pipeline for the same results; empty if there is none.
+        baselines: The names of the baselines that `bertkit.training.baselines` fits.
         row_files: Files among the predictions with a row, a line or a block for each example of dev; one is written.
     """
 
@@ -150,6 +151,7 @@ class Task:
     evaluation_options: Mapping[str, Any] = {}
     is_classifier = False
     pipeline = ""
+    baselines: tuple[str, ...] = ()
     row_files: tuple[str, ...] = ()
 
     # --- The recipe ---------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from bertkit.reports.tables import ScoreRow, count
 from bertkit.system.files import take_fingerprint
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
-from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, FineTuningTask
+from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, FineTuningTask, name_baselines
 from bertkit.tasks.option import CLASSIFY_OPTIONS, TEXT_OPTIONS, list_defaults
 from bertkit.tasks.result import (
     describe_label_set,
@@ -175,6 +175,7 @@ class TextTask(FineTuningTask):
     splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}
     unlabelled: tuple[str, ...] = (UNLABELLED,)
     pipeline = "text-classification"
+    baselines = ("tfidf", "frozen")
     row_files: tuple[str, ...] = ("dev.csv",)
     compared: tuple[str, ...] = ("macro_f1", "pearson")  # class weights may lower other scores
     space: LabelSpace | None = None
@@ -568,7 +569,8 @@ def list_rows() -> tuple[ScoreRow, ...]:
     rows = {}
     for key, name in names.items():
         is_error = key in ("rmse", "ece", "brier")  # lower is better
-        baselines = {} if is_error else {"a constant answer": f"majority_{key}"}
+        trained = name_baselines(TextTask.baselines, key)
+        baselines = {} if is_error else {"a constant answer": f"majority_{key}"} | trained
         unit = "" if key in ("rmse", "r2", "brier") else "fraction"
         rows[key] = ScoreRow(name, key, baselines, unit, hidden_by=hidden.get(key, ""))
     tests = (replace(row, name=f"{row.name}, test", key=f"test_{row.key}", baselines={}) for row in rows.values())

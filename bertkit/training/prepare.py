@@ -1,12 +1,15 @@
 """Read and encode the data of a run, with the tokenizer and the settings that depend on them."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from bertkit.data.duplicates import TRAIN_SPLIT
 from bertkit.data.tagging import Features
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.system.hub import READ
@@ -19,6 +22,7 @@ from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import holds_run, start_directory
 
 MOST_HELD_BACK = 0.25  # of the training rows
+FITTED_ROWS = 50_000  # training rows of a baseline, or words
 
 # --- The data ---------------------------------------------------------------------------------------------------------
 
@@ -33,6 +37,7 @@ class Prepared:
         settings: Values of BertConfig that depend on the data.
         commits: The commit of each data set on the Hub that was read, `datasets/owner/name`.
         checked: The repeated rows; only in the first of several processes.
+        texts: Texts of at most FITTED_ROWS training rows, as `choose_rows` chooses them; only in the first process.
     """
 
     examples: Mapping[str, Any]
@@ -41,6 +46,7 @@ class Prepared:
     settings: Mapping[str, Any]
     commits: Mapping[str, str] = field(default_factory=dict)
     checked: CheckedRows = field(default_factory=CheckedRows)
+    texts: Sequence[tuple[str, ...]] = ()
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
@@ -85,7 +91,10 @@ def prepare(
             tokenizer = task.tokenize(recipe, examples, report)
         if output is not None and processes.is_main_process:
             start_directory(output, recipe, tokenizer)
-    checked = check_rows(tabulate_splits(task, examples)) if processes.is_main_process else CheckedRows()
+    rows = tabulate_splits(task, examples) if processes.is_main_process else {}
+    checked, texts = check_rows(rows), []
+    if TRAIN_SPLIT in rows and task.baselines:
+        texts = list(rows[TRAIN_SPLIT].walk_texts(choose_rows(checked.keys[TRAIN_SPLIT], FITTED_ROWS)))
     if found := checked.summarize():
         report(f"{found}; {name_command(task, recipe['data'])} lists them")
     data = {}
@@ -94,7 +103,12 @@ def prepare(
             data[split] = task.encode(examples[split], tokenizer, recipe, split, report)
     settings = task.configure(recipe, tokenizer, examples)
     others = {split: texts for split, texts in examples.items() if split != "train"}
-    return Prepared(others, tokenizer, data, settings, commits, checked)
+    return Prepared(others, tokenizer, data, settings, commits, checked, texts)
+
+
+def choose_rows(keys: np.ndarray, most: int) -> np.ndarray:
+    """Return the numbers, in order, of the rows with the smallest keys (S,), which are hashes; all if they are few."""
+    return np.sort(np.argsort(keys, kind="stable")[:most])
 
 
 def hold_back(task: Task, examples: Any, rows: int, dev: str) -> dict[str, Any]:

@@ -46,6 +46,7 @@ TOP_KEYS = {
     "reinit_layers": int,
     "patience": int,
     "calibrate": bool,
+    "baseline": bool,
     "pace": list[list[float]],
 }
 TABLES = ("model", "data", "train")
@@ -280,11 +281,11 @@ def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
 def list_decisive(recipe: Mapping[str, Any]) -> Recipe:
     """Return the part of a recipe that identifies the run.
 
-    Keys that fit it to a machine (FITTING) and newer keys at their defaults (ADDED) are left out.
+    Keys that fit it to a machine (FITTING), baselines beside it and newer keys at their defaults (ADDED) are left out.
     """
 
     def select(table: str, values: Mapping[str, Any]) -> Recipe:
-        fitting, added = FITTING if table == "train" else (), ADDED.get(table, {}).items()
+        fitting, added = {"train": FITTING, "": ("baseline",)}.get(table, ()), ADDED.get(table, {}).items()
         return {key: value for key, value in values.items() if key not in fitting and (key, value) not in added}
 
     return select("", recipe) | {table: select(table, recipe[table]) for table in TABLES if table in recipe}

@@ -36,6 +36,7 @@ from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks.prediction import check_types, collate_with_places
 from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, Task, score_summaries
 from bertkit.training.arguments import complete, explain_missing_head, make_arguments, name_head, set_updates
+from bertkit.training.baselines import Baseline, fit_baselines, score_baselines
 from bertkit.training.callbacks import PredictionProgress, Progress, StopOnSignal
 from bertkit.training.outputs import find_better, save_best, write_results
 from bertkit.training.pace import KeepTime, Pace, TimeLimit
@@ -112,6 +113,7 @@ def run(
             processes.wait_for_everyone()  # all check the directory before the first one writes to it
             if processes.is_main_process:
                 start_directory(output, recipe, prepared.tokenizer)
+        baselines = fit_baselines(task, recipe, prepared, report) if processes.is_main_process else {}
         start = train_first(task, recipe, output, report, progress)
         set_seed(args.seed)  # again: a run must not depend on whether its data were prepared here
         model = make_model(task, start, prepared.settings, report)
@@ -137,7 +139,7 @@ def run(
                         save_recipe(recipe, output / RECIPE_FILE)
             else:
                 report(f"{parameters}; nothing to train, only to predict")
-            return finish(task, recipe, trainer, prepared, output, report)
+            return finish(task, recipe, trainer, prepared, output, report, baselines)
 
 
 def train_first(task: Task, recipe: Recipe, output: Path, report: Report, progress: Progress) -> Recipe:
@@ -263,7 +265,13 @@ def make_trainer(
 
 
 def finish(
-    task: Task, recipe: Recipe, trainer: BertTrainer, prepared: Prepared, output: Path, report: Report
+    task: Task,
+    recipe: Recipe,
+    trainer: BertTrainer,
+    prepared: Prepared,
+    output: Path,
+    report: Report,
+    baselines: Mapping[str, Baseline],
 ) -> dict[str, Any]:
     """Score and save a trained model, and return its scores; the first process writes the rest of the directory."""
     trainer.compute_metrics = None  # each split has its own labels
@@ -272,7 +280,8 @@ def finish(
     if tuned is None:  # otherwise the scores at the start are those of the tune split
         metrics |= list_start(trainer.state.log_history)
     if task.metric:
-        metrics |= task.baseline(prepared.data["train"], prepared.data[next(iter(task.splits))])
+        dev = prepared.data[next(iter(task.splits))]
+        metrics |= task.baseline(prepared.data["train"], dev) | score_baselines(task, baselines, dev, found.rows)
         for key, own in zip(("score", *name_limits("score")), (task.metric, *name_limits(task.metric)), strict=True):
             if own in metrics:
                 metrics[key] = metrics[own]

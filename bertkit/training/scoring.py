@@ -37,6 +37,7 @@ class Evaluation:
         tuned: The scores of the tune split; None without one.
         decided: Values of BertConfig that the first split has decided; None before it.
         calibration: That of the first split; None before it.
+        rows: The prediction table of the first of the task's splits; None before it.
     """
 
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -44,6 +45,7 @@ class Evaluation:
     tuned: dict[str, float] | None = None
     decided: dict[str, Any] | None = None
     calibration: Calibration | None = None
+    rows: pa.Table | None = None
 
 
 def score_splits(
@@ -78,6 +80,7 @@ def score_splits(
         examples = task.tabulate(prepared.examples[split])
         rows = join_rows(rows, examples, prepared.tokenizer, task=task.name, split=split)
         if pattern := task.splits.get(split):
+            found.rows = rows if split == next(iter(task.splits)) else found.rows
             found.metrics |= score_rows(task, rows, pattern, prepared.checked.find_leaks(split))
             found.metrics |= found.calibration.score_before(given, find_classes(task, data), pattern)
         else:

@@ -20,8 +20,8 @@ from bertkit.inference import features as module
 from bertkit.inference.features import extract
 from bertkit.model.bilstm import FEATURE_LAYERS, select_features
 from bertkit.system.files import atomic_open
-from bertkit.tasks import features
-from bertkit.tasks.features import cache_features, load_encoder, pad_features
+from bertkit.tasks import frozen as features
+from bertkit.tasks.frozen import cache_features, load_encoder, pad_features
 from tests.official import write_checkpoint
 
 TEXTS = ["word1 good", "bad word12 so word3 word4", "good", "word1 bad word2 好 so"]

@@ -426,7 +426,7 @@ def test_the_encoder_runs_once_for_all_seeds(tmp_path, folder, start, monkeypatc
     def refuse(*_):
         raise AssertionError("the encoder was asked again")
 
-    monkeypatch.setattr("bertkit.tasks.features.run_encoder", refuse)
+    monkeypatch.setattr("bertkit.tasks.frozen.run_encoder", refuse)
     again = run(NER, recipe, output=tmp_path / "again")
     assert again["f1"] == first["f1"]
     run(NER, recipe, {"train": {"seed": 2}}, output=tmp_path / "other")

@@ -1,20 +1,22 @@
-"""The activations of a frozen encoder (paper section 5.3), computed once and cached on disk.
+"""The activations of a frozen encoder (paper section 5.3), computed once and cached on disk, and a linear head on them.
 
-The encoder runs once: the activations of every word's first token are stored under a hash of the weights, the tokens
-and the layers, so that another seed or study reuses them. The file is memory-mapped, and an epoch costs only the
-training of the layers above.
+The encoder runs once: the activations of every word's first token, or the mean over a text, are stored under a hash of
+the weights, the tokens and the layers, so that another seed or study reuses them. The file of words is memory-mapped,
+and an epoch costs only the training of the layers above.
 
-Left out: training (`BertFeaturesForTokenClassification` learns from them).
+Left out: training by gradients (`BertFeaturesForTokenClassification` learns from the words' activations).
 """
 
 import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -33,6 +35,9 @@ from bertkit.system.files import atomic_open, find_checksum
 
 COUNTED = ("hidden_size", "num_attention_heads", "hidden_act", "layer_norm_eps", "is_decoder")  # besides the weights
 DAY = 86_400.0  # seconds
+POOLING = {"cls": itemgetter(0), "mean": partial(torch.mean, dim=0)}  # (T, H) to (H,)
+NEVER = -50.0  # the logit of an answer that no row has
+SOLVER_STEPS = 1000  # of a logistic regression
 RESIDUE = 0x2144DF1C  # the CRC-32 of any data followed by its own CRC-32
 
 
@@ -81,6 +86,58 @@ def run_encoder(model: BertModel, sequences: Sequences, layers: str) -> Iterator
         yield numbers, states, batch["attention_mask"]
 
 
+# --- Texts as vectors, and a head on them -----------------------------------------------------------------------------
+
+
+def encode(model: BertModel, sequences: Sequences, pooling: str = "mean") -> np.ndarray:
+    """Return the vectors (S, H) of sequences in the last layer of a frozen encoder, from the cache if it has them.
+
+    Args:
+        sequences: Without labels.
+        pooling: One of POOLING.
+    """
+    name = name_vectors(model, [pooling], sequences.ids, sequences.ends, sequences.seconds)
+    return keep_array(name, partial(compute_vectors, model, sequences, pooling))
+
+
+def compute_vectors(model: BertModel, sequences: Sequences, pooling: str) -> np.ndarray:
+    """Return what `encode` returns, without the cache."""
+    vectors = np.empty((len(sequences), model.config.hidden_size), np.float32)
+    for numbers, states, mask in run_encoder(model, sequences, "last"):
+        for row, number in enumerate(numbers.tolist()):
+            vectors[number] = POOLING[pooling](states[row, : int(mask[row].sum()), 0]).cpu().numpy()
+    return vectors  # (S, H)
+
+
+def solve(vectors: Any, targets: np.ndarray, strength: float, labels: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return the weight (L, H) and the bias (L,) of a linear head on vectors (S, H), dense or sparse.
+
+    The head is a logistic regression, one for each of several labels, or for numbers a ridge regression.
+
+    Args:
+        targets: Integers (S,): classes; (S, L): whether each of several labels is right; floats (S,): numbers.
+        strength: The inverse of the penalty, as scikit-learn's C; a ridge regression has the penalty 1 / 2C.
+        labels: The number of classes, some of which may have no row; 0: as many as occur.
+    """
+    from sklearn.linear_model import LogisticRegression, Ridge
+
+    if targets.ndim == 1 and targets.dtype.kind == "f":
+        ridge = Ridge(1 / (2 * strength)).fit(vectors, targets)
+        return ridge.coef_[None], np.array([ridge.intercept_])
+    if targets.ndim == 2:
+        pairs = [solve(vectors, column.astype(int), strength, 2) for column in targets.T]
+        weight, bias = (np.stack([part[1] - part[0] for part in parts]) for parts in zip(*pairs, strict=True))
+        return weight, bias
+    found, labels = np.unique(targets), labels or int(targets.max()) + 1
+    weight, bias = np.zeros((labels, vectors.shape[1])), np.full(labels, NEVER)
+    bias[found] = 0.0
+    if len(found) > 1:
+        head = LogisticRegression(C=strength, max_iter=SOLVER_STEPS).fit(vectors, targets)
+        learned = found[-len(head.coef_) :]  # of two classes, the first one's logit is 0
+        weight[learned], bias[learned] = head.coef_, head.intercept_
+    return weight, bias
+
+
 # --- For training -----------------------------------------------------------------------------------------------------
 
 
@@ -123,24 +180,55 @@ def cache_features(
         UsageError: The checkpoint cannot be loaded or lacks the layers, or the disk is full.
     """
     model = load_encoder(checkpoint, layers)
+    facts = [list_layers(model, layers), half]
+    name = name_vectors(model, facts, sequences.ids, sequences.ends, sequences.seconds, places, ends)
     remedy = "give a folder for features with --set data.features_dir=DIR"
     with explain_refusal("the cache of features (change it with --set data.features_dir=DIR)", remedy):
-        kept = Path(folder) if folder else cached_assets_path("bertkit", namespace="features")
-    path = kept / f"{name_features(model, layers, sequences, places, ends, half)}.npy"
+        kept = Path(folder) if folder else find_cache()
+    path = kept / f"{name}.npy"
     # The first process on each machine computes the features, and the others read its file.
     with PartialState().local_main_process_first(), explain_refusal(f"the folder {kept}", remedy):
-        if path.is_file() and find_checksum(path) == RESIDUE:
+        if is_whole(path):
             return path, False
         is_damaged = path.exists()
-        kept.mkdir(parents=True, exist_ok=True)
-        remove_remains(kept)
-        with atomic_open(path, "wb") as file:
-            write_features(model, layers, sequences, places, ends, file, half)
-            file.flush()
-            checksum = find_checksum(Path(file.name))
-            file.seek(0, os.SEEK_END)
-            file.write(checksum.to_bytes(4, "little"))
+        write_checked(path, partial(write_features, model, layers, sequences, places, ends, half))
     return path, is_damaged
+
+
+def find_cache() -> Path:
+    """Return the folder of cached files, among the assets of huggingface_hub's cache."""
+    return cached_assets_path("bertkit", namespace="features")
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether a cached file exists and ends with its checksum."""
+    return path.is_file() and find_checksum(path) == RESIDUE
+
+
+def write_checked(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    """Write a file of the cache atomically, with its checksum at the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_remains(path.parent)
+    with atomic_open(path, "wb") as file:
+        write(file)
+        file.flush()
+        checksum = find_checksum(Path(file.name))
+        file.seek(0, os.SEEK_END)
+        file.write(checksum.to_bytes(4, "little"))
+
+
+def keep_array(name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """Return the array of this name from the cache, where it is put if the disk allows that."""
+    path = None
+    with suppress(OSError, ValueError):
+        path = find_cache() / f"{name}.npy"
+        if is_whole(path):
+            return np.load(path)
+    array = make()
+    with suppress(OSError):
+        if path is not None:
+            write_checked(path, partial(np.save, arr=array))
+    return array
 
 
 def remove_remains(folder: Path) -> None:
@@ -151,15 +239,13 @@ def remove_remains(folder: Path) -> None:
                 path.unlink()
 
 
-def name_features(
-    model: BertModel, layers: str, sequences: Sequences, places: np.ndarray, ends: np.ndarray, half: bool
-) -> str:
-    """Return a hash of everything that the features depend on."""
+def name_vectors(model: BertModel, facts: Sequence[Any], *columns: np.ndarray) -> str:
+    """Return a hash of a model, of the facts about what is computed with it, and of the columns of its inputs."""
     settings = {name: getattr(model.config, name) for name in COUNTED}
-    digest = hashlib.sha256(json.dumps([list_layers(model, layers), half, settings]).encode())
+    digest = hashlib.sha256(json.dumps([*facts, settings]).encode())
     for parameter in model.parameters():
         digest.update(parameter.detach().cpu().numpy().tobytes())
-    for column in (sequences.ids, sequences.ends, sequences.seconds, places, ends):
+    for column in columns:
         digest.update(np.ascontiguousarray(column).tobytes())
     return digest.hexdigest()[:32]
 
@@ -175,8 +261,8 @@ def write_features(
     sequences: Sequences,
     places: np.ndarray,
     ends: np.ndarray,
-    file: BinaryIO,
     half: bool,
+    file: BinaryIO,
 ) -> None:
     """Write the features of all words, (M, K, H), as a .npy file.
 

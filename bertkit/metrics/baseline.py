@@ -1,0 +1,63 @@
+"""Vectors of texts and of words by counting alone, for the baselines that a fine-tuned model must exceed.
+
+Texts in, arrays out: the linear head on them is `bertkit.tasks.frozen.solve`, and no model is read.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, pairwise
+from typing import Any
+
+from scipy.sparse import csr_array
+
+MOST_TERMS = 100_000  # the most frequent ones; long texts have millions of different pairs of words
+TERM = re.compile(r"\w+|[^\w\s]")
+RUNS = ((re.compile(r"[A-Z]+"), "X"), (re.compile(r"[^\W\d_A-Z]+"), "x"), (re.compile(r"\d+"), "0"))
+
+
+def vectorize_texts(train: Sequence[Sequence[str]], others: Sequence[Sequence[str]]) -> tuple[csr_array, csr_array]:
+    """Return the TF-IDF vectors (S, V) of two lists of single texts or pairs, with the weights of the first list."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    return fit_terms(TfidfVectorizer, list_terms, train, others, sublinear_tf=True, max_features=MOST_TERMS)
+
+
+def vectorize_words(train: Sequence[Sequence[str]], others: Sequence[Sequence[str]]) -> tuple[csr_array, csr_array]:
+    """Return the vectors (M, V) of the words of two lists of sentences: each word, its shape and its neighbours."""
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    words = ([terms for words in sentences for terms in describe_words(words)] for sentences in (train, others))
+    return fit_terms(CountVectorizer, list, *words, binary=True, max_features=MOST_TERMS)
+
+
+def fit_terms(
+    kind: type, analyzer: Callable[[Any], list[str]], train: Sequence[Any], others: Sequence[Any], **options: Any
+) -> tuple[csr_array, csr_array]:
+    """Return the vectors of two lists, from a vectorizer of scikit-learn that is fitted to the first one."""
+    vectorizer = kind(analyzer=analyzer, **options)
+    return vectorizer.fit_transform(train), vectorizer.transform(others)
+
+
+def list_terms(texts: Sequence[str]) -> list[str]:
+    """Return the words and the pairs of neighbouring words of a text or two, each with the number of its text."""
+    terms = []
+    for number, text in enumerate(texts):
+        words = TERM.findall(text.lower())
+        terms += [f"{number} {term}" for term in chain(words, map(" ".join, pairwise(words)))]
+    return terms or [""]
+
+
+def describe_words(words: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the terms of each word of a sentence."""
+    own = [[word.lower(), find_shape(word), word[-3:].lower()] for word in words]
+    padded = [["<s>"], *own, ["</s>"]]
+    for before, terms, after in zip(padded, own, padded[2:], strict=False):
+        numbered = [f"{place} {term}" for place, term in enumerate(terms)]
+        yield [*numbered, *(f"before {term}" for term in before[:2]), *(f"after {term}" for term in after[:2])]
+
+
+def find_shape(word: str) -> str:
+    """Return a word with its capitals, other letters and digits as X, x and 0, runs of one kind as one."""
+    for run, mark in RUNS:
+        word = run.sub(mark, word)
+    return word

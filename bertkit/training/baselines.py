@@ -1,0 +1,157 @@
+"""Baselines that scikit-learn fits to a run's own training rows, and how far fine-tuning is above them on dev.
+
+TF-IDF and a frozen encoder's vectors for texts, words and their neighbours for tags. They change nothing in the run:
+the first process fits them before training, and the cache of features keeps them for other runs.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from bertkit import __version__
+from bertkit.data.sequences import IGNORED, Sequences
+from bertkit.data.tagging import ABSENT
+from bertkit.metrics.baseline import vectorize_texts, vectorize_words
+from bertkit.metrics.classification import FIXED_THRESHOLD
+from bertkit.metrics.intervals import compare_methods
+from bertkit.metrics.rows import take_values
+from bertkit.reports.tables import name_limits
+from bertkit.system.progress import Report
+from bertkit.tasks.finetuning import BASELINES, BEST_BASELINE, GAIN
+from bertkit.tasks.frozen import encode, keep_array, load_encoder, solve
+from bertkit.tasks.ner import get_words
+from bertkit.tasks.task import Task
+from bertkit.training.predictions import GROUP
+from bertkit.training.prepare import FITTED_ROWS, Prepared, choose_rows
+from bertkit.training.recipe import Recipe
+
+FROZEN_ROWS = 2_000  # of each split that the frozen encoder reads
+STRENGTHS = {"tfidf": 10.0, "frozen": 1.0, "words": 10.0}  # fixed, so that no row chooses it
+
+
+@dataclass(frozen=True, eq=False)
+class Baseline:
+    """The answers of a baseline.
+
+    Attributes:
+        summaries: (S, ...) of dev, as `Task.rows` takes them.
+        numbers: (R,) the rows of dev that have an answer.
+        fitted: The number of training rows.
+    """
+
+    summaries: np.ndarray
+    numbers: np.ndarray
+    fitted: int
+
+
+def fit_baselines(task: Task, recipe: Recipe, prepared: Prepared, report: Report) -> dict[str, Baseline]:
+    """Return the answers of the task's baselines by name; none without a split to fit or to score."""
+    dev = next(iter(task.splits), "")
+    if not recipe.get("baseline") or not {"train", dev} <= prepared.data.keys():
+        return {}
+    names = [name for name in task.baselines if name != "frozen" or len(prepared.texts[0]) == 1]
+    if names:
+        report(f"fitting the baselines: {', '.join(BASELINES[name] for name in names)}")
+    return {name: FITTERS[name](task, recipe, prepared, dev) for name in names}
+
+
+def fit_texts(task: Task, recipe: Recipe, prepared: Prepared, dev: str) -> Baseline:
+    """Return the answers of a linear head on TF-IDF vectors, for all rows of dev."""
+    others = list(task.tabulate(prepared.examples[dev]).walk_texts())
+    targets = prepared.data["train"].labels[choose_rows(prepared.checked.keys["train"], FITTED_ROWS)]
+
+    def fit() -> np.ndarray:
+        return answer(*vectorize_texts(prepared.texts, others), targets, "tfidf", prepared)
+
+    logits = keep_array(name_result("tfidf", prepared, prepared.texts, others, targets.tolist()), fit)
+    return Baseline(logits, np.arange(len(others)), len(targets))
+
+
+def fit_frozen(task: Task, recipe: Recipe, prepared: Prepared, dev: str) -> Baseline:
+    """Return the answers of a linear head on a frozen encoder's vectors, for the first rows of dev by key."""
+    train, data = prepared.data["train"], prepared.data[dev]
+    rows, numbers = (choose_rows(prepared.checked.keys[split], FROZEN_ROWS) for split in ("train", dev))
+    # A text that is read in windows has the vector of the first one.
+    ids = [part[number]["input_ids"] for part, found in ((train, rows), (data, numbers)) for number in found.tolist()]
+    ids = [found[0] if isinstance(found, list) else found for found in ids]
+    ends = np.cumsum(list(map(len, ids)))
+    sequences = Sequences(np.concatenate(ids).astype(np.int32), ends, np.zeros_like(ends), None)
+    vectors = encode(load_encoder(recipe["checkpoint"], "last", len(prepared.tokenizer)), sequences)  # (S, H)
+    logits = answer(vectors[: len(rows)], vectors[len(rows) :], train.labels[rows], "frozen", prepared)
+    summaries = np.zeros((len(data), logits.shape[1]))
+    summaries[numbers] = logits
+    return Baseline(summaries, numbers, len(rows))
+
+
+def fit_words(task: Task, recipe: Recipe, prepared: Prepared, dev: str) -> Baseline:
+    """Return the answers of a linear head on the words and their neighbours, for all sentences of dev."""
+    train, others = (get_words(prepared.data[split]) for split in ("train", dev))
+    given, asked = ([sentence.words for sentence in data.text.sentences] for data in (train, others))
+    lengths = np.array(list(map(len, given)))
+    order = np.argsort(prepared.checked.keys["train"], kind="stable")
+    kept = np.sort(order[: max(int((np.cumsum(lengths[order]) <= FITTED_ROWS).sum()), 1)])
+    given = [given[number] for number in kept.tolist()]
+    targets = train.labels[np.repeat(np.isin(np.arange(len(lengths)), kept), lengths)]  # (M,)
+
+    def fit() -> np.ndarray:
+        return answer(*vectorize_words(given, asked), targets, "words", prepared).argmax(1)
+
+    found = keep_array(name_result("words", prepared, given, asked, targets.tolist()), fit)[others.firsts != ABSENT]
+    _, ends, _ = others.locate_all()
+    counts = np.diff(ends, prepend=0)
+    summaries = np.full((len(others), max(counts.max(), 1)), IGNORED)  # (S, W)
+    summaries[np.arange(summaries.shape[1]) < counts[:, None]] = found
+    return Baseline(summaries, np.arange(len(asked)), len(given))
+
+
+FITTERS: Mapping[str, Callable[[Task, Recipe, Prepared, str], Baseline]] = {
+    "tfidf": fit_texts,
+    "frozen": fit_frozen,
+    "words": fit_words,
+}
+
+
+def answer(train: Any, others: Any, targets: np.ndarray, name: str, prepared: Prepared) -> np.ndarray:
+    """Return the logits (S, L) of other vectors (S, H), from a head that is fitted to those of train."""
+    weight, bias = solve(train, targets, STRENGTHS[name], len(prepared.settings["id2label"]))
+    return others @ weight.T + bias
+
+
+def name_result(name: str, prepared: Prepared, *parts: Any) -> str:
+    """Return a hash of everything that the answers of a baseline depend on."""
+    facts = [__version__, name, STRENGTHS[name], len(prepared.settings["id2label"]), *parts]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def score_baselines(task: Task, baselines: Mapping[str, Baseline], data: Any, rows: pa.Table | None) -> dict[str, Any]:
+    """Return the scores of the baselines on dev, and how far the model is above the best one.
+
+    Args:
+        data: The data set of dev.
+        rows: The prediction table of the model on dev, which is compared on the rows that the best one has answered;
+            None if there was no time for it, so that nothing is returned.
+    """
+    found: dict[str, Any] = {}
+    if rows is None or not baselines:
+        return found
+    scores = {}
+    for name, baseline in baselines.items():
+        decided = {"thresholds": [FIXED_THRESHOLD] * baseline.summaries.shape[1]}
+        measured = task.score(task.rows(baseline.summaries, data, decided).take(pa.array(baseline.numbers)))
+        values, scores[name] = take_values(measured), measured[task.metric]
+        shown = [row.key for row in task.table if f"{name}_{row.key}" in row.baselines.values() and row.key in values]
+        found |= {f"{name}_{key}": values[key] for key in shown} | {f"{name}_score": values[task.metric]}
+        found |= {f"{name}_fitted": baseline.fitted, f"{name}_scored": len(baseline.numbers)}
+    best = max(scores, key=lambda name: found[f"{name}_score"])
+    common = rows.take(pa.array(baselines[best].numbers))
+    groups = common.column(GROUP).to_pylist() if GROUP in common.column_names else None
+    own = task.score(common)[task.metric]
+    contrast = compare_methods([scores[best]], [own], groups)
+    limits = (contrast.value, contrast.low, contrast.high)
+    gains = zip((GAIN, *name_limits(GAIN)), limits, strict=True)
+    return found | {BEST_BASELINE: best} | {key: value / own.points for key, value in gains}
