@@ -30,7 +30,7 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.glue import GRID, find_glue
 from bertkit.training.plan import dry_run
 from bertkit.training.predictions import read_table
-from bertkit.training.recipe import check, parse_setting, read_recipe
+from bertkit.training.recipe import Recipe, check, parse_setting, read_recipe
 from bertkit.training.run import run
 from tests import docs
 from tests.official import write_checkpoint
@@ -203,7 +203,7 @@ def test_a_setting_is_a_key_of_a_recipe_or_a_study(setting):
     refusals = []
     for task in TASKS.values() if not recipe.keys() <= OPTIONS.keys() else ():
         try:
-            check(recipe, data_defaults=task.recipe["data"])
+            check(recipe, task)
         except UsageError as error:
             refusals.append(str(error))
     assert len(refusals) < len(TASKS), refusals
@@ -394,7 +394,7 @@ def test_the_example_with_features_runs(tmp_path, monkeypatch, capsys):
 def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
     example = next(block for block in EXAMPLES if "pipeline" in block)
     assert len([line for line in example.splitlines() if line]) <= 5
-    run(TASKS["pretrain"], make_pretraining(tmp_path), output=tmp_path / "runs" / "demo")
+    run(Recipe.make(TASKS["pretrain"], make_pretraining(tmp_path)), output=tmp_path / "runs" / "demo")
     monkeypatch.chdir(tmp_path)
     exec(compile(example, "README.md", "exec"), {})
     assert len(ast.literal_eval(capsys.readouterr().out)) == 5
@@ -408,7 +408,7 @@ def test_a_recipe_runs_dry(path, tmp_path, monkeypatch):
         if recipe.get("checkpoint")
         else {}
     )  # no Hub here
-    plan = dry_run(TASKS[recipe["task"]], recipe, given, output=tmp_path / "run")
+    plan = dry_run(Recipe.make(TASKS[recipe["task"]], recipe, given), output=tmp_path / "run")
     assert plan.get("updates", 1) > 0  # the number of updates per epoch depends on the data
     assert plan["per_device_batch"] * plan["accumulation"] == plan["sequences_per_update"] == recipe["batch_size"]
     sizes = {"base.toml": 110, "large.toml": 336, "small.toml": 29, "tiny.toml": 4}  # millions, heads included

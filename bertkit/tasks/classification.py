@@ -169,10 +169,10 @@ class ClassificationTask(TextTask):
 
     # --- The data -----------------------------------------------------------------------------------------------------
 
-    def check(self, recipe: Mapping[str, Any]) -> None:
+    def check(self, recipe: Any) -> None:
         """Check the recipe, including the columns, the shares and the folds."""
         super().check(recipe)
-        data = recipe["data"]
+        data = recipe.data
         if len(data["text"]) > 2:
             raise UsageError(f"text names {len(data['text'])} columns in [data]; give one, or two for pairs")
         if data["problem_type"] not in ("auto", *SCORES):
@@ -234,18 +234,18 @@ class ClassificationTask(TextTask):
         )
 
     def encode(
-        self, examples: LabelledTexts, tokenizer: Any, recipe: Mapping[str, Any], split: str, report: Report = ignore
+        self, examples: LabelledTexts, tokenizer: Any, recipe: Any, split: str, report: Report = ignore
     ) -> LabelledSequences:
         """Return the sequences of a split; all but train keep their rows, for the files of predictions."""
         pa.default_memory_pool().release_unused()  # of the whole table, which has been divided
         inputs = TextInputs(tuple(examples.rows.find(name) for name in examples.text))
-        found = self.encode_split(inputs, examples.labels, tokenizer, recipe["data"])
+        found = self.encode_split(inputs, examples.labels, tokenizer, recipe.data)
         if split != "train":
             return LabelledSequences(found, examples.space, examples.rows, examples.text)
         report_long(found, report)
         return LabelledSequences(found, examples.space, text=examples.text)
 
-    def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
+    def configure(self, recipe: Any, tokenizer: Any, examples: Any) -> dict[str, Any]:
         """Return label names, kind of problem, columns and class weights; without data what the tokenizer decides."""
         settings = super().configure(recipe, tokenizer, examples)
         if examples is None:
@@ -253,9 +253,9 @@ class ClassificationTask(TextTask):
         train = examples["train"]
         settings |= {"id2label": dict(enumerate(train.space.names)), "problem_type": train.space.kind}
         settings["text_columns"] = list(train.text)
-        if recipe.get("calibrate") and train.space.kind == REGRESSION:
+        if recipe.calibrate and train.space.kind == REGRESSION:
             raise UsageError("calibrate is for labels, not for numbers; remove it")
-        if weights := find_weights(recipe["data"]["class_weights"], train):
+        if weights := find_weights(recipe.data["class_weights"], train):
             settings["class_weights"] = weights
         return settings
 
@@ -304,10 +304,10 @@ class ClassificationTask(TextTask):
         from bertkit.model.checkpoint import load_config
 
         is_saved = (output / "config.json").is_file()  # with the columns, which may have been guessed
-        text = load_config(str(output)).text_columns if is_saved else recipe["data"]["text"]
+        text = load_config(str(output)).text_columns if is_saved else recipe.data["text"]
         given = 'dict(text="…", text_pair="…")' if len(text) == 2 else '"…"'
         call = f'pipeline("text-classification", {json.dumps(str(output))})({given})'
-        data = recipe["data"]
+        data = recipe.data
         is_file = Path(data["dir"]).is_file()
         table = quote(data["dir"]) if is_file else "FILE.csv"
         folds = [f"bertkit classify {repeat_run(output, 'folds')} --folds 5  # a prediction for every row"]

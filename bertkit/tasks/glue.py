@@ -252,11 +252,11 @@ class GlueTask(TextTask):
         return examples
 
     def encode(
-        self, examples: SentenceExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str, report: Report = ignore
+        self, examples: SentenceExamples, tokenizer: Any, recipe: Any, split: str, report: Report = ignore
     ) -> Sequences | WindowedTexts:
         """Return the sequences of a split."""
         inputs = list(zip(*examples.texts, strict=True))
-        data = self.encode_split(inputs, examples.labels, tokenizer, recipe["data"])
+        data = self.encode_split(inputs, examples.labels, tokenizer, recipe.data)
         if split == "train":
             report_long(data, report)
         return data
@@ -271,7 +271,7 @@ class GlueTask(TextTask):
         classes = labels if labels is not None and names else []
         return ExampleRows(texts, examples.texts[0], labels, classes, examples.lines)
 
-    def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
+    def configure(self, recipe: Any, tokenizer: Any, examples: Any) -> dict[str, Any]:
         """Return the label names; a score is a single label."""
         names = list(self.row.labels.values()) or ["similarity"]
         # The problem type is for plain transformers, whose pipeline would otherwise apply a sigmoid to a score.
@@ -337,14 +337,14 @@ class GlueTask(TextTask):
         if output is None or not self.splits:
             return Comments(lines, [])
         dev = self.row.splits[next(iter(self.splits))].file
-        gold, ours = Path(recipe["data"].get("dir") or "GLUE", dev), output / "predictions" / Path(dev).name
+        gold, ours = Path(recipe.data.get("dir") or "GLUE", dev), output / "predictions" / Path(dev).name
         given = 'dict(text="A man eats.", text_pair="Somebody eats.")' if self.pairs else '"A man eats."'
         call = f'pipeline("text-classification", {json.dumps(str(output))})({given})'
         grid = [f"bertkit {self.command} {repeat_run(output, 'grid')} --grid  # the paper's grid"]
         again = [f"bertkit score {self.command} {quote(str(gold))} {quote(str(ours))}  # the same scores"]
         commands = [
-            *(grid if recipe["train"].get("max_steps", -1) <= 0 else []),  # max_steps would override the grid's epochs
-            *([] if recipe["data"].get("tune_share") else again),  # some rows have no prediction
+            *(grid if recipe.train.get("max_steps", -1) <= 0 else []),  # max_steps would override the grid's epochs
+            *([] if recipe.data.get("tune_share") else again),  # some rows have no prediction
             use_transformers(f"from transformers import pipeline; print({call})"),
         ]
         return Comments(lines, commands)

@@ -48,15 +48,15 @@ class TextTask(FineTuningTask):
     head = "BertForSequenceClassification"
     pipeline = "text-classification"
 
-    def check(self, recipe: Mapping[str, Any]) -> None:
+    def check(self, recipe: Any) -> None:
         """Check the recipe, including the way to read long texts."""
         super().check(recipe)
-        if (long := recipe["data"]["long"]) not in LONG:
+        if (long := recipe.data["long"]) not in LONG:
             raise UsageError(f"unknown long {long!r} in [data]; expected one of {', '.join(LONG)}")
 
-    def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
+    def configure(self, recipe: Any, tokenizer: Any, examples: Any) -> dict[str, Any]:
         """Return how the scores of a text's windows are combined, if it has several."""
-        long = recipe["data"]["long"]
+        long = recipe.data["long"]
         return super().configure(recipe, tokenizer, examples) | ({"window_pooling": long} if long in POOLED else {})
 
     def encode_split(

@@ -22,11 +22,10 @@ from bertkit.errors import UsageError, explain_refusal
 from bertkit.reports.tables import OWN_DATA, name_limits
 from bertkit.system.differences import find_differences
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks import TASKS
 from bertkit.tasks.task import CHOSEN_ON_DEV
 from bertkit.training.callbacks import Progress
 from bertkit.training.predictions import TABLE_SUFFIX, read_table
-from bertkit.training.recipe import read_recipe
+from bertkit.training.recipe import load_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import (
     ENVIRONMENT,
@@ -81,10 +80,7 @@ def reproduce(
         )
     if output.resolve() == folder.resolve():
         raise UsageError(f"{output} is the run itself; name another directory with --output")
-    recipe = read_recipe(folder / RECIPE_FILE)
-    if recipe.get("task") not in TASKS:
-        raise UsageError(f"{folder / RECIPE_FILE} names the unknown task {recipe.get('task')!r}; correct it")
-    run(TASKS[recipe["task"]], recipe, output=output, report=report, progress=progress)
+    run(load_recipe(folder / RECIPE_FILE), output=output, report=report, progress=progress)
     return compare_runs(folder, output)
 
 
