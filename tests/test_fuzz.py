@@ -85,7 +85,7 @@ from bertkit.tasks.features import load_encoder
 from bertkit.training.budget import CLOCK_FILE, COST_FILE, check_same, fit, read_costs
 from bertkit.training.pace import KeepTime, Pace, TimeLimit
 from bertkit.training.plan import dry_run
-from bertkit.training.recipe import Recipe, check, merge, parse_setting, read_recipe, save_recipe
+from bertkit.training.recipe import Recipe, check, load_recipe, parse_setting, read_recipe, save_recipe
 from bertkit.training.run_dir import CALIBRATION_FILE
 from tests import official
 from tests.analysis.test_compare import draw as draw_right
@@ -775,7 +775,7 @@ def prepare_recipe(folder: Path) -> Reader:
         task, recipe = TASKS[file.stem], read_recipe(file)
         check(recipe, task, str(file))
         plan = dry_run(Recipe.make(task, recipe), output=folder / "out")
-        json.dumps(plan)
+        json.dumps(plan | {"recipe": plan["recipe"].to_dict()})
 
     return Reader(sorted(folder.glob("*.toml")), read)
 
@@ -947,7 +947,7 @@ def prepare_budget(folder: Path) -> Reader:
     text = folder / "text.txt"
     text.write_text(TEXT)
     given = Recipe.make(task, {"data": {"corpus": [str(text)]}, "train": {"max_steps": 100}})
-    save_recipe(fit(given, 100), run / "recipe.toml")
+    save_recipe(fit(given, 100).to_dict(), run / "recipe.toml")
     write_json({"update_seconds": {"0": 0.5}, "row_seconds": 0.01}, run / COST_FILE)
     with Clock(600.0, time.monotonic()).keep(run / CLOCK_FILE):
         pass
@@ -955,10 +955,9 @@ def prepare_budget(folder: Path) -> Reader:
     def read(file: Path) -> None:
         clock = Clock(600.0, time.monotonic())
         with clock.keep(run / CLOCK_FILE):
-            recipe, costs = read_recipe(run / "recipe.toml"), read_costs(run)
+            recipe, costs = load_recipe(run / "recipe.toml"), read_costs(run)
             check_same(given, recipe, run)
-            recipe = Recipe.make(task, recipe)  # as `run` does
-            limit, pace = TimeLimit(clock, costs.update_seconds, costs.row_seconds), Pace(recipe.pace)
+            limit, pace = TimeLimit(clock, costs.update_seconds, costs.row_seconds), Pace(recipe.pace or [])
             state, most = TrainerState(max_steps=recipe.train["max_steps"]), recipe.train["max_steps"]
             KeepTime(limit, pace, [10], 0, most).on_train_begin(None, state, TrainerControl())
             assert 0 < state.max_steps <= most
@@ -1008,15 +1007,15 @@ def prepare_built(folder: Path) -> Reader:
     tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert", num_hidden_layers=1, hidden_size=8))
     made = folder / "made"
     build([str(text)], tokenizer, made, workers=1)
-    recipe = merge(
-        TASKS["pretrain"].recipe,
+    recipe = draft(
+        TASKS["pretrain"],
         {"data": {"corpus": [str(made)], "max_length": 16}, "train": {"max_steps": 2}, "batch_size": 2},
     )
 
     def read(file: Path) -> None:
         with seal_again(made, file):
             task = TASKS["pretrain"]
-            examples = task.load(recipe["data"], str)
+            examples = task.load(recipe.data, str)
             tokenizer = task.tokenize(recipe, examples, str)
             data = task.encode(examples["train"], tokenizer, recipe, "train")
             assert data.__getitems__([0])["input_ids"].max() < len(tokenizer)

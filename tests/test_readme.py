@@ -33,6 +33,7 @@ from bertkit.training.predictions import read_table
 from bertkit.training.recipe import Recipe, check, parse_setting, read_recipe
 from bertkit.training.run import run
 from tests import docs
+from tests.conftest import draft
 from tests.official import write_checkpoint
 from tests.tasks.test_conformance import make_pretraining
 
@@ -103,7 +104,7 @@ COMMANDS = [command for text in (README, *PAGES.values()) for command in find_co
 COMMANDS += re.findall(r"\$\(BIN\)/(bertkit .*)", MAKEFILE)
 COMMANDS += [command for text in HEADERS.values() for command in find_header_commands(text)]
 COMMANDS += [command for examples in HELP.values() for command in examples]
-TRIED = [line for task in TASKS.values() for line in task.comment({}, Path("runs/my own"), task.recipe).commands]
+TRIED = [line for task in TASKS.values() for line in task.comment({}, Path("runs/my own"), draft(task)).commands]
 COMMANDS += [line for line in TRIED if line.startswith("bertkit ")]
 
 

@@ -32,6 +32,7 @@ from bertkit.tasks.texts import name_results
 from bertkit.training.recipe import Recipe, read_recipe
 from bertkit.training.run import run
 from bertkit.training.scoring import find_decided
+from tests.conftest import draft
 from tests.official import write_checkpoint, write_glue, write_reviews, write_table
 
 
@@ -405,7 +406,7 @@ def test_of_many_labels_only_some_are_shown(tmp_path):
 
 
 def configure(place, **options):
-    return CLASSIFICATION.configure({"data": CLASSIFICATION.recipe["data"] | options}, [], load(place, **options)[0])
+    return CLASSIFICATION.configure(draft(CLASSIFICATION, {"data": options}), [], load(place, **options)[0])
 
 
 def test_balanced_weights_are_those_of_scikit_learn(tmp_path):
@@ -705,16 +706,15 @@ def test_results_have_names_apart_from_each_other_and_single_carriage_returns_ar
 
 
 def test_the_commands_to_try_next_fit_the_data(reviews, tmp_path):
-    data = CLASSIFICATION.recipe["data"]
     spaced = tmp_path / "my reviews.csv"
     spaced.write_bytes(reviews.read_bytes())
     BertConfig(text_columns=["title", "body"]).save_pretrained(tmp_path / "run")
-    lines = CLASSIFICATION.comment({}, tmp_path / "run", {"data": data | {"dir": str(spaced)}}).commands
+    lines = CLASSIFICATION.comment({}, tmp_path / "run", draft(CLASSIFICATION, {"data": {"dir": str(spaced)}})).commands
     assert f"--input '{spaced}'" in lines[0]
     assert lines[1].endswith("--folds 5  # a prediction for every row")
     assert '(dict(text="…", text_pair="…"))' in lines[2]
     for options in ({"dir": str(tmp_path)}, {"dir": str(spaced), "folds": 3}, {"dir": str(spaced), "tune_share": 0.5}):
-        commands = CLASSIFICATION.comment({}, tmp_path / "run", {"data": data | options}).commands
+        commands = CLASSIFICATION.comment({}, tmp_path / "run", draft(CLASSIFICATION, {"data": options})).commands
         assert not any("--folds" in line for line in commands)
 
 

@@ -29,6 +29,7 @@ from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe, merge
 from bertkit.training.run import make_model, run
 from bertkit.training.run_dir import mark_complete, read_log
+from tests.conftest import draft
 from tests.official import write_checkpoint, write_glue
 from tests.training.test_trainer import read_curve
 
@@ -206,7 +207,7 @@ def test_the_hubs_copy_gives_what_the_official_files_give(name, glue, hub, bert)
     assert list(official) == list(find_glue(name).row.splits)
     assert_same_examples(official, copy)
     tokenizer = load_tokenizer(bert)
-    recipe = {"data": GLUE[name].recipe["data"] | {"max_length": 12}}
+    recipe = draft(GLUE[name], {"data": {"max_length": 12}})
     for split in official:
         one, other = (GLUE[name].encode(examples[split], tokenizer, recipe, split) for examples in (official, copy))
         for column in ("ids", "ends", "seconds", "labels"):
@@ -565,7 +566,7 @@ def test_length_groups_and_the_stable_preset_run(glue, bert, tmp_path):
     groups = make_recipe(bert, glue, train_sampling_strategy="group_by_length", max_steps=7)
     assert run(Recipe.make(GLUE["rte"], groups), output=tmp_path / "groups")["updates"] == 7
     plan = dry_run(Recipe.make(GLUE["rte"], {"checkpoint": str(bert), "preset": "stable"}), output=tmp_path / "run")
-    train = plan["recipe"]["train"]
+    train = plan["recipe"].train
     assert (train["optim"], train["num_train_epochs"], train["learning_rate"]) == ("adamw_torch", 20.0, 2e-5)
     assert (train["warmup_steps"], train["lr_scheduler_type"], train["weight_decay"]) == (0.1, "linear", 0.01)
     paper = Recipe.make(GLUE["rte"], {"checkpoint": str(bert)})

@@ -29,6 +29,7 @@ from bertkit.tasks.ner import ENTITY_SCORES, NER, describe_words
 from bertkit.tasks.task import score_summaries
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
+from tests.conftest import draft
 from tests.official import write_checkpoint, write_conll
 
 SMALL = {"max_length": 40}
@@ -55,7 +56,7 @@ def load(folder, **options):
 
 
 def encode(examples, start, **options):
-    return NER.encode(examples, load_tokenizer(start), {"data": NER.recipe["data"] | SMALL | options}, "dev")
+    return NER.encode(examples, load_tokenizer(start), draft(NER, {"data": SMALL | options}), "dev")
 
 
 def keep(data, tags):
@@ -375,7 +376,7 @@ def test_the_rate_and_the_epochs_of_a_bilstm_are_its_own_with_every_preset(folde
         (learned, "paper", "bert_adam", 1e-3, 10.0),
         (learned, "stable", "adamw_torch", 1e-3, 10.0),
     ):
-        train = Recipe.make(NER, given | {"preset": preset})["train"]
+        train = Recipe.make(NER, given | {"preset": preset}).train
         assert [train[key] for key in ("optim", "learning_rate", "num_train_epochs")] == expected
 
 
@@ -438,7 +439,7 @@ def test_features_whose_file_was_damaged_are_computed_again_with_a_line(tmp_path
     examples, tokenizer, lines = NER.load(data, print)["dev"], load_tokenizer(start), []
 
     def encode():
-        return NER.encode(examples, tokenizer, {"data": data, "checkpoint": start}, "dev", lines.append)
+        return NER.encode(examples, tokenizer, draft(NER, {"data": data, "checkpoint": start}), "dev", lines.append)
 
     first, whole = encode(), encode().path.read_bytes()
     with first.path.open("r+b") as file:

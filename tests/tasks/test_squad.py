@@ -21,9 +21,10 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.squad import SQUAD, describe_windows, find_squad
 from bertkit.tasks.squad_versions import VERSIONS
 from bertkit.tasks.task import score_summaries
-from bertkit.training.recipe import Recipe
+from bertkit.training.recipe import Recipe, load_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import FIRST, read_metrics
+from tests.conftest import draft
 from tests.official import encode_questions, write_checkpoint, write_glue, write_squad
 
 ONE, TWO = VERSIONS
@@ -177,7 +178,7 @@ def test_what_became_of_the_questions_is_said(start, tmp_path):
         Question("within", "word1 ?", context, ("rd2",), (8,)),
         Question("window", "word1 ?", context, (context,), (0,)),
     ]
-    recipe = {"data": TASKS["squad1"].recipe["data"] | SMALL | {"max_answer_length": 5}}
+    recipe = draft(TASKS["squad1"], {"data": SMALL | {"max_answer_length": 5}})
     data = SQUAD["squad1"].encode(questions, tokenizer, recipe, "train")
     line = describe_windows(data, "train")
     assert line == (
@@ -192,7 +193,7 @@ def test_what_became_of_the_questions_is_said(start, tmp_path):
 def test_answers_of_an_oracle_are_perfect(tmp_path, start, version):
     examples, _ = load(version, write_squad(tmp_path, version.number))
     data = SQUAD["squad1"].encode(
-        examples["dev"], load_tokenizer(start), {"data": TASKS["squad1"].recipe["data"] | SMALL}, "dev"
+        examples["dev"], load_tokenizer(start), draft(TASKS["squad1"], {"data": SMALL}), "dev"
     )
     assert len(data) > len(examples["dev"]), "several windows for some"
     metrics = score_summaries(SQUAD[version.name], make_kept(data, data.answers), data)
@@ -399,18 +400,12 @@ def test_another_file_comes_first(tmp_path, start):
     first, second = (BertForQuestionAnswering.from_pretrained(path) for path in (output / FIRST, output))
     assert not torch.equal(first.qa_outputs.weight, second.qa_outputs.weight)
     # The saved recipe repeats all of it, and a run without the other file ends elsewhere.
-    again = run(Recipe.make(TASKS["squad2"], json_of(output)), output=tmp_path / "again")
+    again = run(load_recipe(output / "recipe.toml"), output=tmp_path / "again")
     assert again == metrics
     recipe["data"]["extra_train"] = ""
     run(Recipe.make(TASKS["squad2"], recipe), output=tmp_path / "plain")
     plain = BertForQuestionAnswering.from_pretrained(tmp_path / "plain")
     assert not torch.equal(plain.qa_outputs.weight, second.qa_outputs.weight)
-
-
-def json_of(output):
-    from bertkit.training.recipe import read_recipe
-
-    return read_recipe(output / "recipe.toml")
 
 
 def test_another_recipe_does_not_overwrite_one_whose_first_part_has_begun(tmp_path, start):
@@ -548,7 +543,9 @@ def test_predictions_belong_to_their_questions_however_training_is_ordered(tmp_p
     metrics = run(Recipe.make(TASKS["squad1"], recipe), output=tmp_path / "run")
     model = BertForQuestionAnswering.from_pretrained(tmp_path / "run").eval()
     questions = read_squad(tmp_path / "squad" / "dev-v1.1.json")
-    data = SQUAD["squad1"].encode(questions, load_tokenizer(start), json_of(tmp_path / "run"), "dev")
+    data = SQUAD["squad1"].encode(
+        questions, load_tokenizer(start), load_recipe(tmp_path / "run" / "recipe.toml"), "dev"
+    )
     task, kept = TASKS["squad1"], []
     for index in range(len(data)):
         batch = task.collate([data[index]])

@@ -29,6 +29,7 @@ from bertkit.tasks.swag import SWAG, SWAG_FILES
 from bertkit.tasks.task import score_summaries
 from bertkit.training.recipe import Recipe, merge
 from bertkit.training.run import make_model, run
+from tests.conftest import draft
 from tests.official import write_checkpoint, write_swag
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -64,7 +65,7 @@ def make_recipe(checkpoint, folder, **train):
 
 
 def encode(situations, tokenizer, longest, report=ignore):
-    return SWAG.encode(situations, tokenizer, {"data": {"max_length": longest}}, "dev", report)
+    return SWAG.encode(situations, tokenizer, draft(SWAG, {"data": {"max_length": longest}}), "dev", report)
 
 
 def load(folder, **options):
@@ -116,7 +117,7 @@ def take(batch):
 def test_long_sequences_are_cut_as_the_tokenizer_of_transformers_cuts_them(swag, bert):
     tokenizer = load_tokenizer(bert)
     for split, situations in load(swag)[0].items():
-        data = SWAG.encode(situations, tokenizer, {"data": {"max_length": 12}}, split)
+        data = SWAG.encode(situations, tokenizer, draft(SWAG, {"data": {"max_length": 12}}), split)
         assert len(data) == len(situations)
         batch = pad_choices(data.__getitems__(range(len(data))))
         contexts = [one.context for one in situations for _ in range(4)]
