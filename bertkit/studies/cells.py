@@ -16,7 +16,7 @@ from bertkit.studies.spec import LONGEST_DIRECTORY, PRETRAIN, Column, Study, Var
 from bertkit.studies.tables import name_axes, show_value
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Task
-from bertkit.training.recipe import Part, Recipe, merge
+from bertkit.training.recipe import Recipe, RecipePart, merge
 
 TEXT_FOLDER = "text"  # holds the corpus, below data_root
 
@@ -83,7 +83,7 @@ def list_pretrainings(study: Study) -> list[Pretraining]:
     return found
 
 
-def complete_at(directory: str, task: str, *parts: Part, config: BertConfig | None = None) -> Recipe:
+def complete_at(directory: str, task: str, *parts: RecipePart, config: BertConfig | None = None) -> Recipe:
     """Make the recipe of the runs in a directory.
 
     Raises:
@@ -95,7 +95,7 @@ def complete_at(directory: str, task: str, *parts: Part, config: BertConfig | No
         raise UsageError(f"{directory}: {error}") from None
 
 
-def locate_text(root: str, recipe: Part) -> Part:
+def locate_text(root: str, recipe: RecipePart) -> RecipePart:
     """Return a recipe that names the corpus below the root; empty if the pretraining names one itself."""
     if not root or recipe.get("data", {}).get("corpus"):
         return {}
@@ -114,7 +114,7 @@ def find_folder(root: str, name: str, task: str) -> str:
     return str(folder)
 
 
-def start_from(origin: Pretraining, step: int, output: Path) -> tuple[Part, BertConfig]:
+def start_from(origin: Pretraining, step: int, output: Path) -> tuple[RecipePart, BertConfig]:
     """Return the recipe that starts from a pretraining, and the configuration that its model will have."""
     checkpoint = output / origin.directory / (name_step(step) if step in origin.steps else "")
     settings = TASKS[PRETRAIN].configure(origin.recipe, None, None)
@@ -174,13 +174,13 @@ def list_group(study: Study, name: str, column: Column, origin: Pretraining | No
 def find_home(study: Study, row: Variant, column: Column) -> str:
     """Return the name of the first column that shares this column's runs: same task, same recipe in this row."""
 
-    def identify(other: Column) -> tuple[str, Part]:
+    def identify(other: Column) -> tuple[str, RecipePart]:
         return other.task, merge(other.recipe, row.recipe)
 
     return next(other.name for other in study.columns if identify(other) == identify(column))
 
 
-def locate_data(root: str, task: Task) -> Part:
+def locate_data(root: str, task: Task) -> RecipePart:
     """Return a recipe that names the task's folder below the root; empty if there is none to name."""
     if not root or not task.folder:
         return {}

@@ -34,7 +34,7 @@ from bertkit.tasks.pretraining import list_phases
 from bertkit.training.arguments import make_arguments
 from bertkit.training.prepare import Prepared, name_examples, prepare
 from bertkit.training.processes import join_processes
-from bertkit.training.recipe import Part, Recipe, list_decisive, merge, read_recipe, save_recipe
+from bertkit.training.recipe import Recipe, RecipePart, list_decisive, merge, read_recipe, save_recipe
 from bertkit.training.run_dir import BEST, FIRST, STUDY_RESULT, check_data, hold_run_dir
 
 SHOWN_EVERY = 0.1  # seconds
@@ -282,7 +282,7 @@ def check_directory(study: Study, output: Path) -> None:
         )
 
 
-def list_parts(study: Study) -> dict[str, Part]:
+def list_parts(study: Study) -> dict[str, RecipePart]:
     """Return the parts of a study that decide its results, by their names in messages.
 
     Notes are left out, and it does not matter which table of the study sets a key.

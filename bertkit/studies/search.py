@@ -41,7 +41,7 @@ from bertkit.training.cost import PROBE_SECONDS, measure_costs
 from bertkit.training.pace import TooShort
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import join_processes, take_first
-from bertkit.training.recipe import Part, Recipe, list_decisive, load_recipe, merge, read_recipe, save_recipe
+from bertkit.training.recipe import Recipe, RecipePart, list_decisive, load_recipe, merge, read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import (
     METRICS_FILE,
@@ -160,7 +160,7 @@ class Search:
 
     # --- The directory ------------------------------------------------------------------------------------------------
 
-    def describe_search(self) -> Part:
+    def describe_search(self) -> RecipePart:
         """Return the values that identify a search."""
         kind = "budget" if self.clock else "search"
         return list_decisive(self.recipe.to_dict(), self.task.options) | {

@@ -54,7 +54,7 @@ from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT, expand_recipe
 from bertkit.tasks import TASKS
 from bertkit.tasks.option import check_range
 from bertkit.tasks.task import Task
-from bertkit.training.recipe import TABLES, TOP_KEYS, Part, check, check_value, merge
+from bertkit.training.recipe import TABLES, TOP_KEYS, RecipePart, check, check_value, merge
 
 PRETRAIN = "pretrain"  # the task, the keys, and the folder of the pretrainings
 OPTIONS = {  # the keys that the command line reaches too
@@ -91,7 +91,7 @@ class Column:
     task: str
     metric: str = ""
     paper: str = ""
-    recipe: Part = field(default_factory=dict)
+    recipe: RecipePart = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -128,8 +128,8 @@ class Variant:
         paper: Mapping from column to the paper's value, in the table's unit.
     """
 
-    recipe: Part = field(default_factory=dict)
-    pretrain: Part | None = None
+    recipe: RecipePart = field(default_factory=dict)
+    pretrain: RecipePart | None = None
     step: int = 0
     paper: Mapping[str, float] = field(default_factory=dict)
 
@@ -154,7 +154,7 @@ class Study:
     seeds: tuple[int, ...]
     rows: Mapping[str, Variant]
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    recipe: Part = field(default_factory=dict)
+    recipe: RecipePart = field(default_factory=dict)
     select: str = "best"
     keep: str = "chosen"
     num_cpus: float = 1.0
@@ -387,7 +387,7 @@ def check_average(names: Sequence[str], columns: Sequence[Column]) -> None:
 # --- Rows -------------------------------------------------------------------------------------------------------------
 
 
-def read_rows(values: Mapping[str, Any], asked: Part, columns: Sequence[Column]) -> dict[str, Variant]:
+def read_rows(values: Mapping[str, Any], asked: RecipePart, columns: Sequence[Column]) -> dict[str, Variant]:
     """Read the rows by name; `asked` is the command line's recipe for their pretrainings."""
     tables = read_tables("row", values.get("row", [{"name": ""}]), ROW_KEYS)
     rows = {table["name"]: read_row(table, place, values.get(PRETRAIN), asked) for place, table in tables.items()}
@@ -408,7 +408,7 @@ def read_rows(values: Mapping[str, Any], asked: Part, columns: Sequence[Column])
     return rows
 
 
-def read_row(table: Mapping[str, Any], place: str, shared: Part | None, asked: Part) -> Variant:
+def read_row(table: Mapping[str, Any], place: str, shared: RecipePart | None, asked: RecipePart) -> Variant:
     """Read one row; `shared` is the table `[pretrain]`, or None without it."""
     recipe, own, step = table.get("recipe", {}), table.get(PRETRAIN), table.get("step")
     if own is not None and "checkpoint" in recipe:
@@ -431,7 +431,7 @@ def read_row(table: Mapping[str, Any], place: str, shared: Part | None, asked: P
     return Variant(recipe, pretrain, step or 0, table.get("paper", {}))
 
 
-def drop_seed(recipe: Part) -> Part:
+def drop_seed(recipe: RecipePart) -> RecipePart:
     """Return the recipe without its seed."""
     train = {key: value for key, value in recipe.get("train", {}).items() if key != "seed"}
     rest = {key: value for key, value in recipe.items() if key != "train"}
@@ -468,7 +468,7 @@ def check_axis(axis: str, values: Any) -> None:
         raise UsageError(f"[grid] {name} has {json.dumps(twice[0], default=str)[:LONGEST_TEXT]} twice; leave one out")
 
 
-def fix_axes(axes: Mapping[str, list[Any]], given: Part) -> tuple[dict[str, list[Any]], Part]:
+def fix_axes(axes: Mapping[str, list[Any]], given: RecipePart) -> tuple[dict[str, list[Any]], RecipePart]:
     """Apply the command line's values to the axes.
 
     A list replaces an axis' values; a single value removes the axis and stays in the recipe.
@@ -491,7 +491,7 @@ def fix_axes(axes: Mapping[str, list[Any]], given: Part) -> tuple[dict[str, list
     return left, rest
 
 
-def set_axis(axis: str, value: Any) -> Part:
+def set_axis(axis: str, value: Any) -> RecipePart:
     """Return the recipe in which an axis has a value."""
     table, _, key = axis.rpartition(".")
     return {table: {key: value}} if table else {key: value}
@@ -504,7 +504,7 @@ def convert(axis: str, value: Any, task: Task) -> Any:
     return recipe[table][key] if table else recipe[key]
 
 
-def choose_seeds(values: Mapping[str, Any], shared: Part, task: Task) -> tuple[int, ...]:
+def choose_seeds(values: Mapping[str, Any], shared: RecipePart, task: Task) -> tuple[int, ...]:
     """Return the seeds of every cell: those given, or `restarts` consecutive ones from the recipe's seed on."""
     first = shared.get("train", {}).get("seed")
     if "seeds" in values and ("restarts" in values or first is not None):
@@ -524,7 +524,7 @@ def choose_seeds(values: Mapping[str, Any], shared: Part, task: Task) -> tuple[i
 
 
 def check_recipes(
-    shared: Mapping[str, Part],
+    shared: Mapping[str, RecipePart],
     columns: Sequence[Column],
     rows: Mapping[str, Variant],
     axes: Mapping[str, Sequence[Any]],

@@ -36,7 +36,7 @@ from bertkit.tasks.task import Task
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-Part = dict[str, Any]  # some keys of a recipe, as `tomllib` returns them
+RecipePart = dict[str, Any]  # some keys of a recipe, as `tomllib` returns them
 PACKAGE = Path(__file__).parents[1]  # has a link to recipes/, in a wheel a copy
 TABLES = ("model", "data", "train")
 
@@ -48,8 +48,8 @@ class Recipe:
     Attributes:
         task: A name in TASKS.
         pace: Segments of a schedule that followed the clock (`bertkit.training.pace`); None without a clock.
-        model, data, train: The tables, which cannot be changed.
-        given: What a person gave, without the task's values, its preset's, and those that options imply.
+        model, data, train: The tables, read-only.
+        given: The values that a person gave.
     """
 
     task: str
@@ -137,7 +137,7 @@ class Recipe:
         tables = {table: {**getattr(self, table), **changes[table]} for table in TABLES if table in changes}
         return dataclasses.replace(self, **changes | tables)
 
-    def to_dict(self) -> Part:
+    def to_dict(self) -> RecipePart:
         """Return the recipe as in TOML, without the keys that ask for nothing."""
         keys = {key: getattr(self, key) for key in TOP_KEYS}
         kept = {key: value for key, value in keys.items() if value not in (None, False, 0, "")}
@@ -223,7 +223,7 @@ TYPE_NAMES = {
 }
 
 
-def read_recipe(path: str | Path) -> Part:
+def read_recipe(path: str | Path) -> RecipePart:
     """Read a recipe from a TOML file without checking it, with `~` expanded as in `merge`.
 
     A file of recipes/ that does not exist in this directory is read from the installed package.
@@ -243,7 +243,7 @@ def read_recipe(path: str | Path) -> Part:
 
 
 def load_recipe(path: str | Path) -> Recipe:
-    """Read the recipe of a run, whose checkpoint need not exist any more.
+    """Read the recipe of a run, whose checkpoint and data need not exist any more.
 
     Raises:
         UsageError: The file cannot be read, or is damaged.
@@ -251,10 +251,11 @@ def load_recipe(path: str | Path) -> Recipe:
     saved = read_recipe(path)
     if (task := TASKS.get(str(saved.get("task")))) is None:
         raise UsageError(f"{path} names the unknown task {saved.get('task')!r}; correct it")
-    return Recipe.make(task, saved, where=str(path), fits_model=False)
+    own = check(saved, task, str(path))
+    return Recipe(**merge(task.recipe, own), given=own)
 
 
-def parse_setting(text: str) -> Part:
+def parse_setting(text: str) -> RecipePart:
     """Return a recipe that holds the single key of a `--set [table.]key=value`.
 
     The value is parsed as TOML; invalid TOML and dates are taken as text. In a study the key may begin with
@@ -270,20 +271,20 @@ def parse_setting(text: str) -> Part:
             f"--set {text[:LONGEST_TEXT]!r} is not [table.]key=value; write for example train.learning_rate=1e-4 or "
             "batch_size=16"
         )
-    table: Part = {keys[-1]: _parse_value(value.strip())}
+    table: RecipePart = {keys[-1]: _parse_value(value.strip())}
     for key in reversed(keys[:-1]):
         table = {key: table}
     return table
 
 
-def merge(*recipes: Mapping[str, Any]) -> Part:
+def merge(*recipes: Mapping[str, Any]) -> RecipePart:
     """Merge recipes into a new one; later recipes take precedence.
 
     `[model]`, `[data]` and `[train]` are merged key by key; any other value (a list, the phases, a table inside
     `[train]`) replaces the earlier one entirely. None means "not given" and replaces nothing. Text that begins with
     `~` or `~user` is expanded as a path.
     """
-    merged: Part = {}
+    merged: RecipePart = {}
     for recipe in map(expand_recipe, recipes):
         for key, value in recipe.items():
             if key in TABLES and isinstance(value, dict) and isinstance(merged.get(key), dict):
@@ -293,7 +294,7 @@ def merge(*recipes: Mapping[str, Any]) -> Part:
     return merged
 
 
-def check(part: Mapping[str, Any], task: Task, where: str = "recipe") -> Part:
+def check(part: Mapping[str, Any], task: Task, where: str = "recipe") -> RecipePart:
     """Check the keys, types and ranges of a part of a recipe, and return it with integers converted to float.
 
     transformers is imported last, and only for a `[model]` or `[train]`, which takes a second or two.
@@ -349,7 +350,7 @@ def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
     atomic_write("\n".join(filter(None, [*parts, *listed, tomli_w.dumps(train)])), Path(path))
 
 
-def list_decisive(part: Mapping[str, Any], options: Options | None = None) -> Part:
+def list_decisive(part: Mapping[str, Any], options: Options | None = None) -> RecipePart:
     """Return what identifies a run: all but the keys that fit it to a machine (FITTING).
 
     Keys of the top level, and options, that an earlier version did not save have their defaults.
@@ -436,7 +437,7 @@ def find_type(default: Any) -> Any:
     return dict[str, float] | str if isinstance(default, dict) else type(default)
 
 
-def _check_table(table: str, values: Any, task: Task) -> Part:
+def _check_table(table: str, values: Any, task: Task) -> RecipePart:
     """Check one table and return its values, converted to their types."""
     if not isinstance(values, dict):
         raise UsageError(
@@ -448,7 +449,7 @@ def _check_table(table: str, values: Any, task: Task) -> Part:
         if key in RESERVED:
             raise UsageError(f"{place}{key} cannot be set here; {RESERVED[key]}")
         raise UsageError(_explain_unknown_key(key, table, task))
-    checked: Part = {}
+    checked: RecipePart = {}
     for key, value in values.items():
         checked[key] = check_value(key, value, fields[key], place)
         if limits := RANGES.get(table, {}).get(key):
@@ -456,7 +457,7 @@ def _check_table(table: str, values: Any, task: Task) -> Part:
     return checked
 
 
-def _check_phases(phases: Any, task: Task) -> list[Part]:
+def _check_phases(phases: Any, task: Task) -> list[RecipePart]:
     """Check the phases, whose shares must add up to one, and return them converted to their types."""
     if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
         raise UsageError("phase must be a list of tables; write [[phase]] above the share and max_length of each")

@@ -34,7 +34,7 @@ from bertkit.system.files import (
     write_json,
 )
 from bertkit.tasks import TASKS
-from bertkit.training.recipe import Part, Recipe, list_decisive, read_recipe, save_recipe
+from bertkit.training.recipe import Recipe, RecipePart, list_decisive, read_recipe, save_recipe
 
 METRICS_FILE = "metrics.json"
 RECIPE_FILE = "recipe.toml"
@@ -177,7 +177,7 @@ def holds_run(output: Path, recipe: Recipe) -> bool:
     return before == now
 
 
-def list_both(output: Path, recipe: Recipe) -> list[Part]:
+def list_both(output: Path, recipe: Recipe) -> list[RecipePart]:
     """Return what identifies the run in a directory, and the run of a recipe."""
     options = TASKS[recipe.task].options
     return [list_decisive(part, options) for part in (read_recipe(output / RECIPE_FILE), recipe.to_dict())]

@@ -15,7 +15,7 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.pretraining import list_phases
 from bertkit.training import budget, cost, pace
 from bertkit.training.budget import CLOCK_FILE, FITTED, fit, train_within
-from bertkit.training.recipe import Recipe, merge, read_recipe, resolve
+from bertkit.training.recipe import Recipe, load_recipe, merge, resolve
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
 from tests.training.test_run import PRETRAIN, make_recipe, write_text
@@ -43,11 +43,11 @@ def test_a_pretraining_ends_in_time_and_repeats_bit_for_bit_without_a_clock(reci
     metrics = train_within(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", clock=clock)
     used = time.monotonic() - begun
     assert limit - 8 <= used <= limit
-    written = read_recipe(tmp_path / "run/recipe.toml")
-    assert written["train"]["max_steps"] == metrics["updates"] > 20
-    assert written["train"]["warmup_steps"] == 0.1
+    written = load_recipe(tmp_path / "run/recipe.toml")
+    assert written.train["max_steps"] == metrics["updates"] > 20
+    assert written.train["warmup_steps"] == 0.1
     assert [phase.max_length for phase in list_phases(written)] == [16, 32]
-    again = run(Recipe.make(PRETRAIN, written), output=tmp_path / "again")
+    again = run(written, output=tmp_path / "again")
     assert again == metrics
     weights = [load_file(tmp_path / name / "model.safetensors") for name in ("run", "again")]
     assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
@@ -79,8 +79,8 @@ def test_a_stopped_pretraining_continues_with_the_time_that_is_left(recipe, tmp_
     begun = time.monotonic()
     metrics = train_within(Recipe.make(PRETRAIN, recipe), output=output, clock=Clock(limit, begun))
     assert limit - 8 <= first + time.monotonic() - begun <= limit
-    written = read_recipe(output / "recipe.toml")
-    again = run(Recipe.make(PRETRAIN, written), output=tmp_path / "again")
+    written = load_recipe(output / "recipe.toml")
+    again = run(written, output=tmp_path / "again")
     assert again == metrics
 
 
