@@ -48,10 +48,9 @@ from bertkit.tasks.result import flatten_result
 from bertkit.tasks.task import Task
 from bertkit.training.budget import set_clock
 from bertkit.training.callbacks import Progress
-from bertkit.training.early_checks import check_early
 from bertkit.training.predictions import TABLE_SUFFIX, read_table
 from bertkit.training.push import push
-from bertkit.training.recipe import TOP_KEYS, merge, read_recipe
+from bertkit.training.recipe import TOP_KEYS, Recipe, merge, read_recipe
 from bertkit.training.run_dir import (
     DATA,
     METRICS_FILE,
@@ -130,7 +129,8 @@ def train(
         stack.enter_context(leave_as_found())
         place, kept = name_data(kind, data, output)
         given = merge(given, {"data": place})
-        check_early(kind, given, reads_data=not kept and not (output / METRICS_FILE).exists())
+        starter = {} if "dir" in kind.options else choose_starter(given)
+        recipe = Recipe.make(kind, starter, given)
         stack.enter_context(hold_tables(kept, output))
         if progress is None:
             progress = stack.enter_context(show_bar()) if is_notebook() else ignore
@@ -138,8 +138,7 @@ def train(
             definition = define_folds(task, {}, folds) if folds else {"tasks": [task], "restarts": restarts}
             return train_study(definition, given, output, workers, report, progress)
         clock = set_clock(budget, given, time.monotonic()) if budget else None
-        recipes = [{} if "dir" in kind.options else choose_starter(given), given]
-        search_or_train(kind, *recipes, output=output, trials=search, clock=clock, report=report, progress=progress)
+        search_or_train(recipe, output=output, trials=search, clock=clock, report=report, progress=progress)
     return Run(str(output))
 
 

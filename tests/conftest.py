@@ -5,8 +5,10 @@ import gc
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from tempfile import mkdtemp
 from types import SimpleNamespace
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported
 os.environ["HF_ASSETS_CACHE"] = mkdtemp(prefix="bertkit-assets-")  # of features and baselines
@@ -22,6 +24,7 @@ import bertkit
 from bertkit import cli
 from bertkit.model.config import BertConfig
 from bertkit.tasks import Task
+from bertkit.training.recipe import Recipe, merge
 from tests.browser import BROWSERS, Browser
 from tests.hub import serve
 
@@ -69,6 +72,11 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+def draft(task: Task, *given: Mapping[str, Any]) -> Recipe:
+    """Return a recipe that is not checked, for a test of what reads it."""
+    return Recipe(**merge(task.recipe, *given))
 
 
 def change_task(task: Task, **values) -> Task:

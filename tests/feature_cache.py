@@ -17,7 +17,7 @@ from bertkit.model.optim import BertAdam
 from bertkit.model.precision import choose_precision
 from bertkit.tasks import TASKS
 from bertkit.tasks.ner import place_words
-from bertkit.training.arguments import complete
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import make_model
 
 
@@ -59,7 +59,7 @@ def main():
     task = TASKS["ner"]
     with tempfile.TemporaryDirectory() as folder:
         options = {"dir": given.data, "features": given.layers, "features_dir": folder}
-        recipe = complete(
+        recipe = Recipe.make(
             task,
             {
                 "checkpoint": given.model,
@@ -67,16 +67,16 @@ def main():
                 "model": {"bilstm_hidden_size": given.units},
             },
         )
-        examples = task.load(recipe["data"], print)
+        examples = task.load(recipe.data, print)
         tokenizer = task.tokenize(recipe, examples, print)
         start, lines = time.perf_counter(), []
         data = task.encode(examples["train"], tokenizer, recipe, "train", lines.append)
         print(f"the encoder, once: {time.perf_counter() - start:.1f} s; {lines[-1]}")
         torch.manual_seed(0)
-        order = [part.tolist() for part in torch.randperm(len(data)).split(recipe["batch_size"])]
+        order = [part.tolist() for part in torch.randperm(len(data)).split(recipe.batch_size)]
         model = make_model(task, recipe, task.configure(recipe, tokenizer, examples)).train()
         learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = BertAdam(learned, lr=recipe["train"]["learning_rate"])
+        optimizer = BertAdam(learned, lr=recipe.train["learning_rate"])
         first = {
             "on disk": model(**next(batch_features(task, data, order))).loss.item(),
             "computed": model(**next(batch_tokens(data, order))).loss.item(),

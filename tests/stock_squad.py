@@ -20,6 +20,7 @@ from bertkit.data.spans import keep_top
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.model.optim import BertAdam
 from bertkit.tasks import TASKS
+from bertkit.training.recipe import Recipe
 
 
 def main():
@@ -33,9 +34,9 @@ def main():
     options = parser.parse_args()
     task = TASKS[f"squad{options.version}"]
     change = {"dir": str(options.data), "max_train_samples": options.max_train_samples}
-    recipe = {**task.recipe, "data": task.recipe["data"] | change}
+    recipe = Recipe.make(task, {"data": change}, fits_model=False)
     tokenizer = load_tokenizer(options.model)
-    examples = task.load(recipe["data"], print)
+    examples = task.load(recipe.data, print)
     data = {split: task.encode(examples[split], tokenizer, recipe, split) for split in ("train", "dev")}
     for seed in options.seeds:
         set_seed(seed)
@@ -44,14 +45,14 @@ def main():
         with tempfile.TemporaryDirectory() as output:
             arguments = TrainingArguments(
                 output_dir=output,
-                per_device_train_batch_size=recipe["batch_size"],
+                per_device_train_batch_size=recipe.batch_size,
                 per_device_eval_batch_size=32,
-                learning_rate=recipe["train"]["learning_rate"],
-                num_train_epochs=options.epochs or recipe["train"]["num_train_epochs"],
+                learning_rate=recipe.train["learning_rate"],
+                num_train_epochs=options.epochs or recipe.train["num_train_epochs"],
                 train_sampling_strategy="group_by_length",  # else it computes on as much padding as text
-                warmup_steps=recipe["train"]["warmup_steps"],
-                adam_epsilon=recipe["train"]["adam_epsilon"],
-                weight_decay=recipe["train"]["weight_decay"],
+                warmup_steps=recipe.train["warmup_steps"],
+                adam_epsilon=recipe.train["adam_epsilon"],
+                weight_decay=recipe.train["weight_decay"],
                 bf16=True,
                 use_cpu=not torch.cuda.is_available(),
                 save_strategy="no",

@@ -81,15 +81,15 @@ from bertkit.system.clock import Clock
 from bertkit.system.files import find_checksum, write_json
 from bertkit.tasks import TASKS, glue, squad
 from bertkit.tasks.frozen import load_encoder
-from bertkit.training.arguments import complete
 from bertkit.training.budget import CLOCK_FILE, COST_FILE, check_same, fit, read_costs
 from bertkit.training.pace import KeepTime, Pace, TimeLimit
 from bertkit.training.plan import dry_run
-from bertkit.training.recipe import check, merge, parse_setting, read_recipe, save_recipe
+from bertkit.training.recipe import Recipe, check, load_recipe, parse_setting, read_recipe, save_recipe
 from bertkit.training.run_dir import CALIBRATION_FILE
 from tests import official
 from tests.analysis.test_compare import draw as draw_right
 from tests.analysis.test_compare import write_run
+from tests.conftest import draft
 from tests.conftest import make_model as make_head
 from tests.model.test_tf_release import WRITTEN, make_block, make_table
 
@@ -383,8 +383,8 @@ def shorten(files: Sequence[Path], lines: int) -> None:
 def encode_all(name: str, folder: Path, tokenizer: Any, **options: Any) -> None:
     """Read and encode a task's files as a run does, up to the first sequence of each split."""
     task = TASKS[name]
-    recipe = merge(task.recipe, {"data": {"dir": str(folder), **options}})
-    examples = task.load(recipe["data"], str)
+    recipe = draft(task, {"data": {"dir": str(folder), **options}})
+    examples = task.load(recipe.data, str)
     for split, found in examples.items():
         data = task.encode(found, tokenizer, recipe, split)
         assert task.collate(data.__getitems__([0])) is not None
@@ -772,9 +772,9 @@ def prepare_recipe(folder: Path) -> Reader:
 
     def read(file: Path) -> None:
         task, recipe = TASKS[file.stem], read_recipe(file)
-        check(recipe, data_defaults=task.recipe["data"], where=str(file))
-        plan = dry_run(task, recipe, output=folder / "out")
-        json.dumps(plan)
+        check(recipe, task, str(file))
+        plan = dry_run(Recipe.make(task, recipe), output=folder / "out")
+        json.dumps(plan | {"recipe": plan["recipe"].to_dict()})
 
     return Reader(sorted(folder.glob("*.toml")), read)
 
@@ -790,7 +790,7 @@ def prepare_setting(folder: Path) -> Reader:
     def read(file: Path) -> None:
         lines = file.read_bytes().decode("utf-8", "surrogateescape").split("\n")  # as Python reads a command line
         settings = [parse_setting(line) for line in lines if line]
-        dry_run(TASKS["pretrain"], base, *settings, output=folder / "out")
+        dry_run(Recipe.make(TASKS["pretrain"], base, *settings), output=folder / "out")
 
     return Reader([*files, files[-1]], read)
 
@@ -945,8 +945,8 @@ def prepare_budget(folder: Path) -> Reader:
     run.mkdir()
     text = folder / "text.txt"
     text.write_text(TEXT)
-    given = complete(task, {"data": {"corpus": [str(text)]}, "train": {"max_steps": 100}})
-    save_recipe(fit(given, 100), run / "recipe.toml")
+    given = Recipe.make(task, {"data": {"corpus": [str(text)]}, "train": {"max_steps": 100}})
+    save_recipe(fit(given, 100).to_dict(), run / "recipe.toml")
     write_json({"update_seconds": {"0": 0.5}, "row_seconds": 0.01}, run / COST_FILE)
     with Clock(600.0, time.monotonic()).keep(run / CLOCK_FILE):
         pass
@@ -954,11 +954,10 @@ def prepare_budget(folder: Path) -> Reader:
     def read(file: Path) -> None:
         clock = Clock(600.0, time.monotonic())
         with clock.keep(run / CLOCK_FILE):
-            recipe, costs = read_recipe(run / "recipe.toml"), read_costs(run)
+            recipe, costs = load_recipe(run / "recipe.toml"), read_costs(run)
             check_same(given, recipe, run)
-            recipe = complete(task, recipe)  # as `run` does
-            limit, pace = TimeLimit(clock, costs.update_seconds, costs.row_seconds), Pace(recipe["pace"])
-            state, most = TrainerState(max_steps=recipe["train"]["max_steps"]), recipe["train"]["max_steps"]
+            limit, pace = TimeLimit(clock, costs.update_seconds, costs.row_seconds), Pace(recipe.pace or [])
+            state, most = TrainerState(max_steps=recipe.train["max_steps"]), recipe.train["max_steps"]
             KeepTime(limit, pace, [10], 0, most).on_train_begin(None, state, TrainerControl())
             assert 0 < state.max_steps <= most
 
@@ -1007,15 +1006,15 @@ def prepare_built(folder: Path) -> Reader:
     tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert", num_hidden_layers=1, hidden_size=8))
     made = folder / "made"
     build([str(text)], tokenizer, made, workers=1)
-    recipe = merge(
-        TASKS["pretrain"].recipe,
+    recipe = draft(
+        TASKS["pretrain"],
         {"data": {"corpus": [str(made)], "max_length": 16}, "train": {"max_steps": 2}, "batch_size": 2},
     )
 
     def read(file: Path) -> None:
         with seal_again(made, file):
             task = TASKS["pretrain"]
-            examples = task.load(recipe["data"], str)
+            examples = task.load(recipe.data, str)
             tokenizer = task.tokenize(recipe, examples, str)
             data = task.encode(examples["train"], tokenizer, recipe, "train")
             assert data.__getitems__([0])["input_ids"].max() < len(tokenizer)

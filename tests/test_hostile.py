@@ -22,6 +22,7 @@ from bertkit.model.onnx import ONNX_FILE
 from bertkit.system.files import find_checksum
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import hold_run_dir, mark_complete
 from tests.official import write_checkpoint, write_glue
@@ -74,7 +75,7 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path, mark):
     assert found["label"] in ("yes", "no")
     data = {"dir": str(write_glue(tmp_path / "glue")), "max_length": 16}
     recipe = {"checkpoint": str(folder), "data": data, "train": {"max_steps": 1}}
-    run(TASKS["rte"], recipe, output=tmp_path / "run")
+    run(Recipe.make(TASKS["rte"], recipe), output=tmp_path / "run")
     assert not mark.exists()
     assert "auto_map" not in json.loads((tmp_path / "run" / "config.json").read_text()), "nor is it handed on"
 
@@ -123,16 +124,16 @@ def test_a_pickle_among_the_files_of_a_checkpoint_is_not_run(tmp_path, mark, nam
     """Return somebody else's run directory, to be continued."""
     recipe = make_recipe(write_text(tmp_path / "corpus.txt"))
     with pytest.raises(Interrupted):
-        run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop_at(4))
+        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", progress=stop_at(4))
     checkpoint = tmp_path / "run" / "checkpoint-4"
     torch.save({"state": Exploit(mark)}, checkpoint / name)
     mark_complete(checkpoint)
     with pytest.raises(UsageError, match=r"run code when loaded .*; delete \S+checkpoint-4, and") as error:
-        run(PRETRAIN, recipe, output=tmp_path / "run")
+        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
     assert "\n" not in str(error.value)
     assert not mark.exists()
     shutil.rmtree(checkpoint)
-    assert run(PRETRAIN, recipe, output=tmp_path / "run")["updates"] == 8
+    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")["updates"] == 8
 
 
 def test_weights_in_files_elsewhere_are_refused(tmp_path):
@@ -198,16 +199,16 @@ def test_nothing_is_written_through_a_link_in_a_run_directory(tmp_path, name):
 def test_somebody_elses_run_is_not_continued_through_a_link(tmp_path):
     recipe = make_recipe(write_text(tmp_path / "corpus.txt"))
     with pytest.raises(Interrupted):
-        run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop_at(4))
+        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", progress=stop_at(4))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.md").write_text("mine")
     for name, target in (("README.md", tmp_path / "mine" / "thesis.md"), ("checkpoint-8", tmp_path / "mine")):
         (tmp_path / "run" / name).symlink_to(target)
         with pytest.raises(UsageError, match=rf"{name} is a link"):
-            run(PRETRAIN, recipe, output=tmp_path / "run")
+            run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
         (tmp_path / "run" / name).unlink()
     assert [(path.name, path.read_text()) for path in (tmp_path / "mine").iterdir()] == [("thesis.md", "mine")]
-    assert run(PRETRAIN, recipe, output=tmp_path / "run")["updates"] == 8
+    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")["updates"] == 8
 
 
 def test_no_source_trusts_remote_code_or_reads_pickles_of_others():

@@ -30,8 +30,9 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.glue import GRID, find_glue
 from bertkit.training.plan import dry_run
 from bertkit.training.predictions import read_table
-from bertkit.training.recipe import check, parse_setting, read_recipe
+from bertkit.training.recipe import Recipe, check, parse_setting, read_recipe
 from tests import docs
+from tests.conftest import draft
 from tests.official import write_checkpoint, write_reviews
 
 ROOT = Path(bertkit.__file__).parents[1]
@@ -101,7 +102,7 @@ COMMANDS = [command for text in (README, *PAGES.values()) for command in find_co
 COMMANDS += re.findall(r"\$\(BIN\)/(bertkit .*)", MAKEFILE)
 COMMANDS += [command for text in HEADERS.values() for command in find_header_commands(text)]
 COMMANDS += [command for examples in HELP.values() for command in examples]
-TRIED = [line for task in TASKS.values() for line in task.comment({}, Path("runs/my own"), task.recipe).commands]
+TRIED = [line for task in TASKS.values() for line in task.comment({}, Path("runs/my own"), draft(task)).commands]
 COMMANDS += [line for line in TRIED if line.startswith("bertkit ")]
 
 
@@ -201,7 +202,7 @@ def test_a_setting_is_a_key_of_a_recipe_or_a_study(setting):
     refusals = []
     for task in TASKS.values() if not recipe.keys() <= OPTIONS.keys() else ():
         try:
-            check(recipe, data_defaults=task.recipe["data"])
+            check(recipe, task)
         except UsageError as error:
             refusals.append(str(error))
     assert len(refusals) < len(TASKS), refusals
@@ -408,7 +409,7 @@ def test_a_recipe_runs_dry(path, tmp_path, monkeypatch):
         if recipe.get("checkpoint")
         else {}
     )  # no Hub here
-    plan = dry_run(TASKS[recipe["task"]], recipe, given, output=tmp_path / "run")
+    plan = dry_run(Recipe.make(TASKS[recipe["task"]], recipe, given), output=tmp_path / "run")
     assert plan.get("updates", 1) > 0  # the number of updates per epoch depends on the data
     assert plan["per_device_batch"] * plan["accumulation"] == plan["sequences_per_update"] == recipe["batch_size"]
     sizes = {"base.toml": 110, "large.toml": 336, "small.toml": 29, "tiny.toml": 4}  # millions, heads included

@@ -30,7 +30,7 @@ from bertkit.system.progress import Report
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.repeats import CheckedRows, check_rows, tabulate_splits
 from bertkit.tasks.task import Task, shorten_text
-from bertkit.training.recipe import check, merge
+from bertkit.training.recipe import Recipe
 
 LABELS_SHOWN = 20  # in the table; the others are counted
 WORDS_SHOWN = 10  # of the unknown words, the most frequent ones
@@ -64,14 +64,13 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
     Raises:
         UsageError: The recipe is wrong, the data are not named or cannot be read, or `model` has no tokenizer.
     """
-    recipe = check(merge(task.recipe, given), data_defaults=task.recipe["data"])  # without a look at the checkpoint
-    task.check(recipe)
-    options, left_out = {**recipe["data"], "is_check": True}, []
+    recipe = Recipe.make(task, given, fits_model=False)
+    options, left_out = {**recipe.data, "is_check": True}, []
     if not options["dir"] and not task.copies:
         raise UsageError("no data to check; name them: bertkit doctor FILE, or --task cola for a data set of the Hub")
     tokenizer = None
     try:
-        tokenizer = load_tokenizer(model or recipe["checkpoint"])
+        tokenizer = load_tokenizer(model or recipe.checkpoint)
     except UsageError as error:
         if model:
             raise
@@ -95,7 +94,7 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
         found["blank"], found["blank_rows"] = list_places(find_blank(rows[split]), rows[split].lines)
     findings = {"data": options["dir"], "task": task.name, "script": usual}
     if tokenizer is not None:
-        findings |= {"tokenizer": model or recipe["checkpoint"], "max_length": options["max_length"]}
+        findings |= {"tokenizer": model or recipe.checkpoint, "max_length": options["max_length"]}
         findings["long"] = "read in windows" if options.get("long") in POOLED else task.long
     names = {name for found in splits.values() for name in found.get("labels", ())}
     findings |= {"splits": splits, "columns": check_table(rows), "alike_labels": list_alike(sorted(names))}

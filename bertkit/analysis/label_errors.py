@@ -48,7 +48,7 @@ from bertkit.tasks.repeats import name_command
 from bertkit.tasks.task import Task, shorten_text
 from bertkit.tasks.text import CLASSIFICATION, TextExamples, TextTask
 from bertkit.training.predictions import KEY, ROW_NUMBER, TABLE_SUFFIX, UNKNOWN_COUNT, hash_rows, pack_table, read_table
-from bertkit.training.recipe import Recipe
+from bertkit.training.recipe import RecipePart
 from bertkit.training.run_dir import STUDY_RESULT
 
 TRAINING_ROWS = ".train.parquet"  # training rows in a form that `classify` reads; a new study may have hidden files
@@ -136,7 +136,7 @@ def spell(label: str | Sequence[str]) -> str:
 
 
 def diagnose_labels(
-    task: Task, recipe: Recipe, *given: Mapping[str, Any], output: Path, report: Report = ignore, **options: Any
+    task: Task, recipe: RecipePart, *given: Mapping[str, Any], output: Path, report: Report = ignore, **options: Any
 ) -> dict[str, Any]:
     """Find the suspected label errors of a task's training rows, write them to `output`, and return them as JSON.
 
@@ -155,7 +155,7 @@ def diagnose_labels(
 
 def predict_out_of_fold(
     task: Task,
-    recipe: Recipe,
+    recipe: RecipePart,
     *given: Mapping[str, Any],
     folds: int,
     output: Path,
@@ -180,7 +180,7 @@ def predict_out_of_fold(
     check_folds(task, folds)
     recipe = {key: value for key, value in recipe.items() if key != "task"}
     few = make_study(define_folds("classify", recipe, 2), *given, where=task.name)  # thousands take seconds
-    options = {**list_cells(few)[0].recipe["data"], "folds": folds}
+    options = {**list_cells(few)[0].recipe.data, "folds": folds}
     if limit := options["max_train_samples"]:
         raise UsageError(f"data.max_train_samples is {limit}, but --folds predicts all training rows; leave it out")
     train, place = read_rows(task, options, output)

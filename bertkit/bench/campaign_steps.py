@@ -210,7 +210,7 @@ def pretrain(campaign: Campaign, report: Report) -> dict[str, Any]:
     """
     from bertkit.bench.measure import note_machine
     from bertkit.tasks.pretraining import PRETRAINING
-    from bertkit.training.recipe import merge, read_recipe
+    from bertkit.training.recipe import Recipe, merge, read_recipe
     from bertkit.training.run import run
     from bertkit.training.run_dir import RECIPE_FILE, read_log
 
@@ -224,10 +224,10 @@ def pretrain(campaign: Campaign, report: Report) -> dict[str, Any]:
     else:
         probe, allowed = (TINY_UPDATES, 1) if campaign.tiny else (PROBE_UPDATES, CURVE_SECONDS)
         with TemporaryDirectory() as folder:
-            run(PRETRAINING, shorten(recipe, probe, 1), output=folder, report=report)
+            run(Recipe.make(PRETRAINING, shorten(recipe, probe, 1)), output=folder, report=report)
             seconds = find_training_seconds(read_log(Path(folder)))
         updates = max(int(allowed * probe / seconds), CURVE_POINTS)
-    metrics = run(PRETRAINING, shorten(recipe, updates, CURVE_POINTS), output=output, report=report)
+    metrics = run(Recipe.make(PRETRAINING, shorten(recipe, updates, CURVE_POINTS)), output=output, report=report)
     log = read_log(output)
     draw_curve(output, metrics)
     curve = [
@@ -295,7 +295,7 @@ def answer_questions(campaign: Campaign, report: Report) -> dict[str, Any]:
     """Fine-tune on a part of SQuAD for one epoch, from the checkpoint, if given, else from the curve's model."""
     from bertkit.bench.measure import note_machine
     from bertkit.tasks.squad import find_squad
-    from bertkit.training.recipe import merge
+    from bertkit.training.recipe import Recipe, merge
     from bertkit.training.run import run
     from bertkit.training.run_dir import METRICS_FILE
 
@@ -309,7 +309,7 @@ def answer_questions(campaign: Campaign, report: Report) -> dict[str, Any]:
         "train": {"num_train_epochs": 1.0},
     }
     recipe = merge(recipe, TINY_SQUAD if campaign.tiny else {})
-    metrics = run(find_squad(number), recipe, output=campaign.output / "squad", report=report)
+    metrics = run(Recipe.make(find_squad(number), recipe), output=campaign.output / "squad", report=report)
     return {
         "version": SQUAD_RELEASES[number],
         "scores": {"EM": metrics["exact_match" if number == 1 else "exact"], "F1": metrics["f1"]},

@@ -27,8 +27,8 @@ from bertkit.model.precision import choose_precision
 from bertkit.reports.tables import Table
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.glue import find_glue
-from bertkit.training.arguments import complete
 from bertkit.training.prepare import prepare
+from bertkit.training.recipe import Recipe
 
 PAIR_TASK = "mrpc"  # the task whose lengths synthetic pairs have
 PAIR_LENGTH, PAIR_SPREAD, SHORTEST_PAIR, LONGEST_PAIR = 53.0, 16.0, 8, 128  # tokens: mean, deviation, least, most
@@ -76,16 +76,16 @@ def bench_finetune(
         documents = list(read_documents(["docs"], limit_characters=characters, report=report))
     with TemporaryDirectory() as folder:
         start = model or make_start(Path(folder), sizes, documents)
-        recipe = complete(chosen, {"checkpoint": start, "batch_size": batch_size, "data": {"dir": str(data or "")}})
+        recipe = Recipe.make(chosen, {"checkpoint": start, "batch_size": batch_size, "data": {"dir": str(data or "")}})
         if data:
-            prepared = prepare(chosen, recipe, report)
+            prepared = prepare(recipe, report)
             rows, settings = prepared.data["train"], prepared.settings
         else:
             rows, settings = make_pairs(documents, load_tokenizer(start)), {}
         rows = choose_rows(rows, updates, batch_size)
         lengths = np.array([len(row["input_ids"]) for row in rows])
         report(
-            f"{len(rows):,} rows in updates of {batch_size}, {choose_precision(recipe['precision'])}; "
+            f"{len(rows):,} rows in updates of {batch_size}, {choose_precision(recipe.precision)}; "
             f"{lengths.mean():.1f} tokens on average (standard deviation {lengths.std():.1f}, maximum {lengths.max()})"
         )
         report(f"model: {model or f'random weights, {sizes}'}")

@@ -15,8 +15,8 @@ from bertkit.model.precision import choose_precision
 from bertkit.reports.tables import Table
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.pretraining import PRETRAINING
-from bertkit.training.arguments import complete
 from bertkit.training.prepare import prepare
+from bertkit.training.recipe import Recipe
 
 PRETRAIN_CHARACTERS = 8_000_000  # of documentation, or of the given text
 
@@ -63,9 +63,9 @@ def bench_pretrain(
         },
         "train": {"max_steps": updates, "warmup_steps": 0.1},
     }
-    recipe = complete(PRETRAINING, given)
-    prepared = prepare(PRETRAINING, recipe, report)
-    precision = choose_precision(recipe["precision"])
+    recipe = Recipe.make(PRETRAINING, given)
+    prepared = prepare(recipe, report)
+    precision = choose_precision(recipe.precision)
     report(f"{updates:,} updates of {batch_size} pairs of at most {length} tokens, {precision}, {sizes}")
     rows, settings = prepared.data["train"], prepared.settings
     options = {"repeats": repeats, "compiled": compiled, "kernels": kernels, "report": report}

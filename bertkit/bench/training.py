@@ -39,7 +39,7 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks.task import Task
 from bertkit.training.arguments import make_arguments
 from bertkit.training.cost import count_flops, count_tokens, measure_matmul_rate
-from bertkit.training.recipe import Recipe, merge
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import make_model, make_trainer
 
 OURS_COMPILED = "bertkit, compiled"  # a side, as BERTKIT
@@ -113,15 +113,15 @@ def make_side(
 
     def build(folder: Path, updates: int, logs: bool) -> Trainer:
         train = QUIET | {"max_steps": updates, "logging_steps": 1, "logging_strategy": "steps" if logs else "no"}
-        whole = merge(recipe, {"train": train})
-        args = make_arguments(task, whole, folder)
+        whole = recipe.override(train=train)
+        args = make_arguments(whole, folder)
         if collate is None:
             return make_trainer(task, model, args, {"train": rows}, whole, ignore, ignore)
         trainer = Trainer(model=model, args=args, train_dataset=rows, data_collator=collate)
         trainer.remove_callback(PrinterCallback)
         return trainer
 
-    return Side(choose_precision(recipe["precision"]), model, deepcopy(model.state_dict()), build)
+    return Side(choose_precision(recipe.precision), model, deepcopy(model.state_dict()), build)
 
 
 def load_both(task: Task, recipe: Recipe, settings: Mapping[str, Any]) -> tuple[PreTrainedModel, PreTrainedModel]:
@@ -149,17 +149,17 @@ def make_sides(
         kernels: Attention implementations of stock beside sdpa, each a side of that name if it works here.
     """
     ours, stock = load_both(task, recipe, settings)
-    plain = merge(recipe, {"train": STOCK_OPTIMIZER})
-    full = partial(collate_full, task, recipe["data"]["max_length"])
+    plain = recipe.override(train=STOCK_OPTIMIZER)
+    full = partial(collate_full, task, recipe.data["max_length"])
     sides = {
         BERTKIT: make_side(task, recipe, ours, rows),
         SAME_BATCHES: make_side(task, plain, stock, rows, task.collate),
-        EXAMPLE: make_side(task, merge(plain, {"precision": "fp32"}), stock, rows, full),
+        EXAMPLE: make_side(task, plain.override(precision="fp32"), stock, rows, full),
     }
-    is_ordered = recipe["train"].get("train_sampling_strategy") == "sequential"
+    is_ordered = recipe.train.get("train_sampling_strategy") == "sequential"
     best, collate = plain, full  # one length, so that the model is compiled once
     if not is_ordered:
-        best, collate = merge(plain, {"train": {"train_sampling_strategy": "group_by_length"}}), task.collate
+        best, collate = plain.override(train={"train_sampling_strategy": "group_by_length"}), task.collate
         sides[SORTED] = make_side(task, best, stock, rows, collate)
     if compiled and compile_model(other := deepcopy(stock), report, dynamic=not is_ordered):
         sides[COMPILED] = make_side(task, best, other, rows, collate)
@@ -258,17 +258,17 @@ def bench_training(
         UsageError: The losses differ.
     """
     environment = note_machine(report)
-    updates = len(rows) // recipe["batch_size"]
+    updates = len(rows) // recipe.batch_size
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    quiet = merge(recipe, {"model": still, "train": STOCK_OPTIMIZER})
+    quiet = recipe.override(model=still, train=STOCK_OPTIMIZER)
     ours, stock = load_both(task, quiet, settings)
     both = make_side(task, quiet, ours, rows), make_side(task, quiet, stock, rows, task.collate)
     losses = compare_losses(*both, min(updates, COMPARED), report)
-    lengths, targets = count_tokens(task, rows, recipe["batch_size"])
+    lengths, targets = count_tokens(task, rows, recipe.batch_size)
     flops = count_flops(ours.config, lengths, targets)
     sides = make_sides(task, recipe, settings, rows, compiled, report, kernels)
     found, table = measure_sides(sides, updates, lengths, flops, repeats, report)
-    return found | {"losses": losses, "batch_size": recipe["batch_size"], "environment": environment}, [table]
+    return found | {"losses": losses, "batch_size": recipe.batch_size, "environment": environment}, [table]
 
 
 def compare_losses(ours: Side, stock: Side, updates: int, report: Report) -> dict[str, Any]:

@@ -216,24 +216,24 @@ class Screen(AbstractContextManager):
 
         plan = dict(plan)
         recipe, table = plan.pop("recipe"), ""
-        for line in tomli_w.dumps(recipe).split("\n"):
+        for line in tomli_w.dumps(recipe.to_dict()).split("\n"):
             table = line if line.startswith("[") else table
             name = line.partition(" = ")[0]
             option = options.get(name) if table == "[data]" else None
-            self.say(f"{line}  # {option.explain(recipe['data'][name])}" if option else line)
+            self.say(f"{line}  # {option.explain(recipe.data[name])}" if option else line)
         for name, value in plan.items():
             self.say(f"{name.replace('_', ' ')}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
 
     def show_results(self, task: Any, metrics: Mapping[str, Any], output: Path) -> None:
         """Print the task's table of scores, some predictions, the paths of the files, and commands to try next."""
         from bertkit.reports.plots import plot_log
-        from bertkit.training.recipe import read_recipe
+        from bertkit.training.recipe import load_recipe
         from bertkit.training.run_dir import METRICS_FILE, RECIPE_FILE, hold_run_dir, read_log
 
         rows = list_shown(task.table, task.metric, metrics)
         if rows:
             self.show_table(replace(tabulate_scores(rows, metrics, "after"), caption=f"{output}"))
-        lines, commands = task.comment(metrics, output, read_recipe(output / RECIPE_FILE))
+        lines, commands = task.comment(metrics, output, load_recipe(output / RECIPE_FILE))
         self.say(*lines)
         self.show_predictions(task, output)
         curves = output / "curves.png"

@@ -392,52 +392,45 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int
         os.environ.setdefault("GOMP_SPINCOUNT", SHORT_WAIT)  # read when torch is imported, below
 
     from bertkit.tasks import TASKS
-    from bertkit.training.early_checks import check_early
-    from bertkit.training.recipe import check, merge, parse_setting, read_recipe
-    from bertkit.training.run_dir import METRICS_FILE
+    from bertkit.training.recipe import Recipe, merge, parse_setting, read_recipe
 
     settings = merge(*map(parse_setting, options.settings or []))
     given, task = merge({"checkpoint": options.model or None, "data": data}, settings), TASKS[name]
     if options.recipe:
         written = read_recipe(options.recipe)
-        check(written, data_defaults=task.recipe["data"], where=str(options.recipe))
     else:
         written = starter(given) if starter else {}
+    if options.push_to is not None:
+        from bertkit.training.push import check_push
+
+        check_push(options.push_to)
+    recipe = Recipe.make(task, written, given, where=str(options.recipe or "recipe"))
     output = options.output or Path("runs") / name
-    is_finished = (output / METRICS_FILE).exists()
-    check_early(task, written, given, reads_data=not is_finished)
 
     from bertkit.studies.search import search_or_train
-    from bertkit.training import plan, push
+    from bertkit.training import plan
     from bertkit.training.budget import set_clock
 
     clock = set_clock(options.budget, settings) if options.budget else None
     with Screen() as screen:
         screen.names |= {row.key: row.name for row in task.table}
-        if options.push_to is not None:
-            push.check_push(options.push_to)
         if options.dry_run:
-            planned = plan.dry_run(task, written, given, output=output)
-            screen.show_plan(planned, task.options)
-            screen.say(*plan.describe_cost(task, planned["recipe"], output))
+            screen.show_plan(plan.dry_run(recipe, output), task.options)
+            screen.say(*plan.describe_cost(recipe, output))
             if clock or search:
-                screen.say(
-                    *describe_search(task, planned["recipe"], merge(written, given), output, search, options.budget)
-                )
+                screen.say(*describe_search(task, recipe, output, search, options.budget))
             screen.say(NOTHING_DONE)
             return
         with screen.watch_training():
             news = {"output": output, "report": screen.say, "progress": screen.advance}
-            metrics = search_or_train(task, written, given, trials=search, clock=clock, **news)
+            metrics = search_or_train(recipe, trials=search, clock=clock, **news)
         if not screen.quiet:
             screen.show_results(task, metrics, output)
             if options.push_to is not None:
                 upload(screen, output, options.push_to)
 
 
-def describe_search(
-    task: Any, recipe: Mapping[str, Any], given: Mapping[str, Any], output: Path, search: int, budget: str | None
-) -> list[str]:
+def describe_search(task: Any, recipe: Any, output: Path, search: int, budget: str | None) -> list[str]:
     """Return in lines what a search or a budget allows; the time of measuring it does not count."""
     from bertkit.system.clock import Clock, parse_duration
 
@@ -445,10 +438,10 @@ def describe_search(
     if "held_back" not in task.options:
         from bertkit.training.budget import describe_time
 
-        return describe_time(task, recipe, output, clock)
+        return describe_time(recipe, output, clock)
     from bertkit.studies.search import Search
 
-    return Search(task, given, output, search, clock).describe_plan()
+    return Search(recipe, output, search, clock).describe_plan()
 
 
 def compare(

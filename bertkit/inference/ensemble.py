@@ -24,7 +24,7 @@ from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.files import write_json
 from bertkit.tasks.squad import NBEST, SquadTask
 from bertkit.tasks.task import CHOSEN_ON_DEV
-from bertkit.training.recipe import read_recipe
+from bertkit.training.recipe import load_recipe
 from bertkit.training.run_dir import (
     METRICS_FILE,
     PREDICTIONS,
@@ -149,19 +149,15 @@ def read_run(task: SquadTask, run: Path) -> tuple[str, dict[str, Any]]:
         raise UsageError(
             f"{run} has no {RECIPE_FILE}, so it is not a run; give the --output of a finished run, not an ensemble"
         )
-    recipe = read_recipe(run / RECIPE_FILE)
-    if (own := recipe.get("task", "another task")) != task.name:
-        raise UsageError(f"{run} is a run of {own}, not of {task.name}; combine only runs of {task.title}")
+    recipe = load_recipe(run / RECIPE_FILE)
+    if recipe.task != task.name:
+        raise UsageError(f"{run} is a run of {recipe.task}, not of {task.name}; combine only runs of {task.title}")
     if not is_finished:
         raise UsageError(f"{run} has no {METRICS_FILE}, so it is not finished; repeat its command to continue it")
     metrics = read_metrics(run / METRICS_FILE)
-    try:
-        folder, is_part = str(recipe["data"]["dir"]), recipe["data"].get("tune_share")
-    except (KeyError, TypeError):
-        raise UsageError(f"{run / RECIPE_FILE} has no dir in [data]; give the --output of a finished run") from None
-    if is_part:
+    if recipe.data["tune_share"]:
         raise UsageError(f"{run} was scored on part of dev (tune_share); combine runs that were scored on all of it")
-    return folder, metrics
+    return recipe.data["dir"], metrics
 
 
 def read_gold(

@@ -48,7 +48,7 @@ from bertkit.tasks.result import find_problem_type
 from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, PredictionSettings, Task
 from bertkit.tasks.text import LABEL_NAMES
 from bertkit.training.predictions import MISTAKES, find_mistakes, format_table, join_rows, read_answer
-from bertkit.training.recipe import Recipe, merge, read_recipe
+from bertkit.training.recipe import Recipe, load_recipe, read_recipe
 from bertkit.training.run_dir import EVALUATIONS, METRICS_FILE, PREDICTIONS, RECIPE_FILE, read_metrics
 from bertkit.training.scoring import score_rows
 
@@ -116,7 +116,7 @@ def open_scored(run: str, predictor: Predictor) -> ScoredModel:
         UsageError: The task has no labels.
     """
     path = find_file(run, RECIPE_FILE)
-    recipe = {} if path is None else read_recipe(path)
+    recipe = None if path is None else load_recipe(path)
     config = predictor.settings.model.config
     head = predictor.settings.head.replace("BiLSTM", "")
     others = (task for task in TASKS.values() if not task.lower_is_better)
@@ -125,12 +125,12 @@ def open_scored(run: str, predictor: Predictor) -> ScoredModel:
     ]
     if config.tau is not None:
         fitting = fitting[::-1]  # of two versions the second one has a tau
-    task = TASKS.get(str(recipe.get("task")), fitting[0] if fitting else None)
+    task = TASKS[recipe.task] if recipe else fitting[0] if fitting else None
     if task is None or not task.metric or task.lower_is_better:
         raise UsageError(f"{run} has no labels to score; give a fine-tuned model")
-    if not recipe:
+    if recipe is None:
         longest = min(task.recipe["data"]["max_length"], config.max_position_embeddings)
-        recipe = merge(task.recipe, {"checkpoint": run, "data": {"max_length": longest}})
+        recipe = Recipe.make(task, {"checkpoint": run, "data": {"max_length": longest}}, fits_model=False)
     decided = {name: value for name in ("tau", "thresholds") if (value := getattr(config, name)) is not None}
     if config.problem_type == SEVERAL:
         decided.setdefault("thresholds", [FIXED_THRESHOLD] * config.num_labels)
@@ -192,8 +192,8 @@ def evaluate(run: str, place: str | None, output: Path | None, report: Report = 
     if place is None:
         examples = read_own(scored, report)
     else:
-        scored = replace(scored, recipe=merge(scored.recipe, {"data": {"dir": place}}))
-        examples = task.load(scored.recipe["data"], report, scored.settings.model.config)
+        scored = replace(scored, recipe=scored.recipe.override(data={"dir": place}))
+        examples = task.load(scored.recipe.data, report, scored.settings.model.config)
     if not examples:
         raise UsageError(f"{place or run} has no right answers to score; give labelled data")
     return [
@@ -243,7 +243,7 @@ def evaluate_split(
     metrics["rows"] = len(rows)
     if train is not None:
         metrics["leaks"] = len(leaks)
-    place = scored.recipe["data"]["dir"]
+    place = scored.recipe.data["dir"]
     if task.copies and (Path(place).is_file() or not task.is_official(place)):
         metrics[OWN_DATA] = True
     if chosen := find_decided(rows).keys() - scored.decided:
@@ -271,7 +271,7 @@ def name_file(place: str) -> str:
 
 def read_own(scored: ScoredModel, report: Report) -> dict[str, Any]:
     """Return the evaluated splits of a run, as they were scored at its end."""
-    examples, options = scored.task.load(scored.recipe["data"], report), scored.recipe["data"]
+    examples, options = scored.task.load(scored.recipe.data, report), scored.recipe.data
     first = next(iter(scored.task.splits))
     if (share := options.get("tune_share")) and TUNE not in examples:
         _, examples[first] = divide(scored.task, examples[first], share)
@@ -283,7 +283,7 @@ def read_train(scored: ScoredModel, report: Report) -> ExampleRows | None:
     if not (Path(scored.run) / RECIPE_FILE).is_file():
         return None
     try:
-        return scored.task.tabulate(scored.task.load(scored.recipe["data"], ignore)[TRAIN_SPLIT])
+        return scored.task.tabulate(scored.task.load(scored.recipe.data, ignore)[TRAIN_SPLIT])
     except UsageError as error:
         report(f"the training texts cannot be read, so that rows that were trained on are not looked for: {error}")
         return None

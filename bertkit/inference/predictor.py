@@ -41,7 +41,7 @@ from bertkit.tasks.prediction import predict
 from bertkit.tasks.result import PAIR_NAMES, MissingText, flatten_result, list_names, take_text
 from bertkit.tasks.task import PredictionSettings, Result
 from bertkit.training.calibration import load_conformity
-from bertkit.training.recipe import TOP_KEYS, check_value, list_lengths, read_recipe
+from bertkit.training.recipe import TOP_KEYS, check_value, read_recipe
 from bertkit.training.run_dir import RECIPE_FILE
 
 INPUTS_A_CHUNK = 2048  # inputs read, encoded and answered at a time
@@ -382,7 +382,7 @@ def find_lengths(recipe: Mapping[str, Any]) -> dict[str, Any]:
         lengths = {name: data[name] for name in {**WINDOW_OPTIONS, **TEXT_OPTIONS} if name in data}
         long = {"long": lengths.pop("long")} if "long" in lengths else {}
         if recipe.get("phase"):
-            lengths["max_length"] = max(list_lengths(recipe))
+            lengths["max_length"] = max(phase["max_length"] for phase in recipe["phase"])
         return msgspec.convert(lengths, dict[str, Length]) | msgspec.convert(long, dict[str, Literal[LONG]])
     except (LookupError, TypeError, msgspec.ValidationError) as error:
         raise UsageError(f"the run's {RECIPE_FILE} is damaged ({error}); restore the original file") from None

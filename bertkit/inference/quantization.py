@@ -21,7 +21,6 @@ from bertkit.metrics.rows import RowScore
 from bertkit.model.onnx import ONNX_FILE, Layer, OnnxModel, list_layers, quantize
 from bertkit.reports.tables import Table, make_table
 from bertkit.system.progress import Report, ignore
-from bertkit.training.recipe import merge
 
 RANKING_ROWS = 128  # on which the effect of each layer is measured
 
@@ -43,7 +42,7 @@ class Dev:
 def load_dev(scored: ScoredModel, place: str | None = None) -> Dev:
     """Return the rows of a run's dev split, or of that in another folder."""
     if place:
-        scored = replace(scored, recipe=merge(scored.recipe, {"data": {"dir": place}}))
+        scored = replace(scored, recipe=scored.recipe.override(data={"dir": place}))
     dev = read_own(scored, ignore)[next(iter(scored.task.splits))]
     data = scored.task.encode(dev, scored.settings.tokenizer, scored.recipe, "dev")
     return Dev(scored, data, scored.task.tabulate(dev).groups)

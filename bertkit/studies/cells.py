@@ -16,8 +16,7 @@ from bertkit.studies.spec import LONGEST_DIRECTORY, PRETRAIN, Column, Study, Var
 from bertkit.studies.tables import name_axes, show_value
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Task
-from bertkit.training.arguments import complete
-from bertkit.training.recipe import Recipe, merge
+from bertkit.training.recipe import Recipe, RecipePart, merge
 
 TEXT_FOLDER = "text"  # holds the corpus, below data_root
 
@@ -28,7 +27,7 @@ class Pretraining:
 
     Attributes:
         rows: Names of these rows.
-        recipe: The complete recipe.
+        recipe: The recipe.
         directory: The run directory, relative to the study's.
         steps: Updates before the last one whose models rows start from.
     """
@@ -45,7 +44,7 @@ class Cell:
 
     Attributes:
         setting: Mapping from axis to value.
-        recipe: The complete recipe, with the first seed.
+        recipe: The recipe, with the first seed.
         directory: The cell's directory, relative to the study's.
         runs: Mapping from seed to run directory, relative to the study's; columns may share runs.
         origin: Directory of the pretraining that the runs start from, relative to the study's; empty without one.
@@ -76,27 +75,27 @@ def list_pretrainings(study: Study) -> list[Pretraining]:
         if row.pretrain is None:
             continue
         recipe = complete_at(join(PRETRAIN, name), PRETRAIN, row.pretrain, locate_text(study.data_root, row.pretrain))
-        groups.setdefault(json.dumps(recipe, sort_keys=True), (recipe, []))[1].append(name)
+        groups.setdefault(json.dumps(recipe.to_dict(), sort_keys=True), (recipe, []))[1].append(name)
     found = []
     for recipe, names in groups.values():
-        steps = {study.rows[name].step for name in names} - {0, recipe["train"]["max_steps"]}
+        steps = {study.rows[name].step for name in names} - {0, recipe.train["max_steps"]}
         found.append(Pretraining(tuple(names), recipe, join(PRETRAIN, names[0]), tuple(sorted(steps))))
     return found
 
 
-def complete_at(directory: str, task: str, *parts: Recipe, config: BertConfig | None = None) -> Recipe:
-    """Return the complete recipe of the runs in a directory.
+def complete_at(directory: str, task: str, *parts: RecipePart, config: BertConfig | None = None) -> Recipe:
+    """Make the recipe of the runs in a directory.
 
     Raises:
         UsageError: The recipe is invalid; the message names the directory.
     """
     try:
-        return complete(TASKS[task], *parts, config=config)
+        return Recipe.make(TASKS[task], *parts, config=config)
     except UsageError as error:
         raise UsageError(f"{directory}: {error}") from None
 
 
-def locate_text(root: str, recipe: Recipe) -> Recipe:
+def locate_text(root: str, recipe: RecipePart) -> RecipePart:
     """Return a recipe that names the corpus below the root; empty if the pretraining names one itself."""
     if not root or recipe.get("data", {}).get("corpus"):
         return {}
@@ -115,11 +114,11 @@ def find_folder(root: str, name: str, task: str) -> str:
     return str(folder)
 
 
-def start_from(origin: Pretraining, step: int, output: Path) -> tuple[Recipe, BertConfig]:
+def start_from(origin: Pretraining, step: int, output: Path) -> tuple[RecipePart, BertConfig]:
     """Return the recipe that starts from a pretraining, and the configuration that its model will have."""
     checkpoint = output / origin.directory / (name_step(step) if step in origin.steps else "")
     settings = TASKS[PRETRAIN].configure(origin.recipe, None, None)
-    return {"checkpoint": str(checkpoint)}, make_config(origin.recipe["model"] | settings)
+    return {"checkpoint": str(checkpoint)}, make_config(origin.recipe.model | settings)
 
 
 def name_step(step: int) -> str:
@@ -152,7 +151,7 @@ def list_group(study: Study, name: str, column: Column, origin: Pretraining | No
     if study.pretrains and column.task == PRETRAIN:
         if origin is None:
             return []
-        runs = {origin.recipe["train"]["seed"]: origin.directory}
+        runs = {origin.recipe.train["seed"]: origin.directory}
         return [Cell(name, column, {}, origin.recipe, origin.directory, runs, borrowed=True)]
     row, data = study.rows[name], locate_data(study.data_root, TASKS[column.task])
     start, config = start_from(origin, row.step, output) if origin else ({}, None)
@@ -175,13 +174,13 @@ def list_group(study: Study, name: str, column: Column, origin: Pretraining | No
 def find_home(study: Study, row: Variant, column: Column) -> str:
     """Return the name of the first column that shares this column's runs: same task, same recipe in this row."""
 
-    def identify(other: Column) -> tuple[str, Recipe]:
+    def identify(other: Column) -> tuple[str, RecipePart]:
         return other.task, merge(other.recipe, row.recipe)
 
     return next(other.name for other in study.columns if identify(other) == identify(column))
 
 
-def locate_data(root: str, task: Task) -> Recipe:
+def locate_data(root: str, task: Task) -> RecipePart:
     """Return a recipe that names the task's folder below the root; empty if there is none to name."""
     if not root or not task.folder:
         return {}
@@ -219,13 +218,13 @@ def describe_plan(study: Study) -> list[str]:
     for origin in pretrainings:
         kept = f", kept after {', '.join(f'{step:,}' for step in origin.steps)}" if origin.steps else ""
         rows = f", for {'; '.join(origin.rows)}" if origin.rows != ("",) else ""
-        lines.append(f"{origin.directory}: {origin.recipe['train']['max_steps']:,} updates{kept}{rows}")
+        lines.append(f"{origin.directory}: {origin.recipe.train['max_steps']:,} updates{kept}{rows}")
     own: dict[str, Cell] = {}
     for cell in cells:
         if not cell.borrowed:
             own.setdefault(cell.directory, cell)
     for directory, cell in own.items():
-        start = f", from {cell.recipe['checkpoint']}" if cell.origin else ""
+        start = f", from {cell.recipe.checkpoint}" if cell.origin else ""
         lines.append(f"{directory}, seed{'s' * (len(cell.runs) > 1)} {', '.join(map(str, cell.runs))}{start}")
     runs = sum(len(cell.runs) for cell in own.values()) + len(pretrainings)
     before = f", {len(pretrainings)} of them pretrainings" if pretrainings else ""

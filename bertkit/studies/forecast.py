@@ -9,7 +9,7 @@ from bertkit.studies.runner import make_jobs
 from bertkit.studies.spec import Study
 from bertkit.system.progress import Report
 from bertkit.tasks import TASKS
-from bertkit.training.arguments import complete, make_arguments
+from bertkit.training.arguments import make_arguments
 from bertkit.training.cost import Costs
 from bertkit.training.plan import Forecast, add_forecasts, find_costs, forecast
 from bertkit.training.recipe import Recipe
@@ -26,18 +26,16 @@ def forecast_study(study: Study, output: Path, report: Report) -> None:
     found: list[Forecast] = []
     unknown = Counter[str]()
     for place, job in (first | rest).items():
-        task = TASKS[job.task]
-        before = task.pretrain_on(job.recipe)
-        for recipe in [*([complete(task, before)] if before else []), job.recipe]:
-            name = name_costs(job.task, recipe)
+        for recipe in filter(None, [TASKS[job.recipe.task].pretrain_on(job.recipe), job.recipe]):
+            name = name_costs(recipe)
             if name not in known:
                 report(f"measuring some updates of {place}")
-                known[name] = find_costs(task, recipe, Path(job.output))
+                known[name] = find_costs(recipe, Path(job.output))
             costs = known[name]
             if isinstance(costs, str):
                 unknown[costs] += 1
             else:
-                found.append(forecast(task, recipe, costs, make_arguments(task, recipe, Path(job.output))))
+                found.append(forecast(recipe, costs, make_arguments(recipe, Path(job.output))))
     if found:
         report(f"{len(found):,} runs, one after another:")
         for line in add_forecasts(found).describe():
@@ -46,10 +44,9 @@ def forecast_study(study: Study, output: Path, report: Report) -> None:
         report(f"{count:,} runs: {reason}")
 
 
-def name_costs(task: str, recipe: Recipe) -> str:
+def name_costs(recipe: Recipe) -> str:
     """Return a name that recipes share if a sequence and an optimizer step cost the same."""
-    kept = {
-        table: {key: value for key, value in recipe[table].items() if key not in keys}
-        for table, keys in WITHOUT_COST.items()
-    }
-    return json.dumps([task, recipe | kept | {"batch_size": 0}], sort_keys=True)
+    whole = recipe.to_dict() | {"batch_size": 0}
+    for table, keys in WITHOUT_COST.items():
+        whole[table] = {key: value for key, value in whole[table].items() if key not in keys}
+    return json.dumps(whole, sort_keys=True)

@@ -34,7 +34,7 @@ from bertkit.tasks.pretraining import list_phases
 from bertkit.training.arguments import make_arguments
 from bertkit.training.prepare import Prepared, name_examples, prepare
 from bertkit.training.processes import join_processes
-from bertkit.training.recipe import Recipe, list_decisive, merge, read_recipe, save_recipe
+from bertkit.training.recipe import Recipe, RecipePart, list_decisive, merge, read_recipe, save_recipe
 from bertkit.training.run_dir import BEST, DATA, FIRST, STUDY_RESULT, check_data, hold_run_dir
 
 SHOWN_EVERY = 0.1  # seconds
@@ -144,7 +144,7 @@ class StudyState:
     def waits(self, directory: str, job: RunJob, first: Mapping[str, RunJob]) -> bool:
         """Return whether the model that a run starts from does not exist yet."""
         origin = self.find_origin(directory)
-        return bool(origin) and (origin in first or not holds_weights(Path(job.recipe["checkpoint"])))
+        return bool(origin) and (origin in first or not holds_weights(Path(job.recipe.checkpoint)))
 
     def start(self) -> None:
         """Create the directory, write study.toml, and remove models that are no longer needed."""
@@ -168,8 +168,8 @@ class StudyState:
 
     def keep_models(self, jobs: Mapping[str, RunJob]) -> None:
         """Keep only those models of the pretrainings that later runs start from."""
-        every = {cell.recipe["checkpoint"] for cell in self.cells if cell.origin}
-        needed = {job.recipe["checkpoint"] for place, job in jobs.items() if self.find_origin(place)}
+        every = {cell.recipe.checkpoint for cell in self.cells if cell.origin}
+        needed = {job.recipe.checkpoint for place, job in jobs.items() if self.find_origin(place)}
         for directory, origin in self.pretrainings.items():
             if self.is_main and self.states[directory].status == "finished":
                 keep_models(origin, self.output, every if self.study.keep == "all" else needed)
@@ -182,7 +182,7 @@ class StudyState:
 
     def explain_missing(self, origin: str, job: RunJob) -> str:
         """Return why a run has no model to start from; empty if it has one."""
-        start = Path(job.recipe["checkpoint"])
+        start = Path(job.recipe.checkpoint)
         if self.states[origin].status == "failed":
             again = f"; delete {origin} to pretrain again" if self.states[origin].metrics is not None else ""
             return f"its pretraining, {origin}, has failed{again}"
@@ -282,7 +282,7 @@ def check_directory(study: Study, output: Path) -> None:
         )
 
 
-def list_parts(study: Study) -> dict[str, Recipe]:
+def list_parts(study: Study) -> dict[str, RecipePart]:
     """Return the parts of a study that decide its results, by their names in messages.
 
     Notes are left out, and it does not matter which table of the study sets a key.
@@ -306,11 +306,11 @@ def make_jobs(
 ) -> tuple[dict[str, RunJob], dict[str, RunJob]]:
     """Return the jobs of the pretrainings and those of all other runs, by run directory relative to the study's."""
     first = {
-        origin.directory: RunJob(PRETRAIN, origin.recipe, str(output / origin.directory), milestones=origin.steps)
+        origin.directory: RunJob(origin.recipe, str(output / origin.directory), milestones=origin.steps)
         for origin in pretrainings
     }
     rest = {
-        directory: RunJob(cell.column.task, merge(cell.recipe, {"train": {"seed": seed}}), str(output / directory))
+        directory: RunJob(cell.recipe.override(train={"seed": seed}), str(output / directory))
         for cell in cells
         if not cell.borrowed
         for seed, directory in cell.runs.items()
@@ -323,14 +323,14 @@ def order_longest_first(jobs: Mapping[str, RunJob]) -> dict[str, RunJob]:
     return dict(sorted(jobs.items(), key=lambda item: -estimate_cost(item[1].recipe)))
 
 
-def estimate_cost(recipe: Mapping[str, Any]) -> float:
+def estimate_cost(recipe: Recipe) -> float:
     """Estimate a run's multiplications: the encoder's matrices at every token, the decoder's at predicted tokens."""
     from bertkit.model.config import BertConfig
 
-    model, options = BertConfig(**recipe["model"]), recipe["data"]
+    model, options = BertConfig(**recipe.model), recipe.data
     hidden, decoded = model.hidden_size, 1.0 if options["objective"] == "clm" else options["masked_lm_prob"]
     layer = 4 * hidden**2 + 2 * hidden * model.intermediate_size
-    decoder = hidden * (hidden + max(recipe["model"].get("vocab_size", 0), options["vocab_size"]))
+    decoder = hidden * (hidden + max(recipe.model.get("vocab_size", 0), options["vocab_size"]))
     tokens = sum(phase.samples * phase.max_length for phase in list_phases(recipe))
     return tokens * (model.num_hidden_layers * layer + decoded * decoder)
 
@@ -339,7 +339,7 @@ def check_arguments(jobs: Mapping[str, RunJob]) -> None:
     """Check that the Trainer accepts the arguments of every job."""
     for directory, job in jobs.items():
         try:
-            make_arguments(TASKS[job.task], job.recipe, Path(job.output))
+            make_arguments(job.recipe, Path(job.output))
         except UsageError as error:
             raise UsageError(f"{directory}: {error}") from None
 
@@ -366,23 +366,22 @@ def prepare_data(
     prepared: dict[str, Prepared] = {}
     ordered: list[tuple[int, str, RunJob]] = []
     for directory, job in jobs.items():
-        task = TASKS[job.task]
-        name = name_examples(task, job.recipe)
+        name, is_reusable = name_examples(job.recipe), TASKS[job.recipe.task].reusable
         if name not in seen:
             seen[name] = len(seen)
             try:
-                data = prepare(task, job.recipe, report)
+                data = prepare(job.recipe, report)
             except UsageError as error:
                 if refuse is None:
                     raise
                 refused[name] = str(error)
             else:
-                if task.reusable:
+                if is_reusable:
                     prepared[name] = data
         if name in refused:
             refuse(directory, refused[name])
             continue
-        ordered.append((seen[name], directory, replace(job, data=name if task.reusable else "")))
+        ordered.append((seen[name], directory, replace(job, data=name if is_reusable else "")))
     ordered.sort(key=lambda entry: entry[0])
     return {directory: job for _, directory, job in ordered}, prepared
 
@@ -397,21 +396,21 @@ def check_finished(state: StudyState, jobs: Mapping[str, RunJob], prepared: Mapp
     """
     known = {name: data.fingerprints for name, data in prepared.items()}
     finished = {place: job for place, job in jobs.items() if state.states[place].status == "finished"}
-    pretrains = any(job.task == PRETRAIN for place, job in jobs.items() if place not in finished)
+    pretrains = any(job.recipe.task == PRETRAIN for place, job in jobs.items() if place not in finished)
     for directory, job in finished.items():
-        task, recipe = TASKS[job.task], job.recipe
-        name = name_examples(task, recipe)
-        if job.task == PRETRAIN:
+        recipe, name = job.recipe, name_examples(job.recipe)
+        if recipe.task == PRETRAIN:
             if not pretrains:
                 continue
-            recipe = merge(recipe, {"data": {"vocab": job.output}})  # otherwise it may have to be trained again
+            recipe = recipe.override(data={"vocab": job.output})  # otherwise it may have to be trained again
         elif origin := state.find_origin(directory):  # its models may be removed, but each run has its tokenizer
-            if recipe["data"].get("features"):  # they are the model's
+            if recipe.data.get("features"):  # they are the model's
                 continue
-            name, recipe = name_examples(task, recipe | {"checkpoint": origin}), recipe | {"checkpoint": job.output}
+            name = name_examples(recipe.override(checkpoint=origin))
+            recipe = recipe.override(checkpoint=job.output)
         if name not in known:  # large data take minutes
             state.report(f"{directory}: comparing its data with those of today")
-            known[name] = prepare(task, recipe).fingerprints
+            known[name] = prepare(recipe).fingerprints
         check_data(Path(job.output), known[name])
 
 
@@ -423,11 +422,11 @@ def rehearse(first: Mapping[str, RunJob], later: Iterable[RunJob], report: Repor
     """
     seen: set[str] = set()
     for job in later:  # before the pretrainings: reading files takes seconds, training vocabularies takes minutes
-        if (name := json.dumps([job.task, job.recipe["data"]], sort_keys=True)) not in seen:
+        if (name := json.dumps([job.recipe.task, dict(job.recipe.data)], sort_keys=True)) not in seen:
             seen.add(name)
-            TASKS[job.task].load(job.recipe["data"], report)
+            TASKS[job.recipe.task].load(job.recipe.data, report)
     for directory, job in first.items():
-        source = {key: job.recipe["data"][key] for key in ("corpus", "vocab")} | {"of": job.recipe.get("checkpoint")}
+        source = {key: job.recipe.data[key] for key in ("corpus", "vocab")} | {"of": job.recipe.checkpoint}
         if not source["corpus"]:
             raise UsageError(
                 f"{directory} has no corpus; give a folder that holds text/ with --data ROOT, or write corpus "
@@ -435,7 +434,7 @@ def rehearse(first: Mapping[str, RunJob], later: Iterable[RunJob], report: Repor
             )
         if (name := json.dumps(source, sort_keys=True)) not in seen:
             seen.add(name)
-            prepare(TASKS[PRETRAIN], job.recipe, report)
+            prepare(job.recipe, report)
 
 
 # --- Keeping weights --------------------------------------------------------------------------------------------------
@@ -498,7 +497,7 @@ def keep_models(origin: Pretraining, output: Path, needed: Iterable[str]) -> Non
 def drop_steps(origin: Pretraining, cells: Iterable[Cell], states: Mapping[str, State], output: Path) -> None:
     """Remove the kept models that no unfinished run starts from."""
     used = {
-        cell.recipe["checkpoint"]
+        cell.recipe.checkpoint
         for cell in cells
         if cell.origin == origin.directory and any(states[run].status != "finished" for run in cell.runs.values())
     }

@@ -34,15 +34,14 @@ from bertkit.system.clock import Clock
 from bertkit.system.differences import find_differences, name_differences
 from bertkit.system.files import atomic_write, write_json
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.task import Task
-from bertkit.training.arguments import complete
+from bertkit.tasks import TASKS
 from bertkit.training.budget import CLOCK_FILE, fit, scale_warmup, time_row, train_within
 from bertkit.training.callbacks import Diverged, Progress, ScoreAt, TrainingEnded
 from bertkit.training.cost import PROBE_SECONDS, measure_costs
 from bertkit.training.pace import TooShort
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import join_processes, take_first
-from bertkit.training.recipe import Recipe, list_decisive, merge, read_recipe, save_recipe
+from bertkit.training.recipe import Recipe, RecipePart, list_decisive, load_recipe, merge, read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import (
     METRICS_FILE,
@@ -84,15 +83,15 @@ class TrialEnded(TrainingEnded):
 
 
 def search_or_train(
-    task: Task,
-    *recipes: Mapping[str, Any],
+    recipe: Recipe,
+    *,
     output: Path,
     trials: int = 0,
     clock: Clock | None = None,
     report: Report = ignore,
     progress: Progress = ignore,
 ) -> dict[str, Any]:
-    """Train a task and return its scores: after a search if trials are asked for or a clock allows them, else once.
+    """Train and return the scores: after a search if trials are asked for or a clock allows them, else once.
 
     Args:
         trials, clock: As for `search`.
@@ -102,14 +101,14 @@ def search_or_train(
         Interrupted: As for `run`.
     """
     news = {"output": output, "report": report, "progress": progress}
-    if trials or (clock and "held_back" in task.options):
-        return search(task, *recipes, trials=trials, clock=clock, **news)
-    return train_within(task, *recipes, clock=clock, **news) if clock else run(task, *recipes, **news)
+    if trials or (clock and "held_back" in TASKS[recipe.task].options):
+        return search(recipe, trials=trials, clock=clock, **news)
+    return train_within(recipe, clock=clock, **news) if clock else run(recipe, **news)
 
 
 def search(
-    task: Task,
-    *recipes: Mapping[str, Any],
+    recipe: Recipe,
+    *,
     output: Path,
     trials: int = 0,
     clock: Clock | None = None,
@@ -118,7 +117,7 @@ def search(
 ) -> dict[str, Any]:
     """Search for the best values, train with them in `output`, and return the scores of this run.
 
-    Values that the recipes set are not searched. A search that was stopped continues.
+    Values that a person gave are not searched. A search that was stopped continues.
 
     Args:
         trials: The number of trials; 0: as many as the clock allows.
@@ -128,11 +127,11 @@ def search(
         UsageError: As for `run`, or the time is too short.
         Interrupted: As for `run`.
     """
-    found = Search(task, merge(*recipes), output, trials, clock, report, progress)
+    found = Search(recipe, output, trials, clock, report, progress)
     folder = output / SEARCH
     found.check_same()
-    if (output / METRICS_FILE).exists() or found.begun.get("pace"):  # trained, if not yet scored
-        return run(task, found.begun, output=output, report=report, progress=progress)
+    if (output / METRICS_FILE).exists() or (found.begun and found.begun.pace):  # trained, if not yet scored
+        return run(found.begun, output=output, report=report, progress=progress)
     kept = clock.keep(folder / CLOCK_FILE) if clock and found.is_main else nullcontext()
     try:
         with explain_disk_error(output), hold_run_dir(folder) if found.is_main else nullcontext(), kept:
@@ -152,23 +151,22 @@ class Search:
 
     def __init__(
         self,
-        task: Task,
-        given: Recipe,
+        recipe: Recipe,
         output: Path,
         trials: int,
         clock: Clock | None,
         report: Report = ignore,
         progress: Progress = ignore,
     ) -> None:
-        if not task.metric:
-            raise UsageError(f"{task.name} has no training data, so there is nothing to search")
-        self.task = task
-        self.given = {key: value for key, value in given.items() if key != "pace"}
-        if clock and "max_steps" in given.get("train", {}):
-            self.given["train"] = {key: value for key, value in given["train"].items() if key != "max_steps"}
-        self.recipe = complete(task, self.given)
+        self.task = TASKS[recipe.task]
+        if not self.task.metric:
+            raise UsageError(f"{recipe.task} has no training data, so there is nothing to search")
+        self.given = {key: value for key, value in recipe.given.items() if key != "pace"}
+        if clock and "max_steps" in self.given.get("train", {}):
+            self.given["train"] = {key: value for key, value in self.given["train"].items() if key != "max_steps"}
+        self.recipe = recipe if self.given == recipe.given else Recipe.make(self.task, self.given)
         for key in ("features", "extra_train", "held_back"):
-            if self.recipe["data"].get(key):
+            if self.recipe.data.get(key):
                 raise UsageError(f"--search and --budget cannot be combined with {key}; leave it out")
         self.output = output
         self.folder = output / SEARCH
@@ -178,7 +176,7 @@ class Search:
         self.progress = progress
         self.processes = join_processes(self.recipe)
         self.is_main = self.processes.is_main_process
-        self.begun = read_recipe(output / RECIPE_FILE) if has_begun(output) else {}  # the last training
+        self.begun = load_recipe(output / RECIPE_FILE) if has_begun(output) else None  # the last training
         self.trials: Trials | None = None  # only in the first process
         self.whole: Prepared | None = None
         self.parts: Prepared | None = None
@@ -186,10 +184,13 @@ class Search:
 
     # --- The directory ------------------------------------------------------------------------------------------------
 
-    def describe_search(self) -> Recipe:
+    def describe_search(self) -> RecipePart:
         """Return the values that identify a search."""
         kind = "budget" if self.clock else "search"
-        return list_decisive(self.recipe) | {"searched": sorted(self.list_axes()), "kind": kind}
+        return list_decisive(self.recipe.to_dict(), self.task.options) | {
+            "searched": sorted(self.list_axes()),
+            "kind": kind,
+        }
 
     def check_same(self) -> None:
         """Check that the directory is empty or has this search.
@@ -209,8 +210,8 @@ class Search:
 
     def prepare_data(self) -> None:
         """Read and encode the data of the trials and of the last training."""
-        self.whole = prepare(self.task, self.recipe, self.report)
-        self.parts = prepare(self.task, merge(self.recipe, HOLD_BACK))
+        self.whole = prepare(self.recipe, self.report)
+        self.parts = prepare(self.recipe.override(**HOLD_BACK))
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -232,16 +233,16 @@ class Search:
     # --- What is searched ---------------------------------------------------------------------------------------------
 
     def list_axes(self, epochs: bool = True) -> dict[str, BaseDistribution]:
-        """Return the values that are searched: those that the given recipe leaves open.
+        """Return the values that are searched: those that a person left open.
 
         Raises:
             UsageError: It leaves none open, and there is no clock either.
         """
-        train = self.recipe["train"]
+        train = self.recipe.train
         rate = train["learning_rate"]
         axes: dict[str, BaseDistribution] = {
             "train.learning_rate": FloatDistribution(min(*LEARNING_RATES, rate), max(*LEARNING_RATES, rate), log=True),
-            "batch_size": CategoricalDistribution(sorted({*BATCH_CHOICES, self.recipe["batch_size"]})),
+            "batch_size": CategoricalDistribution(sorted({*BATCH_CHOICES, self.recipe.batch_size})),
             "preset": CategoricalDistribution(("paper", "stable")),
         }
         if epochs and train.get("max_steps", -1) <= 0:
@@ -271,7 +272,7 @@ class Search:
     def find_value(self, axis: str) -> Any:
         """Return the value of an axis in the task's own recipe."""
         table, _, key = axis.rpartition(".")
-        return self.recipe[table][key] if table else self.recipe[key]
+        return getattr(self.recipe, table)[key] if table else getattr(self.recipe, key)
 
     def find_choices(self, axis: str) -> Sequence[Any]:
         """Return the choices of an axis, or the recipe's value if it is not searched."""
@@ -279,11 +280,11 @@ class Search:
         return axes[axis].choices if axis in axes else [self.find_value(axis)]
 
     def make_recipe(self, params: Mapping[str, Any]) -> Recipe:
-        """Return the complete recipe with some values."""
-        return complete(self.task, self.given, *(set_axis(axis, value) for axis, value in params.items()))
+        """Make the recipe with some values."""
+        return self.recipe.changed(**merge(*(set_axis(axis, value) for axis, value in params.items())))
 
     def make_trial(self, params: Mapping[str, Any]) -> Recipe:
-        """Return the complete recipe of a trial."""
+        """Return the recipe of a trial."""
         recipe = self.make_recipe(params)
         updates = self.sizes.count_updates(recipe)
         train = {
@@ -294,7 +295,7 @@ class Search:
             "save_strategy": "no",
             "load_best_model_at_end": False,
         }
-        return merge(recipe, HOLD_BACK, {"patience": 0, "calibrate": False, "baseline": False, "train": train})
+        return recipe.override(**HOLD_BACK, patience=0, calibrate=False, baseline=False, train=train)
 
     # --- Time ---------------------------------------------------------------------------------------------------------
 
@@ -312,7 +313,7 @@ class Search:
         if self.clock:
             self.report("measuring some updates")
             seconds = min(PROBE_SECONDS, PROBE_SHARE * self.clock.limit)
-            costs = measure_costs(self.task, merge(self.recipe, HOLD_BACK), self.parts, seconds, is_best=True)
+            costs = measure_costs(self.recipe.override(**HOLD_BACK), self.parts, seconds, is_best=True)
             part = costs.parts[0]
             sizes = take_first(
                 msgspec.structs.replace(
@@ -338,7 +339,7 @@ class Search:
     def time_end(self) -> float:
         """Return the seconds that the last training and the end of the run need."""
         recipe = self.make_recipe(self.trials.find_best())
-        reserve = self.sizes.limit(self.clock, recipe["batch_size"]).reserve(self.sizes.end_rows)
+        reserve = self.sizes.limit(self.clock, recipe.batch_size).reserve(self.sizes.end_rows)
         return self.start + self.sizes.time_final(recipe) + reserve
 
     def describe(self) -> list[str]:
@@ -370,7 +371,7 @@ class Search:
         """Make trials until their number is reached, or the time is over."""
         if self.is_main:
             save_recipe(self.describe_search(), self.folder / RECIPE_FILE)
-            self.trials = Trials(self.folder, self.task.lower_is_better, self.recipe["train"]["seed"])
+            self.trials = Trials(self.folder, self.task.lower_is_better, self.recipe.train["seed"])
         for line in self.describe():  # with the sizes
             self.report(line)
         if self.parts is None:
@@ -393,7 +394,7 @@ class Search:
     def do_trial(self, params: Mapping[str, Any]) -> None:
         """Train with some values, and record the outcome."""
         recipe = self.make_trial(params)
-        updates = recipe["train"]["max_steps"]
+        updates = recipe.train["max_steps"]
         stages = {max(round(updates * share), 1): stage for stage, share in enumerate(self.sizes.stages)}
         began, end = time.monotonic(), self.time_end() if self.clock and self.is_main else 0.0
         value: float | None = None
@@ -417,7 +418,7 @@ class Search:
         watch = ScoreAt((*stages, updates), self.task.metric, on_score, on_update)
         self.remove_trial()  # of a killed process
         try:
-            run(self.task, recipe, output=self.folder / TRIAL_FOLDER, prepared=self.parts, callbacks=[watch])
+            run(recipe, output=self.folder / TRIAL_FOLDER, prepared=self.parts, callbacks=[watch])
         except TrialEnded as ended:
             self.record(ended)
         except Diverged as error:
@@ -485,12 +486,12 @@ class Search:
                 self.report("no trial was completed: training with the task's own values")
         self.whole = self.parts = None
         if self.clock:
-            limit = self.sizes.limit(self.clock, recipe["batch_size"])
+            limit = self.sizes.limit(self.clock, recipe.batch_size)
             if not self.begun:
                 left = self.clock.left - self.start - limit.reserve(self.sizes.end_rows)
                 recipe = fit(recipe, max(take_first(int(left / limit.expect(0))), 1))
         news = {"report": self.report, "progress": self.progress}
-        return run(self.task, recipe, output=self.output, prepared=whole, limit=limit, **news)
+        return run(recipe, output=self.output, prepared=whole, limit=limit, **news)
 
 
 def describe_values(params: Mapping[str, Any]) -> str:

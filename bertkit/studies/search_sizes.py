@@ -1,8 +1,7 @@
 """The sizes of a search: how long its trials are, and how much time is kept for the last training."""
 
-from collections.abc import Mapping
 from math import ceil
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -11,6 +10,7 @@ from bertkit.studies.trials import REDUCTION
 from bertkit.system.clock import Clock
 from bertkit.system.progress import describe_duration
 from bertkit.training.pace import LEAST_FITTING, TimeLimit, TooShort
+from bertkit.training.recipe import Recipe
 
 STAGES = (1 / 9, 1 / 3)  # of a trial's updates, after which it is scored
 LEAST_SCORED = 50  # updates before a score
@@ -44,14 +44,14 @@ class Sizes(msgspec.Struct, frozen=True):
     row_seconds: Seconds = 0.0
     final_seconds: tuple[Seconds, Seconds] = (0.0, 0.0)
 
-    def count_updates(self, recipe: Mapping[str, Any]) -> int:
+    def count_updates(self, recipe: Recipe) -> int:
         """Return the updates of a trial."""
-        train = recipe["train"]
+        train = recipe.train
         if not self.sequences and train.get("max_steps", -1) > 0:
             return train["max_steps"]
-        return max(ceil((self.sequences or self.rows * train["num_train_epochs"]) / recipe["batch_size"]), 1)
+        return max(ceil((self.sequences or self.rows * train["num_train_epochs"]) / recipe.batch_size), 1)
 
-    def has_trials(self, recipe: Mapping[str, Any]) -> bool:
+    def has_trials(self, recipe: Recipe) -> bool:
         """Return whether there is time for trials that are long enough to be compared.
 
         Args:
@@ -63,16 +63,16 @@ class Sizes(msgspec.Struct, frozen=True):
         """Return the seconds of training on some sequences."""
         return sequences * (self.sequence_seconds + self.update_seconds / batch_size)
 
-    def time_trial(self, recipe: Mapping[str, Any]) -> float:
+    def time_trial(self, recipe: Recipe) -> float:
         """Return the seconds of a whole trial, apart from its start."""
-        size = recipe["batch_size"]
+        size = recipe.batch_size
         return self.time_training(self.count_updates(recipe) * size, size) + self.held * self.row_seconds
 
-    def time_final(self, recipe: Mapping[str, Any]) -> float:
+    def time_final(self, recipe: Recipe) -> float:
         """Return the seconds that are kept for the last training."""
-        epochs = recipe["train"]["num_train_epochs"]
+        epochs = recipe.train["num_train_epochs"]
         least, most = self.final_seconds
-        return min(max(self.time_training(self.all_rows * epochs, recipe["batch_size"]), least), most)
+        return min(max(self.time_training(self.all_rows * epochs, recipe.batch_size), least), most)
 
     def limit(self, clock: Clock, batch_size: int) -> TimeLimit:
         """Return the limit of the last training."""
@@ -84,7 +84,7 @@ class Sizes(msgspec.Struct, frozen=True):
         stages = tuple(share for share in STAGES if share * fewest >= LEAST_SCORED)
         return msgspec.structs.replace(self, stages=stages)
 
-    def fit(self, clock: Clock, recipe: Mapping[str, Any], epochs: float, batch_size: int) -> "Sizes":
+    def fit(self, clock: Clock, recipe: Recipe, epochs: float, batch_size: int) -> "Sizes":
         """Return the sizes that fit into the time.
 
         Args:
@@ -94,7 +94,7 @@ class Sizes(msgspec.Struct, frozen=True):
         Raises:
             TooShort: The time is too short for any training.
         """
-        size = recipe["batch_size"]
+        size = recipe.batch_size
         left = clock.left - self.limit(clock, size).reserve(self.end_rows)
         least = LEAST_FITTING * self.time_training(size, size)
         if left < least:
@@ -109,9 +109,9 @@ class Sizes(msgspec.Struct, frozen=True):
             return fitted
         return msgspec.structs.replace(fitted, sequences=max(int(longest / self.time_training(1, size)), 1))
 
-    def describe_time(self, clock: Clock, recipe: Mapping[str, Any]) -> str:
+    def describe_time(self, clock: Clock, recipe: Recipe) -> str:
         """Return in a line what the time allows."""
-        size, one = recipe["batch_size"], self.time_trial(recipe)
+        size, one = recipe.batch_size, self.time_trial(recipe)
         reserve = self.limit(clock, size).reserve(self.end_rows)
         left = clock.left - reserve
         parts = np.diff([0.0, *self.stages, 1.0])

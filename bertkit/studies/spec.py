@@ -54,7 +54,7 @@ from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT, expand_recipe
 from bertkit.tasks import TASKS
 from bertkit.tasks.option import check_range
 from bertkit.tasks.task import Task
-from bertkit.training.recipe import TABLES, TOP_KEYS, Recipe, check, check_value, merge
+from bertkit.training.recipe import TABLES, TOP_KEYS, RecipePart, check, check_value, merge
 
 PRETRAIN = "pretrain"  # the task, the keys, and the folder of the pretrainings
 OPTIONS = {  # the keys that the command line reaches too
@@ -91,7 +91,7 @@ class Column:
     task: str
     metric: str = ""
     paper: str = ""
-    recipe: Recipe = field(default_factory=dict)
+    recipe: RecipePart = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -128,8 +128,8 @@ class Variant:
         paper: Mapping from column to the paper's value, in the table's unit.
     """
 
-    recipe: Recipe = field(default_factory=dict)
-    pretrain: Recipe | None = None
+    recipe: RecipePart = field(default_factory=dict)
+    pretrain: RecipePart | None = None
     step: int = 0
     paper: Mapping[str, float] = field(default_factory=dict)
 
@@ -154,7 +154,7 @@ class Study:
     seeds: tuple[int, ...]
     rows: Mapping[str, Variant]
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    recipe: Recipe = field(default_factory=dict)
+    recipe: RecipePart = field(default_factory=dict)
     select: str = "best"
     keep: str = "chosen"
     num_cpus: float = 1.0
@@ -387,7 +387,7 @@ def check_average(names: Sequence[str], columns: Sequence[Column]) -> None:
 # --- Rows -------------------------------------------------------------------------------------------------------------
 
 
-def read_rows(values: Mapping[str, Any], asked: Recipe, columns: Sequence[Column]) -> dict[str, Variant]:
+def read_rows(values: Mapping[str, Any], asked: RecipePart, columns: Sequence[Column]) -> dict[str, Variant]:
     """Read the rows by name; `asked` is the command line's recipe for their pretrainings."""
     tables = read_tables("row", values.get("row", [{"name": ""}]), ROW_KEYS)
     rows = {table["name"]: read_row(table, place, values.get(PRETRAIN), asked) for place, table in tables.items()}
@@ -408,7 +408,7 @@ def read_rows(values: Mapping[str, Any], asked: Recipe, columns: Sequence[Column
     return rows
 
 
-def read_row(table: Mapping[str, Any], place: str, shared: Recipe | None, asked: Recipe) -> Variant:
+def read_row(table: Mapping[str, Any], place: str, shared: RecipePart | None, asked: RecipePart) -> Variant:
     """Read one row; `shared` is the table `[pretrain]`, or None without it."""
     recipe, own, step = table.get("recipe", {}), table.get(PRETRAIN), table.get("step")
     if own is not None and "checkpoint" in recipe:
@@ -418,7 +418,7 @@ def read_row(table: Mapping[str, Any], place: str, shared: Recipe | None, asked:
     if pretrain is not None:
         where = {"[pretrain]": shared, f"[row.pretrain] of {table['name']!r}": own, "command line, pretrain": asked}
         for name, part in where.items():
-            check(part or {}, data_defaults=TASKS[PRETRAIN].recipe["data"], where=name)
+            check(part or {}, TASKS[PRETRAIN], name)
     if step is not None and pretrain is None:
         raise UsageError(f"{place} has a step but no pretraining; write [row.pretrain], or leave step out")
     if step is not None:
@@ -431,7 +431,7 @@ def read_row(table: Mapping[str, Any], place: str, shared: Recipe | None, asked:
     return Variant(recipe, pretrain, step or 0, table.get("paper", {}))
 
 
-def drop_seed(recipe: Recipe) -> Recipe:
+def drop_seed(recipe: RecipePart) -> RecipePart:
     """Return the recipe without its seed."""
     train = {key: value for key, value in recipe.get("train", {}).items() if key != "seed"}
     rest = {key: value for key, value in recipe.items() if key != "train"}
@@ -468,7 +468,7 @@ def check_axis(axis: str, values: Any) -> None:
         raise UsageError(f"[grid] {name} has {json.dumps(twice[0], default=str)[:LONGEST_TEXT]} twice; leave one out")
 
 
-def fix_axes(axes: Mapping[str, list[Any]], given: Recipe) -> tuple[dict[str, list[Any]], Recipe]:
+def fix_axes(axes: Mapping[str, list[Any]], given: RecipePart) -> tuple[dict[str, list[Any]], RecipePart]:
     """Apply the command line's values to the axes.
 
     A list replaces an axis' values; a single value removes the axis and stays in the recipe.
@@ -491,7 +491,7 @@ def fix_axes(axes: Mapping[str, list[Any]], given: Recipe) -> tuple[dict[str, li
     return left, rest
 
 
-def set_axis(axis: str, value: Any) -> Recipe:
+def set_axis(axis: str, value: Any) -> RecipePart:
     """Return the recipe in which an axis has a value."""
     table, _, key = axis.rpartition(".")
     return {table: {key: value}} if table else {key: value}
@@ -500,11 +500,11 @@ def set_axis(axis: str, value: Any) -> Recipe:
 def convert(axis: str, value: Any, task: Task) -> Any:
     """Convert a value of an axis to the recipe's type: 1 becomes 1.0 for a float."""
     table, _, key = axis.rpartition(".")
-    recipe = check(set_axis(axis, value), data_defaults=task.recipe["data"], where="[grid]")
+    recipe = check(set_axis(axis, value), task, "[grid]")
     return recipe[table][key] if table else recipe[key]
 
 
-def choose_seeds(values: Mapping[str, Any], shared: Recipe, task: Task) -> tuple[int, ...]:
+def choose_seeds(values: Mapping[str, Any], shared: RecipePart, task: Task) -> tuple[int, ...]:
     """Return the seeds of every cell: those given, or `restarts` consecutive ones from the recipe's seed on."""
     first = shared.get("train", {}).get("seed")
     if "seeds" in values and ("restarts" in values or first is not None):
@@ -524,7 +524,7 @@ def choose_seeds(values: Mapping[str, Any], shared: Recipe, task: Task) -> tuple
 
 
 def check_recipes(
-    shared: Mapping[str, Recipe],
+    shared: Mapping[str, RecipePart],
     columns: Sequence[Column],
     rows: Mapping[str, Variant],
     axes: Mapping[str, Sequence[Any]],
@@ -540,7 +540,7 @@ def check_recipes(
     for column, (name, recipe) in zip(columns, of_columns.items(), strict=True):
         task = TASKS[column.task]
         for where, part in {**shared, name: recipe, **of_rows}.items():
-            check(part, data_defaults=task.recipe["data"], where=where)
+            check(part, task, where)
         for axis, values in axes.items():
             for value in values:
                 convert(axis, value, task)

@@ -25,7 +25,7 @@ from bertkit.system.files import LOCK_PATIENCE
 from bertkit.system.parallel import TRIES, Lost, Work, count_processes, execute, list_gpus
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
-from bertkit.training.recipe import Recipe, merge
+from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import BEST, FIRST, METRICS_FILE, RECEIVED, RECIPE_FILE
 
 
@@ -34,14 +34,12 @@ class RunJob:
     """One run to do.
 
     Attributes:
-        task: A name in TASKS.
-        recipe: The complete recipe.
+        recipe: The recipe.
         output: The run directory.
         data: The name of its prepared data; empty if the run prepares its own.
         milestones: Updates whose checkpoints must exist at the end.
     """
 
-    task: str
     recipe: Recipe
     output: str
     data: str = ""
@@ -142,7 +140,6 @@ def do_run(job: RunJob, prepared: Any, tell: Callable[[News], None], lock_patien
     tell(State("running"))
     try:
         metrics = run(
-            TASKS[job.task],
             job.recipe,
             output=job.output,
             report=tell,
@@ -227,7 +224,7 @@ def fetch_inputs(mirror: Mirror, job: RunJob) -> Recipe:
 
     If the run's data are prepared, their files exist in the mirror but are empty: only their names are still read.
     """
-    task = TASKS[job.task]
+    task = TASKS[job.recipe.task]
     reads_data = not job.data or bool(task.pretrain_on(job.recipe))
 
     def fetch(name: str, value: Any) -> Any:
@@ -238,10 +235,10 @@ def fetch_inputs(mirror: Mirror, job: RunJob) -> Recipe:
             mirror.fetch(value, is_wanted, reads_data)
         return ",".join(mirror.fetch(path, is_wanted, reads_data or name in CHOOSERS) for path in value.split(","))
 
-    inputs = [name for name, option in task.options.items() if option.is_input and job.recipe["data"][name]]
-    data = {name: fetch(name, job.recipe["data"][name]) for name in inputs}
-    start = {"checkpoint": fetch("checkpoint", job.recipe["checkpoint"])} if job.recipe.get("checkpoint") else {}
-    return merge(job.recipe, {"data": data}, start)
+    inputs = [name for name, option in task.options.items() if option.is_input and job.recipe.data[name]]
+    data = {name: fetch(name, job.recipe.data[name]) for name in inputs}
+    start = {"checkpoint": fetch("checkpoint", job.recipe.checkpoint)} if job.recipe.checkpoint else {}
+    return job.recipe.override(data=data, **start)
 
 
 def is_model_file(name: str) -> bool:

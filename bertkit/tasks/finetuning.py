@@ -58,20 +58,20 @@ class FineTuningTask(Task):
             "train": TRAIN | train,
         } | ({"baseline": True} if self.baselines else {})
 
-    def check(self, recipe: Mapping[str, Any]) -> None:
+    def check(self, recipe: Any) -> None:
         """Check that there is a checkpoint, no option of other tasks, and every number in its range."""
-        if not recipe.get("checkpoint"):
+        if not recipe.checkpoint:
             raise UsageError(f"{self.name} needs {self.start}; give one with --model")
-        if recipe.get("freeze") and recipe.get("reinit_layers"):
+        if recipe.freeze and recipe.reinit_layers:
             raise UsageError(
                 "freeze would leave the layers of reinit_layers randomly initialised; remove one of the two"
             )
-        if recipe.get("phase"):
+        if recipe.phase:
             raise UsageError(f"[[phase]] is for pretraining; remove it from a recipe for {self.name}")
         super().check(recipe)
-        if recipe["data"]["tune_share"] and not self.splits:
+        if recipe.data["tune_share"] and not self.splits:
             raise UsageError(f"{self.title} has no labels to tune on; remove tune_share")
-        train = recipe["train"]
+        train = recipe.train
         if train.get("max_steps", -1) <= 0 and train["num_train_epochs"] <= 0:
             raise UsageError(f"num_train_epochs is {train['num_train_epochs']:g} in [train]; it must be above 0")
 
@@ -128,9 +128,9 @@ class FineTuningTask(Task):
                 "--set train.learning_rate=1e-4"
             )
 
-    def tokenize(self, recipe: Mapping[str, Any], examples: Mapping[str, Any], report: Report) -> Any:
+    def tokenize(self, recipe: Any, examples: Mapping[str, Any], report: Report) -> Any:
         """Return the checkpoint's tokenizer."""
-        return load_tokenizer(recipe["checkpoint"])
+        return load_tokenizer(recipe.checkpoint)
 
 
 def name_baselines(names: Sequence[str], key: str) -> dict[str, str]:

@@ -304,12 +304,12 @@ class GlueTask(TextTask):
         if output is None or not self.splits:
             return Comments(lines, [])
         dev = self.row.splits[next(iter(self.splits))].file
-        gold, ours = Path(recipe["data"].get("dir") or "GLUE", dev), output / "predictions" / Path(dev).name
+        gold, ours = Path(recipe.data.get("dir") or "GLUE", dev), output / "predictions" / Path(dev).name
         grid = [f"bertkit {self.command} {repeat_run(output, 'grid')} --grid  # the paper's grid"]
         again = [f"bertkit score {self.command} {quote(str(gold))} {quote(str(ours))}  # the same scores"]
         commands = [
-            *(grid if recipe["train"].get("max_steps", -1) <= 0 else []),  # max_steps would override the grid's epochs
-            *([] if recipe["data"].get("tune_share") else again),  # some rows have no prediction
+            *(grid if recipe.train.get("max_steps", -1) <= 0 else []),  # max_steps would override the grid's epochs
+            *([] if recipe.data.get("tune_share") else again),  # some rows have no prediction
             use_pipeline(output, ["A man eats.", "Somebody eats."][: len(self.row.texts)]),
         ]
         return Comments(lines, commands)

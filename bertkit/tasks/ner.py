@@ -149,18 +149,18 @@ class NerTask(FineTuningTask):
 
     # --- The data -----------------------------------------------------------------------------------------------------
 
-    def check(self, recipe: Mapping[str, Any]) -> None:
+    def check(self, recipe: Any) -> None:
         """Check the recipe, including the options of the feature-based approach."""
         super().check(recipe)
-        check_split_options(recipe["data"])
-        if not (layers := recipe["data"]["features"]):
+        check_split_options(recipe.data)
+        if not (layers := recipe.data["features"]):
             return
         from bertkit.model.bilstm import FEATURE_LAYERS
 
         if layers not in FEATURE_LAYERS:
             raise UsageError(f"unknown layers {layers!r} in features; expected one of {', '.join(FEATURE_LAYERS)}")
         for key in ("freeze", "bilstm", "reinit_layers"):
-            if recipe.get(key):
+            if getattr(recipe, key):
                 raise UsageError(f"{key} is for fine-tuning, but features keep the encoder unchanged; remove {key}")
 
     def load(
@@ -222,10 +222,10 @@ class NerTask(FineTuningTask):
         return not place or any(found for form in (train, f"*/{train}") for found in Path(place).glob(form))
 
     def encode(
-        self, examples: TaggedExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str, report: Report = ignore
+        self, examples: TaggedExamples, tokenizer: Any, recipe: Any, split: str, report: Report = ignore
     ) -> NerData:
         """Return the sequences of a split, or their features."""
-        options = recipe["data"]
+        options = recipe.data
         words = encode_words(examples.text, examples.labels, tokenizer, options["max_length"], options["context"])
         report(describe_words(words, split))
         if not options["features"]:
@@ -234,7 +234,7 @@ class NerTask(FineTuningTask):
 
         places, ends, labels = words.locate_all()
         path, is_renewed = cache_features(
-            recipe["checkpoint"],
+            recipe.checkpoint,
             options["features"],
             words.flatten(),
             places,
@@ -267,14 +267,14 @@ class NerTask(FineTuningTask):
 
         return pad_features(items)
 
-    def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
+    def configure(self, recipe: Any, tokenizer: Any, examples: Any) -> dict[str, Any]:
         """Return the labels by name, and the sizes of the feature-based approach."""
         if tokenizer is None or examples is None:
             return {}
         settings = {"id2label": dict(enumerate(examples["train"].labels)), "vocab_size": len(tokenizer)}
-        if not (layers := recipe["data"]["features"]):
+        if not (layers := recipe.data["features"]):
             return settings
-        units = recipe["model"].get("bilstm_hidden_size", BILSTM_SIZE)
+        units = recipe.model.get("bilstm_hidden_size", BILSTM_SIZE)
         return settings | {"feature_layers": layers, "bilstm_hidden_size": units}
 
     # --- Scores -------------------------------------------------------------------------------------------------------

@@ -103,10 +103,10 @@ def choose_starter(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return STARTER
 
 
-def list_phases(recipe: Mapping[str, Any]) -> list[Phase]:
+def list_phases(recipe: Any) -> list[Phase]:
     """Return the phases of a recipe, each a whole number of updates."""
-    steps, batch_size = recipe["train"]["max_steps"], recipe["batch_size"]
-    given = recipe.get("phase") or [{"share": 1.0, "max_length": recipe["data"]["max_length"]}]
+    steps, batch_size = recipe.train["max_steps"], recipe.batch_size
+    given = recipe.phase or [{"share": 1.0, "max_length": recipe.data["max_length"]}]
     bounds = [round(steps * share) for share in np.cumsum([0.0, *(phase["share"] for phase in given)])]
     return [
         Phase((stop - start) * batch_size, phase["max_length"])
@@ -164,9 +164,9 @@ class PretrainingTask(Task):
 
     # --- The recipe ---------------------------------------------------------------------------------------------------
 
-    def check(self, recipe: Mapping[str, Any]) -> None:
+    def check(self, recipe: Any) -> None:
         """Check also the objective, the rates, the shares, and the absence of fine-tuning options."""
-        options, shortest = recipe["data"], self.options["max_length"].least
+        options, shortest = recipe.data, self.options["max_length"].least
         if options["objective"] not in HEADS:
             raise UsageError(
                 f"unknown objective {options['objective']!r} in [data]; the objectives are {', '.join(HEADS)}"
@@ -180,19 +180,19 @@ class PretrainingTask(Task):
                 f"heldout_length is {options['heldout_length']} in [data]; it must be at least {shortest}, "
                 "or 0 for the length of the first phase"
             )
-        if recipe.get("phase") and options["max_length"] != self.options["max_length"].default:
+        if recipe.phase and options["max_length"] != self.options["max_length"].default:
             raise UsageError(
                 f"max_length is {options['max_length']} in [data], but the recipe has phases with lengths of their "
                 f"own; set 'phase=[{{share=1.0, max_length={options['max_length']}}}]' instead"
             )
-        if recipe["train"].get("train_sampling_strategy") != "sequential":
+        if recipe.train.get("train_sampling_strategy") != "sequential":
             raise UsageError("the order of pretraining samples is fixed; remove train_sampling_strategy")
         for key in ("freeze", "bilstm", "reinit_layers"):
-            if recipe.get(key):
+            if getattr(recipe, key):
                 raise UsageError(f"{key} is for fine-tuning; remove it from a recipe for pretraining")
-        if recipe["model"].get("type_vocab_size", 2) < 2:
+        if recipe.model.get("type_vocab_size", 2) < 2:
             raise UsageError("type_vocab_size is below 2 in [model], but pairs have two segments; set it to 2")
-        if "num_train_epochs" in recipe["train"] or recipe["train"].get("max_steps", 0) < 1:
+        if "num_train_epochs" in recipe.train or recipe.train.get("max_steps", 0) < 1:
             raise UsageError("pretraining is measured in updates; set max_steps in [train] instead of num_train_epochs")
 
     # --- The data -----------------------------------------------------------------------------------------------------
@@ -219,14 +219,14 @@ class PretrainingTask(Task):
         )
         return hold_out(documents, options["heldout_share"], report)
 
-    def tokenize(self, recipe: Mapping[str, Any], examples: Mapping[str, Any], report: Report) -> Any:
+    def tokenize(self, recipe: Any, examples: Mapping[str, Any], report: Report) -> Any:
         """Return the tokenizer: the built corpus's, `[data] vocab` if given, the checkpoint's else a trained one.
 
         Raises:
             UsageError: A built corpus has another vocabulary than the requested one.
         """
-        options = recipe["data"]
-        asked = options["vocab"] or recipe.get("checkpoint")
+        options = recipe.data
+        asked = options["vocab"] or recipe.checkpoint
         if isinstance(examples["train"], TokenizedCorpus):
             if asked:
                 check_vocabulary(options["corpus"][0], load_tokenizer(asked), asked)
@@ -239,29 +239,27 @@ class PretrainingTask(Task):
         trained = {"size": options["vocab_size"], "cased": options["cased"], "max_length": longest}
         return train_tokenizer(sentences, report=report, **trained)
 
-    def configure(
-        self, recipe: Mapping[str, Any], tokenizer: Any, examples: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
+    def configure(self, recipe: Any, tokenizer: Any, examples: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the vocabulary's size and padding token, and the direction of attention."""
-        tokens = recipe["data"]["vocab_size"] if tokenizer is None else len(tokenizer)
+        tokens = recipe.data["vocab_size"] if tokenizer is None else len(tokenizer)
         return {
-            "vocab_size": max(recipe["model"].get("vocab_size", 0), tokens),
+            "vocab_size": max(recipe.model.get("vocab_size", 0), tokens),
             "pad_token_id": 0 if tokenizer is None else tokenizer.pad_token_id,
-            "is_decoder": recipe["data"]["objective"] == "clm",
+            "is_decoder": recipe.data["objective"] == "clm",
         }
 
     def encode(
         self,
         documents: list[Document] | TokenizedCorpus,
         tokenizer: Any,
-        recipe: Mapping[str, Any],
+        recipe: Any,
         split: str,
         report: Report = ignore,
     ) -> PretrainingData:
         """Return all samples of the run, or of a held-out split a fixed choice of at most `heldout_pairs` pairs."""
         corpus = documents if isinstance(documents, TokenizedCorpus) else tokenize_documents(documents, tokenizer)
         check_documents(corpus.document_count)  # those without a token are gone
-        options, seed, phases = recipe["data"], recipe["train"]["seed"], list_phases(recipe)
+        options, seed, phases = recipe.data, recipe.train["seed"], list_phases(recipe)
         if split != "train":
             data = PretrainingData(corpus, tokenizer, phases, options, seed=0)
             longest = options["heldout_length"] or phases[0].max_length
@@ -385,7 +383,7 @@ class PretrainingTask(Task):
         if output is None:
             return Comments(lines, [])
         objective, use, text = "", "fill-mask", "This [MASK] returns the array."
-        if recipe["data"].get("objective") == "clm":
+        if recipe.data.get("objective") == "clm":
             objective, use, text = " --set data.objective=clm", "text-generation", "This function"
         call = f'from transformers import pipeline; print(pipeline("{use}", {json.dumps(str(output))})("{text}"))'
         run, more = quote(str(output)), quote(f"{output}-more")

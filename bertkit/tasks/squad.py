@@ -99,10 +99,10 @@ class SquadTask(FineTuningTask):
 
     # --- The data -----------------------------------------------------------------------------------------------------
 
-    def check(self, recipe: Mapping[str, Any]) -> None:
+    def check(self, recipe: Any) -> None:
         """Check also that a question leaves room for its context, that named files exist, and the splits."""
         super().check(recipe)
-        options = recipe["data"]
+        options = recipe.data
         check_split_options(options)
         if (options["folds"] or options["group"]) and self.is_official(options["dir"]):
             raise UsageError("folds and group are for your own questions; name them with --data FILE")
@@ -198,20 +198,20 @@ class SquadTask(FineTuningTask):
         """Return the official name of a split's file."""
         return f"{split}-v{self.version.release}.json"
 
-    def pretrain_on(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    def pretrain_on(self, recipe: Any) -> Any:
         """Return the recipe of the training on `extra_train`, if there is one (section 4.2, TriviaQA)."""
-        if not recipe["data"]["extra_train"]:
-            return {}
-        data = {"train_file": recipe["data"]["extra_train"], "extra_train": "", "max_train_samples": 0}
-        return {**recipe, "data": recipe["data"] | data}
+        if not recipe.data["extra_train"]:
+            return None
+        data = {"train_file": recipe.data["extra_train"], "extra_train": "", "max_train_samples": 0}
+        return recipe.override(data=data)
 
     def encode(
-        self, examples: list[Question], tokenizer: Any, recipe: Mapping[str, Any], split: str, report: Report = ignore
+        self, examples: list[Question], tokenizer: Any, recipe: Any, split: str, report: Report = ignore
     ) -> Windows:
         """Return the windows of a split."""
-        data = encode_questions(examples, tokenizer, **{key: recipe["data"][key] for key in WINDOW_OPTIONS})
+        data = encode_questions(examples, tokenizer, **{key: recipe.data[key] for key in WINDOW_OPTIONS})
         report(describe_windows(data, split))
-        return data if self.is_official(recipe["data"]["dir"]) else OwnWindows(**vars(data))
+        return data if self.is_official(recipe.data["dir"]) else OwnWindows(**vars(data))
 
     def tabulate(self, examples: Sequence[Question]) -> ExampleRows:
         """Return the questions and their contexts; the right answers of 2.0 may be none."""
@@ -384,13 +384,13 @@ class SquadTask(FineTuningTask):
             lines = sorted([*lines, line], key=lambda line: line.startswith("warning: "))  # a warning comes last
         if output is None:
             return Comments(lines, [])
-        gold = Path(recipe["data"].get("dir") or "SQUAD", self.name_file("dev"))
+        gold = Path(recipe.data.get("dir") or "SQUAD", self.name_file("dev"))
         run, other, both = (quote(f"{output}{behind}") for behind in ("", "-43", "-both"))
         answers = quote(str(output / "predictions" / ANSWERS))
-        if not self.is_official(recipe["data"].get("dir", "")):
+        if not self.is_official(recipe.data.get("dir", "")):
             use = f"bertkit predict {run} --input questions.jsonl --output answers.jsonl"
             return Comments(lines, [use, *another])
-        if recipe["data"].get("tune_share"):  # some questions of the file have no answer
+        if recipe.data.get("tune_share"):  # some questions of the file have no answer
             return Comments(lines, another)
         again = f"bertkit score {self.command} {quote(str(gold))} {answers}"
         return Comments(lines, [again, *another, f"bertkit {self.command} --ensemble {run} {other} --output {both}"])

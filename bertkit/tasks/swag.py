@@ -93,12 +93,12 @@ class SwagTask(FineTuningTask):
         }
 
     def encode(
-        self, examples: list[Situation], tokenizer: Any, recipe: Mapping[str, Any], split: str, report: Report = ignore
+        self, examples: list[Situation], tokenizer: Any, recipe: Any, split: str, report: Report = ignore
     ) -> Choices:
         """Return the questions of a split, four sequences each: A is the context, B the start and one ending."""
         pairs = [(one.context, f"{one.start} {ending}") for one in examples for ending in one.endings]
         answers = [one.answer for one in examples]
-        sequences = encode_inputs(pairs, None, tokenizer, recipe["data"]["max_length"])
+        sequences = encode_inputs(pairs, None, tokenizer, recipe.data["max_length"])
         lengths = np.diff(sequences.ends, prepend=0)
         report(
             f"{split}: {len(examples):,} questions of {len(ENDINGS)} sequences; "

@@ -156,24 +156,24 @@ class Task:
 
     # --- The recipe ---------------------------------------------------------------------------------------------------
 
-    def check(self, recipe: Mapping[str, Any]) -> None:
-        """Check a complete recipe before anything is read.
+    def check(self, recipe: Any) -> None:
+        """Check a recipe (`bertkit.training.recipe.Recipe`, as in all methods) before anything is read.
 
         Raises:
             UsageError: Options are inconsistent, or a number is out of its range.
         """
-        if recipe.get("calibrate") and not self.is_classifier:
+        if recipe.calibrate and not self.is_classifier:
             raise UsageError(
                 f"calibrate is for classes and labels of whole texts, which {self.name} does not predict; remove it"
             )
         for key, option in self.options.items():
             if option.least is not None:
-                value = recipe["data"][key]
+                value = recipe.data[key]
                 check_range(f"{key} is {value} in [data]", value, option.least, option.below)
 
-    def pretrain_on(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the recipe of a preceding training that supplies the checkpoint; empty if there is none."""
-        return {}
+    def pretrain_on(self, recipe: Any) -> Any:
+        """Return the recipe of a preceding training that supplies the checkpoint; None if there is none."""
+        return None
 
     # --- The data -----------------------------------------------------------------------------------------------------
 
@@ -197,20 +197,18 @@ class Task:
         """Return whether `[data] dir` names official files or, if it is empty, their copy on the Hub."""
         return bool(self.copies)
 
-    def tokenize(self, recipe: Mapping[str, Any], examples: Mapping[str, Any], report: Report) -> Any:
+    def tokenize(self, recipe: Any, examples: Mapping[str, Any], report: Report) -> Any:
         """Return the tokenizer."""
         raise NotImplementedError
 
-    def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
+    def configure(self, recipe: Any, tokenizer: Any, examples: Any) -> dict[str, Any]:
         """Return values for BertConfig beside those of `[model]`, such as labels.
 
         Tokenizer and examples are None in a dry run.
         """
         return {} if tokenizer is None else {"vocab_size": len(tokenizer)}  # which has to hold all tokens
 
-    def encode(
-        self, examples: Any, tokenizer: Any, recipe: Mapping[str, Any], split: str, report: Report = ignore
-    ) -> Any:
+    def encode(self, examples: Any, tokenizer: Any, recipe: Any, split: str, report: Report = ignore) -> Any:
         """Return a split's map-style data set, whose columns are arguments of the head's `forward`.
 
         Its `fingerprint()` is a text that tells it from other data. Truncated texts and the like are reported.

@@ -186,10 +186,10 @@ class TextTask(FineTuningTask):
 
     # --- The data -----------------------------------------------------------------------------------------------------
 
-    def check(self, recipe: Mapping[str, Any]) -> None:
+    def check(self, recipe: Any) -> None:
         """Check the recipe, including the way to read long texts, the columns, the shares and the folds."""
         super().check(recipe)
-        data = recipe["data"]
+        data = recipe.data
         if data["long"] not in LONG:
             raise UsageError(f"unknown long {data['long']!r} in [data]; expected one of {', '.join(LONG)}")
         if self.space:
@@ -256,20 +256,20 @@ class TextTask(FineTuningTask):
         return ExampleRows(texts, groups, labels, classes, rows.lines, rows, {*examples.text, *space.columns})
 
     def encode(
-        self, examples: TextExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str, report: Report = ignore
+        self, examples: TextExamples, tokenizer: Any, recipe: Any, split: str, report: Report = ignore
     ) -> TextSequences:
         """Return the sequences of a split; all but train keep their rows, for the files of predictions."""
         pa.default_memory_pool().release_unused()  # of the whole table, which has been divided
-        options = {name: recipe["data"][name] for name in TEXT_OPTIONS}
+        options = {name: recipe.data[name] for name in TEXT_OPTIONS}
         found = encode_long(examples, examples.labels, tokenizer, **options)
         if split != "train":
             return TextSequences(found, examples.space, examples.rows)
         report_long(found, report)
         return TextSequences(found, examples.space)
 
-    def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
+    def configure(self, recipe: Any, tokenizer: Any, examples: Any) -> dict[str, Any]:
         """Return label names, kind of problem, columns and class weights; in a dry run what is known without data."""
-        settings, long = super().configure(recipe, tokenizer, examples), recipe["data"]["long"]
+        settings, long = super().configure(recipe, tokenizer, examples), recipe.data["long"]
         if long in POOLED:
             settings["window_pooling"] = long
         if not (space := self.space or (examples and examples["train"].space)):
@@ -278,10 +278,10 @@ class TextTask(FineTuningTask):
         settings |= {"id2label": dict(enumerate(space.names)), "problem_type": space.kind}
         if self.space:
             return settings
-        if recipe.get("calibrate") and space.kind == REGRESSION:
+        if recipe.calibrate and space.kind == REGRESSION:
             raise UsageError("calibrate is for labels, not for numbers; remove it")
         train = examples["train"]
-        weights = space.weigh(train.labels, recipe["data"]["class_weights"])
+        weights = space.weigh(train.labels, recipe.data["class_weights"])
         return settings | {"text_columns": list(train.text)} | ({"class_weights": weights} if weights else {})
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
@@ -326,7 +326,7 @@ class TextTask(FineTuningTask):
             return Comments(lines, [])
         from bertkit.model.checkpoint import load_config
 
-        data = recipe["data"]
+        data = recipe.data
         is_saved = (output / "config.json").is_file()  # with the columns, which may have been guessed
         text = load_config(str(output)).text_columns if is_saved else data["text"]
         is_file = Path(data["dir"]).is_file()

@@ -1,137 +1,36 @@
-"""Complete and check a recipe, and convert it to `TrainingArguments`."""
+"""Convert a recipe to `TrainingArguments`."""
 
 import os
-from collections.abc import Iterable, Mapping
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader
-from transformers import PreTrainedConfig, Trainer, TrainingArguments, get_scheduler
+from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
 
 from bertkit.errors import UsageError, explain_refusal
-from bertkit.model import bilstm
-from bertkit.model.checkpoint import check_sizes, load_config, make_config
 from bertkit.model.optim import BERT_ADAM
 from bertkit.model.precision import choose_precision
-from bertkit.tasks.pretraining import list_phases
+from bertkit.tasks import TASKS
 from bertkit.tasks.task import Task
 from bertkit.training.processes import join_processes
-from bertkit.training.recipe import Recipe, check, list_lengths, merge, split_batch
-
-CHECKPOINT_SIZES = (  # fixed by a checkpoint
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "type_vocab_size",
-)
+from bertkit.training.recipe import Recipe, split_batch
 
 
-def complete(task: Task, *recipes: Mapping[str, Any], config: PreTrainedConfig | None = None) -> Recipe:
-    """Return the complete, checked recipe of a run.
-
-    Precedence: the paper's recipe < the preset < what given options imply < `recipes`.
-
-    Args:
-        config: Configuration of the checkpoint, if that does not exist yet.
-
-    Raises:
-        UsageError: A key is unknown, a type is wrong, or the recipe is for another task.
-    """
-    given = merge(*recipes)
-    if given.get("task", task.name) != task.name:
-        raise UsageError(
-            f"the recipe is for the task {str(given['task'])[:40]!r}, not {task.name!r}; use the command of that task"
-        )
-    preset = task.stable if given.get("preset") == "stable" else {}
-    implied = [changes for option, changes in task.implied.items() if given.get("data", {}).get(option)]
-    recipe = check(merge(task.recipe, preset, *implied, given), data_defaults=task.recipe["data"])
-    task.check(recipe)
-    if recipe["train"].get("max_steps") == 0:
-        raise UsageError("max_steps is 0 in [train]; it must be above 0, or -1 for num_train_epochs to decide")
-    if recipe.get("patience") and recipe["train"].get("eval_strategy", "no") == "no":
-        raise UsageError(
-            f"patience is {recipe['patience']}, but nothing is evaluated during training; set eval_strategy in [train] "
-            "to epoch or steps, or remove patience"
-        )
-    if any(len(segment) != 3 for segment in recipe.get("pace", [])):
-        raise UsageError("each segment of pace is a first update, a share, and a share per update; give all three")
-    check_model(task, recipe, config)
-    return recipe
-
-
-def check_model(task: Task, recipe: Recipe, config: PreTrainedConfig | None = None) -> None:
-    """Check that the checkpoint exists and its sizes fit, and that texts are no longer than its positions.
-
-    Raises:
-        UsageError: One of these is not the case, or `[model]` or `reinit_layers` does not fit the task or the model.
-    """
-    if "class_weights" in recipe["model"]:  # by position; [data] has them by label
-        raise UsageError("class_weights in [model] follow from the data; set class_weights in [data], or leave it out")
-    if recipe.get("checkpoint"):
-        if config is None:
-            config = load_config(recipe["checkpoint"])
-            if Path(recipe["checkpoint"]).is_dir():
-                check_sizes(recipe["checkpoint"], config)
-        if not task.metric:
-            labels = task.configure(recipe, None, None)["id2label"].values()
-            if {label.lower() for label in labels} != {str(label).lower() for label in config.id2label.values()}:
-                raise UsageError(explain_missing_head(task, recipe, labels))
-            if (name := name_head(task, recipe)) != (had := (config.architectures or [name])[0]):
-                raise UsageError(
-                    f"{recipe['checkpoint']} is a {had} but would be loaded as a {name}; add --set bilstm="
-                    f"{str('BiLSTM' in had).lower()}"
-                )
-        given = {key: value for key, value in recipe["model"].items() if key in CHECKPOINT_SIZES}
-        if other := [f"{key} {value}" for key, value in given.items() if value != getattr(config, key)]:
-            raise UsageError(
-                f"[model] sets {', '.join(other)}, but {recipe['checkpoint']} has other sizes; leave them out"
-            )
-    else:
-        config = make_config(recipe["model"])
-    own = {"feature_layers"} if recipe["data"].get("features") else {"feature_layers", "bilstm_hidden_size"}
-    if unused := sorted(own & recipe["model"].keys()):
-        raise UsageError(
-            f"{unused[0]} in [model] belongs to the feature-based approach (bertkit ner --features LAYERS); "
-            "leave it out"
-        )
-    if layers := recipe["data"].get("features"):
-        with explain_refusal(f"features = {layers!r}"):
-            bilstm.check_feature_layers(layers, config)
-    if recipe["model"].get("attn_implementation") == "flex_attention":
-        raise UsageError("flex_attention has no dropout, with which BERT is trained; use packed, sdpa or eager")
-    longest = max(*list_lengths(recipe), recipe["data"].get("heldout_length", 0))
-    if recipe.get("reinit_layers", 0) > config.num_hidden_layers:
-        raise UsageError(
-            f"reinit_layers is {recipe['reinit_layers']}, but the model has {config.num_hidden_layers} layers; lower it"
-        )
-    if longest > config.max_position_embeddings:
-        raise UsageError(
-            f"max_length {longest} exceeds the model's {config.max_position_embeddings} positions; lower it"
-            + ("" if recipe.get("checkpoint") else " or raise max_position_embeddings in [model]")
-        )
-
-
-def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArguments:
+def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
     """Return TrainingArguments from `[train]` and the other keys of a recipe.
 
     Raises:
         UsageError: transformers rejects a value, a package is not installed, the batch cannot be divided, or one
             process would split the batches for the others (`dispatch_batches`).
     """
-    train = dict(recipe["train"])
+    task, train = TASKS[recipe.task], dict(recipe.train)
     per_device, accumulation = split_batch(
-        recipe["batch_size"],
+        recipe.batch_size,
         processes=join_processes(recipe).num_processes,
         per_device=train.pop("per_device_train_batch_size", None),
     )
-    precision = choose_precision(recipe["precision"])
+    precision = choose_precision(recipe.precision)
     if (asked := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", precision):  # it would win
         raise UsageError(
             f"accelerate asks for {asked} (--mixed_precision, ACCELERATE_MIXED_PRECISION) and the recipe for "
@@ -195,36 +94,8 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
     return args
 
 
-def set_updates(recipe: Recipe, updates: int) -> Recipe:
-    """Return a recipe that ends after `updates` updates; the last of its phases becomes shorter or longer."""
-    found = {**recipe, "train": recipe["train"] | {"max_steps": updates}}
-    if not recipe.get("phase"):
-        return found
-    phases = list_phases(recipe)
-    ends = np.cumsum([phase.samples // recipe["batch_size"] for phase in phases])[:-1].tolist()
-    bounds = pairwise([0, *(min(end, updates) for end in ends), updates])
-    shares = [((stop - start) / updates, phase) for phase, (start, stop) in zip(phases, bounds, strict=True)]
-    return found | {"phase": [{"share": share, "max_length": phase.max_length} for share, phase in shares if share > 0]}
-
-
 def list_scores(task: Task) -> list[str]:
     """Return the names of the scores of the first split, which is evaluated during training."""
     names = dict.fromkeys([task.metric, *(row.key for row in task.table)])
     others = [pattern for pattern in task.splits.values() if pattern != "{}"]
     return [name for name in names if name not in {pattern.format(key) for pattern in others for key in names}]
-
-
-def name_head(task: Task, recipe: Recipe) -> str:
-    """Return the name of the class to train: the task's head, or its variant with a BiLSTM."""
-    name = task.head
-    for option, heads in task.heads.items():
-        name = heads.get(recipe["data"][option], name)
-    return name.replace("BertFor", "BertBiLSTMFor") if recipe.get("bilstm") else name
-
-
-def explain_missing_head(task: Task, recipe: Recipe, labels: Iterable[str]) -> str:
-    """Return the error message for a model without a head for a task that has no training data."""
-    return (
-        f"{task.name} has no training data: a fine-tuned model predicts it, but {recipe['checkpoint']} has no head for "
-        f"the labels {', '.join(labels)}; give a run that has one with --model RUN"
-    )

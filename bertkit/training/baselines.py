@@ -52,7 +52,7 @@ class Baseline:
 def fit_baselines(task: Task, recipe: Recipe, prepared: Prepared, report: Report) -> dict[str, Baseline]:
     """Return the answers of the task's baselines by name; none without a split to fit or to score."""
     dev = next(iter(task.splits), "")
-    if not recipe.get("baseline") or not {"train", dev} <= prepared.data.keys():
+    if not recipe.baseline or not {"train", dev} <= prepared.data.keys():
         return {}
     names = [name for name in task.baselines if name != "frozen" or len(prepared.texts[0]) == 1]
     if names:
@@ -81,7 +81,7 @@ def fit_frozen(task: Task, recipe: Recipe, prepared: Prepared, dev: str) -> Base
     ids = [found[0] if isinstance(found, list) else found for found in ids]
     ends = np.cumsum(list(map(len, ids)))
     sequences = Sequences(np.concatenate(ids).astype(np.int32), ends, np.zeros_like(ends), None)
-    vectors = encode(load_encoder(recipe["checkpoint"], "last", len(prepared.tokenizer)), sequences)  # (S, H)
+    vectors = encode(load_encoder(recipe.checkpoint, "last", len(prepared.tokenizer)), sequences)  # (S, H)
     logits = answer(vectors[: len(rows)], vectors[len(rows) :], train.labels[rows], "frozen", prepared)
     summaries = np.zeros((len(data), logits.shape[1]))
     summaries[numbers] = logits

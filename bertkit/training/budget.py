@@ -14,14 +14,14 @@ from bertkit.system.clock import Clock, parse_duration
 from bertkit.system.differences import find_differences, name_differences
 from bertkit.system.files import write_json
 from bertkit.system.progress import Report, describe_duration, ignore
-from bertkit.tasks.task import Task
-from bertkit.training.arguments import complete, make_arguments, set_updates
+from bertkit.tasks import TASKS
+from bertkit.training.arguments import make_arguments
 from bertkit.training.callbacks import Progress
 from bertkit.training.cost import Costs
 from bertkit.training.pace import LEAST_FITTING, TimeLimit, TooShort
 from bertkit.training.plan import find_costs
 from bertkit.training.processes import join_processes, take_first
-from bertkit.training.recipe import Recipe, list_decisive, merge, read_recipe
+from bertkit.training.recipe import Recipe, list_decisive, load_recipe, resolve
 from bertkit.training.run import run
 from bertkit.training.run_dir import RECIPE_FILE, has_begun
 
@@ -65,14 +65,14 @@ def set_clock(budget: str, given: Mapping[str, Any], begun: float | None = None)
 
 
 def train_within(
-    task: Task,
-    *recipes: Mapping[str, Any],
+    recipe: Recipe,
+    *,
     output: Path,
     clock: Clock,
     report: Report = ignore,
     progress: Progress = ignore,
 ) -> dict[str, Any]:
-    """Train `task` in the time of the clock, and return its scores; an unfinished run continues with the time left.
+    """Train by a recipe in the time of the clock, and return the scores; an unfinished run continues in what is left.
 
     The costs are measured first. The run's recipe is fitted to them, and finally names the updates that were done.
 
@@ -80,20 +80,19 @@ def train_within(
         UsageError: As for `run`, or the time is too short.
         Interrupted: As for `run`.
     """
-    given = complete(task, *recipes)
-    recipe = read_recipe(output / RECIPE_FILE) if has_begun(output) else {}
-    if recipe:
-        check_same(given, recipe, output)
-        if recipe.get("pace"):  # trained, if not yet scored
-            return run(task, recipe, output=output, report=report, progress=progress)
-    is_main = join_processes(given).is_main_process
+    begun = load_recipe(output / RECIPE_FILE) if has_begun(output) else None
+    if begun is not None:
+        check_same(recipe, begun, output)
+        if begun.pace:  # trained, if not yet scored
+            return run(begun, output=output, report=report, progress=progress)
+    is_main = join_processes(recipe).is_main_process
     try:
         with clock.keep(output / CLOCK_FILE) if is_main else nullcontext():
-            recipe, costs = (recipe, read_costs(output)) if recipe else plan_time(task, given, output, clock, report)
+            fitted, costs = (begun, read_costs(output)) if begun else plan_time(recipe, output, clock, report)
             limit = TimeLimit(clock, costs.update_seconds, costs.row_seconds)
             if is_main:
                 write_json(msgspec.to_builtins(costs, str_keys=True), output / COST_FILE)
-            metrics = run(task, recipe, output=output, report=report, progress=progress, limit=limit)
+            metrics = run(fitted, output=output, report=report, progress=progress, limit=limit)
     except TooShort:
         if is_main and not has_begun(output):  # so that it can start again with more time
             for name in (CLOCK_FILE, COST_FILE):
@@ -101,7 +100,7 @@ def train_within(
             with suppress(OSError):
                 output.rmdir()
         raise
-    if unreached := len(recipe.get("phase", [])) - len(read_recipe(output / RECIPE_FILE).get("phase", [])):
+    if unreached := len(fitted.phase) - len(load_recipe(output / RECIPE_FILE).phase):
         report(f"the machine was slower than measured: the last {unreached} of the [[phase]] tables were not reached")
     return metrics
 
@@ -120,9 +119,7 @@ def read_costs(output: Path) -> MeasuredCosts:
         return found
 
 
-def plan_time(
-    task: Task, recipe: Recipe, output: Path, clock: Clock, report: Report = ignore
-) -> tuple[Recipe, MeasuredCosts]:
+def plan_time(recipe: Recipe, output: Path, clock: Clock, report: Report = ignore) -> tuple[Recipe, MeasuredCosts]:
     """Measure a recipe's costs, and return the recipe fitted to the time; the same in all processes.
 
     Raises:
@@ -130,14 +127,14 @@ def plan_time(
         TooShort: Fewer than LEAST_FITTING updates fit.
     """
     report("measuring some updates")
-    costs = find_costs(task, recipe, output)
+    costs = find_costs(recipe, output)
     if isinstance(costs, str):
         raise UsageError(costs)
-    processes = make_arguments(task, recipe, output).world_size
-    shares = [phase["share"] for phase in recipe.get("phase", [])] or [1.0]
-    seconds = [recipe["batch_size"] * part.seconds / processes + part.fixed for part in costs.parts]
+    processes = make_arguments(recipe, output).world_size
+    shares = [phase["share"] for phase in recipe.phase] or [1.0]
+    seconds = [recipe.batch_size * part.seconds / processes + part.fixed for part in costs.parts]
     mean = sum(share * each for share, each in zip(shares, seconds, strict=True))
-    split = next(iter(task.splits))
+    split = next(iter(TASKS[recipe.task].splits))
     end = TimeLimit(clock, {0: mean}, time_row(costs, split)).reserve(costs.rows[split])
     left, mean, seconds, row = take_first((clock.left - end, mean, seconds, time_row(costs, split)))
     updates = int(left / mean)
@@ -158,7 +155,7 @@ def time_row(costs: Costs, split: str) -> float:
 
 def scale_warmup(recipe: Recipe, updates: int) -> float:
     """Return the warm-up as a share of the updates; without max_steps it counts `updates`."""
-    train = recipe["train"]
+    train = recipe.train
     warmup, total = train.get("warmup_steps", 0), train.get("max_steps", -1)
     return warmup if warmup < 1 else min(warmup / (total if total > 0 else updates), 0.99)
 
@@ -169,7 +166,7 @@ def fit(recipe: Recipe, updates: int) -> Recipe:
     Raises:
         UsageError: The schedule counts updates.
     """
-    if (name := recipe["train"].get("lr_scheduler_type")) in COUNTING:
+    if (name := recipe.train.get("lr_scheduler_type")) in COUNTING:
         raise UsageError(
             f"lr_scheduler_type = {name!r} counts updates, which --budget does not know; choose another one"
         )
@@ -179,7 +176,7 @@ def fit(recipe: Recipe, updates: int) -> Recipe:
         "save_steps": ceil(updates / CHECKPOINTS),
         "logging_steps": ceil(updates / LOGS),
     }
-    return set_updates(merge(recipe, {"patience": 0, "pace": [], "train": fitted}), MOST_TIMES * updates)
+    return resolve(recipe.override(patience=0, train=fitted), MOST_TIMES * updates, pace=[])
 
 
 def check_same(given: Recipe, fitted: Recipe, output: Path) -> None:
@@ -190,26 +187,27 @@ def check_same(given: Recipe, fitted: Recipe, output: Path) -> None:
     """
     parts = []
     for recipe in (fitted, given):
-        kept = {key: value for key, value in list_decisive(recipe).items() if key not in ("pace", "phase", "patience")}
-        kept["train"] = {key: value for key, value in kept.get("train", {}).items() if key not in FITTED}
-        lengths = [phase.get("max_length") for phase in recipe.get("phase", [])]
-        parts.append(kept | {"lengths": lengths[: len(fitted.get("phase", []))]})  # others were not reached
+        decisive = list_decisive(recipe.to_dict(), TASKS[recipe.task].options)
+        kept = {key: value for key, value in decisive.items() if key not in ("pace", "phase", "patience")}
+        kept["train"] = {key: value for key, value in kept["train"].items() if key not in FITTED}
+        lengths = [phase["max_length"] for phase in recipe.phase]
+        parts.append(kept | {"lengths": lengths[: len(fitted.phase)]})  # others were not reached
     differences = find_differences(*parts)
-    if differences or "pace" not in fitted or "max_steps" not in fitted.get("train", {}):
+    if differences or fitted.pace is None or "max_steps" not in fitted.train:
         what = name_differences(differences) if differences else "without --budget"
         raise UsageError(f"{output} belongs to another run ({what}); name another directory with --output")
 
 
-def describe_time(task: Task, recipe: Recipe, output: Path, clock: Clock) -> list[str]:
+def describe_time(recipe: Recipe, output: Path, clock: Clock) -> list[str]:
     """Return in lines what the time allows.
 
     Raises:
         UsageError: As for `plan_time`.
     """
-    fitted, costs = plan_time(task, recipe, output, clock)
-    updates = fitted["train"]["max_steps"] // MOST_TIMES
+    fitted, costs = plan_time(recipe, output, clock)
+    updates = fitted.train["max_steps"] // MOST_TIMES
     each = ", then ".join(f"{seconds:.2g} s" for seconds in costs.update_seconds.values())
     return [
-        f"in {describe_duration(clock.limit)} fit about {updates:,} updates of {recipe['batch_size']} sequences "
+        f"in {describe_duration(clock.limit)} fit about {updates:,} updates of {recipe.batch_size} sequences "
         f"({each} each), with evaluation and saving"
     ]

@@ -1,6 +1,5 @@
 """The calibration of a run's classifier on the rows that decide, and its file `calibration.json` for label sets."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from bertkit.metrics.rows import take_values
 from bertkit.model.checkpoint import find_file
 from bertkit.system.files import atomic_write
 from bertkit.tasks.task import Task, check_finite
+from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import CALIBRATION_FILE, read_record
 
 STEP = 1e-6  # to which conformity scores are rounded up, so that label sets never become smaller
@@ -71,7 +71,7 @@ class Calibration:
             atomic_write(msgspec.json.encode(self.conformity).decode() + "\n", output / CALIBRATION_FILE)
 
 
-def calibrate(task: Task, recipe: Mapping[str, Any], logits: np.ndarray, data: Any, split: str) -> Calibration:
+def calibrate(task: Task, recipe: Recipe, logits: np.ndarray, data: Any, split: str) -> Calibration:
     """Return the calibration on the rows that decide; an empty one if the task does not predict classes.
 
     Raises:
@@ -79,7 +79,7 @@ def calibrate(task: Task, recipe: Mapping[str, Any], logits: np.ndarray, data: A
     """
     if (classes := find_classes(task, data)) is None:
         return Calibration()
-    temperature = choose_temperature(check_finite(logits), classes) if recipe.get("calibrate") else None
+    temperature = choose_temperature(check_finite(logits), classes) if recipe.calibrate else None
     scores = find_conformity(temper(check_finite(logits), temperature), classes)
     rounded = np.round(np.ceil(scores / STEP) * STEP, 6).tolist()
     return Calibration(temperature, Conformity(split, rounded))

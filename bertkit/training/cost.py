@@ -22,11 +22,12 @@ from transformers import PreTrainedConfig, TrainerCallback
 from bertkit.model.precision import DTYPES, choose_precision, find_device, use_precision
 from bertkit.model.pretraining_heads import BertLMHead
 from bertkit.system.progress import ignore
+from bertkit.tasks import TASKS
 from bertkit.tasks.prediction import collate_with_places
 from bertkit.tasks.task import TUNE, Task
 from bertkit.training.arguments import make_arguments
 from bertkit.training.prepare import Prepared
-from bertkit.training.recipe import Recipe, merge
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import make_model, make_trainer
 
 SAMPLED = 512  # sequences whose tokens are counted
@@ -90,17 +91,16 @@ class Costs:
     matmul_rate: float
 
 
-def measure_costs(
-    task: Task, recipe: Recipe, prepared: Prepared, seconds: float | None = None, *, is_best: bool = False
-) -> Costs:
-    """Measure the costs of a complete recipe on its data: some updates on each part, and some predictions.
+def measure_costs(recipe: Recipe, prepared: Prepared, seconds: float | None = None, *, is_best: bool = False) -> Costs:
+    """Measure the costs of a recipe on its data: some updates on each part, and some predictions.
 
     Args:
         seconds: Time for the updates; PROBE_SECONDS by default.
         is_best: Whether the fastest updates count, as of a machine without other work, instead of the median.
     """
+    task = TASKS[recipe.task]
     model = make_model(task, recipe, prepared.settings)
-    precision = choose_precision(recipe["precision"])
+    precision = choose_precision(recipe.precision)
     before = torch.tensor(measure_matmul_rate(precision), device=find_device())
     matmul_rate = float(reduce(before, "mean"))  # the same in all processes
     rows = prepared.data["train"]
@@ -132,7 +132,7 @@ class Probe:
 
     def measure_part(self, rows: Any, part: range) -> PartCost:
         """Measure the costs of updates on a part of the training rows."""
-        args = make_arguments(self.task, self.recipe, self.folder)
+        args = make_arguments(self.recipe, self.folder)
         numbers: Sequence[int] = part
         if args.train_sampling_strategy != "sequential":
             numbers = np.random.default_rng(0).permutation(part).tolist()
@@ -144,9 +144,9 @@ class Probe:
         size = min(largest, micro * args.gradient_accumulation_steps)  # sequences of an update, in a process
         size = size // micro * micro or size
         train = TRAIN_ONLY | {"per_device_train_batch_size": min(size, micro)}
-        recipe = merge(self.recipe, {"batch_size": size * args.world_size, "patience": 0, "train": train})
+        recipe = self.recipe.override(batch_size=size * args.world_size, patience=0, train=train)
         clock = UpdateClock(self.seconds)
-        short = make_arguments(self.task, recipe, self.folder)
+        short = make_arguments(recipe, self.folder)
         data = {"train": Subset(rows, numbers)}
         trainer = make_trainer(self.task, self.model, short, data, recipe, ignore, ignore)
         trainer.add_callback(clock)
@@ -184,14 +184,14 @@ class Probe:
             return x
 
         self.model.train()
-        with use_precision(choose_precision(self.recipe["precision"]), device), saved_tensors_hooks(keep, lambda x: x):
+        with use_precision(choose_precision(self.recipe.precision), device), saved_tensors_hooks(keep, lambda x: x):
             outputs = self.model(**{name: x.to(device) for name, x in batch.items()})
         del outputs  # until here the kept tensors have addresses of their own
         return sum(kept.values())
 
     def measure_evaluation(self, rows: Any) -> float:
         """Return the seconds of one pass over a split."""
-        args = make_arguments(self.task, merge(self.recipe, {"train": TRAIN_ONLY}), self.folder)
+        args = make_arguments(self.recipe.override(train=TRAIN_ONLY), self.folder)
         trainer = make_trainer(self.task, self.model, args, {}, self.recipe, ignore, ignore)
         trainer.compute_metrics = None
         numbers = np.random.default_rng(0).permutation(len(rows))[:EVALUATED].tolist()

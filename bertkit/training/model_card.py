@@ -16,7 +16,7 @@ from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import count, list_shown, tabulate_scores
 from bertkit.system.hub import CARD, HubName, find_dataset, parse_hub_name, split_revision
 from bertkit.tasks.task import CHOSEN_ON_DEV, Task
-from bertkit.training.recipe import list_lengths
+from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import SEARCH, read_study
 
 PIPELINES = {  # the end of a head's class name -> the pipeline tag on the Hub
@@ -59,7 +59,7 @@ CARD_TEMPLATE = Path(__file__).with_name("card.md.jinja")
 def write_card(
     task: Task,
     name: str,
-    recipe: Mapping[str, Any],
+    recipe: Recipe,
     metrics: Mapping[str, Any],
     environment: Mapping[str, Any],
     model: Any,
@@ -75,7 +75,8 @@ def write_card(
     has_bilstm = hasattr(model, "bilstm")
     labels = [label for label in config.id2label.values() if not label.startswith("LABEL_")]
     title = Path(name).resolve().name or "bert"
-    public, commits = hide_paths(recipe), environment.get("commits", {})
+    saved, commits = recipe.to_dict(), environment.get("commits", {})
+    public = hide_paths(saved)
     rows = list_shown(task.table, task.metric, metrics)
     card = ModelCard.from_template(
         make_metadata(task, title, recipe, metrics, head, "bertkit" if has_bilstm or is_causal else "transformers"),
@@ -94,10 +95,10 @@ def write_card(
         metrics=metrics,
         data=describe_data(task, recipe, sizes, commits),
         recipe=recipe,
-        longest=max(list_lengths(recipe)),
-        seen=metrics["updates"] * recipe["batch_size"],
+        longest=max(recipe.lengths),
+        seen=metrics["updates"] * recipe.batch_size,
         whole=task.recipe["train"].get("max_steps", 0) * task.recipe["batch_size"],
-        has_hidden_paths=public != recipe,
+        has_hidden_paths=public != saved,
         public_recipe=tomli_w.dumps(public),
         environment=environment,
         machine=describe_machine(environment),
@@ -113,7 +114,7 @@ def count_trials(output: Path) -> int:
 
 
 def make_metadata(
-    task: Task, name: str, recipe: Mapping[str, Any], metrics: Mapping[str, Any], head: str, library: str
+    task: Task, name: str, recipe: Recipe, metrics: Mapping[str, Any], head: str, library: str
 ) -> ModelCardData:
     """Return the metadata for the Hub, with the licence of the base model.
 
@@ -122,7 +123,7 @@ def make_metadata(
     pipeline = next(word for end, word in PIPELINES.items() if head.endswith(end))
     results = list_results(task, recipe, metrics, pipeline)
     data, base = list_datasets(task, recipe), read_base_card(recipe)
-    is_english = data and task.is_official(recipe["data"].get("dir", ""))
+    is_english = data and task.is_official(recipe.data.get("dir", ""))
     return ModelCardData(
         language="en" if is_english else base.get("language"),
         **{key: base.get(key) for key in LICENSE},
@@ -137,15 +138,15 @@ def make_metadata(
     )
 
 
-def find_base(recipe: Mapping[str, Any]) -> str | None:
+def find_base(recipe: Recipe) -> str | None:
     """Return the name of the checkpoint on the Hub; None if it is a directory, or there is none."""
-    found = parse_hub_name(recipe.get("checkpoint") or "")
+    found = parse_hub_name(recipe.checkpoint)
     return found and found.name
 
 
-def read_base_card(recipe: Mapping[str, Any]) -> dict[str, str | list[str]]:
+def read_base_card(recipe: Recipe) -> dict[str, str | list[str]]:
     """Return language and licence in the base model's card, from its directory or the cache of the Hub."""
-    if not (checkpoint := recipe.get("checkpoint") or ""):
+    if not (checkpoint := recipe.checkpoint):
         return {}
     found: Mapping[str, Any] = {}
     with suppress(Exception):  # there is no card, or its author made a mistake in it
@@ -163,11 +164,11 @@ def read_base_card(recipe: Mapping[str, Any]) -> dict[str, str | list[str]]:
     }
 
 
-def describe_start(recipe: Mapping[str, Any], commits: Mapping[str, str]) -> str:
+def describe_start(recipe: Recipe, commits: Mapping[str, str]) -> str:
     """Return the initial weights of the training as Markdown."""
     if base := find_base(recipe):
         return link_hub(base, commits)
-    return quote_code(hide_paths(recipe["checkpoint"])) if recipe.get("checkpoint") else "random weights"
+    return quote_code(hide_paths(recipe.checkpoint)) if recipe.checkpoint else "random weights"
 
 
 def link_hub(name: str, commits: Mapping[str, str]) -> str:
@@ -176,9 +177,9 @@ def link_hub(name: str, commits: Mapping[str, str]) -> str:
     return f"[{name.removeprefix('datasets/')}](https://huggingface.co/{name}){commit}"
 
 
-def list_datasets(task: Task, recipe: Mapping[str, Any]) -> list[str]:
+def list_datasets(task: Task, recipe: Recipe) -> list[str]:
     """Return the names of the training data sets on the Hub."""
-    options, copies = recipe["data"], task.copies
+    options, copies = recipe.data, task.copies
     corpora = (parse_hub_name(source) for source in options.get("corpus", []) if source != DOCS)
     found = [source.name for source in corpora if source]
     if own := find_own_dataset(task, options):
@@ -205,16 +206,16 @@ def place_score(task: Task, key: str) -> tuple[str, str]:
     return split, name
 
 
-def list_results(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, Any], pipeline: str) -> list[EvalResult]:
+def list_results(task: Task, recipe: Recipe, metrics: Mapping[str, Any], pipeline: str) -> list[EvalResult]:
     """Return the scores that have a metric name on the Hub, in their official unit, with their data sets."""
     title, copies, unknown = task.title, task.copies, ("unknown", None)
-    if own := find_own_dataset(task, recipe["data"]):
+    if own := find_own_dataset(task, recipe.data):
         title, copies, unknown = own.name, {}, own[:2]
-    elif place := recipe["data"].get("dir"):
+    elif place := recipe.data.get("dir"):
         title, copies = f"{title}, local files" if task.is_official(place) else "local files", {}
-    if recipe["data"].get("tune_share"):
+    if recipe.data.get("tune_share"):
         title, copies = f"{title}, part of dev", {}
-    if recipe["data"].get("held_back"):
+    if recipe.data.get("held_back"):
         title, copies = f"{title}, part of train", {}
     results = []
     for row in list_shown(task.table, task.metric, metrics):
@@ -237,9 +238,7 @@ def list_results(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, An
     return results
 
 
-def list_benchmarks(
-    task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, Any], date: str
-) -> list[EvalResultEntry]:
+def list_benchmarks(task: Task, recipe: Recipe, metrics: Mapping[str, Any], date: str) -> list[EvalResultEntry]:
     """Return the paper's metric on the data set of the Hub as entries of `.eval_results`; empty for any other data.
 
     An entry names the task of a benchmark that the data set registers in its `eval.yaml`; the Hub shows only results
@@ -249,7 +248,7 @@ def list_benchmarks(
     Args:
         date: When the model was evaluated, in ISO 8601.
     """
-    if not task.copies or any(recipe["data"].get(key) for key in OTHER_DATA):
+    if not task.copies or any(recipe.data.get(key) for key in OTHER_DATA):
         return []
     found = {}
     for row in list_shown(task.table, task.metric, metrics):
@@ -263,11 +262,9 @@ def list_benchmarks(
     return list(found.values())
 
 
-def describe_data(
-    task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int], commits: Mapping[str, str]
-) -> list[str]:
+def describe_data(task: Task, recipe: Recipe, sizes: Mapping[str, int], commits: Mapping[str, str]) -> list[str]:
     """Return lines about the sources of the data and the size of each split."""
-    options, title, copies = recipe["data"], task.title, task.copies
+    options, title, copies = recipe.data, task.title, task.copies
     lines = []
     if own := find_own_dataset(task, options):
         form = f", configuration `{own.config}`" if own.config else ""

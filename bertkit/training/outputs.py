@@ -17,7 +17,7 @@ from bertkit.tasks.prediction import show_examples
 from bertkit.tasks.task import EXAMPLES, PredictionSettings, Task
 from bertkit.training.model_card import list_benchmarks, place_score, write_card
 from bertkit.training.prepare import Prepared
-from bertkit.training.recipe import Recipe, list_lengths, save_recipe
+from bertkit.training.recipe import Recipe, save_recipe
 from bertkit.training.run_dir import (
     ALL_RESULTS,
     BEST,
@@ -56,7 +56,7 @@ def write_results(
     environment = read_environment(output) | describe_environment()
     card = write_card(task, str(output), recipe, metrics, environment, model, sizes)
     (output / "README.md").write_text(card, encoding="utf-8")
-    settings = PredictionSettings(model, prepared.tokenizer, recipe["data"], task.pairs, SHOWN_WORDS)
+    settings = PredictionSettings(model, prepared.tokenizer, recipe.data, task.pairs, SHOWN_WORDS)
     if lines := show_examples(task, prepared.examples, settings):
         files = {**files, EXAMPLES: "".join(f"{line}\n" for line in lines)}
     (output / PREDICTIONS).mkdir(exist_ok=True)
@@ -107,7 +107,7 @@ def measure_lengths(task: Task, recipe: Recipe, data: Mapping[str, Any]) -> dict
         Split -> `sequences` (its size), `max_length` (the limit), and `lengths` in tokens with their `counts`.
     """
     first = next(iter(task.splits), "")
-    longest = recipe["data"].get("heldout_length") or list_lengths(recipe)[0]
+    longest = recipe.data.get("heldout_length") or recipe.lengths[0]
     found = {}
     for split in [split for split in ("train", first) if split in data and (task.reusable or split == first)]:
         places = np.linspace(0, len(data[split]) - 1, min(len(data[split]), MEASURED)).astype(int).tolist()
@@ -153,6 +153,6 @@ def save_best(recipe: Recipe, trainer: BertTrainer, best: Mapping[str, float], t
     shutil.rmtree(temporary, ignore_errors=True)
     model.save_pretrained(temporary)
     save_tokenizer(tokenizer, temporary)
-    save_recipe(recipe, temporary / RECIPE_FILE)  # predictions need the lengths
+    save_recipe(recipe.to_dict(), temporary / RECIPE_FILE)  # predictions need the lengths
     shutil.rmtree(output / BEST, ignore_errors=True)
     temporary.rename(output / BEST)

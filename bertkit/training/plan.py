@@ -12,8 +12,9 @@ from transformers import TrainingArguments
 from bertkit.errors import UsageError
 from bertkit.reports.tables import count
 from bertkit.system.progress import describe_duration, ignore
-from bertkit.tasks.task import TUNE, Task
-from bertkit.training.arguments import complete, make_arguments
+from bertkit.tasks import TASKS
+from bertkit.tasks.task import TUNE
+from bertkit.training.arguments import make_arguments
 from bertkit.training.cost import Costs, measure_costs
 from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe
@@ -22,25 +23,24 @@ from bertkit.training.run_dir import FIRST, describe_environment
 from bertkit.training.trainer import explain_shortage
 
 
-def dry_run(task: Task, *recipes: Mapping[str, Any], output: str | Path) -> dict[str, Any]:
-    """Return the complete recipe of a run and the sizes that follow, without reading data or writing files.
+def dry_run(recipe: Recipe, output: str | Path) -> dict[str, Any]:
+    """Return a recipe and the sizes that follow, without reading data or writing files.
 
     Raises:
-        UsageError: As in `run`, for mistakes that can be found without the data.
+        UsageError: transformers rejects a value, or the batch cannot be divided.
     """
-    recipe = complete(task, *recipes)
-    args = make_arguments(task, recipe, Path(output))
+    task, args = TASKS[recipe.task], make_arguments(recipe, Path(output))
     plan: dict[str, Any] = {"recipe": recipe, "output": str(output)}
-    if not recipe.get("checkpoint"):
+    if not recipe.checkpoint:
         with torch.device("meta"):
             plan["parameters"] = make_model(task, recipe, task.configure(recipe, None, None)).num_parameters()
-    plan["sequences_per_update"] = recipe["batch_size"]
+    plan["sequences_per_update"] = recipe.batch_size
     plan["per_device_batch"] = args.per_device_train_batch_size
     plan["accumulation"] = args.gradient_accumulation_steps
     plan["precision"] = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
     if args.max_steps > 0:
         plan["updates"] = args.max_steps
-    if task.pretrain_on(recipe):
+    if task.pretrain_on(recipe) is not None:
         plan["before"] = f"another training run, in {Path(output) / FIRST}"
     return plan
 
@@ -86,39 +86,39 @@ class Forecast:
         ]
 
 
-def describe_cost(task: Task, recipe: Recipe, output: Path) -> list[str]:
-    """Return the expected cost of a complete recipe in lines, or why it is unknown.
+def describe_cost(recipe: Recipe, output: Path) -> list[str]:
+    """Return the expected cost of a recipe in lines, or why it is unknown.
 
     The data are read, or the beginning of a pretraining's text. Start-up, loading and saving take seconds more.
     """
     lines = []
-    if given := task.pretrain_on(recipe):
-        lines += [f"before, {line}" for line in describe_cost(task, complete(task, given), output / FIRST)]
-    costs = find_costs(task, recipe, output)
+    if (earlier := TASKS[recipe.task].pretrain_on(recipe)) is not None:
+        lines += [f"before, {line}" for line in describe_cost(earlier, output / FIRST)]
+    costs = find_costs(recipe, output)
     if isinstance(costs, str):
         return [*lines, costs]
-    if recipe.get("patience"):
+    if recipe.patience:
         lines.append("patience may end the training earlier than expected here")
-    return [*lines, *forecast(task, recipe, costs, make_arguments(task, recipe, output)).describe()]
+    return [*lines, *forecast(recipe, costs, make_arguments(recipe, output)).describe()]
 
 
-def find_costs(task: Task, recipe: Recipe, output: Path) -> Costs | str:
-    """Measure the costs of a complete recipe, or return why that cannot be done."""
-    if recipe["data"].get("features"):
+def find_costs(recipe: Recipe, output: Path) -> Costs | str:
+    """Measure the costs of a recipe, or return why that cannot be done."""
+    if recipe.data.get("features"):
         return "time and memory are not forecast for the feature-based approach"
     try:
-        prepared = prepare(task, recipe | {"data": recipe["data"] | {"is_forecast": True}}, ignore)
+        prepared = prepare(recipe.override(data={"is_forecast": True}), ignore)
         if "train" not in prepared.data:
             return "nothing to train, only to predict"
-        with explain_shortage(make_arguments(task, recipe, output)):
-            return measure_costs(task, recipe, prepared)
+        with explain_shortage(make_arguments(recipe, output)):
+            return measure_costs(recipe, prepared)
     except UsageError as error:
         return f"time and memory are unknown: {error}"
 
 
-def forecast(task: Task, recipe: Recipe, costs: Costs, args: TrainingArguments) -> Forecast:
+def forecast(recipe: Recipe, costs: Costs, args: TrainingArguments) -> Forecast:
     """Return the expected cost of a run from measured costs."""
-    size, rows = recipe["batch_size"], sum(len(part.rows) for part in costs.parts)
+    size, rows = recipe.batch_size, sum(len(part.rows) for part in costs.parts)
     total = count_updates(args, recipe, rows)
     updates, sequences = [total], [float(total * size)]
     if len(costs.parts) > 1:
@@ -127,7 +127,7 @@ def forecast(task: Task, recipe: Recipe, costs: Costs, args: TrainingArguments) 
     elif args.max_steps <= 0:  # the last batch of an epoch may be smaller
         sequences = [rows * args.num_train_epochs]
     parts = list(zip(costs.parts, updates, sequences, strict=True))
-    dev = TUNE if TUNE in costs.evaluation else next(iter(task.splits), "")
+    dev = TUNE if TUNE in costs.evaluation else next(iter(TASKS[recipe.task].splits), "")
     return Forecast(
         total,
         sum(part.tokens * count for part, _, count in parts),

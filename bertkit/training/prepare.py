@@ -14,6 +14,7 @@ from bertkit.data.tagging import Features
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.system.hub import READ
 from bertkit.system.progress import Report, ignore
+from bertkit.tasks import TASKS
 from bertkit.tasks.examples import divide
 from bertkit.tasks.repeats import CheckedRows, check_rows, name_command, tabulate_splits
 from bertkit.tasks.task import TUNE, Task
@@ -62,10 +63,8 @@ class Prepared:
         return replace(self, data=moved)
 
 
-def prepare(
-    task: Task, recipe: Recipe, report: Report = ignore, output: Path | None = None, goes_on: bool = False
-) -> Prepared:
-    """Read and encode the data of a complete recipe.
+def prepare(recipe: Recipe, report: Report = ignore, output: Path | None = None, goes_on: bool = False) -> Prepared:
+    """Read and encode the data of a recipe.
 
     Args:
         output: The run directory; if given, its first files are written as soon as the tokenizer exists.
@@ -74,14 +73,14 @@ def prepare(
     Raises:
         UsageError: Files are wrong or missing, or the tokenizer cannot be loaded.
     """
-    processes = join_processes(recipe)
+    task, processes = TASKS[recipe.task], join_processes(recipe)
     READ.clear()
-    examples = task.load(recipe["data"], report)
+    examples = task.load(recipe.data, report)
     commits = dict(READ)
     dev = next(iter(task.splits), "")
-    if rows := recipe["data"].get("held_back"):
+    if rows := recipe.data.get("held_back"):
         examples = hold_back(task, examples["train"], rows, dev)
-    elif (share := recipe["data"].get("tune_share")) and TUNE not in examples:
+    elif (share := recipe.data.get("tune_share")) and TUNE not in examples:
         examples[TUNE], examples[dev] = divide(task, examples[dev], share)
     with processes.main_process_first():  # the others read the first one's vocabulary
         # A vocabulary left by an earlier start may be of other text, unless the run has a checkpoint with it.
@@ -96,7 +95,7 @@ def prepare(
     if TRAIN_SPLIT in rows and task.baselines:
         texts = list(rows[TRAIN_SPLIT].walk_texts(choose_rows(checked.keys[TRAIN_SPLIT], FITTED_ROWS)))
     if found := checked.summarize():
-        report(f"{found}; {name_command(task, recipe['data'])} lists them")
+        report(f"{found}; {name_command(task, recipe.data)} lists them")
     data = {}
     for split in ("train", TUNE, *task.splits, *task.unlabelled):
         if split in examples:
@@ -118,7 +117,6 @@ def hold_back(task: Task, examples: Any, rows: int, dev: str) -> dict[str, Any]:
     return {"train": others, dev: held}
 
 
-def name_examples(task: Task, recipe: Recipe) -> str:
-    """Return a name that two complete recipes share if they read the same examples and make the same tokenizer."""
-    parts = {"task": task.name} | {key: recipe.get(key) for key in ("checkpoint", "data", "model")}
-    return json.dumps(parts, sort_keys=True)
+def name_examples(recipe: Recipe) -> str:
+    """Return a name that two recipes share if they read the same examples and make the same tokenizer."""
+    return json.dumps([recipe.task, recipe.checkpoint, dict(recipe.data), dict(recipe.model)], sort_keys=True)

@@ -51,7 +51,7 @@ def join_processes(recipe: Recipe) -> PartialState:
     Raises:
         ProcessLost: Another process has not joined in SECONDS_OF_STARTING seconds.
     """
-    timeout = timedelta(seconds=recipe["train"].get("ddp_timeout", 7200))
+    timeout = timedelta(seconds=recipe.train.get("ddp_timeout", 7200))
     group = {}
     if not PartialState._shared_state and uses_agent_store():
         with explain_lost_process(count_processes()):

@@ -1,55 +1,156 @@
-"""How one run is done: a recipe in TOML, read, merged, checked and saved.
+"""How one run is done: a recipe, made once and trusted everywhere else.
 
-A recipe is the plain nested dictionary that `tomllib` returns: a few top-level keys, the tables `[model]` (BertConfig),
-`[data]` (the task's options) and `[train]` (`transformers.TrainingArguments`, plus BERT's own Adam), and for
-pretraining the `[[phase]]` tables (paper A.2: a length and its share of the steps). Names from a library are
-kept, and values are checked against the library's annotations. A merged and checked recipe holds all that a run needs:
-saved, it repeats the run.
+A recipe has a few top-level keys, the tables `[model]` (BertConfig), `[data]` (the task's options) and `[train]`
+(`transformers.TrainingArguments`, plus BERT's own Adam), and for pretraining the `[[phase]]` tables (paper A.2: a
+length and its share of the steps). Names from a library are kept, and values are checked against its annotations. Saved
+as TOML, a recipe repeats its run.
 
-Left out: the effect of the values (the task's and `run.py`'s business), whether the sizes in `[model]` fit together
-(`bertkit.model.config`), and every command-line option except `--set`.
+Left out: the effect of the values (the task's and `run.py`'s business), whether they fit the network (`network.py`),
+and every command-line option except `--set`.
 """
 
-import ast
 import contextlib
 import dataclasses
 import datetime
 import difflib
 import inspect
 import math
-import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import EnumType
-from functools import cache
-from importlib.util import find_spec
+from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from types import MappingProxyType, NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from bertkit.errors import UsageError
 from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT, expand_recipe, show_toml
 from bertkit.system.files import atomic_write
-from bertkit.tasks.option import check_range
+from bertkit.tasks import TASKS
+from bertkit.tasks.option import Options, check_range, list_defaults
+from bertkit.tasks.task import Task
 
-Recipe = dict[str, Any]
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+RecipePart = dict[str, Any]  # some keys of a recipe, as `tomllib` returns them
 PACKAGE = Path(__file__).parents[1]  # has a link to recipes/, in a wheel a copy
-
-TOP_KEYS = {
-    "task": str,
-    "checkpoint": str,
-    "batch_size": int,
-    "precision": Literal["auto", "fp32", "bf16", "fp16"],
-    "preset": Literal["paper", "stable"],
-    "freeze": Literal["encoder"],
-    "bilstm": bool,
-    "reinit_layers": int,
-    "patience": int,
-    "calibrate": bool,
-    "baseline": bool,
-    "pace": list[list[float]],
-}
 TABLES = ("model", "data", "train")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A complete and checked recipe; use `Recipe.make`.
+
+    Attributes:
+        task: A name in TASKS.
+        pace: Segments of a schedule that followed the clock (`bertkit.training.pace`); None without a clock.
+        model, data, train: The tables, read-only.
+        given: The values that a person gave.
+    """
+
+    task: str
+    checkpoint: str = ""
+    batch_size: int
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    preset: Literal["paper", "stable"] = "paper"
+    freeze: Literal["encoder"] | None = None
+    bilstm: bool = False
+    reinit_layers: int = 0
+    patience: int = 0
+    calibrate: bool = False
+    baseline: bool | None = None
+    pace: list[list[float]] | None = None
+    model: Mapping[str, Any]
+    data: Mapping[str, Any]
+    phase: Sequence[Mapping[str, Any]] = ()
+    train: Mapping[str, Any]
+    given: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for table in TABLES:
+            object.__setattr__(self, table, MappingProxyType(dict(getattr(self, table))))
+        object.__setattr__(self, "phase", tuple(self.phase))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to pickle or copy the recipe, whose tables cannot be pickled."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return partial(Recipe, **values | {table: dict(values[table]) for table in TABLES}), ()
+
+    @classmethod
+    def make(
+        cls,
+        task: Task,
+        *given: Mapping[str, Any],
+        where: str = "recipe",
+        config: "PreTrainedConfig | None" = None,
+        fits_model: bool = True,
+    ) -> "Recipe":
+        """Make the recipe of a run from what a person gives, and check all that can be checked without data.
+
+        Precedence: the paper's recipe < the preset < what given options imply < `given`, later ones first.
+
+        Args:
+            where: Prefix of the messages about keys and values, for example a file name.
+            config: Configuration of the checkpoint, if that does not exist yet.
+            fits_model: Whether the checkpoint and the network are checked too, which are not needed to read data.
+
+        Raises:
+            UsageError: A key is unknown, a value is wrong or conflicts with another, or the recipe is for another task.
+        """
+        own = check(merge(*given), task, where)
+        if own.get("task", task.name) != task.name:
+            raise UsageError(
+                f"the recipe is for the task {own['task'][:40]!r}, not {task.name!r}; use the command of that task"
+            )
+        preset = task.stable if own.get("preset") == "stable" else {}
+        implied = [changes for option, changes in task.implied.items() if own.get("data", {}).get(option)]
+        recipe = cls(**merge(task.recipe, preset, *implied, own), given=own)
+        task.check(recipe)
+        recipe.check_schedule()
+        if fits_model:
+            from bertkit.training.network import check_model  # after the other checks, because torch takes seconds
+
+            check_model(task, recipe, config)
+        return recipe
+
+    def check_schedule(self) -> None:
+        """Check that the length of the training, its evaluations and its pace fit together."""
+        if self.train.get("max_steps") == 0:
+            raise UsageError("max_steps is 0 in [train]; it must be above 0, or -1 for num_train_epochs to decide")
+        if self.patience and self.train.get("eval_strategy", "no") == "no":
+            raise UsageError(
+                f"patience is {self.patience}, but nothing is evaluated during training; set eval_strategy in [train] "
+                "to epoch or steps, or remove patience"
+            )
+        if any(len(segment) != 3 for segment in self.pace or []):
+            raise UsageError("each segment of pace is a first update, a share, and a share per update; give all three")
+
+    def changed(self, **changes: Any) -> "Recipe":
+        """Make another recipe, in which a person gives other values too, as `train={"seed": 43}`."""
+        return Recipe.make(TASKS[self.task], self.given, changes)
+
+    def override(self, **changes: Any) -> "Recipe":
+        """Return the recipe with values that bertkit itself chooses, which are not checked."""
+        tables = {table: {**getattr(self, table), **changes[table]} for table in TABLES if table in changes}
+        return dataclasses.replace(self, **changes | tables)
+
+    def to_dict(self) -> RecipePart:
+        """Return the recipe as in TOML, without the keys that ask for nothing."""
+        keys = {key: getattr(self, key) for key in TOP_KEYS}
+        kept = {key: value for key, value in keys.items() if value or value != getattr(Recipe, key, None)}
+        phases = {"phase": list(map(dict, self.phase))} if self.phase else {}
+        return kept | {table: dict(getattr(self, table)) for table in TABLES} | phases
+
+    @property
+    def lengths(self) -> list[int]:
+        """Return the maximum sequence length in tokens of each phase, or of the run; 0 if the task has none."""
+        return [phase["max_length"] for phase in self.phase] or [self.data.get("max_length", 0)]
+
+
 # Names that other programs have for keys -> table and key.
 ALIASES = {
     "epochs": ("train", "num_train_epochs"),
@@ -57,12 +158,8 @@ ALIASES = {
     "lr": ("train", "learning_rate"),
     "bs": ("", "batch_size"),
 }
+TOP_KEYS = {key: hint for key, hint in get_type_hints(Recipe).items() if key not in (*TABLES, "phase", "given")}
 PHASE = {"share": float, "max_length": int}
-# Table -> package, file and name of the class whose fields are its keys.
-SOURCES = {
-    "model": ("bertkit", "model/config.py", "BertConfig"),
-    "train": ("transformers", "training_args.py", "TrainingArguments"),
-}
 # Table -> key -> range of the value: lower bound (included), upper bound (excluded).
 RANGES: dict[str, dict[str, tuple[float, float]]] = {
     "": {"batch_size": (1, math.inf), "reinit_layers": (0, math.inf), "patience": (0, math.inf)},
@@ -94,12 +191,6 @@ FITTING = (
     "gradient_checkpointing",
     "dataloader_num_workers",
 )
-
-# Table -> keys that earlier versions lack -> the value that matches their behaviour.
-ADDED: dict[str, dict[str, Any]] = {
-    "": {"patience": 0, "calibrate": False},
-    "data": {"tune_share": 0.0, "held_back": 0, "unlabelled": "error"},
-}
 
 # Keys of [train] that the user may not set -> the remedy. The last two are names of transformers 4.
 RESERVED = {
@@ -140,7 +231,7 @@ TYPE_NAMES = {
 }
 
 
-def read_recipe(path: str | Path) -> Recipe:
+def read_recipe(path: str | Path) -> RecipePart:
     """Read a recipe from a TOML file without checking it, with `~` expanded as in `merge`.
 
     A file of recipes/ that does not exist in this directory is read from the installed package.
@@ -161,7 +252,20 @@ def read_recipe(path: str | Path) -> Recipe:
         raise UsageError(f"recipe {path} is not TOML: {error}; correct it there (https://toml.io)") from None
 
 
-def parse_setting(text: str) -> Recipe:
+def load_recipe(path: str | Path) -> Recipe:
+    """Read the recipe of a run, whose checkpoint and data need not exist any more.
+
+    Raises:
+        UsageError: The file cannot be read, or is damaged.
+    """
+    saved = read_recipe(path)
+    if (task := TASKS.get(str(saved.get("task")))) is None:
+        raise UsageError(f"{path} names the unknown task {saved.get('task')!r}; correct it")
+    own = check(saved, task, str(path))
+    return Recipe(**merge(task.recipe, own), given=own)
+
+
+def parse_setting(text: str) -> RecipePart:
     """Return a recipe that holds the single key of a `--set [table.]key=value`.
 
     The value is parsed as TOML; invalid TOML and dates are taken as text. In a study the key may begin with
@@ -177,13 +281,13 @@ def parse_setting(text: str) -> Recipe:
             f"--set {text[:LONGEST_TEXT]!r} is not [table.]key=value; write for example train.learning_rate=1e-4 or "
             "batch_size=16"
         )
-    table: Recipe = {keys[-1]: _parse_value(value.strip())}
+    table: RecipePart = {keys[-1]: _parse_value(value.strip())}
     for key in reversed(keys[:-1]):
         table = {key: table}
     return table
 
 
-def merge(*recipes: Mapping[str, Any]) -> Recipe:
+def merge(*recipes: Mapping[str, Any]) -> RecipePart:
     """Merge recipes into a new one; later recipes take precedence.
 
     `[model]`, `[data]` and `[train]` are merged key by key; any other value (a list, the phases, a table inside
@@ -193,7 +297,7 @@ def merge(*recipes: Mapping[str, Any]) -> Recipe:
     Raises:
         UsageError: A recipe has two precisions.
     """
-    merged: Recipe = {}
+    merged: RecipePart = {}
     for recipe in map(name_precision, map(expand_recipe, recipes)):
         for key, value in recipe.items():
             if key in TABLES and isinstance(value, dict) and isinstance(merged.get(key), dict):
@@ -203,7 +307,7 @@ def merge(*recipes: Mapping[str, Any]) -> Recipe:
     return merged
 
 
-def name_precision(recipe: Recipe) -> Recipe:
+def name_precision(recipe: RecipePart) -> RecipePart:
     """Write `fp16 = true` or `bf16 = true`, at the top level or in `[train]`, as `precision`; return the recipe.
 
     Raises:
@@ -218,33 +322,30 @@ def name_precision(recipe: Recipe) -> Recipe:
     return recipe
 
 
-def check(recipe: Mapping[str, Any], *, data_defaults: Mapping[str, Any], where: str = "recipe") -> Recipe:
-    """Check the keys, types and ranges of a recipe and return a copy with integers converted to float where needed.
+def check(part: Mapping[str, Any], task: Task, where: str = "recipe") -> RecipePart:
+    """Check the keys, types and ranges of a part of a recipe, and return it with integers converted to float.
 
-    No key is required, so a recipe file can be checked as well as a merged recipe. transformers is imported only for
-    the values of a `[model]` or a `[train]` whose keys are all known, which takes a second or two.
+
+    transformers is imported last, and only for a `[model]` or `[train]`, which takes a second or two.
 
     Args:
-        data_defaults: The task's options with their defaults, whose types are allowed in `[data]`; items of an empty
-            list are text.
+        task: Its options are the keys of `[data]`.
         where: Prefix of the messages, for example a file name.
 
     Raises:
         UsageError: A key or table is unknown, bertkit sets the key itself, a value has the wrong type or is out of
             range, or the shares of the phases do not add up to one.
     """
-    recipe = merge(recipe)
-    tables = {table: recipe.pop(table) for table in TABLES if table in recipe}
-    phases = recipe.pop("phase", None)
+    part = merge(part)
+    tables = {table: part.pop(table) for table in ("data", "model", "train") if table in part}
+    phases = part.pop("phase", None)
     try:
-        checked = _check_table("", recipe, data_defaults)
-        for table, values in tables.items():
-            checked[table] = _check_table(table, values, data_defaults)
+        checked = _check_table("", part, task)
         if phases is not None:
-            checked["phase"] = _check_phases(phases, data_defaults)
+            checked["phase"] = _check_phases(phases, task)
+        return checked | {table: _check_table(table, values, task) for table, values in tables.items()}
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
-    return checked
 
 
 def check_value(key: str, value: Any, annotation: Any, place: str = "") -> Any:
@@ -255,7 +356,7 @@ def check_value(key: str, value: Any, annotation: Any, place: str = "") -> Any:
     """
     try:
         return _convert(value, annotation)
-    except TypeError:
+    except msgspec.ValidationError:
         remedy = _propose(key, value, annotation)
         raise UsageError(f"{place}{key} = {show_toml(value)} must be {_describe(annotation)}{remedy}") from None
 
@@ -278,22 +379,39 @@ def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
     atomic_write("\n".join(filter(None, [*parts, *listed, tomli_w.dumps(train)])), Path(path))
 
 
-def list_decisive(recipe: Mapping[str, Any]) -> Recipe:
-    """Return the part of a recipe that identifies the run.
+def list_decisive(part: Mapping[str, Any], options: Options | None = None) -> RecipePart:
+    """Return what identifies a run: all but the keys that fit it to a machine (FITTING).
 
-    Keys that fit it to a machine (FITTING), baselines beside it and newer keys at their defaults (ADDED) are left out.
+    Baselines beside it are left out too. Keys of the top level, and options, that an earlier version did not save have
+    their defaults.
     """
+    part = {key: value for key, value in part.items() if key != "baseline"}
+    defaults = {field.name: field.default for field in dataclasses.fields(Recipe) if field.name in TOP_KEYS}
+    tops = {key: value for key, value in defaults.items() if value not in (None, dataclasses.MISSING)}
+    data = part.get("data", {})
+    train = {key: value for key, value in part.get("train", {}).items() if key not in FITTING}
+    return merge(part, {key: tops[key] for key in tops.keys() - part}) | {
+        "data": data | {key: value for key, value in list_defaults(options or {}).items() if key not in data},
+        "train": train,
+    }
 
-    def select(table: str, values: Mapping[str, Any]) -> Recipe:
-        fitting, added = {"train": FITTING, "": ("baseline",)}.get(table, ()), ADDED.get(table, {}).items()
-        return {key: value for key, value in values.items() if key not in fitting and (key, value) not in added}
 
-    return select("", recipe) | {table: select(table, recipe[table]) for table in TABLES if table in recipe}
+def resolve(recipe: Recipe, updates: int, pace: list[list[float]]) -> Recipe:
+    """Return a recipe with what only a timing tells; the last of its phases becomes shorter or longer."""
+    found = recipe.override(train={"max_steps": updates}, pace=pace)
+    if not recipe.phase:
+        return found
+    import numpy as np
 
+    from bertkit.tasks.pretraining import list_phases
 
-def list_lengths(recipe: Mapping[str, Any]) -> list[int]:
-    """Return the maximum sequence length in tokens of each phase, or of the run; 0 if the task has none."""
-    return [phase["max_length"] for phase in recipe.get("phase", [])] or [recipe["data"].get("max_length", 0)]
+    phases = list_phases(recipe)
+    ends = np.cumsum([phase.samples // recipe.batch_size for phase in phases])[:-1].tolist()
+    bounds = pairwise([0, *(min(end, updates) for end in ends), updates])
+    shares = [((stop - start) / updates, phase) for phase, (start, stop) in zip(phases, bounds, strict=True)]
+    return found.override(
+        phase=[{"share": share, "max_length": phase.max_length} for share, phase in shares if share > 0]
+    )
 
 
 def split_batch(batch_size: int, *, processes: int, per_device: int | None = None) -> tuple[int, int]:
@@ -317,47 +435,30 @@ def split_batch(batch_size: int, *, processes: int, per_device: int | None = Non
     return (steps, 1) if per_device is None else (per_device, steps)
 
 
-def _list_fields(table: str, data_defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the type of each key of a table ("" is the top level)."""
+@cache
+def _list_library_fields(table: str) -> dict[str, Any]:
+    """Return the type of each key of `[model]` or `[train]`."""
     if table == "model":
         from bertkit.model.config import BertConfig
 
         return inspect.get_annotations(BertConfig, eval_str=True) | {"attn_implementation": str}
-    if table == "train":
-        from transformers.trainer_utils import SchedulerType
-        from transformers.training_args import OptimizerNames, TrainingArguments
+    from transformers.trainer_utils import SchedulerType
+    from transformers.training_args import OptimizerNames, TrainingArguments
 
-        fields = inspect.get_annotations(TrainingArguments, eval_str=True)
-        for field in dataclasses.fields(TrainingArguments):
-            if choices := field.metadata.get("choices"):
-                fields[field.name] = Literal[tuple(choices)]
-        schedules = {name.value for name in SchedulerType} - LEARNED_SCHEDULES
-        fields["lr_scheduler_type"] = Literal[tuple(sorted(schedules))]
-        fields["optim"] = Literal[("bert_adam", *(name.value for name in OptimizerNames))]
-        return {key: kind for key, kind in fields.items() if key not in RESERVED}
+    fields = get_type_hints(TrainingArguments)
+    for field in dataclasses.fields(TrainingArguments):
+        if choices := field.metadata.get("choices"):
+            fields[field.name] = Literal[tuple(choices)]
+    fields["lr_scheduler_type"] = Literal[tuple(sorted({name.value for name in SchedulerType} - LEARNED_SCHEDULES))]
+    fields["optim"] = Literal[("bert_adam", *(name.value for name in OptimizerNames))]
+    return {key: kind for key, kind in fields.items() if key not in RESERVED}
+
+
+def _list_fields(table: str, task: Task) -> dict[str, Any]:
+    """Return the type of each key of a table ("" is the top level)."""
     if table == "data":
-        return {key: find_type(default) for key, default in data_defaults.items()}
-    return {"": TOP_KEYS, "phase": PHASE}[table]
-
-
-def _list_names(table: str, data_defaults: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a table."""
-    names = _read_names(table) if table in SOURCES else []
-    return names or list(_list_fields(table, data_defaults))
-
-
-@cache
-def _read_names(table: str) -> list[str]:
-    """Read the keys of a class from its source, because importing it takes seconds; empty without the source."""
-    package, file, name = SOURCES[table]
-    with contextlib.suppress(OSError):
-        path = Path(find_spec(package).origin).parent / file
-        for found in ast.parse(path.read_bytes()).body:
-            if isinstance(found, ast.ClassDef) and found.name == name:
-                keys = [field.target.id for field in found.body if isinstance(field, ast.AnnAssign)]
-                keys += ["attn_implementation"] * (table == "model")
-                return [key for key in keys if key not in RESERVED]
-    return []
+        return {key: find_type(default) for key, default in task.recipe["data"].items()}
+    return {"": TOP_KEYS, "phase": PHASE}.get(table) or _list_library_fields(table)
 
 
 def find_type(default: Any) -> Any:
@@ -367,20 +468,19 @@ def find_type(default: Any) -> Any:
     return dict[str, float] | str if isinstance(default, dict) else type(default)
 
 
-def _check_table(table: str, values: Any, data_defaults: Mapping[str, Any]) -> Recipe:
+def _check_table(table: str, values: Any, task: Task) -> RecipePart:
     """Check one table and return its values, converted to their types."""
     if not isinstance(values, dict):
         raise UsageError(
             f"{table} = {show_toml(values)} must be a table; write [{table}] on its own line, with its keys below"
         )
     place = f"{_bracket(table)} " if table else ""
-    names = _list_names(table, data_defaults)
-    for key in [key for key in values if key not in names]:
+    fields = _list_fields(table, task) if values else {}
+    for key in [key for key in values if key not in fields]:
         if key in RESERVED:
             raise UsageError(f"{place}{key} cannot be set here; {RESERVED[key]}")
-        raise UsageError(_explain_unknown_key(key, table, data_defaults))
-    fields = _list_fields(table, data_defaults) if values else {}
-    checked: Recipe = {}
+        raise UsageError(_explain_unknown_key(key, table, task))
+    checked: RecipePart = {}
     for key, value in values.items():
         checked[key] = check_value(key, value, fields[key], place)
         if limits := RANGES.get(table, {}).get(key):
@@ -388,11 +488,11 @@ def _check_table(table: str, values: Any, data_defaults: Mapping[str, Any]) -> R
     return checked
 
 
-def _check_phases(phases: Any, data_defaults: Mapping[str, Any]) -> list[Recipe]:
+def _check_phases(phases: Any, task: Task) -> list[RecipePart]:
     """Check the phases, whose shares must add up to one, and return them converted to their types."""
     if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
         raise UsageError("phase must be a list of tables; write [[phase]] above the share and max_length of each")
-    checked = [_check_table("phase", phase, data_defaults) for phase in phases]
+    checked = [_check_table("phase", phase, task) for phase in phases]
     for number, phase in enumerate(checked, start=1):
         if missing := PHASE.keys() - phase:
             raise UsageError(f"[[phase]] {number} has no {min(missing)}; each phase needs {' and '.join(PHASE)}")
@@ -405,16 +505,16 @@ def _check_phases(phases: Any, data_defaults: Mapping[str, Any]) -> list[Recipe]
     return checked
 
 
-def _explain_unknown_key(key: str, table: str, data_defaults: Mapping[str, Any]) -> str:
+def _explain_unknown_key(key: str, table: str, task: Task) -> str:
     """Return the error message for an unknown key, with the table it belongs to or the nearest key."""
     problem = f"unknown key {key[:LONGEST_NAME]!r} {f'in {_bracket(table)}' if table else 'at the top level'}"
     for home in ("", "data", "train", "model"):
-        if home != table and key in _list_names(home, data_defaults):
+        if home != table and key in _list_fields(home, task):
             return f"{problem}; it belongs {f'in [{home}]' if home else 'at the top level, above the first table'}"
     home, name = ALIASES.get(key, ("", ""))
-    if name in _list_names(home, data_defaults):
+    if name in _list_fields(home, task):
         return f"{problem}; did you mean {name!r} {f'in [{home}]' if home else 'at the top level'}?"
-    names = {name: repr(name) for name in _list_names(table, data_defaults)}
+    names = {name: repr(name) for name in _list_fields(table, task)}
     if not table:
         names |= {name: _bracket(name) for name in (*TABLES, "phase")}
     if nearest := difflib.get_close_matches(key, names, n=1):
@@ -423,54 +523,32 @@ def _explain_unknown_key(key: str, table: str, data_defaults: Mapping[str, Any])
     return f"{problem}; expected {source.get(table) or ', '.join(names.values())}"
 
 
-def _alternatives(annotation: Any) -> list[Any]:
-    """Return the types that a value may have.
-
-    An enumeration is replaced by its values. In "enumeration or str" the str is dropped, because the library converts
-    such text to the enumeration; next to a float an int is dropped, because a float may be written as an int anyway.
-    """
+def _list_kinds(annotation: Any) -> list[Any]:
+    """Return the types that a value may have, with the values of an enumeration in its place."""
     members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    implied = {NoneType}
-    if any(isinstance(member, EnumType) for member in members):
-        implied.add(str)
-    if float in members:
-        implied.add(int)
-    return [
-        Literal[tuple(choice.value for choice in member)] if isinstance(member, EnumType) else member
-        for member in members
-        if member not in implied
-    ]
+    enums = [member for member in members if isinstance(member, EnumType)]
+    if enums:  # the library also names text, which it converts to the enumeration
+        return [Literal[tuple(choice.value for choice in enums[0])]]
+    unneeded = {NoneType, int} if float in members else {NoneType}  # a float may be written as an int anyway
+    return [member for member in members if member not in unneeded]
 
 
 def _convert(value: Any, annotation: Any) -> Any:
     """Return the value, converted to the annotated type.
 
     Raises:
-        TypeError: The value has another type; `_describe` and `_propose` make the message.
+        msgspec.ValidationError: The value has another type; `_describe` and `_propose` make the message.
     """
-    for kind in _alternatives(annotation):
-        origin, arguments = get_origin(kind) or kind, get_args(kind)
-        if origin is Any:
-            return value
-        if origin is Literal and any(value == choice and type(value) is type(choice) for choice in arguments):
-            return value
-        if origin is float and type(value) is float and not math.isnan(value):
-            return value
-        if origin is float and type(value) is int and abs(value) <= sys.float_info.max:
-            return float(value)
-        if origin in (bool, int, str, list, dict) and type(value) is origin:  # not isinstance: True is not an int here
-            if origin is list and arguments:
-                return [_convert(item, arguments[0]) for item in value]
-            if origin is dict and arguments:
-                return {key: _convert(item, arguments[1]) for key, item in value.items()}
-            return value
-    raise TypeError
+    found = msgspec.convert(value, Union[tuple(_list_kinds(annotation))])  # noqa: UP007
+    if found != found:
+        raise msgspec.ValidationError("Expected a number, got NaN")
+    return found
 
 
 def _describe(annotation: Any) -> str:
     """Return the annotation in words."""
     words = []
-    for kind in _alternatives(annotation):
+    for kind in _list_kinds(annotation):
         origin, arguments = get_origin(kind) or kind, get_args(kind)
         if origin is Literal:
             words.append("one of " + ", ".join(map(str, arguments)))
@@ -486,11 +564,11 @@ def _propose(key: str, value: Any, annotation: Any) -> str:
     for reading in _read_otherwise(value):
         try:
             fitting = show_toml(_convert(reading, annotation))
-        except TypeError:
+        except msgspec.ValidationError:
             continue
         unquoted = isinstance(value, str) and not isinstance(reading, str | list)
         return f"; write {'it without quotes: ' * unquoted}{key} = {fitting}"
-    choices = [choice for kind in _alternatives(annotation) if get_origin(kind) is Literal for choice in get_args(kind)]
+    choices = [choice for kind in _list_kinds(annotation) if get_origin(kind) is Literal for choice in get_args(kind)]
     nearest = difflib.get_close_matches(str(value), map(str, choices), n=1)
     return f"; did you mean {show_toml(nearest[0])}?" if nearest else ""
 

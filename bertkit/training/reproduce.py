@@ -23,11 +23,10 @@ from bertkit.reports.tables import OWN_DATA, name_limits
 from bertkit.system.differences import find_differences
 from bertkit.system.hub import pin
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks import TASKS
 from bertkit.tasks.task import CHOSEN_ON_DEV
 from bertkit.training.callbacks import Progress
 from bertkit.training.predictions import TABLE_SUFFIX, read_table
-from bertkit.training.recipe import read_recipe
+from bertkit.training.recipe import load_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import (
     ENVIRONMENT,
@@ -82,13 +81,11 @@ def reproduce(
         )
     if output.resolve() == folder.resolve():
         raise UsageError(f"{output} is the run itself; name another directory with --output")
-    recipe = read_recipe(folder / RECIPE_FILE)
-    if recipe.get("task") not in TASKS:
-        raise UsageError(f"{folder / RECIPE_FILE} names the unknown task {recipe.get('task')!r}; correct it")
+    recipe = load_recipe(folder / RECIPE_FILE)
     with explain_refusal(str(folder / ENVIRONMENT)):
         commits = read_environment(folder).get("commits", {})
     with pin(commits):
-        run(TASKS[recipe["task"]], recipe, output=output, report=report, progress=progress)
+        run(recipe, output=output, report=report, progress=progress)
     return compare_runs(folder, output)
 
 

@@ -33,16 +33,18 @@ from bertkit.reports.tables import OWN_DATA, name_limits
 from bertkit.system.files import LOCK_PATIENCE
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, describe_duration, ignore
+from bertkit.tasks import TASKS
 from bertkit.tasks.prediction import check_types, collate_with_places
 from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, Task, score_summaries
-from bertkit.training.arguments import complete, explain_missing_head, make_arguments, name_head, set_updates
+from bertkit.training.arguments import make_arguments
 from bertkit.training.baselines import Baseline, fit_baselines, score_baselines
 from bertkit.training.callbacks import PredictionProgress, Progress, StopOnSignal
+from bertkit.training.network import explain_missing_head, name_head
 from bertkit.training.outputs import find_better, save_best, write_results
 from bertkit.training.pace import KeepTime, Pace, TimeLimit
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import explain_lost_process, join_processes, name_stopped_processes
-from bertkit.training.recipe import Recipe, merge, save_recipe
+from bertkit.training.recipe import Recipe, resolve, save_recipe
 from bertkit.training.run_dir import (
     BEST,
     FIRST,
@@ -61,8 +63,8 @@ from bertkit.training.trainer import BertTrainer, explain_shortage, train
 
 
 def run(
-    task: Task,
-    *recipes: Mapping[str, Any],
+    recipe: Recipe,
+    *,
     output: str | Path,
     report: Report = ignore,
     progress: Progress = ignore,
@@ -72,12 +74,11 @@ def run(
     limit: TimeLimit | None = None,
     callbacks: Collection[TrainerCallback] = (),
 ) -> dict[str, Any]:
-    """Train `task` and return its scores, as written to `output/metrics.json`; a finished run is not repeated.
+    """Train by a recipe and return the scores, as written to `output/metrics.json`; a finished run is not repeated.
 
     All possible checks come first; nothing is written before the data are read and the vocabulary exists.
 
     Args:
-        recipes: Recipes merged over the task's own; later ones take precedence.
         output: The run directory: new, empty, or of the same run, which then continues.
         report: Called with a line of text now and then.
         progress: Called after every logged update.
@@ -89,15 +90,15 @@ def run(
         callbacks: Added to the Trainer's.
 
     Raises:
-        UsageError: The recipe, the data or the directory is wrong; nothing is overwritten.
+        UsageError: The data or the directory is wrong; nothing is overwritten.
         Interrupted: SIGTERM or SIGINT was received; a checkpoint was saved.
         ProcessLost: One of several processes has ended.
     """
-    recipe, output = complete(task, *recipes), Path(os.path.expanduser(output))  # as TrainingArguments does
-    if recipe.get("pace") == [] and limit is None:
+    task, output = TASKS[recipe.task], Path(os.path.expanduser(output))  # as TrainingArguments does
+    if recipe.pace == [] and limit is None:
         raise UsageError(f"{output} was started with --budget and is not trained to its end; continue it with --budget")
     processes = join_processes(recipe)
-    args = make_arguments(task, recipe, output)
+    args = make_arguments(recipe, output)
     report = report if processes.is_main_process else ignore
     if (finished := find_finished(output, recipe)) is not None:
         report(f"{output} is finished; its scores are in {output / METRICS_FILE}")
@@ -108,21 +109,21 @@ def run(
         set_seed(args.seed)
         checkpoint = find_checkpoint(output, report)
         if prepared is None:
-            prepared = prepare(task, recipe, report, output, goes_on=checkpoint is not None)
+            prepared = prepare(recipe, report, output, goes_on=checkpoint is not None)
         else:
             processes.wait_for_everyone()  # all check the directory before the first one writes to it
             if processes.is_main_process:
                 start_directory(output, recipe, prepared.tokenizer)
         baselines = fit_baselines(task, recipe, prepared, report) if processes.is_main_process else {}
-        start = train_first(task, recipe, output, report, progress)
+        start = train_first(recipe, output, report, progress)
         set_seed(args.seed)  # again: a run must not depend on whether its data were prepared here
         model = make_model(task, start, prepared.settings, report)
         check_types(task.collate(next(iter(prepared.data.values())).__getitems__([0])), model.config)
         if processes.is_main_process:
             weights = fingerprint_weights(model)
-            commits = {**trace_commit(recipe.get("checkpoint") or ""), **prepared.commits}
+            commits = {**trace_commit(recipe.checkpoint), **prepared.commits}
             write_environment(output, prepared.fingerprints, weights, commits, goes_on=checkpoint is not None)
-        pace = Pace(recipe.get("pace", [])) if limit or "pace" in recipe else None
+        pace = Pace(list(recipe.pace or [])) if limit or recipe.pace is not None else None
         if limit is not None:
             rows = {split: len(data) for split, data in prepared.data.items() if split != "train"}
             needed = [rows.pop(split) for split in (TUNE, next(iter(task.splits))) if split in rows]
@@ -134,31 +135,30 @@ def run(
                 report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'], limit)}")
                 train(trainer, checkpoint, report)
                 if limit is not None:
-                    recipe = merge(set_updates(recipe, trainer.state.global_step), {"pace": pace.segments})
+                    recipe = resolve(recipe, trainer.state.global_step, pace.segments)
                     if processes.is_main_process:
-                        save_recipe(recipe, output / RECIPE_FILE)
+                        save_recipe(recipe.to_dict(), output / RECIPE_FILE)
             else:
                 report(f"{parameters}; nothing to train, only to predict")
             return finish(task, recipe, trainer, prepared, output, report, baselines)
 
 
-def train_first(task: Task, recipe: Recipe, output: Path, report: Report, progress: Progress) -> Recipe:
+def train_first(recipe: Recipe, output: Path, report: Report, progress: Progress) -> Recipe:
     """Run the training that comes before this one, if any, and return a recipe that starts from it.
 
     It is a separate run in `output/first`, and is not repeated if it is finished and the data are the same.
     """
-    if not (given := task.pretrain_on(recipe)):
+    if (earlier := TASKS[recipe.task].pretrain_on(recipe)) is None:
         return recipe
-    earlier = complete(task, given)
     report(f"first, in {output / FIRST}:")
     was_finished = find_finished(output / FIRST, earlier) is not None
-    run(task, earlier, output=output / FIRST, report=report, progress=progress)
+    run(earlier, output=output / FIRST, report=report, progress=progress)
     if was_finished:  # equal in all processes: none can finish a run without the others
-        prepared = prepare(task, earlier, report)
+        prepared = prepare(earlier, report)
         if join_processes(recipe).is_main_process:
             check_data(output / FIRST, prepared.fingerprints)
     report("then:")
-    return recipe | {"checkpoint": str(output / FIRST), "reinit_layers": 0}
+    return recipe.override(checkpoint=str(output / FIRST), reinit_layers=0)
 
 
 # --- The model --------------------------------------------------------------------------------------------------------
@@ -174,21 +174,21 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: 
         UsageError: Sizes do not fit together, or the checkpoint cannot be loaded.
     """
     head = getattr(bertkit, name_head(task, recipe))
-    if not recipe.get("checkpoint"):
+    if not recipe.checkpoint:
         with explain_refusal("[model]"):
-            return head(make_config(recipe["model"] | settings))
-    model, new = load_model(head, recipe["checkpoint"], recipe["model"] | settings)
+            return head(make_config(recipe.model | settings))
+    model, new = load_model(head, recipe.checkpoint, recipe.model | settings)
     with suppress(UsageError):
-        find_file(recipe["checkpoint"], CARD)  # into the cache: the card of this run repeats its licence
+        find_file(recipe.checkpoint, CARD)  # into the cache: the card of this run repeats its licence
     if new and not task.metric:
         raise UsageError(explain_missing_head(task, recipe, settings["id2label"].values()))
     if new:
-        lacking = f"{recipe['checkpoint']} has no weights of this name and shape"
+        lacking = f"{recipe.checkpoint} has no weights of this name and shape"
         report(f"randomly initialised, because {lacking}: {', '.join(new)}")
-    if recipe.get("reinit_layers"):
-        reinitialize(model, recipe["reinit_layers"])
-        report(f"randomly initialised: the pooler and the top {recipe['reinit_layers']} layers (reinit_layers)")
-    if recipe.get("freeze") or model.is_frozen:  # loading does not freeze the encoder
+    if recipe.reinit_layers:
+        reinitialize(model, recipe.reinit_layers)
+        report(f"randomly initialised: the pooler and the top {recipe.reinit_layers} layers (reinit_layers)")
+    if recipe.freeze or model.is_frozen:  # loading does not freeze the encoder
         model.freeze_encoder()
     return model
 
@@ -196,9 +196,7 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: 
 def count_updates(args: TrainingArguments, recipe: Recipe, rows: int) -> int:
     """Return the updates of a training on this many rows."""
     return (
-        args.max_steps
-        if args.max_steps > 0
-        else math.ceil(math.ceil(rows / recipe["batch_size"]) * args.num_train_epochs)
+        args.max_steps if args.max_steps > 0 else math.ceil(math.ceil(rows / recipe.batch_size) * args.num_train_epochs)
     )
 
 
@@ -208,7 +206,7 @@ def describe_training(args: TrainingArguments, recipe: Recipe, data: Any, limit:
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
     late = "" if args.get_warmup_steps(steps) < steps else "; warm-up is longer, so the learning rate never peaks"
     cut = f"{args.world_size} x {args.gradient_accumulation_steps} x {args.per_device_train_batch_size}"
-    size = f"updates of {recipe['batch_size']} sequences ({cut}), {precision}"
+    size = f"updates of {recipe.batch_size} sequences ({cut}), {precision}"
     if limit is not None:
         return f"{size}, for the {describe_duration(limit.clock.left)} that are left, evaluation included"
     return f"{steps:,} {size}{late}"
@@ -231,7 +229,7 @@ def make_trainer(
 ) -> BertTrainer:
     """Return the Trainer of a run; training reports to `progress`, prediction to `report`, instead of printing."""
     optimizer = None
-    if recipe["train"].get("optim") == BERT_ADAM:
+    if recipe.train.get("optim") == BERT_ADAM:
         betas = (args.adam_beta1, args.adam_beta2)
         optimizer = (BertAdam, {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon})
     dev = data.get(TUNE, data.get(next(iter(task.splits), "")))
@@ -240,9 +238,9 @@ def make_trainer(
             model=model,
             args=args,
             task=task,
-            keep=recipe["train"].get("save_total_limit", 0),
+            keep=recipe.train.get("save_total_limit", 0),
             milestones=milestones,
-            patience=recipe.get("patience", 0),
+            patience=recipe.patience,
             pace=pace,
             train_dataset=data.get("train"),
             eval_dataset=dev,
@@ -293,7 +291,7 @@ def finish(
         setattr(model.config, name, value)
     if names := [] if tuned else [*chosen, *["the checkpoint"] * trainer.args.load_best_model_at_end]:
         metrics[CHOSEN_ON_DEV] = " and ".join(names)
-    if task.copies and not task.is_official(recipe["data"]["dir"]):
+    if task.copies and not task.is_official(recipe.data["dir"]):
         metrics[OWN_DATA] = True
     trainer.save_model(str(output))
     if best := find_better(trainer, tuned or metrics, report):

@@ -33,7 +33,8 @@ from bertkit.system.files import (
     refuse_links,
     write_json,
 )
-from bertkit.training.recipe import Recipe, list_decisive, read_recipe, save_recipe
+from bertkit.tasks import TASKS
+from bertkit.training.recipe import Recipe, RecipePart, list_decisive, read_recipe, save_recipe
 
 METRICS_FILE = "metrics.json"
 RECIPE_FILE = "recipe.toml"
@@ -116,7 +117,7 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
         if any(not path.name.startswith(".") and path.name not in (DATA, SEARCH) for path in output.iterdir()):
             raise UsageError(f"{output} is not empty and holds no run; name another directory with --output")
         return None
-    differences = find_differences(*map(list_decisive, (read_recipe(output / RECIPE_FILE), recipe)))
+    differences = find_differences(*list_both(output, recipe))
     if differences and (has_begun(output) or (output / "config.json").exists()):  # best/ has no log, but a model
         raise UsageError(
             f"{output} belongs to another run ({name_differences(differences)}); name another directory with --output"
@@ -173,7 +174,14 @@ def holds_run(output: Path, recipe: Recipe) -> bool:
     """Return whether this directory was started with this recipe and holds its tokenizer."""
     if not (output / RECIPE_FILE).exists() or not (output / VOCABULARY).exists():
         return False
-    return list_decisive(read_recipe(output / RECIPE_FILE)) == list_decisive(recipe)
+    before, now = list_both(output, recipe)
+    return before == now
+
+
+def list_both(output: Path, recipe: Recipe) -> list[RecipePart]:
+    """Return what identifies the run in a directory, and the run of a recipe."""
+    options = TASKS[recipe.task].options
+    return [list_decisive(part, options) for part in (read_recipe(output / RECIPE_FILE), recipe.to_dict())]
 
 
 def has_begun(output: Path) -> bool:
@@ -187,7 +195,7 @@ def start_directory(output: Path, recipe: Recipe, tokenizer: Any) -> None:
         output.mkdir(parents=True, exist_ok=True)
     # A complete tokenizer must never lie beside another run's recipe; vocab.txt is its last file to be written.
     (output / VOCABULARY).unlink(missing_ok=True)
-    save_recipe(recipe, output / RECIPE_FILE)
+    save_recipe(recipe.to_dict(), output / RECIPE_FILE)
     save_tokenizer(tokenizer, output)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from bertkit.analysis.explanation import explain
 from bertkit.inference.predictor import Predictor
 from bertkit.tasks import TASKS
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 
 KEYWORDS = {  # label -> its keywords, some of which have several pieces
@@ -52,7 +53,7 @@ def train(rows: list[tuple[str, str, str]], model: str, folder: Path) -> Path:
         "data": {"dir": str(folder / "rows.csv"), "max_length": 64},
         "train": {"num_train_epochs": 2.0, "learning_rate": 1e-4},
     }
-    run(TASKS["classify"], recipe, output=folder / "run")
+    run(Recipe.make(TASKS["classify"], recipe), output=folder / "run")
     return folder / "run"
 
 

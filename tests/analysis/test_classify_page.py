@@ -8,6 +8,7 @@ import pytest
 
 from bertkit.analysis.page import write_page
 from bertkit.tasks.text import CLASSIFICATION
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.analysis.test_page import Reader, find_part, read_tables
 from tests.official import write_checkpoint, write_reviews
@@ -24,7 +25,9 @@ def root(tmp_path_factory):
     for name, label in LABELS.items():
         data = {"dir": str(table), "text": ["title", "body"], "label": label, "dev_share": 0.3, "max_length": 24}
         recipe = {"checkpoint": str(start), "precision": "fp32", "batch_size": 8, "data": data}
-        run(CLASSIFICATION, recipe | {"train": {"max_steps": 4, "learning_rate": 2e-2}}, output=root / name)
+        run(
+            Recipe.make(CLASSIFICATION, recipe | {"train": {"max_steps": 4, "learning_rate": 2e-2}}), output=root / name
+        )
     write_page([root / name for name in LABELS], root / "report.html")
     return root
 

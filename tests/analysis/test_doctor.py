@@ -14,7 +14,7 @@ from bertkit.errors import UsageError
 from bertkit.metrics.rows import take_values
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
-from bertkit.training.arguments import complete
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from bertkit.training.scoring import score_rows
 from tests.official import (
@@ -357,7 +357,7 @@ def test_a_run_notes_leaks_and_scores_without_them(tmp_path):
         "precision": "fp32",
     }
     lines = []
-    metrics = run(TASKS["classify"], recipe, output=tmp_path / "run", report=lines.append)
+    metrics = run(Recipe.make(TASKS["classify"], recipe), output=tmp_path / "run", report=lines.append)
     assert sum("bertkit doctor" in line for line in lines) == 1
     (line,) = [line for line in lines if "bertkit doctor" in line]
     assert line.startswith("dev: 6 of 20 rows also occur in train; bertkit doctor ")
@@ -386,15 +386,17 @@ def test_a_run_on_clean_data_says_and_notes_nothing(tmp_path):
         "precision": "fp32",
     }
     lines = []
-    metrics = run(TASKS["classify"], recipe, output=tmp_path / "run", report=lines.append)
+    metrics = run(Recipe.make(TASKS["classify"], recipe), output=tmp_path / "run", report=lines.append)
     assert not any("bertkit doctor" in line for line in lines)
     assert not any("without_leaks" in key for key in metrics)
 
 
 def test_entities_without_leaked_sentences_are_scored_whatever_their_documents(tmp_path, model):
     task = TASKS["ner"]
-    recipe = complete(task, {"checkpoint": str(model), "data": {"dir": str(write_conll(tmp_path)), "max_length": 64}})
-    examples = task.load(recipe["data"], ignore)
+    recipe = Recipe.make(
+        task, {"checkpoint": str(model), "data": {"dir": str(write_conll(tmp_path)), "max_length": 64}}
+    )
+    examples = task.load(recipe.data, ignore)
     data = task.encode(examples["dev"], task.tokenize(recipe, examples, ignore), recipe, "dev")
     sentences = examples["dev"].text.sentences
     assert examples["dev"].text.documents > 1

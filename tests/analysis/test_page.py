@@ -36,7 +36,7 @@ from bertkit.tasks.result import tabulate_logits
 from bertkit.tasks.squad import SQUAD
 from bertkit.training.outputs import MEASURED, measure_lengths
 from bertkit.training.predictions import find_mistakes, join_rows, pack_table, read_table
-from bertkit.training.recipe import read_recipe, save_recipe
+from bertkit.training.recipe import Recipe, read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
 from tests.browser import PROBLEMS
@@ -138,10 +138,13 @@ def root(tmp_path_factory):
     recipe = {"checkpoint": str(start), "precision": "fp32", "batch_size": 8, "train": train}
     for name, options in FINE_TUNED.items():
         data = {"dir": str(root / (TASKS[name].folder)), **options}
-        run(TASKS[name], recipe | {"data": data}, output=root / "runs" / name)
+        run(Recipe.make(TASKS[name], recipe | {"data": data}), output=root / "runs" / name)
     data = {"dir": str(root / "glue"), **FINE_TUNED["mrpc"]}
-    run(TASKS["mrpc"], recipe | {"data": data, "train": train | {"seed": 43}}, output=root / "runs" / "mrpc-43")
-    run(TASKS["pretrain"], make_recipe(write_text(root / "corpus.txt")), output=root / "runs" / "pretrain")
+    run(
+        Recipe.make(TASKS["mrpc"], recipe | {"data": data, "train": train | {"seed": 43}}),
+        output=root / "runs" / "mrpc-43",
+    )
+    run(Recipe.make(TASKS["pretrain"], make_recipe(write_text(root / "corpus.txt"))), output=root / "runs" / "pretrain")
     write_study(root / "runs" / "grid", root / "runs" / "mrpc")
     return root / "runs"
 
@@ -706,7 +709,7 @@ def test_curves_go_to_tensorboard_too(root, tmp_path):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     recipe = read_recipe(root / "mrpc" / "recipe.toml")
     recipe["train"] |= {"report_to": ["tensorboard"]}
-    run(TASKS["mrpc"], recipe, output=tmp_path / "run")
+    run(Recipe.make(TASKS["mrpc"], recipe), output=tmp_path / "run")
     (file,) = (tmp_path / "run").rglob("events.out.tfevents.*")
     found = events.EventAccumulator(str(file))
     found.Reload()

@@ -11,6 +11,7 @@ from bertkit.inference.export import export
 from bertkit.studies.folds import define_folds, gather_folds
 from bertkit.studies.runner import make_study, run_study
 from bertkit.tasks import TASKS
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_reviews
 
@@ -33,7 +34,7 @@ def recipe(tmp_path_factory):
 def finished(recipe, tmp_path_factory):
     """Return a finished run."""
     output = tmp_path_factory.mktemp("runs") / "stars"
-    run(TASKS["classify"], recipe, output=output)
+    run(Recipe.make(TASKS["classify"], recipe), output=output)
     return output
 
 

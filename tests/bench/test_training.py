@@ -24,8 +24,8 @@ from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
-from bertkit.training.arguments import complete
 from bertkit.training.prepare import prepare
+from bertkit.training.recipe import Recipe
 from tests.official import write_checkpoint, write_glue
 
 FIGURES = {
@@ -190,8 +190,8 @@ def test_the_example_pads_to_the_full_length_and_labels_nothing_there():
 
 def make_rte_sides(bert, glue, **given):
     task = TASKS["rte"]
-    recipe = complete(task, {"checkpoint": bert, "batch_size": 8, "data": {"dir": str(glue)}} | given)
-    prepared = prepare(task, recipe)
+    recipe = Recipe.make(task, {"checkpoint": bert, "batch_size": 8, "data": {"dir": str(glue)}} | given)
+    prepared = prepare(recipe)
     rows = finetune.choose_rows(prepared.data["train"], 2, 8)
     return make_sides(task, recipe, prepared.settings, rows, False, ignore)
 
@@ -208,8 +208,8 @@ def test_sides_that_do_not_train_the_same_are_refused(bert, glue, tiny):
 def test_stock_takes_other_kernels_that_work_here(bert, glue, tiny):
     lines = []
     task = TASKS["rte"]
-    recipe = complete(task, {"checkpoint": bert, "batch_size": 8, "data": {"dir": str(glue)}})
-    prepared = prepare(task, recipe)
+    recipe = Recipe.make(task, {"checkpoint": bert, "batch_size": 8, "data": {"dir": str(glue)}})
+    prepared = prepare(recipe)
     rows, kernels = finetune.choose_rows(prepared.data["train"], 2, 8), ("eager", "no_such_kernel")
     sides = make_sides(task, recipe, prepared.settings, rows, False, lines.append, kernels)
     assert list(sides) == [BERTKIT, SAME_BATCHES, EXAMPLE, SORTED, "eager"]

@@ -22,13 +22,10 @@ from rich.console import Console
 from bertkit import cli
 from bertkit.cli import bench, console
 from bertkit.cli.options import app
-from bertkit.errors import UsageError
 from bertkit.inference.glue_submission import SUBMITTED
 from bertkit.reports.tables import make_table
 from bertkit.studies.tables import write_table
-from bertkit.tasks.glue import GLUE
 from bertkit.tasks.option import PRETRAINING_OPTIONS
-from bertkit.training.early_checks import check_early
 from tests.data.pretraining.test_build_faults import limit_files
 from tests.official import (
     list_questions,
@@ -74,10 +71,10 @@ def test_help_answers_within_half_a_second():
     ("words", "expected"),
     [
         ("glue --task mnlii", "unknown task 'mnlii'"),
-        ("glue --task rte --data nowhere", "nowhere is not a folder"),
-        ("squad --version 2 --data nowhere", "'nowhere' does not exist"),
-        ("glue --task rte --set data.max_lenght=64", "did you mean 'max_length'?"),
-        ("glue --task rte --set train.learning_rat=1", "did you mean 'learning_rate'?"),
+        ("glue --task rte --recipe nowhere.toml", "nowhere.toml cannot be read"),
+        ("glue --task rte --set batch_size=0", "batch_size = 0; it must be at least 1"),
+        ("glue --task rte --set data.max_length='64'", "write it without quotes: max_length = 64"),
+        ("squad --version 2 --set data.doc_stride=0", "doc_stride is 0 in [data]; it must be at least 1"),
     ],
 )
 def test_a_mistake_is_named_before_torch_is_imported(words, expected):
@@ -87,13 +84,6 @@ def test_a_mistake_is_named_before_torch_is_imported(words, expected):
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "[]\n")
     assert expected in done.stderr
-
-
-def test_a_finished_run_needs_no_data(tmp_path):
-    task, given = GLUE["rte"], {"data": {"dir": str(tmp_path / "nowhere")}}
-    check_early(task, given, reads_data=False)
-    with pytest.raises(UsageError, match="nowhere is not a folder"):
-        check_early(task, given, reads_data=True)
 
 
 def test_imports_are_not_searched_for_garbage_and_work_is(monkeypatch):

@@ -14,6 +14,7 @@ from bertkit.errors import UsageError
 from bertkit.inference.evaluate import evaluate
 from bertkit.inference.export import export
 from bertkit.tasks import TASKS
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_reviews
 from tests.tasks.test_conformance import CASES, make_pretraining
@@ -43,7 +44,7 @@ def finish(tmp_path_factory):
     def finish(name):
         folder = tmp_path_factory.mktemp("case")
         task, make_recipe, _ = CASES[name]
-        run(task, make_recipe(folder), FEW, output=folder / "run")
+        run(Recipe.make(task, make_recipe(folder), FEW), output=folder / "run")
         return folder
 
     return finish
@@ -234,7 +235,10 @@ def test_refusals(reviews, tmp_path, call):
     file = write_rows(tmp_path / "new.csv", rows)
     with pytest.raises(UsageError, match="holds a run; name another directory"):
         evaluate(str(place), str(file), place)
-    run(TASKS["pretrain"], make_pretraining(tmp_path), FEW | {"data": {"heldout_pairs": 4}}, output=tmp_path / "pre")
+    run(
+        Recipe.make(TASKS["pretrain"], make_pretraining(tmp_path), FEW | {"data": {"heldout_pairs": 4}}),
+        output=tmp_path / "pre",
+    )
     code, _, err = call("evaluate", "pre")
     assert (code, err) == (2, "bertkit: pre has no labels to score; give a fine-tuned model\n")
     unlabelled = write_reviews(tmp_path / "no.csv", 5, labelled=False)

@@ -15,6 +15,7 @@ from bertkit.inference.glue_submission import (
     write_zip,
 )
 from bertkit.tasks.glue import GLUE
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_glue
 
@@ -226,7 +227,7 @@ def test_the_submission_of_real_runs(tmp_path):
             "data": {"dir": str(glue), "max_length": 32},
             "train": train,
         }
-        metrics = run(GLUE[name], recipe, output=tmp_path / "runs" / name)
+        metrics = run(Recipe.make(GLUE[name], recipe), output=tmp_path / "runs" / name)
         assert metrics["score"] == metrics[GLUE[name].metric]
         assert {row.key for row in GLUE[name].table} <= set(metrics)
         assert json.loads((tmp_path / "runs" / name / "metrics.json").read_text()) == metrics

@@ -34,6 +34,7 @@ from bertkit.model.config import BertConfig
 from bertkit.tasks.ner import NER
 from bertkit.tasks.result import PAIR_NAMES
 from bertkit.tasks.squad import SQUAD
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.official import FILLERS, WORDS, write_checkpoint, write_conll, write_squad
 
@@ -187,7 +188,7 @@ def squad_run(request, tmp_path_factory):
     start = write_checkpoint(folder / "start")
     options = {"dir": str(data), "max_length": 48, "doc_stride": 16, "max_query_length": 12}
     recipe = {"checkpoint": str(start), "batch_size": 8, "precision": "fp32", "data": options}
-    run(task, recipe, {"train": {"max_steps": 30, "learning_rate": 3e-3}}, output=folder / "run")
+    run(Recipe.make(task, recipe, {"train": {"max_steps": 30, "learning_rate": 3e-3}}), output=folder / "run")
     version = "2.0" if request.param == "squad2" else "1.1"
     return folder / "run", data / f"dev-v{version}.json", request.param == "squad2"
 
@@ -245,7 +246,7 @@ def ner_run(request, tmp_path_factory):
     if request.param:
         recipe["model"] = {"bilstm_hidden_size": 16}
     train = {"max_steps": 90, "learning_rate": 1e-2 if request.param else 3e-3}
-    run(NER, recipe, {"train": train}, output=folder / "run")
+    run(Recipe.make(NER, recipe, {"train": train}), output=folder / "run")
     return folder / "run", data
 
 

@@ -16,6 +16,7 @@ from bertkit.inference.quantization import choose_int8, load_dev, tabulate_int8
 from bertkit.model.onnx import ONNX_FILE, OnnxModel, find_matrices, write_onnx
 from bertkit.model.onnx import quantize as quantize_exactly
 from bertkit.tasks import TASKS
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_glue
 
@@ -34,7 +35,7 @@ def rte(tmp_path_factory):
         "data": {"dir": str(write_glue(folder / "glue")), "max_length": 32},
         "train": {"max_steps": UPDATES, "learning_rate": 3e-3, "save_strategy": "no", "eval_strategy": "no"},
     }
-    metrics = run(TASKS["rte"], recipe, output=folder / "run")
+    metrics = run(Recipe.make(TASKS["rte"], recipe), output=folder / "run")
     assert metrics["accuracy"] > 0.8
     return folder / "run"
 

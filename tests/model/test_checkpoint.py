@@ -14,6 +14,7 @@ from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.model.checkpoint import check_sizes, find_trouble, load_config, load_model, make_config
 from bertkit.tasks import TASKS
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.hub import Repo
 from tests.official import write_checkpoint, write_glue
@@ -183,7 +184,7 @@ def test_pairs_need_two_token_types(tmp_path):
     assert Predictor(folder)(["good word1"])
     data = {"dir": str(write_glue(tmp_path / "glue")), "max_length": 16}
     with pytest.raises(UsageError, match=message):
-        run(TASKS["rte"], {"checkpoint": str(folder), "data": data}, output=tmp_path / "run")
+        run(Recipe.make(TASKS["rte"], {"checkpoint": str(folder), "data": data}), output=tmp_path / "run")
 
 
 def test_a_run_that_is_not_finished_is_no_checkpoint_yet(tmp_path):

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 import bertkit
 from bertkit.data.tokenizer import load_tokenizer
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.tasks.test_conformance import CASES
 
@@ -42,7 +43,7 @@ def train(tmp_path_factory):
             task, make_recipe, _ = CASES[case]
             recipe = make_recipe(folder)
             steps = {"train": {"max_steps": 6, "learning_rate": 1e-3, "eval_strategy": "no"}}
-            run(task, recipe, steps, {"precision": "fp32"}, output=folder / "run")
+            run(Recipe.make(task, recipe, steps, {"precision": "fp32"}), output=folder / "run")
             done[case] = folder / "run"
         return done[case]
 

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from bertkit.studies.workers import RunJob, accept_files, do_elsewhere, do_run
-from bertkit.tasks import TASKS
-from bertkit.training.arguments import complete
 from bertkit.training.prepare import prepare
-from bertkit.training.recipe import merge
+from bertkit.training.recipe import Recipe, merge
 from tests.official import write_squad
 from tests.system.disks import LocalDisk, watch
 from tests.tasks.test_conformance import CASES
@@ -59,9 +57,9 @@ def make_job(name, folder, *recipes):
     """Return a small run over files below the folder, and its data as a worker receives them."""
     task, make, _ = CASES[name]
     (folder / "given").mkdir()
-    recipe = complete(task, merge(make(folder / "given"), SMALL, *recipes))
-    job = RunJob(task.name, recipe, str(folder / "run"), "data" if task.reusable else "")
-    return job, prepare(task, recipe) if task.reusable else None
+    recipe = Recipe.make(task, merge(make(folder / "given"), SMALL, *recipes))
+    job = RunJob(recipe, str(folder / "run"), "data" if task.reusable else "")
+    return job, prepare(recipe) if task.reusable else None
 
 
 def compare(job, prepared, folder):
@@ -97,8 +95,8 @@ def test_relative_paths_stay_relative_elsewhere(tmp_path, monkeypatch):
     job, _ = make_job("classify", tmp_path)
     shutil.copytree("given/reviews", "reviews")
     parts = {"checkpoint": "given/bert", "data": {"dir": "reviews"}}
-    recipe = complete(TASKS["classify"], merge(job.recipe, parts))
-    compare(replace(job, recipe=recipe, output="runs/one"), prepare(TASKS["classify"], recipe), tmp_path)
+    recipe = job.recipe.changed(**parts)
+    compare(replace(job, recipe=recipe, output="runs/one"), prepare(recipe), tmp_path)
 
 
 @pytest.mark.slow

@@ -89,11 +89,11 @@ def test_the_grid_of_the_paper_has_24_cells(fake):
     assert cells[3].runs == {42: f"{cells[3].directory}/seed-42", 43: f"{cells[3].directory}/seed-43"}
     assert len({cell.directory for cell in cells}) == 24
     for cell in cells:
-        train = cell.recipe["train"]
-        assert (train["learning_rate"], cell.recipe["batch_size"], train["num_train_epochs"]) == tuple(
+        train = cell.recipe.train
+        assert (train["learning_rate"], cell.recipe.batch_size, train["num_train_epochs"]) == tuple(
             cell.setting.values()
         )
-        assert cell.recipe["model"] == {}
+        assert cell.recipe.model == {}
         assert train["optim"] == "bert_adam", "keys that are not set have the task's values"
 
 
@@ -109,9 +109,9 @@ def test_the_command_line_wins_over_the_grid_over_the_row_over_the_recipe(fake):
     }
     cells = list_cells(make_study(definition, {"train": {"adam_epsilon": 0.4}}))
     keys = ("max_grad_norm", "weight_decay", "adam_epsilon")
-    values = [(c.row, c.recipe["batch_size"], *(c.recipe["train"][key] for key in keys)) for c in cells]
+    values = [(c.row, c.recipe.batch_size, *(c.recipe.train[key] for key in keys)) for c in cells]
     assert values == [(row, size, 1.0, 0.3, 0.4) for row in ("one", "two") for size in (3, 4)]
-    assert [cell.recipe["train"]["optim"] for cell in cells] == ["bert_adam"] * 2 + ["adamw_torch"] * 2
+    assert [cell.recipe.train["optim"] for cell in cells] == ["bert_adam"] * 2 + ["adamw_torch"] * 2
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_the_command_line_fixes_an_axis_or_replaces_its_values(fake, given, sett
     definition = {"tasks": ["fake"], "grid": {"train.learning_rate": [1.0, 2.0], "batch_size": [7, 8]}}
     cells = list_cells(make_study(definition, given))
     assert [cell.setting for cell in cells] == settings
-    assert {cell.recipe["batch_size"] for cell in cells} == {5}
+    assert {cell.recipe.batch_size for cell in cells} == {5}
 
 
 def test_the_command_line_reaches_the_options_of_the_study(fake):
@@ -231,8 +231,8 @@ def test_every_task_finds_its_folder_below_the_root(fake, monkeypatch, tmp_path)
         list_cells(study)
     (tmp_path / "fakes").mkdir()
     one, two = list_cells(study)
-    assert one.recipe["data"]["dir"] == str(tmp_path / "fakes")
-    assert "dir" not in two.recipe["data"]
+    assert one.recipe.data["dir"] == str(tmp_path / "fakes")
+    assert "dir" not in two.recipe.data
 
 
 VALUES = st.one_of(st.text("ab/ .é", max_size=4), st.integers(-2, 2), st.floats(0, 1), st.booleans())
@@ -784,7 +784,7 @@ def test_rows_start_from_steps_of_one_pretraining(figure5, tmp_path, monkeypatch
 
     def look(job, *rest):
         if job.task == "rte":
-            folder = Path(job.recipe["checkpoint"])
+            folder = Path(job.recipe.checkpoint)
             state = load_file(folder / "model.safetensors")
             seen[folder.name] = float(state["bert.embeddings.word_embeddings.weight"].norm())
             assert {"config.json", "vocab.txt", "tokenizer.json"} <= {path.name for path in folder.iterdir()}

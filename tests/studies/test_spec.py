@@ -35,8 +35,8 @@ def test_rows_with_the_same_pretraining_share_it_and_columns_with_the_same_recip
     one, two = list_pretrainings(study)
     assert (one.rows, one.directory) == (("BERT-base",), "pretrain/bert-base")
     assert (two.rows, two.directory) == (("LTR & No NSP", "+ BiLSTM"), "pretrain/ltr-no-nsp")
-    assert [origin.recipe["data"]["objective"] for origin in (one, two)] == ["mlm+nsp", "clm"]
-    assert one.recipe["model"]["hidden_size"] == 32
+    assert [origin.recipe.data["objective"] for origin in (one, two)] == ["mlm+nsp", "clm"]
+    assert one.recipe.model["hidden_size"] == 32
     cells = list_cells(study, "out")
     assert [(cell.row, cell.column.name) for cell in cells[:4]] == [
         ("BERT-base", "MNLI-m"),
@@ -48,11 +48,11 @@ def test_rows_with_the_same_pretraining_share_it_and_columns_with_the_same_recip
     assert matched.runs == mismatched.runs == {seed: f"bert-base/mnli-m/seed-{seed}" for seed in (1, 2)}
     assert (mismatched.column.key, mismatched.column.split) == ("accuracy_mm", "dev_mismatched")
     assert (matched.column.key, matched.column.split) == ("score", "dev_matched")
-    assert squad.recipe["checkpoint"] == "out/pretrain/bert-base"
-    assert [cell.recipe["batch_size"] for cell in cells if cell.column.name == "SQuAD"] == [16, 16, 4]
-    assert {cell.recipe["train"]["weight_decay"] for cell in cells} == {0.1}
+    assert squad.recipe.checkpoint == "out/pretrain/bert-base"
+    assert [cell.recipe.batch_size for cell in cells if cell.column.name == "SQuAD"] == [16, 16, 4]
+    assert {cell.recipe.train["weight_decay"] for cell in cells} == {0.1}
     assert [cell.origin for cell in cells[3:]] == ["pretrain/ltr-no-nsp"] * 6
-    assert cells[-1].recipe["bilstm"]
+    assert cells[-1].recipe.bilstm
     assert cells[-1].directory == "bilstm/squad"
 
 
@@ -83,7 +83,7 @@ def test_steps_are_kept_but_for_the_last():
     study = make_study({"tasks": ["rte"], "pretrain": PRETRAIN, "row": [*rows, {"name": "end"}]})
     (origin,) = list_pretrainings(study)
     assert origin.steps == (30, 300)
-    assert [cell.recipe["checkpoint"] for cell in list_cells(study, "out")] == [
+    assert [cell.recipe.checkpoint for cell in list_cells(study, "out")] == [
         "out/pretrain/mlm-300/step-300",
         "out/pretrain/mlm-300/step-30",
         "out/pretrain/mlm-300",
@@ -95,16 +95,16 @@ def test_a_row_may_begin_with_a_checkpoint_instead(tmp_path):
     bert = str(write_checkpoint(tmp_path / "bert"))
     rows = [{"name": "ours"}, {"name": "theirs", "recipe": {"checkpoint": bert}}]
     study = make_study({"tasks": ["rte"], "pretrain": PRETRAIN, "row": rows})
-    assert [cell.recipe["checkpoint"] for cell in list_cells(study)] == ["pretrain/ours", bert]
+    assert [cell.recipe.checkpoint for cell in list_cells(study)] == ["pretrain/ours", bert]
     assert [cell.origin for cell in list_cells(study)] == ["pretrain/ours", ""]
 
 
 def test_the_command_line_reaches_the_pretrainings():
     study = make_study(TABLE5, {"pretrain": {"train": {"max_steps": 5}}}, {"pretrain": {"batch_size": 4}})
     for origin in list_pretrainings(study):
-        assert (origin.recipe["train"]["max_steps"], origin.recipe["batch_size"]) == (5, 4)
-        assert origin.recipe["data"]["corpus"] == ["some.txt"]
-    assert {cell.recipe["batch_size"] for cell in list_cells(study)} == {8, 16, 4}
+        assert (origin.recipe.train["max_steps"], origin.recipe.batch_size) == (5, 4)
+        assert origin.recipe.data["corpus"] == ["some.txt"]
+    assert {cell.recipe.batch_size for cell in list_cells(study)} == {8, 16, 4}
 
 
 def test_data_are_found_below_the_root(tmp_path):
@@ -114,9 +114,9 @@ def test_data_are_found_below_the_root(tmp_path):
             list_cells(study)
         (tmp_path / folder).mkdir()
     one, two = list_cells(study)
-    assert one.recipe["data"]["dir"] == str(tmp_path / "glue")
-    assert two.recipe["data"]["dir"] == str(tmp_path / "squad")
-    assert list_pretrainings(study)[0].recipe["data"]["corpus"] == [str(tmp_path / "text")]
+    assert one.recipe.data["dir"] == str(tmp_path / "glue")
+    assert two.recipe.data["dir"] == str(tmp_path / "squad")
+    assert list_pretrainings(study)[0].recipe.data["corpus"] == [str(tmp_path / "text")]
 
 
 def test_mistakes_that_only_the_model_to_come_shows_are_found_before_it_is_there():
@@ -141,7 +141,7 @@ def test_the_definition_that_is_written_makes_the_same_study(tmp_path):
     assert make_study(define(study)) == study
     save_recipe(define(study), tmp_path / "study.toml")
     assert make_study(read_recipe(tmp_path / "study.toml")) == study
-    assert list_cells(study.__class__(**{**vars(study), "data_root": ""}))[0].recipe["precision"] == "fp32"
+    assert list_cells(study.__class__(**{**vars(study), "data_root": ""}))[0].recipe.precision == "fp32"
 
 
 def test_the_plan_counts_what_is_shared_once():

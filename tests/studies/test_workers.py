@@ -18,9 +18,8 @@ from bertkit.studies.runner import make_study, run_study
 from bertkit.studies.workers import RunJob, State, do_runs, explain_failure
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
-from bertkit.training.arguments import complete
 from bertkit.training.prepare import prepare
-from bertkit.training.recipe import merge
+from bertkit.training.recipe import Recipe, merge
 from tests.studies.test_runner import list_runs, read_result, start_study
 from tests.tasks.test_conformance import make_pretraining
 
@@ -36,8 +35,8 @@ def recipe(tmp_path_factory):
 
 
 def make_jobs(recipe, folder, seeds, data="", **train):
-    recipes = [complete(PRETRAIN, recipe, {"train": {"seed": seed} | train}) for seed in seeds]
-    return [RunJob("pretrain", some, str(folder / f"seed-{some['train']['seed']}"), data) for some in recipes]
+    recipes = [Recipe.make(PRETRAIN, recipe, {"train": {"seed": seed} | train}) for seed in seeds]
+    return [RunJob(some, str(folder / f"seed-{some.train['seed']}"), data) for some in recipes]
 
 
 class Record:
@@ -95,7 +94,7 @@ def test_a_failure_is_one_line_with_its_place():
 @pytest.mark.slow
 def test_one_process_and_two_and_a_run_of_its_own_give_the_same_bits(recipe, tmp_path):
     """Use one thread each. In one process the second run follows the first; in two, data and task are sent to them."""
-    prepared = {"text": prepare(PRETRAIN, complete(PRETRAIN, recipe))}  # for seed 42
+    prepared = {"text": prepare(Recipe.make(PRETRAIN, recipe))}  # for seed 42
     here, there, alone = Record(), Record(), Record()
     assert do_runs(make_jobs(recipe, tmp_path / "here", [41, 42]), prepared, here, 1) == 0
     assert do_runs(make_jobs(recipe, tmp_path / "alone", [42]), {}, alone, 1) == 0

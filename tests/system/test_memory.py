@@ -10,6 +10,7 @@ import pytest
 from bertkit.system import memory
 from bertkit.system.memory import Heap, read_memory
 from bertkit.tasks import TASKS
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.training.test_run import make_recipe, write_text
 
@@ -18,7 +19,7 @@ def test_the_heap_is_looked_after_while_it_trains(tmp_path, monkeypatch):
     looks = []
     monkeypatch.setattr(Heap, "look", lambda heap: looks.append(heap))
     change = {"train": {"max_steps": 2 * memory.UPDATES_BETWEEN_LOOKS + 1}}
-    run(TASKS["pretrain"], make_recipe(write_text(tmp_path / "text.txt")), change, output=tmp_path / "run")
+    run(Recipe.make(TASKS["pretrain"], make_recipe(write_text(tmp_path / "text.txt")), change), output=tmp_path / "run")
     assert len(looks) == 2
     assert looks[0] is looks[1]
 

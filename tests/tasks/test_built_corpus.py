@@ -11,6 +11,7 @@ import torch
 
 from bertkit.errors import UsageError
 from bertkit.tasks import TASKS
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.training import test_run
 from tests.training.test_run import assert_same_bits, read_losses, read_weights
@@ -42,7 +43,6 @@ def test_a_corpus_is_known_by_its_tokens(recipe, built, text, tmp_path):
     """A corpus rebuilt from a copy is the same; one from a text with a changed word differs."""
     from bertkit.data.pretraining import build as builder
     from bertkit.data.tokenizer import load_tokenizer
-    from bertkit.training.arguments import complete
     from bertkit.training.prepare import prepare
 
     content = text.read_text(encoding="utf-8")
@@ -52,8 +52,10 @@ def test_a_corpus_is_known_by_its_tokens(recipe, built, text, tmp_path):
     for name in ("copy", "other"):
         builder.build([str(tmp_path / f"{name}.txt")], load_tokenizer(built / "vocab"), tmp_path / name)
     for name, folder in (("built", built / "one"), ("copy", tmp_path / "copy"), ("other", tmp_path / "other")):
-        whole = complete(PRETRAIN, recipe | {"data": recipe["data"] | {"corpus": [str(folder)], "heldout_share": 0.0}})
-        found[name] = prepare(PRETRAIN, whole).data["train"].fingerprint()
+        whole = Recipe.make(
+            PRETRAIN, recipe | {"data": recipe["data"] | {"corpus": [str(folder)], "heldout_share": 0.0}}
+        )
+        found[name] = prepare(whole).data["train"].fingerprint()
     assert found["copy"] == found["built"] != found["other"]
 
 
@@ -65,10 +67,10 @@ def test_a_built_corpus_gives_the_run_that_its_text_gives(recipe, built, tmp_pat
     phases = [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]
     data = {key: value for key, value in recipe["data"].items() if key != "max_length"}
     options = {"data": data | {"vocab": str(built / "vocab")}, "phase": phases}
-    expected = run(PRETRAIN, recipe | options, output=tmp_path / "text")
+    expected = run(Recipe.make(PRETRAIN, recipe | options), output=tmp_path / "text")
     options["data"] = data | {"corpus": [str(built / name)]}
     train = recipe["train"] | {"dataloader_num_workers": workers}
-    found = run(PRETRAIN, recipe | options | {"train": train}, output=tmp_path / "built")
+    found = run(Recipe.make(PRETRAIN, recipe | options | {"train": train}), output=tmp_path / "built")
     assert found == expected
     assert_same_bits(read_weights(tmp_path / "built"), read_weights(tmp_path / "text"))
     np.testing.assert_array_equal(read_losses(tmp_path / "built"), read_losses(tmp_path / "text"))
@@ -78,11 +80,10 @@ def test_a_built_corpus_gives_the_run_that_its_text_gives(recipe, built, tmp_pat
 
 def test_a_built_corpus_is_small_in_the_hands_of_a_worker(recipe, built):
     """A data worker that is not forked receives it without the tokens, which it maps again."""
-    from bertkit.training.arguments import complete
     from bertkit.training.prepare import prepare
 
     data = recipe["data"] | {"corpus": [str(built / "several")]}
-    train = prepare(PRETRAIN, complete(PRETRAIN, recipe | {"data": data})).data["train"]
+    train = prepare(Recipe.make(PRETRAIN, recipe | {"data": data})).data["train"]
     packed = pickle.dumps(train)
     assert len(packed) < 4000 + 16 * train.corpus.document_count + 300 * len(train.corpus.ids.shards)
     copied = pickle.loads(packed).__getitems__(range(20, 30))
@@ -114,17 +115,21 @@ def test_what_does_not_fit_a_built_corpus_is_refused(recipe, built, text, tmp_pa
     }
     data = recipe["data"] | {"corpus": [str(built / "one")]} | change
     with pytest.raises(UsageError, match=message):
-        run(PRETRAIN, recipe | {"data": data}, output=tmp_path / "run")
+        run(Recipe.make(PRETRAIN, recipe | {"data": data}), output=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_checkpoint_with_another_vocabulary_does_not_fit_a_built_corpus(recipe, built, tmp_path):
-    run(PRETRAIN, recipe, output=tmp_path / "first")  # its vocabulary has been trained on the training part alone
+    run(
+        Recipe.make(PRETRAIN, recipe), output=tmp_path / "first"
+    )  # its vocabulary has been trained on the training part alone
     data = {"corpus": [str(built / "one")], "max_length": 32}
     with pytest.raises(UsageError, match=r"built with a different vocabulary from that of .*first"):
         run(
-            PRETRAIN,
-            {"checkpoint": str(tmp_path / "first"), "batch_size": 16, "data": data, "train": recipe["train"]},
+            Recipe.make(
+                PRETRAIN,
+                {"checkpoint": str(tmp_path / "first"), "batch_size": 16, "data": data, "train": recipe["train"]},
+            ),
             output=tmp_path / "second",
         )
 
@@ -138,7 +143,7 @@ def test_a_damaged_shard_is_named_before_training(recipe, built, tmp_path, damag
     with pytest.raises(
         UsageError, match=f"{shard.name} is (truncated|corrupted).*the same bertkit corpus build command"
     ):
-        run(PRETRAIN, recipe | {"data": data}, output=tmp_path / "run")
+        run(Recipe.make(PRETRAIN, recipe | {"data": data}), output=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -147,7 +152,7 @@ def test_an_unfinished_corpus_is_no_corpus(recipe, built, tmp_path):
     (tmp_path / "corpus" / "corpus.json").unlink()
     data = recipe["data"] | {"corpus": [str(tmp_path / "corpus")]}
     with pytest.raises(UsageError, match=r"not finished.*the same bertkit corpus build command"):
-        run(PRETRAIN, recipe | {"data": data}, output=tmp_path / "run")
+        run(Recipe.make(PRETRAIN, recipe | {"data": data}), output=tmp_path / "run")
 
 
 def test_a_run_that_continues_sees_that_its_corpus_was_built_anew_with_another_vocabulary(
@@ -165,9 +170,9 @@ def test_a_run_that_continues_sees_that_its_corpus_was_built_anew_with_another_v
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        run(PRETRAIN, given, output=tmp_path / "run", progress=stop)
+        run(Recipe.make(PRETRAIN, given), output=tmp_path / "run", progress=stop)
     shutil.rmtree(tmp_path / "corpus")
     tokens = train_vocabulary(text.read_text(encoding="utf-8").splitlines(), size=90)
     build([str(text)], make_tokenizer(tokens, cased=False), tmp_path / "corpus")
     with pytest.raises(UsageError, match="corpus was built with a different vocabulary from that of this run"):
-        run(PRETRAIN, given, output=tmp_path / "run")
+        run(Recipe.make(PRETRAIN, given), output=tmp_path / "run")

@@ -23,11 +23,13 @@ from bertkit.tasks.squad import SQUAD
 from bertkit.tasks.squad_versions import VERSIONS
 from bertkit.tasks.task import PredictionSettings, score_summaries
 from bertkit.training import cost
-from bertkit.training.arguments import complete, name_head
+from bertkit.training.network import name_head
 from bertkit.training.predictions import KEY, join_rows, read_table
 from bertkit.training.prepare import Prepared
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import make_model
 from bertkit.training.scoring import score_splits
+from tests.conftest import draft
 from tests.official import (
     ROWS,
     list_questions,
@@ -60,7 +62,7 @@ def make_pretraining(folder, **options):
 
 def write_start(folder, task, **values):
     """Return the checkpoint of a task; a task without training data starts from a model that has its head."""
-    labels = () if task.metric else tuple(task.configure(task.recipe, None, None)["id2label"].values())
+    labels = () if task.metric else tuple(task.configure(draft(task), None, None)["id2label"].values())
     return str(write_checkpoint(folder, labels=labels, **values))
 
 
@@ -167,8 +169,8 @@ def prepare(tmp_path_factory):
     def prepare(name):
         torch.manual_seed(0)  # for the checkpoint to start from
         task, make_recipe, _ = CASES[name]
-        recipe = complete(task, make_recipe(tmp_path_factory.mktemp("case")))
-        examples = task.load(recipe["data"], lambda line: None)
+        recipe = Recipe.make(task, make_recipe(tmp_path_factory.mktemp("case")))
+        examples = task.load(recipe.data, lambda line: None)
         tokenizer = task.tokenize(recipe, examples, lambda line: None)
         data = {split: task.encode(examples[split], tokenizer, recipe, split) for split in examples}
         return recipe, examples, tokenizer, data
@@ -275,7 +277,7 @@ def test_the_cost_of_an_update_is_measured(case, monkeypatch):
     monkeypatch.setattr(cost, "PROBE_SECONDS", 0.0)
     monkeypatch.setattr(cost, "MATMUL_SECONDS", 0.01)
     settings = task.configure(recipe, tokenizer, examples)
-    costs = cost.measure_costs(task, recipe, Prepared(examples, tokenizer, data, settings))
+    costs = cost.measure_costs(recipe, Prepared(examples, tokenizer, data, settings))
     for part in costs.parts:
         assert min(part.tokens, part.operations, part.seconds, part.fixed, part.activations, part.optimizer) > 0
     assert costs.weights == sum(4 * x.numel() for x in model.parameters())
@@ -299,7 +301,7 @@ def test_a_frozen_parameter_gets_no_gradient(case):
 def test_every_fine_tuned_task_can_freeze_its_encoder_and_have_a_bilstm(case, bilstm):
     task, recipe, examples, tokenizer, data, _, _ = case
     settings = task.configure(recipe, tokenizer, examples)
-    model = make_model(task, complete(task, recipe, {"freeze": "encoder", "bilstm": bilstm}), settings)
+    model = make_model(task, recipe.changed(freeze="encoder", bilstm=bilstm), settings)
     assert type(model) is getattr(bertkit, name_head(task, recipe).replace("For", "BiLSTMFor" if bilstm else "For"))
     loss = model.train()(**take_batch(task, data["train"])).loss
     assert loss.isfinite()
@@ -403,7 +405,7 @@ def test_scores_and_baselines_are_what_the_table_shows(case):
 def test_a_wrong_file_is_one_promised_error(case):
     task, recipe, _, _, _, _, wrong = case
     with pytest.raises(UsageError) as error:
-        task.load({**recipe["data"], **wrong}, lambda line: None)
+        task.load({**recipe.data, **wrong}, lambda line: None)
     assert "\n" not in str(error.value)
     (value,) = wrong.values()
     assert (value[0] if isinstance(value, list) else value) in str(error.value)
@@ -424,7 +426,7 @@ def test_predictions_are_texts_in_files_of_their_own(case):
 
 def test_what_is_shown_of_a_model_is_a_line_each(case):
     task, recipe, examples, tokenizer, _, model, _ = case
-    settings = PredictionSettings(model.eval(), tokenizer, recipe["data"], task.pairs, 3)
+    settings = PredictionSettings(model.eval(), tokenizer, recipe.data, task.pairs, 3)
     lines = show_examples(task, {split: examples[split] for split in examples if split != "train"}, settings)
     assert task.splits or not lines
     assert all(line and "\n" not in line for line in lines)
@@ -435,10 +437,10 @@ def test_the_recipe_of_the_paper_is_complete_and_passes_its_own_check(tmp_path):
         # The default one is on the Hub.
         start = write_start(tmp_path / task.name, task, max_position_embeddings=512)
         given = {"checkpoint": start} if "checkpoint" in task.recipe else {}
-        recipe = complete(task, given)
-        assert recipe["task"] == task.name
+        recipe = Recipe.make(task, given)
+        assert recipe.task == task.name
         assert task.recipe["data"] == list_defaults(task.options)
         assert all(option.help.endswith(".") for option in task.options.values())
-        assert {"batch_size", "precision", "preset", "data", "train"} <= set(recipe)
-        assert recipe["train"]["optim"] == "bert_adam"
-        assert complete(task, given, {"preset": "stable"})["train"]["optim"] == "adamw_torch"
+        assert {"batch_size", "precision", "preset", "data", "train"} <= set(recipe.to_dict())
+        assert recipe.train["optim"] == "bert_adam"
+        assert Recipe.make(task, given, {"preset": "stable"}).train["optim"] == "adamw_torch"

@@ -25,12 +25,12 @@ from bertkit.tasks.examples import divide
 from bertkit.tasks.glue import BENCHMARKS, GLUE, GlueTask, find_glue
 from bertkit.tasks.text import TextSequences
 from bertkit.training import trainer
-from bertkit.training.arguments import complete
 from bertkit.training.plan import dry_run
 from bertkit.training.prepare import prepare
-from bertkit.training.recipe import merge
+from bertkit.training.recipe import Recipe, merge
 from bertkit.training.run import make_model, run
 from bertkit.training.run_dir import mark_complete, read_log
+from tests.conftest import draft
 from tests.official import write_checkpoint, write_glue
 from tests.training.test_trainer import read_curve
 
@@ -207,7 +207,7 @@ def test_the_hubs_copy_gives_what_the_official_files_give(name, glue, hub, bert)
     assert list(official) == list(find_glue(name).row.splits)
     assert_same_examples(official, copy)
     tokenizer = load_tokenizer(bert)
-    recipe = {"data": GLUE[name].recipe["data"] | {"max_length": 12}}
+    recipe = draft(GLUE[name], {"data": {"max_length": 12}})
     for split in official:
         one, other = (
             GLUE[name].encode(examples[split], tokenizer, recipe, split).sequences for examples in (official, copy)
@@ -344,7 +344,7 @@ def test_a_bad_file_is_one_line_and_nothing_is_written(files_of, bert, tmp_path,
 
 def assert_refused(name, recipe, output, message):
     with pytest.raises(UsageError, match=message) as error:
-        run(TASKS[name], recipe, output=output)
+        run(Recipe.make(TASKS[name], recipe), output=output)
     assert "\n" not in str(error.value)
     assert not output.exists()
 
@@ -422,7 +422,7 @@ def finish(glue, bert, tmp_path_factory):
         if name not in done:
             output, lines = tmp_path_factory.mktemp("runs") / name, []
             recipe = make_recipe(bert, glue) | {"baseline": False}
-            metrics = run(TASKS[name], recipe, output=output, report=lines.append)
+            metrics = run(Recipe.make(TASKS[name], recipe), output=output, report=lines.append)
             done[name] = output, metrics, lines
         return done[name]
 
@@ -432,7 +432,7 @@ def finish(glue, bert, tmp_path_factory):
 def test_rows_that_decide_choose_the_best_epoch_and_are_not_scored(bert, glue, tmp_path):
     train = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
     recipe = merge(make_recipe(bert, glue, **train), {"data": {"tune_share": 0.4}})
-    metrics = run(GLUE["rte"], recipe, output=tmp_path / "run")
+    metrics = run(Recipe.make(GLUE["rte"], recipe), output=tmp_path / "run")
     evaluated = [entry["eval_accuracy"] for entry in read_log(tmp_path / "run") if "eval_accuracy" in entry]
     dev = load("rte", glue)["dev"]
     decides, scored = divide(GLUE["rte"], dev, 0.4)
@@ -444,7 +444,7 @@ def test_rows_that_decide_choose_the_best_epoch_and_are_not_scored(bert, glue, t
     right = [line.split("\t")[1] == names[label] for line, label in zip(written, scored.labels, strict=True)]
     assert metrics["accuracy"] == pytest.approx(sum(right) / len(right))
     assert "chosen_on_dev" not in metrics
-    without = run(GLUE["rte"], make_recipe(bert, glue, **train), output=tmp_path / "whole")
+    without = run(Recipe.make(GLUE["rte"], make_recipe(bert, glue, **train)), output=tmp_path / "whole")
     assert without["chosen_on_dev"] == "the checkpoint"
 
 
@@ -558,15 +558,15 @@ def test_a_score_no_better_than_the_majority_is_warned_of():
 
 def test_length_groups_and_the_stable_preset_run(glue, bert, tmp_path):
     groups = make_recipe(bert, glue, train_sampling_strategy="group_by_length", max_steps=7)
-    assert run(GLUE["rte"], groups, output=tmp_path / "groups")["updates"] == 7
-    plan = dry_run(GLUE["rte"], {"checkpoint": str(bert), "preset": "stable"}, output=tmp_path / "run")
-    train = plan["recipe"]["train"]
+    assert run(Recipe.make(GLUE["rte"], groups), output=tmp_path / "groups")["updates"] == 7
+    plan = dry_run(Recipe.make(GLUE["rte"], {"checkpoint": str(bert), "preset": "stable"}), output=tmp_path / "run")
+    train = plan["recipe"].train
     assert (train["optim"], train["num_train_epochs"], train["learning_rate"]) == ("adamw_torch", 20.0, 2e-5)
     assert (train["warmup_steps"], train["lr_scheduler_type"], train["weight_decay"]) == (0.1, "linear", 0.01)
-    paper = complete(GLUE["rte"], {"checkpoint": str(bert)})
-    assert (paper["batch_size"], paper["data"]["max_length"]) == (32, 128)
-    assert (paper["train"]["num_train_epochs"], paper["train"]["learning_rate"]) == (3.0, 2e-5)
-    assert (paper["train"]["optim"], paper["train"]["warmup_steps"]) == ("bert_adam", 0.1)
+    paper = Recipe.make(GLUE["rte"], {"checkpoint": str(bert)})
+    assert (paper.batch_size, paper.data["max_length"]) == (32, 128)
+    assert (paper.train["num_train_epochs"], paper.train["learning_rate"]) == (3.0, 2e-5)
+    assert (paper.train["optim"], paper.train["warmup_steps"]) == ("bert_adam", 0.1)
 
 
 def test_plain_transformers_loads_a_finished_run(finish, glue):
@@ -596,7 +596,7 @@ def test_plain_transformers_loads_a_finished_run(finish, glue):
 
 def predict_ax(checkpoint, glue, output):
     recipe = {"checkpoint": str(checkpoint), "precision": "fp32", "data": {"dir": str(glue), "max_length": 32}}
-    assert run(GLUE["ax"], recipe, output=output) == {"updates": 0}
+    assert run(Recipe.make(GLUE["ax"], recipe), output=output) == {"updates": 0}
     return (output / "predictions" / "AX.tsv").read_text()
 
 
@@ -650,7 +650,7 @@ def test_ax_needs_a_model_with_its_labels(bert, glue, tmp_path, start):
 
 def make(name, checkpoint, glue, lines=None, **top):
     """Return a task's model before training, as a run makes it."""
-    recipe = complete(GLUE[name], make_recipe(checkpoint, glue), top)
+    recipe = Recipe.make(GLUE[name], make_recipe(checkpoint, glue), top)
     tokenizer = load_tokenizer(checkpoint)
     settings = GLUE[name].configure(recipe, tokenizer, None)
     return make_model(GLUE[name], recipe, settings, *([] if lines is None else [lines.append]))
@@ -721,7 +721,7 @@ def test_the_seed_decides_what_is_drawn(trained, glue, tmp_path):
     weights = {}
     for name, seed in (("one", 1), ("two", 2)):
         recipe = merge(make_recipe(trained, glue, seed=seed, max_steps=1, learning_rate=0.0), {"reinit_layers": 1})
-        run(GLUE["rte"], recipe, output=tmp_path / name)
+        run(Recipe.make(GLUE["rte"], recipe), output=tmp_path / name)
         weights[name] = load_file(tmp_path / name / "model.safetensors")
     for name in ("classifier.weight", "bert.pooler.dense.weight", "bert.encoder.layer.1.output.dense.weight"):
         assert not torch.equal(weights["one"][name], weights["two"][name])
@@ -755,7 +755,7 @@ def straight(dropping, glue, tmp_path_factory):
     """Return the recipe, directory and metrics of a run without interruption."""
     recipe = make_recipe(dropping, glue, num_train_epochs=3.0, logging_steps=1)
     output = tmp_path_factory.mktemp("straight") / "run"
-    return recipe, output, run(GLUE["rte"], recipe, output=output)
+    return recipe, output, run(Recipe.make(GLUE["rte"], recipe), output=output)
 
 
 @pytest.mark.slow
@@ -774,8 +774,8 @@ def test_a_run_stopped_in_the_middle_of_an_epoch_continues_bit_for_bit(straight,
 def test_stopping_keeps_what_was_done_since_the_best_epoch(straight, tmp_path):
     """The recipe keeps one checkpoint and the Trainer the best one, which is not the one to resume from."""
     recipe = merge(straight[0], {"train": {"save_strategy": "epoch", "eval_strategy": "epoch"}})
-    metrics = run(GLUE["rte"], recipe, output=tmp_path / "straight")  # evaluation uses random numbers, too
-    assert complete(GLUE["rte"], recipe)["train"]["save_total_limit"] == 1
+    metrics = run(Recipe.make(GLUE["rte"], recipe), output=tmp_path / "straight")  # evaluation uses random numbers, too
+    assert Recipe.make(GLUE["rte"], recipe)["train"]["save_total_limit"] == 1
     assert "continues after checkpoint-8" in stop_and_continue(recipe, tmp_path / "run", 8, metrics)
     # In the middle of an epoch there is no additional evaluation.
     evaluated = [
@@ -798,7 +798,7 @@ def test_a_stop_at_the_end_of_an_epoch_comes_after_its_evaluation(straight, tmp_
     """Evaluation uses random numbers; and the checkpoint is written once."""
     change = {"save_strategy": strategy, "save_steps": 6, "eval_strategy": "epoch"}
     recipe = merge(straight[0], {"train": change})
-    metrics = run(GLUE["rte"], recipe, output=tmp_path / "straight")
+    metrics = run(Recipe.make(GLUE["rte"], recipe), output=tmp_path / "straight")
     written = []
     monkeypatch.setattr(trainer, "mark_complete", lambda path: written.append(path.name) or mark_complete(path))
     assert "continues after checkpoint-6" in stop_and_continue(recipe, tmp_path / "run", 6, metrics)
@@ -815,18 +815,18 @@ def stop_and_continue(recipe, output, update, metrics):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted, match=f"after update {update};"):
-        run(GLUE["rte"], recipe, output=output, progress=stop)
+        run(Recipe.make(GLUE["rte"], recipe), output=output, progress=stop)
     lines = []
-    assert run(GLUE["rte"], recipe, output=output, report=lines.append) == metrics
+    assert run(Recipe.make(GLUE["rte"], recipe), output=output, report=lines.append) == metrics
     return lines
 
 
 def test_data_at_hand_change_nothing(dropping, glue, tmp_path):
     recipe = merge(make_recipe(dropping, glue, num_train_epochs=1.0, logging_steps=1), {"reinit_layers": 1})
-    alone = run(GLUE["mrpc"], recipe, output=tmp_path / "alone")
-    prepared = prepare(GLUE["mrpc"], complete(GLUE["mrpc"], recipe))
+    alone = run(Recipe.make(GLUE["mrpc"], recipe), output=tmp_path / "alone")
+    prepared = prepare(Recipe.make(GLUE["mrpc"], recipe))
     for name in ("first", "second"):  # the first one must not have changed it
-        assert run(GLUE["mrpc"], recipe, output=tmp_path / name, prepared=prepared) == alone
+        assert run(Recipe.make(GLUE["mrpc"], recipe), output=tmp_path / name, prepared=prepared) == alone
         assert read_losses(tmp_path / name) == read_losses(tmp_path / "alone")
         assert_same_bits(*(load_file(tmp_path / one / "model.safetensors") for one in (name, "alone")))
         found = [{path.relative_to(tmp_path / one) for path in (tmp_path / one).rglob("*")} for one in (name, "alone")]
@@ -837,8 +837,10 @@ def test_data_at_hand_change_nothing(dropping, glue, tmp_path):
 def test_accumulation_changes_nothing(bert, glue, tmp_path, name):
     """8 = 4 x 2, of a class and of a score."""
     recipe = make_recipe(bert, glue, num_train_epochs=2.0, learning_rate=1e-3, logging_steps=1)
-    run(GLUE[name], recipe, output=tmp_path / "whole")
-    run(GLUE[name], merge(recipe, {"train": {"per_device_train_batch_size": 2}}), output=tmp_path / "parts")
+    run(Recipe.make(GLUE[name], recipe), output=tmp_path / "whole")
+    run(
+        Recipe.make(GLUE[name], merge(recipe, {"train": {"per_device_train_batch_size": 2}})), output=tmp_path / "parts"
+    )
     losses = [read_losses(tmp_path / cut) for cut in ("whole", "parts")]
     assert len(losses[0]) == 12
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)

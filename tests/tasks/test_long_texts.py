@@ -18,8 +18,8 @@ from bertkit.model.heads import BertForSequenceClassification
 from bertkit.tasks import TASKS
 from bertkit.tasks.result import flatten_result
 from bertkit.tasks.text import CLASSIFICATION
-from bertkit.training.arguments import complete
 from bertkit.training.prepare import prepare
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_glue, write_reviews, write_table
 
@@ -55,7 +55,10 @@ def finish(bert, folder, tmp_path_factory):
     def finish(long, text=("body",), label="stars", per_device=8, attention="packed"):
         output = tmp_path_factory.mktemp("run") / "run"
         more = {"train": {"per_device_train_batch_size": per_device}, "model": {"attn_implementation": attention}}
-        run(CLASSIFICATION, make_recipe(bert, folder, text, label, data={"long": long}, **more), output=output)
+        run(
+            Recipe.make(CLASSIFICATION, make_recipe(bert, folder, text, label, data={"long": long}, **more)),
+            output=output,
+        )
         return output
 
     return finish
@@ -69,7 +72,7 @@ def read_rows(path):
 @pytest.mark.parametrize("task", ["classify", "rte", "stsb"])
 def test_a_wrong_option_is_refused_before_anything_is_read(bert, task):
     def check(**data):
-        complete(TASKS[task], {"checkpoint": str(bert), "data": {"dir": "no"} | data})
+        Recipe.make(TASKS[task], {"checkpoint": str(bert), "data": {"dir": "no"} | data})
 
     with pytest.raises(UsageError, match=r"^unknown long 'head' in \[data\]; expected one of truncate, head\+tail, me"):
         check(long="head")
@@ -83,7 +86,7 @@ def test_what_is_truncated_is_said_with_what_to_set(bert, folder, tmp_path):
 
     def report(task, recipe):
         lines = []
-        data = prepare(task, complete(task, recipe), lines.append).data["train"]
+        data = prepare(Recipe.make(task, recipe), lines.append).data["train"]
         return data, lines[-1]
 
     for long in ("truncate", "head+tail"):
@@ -190,8 +193,7 @@ def test_texts_that_fit_learn_the_same_with_windows(bert, folder, tmp_path):
     found = []
     for long in ("truncate", "max"):
         run(
-            CLASSIFICATION,
-            make_recipe(bert, folder, data={"long": long, "max_length": 64}),
+            Recipe.make(CLASSIFICATION, make_recipe(bert, folder, data={"long": long, "max_length": 64})),
             output=tmp_path / long.replace("+", "-"),
         )
         found.append(load_file(tmp_path / long / "model.safetensors"))
@@ -203,7 +205,7 @@ def test_a_further_run_decides_for_itself(finish, bert, folder):
     output = finish("max")
     assert load_config(str(output)).window_pooling == "max"
     assert load_model(BertForSequenceClassification, str(output), {})[0].config.window_pooling is None
-    settings = CLASSIFICATION.configure(complete(CLASSIFICATION, make_recipe(bert, folder)), None, None)
+    settings = CLASSIFICATION.configure(Recipe.make(CLASSIFICATION, make_recipe(bert, folder)), None, None)
     assert "window_pooling" not in settings
 
 
@@ -238,6 +240,6 @@ def test_evidence_after_the_limit_is_learned_with_windows_only(bert, tmp_path):
         train = {"num_train_epochs": 20.0, "learning_rate": 1e-3}
         recipe = make_recipe(bert, tmp_path / "data", ("text",), "label", train=train)
         recipe["data"] |= {"long": long, "max_length": 20, "doc_stride": 12, "test_share": 0.0}
-        scores[long] = run(CLASSIFICATION, recipe, output=tmp_path / long)["accuracy"]
+        scores[long] = run(Recipe.make(CLASSIFICATION, recipe), output=tmp_path / long)["accuracy"]
     assert scores["truncate"] < 0.8
     assert scores["mean"] > 0.95

@@ -27,8 +27,9 @@ from bertkit.system.signals import Interrupted
 from bertkit.tasks import ner
 from bertkit.tasks.ner import ENTITY_SCORES, NER, describe_words
 from bertkit.tasks.task import score_summaries
-from bertkit.training.arguments import complete
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
+from tests.conftest import draft
 from tests.official import write_checkpoint, write_conll
 
 SMALL = {"max_length": 40}
@@ -55,7 +56,7 @@ def load(folder, **options):
 
 
 def encode(examples, start, **options):
-    return NER.encode(examples, load_tokenizer(start), {"data": NER.recipe["data"] | SMALL | options}, "dev")
+    return NER.encode(examples, load_tokenizer(start), draft(NER, {"data": SMALL | options}), "dev")
 
 
 def keep(data, tags):
@@ -151,7 +152,7 @@ def test_what_became_of_the_words_is_said(tmp_path, start):
 )
 def test_options_that_make_no_sense(tmp_path, folder, start, options, message):
     with pytest.raises(UsageError, match=message) as error:
-        run(NER, make_recipe(folder, start, **options), output=tmp_path / "run")
+        run(Recipe.make(NER, make_recipe(folder, start, **options)), output=tmp_path / "run")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
 
@@ -163,7 +164,7 @@ def test_sentences_longer_than_the_model_are_read_in_parts(tmp_path, folder, sta
     assert len(data) > count == data.owners[-1] + 1
     line = describe_words(data, "dev")
     assert re.search(r"; \d+ sentences are longer than the model and have \d+ sequences", line)
-    metrics = run(NER, make_recipe(folder, start, max_length=8), output=tmp_path / "run")
+    metrics = run(Recipe.make(NER, make_recipe(folder, start, max_length=8)), output=tmp_path / "run")
     text = (tmp_path / "run" / "predictions" / "dev.conll").read_text()
     assert len([block for block in text.split("\n\n") if "DOCSTART" not in block]) == count
     assert 0 <= metrics["strict_f1"] <= 1
@@ -303,7 +304,7 @@ def test_the_files_say_what_was_scored(folder, start):
 def test_a_run_leaves_conll_files_and_a_model_for_plain_transformers(tmp_path, folder, start):
     lines, recipe = [], make_recipe(folder, start)
     recipe["train"]["per_device_eval_batch_size"] = 4  # batches of other widths
-    metrics = run(NER, recipe, output=tmp_path / "run", report=lines.append)
+    metrics = run(Recipe.make(NER, recipe), output=tmp_path / "run", report=lines.append)
     assert any("tokens per sentence" in line for line in lines)
     assert metrics["score"] == metrics["f1"]
     for split, name in (("dev", "{}"), ("test", "test_{}")):
@@ -318,7 +319,7 @@ def test_a_run_leaves_conll_files_and_a_model_for_plain_transformers(tmp_path, f
 
 def test_a_test_set_that_is_not_there_has_no_scores(tmp_path, start):
     folder = write_conll(tmp_path / "ner", skip=("eng.testb",))
-    metrics = run(NER, make_recipe(folder, start), output=tmp_path / "run")
+    metrics = run(Recipe.make(NER, make_recipe(folder, start)), output=tmp_path / "run")
     assert "f1" in metrics
     assert not any(name.startswith("test_") for name in metrics)
     assert not (tmp_path / "run" / "predictions" / "test.conll").exists()
@@ -337,7 +338,7 @@ def test_a_model_of_the_same_labels_in_another_order_keeps_what_it_knows(tmp_pat
     tokenizer.save_pretrained(tmp_path / "old")
     recipe = make_recipe(folder, str(tmp_path / "old")) | {"precision": "fp32"}
     recipe["train"] = {"max_steps": 1, "learning_rate": 0.0}
-    run(NER, recipe, output=tmp_path / "run")
+    run(Recipe.make(NER, recipe), output=tmp_path / "run")
     text = read_conll(find_conll(folder)["dev"])
     data = encode_words(text, shuffled, tokenizer, SMALL["max_length"])
     batch = pad(data.__getitems__(range(len(data))))
@@ -353,7 +354,7 @@ def test_it_learns(tmp_path, folder, start):
         "precision": "fp32",
         "train": {"num_train_epochs": 15, "learning_rate": 5e-3, "seed": 1},
     }
-    metrics = run(NER, recipe, output=tmp_path / "run")
+    metrics = run(Recipe.make(NER, recipe), output=tmp_path / "run")
     assert metrics["f1"] > 0.6
     assert metrics["test_f1"] > 0.6
 
@@ -375,7 +376,7 @@ def test_the_rate_and_the_epochs_of_a_bilstm_are_its_own_with_every_preset(folde
         (learned, "paper", "bert_adam", 1e-3, 10.0),
         (learned, "stable", "adamw_torch", 1e-3, 10.0),
     ):
-        train = complete(NER, given | {"preset": preset})["train"]
+        train = Recipe.make(NER, given | {"preset": preset}).train
         assert [train[key] for key in ("optim", "learning_rate", "num_train_epochs")] == expected
 
 
@@ -383,13 +384,13 @@ def test_the_rate_and_the_epochs_of_a_bilstm_are_its_own_with_every_preset(folde
 def test_sizes_that_nothing_uses_are_refused(key, tmp_path, folder, start):
     value = 6 if key == "bilstm_hidden_size" else "last"
     with pytest.raises(UsageError, match=f"{key} in .model. belongs to the feature-based approach"):
-        complete(NER, make_recipe(folder, start) | {"model": {key: value}})
+        Recipe.make(NER, make_recipe(folder, start) | {"model": {key: value}})
 
 
 @pytest.mark.parametrize("bilstm", [False, True])
 def test_a_frozen_encoder_stays_as_it_is_in_a_run(bilstm, tmp_path, folder, start):
     recipe = make_recipe(folder, start) | {"freeze": "encoder", "bilstm": bilstm}
-    run(NER, recipe, {"train": {"learning_rate": 1e-2}}, output=tmp_path / "run")
+    run(Recipe.make(NER, recipe, {"train": {"learning_rate": 1e-2}}), output=tmp_path / "run")
     before = BertModel.from_pretrained(start).state_dict()
     after = load_file(tmp_path / "run" / "model.safetensors")
     encoder = [name for name in before if not name.startswith("pooler")]
@@ -398,7 +399,7 @@ def test_a_frozen_encoder_stays_as_it_is_in_a_run(bilstm, tmp_path, folder, star
 
 def test_a_bilstm_learns_from_features_and_reads_text_by_itself(tmp_path, folder, start):
     recipe = make_features_recipe(tmp_path, folder, start)
-    metrics = run(NER, recipe, output=tmp_path / "run")
+    metrics = run(Recipe.make(NER, recipe), output=tmp_path / "run")
     assert metrics["f1"] > 0.6
     assert metrics["test_f1"] > 0.6
     model = BertFeaturesForTokenClassification.from_pretrained(tmp_path / "run").eval()
@@ -419,7 +420,7 @@ def test_a_bilstm_learns_from_features_and_reads_text_by_itself(tmp_path, folder
 
 def test_the_encoder_runs_once_for_all_seeds(tmp_path, folder, start, monkeypatch):
     recipe = make_features_recipe(tmp_path, folder, start, max_steps=2)
-    first = run(NER, recipe, output=tmp_path / "first")
+    first = run(Recipe.make(NER, recipe), output=tmp_path / "first")
     kept = sorted((tmp_path / "features").iterdir())
     assert len(kept) == 3  # train, dev and test
 
@@ -427,9 +428,9 @@ def test_the_encoder_runs_once_for_all_seeds(tmp_path, folder, start, monkeypatc
         raise AssertionError("the encoder was asked again")
 
     monkeypatch.setattr("bertkit.tasks.frozen.run_encoder", refuse)
-    again = run(NER, recipe, output=tmp_path / "again")
+    again = run(Recipe.make(NER, recipe), output=tmp_path / "again")
     assert again["f1"] == first["f1"]
-    run(NER, recipe, {"train": {"seed": 2}}, output=tmp_path / "other")
+    run(Recipe.make(NER, recipe, {"train": {"seed": 2}}), output=tmp_path / "other")
     assert sorted((tmp_path / "features").iterdir()) == kept
 
 
@@ -438,7 +439,7 @@ def test_features_whose_file_was_damaged_are_computed_again_with_a_line(tmp_path
     examples, tokenizer, lines = NER.load(data, print)["dev"], load_tokenizer(start), []
 
     def encode():
-        return NER.encode(examples, tokenizer, {"data": data, "checkpoint": start}, "dev", lines.append)
+        return NER.encode(examples, tokenizer, draft(NER, {"data": data, "checkpoint": start}), "dev", lines.append)
 
     first, whole = encode(), encode().path.read_bytes()
     with first.path.open("r+b") as file:
@@ -463,13 +464,13 @@ def test_features_of_another_encoder_are_other_data(tmp_path, folder, start):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        run(NER, recipe, output=tmp_path / "run", progress=stop)
+        run(Recipe.make(NER, recipe), output=tmp_path / "run", progress=stop)
     model = BertModel.from_pretrained(checkpoint)
     with torch.no_grad():
         model.embeddings.LayerNorm.bias += 0.5
     model.save_pretrained(checkpoint)
     with pytest.raises(UsageError, match=r"run was started with other data \(dev, test, train\)"):
-        run(NER, recipe, output=tmp_path / "run")
+        run(Recipe.make(NER, recipe), output=tmp_path / "run")
 
 
 def test_sentences_without_a_token_are_scored(tmp_path, start):
@@ -478,15 +479,15 @@ def test_sentences_without_a_token_are_scored(tmp_path, start):
     folder.mkdir()
     (folder / "train.conll").write_text("good B-PER\nword1 O\n\n" * 4)
     (folder / "dev.conll").write_text("\x01 B-PER\n\n" * 3)
-    metrics = run(NER, make_features_recipe(tmp_path, folder, start, max_steps=1), output=tmp_path / "run")
+    metrics = run(Recipe.make(NER, make_features_recipe(tmp_path, folder, start, max_steps=1)), output=tmp_path / "run")
     assert metrics["f1"] == 0.0
 
 
 @pytest.mark.slow
 def test_half_precision_features_score_about_the_same(tmp_path, folder, start):
     recipe = make_features_recipe(tmp_path, folder, start)
-    whole = run(NER, recipe, output=tmp_path / "whole")
-    half = run(NER, recipe, {"data": {"half_features": True}}, output=tmp_path / "half")
+    whole = run(Recipe.make(NER, recipe), output=tmp_path / "whole")
+    half = run(Recipe.make(NER, recipe, {"data": {"half_features": True}}), output=tmp_path / "half")
     assert half["f1"] == pytest.approx(whole["f1"], abs=0.1)
 
 
@@ -502,6 +503,6 @@ def test_half_precision_features_score_about_the_same(tmp_path, folder, start):
 )
 def test_features_that_cannot_be_are_one_line(change, message, tmp_path, folder, start):
     with pytest.raises(UsageError, match=message) as error:
-        run(NER, make_recipe(folder, start), change, output=tmp_path / "run")
+        run(Recipe.make(NER, make_recipe(folder, start), change), output=tmp_path / "run")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()

@@ -16,6 +16,7 @@ from bertkit.studies.folds import define_folds, gather_folds
 from bertkit.studies.runner import make_study, run_study
 from bertkit.tasks.examples import divide
 from bertkit.tasks.ner import NER
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_table
 
@@ -84,14 +85,14 @@ def finished(start, tmp_path_factory):
     """Return the directory of a finished run on texts and spans, which has learned them, and its metrics."""
     folder = tmp_path_factory.mktemp("own")
     path = write_form(folder / "train", "spans", make_rows(80))
-    return folder / "run", run(NER, make_recipe(start, path, updates=60), output=folder / "run")
+    return folder / "run", run(Recipe.make(NER, make_recipe(start, path, updates=60)), output=folder / "run")
 
 
 def test_every_form_trains_the_same_weights(start, tmp_path):
     rows, runs = make_rows(60), {}
     for form in FORMS:
         path = write_form(tmp_path / form, form, rows)
-        metrics = run(NER, make_recipe(start, path), output=tmp_path / f"run-{form}")
+        metrics = run(Recipe.make(NER, make_recipe(start, path)), output=tmp_path / f"run-{form}")
         weights = load_file(tmp_path / f"run-{form}" / "model.safetensors")
         shown = list_shown(NER.table, NER.metric, metrics)
         assert not any(row.paper for row in shown), "these are not the paper's data"
@@ -163,7 +164,7 @@ def test_a_test_split_without_tags_is_predicted_and_train_must_have_some(start, 
     rows = [{"tokens": words, "ner_tags": from_iob2(tags, "BILOU")} for words, tags in make_rows(80)]
     write_table(folder / "train.jsonl", rows)
     write_table(folder / "test.jsonl", [{"tokens": words} for words in (["good", "so"], ["bad"])])
-    metrics = run(NER, make_recipe(start, folder, updates=40), output=tmp_path / "run")
+    metrics = run(Recipe.make(NER, make_recipe(start, folder, updates=40)), output=tmp_path / "run")
     assert not any(key.startswith("test_") for key in metrics)
     rows = [json.loads(line) for line in (tmp_path / "run" / "predictions" / "test.jsonl").read_text().splitlines()]
     assert [row["predicted"] for row in rows] == [["U-PER", "O"], ["U-LOC"]], "in the scheme of train"

@@ -20,6 +20,7 @@ from bertkit.tasks.prediction import show_examples
 from bertkit.tasks.pretraining import PRETRAINING, STARTER, choose_masked, choose_starter, list_phases
 from bertkit.tasks.task import PredictionSettings, score_summaries
 from bertkit.training.recipe import merge
+from tests.conftest import draft
 
 LETTERS = [a + b for a in "abcdefgh" for b in "abcdefgh"]
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letters}" for letters in LETTERS)]
@@ -162,21 +163,15 @@ def test_the_phases_follow_one_another(corpus, tokenizer):
 
 
 def test_phases_are_whole_updates():
-    recipe = {
-        "batch_size": 256,
-        "data": PRETRAINING.recipe["data"],
-        "train": {"max_steps": 1_000_000},
-        "phase": [{"share": 0.9, "max_length": 128}, {"share": 0.1, "max_length": 512}],
-    }
-    assert list_phases(recipe) == [Phase(900_000 * 256, 128), Phase(100_000 * 256, 512)]
-    del recipe["phase"]
-    assert list_phases(recipe) == [Phase(1_000_000 * 256, 128)]
+    phases = [{"share": 0.9, "max_length": 128}, {"share": 0.1, "max_length": 512}]
+    assert list_phases(draft(PRETRAINING, {"phase": phases})) == [Phase(900_000 * 256, 128), Phase(100_000 * 256, 512)]
+    assert list_phases(draft(PRETRAINING)) == [Phase(1_000_000 * 256, 128)]
 
 
 def test_documents_of_one_sentence_are_reported(corpus, tokenizer):
     single = TokenizedCorpus(corpus.ids, corpus.sentence_ends, np.arange(1, len(corpus.sentence_ends) + 1))
     for given, objective, count in ((corpus, "mlm+nsp", 0), (single, "mlm", 0), (single, "mlm+nsp", 1)):
-        recipe, lines = merge(PRETRAINING.recipe, {"data": {"objective": objective}}), []
+        recipe, lines = draft(PRETRAINING, {"data": {"objective": objective}}), []
         PRETRAINING.encode(given, tokenizer, recipe, "train", lines.append)
         assert len(lines) == count
     assert lines[0].startswith("no document has two sentences, so every next sentence is random; use --set")
@@ -211,25 +206,20 @@ def test_objectives(corpus, tokenizer):
 )
 def test_options_that_make_no_sense_are_refused(change, message):
     with pytest.raises(UsageError, match=message):
-        PRETRAINING.check({**PRETRAINING.recipe, "data": PRETRAINING.recipe["data"] | change})
+        PRETRAINING.check(draft(PRETRAINING, {"data": change}))
 
 
 def test_pretraining_is_measured_in_updates():
-    epochs = {key: value for key, value in PRETRAINING.recipe["train"].items() if key != "max_steps"} | {
-        "num_train_epochs": 3
-    }
     with pytest.raises(UsageError, match="set max_steps"):
-        PRETRAINING.check({**PRETRAINING.recipe, "train": epochs})
-    PRETRAINING.check(PRETRAINING.recipe)
+        PRETRAINING.check(draft(PRETRAINING, {"train": {"num_train_epochs": 3.0}}))
+    PRETRAINING.check(draft(PRETRAINING))
 
 
 def test_a_length_beside_phases_is_refused():
     phases = [{"share": 1.0, "max_length": 64}]
-    PRETRAINING.check({**PRETRAINING.recipe, "phase": phases})
+    PRETRAINING.check(draft(PRETRAINING, {"phase": phases}))
     with pytest.raises(UsageError, match=r"set 'phase=\[\{share=1.0, max_length=32\}\]' instead"):
-        PRETRAINING.check(
-            {**PRETRAINING.recipe, "phase": phases, "data": PRETRAINING.recipe["data"] | {"max_length": 32}}
-        )
+        PRETRAINING.check(draft(PRETRAINING, {"phase": phases, "data": {"max_length": 32}}))
 
 
 def test_whole_words_are_masked_together(corpus, tokenizer):
@@ -246,7 +236,7 @@ def test_whole_words_are_masked_together(corpus, tokenizer):
 def test_whole_words_of_one_token_are_refused():
     documents = [["我们喜欢读书。", "他们喜欢 bert。"] * 100] * 2
     tokenizer = make_tokenizer([*TOKENS[:5], *"我们喜欢读书他。", "be", "##rt"], cased=False, max_length=64)
-    recipe = PRETRAINING.recipe | {"data": PRETRAINING.recipe["data"] | {"whole_word_masking": True}}
+    recipe = draft(PRETRAINING, {"data": {"whole_word_masking": True}})
     assert len(PRETRAINING.encode(documents, tokenizer, recipe, "train"))  # a twentieth are ## pieces
     documents = [[sentences[0]] for sentences in documents]
     with pytest.raises(UsageError, match=r"^whole_word_masking would change nothing: .* as in Chinese; remove it$"):
@@ -368,7 +358,7 @@ def test_lengths_given_to_the_starter_are_those_of_the_run(lengths, checkpoint):
 def test_pairs_held_out_are_as_long_as_asked(corpus, tokenizer):
     phases = [{"share": 0.9, "max_length": 16}, {"share": 0.1, "max_length": 64}]
     for length, longest in {0: 16, 48: 48}.items():
-        recipe = merge(PRETRAINING.recipe, {"phase": phases, "data": {"heldout_length": length, "heldout_pairs": 50}})
+        recipe = draft(PRETRAINING, {"phase": phases, "data": {"heldout_length": length, "heldout_pairs": 50}})
         data = PRETRAINING.encode(corpus, tokenizer, recipe, "dev")
         assert len(data) == 50
         lengths = data.__getitems__(range(50))["attention_mask"].sum(1)
@@ -386,7 +376,7 @@ def test_a_model_that_answers_with_no_numbers_has_no_score():
     [("clm", "--set data.objective=clm", "text-generation"), ("mlm", "", "fill-mask")],
 )
 def test_what_to_do_next_fits_the_objective(objective, continues, use, tmp_path):
-    first, _, last = PRETRAINING.comment({}, tmp_path, {"data": {"objective": objective}}).commands
+    first, _, last = PRETRAINING.comment({}, tmp_path, draft(PRETRAINING, {"data": {"objective": objective}})).commands
     assert continues in first
     assert ("objective" in first) == bool(continues)
     assert f'pipeline("{use}", "{tmp_path}")' in last

@@ -21,8 +21,10 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.squad import SQUAD, describe_windows, find_squad
 from bertkit.tasks.squad_versions import VERSIONS
 from bertkit.tasks.task import score_summaries
+from bertkit.training.recipe import Recipe, load_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import FIRST, read_metrics
+from tests.conftest import draft
 from tests.official import encode_questions, write_checkpoint, write_glue, write_squad
 
 ONE, TWO = VERSIONS
@@ -163,7 +165,7 @@ def test_another_file_may_be_trained_on(tmp_path):
 def test_options_that_make_no_sense(tmp_path, options, message):
     start = str(write_checkpoint(tmp_path / "bert", max_position_embeddings=512))
     with pytest.raises(UsageError, match=message) as error:
-        run(TASKS["squad2"], {"checkpoint": start, "data": options}, output=tmp_path / "run")
+        run(Recipe.make(TASKS["squad2"], {"checkpoint": start, "data": options}), output=tmp_path / "run")
     assert "\n" not in str(error.value)
 
 
@@ -176,7 +178,7 @@ def test_what_became_of_the_questions_is_said(start, tmp_path):
         Question("within", "word1 ?", context, ("rd2",), (8,)),
         Question("window", "word1 ?", context, (context,), (0,)),
     ]
-    recipe = {"data": TASKS["squad1"].recipe["data"] | SMALL | {"max_answer_length": 5}}
+    recipe = draft(TASKS["squad1"], {"data": SMALL | {"max_answer_length": 5}})
     data = SQUAD["squad1"].encode(questions, tokenizer, recipe, "train")
     line = describe_windows(data, "train")
     assert line == (
@@ -191,7 +193,7 @@ def test_what_became_of_the_questions_is_said(start, tmp_path):
 def test_answers_of_an_oracle_are_perfect(tmp_path, start, version):
     examples, _ = load(version, write_squad(tmp_path, version.number))
     data = SQUAD["squad1"].encode(
-        examples["dev"], load_tokenizer(start), {"data": TASKS["squad1"].recipe["data"] | SMALL}, "dev"
+        examples["dev"], load_tokenizer(start), draft(TASKS["squad1"], {"data": SMALL}), "dev"
     )
     assert len(data) > len(examples["dev"]), "several windows for some"
     metrics = score_summaries(SQUAD[version.name], make_kept(data, data.answers), data)
@@ -305,7 +307,7 @@ def test_the_best_answers_have_the_reference_s_form():
 def test_tau_is_that_of_the_rows_that_decide(tmp_path, start):
     """The scores are those of the other rows at that tau; without such rows the scores are marked."""
     recipe = make_recipe(tmp_path, start, TWO)
-    whole = run(TASKS["squad2"], recipe, output=tmp_path / "whole")
+    whole = run(Recipe.make(TASKS["squad2"], recipe), output=tmp_path / "whole")
     assert whole["chosen_on_dev"] == "tau"
     card = (tmp_path / "whole" / "README.md").read_text()
     assert (
@@ -313,7 +315,11 @@ def test_tau_is_that_of_the_rows_that_decide(tmp_path, start):
         in card
     )
     lines = []
-    found = run(TASKS["squad2"], recipe, {"data": {"tune_share": 0.5}}, output=tmp_path / "run", report=lines.append)
+    found = run(
+        Recipe.make(TASKS["squad2"], recipe, {"data": {"tune_share": 0.5}}),
+        output=tmp_path / "run",
+        report=lines.append,
+    )
     assert "chosen_on_dev" not in found
     assert "optimistic" not in (tmp_path / "run" / "README.md").read_text()
     gold, nbest, odds = (
@@ -336,7 +342,7 @@ def test_tau_is_that_of_the_rows_that_decide(tmp_path, start):
 def test_a_run_leaves_what_the_official_scripts_take(tmp_path, start, version):
     task, output = TASKS[version.name], tmp_path / "run"
     lines = []
-    metrics = run(task, make_recipe(tmp_path, start, version), output=output, report=lines.append)
+    metrics = run(Recipe.make(task, make_recipe(tmp_path, start, version)), output=output, report=lines.append)
     assert any("windows of 24 questions" in line for line in lines)
     gold = tmp_path / "squad" / f"dev-v{version.release}.json"
     names = ["predictions.json", "nbest_predictions.json"] + ["null_odds.json"] * version.unanswerable
@@ -365,12 +371,12 @@ def test_a_run_leaves_what_the_official_scripts_take(tmp_path, start, version):
 
 def test_tau_of_the_model_one_starts_from_is_not_kept(tmp_path, start):
     first = tmp_path / "two"
-    run(TASKS["squad2"], make_recipe(tmp_path, start, TWO), output=first)
+    run(Recipe.make(TASKS["squad2"], make_recipe(tmp_path, start, TWO)), output=first)
     config = json.loads((first / "config.json").read_text())
     config["tau"] = 123.0
     (first / "config.json").write_text(json.dumps(config))
     recipe = make_recipe(tmp_path, str(first), ONE)
-    run(TASKS["squad1"], recipe, output=tmp_path / "one")
+    run(Recipe.make(TASKS["squad1"], recipe), output=tmp_path / "one")
     assert "tau" not in json.loads((tmp_path / "one" / "config.json").read_text())
 
 
@@ -379,7 +385,10 @@ def test_another_file_comes_first(tmp_path, start):
     recipe = make_recipe(tmp_path, start, TWO, extra_train=str(extra), max_train_samples=6)
     output, lines, steps = tmp_path / "run", [], []
     metrics = run(
-        TASKS["squad2"], recipe, output=output, report=lines.append, progress=lambda done, *rest: steps.append(done)
+        Recipe.make(TASKS["squad2"], recipe),
+        output=output,
+        report=lines.append,
+        progress=lambda done, *rest: steps.append(done),
     )
     assert lines.index("then:") > next(i for i, line in enumerate(lines) if line.startswith("first, in"))
     assert any("train 24 questions, dev 24 questions" in line for line in lines), "the complete extra file"
@@ -391,18 +400,12 @@ def test_another_file_comes_first(tmp_path, start):
     first, second = (BertForQuestionAnswering.from_pretrained(path) for path in (output / FIRST, output))
     assert not torch.equal(first.qa_outputs.weight, second.qa_outputs.weight)
     # The saved recipe repeats all of it, and a run without the other file ends elsewhere.
-    again = run(TASKS["squad2"], json_of(output), output=tmp_path / "again")
+    again = run(load_recipe(output / "recipe.toml"), output=tmp_path / "again")
     assert again == metrics
     recipe["data"]["extra_train"] = ""
-    run(TASKS["squad2"], recipe, output=tmp_path / "plain")
+    run(Recipe.make(TASKS["squad2"], recipe), output=tmp_path / "plain")
     plain = BertForQuestionAnswering.from_pretrained(tmp_path / "plain")
     assert not torch.equal(plain.qa_outputs.weight, second.qa_outputs.weight)
-
-
-def json_of(output):
-    from bertkit.training.recipe import read_recipe
-
-    return read_recipe(output / "recipe.toml")
 
 
 def test_another_recipe_does_not_overwrite_one_whose_first_part_has_begun(tmp_path, start):
@@ -414,11 +417,11 @@ def test_another_recipe_does_not_overwrite_one_whose_first_part_has_begun(tmp_pa
         raise Interrupted("stopped", 15)
 
     with pytest.raises(Interrupted):
-        run(TASKS["squad1"], recipe, output=output, progress=stop)
+        run(Recipe.make(TASKS["squad1"], recipe), output=output, progress=stop)
     written = (output / "recipe.toml").read_bytes()
     recipe["train"]["learning_rate"] = 1e-5
     with pytest.raises(UsageError, match="belongs to another run"):
-        run(TASKS["squad1"], recipe, output=output)
+        run(Recipe.make(TASKS["squad1"], recipe), output=output)
     assert (output / "recipe.toml").read_bytes() == written
 
 
@@ -426,8 +429,7 @@ def test_a_broken_extra_file_is_told_before_anything_is_written(tmp_path, start)
     (tmp_path / "extra.json").write_text("{")
     with pytest.raises(UsageError, match=r"extra\.json: Input data was truncated"):
         run(
-            TASKS["squad1"],
-            make_recipe(tmp_path, start, ONE, extra_train=str(tmp_path / "extra.json")),
+            Recipe.make(TASKS["squad1"], make_recipe(tmp_path, start, ONE, extra_train=str(tmp_path / "extra.json"))),
             output=tmp_path / "run",
         )
     assert not (tmp_path / "run").exists()
@@ -444,24 +446,24 @@ def kill_after_first(recipe, output):
             raise Killed
 
     with pytest.raises(Killed):
-        run(TASKS["squad1"], recipe, output=output, report=kill)
+        run(Recipe.make(TASKS["squad1"], recipe), output=output, report=kill)
 
 
 @pytest.mark.slow
 def test_a_run_killed_after_its_first_part_goes_on(tmp_path, start):
     extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
     recipe = make_recipe(tmp_path, start, ONE, extra_train=str(extra))
-    expected = run(TASKS["squad1"], recipe, output=tmp_path / "straight")
+    expected = run(Recipe.make(TASKS["squad1"], recipe), output=tmp_path / "straight")
 
     kill_after_first(recipe, tmp_path / "killed")
     other = write_squad(tmp_path / "other", 1, seed=4) / "train-v1.1.json"
     content = extra.read_text()
     extra.write_text(other.read_text())
     with pytest.raises(UsageError, match=r"killed/first was started with other data \(train\)"):
-        run(TASKS["squad1"], recipe, output=tmp_path / "killed")
+        run(Recipe.make(TASKS["squad1"], recipe), output=tmp_path / "killed")
     extra.write_text(content)
     lines = []
-    assert run(TASKS["squad1"], recipe, output=tmp_path / "killed", report=lines.append) == expected
+    assert run(Recipe.make(TASKS["squad1"], recipe), output=tmp_path / "killed", report=lines.append) == expected
     assert any("is finished" in line for line in lines)
     weights = [BertForQuestionAnswering.from_pretrained(tmp_path / name) for name in ("straight", "killed")]
     assert all(torch.equal(a, b) for a, b in zip(*(model.parameters() for model in weights), strict=True))
@@ -538,10 +540,12 @@ def test_predictions_belong_to_their_questions_however_training_is_ordered(tmp_p
     """The Trainer would silently sort evaluation data by length, too."""
     recipe = make_recipe(tmp_path, start, ONE)
     recipe["train"]["train_sampling_strategy"] = strategy
-    metrics = run(TASKS["squad1"], recipe, output=tmp_path / "run")
+    metrics = run(Recipe.make(TASKS["squad1"], recipe), output=tmp_path / "run")
     model = BertForQuestionAnswering.from_pretrained(tmp_path / "run").eval()
     questions = read_squad(tmp_path / "squad" / "dev-v1.1.json")
-    data = SQUAD["squad1"].encode(questions, load_tokenizer(start), json_of(tmp_path / "run"), "dev")
+    data = SQUAD["squad1"].encode(
+        questions, load_tokenizer(start), load_recipe(tmp_path / "run" / "recipe.toml"), "dev"
+    )
     task, kept = TASKS["squad1"], []
     for index in range(len(data)):
         batch = task.collate([data[index]])
@@ -580,10 +584,10 @@ def test_a_study_compares_both_versions(tmp_path, start):
 
 
 def test_a_tau_does_not_outlive_its_task(tmp_path, start):
-    run(TASKS["squad2"], make_recipe(tmp_path, start, TWO), output=tmp_path / "two")
+    run(Recipe.make(TASKS["squad2"], make_recipe(tmp_path, start, TWO)), output=tmp_path / "two")
     glue = write_glue(tmp_path / "glue")
     recipe = {"checkpoint": str(tmp_path / "two"), "batch_size": 8, "data": {"dir": str(glue), "max_length": 40}}
-    run(TASKS["rte"], recipe | {"train": {"max_steps": 1}}, output=tmp_path / "rte")
+    run(Recipe.make(TASKS["rte"], recipe | {"train": {"max_steps": 1}}), output=tmp_path / "rte")
     assert "tau" in json.loads((tmp_path / "two" / "config.json").read_text())
     assert "tau" not in json.loads((tmp_path / "rte" / "config.json").read_text())
 
@@ -631,13 +635,16 @@ def test_an_extra_file_without_a_fitting_answer_is_named(tmp_path, start):
     (folder / "train-v1.1.json").write_text(json.dumps(content))
     recipe = make_recipe(tmp_path, start, TWO, extra_train=str(folder / "train-v1.1.json"))
     with pytest.raises(UsageError, match=r"no answer in .*extra.* is at its answer_start"):
-        run(TASKS["squad2"], recipe, output=tmp_path / "run")
+        run(Recipe.make(TASKS["squad2"], recipe), output=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_no_update_at_all_is_refused(tmp_path, start):
     with pytest.raises(UsageError, match="max_steps is 0"):
-        run(TASKS["squad1"], make_recipe(tmp_path, start, ONE) | {"train": {"max_steps": 0}}, output=tmp_path / "run")
+        run(
+            Recipe.make(TASKS["squad1"], make_recipe(tmp_path, start, ONE) | {"train": {"max_steps": 0}}),
+            output=tmp_path / "run",
+        )
 
 
 def test_a_model_without_room_for_a_context_is_refused_at_prediction():

@@ -19,9 +19,9 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.squad import SQUAD, collect_answers, list_keys
 from bertkit.tasks.squad_versions import VERSIONS
 from bertkit.training import model_card
-from bertkit.training.arguments import complete
-from bertkit.training.recipe import merge
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
+from tests.conftest import draft
 from tests.official import list_questions, write_checkpoint, write_questions, write_squad
 
 SMALL = {"max_length": 40, "doc_stride": 12, "max_query_length": 8}
@@ -91,7 +91,7 @@ def test_every_form_gives_the_windows_and_the_weights_of_the_official_files(tmp_
     }
     runs = {}
     for name, place in places.items():
-        metrics = run(task, make_recipe(start, place), output=tmp_path / name)
+        metrics = run(Recipe.make(task, make_recipe(start, place)), output=tmp_path / name)
         answers = (tmp_path / name / "predictions" / "nbest_predictions.json").read_bytes()
         weights = load_file(tmp_path / name / "model.safetensors")
         runs[name] = metrics["f1"], metrics[version.exact], answers, {key: one.tolist() for key, one in weights.items()}
@@ -109,14 +109,14 @@ def test_one_file_and_its_halves_give_equal_windows_and_weights(tmp_path, start,
     task, tokenizer = TASKS[version.name], load_tokenizer(start)
     found = {}
     for name, place in places.items():
-        recipe = complete(task, make_recipe(start, place, dev_share=0.3, test_share=0.2))
-        examples = task.load(recipe["data"], str)
+        recipe = Recipe.make(task, make_recipe(start, place, dev_share=0.3, test_share=0.2))
+        examples = task.load(recipe.data, str)
         found[name] = {key: task.encode(part, tokenizer, recipe, key).fingerprint() for key, part in examples.items()}
     assert set(found["lines"]) == {"train", "dev", "test"}
     assert all(one == found["official"] for one in found.values())
     weights = []
     for name in ("official", "halves"):
-        run(task, make_recipe(start, places[name], dev_share=0.3, test_share=0.2), output=tmp_path / name)
+        run(Recipe.make(task, make_recipe(start, places[name], dev_share=0.3, test_share=0.2)), output=tmp_path / name)
         weights.append(load_file(tmp_path / name / "model.safetensors"))
     assert all((one == weights[1][key]).all() for key, one in weights[0].items())
 
@@ -202,7 +202,7 @@ def test_split_options_that_make_no_sense(start, questions, options, message):
     folder, *_ = questions["squad1"]
     task = TASKS["squad1"]
     with pytest.raises(UsageError, match=message):
-        task.check(complete(task, make_recipe(start, folder, **options)))
+        task.check(Recipe.make(task, make_recipe(start, folder, **options)))
 
 
 def test_a_file_may_be_trained_on_instead_or_first(tmp_path, questions):
@@ -225,7 +225,7 @@ def test_test_is_scored_at_the_tau_of_dev_and_its_files_stand_beside_those_of_de
     _, train, dev = questions[version.name]
     folder = write_folder(tmp_path / "own", ".jsonl", train=train, dev=dev[:12], test=dev[12:])
     task, output = TASKS[version.name], tmp_path / "run"
-    metrics = run(task, make_recipe(start, folder), output=output)
+    metrics = run(Recipe.make(task, make_recipe(start, folder)), output=output)
     names = ["predictions.json", "nbest_predictions.json"] + ["null_odds.json"] * version.unanswerable
     texts = (path for path in (output / "predictions").iterdir() if path.suffix != ".parquet")
     files = {path.name: path.read_text(encoding="utf-8") for path in texts}
@@ -270,7 +270,9 @@ def test_an_unlabelled_test_split_is_only_predicted(tmp_path, start, version, qu
     bare = [{key: cell for key, cell in row.items() if key != "answers"} for row in dev[:6]]
     folder = write_folder(tmp_path / "own", ".csv", train=train, dev=dev, test=bare)
     lines = []
-    metrics = run(TASKS[version.name], make_recipe(start, folder), output=tmp_path / "run", report=lines.append)
+    metrics = run(
+        Recipe.make(TASKS[version.name], make_recipe(start, folder)), output=tmp_path / "run", report=lines.append
+    )
     assert f"{folder / 'test.csv'}: no answers; predicted, not scored" in lines
     assert not any(key.startswith("test_") for key in metrics)
     predictions = tmp_path / "run" / "predictions"
@@ -281,7 +283,7 @@ def test_an_unlabelled_test_split_is_only_predicted(tmp_path, start, version, qu
 
 def test_official_files_have_no_test_and_no_rows(tmp_path, start, version, questions):
     folder, *_ = questions[version.name]
-    metrics = run(TASKS[version.name], make_recipe(start, folder), output=tmp_path / "run")
+    metrics = run(Recipe.make(TASKS[version.name], make_recipe(start, folder)), output=tmp_path / "run")
     assert not any(key.startswith("test_") for key in metrics)
     rows = list_shown(TASKS[version.name].table, TASKS[version.name].metric, metrics)
     assert not any(row.key.startswith("test_") for row in rows)
@@ -318,7 +320,7 @@ def test_a_data_set_of_ones_own_on_the_hub_is_not_taken_for_squad(monkeypatch, q
     examples, _ = load(version, "eve/questions:small")
     assert {split: len(part) for split, part in examples.items()} == {"train": 24, "dev": 24, "test": 3}
     task = TASKS["squad1"]
-    recipe = merge(task.recipe, {"data": {"dir": "eve/questions:small"}})
+    recipe = draft(task, {"data": {"dir": "eve/questions:small"}})
     card = model_card.make_metadata(task, "mine", recipe, {"f1": 50.0, "test_f1": 40.0}, task.head, "transformers")
     assert card.language is None
     assert card.datasets == ["eve/questions"]
@@ -337,7 +339,7 @@ def test_a_data_set_of_ones_own_on_the_hub_is_not_taken_for_squad(monkeypatch, q
 
 def test_what_a_run_suggests(tmp_path, questions):
     task = TASKS["squad1"]
-    recipe = merge(task.recipe, {"data": {"dir": "questions.jsonl"}})
+    recipe = draft(task, {"data": {"dir": "questions.jsonl"}})
     assert task.comment({}, Path("runs/own"), recipe).commands == [
         "bertkit predict runs/own --input questions.jsonl --output answers.jsonl",
         "bertkit squad --version 1 --recipe runs/own/recipe.toml --set train.seed=43 --output runs/own-43  "

@@ -27,9 +27,9 @@ from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.swag import SWAG, SWAG_FILES
 from bertkit.tasks.task import score_summaries
-from bertkit.training.arguments import complete
-from bertkit.training.recipe import merge
+from bertkit.training.recipe import Recipe, merge
 from bertkit.training.run import make_model, run
+from tests.conftest import draft
 from tests.official import write_checkpoint, write_swag
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -65,7 +65,7 @@ def make_recipe(checkpoint, folder, **train):
 
 
 def encode(situations, tokenizer, longest, report=ignore):
-    return SWAG.encode(situations, tokenizer, {"data": {"max_length": longest}}, "dev", report)
+    return SWAG.encode(situations, tokenizer, draft(SWAG, {"data": {"max_length": longest}}), "dev", report)
 
 
 def load(folder, **options):
@@ -117,7 +117,7 @@ def take(batch):
 def test_long_sequences_are_cut_as_the_tokenizer_of_transformers_cuts_them(swag, bert):
     tokenizer = load_tokenizer(bert)
     for split, situations in load(swag)[0].items():
-        data = SWAG.encode(situations, tokenizer, {"data": {"max_length": 12}}, split)
+        data = SWAG.encode(situations, tokenizer, draft(SWAG, {"data": {"max_length": 12}}), split)
         assert len(data) == len(situations)
         batch = pad_choices(data.__getitems__(range(len(data))))
         contexts = [one.context for one in situations for _ in range(4)]
@@ -211,7 +211,7 @@ def test_a_mistake_in_the_recipe_is_one_line_and_nothing_is_written(swag, bert, 
 
 def assert_refused(recipe, output, message):
     with pytest.raises(UsageError, match=message) as error:
-        run(SWAG, recipe, output=output)
+        run(Recipe.make(SWAG, recipe), output=output)
     assert "\n" not in str(error.value)
     assert not output.exists()
 
@@ -222,8 +222,8 @@ def assert_refused(recipe, output, message):
 @pytest.fixture(scope="module")
 def made(swag, bert):
     """Return the examples, data sets and model of a run before training, in float64."""
-    recipe = complete(SWAG, make_recipe(bert, swag))
-    examples = SWAG.load(recipe["data"], lambda line: None)
+    recipe = Recipe.make(SWAG, make_recipe(bert, swag))
+    examples = SWAG.load(recipe.data, lambda line: None)
     tokenizer = load_tokenizer(bert)
     torch.manual_seed(0)
     model = make_model(SWAG, recipe, SWAG.configure(recipe, tokenizer, examples)).eval().double()
@@ -321,7 +321,7 @@ def test_a_score_no_better_than_the_majority_is_warned_of():
 def finished(swag, bert, tmp_path_factory):
     """Return the directory of a finished run, its metrics and its messages."""
     output, lines = tmp_path_factory.mktemp("runs") / "swag", []
-    metrics = run(SWAG, make_recipe(bert, swag), output=output, report=lines.append)
+    metrics = run(Recipe.make(SWAG, make_recipe(bert, swag)), output=output, report=lines.append)
     return output, metrics, lines
 
 
@@ -374,8 +374,8 @@ def read_losses(output):
 def test_accumulation_changes_nothing(bert, swag, tmp_path):
     """8 = 4 x 2."""
     recipe = make_recipe(bert, swag, num_train_epochs=1.0, learning_rate=1e-3, logging_steps=1)
-    run(SWAG, recipe, output=tmp_path / "whole")
-    run(SWAG, merge(recipe, {"train": {"per_device_train_batch_size": 2}}), output=tmp_path / "parts")
+    run(Recipe.make(SWAG, recipe), output=tmp_path / "whole")
+    run(Recipe.make(SWAG, merge(recipe, {"train": {"per_device_train_batch_size": 2}})), output=tmp_path / "parts")
     losses = [read_losses(tmp_path / cut) for cut in ("whole", "parts")]
     assert len(losses[0]) == 6
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
@@ -383,13 +383,13 @@ def test_accumulation_changes_nothing(bert, swag, tmp_path):
 
 def test_a_stopped_run_continues_bit_for_bit(bert, swag, tmp_path):
     recipe = make_recipe(bert, swag, num_train_epochs=2.0, logging_steps=1)
-    expected = run(SWAG, recipe, output=tmp_path / "straight")
+    expected = run(Recipe.make(SWAG, recipe), output=tmp_path / "straight")
 
     def stop(done, total, log):
         if done == 3 and "loss" in log:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted, match="after update 4;"):
-        run(SWAG, recipe, output=tmp_path / "run", progress=stop)
-    assert run(SWAG, recipe, output=tmp_path / "run") == expected
+        run(Recipe.make(SWAG, recipe), output=tmp_path / "run", progress=stop)
+    assert run(Recipe.make(SWAG, recipe), output=tmp_path / "run") == expected
     assert read_losses(tmp_path / "run") == read_losses(tmp_path / "straight")

@@ -30,10 +30,10 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.result import name_results
 from bertkit.tasks.task import score_summaries
 from bertkit.tasks.text import CLASSIFICATION, TextSequences, describe_labels
-from bertkit.training.arguments import complete
-from bertkit.training.recipe import read_recipe
+from bertkit.training.recipe import Recipe, read_recipe
 from bertkit.training.run import run
 from bertkit.training.scoring import find_decided
+from tests.conftest import draft
 from tests.official import write_checkpoint, write_glue, write_reviews, write_table
 
 
@@ -168,7 +168,7 @@ def test_columns_that_cannot_be_guessed_are_listed(tmp_path):
 )
 def test_a_wrong_recipe_is_refused_before_anything_is_read(bert, data, message):
     with pytest.raises(UsageError, match=message):
-        complete(CLASSIFICATION, {"checkpoint": str(bert), "data": {"dir": "no.csv"} | data})
+        Recipe.make(CLASSIFICATION, {"checkpoint": str(bert), "data": {"dir": "no.csv"} | data})
 
 
 # --- Splits -----------------------------------------------------------------------------------------------------------
@@ -412,7 +412,7 @@ def test_of_many_labels_only_some_are_shown(tmp_path):
 
 
 def configure(place, **options):
-    return CLASSIFICATION.configure({"data": CLASSIFICATION.recipe["data"] | options}, [], load(place, **options)[0])
+    return CLASSIFICATION.configure(draft(CLASSIFICATION, {"data": options}), [], load(place, **options)[0])
 
 
 def test_balanced_weights_are_those_of_scikit_learn(tmp_path):
@@ -546,7 +546,7 @@ def finish(bert, folder, tmp_path_factory):
         if key not in done:
             output = tmp_path_factory.mktemp("run") / "run"
             recipe = make_recipe(bert, folder / name, text=list(text), label=[*label], **data)
-            done[key] = output, run(CLASSIFICATION, recipe, output=output)
+            done[key] = output, run(Recipe.make(CLASSIFICATION, recipe), output=output)
         return done[key]
 
     return finish
@@ -691,7 +691,7 @@ def test_columns_of_an_input_keep_their_names_beside_those_of_the_results(bert, 
         for n in range(60)
     ]
     recipe = make_recipe(bert, write_table(tmp_path / "t.csv", rows), epochs=1.0)
-    run(CLASSIFICATION, recipe, output=tmp_path / "run")
+    run(Recipe.make(CLASSIFICATION, recipe), output=tmp_path / "run")
     heads = (tmp_path / "run" / "predictions" / "dev.csv").read_text().splitlines()[0].split(",")
     assert heads[4:] == ["label_predicted_predicted", "probability_predicted", "probability_0", "probability_1"]
     assert len(set(heads)) == len(heads)
@@ -700,7 +700,7 @@ def test_columns_of_an_input_keep_their_names_beside_those_of_the_results(bert, 
 def test_results_have_names_apart_from_each_other_and_single_carriage_returns_are_quoted(bert, tmp_path):
     rows = [{"text": f"word{n}\rnext", "label": ["x", "predicted"][n % 2], "probability": n} for n in range(60)]
     recipe = make_recipe(bert, write_table(tmp_path / "t.jsonl", rows), epochs=1.0)
-    run(CLASSIFICATION, recipe, output=tmp_path / "run")
+    run(Recipe.make(CLASSIFICATION, recipe), output=tmp_path / "run")
     written = read_columns(tmp_path / "run" / "predictions" / "dev.csv").table
     assert all("\rnext" in text for text in written["text"].to_pylist())
     assert written.column_names[3:] == [
@@ -712,16 +712,15 @@ def test_results_have_names_apart_from_each_other_and_single_carriage_returns_ar
 
 
 def test_the_commands_to_try_next_fit_the_data(reviews, tmp_path):
-    data = CLASSIFICATION.recipe["data"]
     spaced = tmp_path / "my reviews.csv"
     spaced.write_bytes(reviews.read_bytes())
     BertConfig(text_columns=["title", "body"]).save_pretrained(tmp_path / "run")
-    lines = CLASSIFICATION.comment({}, tmp_path / "run", {"data": data | {"dir": str(spaced)}}).commands
+    lines = CLASSIFICATION.comment({}, tmp_path / "run", draft(CLASSIFICATION, {"data": {"dir": str(spaced)}})).commands
     assert f"--input '{spaced}'" in lines[0]
     assert lines[1].endswith("--folds 5  # a prediction for every row")
     assert '(dict(text="…", text_pair="…"))' in lines[2]
     for options in ({"dir": str(tmp_path)}, {"dir": str(spaced), "folds": 3}, {"dir": str(spaced), "tune_share": 0.5}):
-        commands = CLASSIFICATION.comment({}, tmp_path / "run", {"data": data | options}).commands
+        commands = CLASSIFICATION.comment({}, tmp_path / "run", draft(CLASSIFICATION, {"data": options})).commands
         assert not any("--folds" in line for line in commands)
 
 
@@ -736,7 +735,7 @@ def train_glue(bert, tmp_path_factory):
     @cache
     def train_glue(name):
         output = tmp_path_factory.mktemp("run") / name
-        metrics = run(TASKS[name], make_recipe(bert, folder, 2.0), output=output)
+        metrics = run(Recipe.make(TASKS[name], make_recipe(bert, folder, 2.0)), output=output)
         return load_file(output / "model.safetensors"), metrics
 
     return folder, train_glue
@@ -761,7 +760,7 @@ def test_a_glue_task_as_a_table_trains_the_same_weights(train_glue, bert, tmp_pa
         heads, *rows = [line.split("\t") for line in file.read_text(encoding="utf-8-sig").splitlines()]
         write_table(tmp_path / "mine" / f"{split}.{form}", [dict(zip(heads, row, strict=True)) for row in rows])
     recipe = make_recipe(bert, tmp_path / "mine", 2.0, text=text, label=[label])
-    metrics = run(CLASSIFICATION, recipe, output=tmp_path / "run")
+    metrics = run(Recipe.make(CLASSIFICATION, recipe), output=tmp_path / "run")
     weights, (expected, scores) = load_file(tmp_path / "run" / "model.safetensors"), train(name)
     assert weights.keys() == expected.keys()
     assert all(weights[key].equal(expected[key]) for key in weights)

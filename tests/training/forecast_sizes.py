@@ -16,8 +16,9 @@ from bertkit.bench.measure import measure_growth
 from bertkit.bench.training import choose_size
 from bertkit.data.pretraining.sources import read_documents
 from bertkit.tasks import TASKS
-from bertkit.training.arguments import complete, make_arguments
+from bertkit.training.arguments import make_arguments
 from bertkit.training.plan import find_costs, forecast
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
 
@@ -68,12 +69,12 @@ def main(glue: str, text: str, vocab: str) -> None:
     print("| run | expected s | measured s | off by | expected GB | measured GB |\n|---|--:|--:|--:|--:|--:|")
     with TemporaryDirectory() as folder:
         for name, (task, given) in list_recipes(Path(folder), glue, text, vocab).items():
-            recipe = complete(TASKS[task], given)
+            recipe = Recipe.make(TASKS[task], given)
             output = Path(folder) / name
-            costs = find_costs(TASKS[task], recipe, output)
+            costs = find_costs(recipe, output)
             if isinstance(costs, str):
                 raise SystemExit(f"{name}: {costs}")
-            found = forecast(TASKS[task], recipe, costs, make_arguments(TASKS[task], recipe, output))
+            found = forecast(recipe, costs, make_arguments(recipe, output))
             expected = found.training + found.evaluation
             grown = measure_growth(partial(run, TASKS[task], recipe, output=output), torch.device("cpu"))
             (seconds,) = (entry["train_runtime"] for entry in read_log(output) if "train_runtime" in entry)

@@ -14,9 +14,8 @@ from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.pretraining import list_phases
 from bertkit.training import budget, cost, pace
-from bertkit.training.arguments import complete, set_updates
 from bertkit.training.budget import CLOCK_FILE, FITTED, fit, train_within
-from bertkit.training.recipe import merge, read_recipe
+from bertkit.training.recipe import Recipe, load_recipe, merge, resolve
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
 from tests.training.test_run import PRETRAIN, make_recipe, write_text
@@ -41,14 +40,14 @@ def recipe(tmp_path):
 def test_a_pretraining_ends_in_time_and_repeats_bit_for_bit_without_a_clock(recipe, tmp_path):
     limit, begun = 16.0, time.monotonic()
     clock = Clock(limit, begun)
-    metrics = train_within(PRETRAIN, recipe, output=tmp_path / "run", clock=clock)
+    metrics = train_within(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", clock=clock)
     used = time.monotonic() - begun
     assert limit - 8 <= used <= limit
-    written = read_recipe(tmp_path / "run/recipe.toml")
-    assert written["train"]["max_steps"] == metrics["updates"] > 20
-    assert written["train"]["warmup_steps"] == 0.1
+    written = load_recipe(tmp_path / "run/recipe.toml")
+    assert written.train["max_steps"] == metrics["updates"] > 20
+    assert written.train["warmup_steps"] == 0.1
     assert [phase.max_length for phase in list_phases(written)] == [16, 32]
-    again = run(PRETRAIN, written, output=tmp_path / "again")
+    again = run(written, output=tmp_path / "again")
     assert again == metrics
     weights = [load_file(tmp_path / name / "model.safetensors") for name in ("run", "again")]
     assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
@@ -56,10 +55,12 @@ def test_a_pretraining_ends_in_time_and_repeats_bit_for_bit_without_a_clock(reci
     assert rates[0] == rates[1]
     assert rates[0][-1] < 0.25 * max(rates[0])
     # The same command repeats nothing, and another recipe is refused.
-    assert train_within(PRETRAIN, recipe, output=tmp_path / "run", clock=Clock(limit, begun)) == metrics
+    assert train_within(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", clock=Clock(limit, begun)) == metrics
     with pytest.raises(UsageError, match=r"another run \(train.learning_rate: .* -> 0\.5\)"):
         train_within(
-            PRETRAIN, recipe, {"train": {"learning_rate": 0.5}}, output=tmp_path / "run", clock=Clock(limit, begun)
+            Recipe.make(PRETRAIN, recipe, {"train": {"learning_rate": 0.5}}),
+            output=tmp_path / "run",
+            clock=Clock(limit, begun),
         )
 
 
@@ -72,33 +73,35 @@ def test_a_stopped_pretraining_continues_with_the_time_that_is_left(recipe, tmp_
 
     begun = time.monotonic()
     with pytest.raises(Interrupted):
-        train_within(PRETRAIN, recipe, output=output, clock=Clock(limit, begun), progress=stop)
+        train_within(Recipe.make(PRETRAIN, recipe), output=output, clock=Clock(limit, begun), progress=stop)
     first = time.monotonic() - begun
     assert json.loads((output / CLOCK_FILE).read_bytes())["seconds"] == pytest.approx(first, abs=2 * RECORDED_EVERY)
     begun = time.monotonic()
-    metrics = train_within(PRETRAIN, recipe, output=output, clock=Clock(limit, begun))
+    metrics = train_within(Recipe.make(PRETRAIN, recipe), output=output, clock=Clock(limit, begun))
     assert limit - 8 <= first + time.monotonic() - begun <= limit
-    written = read_recipe(output / "recipe.toml")
-    again = run(PRETRAIN, written, output=tmp_path / "again")
+    written = load_recipe(output / "recipe.toml")
+    again = run(written, output=tmp_path / "again")
     assert again == metrics
 
 
 def test_a_recipe_is_fitted_and_the_rest_stays(recipe):
-    given = complete(PRETRAIN, recipe)
+    given = Recipe.make(PRETRAIN, recipe)
     found = fit(given, 100)
-    assert [phase.samples // given["batch_size"] for phase in list_phases(found)] == [50, 350]
-    assert found["train"] | dict.fromkeys(FITTED) == given["train"] | dict.fromkeys(FITTED)
-    assert (found["train"]["save_steps"], found["train"]["logging_steps"]) == (10, 1)
-    shorter = set_updates(found, 60)
-    assert [phase.samples // given["batch_size"] for phase in list_phases(shorter)] == [50, 10]
-    (only,) = list_phases(set_updates(found, 40))
-    assert (only.samples // given["batch_size"], only.max_length) == (40, 16)
+    assert [phase.samples // given.batch_size for phase in list_phases(found)] == [50, 350]
+    assert found.train | dict.fromkeys(FITTED) == given.train | dict.fromkeys(FITTED)
+    assert (found.train["save_steps"], found.train["logging_steps"]) == (10, 1)
+    shorter = resolve(found, 60, [])
+    assert [phase.samples // given.batch_size for phase in list_phases(shorter)] == [50, 10]
+    (only,) = list_phases(resolve(found, 40, []))
+    assert (only.samples // given.batch_size, only.max_length) == (40, 16)
 
 
 def test_too_little_time_and_costs_that_are_unknown_are_errors(recipe, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"updates of .* s beside evaluation and saving; give --budget \d+m or more"):
-        train_within(PRETRAIN, recipe, output=tmp_path / "run", clock=Clock(1.0, time.monotonic()))
+        train_within(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", clock=Clock(1.0, time.monotonic()))
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(budget, "find_costs", lambda *_: "time and memory are unknown: no data")
     with pytest.raises(UsageError, match="time and memory are unknown: no data"):
-        train_within(TASKS["pretrain"], recipe, output=tmp_path / "run", clock=Clock(60.0, time.monotonic()))
+        train_within(
+            Recipe.make(TASKS["pretrain"], recipe), output=tmp_path / "run", clock=Clock(60.0, time.monotonic())
+        )

@@ -19,8 +19,8 @@ from bertkit.metrics.calibration import fit_temperature
 from bertkit.model.checkpoint import load_config
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import describe_temperature
-from bertkit.training.arguments import complete
 from bertkit.training.predictions import read_table
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import CALIBRATION_FILE
 from tests.analysis.test_page import Reader, find_part
@@ -51,7 +51,7 @@ def root(tmp_path_factory):
     write_reviews(root / "reviews.csv", 200)
     for name in LABELS:
         for ending, given in (("", {"calibrate": True}), ("-plain", {})):
-            run(TASKS["classify"], make_recipe(root, name), given, output=root / f"{name}{ending}")
+            run(Recipe.make(TASKS["classify"], make_recipe(root, name), given), output=root / f"{name}{ending}")
     return root
 
 
@@ -145,7 +145,7 @@ def test_an_export_takes_the_temperature_and_the_sets_along(root, tmp_path, monk
 
 def test_a_run_that_continues_from_it_has_no_temperature(root, tmp_path):
     recipe = make_recipe(root, "one") | {"checkpoint": str(root / "one")}
-    run(TASKS["classify"], recipe, {"train": {"max_steps": 1}}, output=tmp_path / "next")
+    run(Recipe.make(TASKS["classify"], recipe, {"train": {"max_steps": 1}}), output=tmp_path / "next")
     assert load_config(str(tmp_path / "next")).temperature is None
 
 
@@ -162,7 +162,9 @@ def test_a_temperature_fitted_on_dev_is_marked(root, tmp_path):
     for share, is_marked in ((0.0, True), (0.5, False)):
         output = tmp_path / f"{share}"
         recipe = make_recipe(root, "several", share)
-        metrics = run(TASKS["classify"], recipe, {"calibrate": True, "train": {"max_steps": 1}}, output=output)
+        metrics = run(
+            Recipe.make(TASKS["classify"], recipe, {"calibrate": True, "train": {"max_steps": 1}}), output=output
+        )
         assert metrics.get("chosen_on_dev") == ("thresholds and temperature" if is_marked else None)
         found = read_json(output / CALIBRATION_FILE)
         assert found["split"] == ("dev" if is_marked else "tune")
@@ -176,7 +178,7 @@ def test_other_classifiers_have_it_too(name, write, tmp_path):
     write_checkpoint(tmp_path / "bert", num_hidden_layers=1, hidden_size=16, intermediate_size=16)
     data = {"dir": str(write(tmp_path / "data")), "max_length": 24}
     recipe = SMALL | {"checkpoint": str(tmp_path / "bert"), "data": data, "train": {"max_steps": 2}}
-    metrics = run(TASKS[name], recipe, {"calibrate": True}, output=tmp_path / "run")
+    metrics = run(Recipe.make(TASKS[name], recipe, {"calibrate": True}), output=tmp_path / "run")
     assert metrics["chosen_on_dev"] == "temperature"
     assert metrics["uncalibrated_ece"] != metrics["ece"]
     *_, reliability = draw_figures(
@@ -199,14 +201,14 @@ def test_other_classifiers_have_it_too(name, write, tmp_path):
 @pytest.mark.parametrize("name", ["stsb", "squad2", "ner", "pretrain", "ax"])
 def test_a_task_without_classes_refuses_it_before_anything_is_read(name):
     with pytest.raises(UsageError, match=f"which {name} does not predict; remove it"):
-        complete(TASKS[name], {"checkpoint": "no/checkpoint", "calibrate": True})
+        Recipe.make(TASKS[name], {"checkpoint": "no/checkpoint", "calibrate": True})
 
 
 def test_numbers_refuse_it_before_training(root, tmp_path):
     recipe = make_recipe(root, "one")
     recipe["data"]["label"] = ["price"]
     with pytest.raises(UsageError, match="calibrate is for labels, not for numbers; remove it"):
-        run(TASKS["classify"], recipe, {"calibrate": True}, output=tmp_path / "run")
+        run(Recipe.make(TASKS["classify"], recipe, {"calibrate": True}), output=tmp_path / "run")
 
 
 # --- Label sets -------------------------------------------------------------------------------------------------------

@@ -28,8 +28,9 @@ from bertkit.studies.spec import make_study
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad_versions import VERSIONS
 from bertkit.training import model_card, push
-from bertkit.training.recipe import merge, read_recipe
+from bertkit.training.recipe import Recipe, load_recipe, merge, read_recipe
 from bertkit.training.run import make_model, run
+from tests.conftest import draft
 from tests.hub import Repo, check_metadata
 from tests.official import write_checkpoint
 from tests.tasks.test_conformance import make_classify, make_features, make_glue, make_pretraining, make_squad
@@ -61,7 +62,7 @@ def finish(tmp_path_factory):
         if name not in done:
             folder = tmp_path_factory.mktemp(name)
             task, make = RUNS[name]
-            run(TASKS[task], make(folder), SHORT, output=folder / f"my-{name}")
+            run(Recipe.make(TASKS[task], make(folder), SHORT), output=folder / f"my-{name}")
             done[name] = folder / f"my-{name}"
         return done[name]
 
@@ -149,6 +150,11 @@ def test_the_card_says_how_to_load_each_head(finish, name, pipeline, library, he
     assert stock == (library == "transformers")
 
 
+def start(checkpoint: str) -> Recipe:
+    """Return a recipe that starts from a checkpoint."""
+    return draft(TASKS["pretrain"], {"checkpoint": checkpoint})
+
+
 def test_the_card_has_scores_data_limits_recipe_and_machine(finish):
     output = finish("mnli")
     card = ModelCard.load(output / "README.md").text
@@ -178,8 +184,8 @@ def test_what_the_recipe_leaves_out_is_among_the_limits(finish):
     card = ModelCard.load(finish("pretrain") / "README.md").text
     assert "The training covered 16 sequences, 0.00% of the paper's 256,000,000." in card, "2 updates of 8"
     output = finish("mrpc")
-    recipe, model = read_recipe(output / "recipe.toml"), heads.BertForSequenceClassification.from_pretrained(output)
-    recipe = merge(recipe, {"freeze": "encoder", "data": {"max_train_samples": 7}})
+    recipe, model = load_recipe(output / "recipe.toml"), heads.BertForSequenceClassification.from_pretrained(output)
+    recipe = recipe.override(freeze="encoder", data={"max_train_samples": 7})
     metrics, environment = (json.loads((output / f"{name}.json").read_text()) for name in ("metrics", "environment"))
     card = model_card.write_card(TASKS["mrpc"], "run", recipe, metrics, environment, model, {"train": 7})
     assert "\n- Trained on the first 7 examples only.\n" in card
@@ -225,7 +231,7 @@ def test_what_the_recipe_leaves_out_is_among_the_limits(finish):
     ],
 )
 def test_scores_on_the_hubs_data_name_its_data_sets(task, metrics, expected):
-    recipe = merge(TASKS[task].recipe)
+    recipe = draft(TASKS[task])
     data = model_card.make_metadata(
         TASKS[task], "mine", recipe, metrics, "BertForSequenceClassification", "transformers"
     )
@@ -269,7 +275,7 @@ DATE = "2019-05-24T12:00:00+00:00"
 )
 def test_the_paper_s_metric_is_a_result_of_the_benchmark_it_is_from(task, metrics, expected):
     """The rows of MNLI's dev_matched are those of the configuration mnli_matched; the paper scores CoNLL's test set."""
-    entries = model_card.list_benchmarks(TASKS[task], merge(TASKS[task].recipe), metrics, DATE)
+    entries = model_card.list_benchmarks(TASKS[task], draft(TASKS[task]), metrics, DATE)
     found = [(one.dataset_id, one.task_id, one.value, one.notes.partition(", fine-tuned")[0]) for one in entries]
     assert found == expected
     assert all(one.date == DATE for one in entries)
@@ -280,9 +286,9 @@ def test_the_paper_s_metric_is_a_result_of_the_benchmark_it_is_from(task, metric
 )
 def test_a_score_on_other_data_is_no_result_of_a_benchmark(options):
     task, metrics = TASKS["squad2"], {"f1": 70.0, "tau": 1.5, "chosen_on_dev": "tau"}
-    (entry,) = model_card.list_benchmarks(task, merge(task.recipe), metrics, DATE)
+    (entry,) = model_card.list_benchmarks(task, draft(task), metrics, DATE)
     assert entry.notes == "F1, split validation, fine-tuned with bertkit; tau chosen on dev"
-    assert model_card.list_benchmarks(task, merge(task.recipe, {"data": options}), metrics, DATE) == []
+    assert model_card.list_benchmarks(task, draft(task, {"data": options}), metrics, DATE) == []
 
 
 CARDS = {  # the base model's card -> what a card repeats of it
@@ -302,18 +308,18 @@ CARDS = {  # the base model's card -> what a card repeats of it
 @pytest.mark.parametrize("text", CARDS)
 def test_the_licence_and_the_language_of_the_base_model_are_repeated(tmp_path, text):
     (tmp_path / "README.md").write_text(text)
-    assert model_card.read_base_card({"checkpoint": str(tmp_path)}) == CARDS[text]
-    recipe = merge(TASKS["classify"].recipe, {"checkpoint": str(tmp_path), "data": {"dir": "mine.csv"}})
+    assert model_card.read_base_card(start(str(tmp_path))) == CARDS[text]
+    recipe = draft(TASKS["classify"], {"checkpoint": str(tmp_path), "data": {"dir": "mine.csv"}})
     head = "BertForSequenceClassification"
     data = model_card.make_metadata(TASKS["classify"], "mine", recipe, {}, head, "transformers").to_dict()
     assert {key: data[key] for key in ("language", *model_card.LICENSE) if key in data} == CARDS[text]
-    english = merge(TASKS["rte"].recipe, {"checkpoint": str(tmp_path)})
+    english = draft(TASKS["rte"], {"checkpoint": str(tmp_path)})
     assert model_card.make_metadata(TASKS["rte"], "mine", english, {}, head, "transformers").language == "en"
 
 
 def test_without_a_base_model_or_its_card_there_is_no_licence(tmp_path):
     for checkpoint in ("", None, str(tmp_path), "ada/bert", "not a name"):
-        assert model_card.read_base_card({"checkpoint": checkpoint}) == {}
+        assert model_card.read_base_card(start(checkpoint)) == {}
 
 
 def test_the_card_of_a_model_on_the_hub_is_downloaded_with_it_and_read_from_the_cache(hub, tmp_path):
@@ -321,7 +327,7 @@ def test_the_card_of_a_model_on_the_hub_is_downloaded_with_it_and_read_from_the_
     hub.repos["ada/bert"] = Repo(files={path.name: path.read_bytes() for path in folder.iterdir()})
     hub.repos["ada/bert"].files["README.md"] = b"---\nlicense: cc-by-4.0\n---\n"
     find_trouble.cache_clear()
-    recipe = merge(TASKS["rte"].recipe, {"checkpoint": "ada/bert"})
+    recipe = draft(TASKS["rte"], {"checkpoint": "ada/bert"})
     make_model(TASKS["rte"], recipe, {})
     hub.asked.clear()
     assert model_card.read_base_card(recipe) == {"license": "cc-by-4.0"}
@@ -339,26 +345,27 @@ def test_the_card_of_a_model_on_the_hub_is_downloaded_with_it_and_read_from_the_
 def test_a_data_set_or_checkpoint_of_ones_own_is_not_taken_for_one_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ada" / "bert").mkdir(parents=True)
-    recipe = {"checkpoint": "ada/bert", "data": {"corpus": ["docs", "ada/bert", "text.txt", "ada/books:new", "/a/b"]}}
+    corpus = ["docs", "ada/bert", "text.txt", "ada/books:new", "/a/b"]
+    recipe = draft(TASKS["pretrain"], {"checkpoint": "ada/bert", "data": {"corpus": corpus}})
     assert model_card.find_base(recipe) is None
-    assert model_card.find_base({"checkpoint": "eve/bert"}) == "eve/bert"
-    assert model_card.find_base({"checkpoint": str(tmp_path)}) is model_card.find_base({"checkpoint": ""}) is None
+    assert model_card.find_base(start("eve/bert")) == "eve/bert"
+    assert model_card.find_base(start(str(tmp_path))) is model_card.find_base(start("")) is None
     assert model_card.list_datasets(TASKS["pretrain"], recipe) == ["ada/books"]
     for place, found in (("ada/bert", []), ("eve/reviews:new", ["eve/reviews"]), ("reviews.csv", [])):
-        own = merge(TASKS["classify"].recipe, {"data": {"dir": place}})
+        own = draft(TASKS["classify"], {"data": {"dir": place}})
         assert model_card.list_datasets(TASKS["classify"], own) == found
-    trained_on_other = merge(TASKS["squad1"].recipe, {"data": {"train_file": "mine.json"}})
+    trained_on_other = draft(TASKS["squad1"], {"data": {"train_file": "mine.json"}})
     assert model_card.list_datasets(TASKS["squad1"], trained_on_other) == []
 
 
 def test_the_card_says_of_which_checkpoint_the_training_started(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert model_card.describe_start({"checkpoint": "eve/bert"}, {}) == "[eve/bert](https://huggingface.co/eve/bert)"
+    assert model_card.describe_start(start("eve/bert"), {}) == "[eve/bert](https://huggingface.co/eve/bert)"
     (tmp_path / "eve" / "bert").mkdir(parents=True)
-    assert model_card.describe_start({"checkpoint": "eve/bert"}, {}) == "`bert`"
-    assert model_card.describe_start({"checkpoint": "../clients/acme/bert"}, {}) == "`bert`"
-    assert model_card.describe_start({"checkpoint": "/home/ada/bert"}, {}) == "`bert`"
-    assert model_card.describe_start({"checkpoint": ""}, {}) == model_card.describe_start({}, {}) == "random weights"
+    assert model_card.describe_start(start("eve/bert"), {}) == "`bert`"
+    assert model_card.describe_start(start("../clients/acme/bert"), {}) == "`bert`"
+    assert model_card.describe_start(start("/home/ada/bert"), {}) == "`bert`"
+    assert model_card.describe_start(start(""), {}) == "random weights"
 
 
 @pytest.mark.parametrize(
@@ -402,7 +409,7 @@ def test_the_card_says_of_which_checkpoint_the_training_started(tmp_path, monkey
     ],
 )
 def test_the_card_says_where_the_data_are_from(task, options, expected):
-    recipe = merge(TASKS[task].recipe, {"data": options})
+    recipe = draft(TASKS[task], {"data": options})
     inputs = "Inputs to the model: train 1,234, dev 5."
     assert model_card.describe_data(TASKS[task], recipe, {"train": 1234, "dev": 5}, {}) == [*expected, inputs]
 
@@ -438,9 +445,9 @@ LABELS = ["`", "``a`b```", "a | b", "<script>alert(1)</script>", "a\n\n# b", "*a
 
 def test_labels_and_names_do_not_break_the_card(finish):
     output = finish("mnli")
-    recipe, model = read_recipe(output / "recipe.toml"), heads.BertForSequenceClassification.from_pretrained(output)
+    recipe, model = load_recipe(output / "recipe.toml"), heads.BertForSequenceClassification.from_pretrained(output)
     model.config.id2label = dict(enumerate(LABELS))
-    recipe["data"]["dir"] = "/home/ada/`<b>`"
+    recipe = recipe.override(data={"dir": "/home/ada/`<b>`"})
     metrics, environment = (json.loads((output / f"{name}.json").read_text()) for name in ("metrics", "environment"))
     card = model_card.write_card(TASKS["mnli"], "run", recipe, metrics, environment, model, {"train": 1})
     tokens = MarkdownIt().enable("table").parse(ModelCard(card).text)
@@ -523,7 +530,7 @@ def test_a_run_in_the_working_directory_has_the_name_of_that_directory(hub, fini
     monkeypatch.chdir(folder)
     for name in ("metrics.json", "README.md"):
         Path(name).unlink()
-    run(TASKS["mrpc"], read_recipe("recipe.toml"), output=Path("."))
+    run(Recipe.make(TASKS["mrpc"], read_recipe("recipe.toml")), output=Path("."))
     text = Path("README.md").read_text()
     assert check_metadata(text) == []
     assert "\n# here\n" in text

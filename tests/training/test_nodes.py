@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertkit.tasks import TASKS
-from bertkit.training.recipe import merge, read_recipe
+from bertkit.training.recipe import Recipe, merge, read_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import list_checkpoints
 from tests.test_faults import MADE, read_result
@@ -107,7 +107,7 @@ def test_another_number_of_processes_with_dropout_sees_the_same_data(text, tmp_p
     losses = []
     for seed in SEEDS:
         changed = merge(recipe, {"train": {"seed": seed}})
-        losses.append(run(TASKS["pretrain"], changed, output=tmp_path / str(seed))["mlm_loss"])
+        losses.append(run(Recipe.make(TASKS["pretrain"], changed), output=tmp_path / str(seed))["mlm_loss"])
     found = json.loads((tmp_path / "run" / MADE / "metrics.json").read_text())["mlm_loss"]
     mean, sd = np.mean(losses), np.std(losses, ddof=1)
     assert abs(found - mean) < 3 * sd

@@ -14,6 +14,7 @@ from bertkit.metrics.rows import measure_mean, take_values
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad_versions import VERSIONS
 from bertkit.training.outputs import summarize_results
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
 from bertkit.training.scoring import add_limits
@@ -26,7 +27,7 @@ def test_the_hubs_data_give_results_of_benchmarks(tmp_path, monkeypatch):
     recipe = make_glue(tmp_path, "mnli")
     files = Path(recipe["data"]["dir"])
     monkeypatch.setattr("bertkit.tasks.glue.read_copy", lambda row, report: read_folder(row, files))
-    metrics = run(TASKS["mnli"], recipe, SHORT, {"data": {"dir": ""}}, output=tmp_path / "run")
+    metrics = run(Recipe.make(TASKS["mnli"], recipe, SHORT, {"data": {"dir": ""}}), output=tmp_path / "run")
     (file,) = (tmp_path / "run" / ".eval_results").iterdir()
     assert file.name == "mnli.yaml"
     matched, mismatched = yaml.safe_load(file.read_text())
@@ -50,7 +51,7 @@ def test_the_hubs_data_give_results_of_benchmarks(tmp_path, monkeypatch):
 
 def test_local_files_give_no_result_of_a_benchmark(tmp_path):
     output = tmp_path / "run"
-    metrics = run(TASKS["squad2"], make_squad(tmp_path, version=VERSIONS[1]), SHORT, output=output)
+    metrics = run(Recipe.make(TASKS["squad2"], make_squad(tmp_path, version=VERSIONS[1]), SHORT), output=output)
     assert not (output / ".eval_results").exists()
     found = json.loads((output / "all_results.json").read_text())
     assert (found["eval_exact"], found["eval_f1"]) == (metrics["exact"], metrics["f1"])

@@ -13,10 +13,11 @@ from bertkit.studies.spec import make_study
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
 from bertkit.training import cost
-from bertkit.training.arguments import complete, make_arguments
+from bertkit.training.arguments import make_arguments
 from bertkit.training.cost import Costs, PartCost, UpdateClock, count_flops, count_tokens, measure_costs
 from bertkit.training.plan import Forecast, add_forecasts, count_evaluations, describe_cost, forecast
 from bertkit.training.prepare import prepare
+from bertkit.training.recipe import Recipe
 from tests.official import write_checkpoint, write_glue, write_squad
 from tests.training.test_run import PRETRAIN, make_recipe, write_text
 
@@ -34,7 +35,7 @@ def rte(tmp_path_factory):
     """Return a complete recipe."""
     folder = tmp_path_factory.mktemp("rte")
     data = {"dir": str(write_glue(folder / "glue"))}
-    return complete(RTE, {"checkpoint": str(write_checkpoint(folder / "bert")), "precision": "fp32", "data": data})
+    return Recipe.make(RTE, {"checkpoint": str(write_checkpoint(folder / "bert")), "precision": "fp32", "data": data})
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def phases(tmp_path):
     recipe = make_recipe(write_text(tmp_path / "corpus.txt"))
     del recipe["data"]["max_length"]
     phases = [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]
-    return complete(PRETRAIN, recipe, {"phase": phases, "train": {"max_steps": 20}})
+    return Recipe.make(PRETRAIN, recipe, {"phase": phases, "train": {"max_steps": 20}})
 
 
 # --- What is counted --------------------------------------------------------------------------------------------------
@@ -101,13 +102,13 @@ def test_a_clock_leaves_out_the_first_updates_and_stops_after_its_seconds(monkey
 
 
 def test_the_costs_of_a_run_are_those_of_its_rows(rte):
-    prepared = prepare(RTE, rte)
-    costs = measure_costs(RTE, rte, prepared)
+    prepared = prepare(rte)
+    costs = measure_costs(rte, prepared)
     (part,) = costs.parts
     lengths, _ = count_tokens(RTE, prepared.data["train"], 8)
     assert part.rows == range(len(lengths))
     assert part.tokens == pytest.approx(float(lengths.double().mean()))
-    operations = count_flops(load_config(rte["checkpoint"]), lengths, 0)
+    operations = count_flops(load_config(rte.checkpoint), lengths, 0)
     assert part.operations == pytest.approx(operations / len(lengths))
     assert 0 < part.seconds < 1
     assert 0 < part.fixed < 1
@@ -117,9 +118,9 @@ def test_the_costs_of_a_run_are_those_of_its_rows(rte):
 
 
 def test_a_frozen_encoder_has_no_backward_pass(rte):
-    frozen = complete(RTE, rte, {"freeze": "encoder"})
-    prepared = prepare(RTE, frozen)
-    costs, whole = measure_costs(RTE, frozen, prepared), measure_costs(RTE, rte, prepared)
+    frozen = rte.changed(freeze="encoder")
+    prepared = prepare(frozen)
+    costs, whole = measure_costs(frozen, prepared), measure_costs(rte, prepared)
     assert 3 * costs.parts[0].operations == pytest.approx(whole.parts[0].operations)
     assert costs.gradients < whole.gradients
     assert costs.parts[0].activations < whole.parts[0].activations
@@ -127,16 +128,16 @@ def test_a_frozen_encoder_has_no_backward_pass(rte):
 
 def test_a_large_batch_is_not_computed_whole(rte, monkeypatch):
     """Updates of the probe have as many sequences as take some seconds, and activations are scaled."""
-    prepared, sizes = prepare(RTE, rte), []
+    prepared, sizes = prepare(rte), []
     monkeypatch.setattr(cost, "LONGEST_UPDATE", 0.0)
     monkeypatch.setattr(cost.Probe, "measure_activations", lambda self, sample, size: sizes.append(size) or 10)
-    (part,) = measure_costs(RTE, complete(RTE, rte, {"batch_size": 64}), prepared).parts
+    (part,) = measure_costs(rte.changed(batch_size=64), prepared).parts
     assert (sizes, part.activations) == ([1], 640)
 
 
 def test_each_phase_has_its_costs(phases):
-    prepared = prepare(PRETRAIN, phases)
-    short, long = measure_costs(PRETRAIN, phases, prepared).parts
+    prepared = prepare(phases)
+    short, long = measure_costs(phases, prepared).parts
     assert (short.rows, long.rows) == (range(160), range(160, 320))
     assert short.tokens < long.tokens <= 32
     assert short.operations < long.operations
@@ -151,9 +152,9 @@ PARTS = [PartCost(range(80), 10.0, 100.0, 0.5, 1.0, 7, 8), PartCost(range(80, 16
 def test_the_forecast_of_a_worked_example(phases):
     """Ten updates of 8 sequences in each part; dev is predicted at the start and four times more, then once again."""
     train = {"eval_strategy": "steps", "eval_steps": 5, "eval_on_start": True}
-    recipe = complete(PRETRAIN, phases, {"batch_size": 8, "train": train})
+    recipe = phases.changed(batch_size=8, train=train)
     costs = Costs(PARTS, {"dev": 2.0, "test": 16.0}, {}, weights=4, gradients=4, matmul_rate=100.0)
-    found = forecast(PRETRAIN, recipe, costs, make_arguments(PRETRAIN, recipe, Path("run")))
+    found = forecast(recipe, costs, make_arguments(recipe, Path("run")))
     assert found.updates == 20
     assert found.tokens == 10 * 8 * (10 + 20)
     assert found.operations == 10 * 8 * (100 + 300)
@@ -167,8 +168,8 @@ def test_the_forecast_of_a_worked_example(phases):
 
 def test_the_last_batch_of_an_epoch_may_be_smaller(rte):
     """80 rows are 3 updates of at most 32."""
-    recipe = complete(RTE, rte, {"train": {"num_train_epochs": 2.0}})
-    found = forecast(RTE, recipe, Costs(PARTS[:1], {}, {}, 4, 4, 100.0), make_arguments(RTE, recipe, Path("run")))
+    recipe = rte.changed(train={"num_train_epochs": 2.0})
+    found = forecast(recipe, Costs(PARTS[:1], {}, {}, 4, 4, 100.0), make_arguments(recipe, Path("run")))
     assert (found.updates, found.tokens, found.training) == (6, 2 * 80 * 10.0, 2 * 80 * 0.5 + 6)
 
 
@@ -198,15 +199,15 @@ def test_a_forecast_is_for_this_machine_only():
 
 
 def test_a_forecast_without_data_says_why(rte, tmp_path):
-    recipe = complete(RTE, rte, {"data": {"dir": str(tmp_path / "nowhere")}})
-    (line,) = describe_cost(RTE, recipe, tmp_path / "run")
+    recipe = rte.changed(data={"dir": str(tmp_path / "nowhere")})
+    (line,) = describe_cost(recipe, tmp_path / "run")
     assert line.startswith("time and memory are unknown: ")
     assert "nowhere" in line
 
 
 def test_a_forecast_reads_the_beginning_of_a_text(phases, monkeypatch):
     monkeypatch.setattr("bertkit.tasks.pretraining.FORECAST_CHARACTERS", 2000)
-    options = PRETRAIN.recipe["data"] | phases["data"]
+    options = dict(phases.data)
     whole, beginning, first = (
         sum(len(documents) for documents in PRETRAIN.load(options | given, ignore).values())
         for given in ({}, {"is_forecast": True}, {"is_forecast": True, "limit_characters": 500})
@@ -219,7 +220,7 @@ def test_the_training_before_a_run_has_its_own_forecast(tmp_path):
     data = {"dir": str(write_squad(tmp_path / "squad", 1)), "max_length": 40, "max_query_length": 8, "doc_stride": 12}
     recipe = {"checkpoint": str(write_checkpoint(tmp_path / "bert")), "data": data | {"extra_train": str(extra)}}
     squad = TASKS["squad1"]
-    lines = describe_cost(squad, complete(squad, recipe, {"batch_size": 8}), tmp_path / "run")
+    lines = describe_cost(Recipe.make(squad, recipe, {"batch_size": 8}), tmp_path / "run")
     assert [line.startswith("before, ") for line in lines] == [True] * 3 + [False] * 3
     assert not (tmp_path / "run").exists()
 
@@ -228,13 +229,13 @@ def test_a_study_measures_runs_of_the_same_cost_once(rte, tmp_path, monkeypatch)
     """Eight runs differ in rate, epochs and batch size."""
     calls, lines = [], []
 
-    def measure(task, recipe, prepared):
+    def measure(recipe, prepared):
         calls.append(recipe)
         return Costs(PARTS[:1], {"dev": 1.0}, {}, 4, 4, 100.0)
 
     monkeypatch.setattr("bertkit.training.plan.measure_costs", measure)
     grid = {"batch_size": [16, 32], "train.learning_rate": [1e-5, 2e-5], "train.num_train_epochs": [1.0, 2.0]}
-    study = make_study({"tasks": ["rte"], "recipe": rte, "grid": grid})
+    study = make_study({"tasks": ["rte"], "recipe": dict(rte.given), "grid": grid})
     forecast_study(study, tmp_path / "study", lines.append)
     assert len(calls) == 1
     updates = 2 * sum(int(np.ceil(80 / size)) * epochs for size in (16, 32) for epochs in (1, 2))
@@ -245,6 +246,6 @@ def test_a_study_measures_runs_of_the_same_cost_once(rte, tmp_path, monkeypatch)
 def test_a_study_says_what_it_does_not_know(rte, tmp_path):
     lines = []
     grid = {"batch_size": [16, 32]}
-    study = make_study({"tasks": ["rte"], "recipe": rte, "grid": grid}, {"data": {"dir": str(tmp_path)}})
+    study = make_study({"tasks": ["rte"], "recipe": dict(rte.given), "grid": grid}, {"data": {"dir": str(tmp_path)}})
     forecast_study(study, tmp_path / "study", lines.append)
     assert lines[1].startswith("2 runs: time and memory are unknown: ")

@@ -16,7 +16,7 @@ import pytest
 from bertkit.system.signals import Interrupted
 from bertkit.tasks.ner import NER
 from bertkit.tasks.text import CLASSIFICATION
-from bertkit.training.recipe import merge, read_recipe, save_recipe
+from bertkit.training.recipe import Recipe, merge, read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import find_checkpoint, list_checkpoints, read_log
 from tests.official import write_checkpoint, write_conll, write_glue, write_reviews, write_squad
@@ -93,7 +93,7 @@ def test_two_processes_go_on_after_a_first_part_that_is_finished(tmp_path):
 @pytest.mark.parametrize("per_device", [8, pytest.param(4, marks=pytest.mark.slow)])
 def test_two_processes_do_the_same_as_one(recipe, tmp_path, per_device):
     """16 = 2 x 8 = 2 x 2 x 4, in both phases: losses, scores and weights."""
-    run(PRETRAIN, recipe, output=tmp_path / "one")
+    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "one")
     recipe = merge(recipe, {"train": {"per_device_train_batch_size": per_device}})
     out = finish_two(start_two(recipe, tmp_path, "two"))
     assert count_processes(tmp_path / "two") == 2
@@ -131,7 +131,7 @@ def test_two_processes_read_windows_as_one_does(tmp_path):
         "train": {"max_steps": 6, "logging_steps": 1, "learning_rate": 1e-3},
     }
     recipe["data"] |= {"max_length": 12, "doc_stride": 4}
-    run(CLASSIFICATION, recipe, output=tmp_path / "one")
+    run(Recipe.make(CLASSIFICATION, recipe), output=tmp_path / "one")
     finish_two(start_two(recipe, tmp_path, "two", command="classify"))
     assert count_processes(tmp_path / "two") == 2
     losses, tables = [], []
@@ -180,7 +180,9 @@ def test_a_signal_to_one_of_two_processes_stops_both_and_the_run_can_go_on(recip
     assert err.count("bertkit: stopped after update") == 1, err[-2000:]
     (stopped,) = list_checkpoints(tmp_path / "two")
     assert 20 <= stopped < 400
-    assert run(PRETRAIN, recipe, output=tmp_path / "two")["updates"] == 400, "one process continues the run of two"
+    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "two")["updates"] == 400, (
+        "one process continues the run of two"
+    )
 
 
 @pytest.mark.slow
@@ -193,7 +195,7 @@ def test_two_processes_keep_a_budget_together(recipe, tmp_path):
     metrics = json.loads((tmp_path / "two" / "metrics.json").read_text())
     written = read_recipe(tmp_path / "two" / "recipe.toml")
     assert written["train"]["max_steps"] == metrics["updates"] > 8
-    again = run(PRETRAIN, written, output=tmp_path / "one")
+    again = run(Recipe.make(PRETRAIN, written), output=tmp_path / "one")
     assert again["mlm_loss"] == pytest.approx(metrics["mlm_loss"], rel=1e-3)
 
 
@@ -233,7 +235,7 @@ SPARSE = {"train": {"max_steps": 10, "logging_steps": 4, "eval_strategy": "no", 
 def test_a_lost_process_ends_the_run_and_one_goes_on_where_two_have_been(recipe, tmp_path, rank):
     """The loss of updates 5 to 8 is logged by another number of processes than computed its first half."""
     recipe = merge(recipe, SPARSE)
-    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
+    straight = run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "straight")
     with start_two(recipe, tmp_path, "two", code=LOST.format(rank=rank)) as process:
         for line in process.stdout:
             if "updates of" in line:
@@ -248,7 +250,7 @@ def test_a_lost_process_ends_the_run_and_one_goes_on_where_two_have_been(recipe,
     assert not re.search(r'File ".*/bertkit/', err), "a traceback"
     assert find_checkpoint(tmp_path / "two", print).name == "checkpoint-6"
     assert not (tmp_path / "two" / "metrics.json").exists()
-    metrics = run(PRETRAIN, recipe, output=tmp_path / "two")
+    metrics = run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "two")
     assert metrics["perplexity"] == pytest.approx(straight["perplexity"], rel=1e-4)
     np.testing.assert_allclose(read_losses(tmp_path / "two"), read_losses(tmp_path / "straight"), rtol=1e-5)
 
@@ -256,14 +258,14 @@ def test_a_lost_process_ends_the_run_and_one_goes_on_where_two_have_been(recipe,
 @pytest.mark.slow
 def test_two_processes_go_on_where_one_has_been(recipe, tmp_path):
     recipe = merge(recipe, SPARSE)
-    run(PRETRAIN, recipe, output=tmp_path / "straight")
+    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "straight")
 
     def stop(done, total, log):
         if done == 5:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted, match="after update 6"):
-        run(PRETRAIN, recipe, output=tmp_path / "two", progress=stop)
+        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "two", progress=stop)
     out = finish_two(start_two(recipe, tmp_path, "two"))
     assert "continues after checkpoint-6" in out
     assert count_processes(tmp_path / "two") == 2
@@ -310,7 +312,7 @@ def test_a_sharded_model_learns_the_same(recipe, tmp_path):
     """Each of two processes holds half of every parameter; checkpoints and the finished model are whole."""
     from transformers import AutoModelForPreTraining
 
-    run(PRETRAIN, recipe, output=tmp_path / "one")
+    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "one")
     finish_two(start_two(merge(recipe, FSDP), tmp_path, "two", code=ACCELERATED + SHAPES))
     assert count_processes(tmp_path / "two") == 2
     shapes = [json.loads((tmp_path / "two" / f"shapes-{rank}.json").read_text()) for rank in (0, 1)]
@@ -368,7 +370,7 @@ def test_two_processes_share_the_features_and_learn_the_same(tmp_path):
     assert count_processes(tmp_path / "two") == 2
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "kept").iterdir()}
     assert len(kept) == 3, "one file per split, and no temporary file"
-    run(NER, recipe, output=tmp_path / "one")
+    run(Recipe.make(NER, recipe), output=tmp_path / "one")
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "kept").iterdir()} == kept
     losses = [[entry["loss"] for entry in read_log(tmp_path / name) if "loss" in entry] for name in ("two", "one")]
     assert len(losses[0]) == 24

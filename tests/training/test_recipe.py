@@ -2,10 +2,13 @@
 
 import copy
 import math
+import pickle
 import re
 import subprocess
 import sys
+from dataclasses import FrozenInstanceError
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
@@ -14,42 +17,26 @@ from hypothesis import strategies as st
 
 from bertkit.errors import UsageError
 from bertkit.system.differences import find_differences
+from bertkit.tasks import TASKS
 from bertkit.training.recipe import (
     RANGES,
     RESERVED,
     TABLES,
-    _alternatives,
+    Recipe,
     _list_fields,
-    _list_names,
+    _list_kinds,
     check,
     list_decisive,
+    load_recipe,
     merge,
     parse_setting,
     read_recipe,
+    resolve,
     save_recipe,
     split_batch,
 )
 
-DATA_DEFAULTS = {
-    "corpus": [],
-    "vocab": "",
-    "vocab_size": 30522,
-    "cased": False,
-    "objective": "mlm+nsp",
-    "max_length": 128,
-    "short_seq_prob": 0.1,
-    "dupe_factor": 10,
-    "masked_lm_prob": 0.15,
-    "mask_rate": 0.8,
-    "random_rate": 0.1,
-    "same_rate": 0.1,
-    "whole_word_masking": False,
-    "split_sentences": True,
-    "heldout_share": 0.01,
-    "heldout_pairs": 5000,
-    "heldout_length": 0,
-    "limit_characters": 0,
-}
+TASK = TASKS["pretrain"]
 ROOT = Path(__file__).parents[2]
 RECIPES = [path for path in sorted(ROOT.glob("recipes/**/*.toml")) if "studies" not in path.parts]
 PRETRAIN = {path.stem: path for path in RECIPES if path.parent.name == "pretrain"}
@@ -57,7 +44,7 @@ PRETRAIN = {path.stem: path for path in RECIPES if path.parent.name == "pretrain
 
 def check_one(text: str) -> dict[str, Any]:
     """Return the checked recipe of one `--set`."""
-    return check(parse_setting(text), data_defaults=DATA_DEFAULTS)
+    return check(parse_setting(text), TASK)
 
 
 def typed(value: Any) -> Any:
@@ -82,7 +69,7 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
         Any: TEXT | st.integers(),
     }
     choices = []
-    for kind in _alternatives(annotation):
+    for kind in _list_kinds(annotation):
         origin, arguments = get_origin(kind) or kind, get_args(kind)
         if origin is Literal:
             choices.append(st.sampled_from(arguments))
@@ -100,7 +87,7 @@ def valid_recipes(draw: st.DrawFn) -> dict[str, Any]:
     """Return recipes with some keys of every table, each with a value of its type."""
 
     def draw_table(table: str) -> dict[str, Any]:
-        fields = _list_fields(table, DATA_DEFAULTS)
+        fields = _list_fields(table, TASK)
         keys = draw(st.lists(st.sampled_from(sorted(fields)), unique=True, max_size=6))
         return {key: draw(values_of(fields[key])) for key in keys}
 
@@ -346,14 +333,14 @@ def test_a_mistake_is_one_line_with_the_remedy(text: str, message: str) -> None:
 
 def test_the_message_begins_with_the_place() -> None:
     with pytest.raises(UsageError, match=r"^my\.toml: batch_size = 0; "):
-        check({"batch_size": 0}, data_defaults={}, where="my.toml")
+        check({"batch_size": 0}, TASK, where="my.toml")
 
 
 def test_a_date_in_a_file_wants_quotes(tmp_path: Path) -> None:
     path = tmp_path / "r.toml"
     path.write_text("checkpoint = 2024-01-01\n")
     with pytest.raises(UsageError, match='checkpoint = 2024-01-01 must be text; write checkpoint = "2024-01-01"'):
-        check(read_recipe(path), data_defaults={})
+        check(read_recipe(path), TASK)
 
 
 @pytest.mark.parametrize(
@@ -386,18 +373,18 @@ def test_every_default_of_the_libraries_passes() -> None:
 
     from bertkit.model.config import BertConfig
 
-    fields = {table: _list_fields(table, DATA_DEFAULTS) for table in TABLES}
+    fields = {table: _list_fields(table, TASK) for table in TABLES}
     assert {"learning_rate", "warmup_steps", "optim", "per_device_train_batch_size"} <= fields["train"].keys()
     assert not fields["train"].keys() & RESERVED.keys()
     config = BertConfig()
     stock = {
         "model": {key: getattr(config, key) for key in fields["model"] if key != "attn_implementation"},
-        "data": DATA_DEFAULTS,
+        "data": TASK.recipe["data"],
         "train": {key: getattr(TrainingArguments, key, None) for key in fields["train"]},
     }
     for key in ("optim", "lr_scheduler_type", "logging_strategy", "eval_strategy", "save_strategy", "hub_strategy"):
         stock["train"][key] = getattr(stock["train"][key], "value", stock["train"][key])
-    checked = check(stock, data_defaults=DATA_DEFAULTS)
+    checked = check(stock, TASK)
     assert checked == merge(stock)
     assert len(checked["model"]) >= 15
     assert len(checked["train"]) >= 50
@@ -406,25 +393,85 @@ def test_every_default_of_the_libraries_passes() -> None:
 @given(valid_recipes())
 def test_a_checked_recipe_passes_unchanged(recipe: dict[str, Any]) -> None:
     before = copy.deepcopy(recipe)
-    checked = check(recipe, data_defaults=DATA_DEFAULTS)
+    checked = check(recipe, TASK)
     assert typed(recipe) == typed(before)
     assert checked == recipe
-    assert typed(check(checked, data_defaults=DATA_DEFAULTS)) == typed(checked)
+    assert typed(check(checked, TASK)) == typed(checked)
 
 
 def test_importing_recipe_imports_no_torch() -> None:
     code = (
-        "import sys; import bertkit.training.recipe as r\n"
-        "r.check({'batch_size': 8, 'data': {'corpus': ['a']}}, data_defaults={'corpus': []})\n"
+        "import sys; from bertkit.tasks import TASKS; from bertkit.training.recipe import check\n"
+        "check({'batch_size': 8, 'data': {'corpus': ['a']}}, TASKS['pretrain'])\n"
         "print(sorted({'torch', 'transformers', 'datasets', 'tokenizers'} & set(sys.modules)))"
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"
 
 
-@pytest.mark.parametrize("table", ["model", "train"])
-def test_the_keys_of_a_class_are_read_from_its_source(table: str) -> None:
-    assert _list_names(table, {}) == list(_list_fields(table, {}))
+# The recipe of a run
+
+
+def make(*given: dict[str, Any], task: str = "rte") -> Recipe:
+    """Return a recipe without a look at its checkpoint."""
+    return Recipe.make(TASKS[task], *given, fits_model=False)
+
+
+def test_the_task_gives_way_to_the_preset_to_what_options_imply_and_to_what_is_given() -> None:
+    assert make().train["learning_rate"] == 2e-5
+    stable = make({"preset": "stable"})
+    assert (stable.train["optim"], stable.train["num_train_epochs"]) == ("adamw_torch", 20.0)
+    given = make({"preset": "stable", "batch_size": 8}, {"train": {"num_train_epochs": 1}, "batch_size": 16})
+    assert (given.train["num_train_epochs"], given.batch_size) == (1.0, 16)
+    features, ner = make({"data": {"features": "last"}}, task="ner"), make(task="ner")
+    assert features.train["learning_rate"] != ner.train["learning_rate"]
+
+
+def test_a_recipe_cannot_be_changed_but_copied_and_pickled() -> None:
+    recipe = make({"train": {"seed": 7}})
+    for table in TABLES:
+        with pytest.raises(TypeError):
+            getattr(recipe, table)["seed"] = 8
+    with pytest.raises(FrozenInstanceError):
+        recipe.batch_size = 8
+    for other in (copy.deepcopy(recipe), pickle.loads(pickle.dumps(recipe)), make(recipe.to_dict())):
+        assert other == recipe
+        assert typed(other.to_dict()) == typed(recipe.to_dict())
+
+
+def test_another_recipe_is_checked_and_keeps_what_was_given() -> None:
+    recipe = make({"train": {"seed": 7}, "checkpoint": "no/such-model"})
+    with pytest.raises(UsageError, match=r"^recipe: \[train\] seed = -1; it must be at least 0"):
+        recipe.changed(train={"seed": -1})
+    with pytest.raises(UsageError, match="no/such-model"):
+        recipe.changed(batch_size=16)
+    other = recipe.override(train={"max_steps": 3}, batch_size=16)
+    assert (other.train["seed"], other.train["max_steps"], other.batch_size) == (7, 3, 16)
+    assert "max_steps" not in recipe.train
+
+
+def test_what_a_timing_tells_is_filled_in() -> None:
+    """100 updates at 16 tokens and 100 at 32; the second phase becomes shorter or longer."""
+    phases = [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]
+    recipe = make({"phase": phases, "train": {"max_steps": 200}}, task="pretrain")
+    assert resolve(recipe, 100, []).phase == ({"share": 1.0, "max_length": 16},)
+    found = resolve(recipe, 400, [[0.0, 0.0, 1 / 400]])
+    assert found.phase == ({"share": 0.25, "max_length": 16}, {"share": 0.75, "max_length": 32})
+    assert (found.train["max_steps"], found.pace) == (400, [[0.0, 0.0, 1 / 400]])
+    assert load_saved(found) == found
+
+
+def load_saved(recipe: Recipe) -> Recipe:
+    """Return a recipe that was saved and read."""
+    with TemporaryDirectory() as folder:
+        save_recipe(recipe.to_dict(), Path(folder, "recipe.toml"))
+        return load_recipe(Path(folder, "recipe.toml"))
+
+
+def test_a_recipe_of_an_earlier_version_gets_the_defaults_of_newer_options(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text('task = "rte"\ncheckpoint = "gone"\n[data]\nmax_length = 64\n')
+    recipe = load_recipe(tmp_path / "recipe.toml")
+    assert (recipe.data["max_length"], recipe.data["tune_share"], recipe.patience) == (64, 0.0, 0)
 
 
 # Saving and comparing
@@ -492,11 +539,13 @@ def test_differences_name_the_key_and_both_values() -> None:
 
 
 def test_keys_that_earlier_versions_lack_identify_a_run_only_if_they_change_it() -> None:
+    options = TASKS["rte"].options
     old = {"batch_size": 8, "data": {"max_length": 64}, "train": {"seed": 1, "dataloader_num_workers": 2}}
     new = merge(old, {"patience": 0, "data": {"tune_share": 0.0}, "train": {"dataloader_num_workers": 4}})
-    assert list_decisive(new) == list_decisive(old) == merge(old) | {"train": {"seed": 1}}
+    assert list_decisive(new, options) == list_decisive(old, options)
+    assert list_decisive(new, options)["train"] == {"seed": 1}
     for change in ({"patience": 3}, {"data": {"tune_share": 0.5}}, {"train": {"seed": 2}}):
-        assert list_decisive(merge(old, change)) != list_decisive(old)
+        assert list_decisive(merge(old, change), options) != list_decisive(old, options)
 
 
 @given(valid_recipes(), valid_recipes())
@@ -545,10 +594,8 @@ def test_the_recipe_files_are_there() -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_recipe_file_is_checked_and_saved(path: Path, tmp_path: Path) -> None:
-    from bertkit.tasks import TASKS
-
     recipe = read_recipe(path)
-    recipe = check(recipe, data_defaults=TASKS[recipe["task"]].recipe["data"], where=str(path))
+    recipe = check(recipe, TASKS[recipe["task"]], where=str(path))
     save_recipe(recipe, tmp_path / "recipe.toml")
     assert typed(read_recipe(tmp_path / "recipe.toml")) == typed(recipe)
     assert path.read_text(encoding="utf-8").startswith("# ")
@@ -570,7 +617,7 @@ def test_a_pretraining_recipe_is_accepted_by_the_libraries(path: Path, tmp_path:
 
     from bertkit.model.config import BertConfig
 
-    recipe = check(read_recipe(path), data_defaults=DATA_DEFAULTS)
+    recipe = check(read_recipe(path), TASK)
     config = BertConfig(**recipe["model"])
     assert config.hidden_size / config.num_attention_heads == 64
     assert config.intermediate_size == 4 * config.hidden_size

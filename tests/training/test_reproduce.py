@@ -17,7 +17,7 @@ from bertkit.errors import UsageError
 from bertkit.model.checkpoint import find_trouble
 from bertkit.tasks import TASKS
 from bertkit.training.predictions import pack_table, read_table
-from bertkit.training.recipe import merge, read_recipe, save_recipe
+from bertkit.training.recipe import Recipe, merge, read_recipe, save_recipe
 from bertkit.training.reproduce import compare_environments, compare_runs, reproduce
 from bertkit.training.run import run
 from bertkit.training.run_dir import describe_environment, read_environment
@@ -33,7 +33,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     dropout = {"model": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}}
     recipe = merge(make_recipe(write_text(folder / "corpus.txt")), dropout)
-    run(PRETRAIN, recipe, output=folder / "run")
+    run(Recipe.make(PRETRAIN, recipe), output=folder / "run")
     return folder / "run"
 
 
@@ -71,7 +71,7 @@ def test_every_task_comes_out_the_same(tmp_path, name):
     recipe = merge(make(tmp_path), {"precision": "fp32"})
     if task.metric and not recipe["data"].get("features"):
         recipe = merge(recipe, {"model": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}})
-    run(task, recipe, output=tmp_path / "run")
+    run(Recipe.make(task, recipe), output=tmp_path / "run")
     found = reproduce(tmp_path / "run", tmp_path / "again")
     assert found.is_exact, found
     assert found.environment == []
@@ -126,7 +126,7 @@ def test_what_the_run_had_no_time_for_is_not_compared(finished, tmp_path):
 def test_another_seed_is_another_run(finished, tmp_path):
     """The comparison detects a difference in the trained weights."""
     save_recipe(merge(read_recipe(finished / "recipe.toml"), {"train": {"seed": 43}}), tmp_path / "other.toml")
-    run(PRETRAIN, read_recipe(tmp_path / "other.toml"), output=tmp_path / "other")
+    run(Recipe.make(PRETRAIN, read_recipe(tmp_path / "other.toml")), output=tmp_path / "other")
     found = compare_runs(finished, tmp_path / "other")
     assert not found.is_exact
     assert {"mlm_loss", "score"} <= found.scores.keys()

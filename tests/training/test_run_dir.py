@@ -9,7 +9,8 @@ import pytest
 
 from bertkit.errors import UsageError
 from bertkit.system.files import hold_directory
-from bertkit.training.recipe import save_recipe
+from bertkit.tasks import TASKS
+from bertkit.training.recipe import merge, save_recipe
 from bertkit.training.run_dir import (
     find_checkpoint,
     find_finished,
@@ -18,15 +19,18 @@ from bertkit.training.run_dir import (
     read_metrics,
     write_environment,
 )
+from tests.conftest import draft
 
 
 def test_options_that_are_new_leave_older_runs_what_they_are(tmp_path):
-    save_recipe({"task": "rte", "data": {"dir": "x"}}, tmp_path / "recipe.toml")
+    saved = merge(TASKS["rte"].recipe)
+    del saved["data"]["tune_share"]
+    save_recipe(saved, tmp_path / "recipe.toml")
     (tmp_path / "metrics.json").write_text('{"score": 0.5}')
     (tmp_path / "training_log.jsonl").touch()
-    assert find_finished(tmp_path, {"task": "rte", "data": {"dir": "x", "tune_share": 0.0}}) == {"score": 0.5}
-    with pytest.raises(UsageError, match=r"another run \(data.tune_share: \(not set\) -> 0.5\)"):
-        find_finished(tmp_path, {"task": "rte", "data": {"dir": "x", "tune_share": 0.5}})
+    assert find_finished(tmp_path, draft(TASKS["rte"])) == {"score": 0.5}
+    with pytest.raises(UsageError, match=r"another run \(data.tune_share: 0.0 -> 0.5\)"):
+        find_finished(tmp_path, draft(TASKS["rte"], {"data": {"tune_share": 0.5}}))
 
 
 def test_a_directory_is_held_by_one_at_a_time(tmp_path):

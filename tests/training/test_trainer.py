@@ -19,7 +19,7 @@ from bertkit.inference.predictor import Predictor
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training import callbacks, trainer
-from bertkit.training.recipe import merge, read_recipe, save_recipe
+from bertkit.training.recipe import Recipe, merge, read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import find_checkpoint, list_checkpoints, mark_complete, read_log, rotate_checkpoints
 from bertkit.training.trainer import SUMS
@@ -50,7 +50,7 @@ def recipe(tmp_path_factory):
 def straight(recipe, tmp_path_factory):
     """Return the directory of an uninterrupted run."""
     output = tmp_path_factory.mktemp("straight") / "run"
-    run(PRETRAIN, recipe, output=output)
+    run(Recipe.make(PRETRAIN, recipe), output=output)
     return output
 
 
@@ -75,17 +75,19 @@ def stop_at(update):
     return stop
 
 
-def stop_at_once():
-    """Return PRETRAIN with a stop signal in its first batch of training, after the one that checks types."""
-    batches = []
+@pytest.fixture
+def stop_at_once(monkeypatch):
+    """Return a function that adds a stop signal to the next batch of PRETRAIN."""
+    waiting, collate = [], PRETRAIN.collate
 
-    def collate(batch):
-        batches.append(batch)
-        if len(batches) == 2:
+    def collate_and_stop(batch):
+        if waiting:
+            waiting.pop()
             os.kill(os.getpid(), signal.SIGTERM)
-        return PRETRAIN.collate(batch)
+        return collate(batch)
 
-    return change_task(PRETRAIN, collate=collate)
+    monkeypatch.setattr(PRETRAIN, "collate", collate_and_stop)
+    return lambda: waiting.append(True)
 
 
 def test_the_curve_has_what_a_resume_could_change(recipe, straight):
@@ -114,23 +116,24 @@ def test_a_signal_changes_nothing_of_curve_and_weights(recipe, straight, tmp_pat
     """Stop before, at and after the phase boundary, never at a logged update."""
     recipe = merge(recipe, {"train": {"dataloader_num_workers": workers}})
     with pytest.raises(Interrupted, match=f"after update {update}; the same command continues"):
-        run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop_at(update))
+        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", progress=stop_at(update))
     assert max(list_checkpoints(tmp_path / "run")) == update
-    run(PRETRAIN, recipe, output=tmp_path / "run")
+    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
     assert_same_run(tmp_path / "run", straight)
     (last,) = [entry for entry in read_log(tmp_path / "run") if "train_runtime" in entry]
     assert last["resumed_at"] == update, "the time since the resume"
 
 
 @pytest.mark.slow
-def test_several_signals_change_nothing(recipe, straight, tmp_path):
+def test_several_signals_change_nothing(recipe, straight, tmp_path, stop_at_once):
     """Stop twice between two logs, and once directly after a log."""
     with pytest.raises(Interrupted, match="after update 4"):
-        run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop_at(4))
+        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", progress=stop_at(4))
     for update in (5, 6):
+        stop_at_once()
         with pytest.raises(Interrupted, match=f"after update {update}"):
-            run(stop_at_once(), recipe, output=tmp_path / "run")
-    run(PRETRAIN, recipe, output=tmp_path / "run")
+            run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
+    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
     assert_same_run(tmp_path / "run", straight)
 
 
@@ -138,7 +141,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from bertkit.training.recipe import read_recipe
+from bertkit.training.recipe import Recipe, read_recipe
 from bertkit.training.run import run
 from bertkit.tasks import TASKS
 
@@ -147,7 +150,7 @@ def kill(done, total, log):
         os.kill(os.getpid(), signal.SIGKILL)
 
 torch.set_num_threads(1)
-run(TASKS["pretrain"], read_recipe(Path(sys.argv[1])), output=sys.argv[2], progress=kill)
+run(Recipe.make(TASKS["pretrain"], read_recipe(Path(sys.argv[1]))), output=sys.argv[2], progress=kill)
 """
 
 
@@ -161,7 +164,7 @@ def test_kill_9_changes_nothing_of_curve_and_weights(recipe, straight, tmp_path,
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     lines = []
-    run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append)
+    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", report=lines.append)
     assert f"continues after checkpoint-{5 * (update // 5)}" in lines
     assert_same_run(tmp_path / "run", straight)
 
@@ -180,12 +183,12 @@ def make_short_recipe(folder, **train):
 def test_a_run_that_dies_in_its_last_evaluation_does_it_again(tmp_path, monkeypatch):
     """The last checkpoint is written after the evaluation, even if it is also due by `save_steps`."""
     recipe = make_short_recipe(tmp_path, max_steps=4, save_strategy="steps", save_steps=2, eval_strategy="epoch")
-    metrics = run(TASKS["rte"], recipe, output=tmp_path / "straight")
+    metrics = run(Recipe.make(TASKS["rte"], recipe), output=tmp_path / "straight")
     monkeypatch.setattr(trainer.BertTrainer, "evaluate", lambda self, *args, **kwargs: {}["dies"])
     with pytest.raises(KeyError):
-        run(TASKS["rte"], recipe, output=tmp_path / "run")
+        run(Recipe.make(TASKS["rte"], recipe), output=tmp_path / "run")
     monkeypatch.undo()
-    assert run(TASKS["rte"], recipe, output=tmp_path / "run") == metrics
+    assert run(Recipe.make(TASKS["rte"], recipe), output=tmp_path / "run") == metrics
     assert_same_run(tmp_path / "run", tmp_path / "straight")
     assert any("eval_accuracy" in entry for entry in read_curve(tmp_path / "run"))
 
@@ -197,22 +200,22 @@ def test_a_run_that_dies_in_its_last_evaluation_does_it_again(tmp_path, monkeypa
 def test_a_stop_after_the_last_update_changes_nothing(tmp_path, train):
     """Stop in the middle of an epoch, where the Trainer would continue training."""
     recipe = make_short_recipe(tmp_path, **train)
-    metrics = run(TASKS["rte"], recipe, output=tmp_path / "straight")
+    metrics = run(Recipe.make(TASKS["rte"], recipe), output=tmp_path / "straight")
     last = metrics["updates"]
     assert last in (4, 5)
     with pytest.raises(Interrupted, match=f"after update {last}; the same command continues"):
-        run(TASKS["rte"], recipe, output=tmp_path / "run", progress=stop_at(last))
-    assert run(TASKS["rte"], recipe, output=tmp_path / "run") == metrics
+        run(Recipe.make(TASKS["rte"], recipe), output=tmp_path / "run", progress=stop_at(last))
+    assert run(Recipe.make(TASKS["rte"], recipe), output=tmp_path / "run") == metrics
     assert_same_run(tmp_path / "run", tmp_path / "straight")
 
 
 def test_a_checkpoint_of_an_older_version_resumes(recipe, straight, tmp_path):
     """It has no loss sums: the first loss after it is the mean since then; everything else is the same."""
     with pytest.raises(Interrupted):
-        run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop_at(4))
+        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", progress=stop_at(4))
     (tmp_path / "run" / "checkpoint-4" / SUMS).unlink()
     mark_complete(tmp_path / "run" / "checkpoint-4")
-    run(PRETRAIN, recipe, output=tmp_path / "run")
+    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
     assert_same_bits(read_weights(tmp_path / "run"), read_weights(straight))
     different = [a["step"] for a, b in zip(read_curve(tmp_path / "run"), read_curve(straight), strict=True) if a != b]
     assert different == [6]
@@ -262,10 +265,10 @@ def test_an_old_checkpoint_is_deleted_only_when_the_new_one_is_whole(recipe, str
 
     monkeypatch.setattr("bertkit.training.trainer.mark_complete", mark)
     with pytest.raises(KeyboardInterrupt):
-        run(PRETRAIN, recipe, output=tmp_path / "run")
+        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
     assert (tmp_path / "run" / "checkpoint-10").exists()
     assert find_checkpoint(tmp_path / "run", print).name == "checkpoint-5"
-    run(PRETRAIN, recipe, output=tmp_path / "run")
+    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
     assert_same_run(tmp_path / "run", straight)
 
 
@@ -281,12 +284,16 @@ EVERY_TWO = {"train": {"max_steps": 8, "eval_steps": 2, "save_steps": 2, "eval_o
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
-def test_the_best_is_kept_beside_the_last(recipe, tmp_path, keep):
+def test_the_best_is_kept_beside_the_last(recipe, tmp_path, monkeypatch, keep):
     from transformers import AutoModelForPreTraining, AutoTokenizer
 
     lines, output = [], tmp_path / "run"
-    task = score_in_turn([5.0, 3.0, 4.0, 6.0, 6.0])
-    metrics = run(task, recipe, EVERY_TWO, {"train": {"save_total_limit": keep}}, output=output, report=lines.append)
+    monkeypatch.setitem(TASKS, "pretrain", score_in_turn([5.0, 3.0, 4.0, 6.0, 6.0]))
+    metrics = run(
+        Recipe.make(PRETRAIN, recipe, EVERY_TWO, {"train": {"save_total_limit": keep}}),
+        output=output,
+        report=lines.append,
+    )
     assert sorted(list_checkpoints(output)) == {1: [], 2: [4, 8], 3: [4, 6, 8]}[keep], "1 is the model itself"
     assert (metrics["best_update"], metrics["best_perplexity"], metrics["perplexity"]) == (4, 3.0, 6.0)
     assert json.loads((output / "metrics.json").read_text()) == metrics
@@ -304,20 +311,19 @@ def test_the_best_is_kept_beside_the_last(recipe, tmp_path, keep):
     assert not (output / ".best").exists()
     assert Predictor(output / "best").settings.lengths == Predictor(output).settings.lengths == {"max_length": 32}
     with pytest.raises(UsageError, match="best belongs to another run"):
-        run(PRETRAIN, recipe, output=output / "best")
+        run(Recipe.make(PRETRAIN, recipe), output=output / "best")
 
 
-def test_a_damaged_checkpoint_is_no_best_model(recipe, tmp_path):
+def test_a_damaged_checkpoint_is_no_best_model(recipe, tmp_path, monkeypatch):
     lines, weights = [], tmp_path / "run" / "checkpoint-4" / "model.safetensors"
 
     def damage(done, total, log):
         if done == 7:
             weights.write_bytes(weights.read_bytes()[:-1] + b"?")
 
+    monkeypatch.setitem(TASKS, "pretrain", score_in_turn([5.0, 3.0, 4.0, 6.0, 6.0]))
     metrics = run(
-        score_in_turn([5.0, 3.0, 4.0, 6.0, 6.0]),
-        recipe,
-        EVERY_TWO,
+        Recipe.make(PRETRAIN, recipe, EVERY_TWO),
         output=tmp_path / "run",
         report=lines.append,
         progress=damage,
@@ -338,25 +344,30 @@ def test_a_damaged_checkpoint_is_no_best_model(recipe, tmp_path):
         ([5.0, 3.0, 4.0, 6.0, 3.0], {"load_best_model_at_end": True}),  # the best is what is saved at the top
     ],
 )
-def test_there_is_no_best_model_beside_the_last_if_that_is_the_best(recipe, tmp_path, perplexities, change):
-    metrics = run(score_in_turn(perplexities), recipe, EVERY_TWO, {"train": change}, output=tmp_path / "run")
+def test_there_is_no_best_model_beside_the_last_if_that_is_the_best(
+    recipe, tmp_path, monkeypatch, perplexities, change
+):
+    monkeypatch.setitem(TASKS, "pretrain", score_in_turn(perplexities))
+    metrics = run(Recipe.make(PRETRAIN, recipe, EVERY_TWO, {"train": change}), output=tmp_path / "run")
     assert not (tmp_path / "run" / "best").exists()
     assert not [name for name in metrics if name.startswith("best_")]
 
 
-def test_a_stop_keeps_best_and_last_and_the_rest_of_the_run_knows_the_best(recipe, tmp_path):
-    recipe = merge(recipe, EVERY_TWO, {"train": {"save_total_limit": 1}})
+def test_a_stop_keeps_best_and_last_and_the_rest_of_the_run_knows_the_best(recipe, tmp_path, monkeypatch):
+    recipe = Recipe.make(PRETRAIN, recipe, EVERY_TWO, {"train": {"save_total_limit": 1}})
+    monkeypatch.setitem(TASKS, "pretrain", score_in_turn([3.0, 4.0]))
     with pytest.raises(Interrupted):
-        run(score_in_turn([3.0, 4.0]), recipe, output=tmp_path / "run", progress=stop_at(5))
+        run(recipe, output=tmp_path / "run", progress=stop_at(5))
     assert sorted(list_checkpoints(tmp_path / "run")) == [2, 5]
-    metrics = run(score_in_turn([5.0, 6.0, 6.0]), recipe, output=tmp_path / "run")
+    monkeypatch.setitem(TASKS, "pretrain", score_in_turn([5.0, 6.0, 6.0]))
+    metrics = run(recipe, output=tmp_path / "run")
     assert (metrics["best_update"], metrics["best_perplexity"]) == (2, 3.0)
     assert not list_checkpoints(tmp_path / "run")
 
 
 def test_another_score_may_decide_which_is_best(recipe, tmp_path):
     choice = {"train": {"metric_for_best_model": "mlm_accuracy", "greater_is_better": True}}
-    metrics = run(PRETRAIN, recipe, EVERY_TWO, choice, output=tmp_path / "run")
+    metrics = run(Recipe.make(PRETRAIN, recipe, EVERY_TWO, choice), output=tmp_path / "run")
     found = {e["step"]: e["eval_mlm_accuracy"] for e in read_log(tmp_path / "run") if "eval_mlm_accuracy" in e}
     assert metrics.get("best_mlm_accuracy", metrics["mlm_accuracy"]) == max(found.values())
 
@@ -375,7 +386,7 @@ PATIENT = {
 def patient(recipe, tmp_path_factory):
     """Return the directory of an uninterrupted run that stops early."""
     output, lines = tmp_path_factory.mktemp("patient") / "run", []
-    metrics = run(PRETRAIN, recipe, PATIENT, output=output, report=lines.append)
+    metrics = run(Recipe.make(PRETRAIN, recipe, PATIENT), output=output, report=lines.append)
     assert metrics["updates"] == 6
     assert "stopped early after update 6, because perplexity did not improve (patience)" in lines
     return output
@@ -406,7 +417,10 @@ def test_patience_stops_the_run_at_its_update(recipe, patient, tmp_path):
     """The model and the curve are those of a run without patience at that update."""
     curve = [entry for entry in read_curve(patient) if entry["step"] <= 6 and "total_flos" not in entry]
     assert [entry["step"] for entry in curve if "eval_perplexity" in entry] == [2, 4, 6]
-    run(PRETRAIN, recipe, PATIENT, {"patience": 0, "train": {"save_total_limit": 0}}, output=tmp_path / "run")
+    run(
+        Recipe.make(PRETRAIN, recipe, PATIENT, {"patience": 0, "train": {"save_total_limit": 0}}),
+        output=tmp_path / "run",
+    )
     assert_same_bits(read_weights(patient), read_weights(tmp_path / "run" / "checkpoint-6"))
     assert curve == [entry for entry in read_curve(tmp_path / "run") if entry["step"] <= 6]
     assert json.loads((patient / "metrics.json").read_text())["best_update"] == 2
@@ -415,8 +429,8 @@ def test_patience_stops_the_run_at_its_update(recipe, patient, tmp_path):
 @pytest.mark.parametrize("update", [5, 6])
 def test_a_signal_around_the_stopping_evaluation_changes_nothing(recipe, patient, tmp_path, update):
     with pytest.raises(Interrupted, match=f"after update {update}; the same command continues$"):
-        run(PRETRAIN, recipe, PATIENT, output=tmp_path / "run", progress=stop_at(update))
-    run(PRETRAIN, recipe, PATIENT, output=tmp_path / "run")
+        run(Recipe.make(PRETRAIN, recipe, PATIENT), output=tmp_path / "run", progress=stop_at(update))
+    run(Recipe.make(PRETRAIN, recipe, PATIENT), output=tmp_path / "run")
     assert_same_run(tmp_path / "run", patient)
 
 
@@ -438,9 +452,9 @@ def test_a_run_that_dies_after_the_stopping_evaluation_ends_at_the_same_update(
 
     with monkeypatch.context() as patch, suppress(KeyError):
         patch.setattr(trainer.BertTrainer, method, die)
-        run(PRETRAIN, recipe, output=tmp_path / "run")
+        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
     lines = []
-    run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append)
+    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", report=lines.append)
     assert read_curve(tmp_path / "run") == read_curve(patient)
     assert_same_bits(read_weights(tmp_path / "run"), read_weights(patient))
     if save_steps == 2:
@@ -451,17 +465,20 @@ def test_a_run_that_dies_after_the_stopping_evaluation_ends_at_the_same_update(
 @pytest.mark.parametrize("strategies", [("epoch", "epoch"), ("steps", "epoch")])
 def test_a_stop_within_or_after_an_epoch_is_the_end_of_a_resumed_run_too(tmp_path, monkeypatch, strategies):
     """Scores of RTE that never improve; the run dies before its final scores."""
-    rte = change_task(TASKS["rte"], score=lambda rows: TASKS["rte"].score(rows) | {"accuracy": 0.5})
+    plain = TASKS["rte"]
+    rte = change_task(plain, score=lambda rows: plain.score(rows) | {"accuracy": 0.5})
     recipe = make_short_recipe(tmp_path, num_train_epochs=9.0, eval_steps=4)
     strategies = dict(zip(("eval_strategy", "save_strategy"), strategies, strict=True))
     recipe = merge(recipe, {"patience": 1, "train": strategies})
-    metrics = run(rte, recipe, output=tmp_path / "straight")
+    monkeypatch.setitem(TASKS, "rte", rte)
+    metrics = run(Recipe.make(rte, recipe), output=tmp_path / "straight")
+    predict = trainer.BertTrainer.predict
     monkeypatch.setattr(trainer.BertTrainer, "predict", lambda self, *args, **kwargs: {}["dies"])
     with pytest.raises(KeyError):
-        run(rte, recipe, output=tmp_path / "run")
-    monkeypatch.undo()
+        run(Recipe.make(rte, recipe), output=tmp_path / "run")
+    monkeypatch.setattr(trainer.BertTrainer, "predict", predict)
     assert find_checkpoint(tmp_path / "run", print).name == f"checkpoint-{metrics['updates']}"
-    assert run(rte, recipe, output=tmp_path / "run") == metrics
+    assert run(Recipe.make(rte, recipe), output=tmp_path / "run") == metrics
     assert_same_run(tmp_path / "run", tmp_path / "straight")
 
 
@@ -469,14 +486,14 @@ def test_patience_without_evaluations_is_refused(tmp_path):
     recipe = make_short_recipe(tmp_path, eval_strategy="no")
     message = "patience is 3, but nothing is evaluated during training; set eval_strategy in [train] to epoch or steps"
     with pytest.raises(UsageError, match=re.escape(message)):
-        run(TASKS["rte"], recipe, {"patience": 3}, output=tmp_path / "run")
+        run(Recipe.make(TASKS["rte"], recipe, {"patience": 3}), output=tmp_path / "run")
 
 
 def test_a_long_prediction_says_how_far_it_is(recipe, tmp_path, monkeypatch):
     lines = []
     monkeypatch.setattr(callbacks, "SECONDS_OF_SILENCE", 0)
     change = {"train": {"max_steps": 1, "per_device_eval_batch_size": 8}}
-    run(PRETRAIN, recipe, change, output=tmp_path / "run", report=lines.append)
+    run(Recipe.make(PRETRAIN, recipe, change), output=tmp_path / "run", report=lines.append)
     first = next(place for place, line in enumerate(lines) if line.startswith("predicting "))
     count = int(re.search(r"([\d,]+) sequences", lines[first])[1].replace(",", ""))
     batches = -(-count // 8)
@@ -492,7 +509,7 @@ SEEK = """
 import sys, time
 from pathlib import Path
 import torch
-from bertkit.training.recipe import read_recipe
+from bertkit.training.recipe import Recipe, read_recipe
 from bertkit.training.run import run
 from bertkit.tasks import TASKS
 
@@ -521,7 +538,7 @@ torch.set_num_threads(1)
 task = TASKS["pretrain"]
 encode_all, task.encode, task.baseline = task.encode, encode, lambda train, dev: {}
 start = time.process_time()  # its own: on a busy machine others have a part of the minute
-run(task, read_recipe(Path(sys.argv[1])), output=sys.argv[2],
+run(Recipe.make(task, read_recipe(Path(sys.argv[1]))), output=sys.argv[2],
     progress=note)
 """
 
@@ -534,7 +551,7 @@ def far(recipe, tmp_path_factory):
     recipe = merge(recipe, {"batch_size": 256, "train": steps | {"logging_steps": 1}})
     recipe["phase"] = [{"share": 1.0, "max_length": 16}]
     with pytest.raises(Interrupted, match="after update 1"):
-        run(stop_at_once(), recipe, output=output)
+        run(Recipe.make(PRETRAIN, recipe), output=output, progress=stop_at(1))
     checkpoint = (output / "checkpoint-1").rename(output / f"checkpoint-{FAR}")
     state = json.loads((checkpoint / "trainer_state.json").read_text())
     (checkpoint / "trainer_state.json").write_text(json.dumps(state | {"global_step": FAR, "log_history": []}))
@@ -569,7 +586,7 @@ GROUP = """
 import os, subprocess, sys
 from pathlib import Path
 import torch
-from bertkit.training.recipe import read_recipe
+from bertkit.training.recipe import Recipe, read_recipe
 from bertkit.training.run import run
 from bertkit.tasks import TASKS
 from bertkit.system.signals import Interrupted
@@ -582,7 +599,7 @@ def stop(done, total, log):
 if __name__ == "__main__":
     torch.set_num_threads(1)  # as the run that it is compared with
     try:
-        run(TASKS["pretrain"], read_recipe(sys.argv[1]), output=sys.argv[2], progress=stop)
+        run(Recipe.make(TASKS["pretrain"], read_recipe(sys.argv[1])), output=sys.argv[2], progress=stop)
     except Interrupted as stopped:
         sys.exit(128 + stopped.number)
 """
@@ -598,5 +615,5 @@ def test_a_signal_to_a_whole_group_leaves_the_data_workers_to_the_process_that_t
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, start_new_session=True, timeout=200)
     assert done.returncode == 128 + signal.SIGTERM, done.stderr
     assert [path.parent.name for path in tmp_path.glob("run/checkpoint-*/complete")] == ["checkpoint-4"]
-    run(PRETRAIN, recipe, output=tmp_path / "run")
+    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
     assert_same_run(tmp_path / "run", straight)

@@ -1,0 +1,93 @@
+"""The network that a recipe asks for: its head, and whether its sizes fit the checkpoint and the texts."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transformers import PreTrainedConfig
+
+from bertkit.errors import UsageError, explain_refusal
+from bertkit.model import bilstm
+from bertkit.model.checkpoint import check_sizes, load_config, make_config
+from bertkit.tasks.task import Task
+
+if TYPE_CHECKING:
+    from bertkit.training.recipe import Recipe
+
+CHECKPOINT_SIZES = (  # fixed by a checkpoint
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+)
+
+
+def check_model(task: Task, recipe: "Recipe", config: PreTrainedConfig | None = None) -> None:
+    """Check that the checkpoint exists and its sizes fit, and that texts are no longer than its positions.
+
+    Raises:
+        UsageError: One of these is not the case, or `[model]` or `reinit_layers` does not fit the task or the model.
+    """
+    if "class_weights" in recipe.model:  # by position; [data] has them by label
+        raise UsageError("class_weights in [model] follow from the data; set class_weights in [data], or leave it out")
+    if recipe.checkpoint:
+        if config is None:
+            config = load_config(recipe.checkpoint)
+            if Path(recipe.checkpoint).is_dir():
+                check_sizes(recipe.checkpoint, config)
+        if not task.metric:
+            labels = task.configure(recipe, None, None)["id2label"].values()
+            if {label.lower() for label in labels} != {str(label).lower() for label in config.id2label.values()}:
+                raise UsageError(explain_missing_head(task, recipe, labels))
+            if (name := name_head(task, recipe)) != (had := (config.architectures or [name])[0]):
+                raise UsageError(
+                    f"{recipe.checkpoint} is a {had} but would be loaded as a {name}; add --set bilstm="
+                    f"{str('BiLSTM' in had).lower()}"
+                )
+        given = {key: value for key, value in recipe.model.items() if key in CHECKPOINT_SIZES}
+        if other := [f"{key} {value}" for key, value in given.items() if value != getattr(config, key)]:
+            raise UsageError(
+                f"[model] sets {', '.join(other)}, but {recipe.checkpoint} has other sizes; leave them out"
+            )
+    else:
+        config = make_config(recipe.model)
+    own = {"feature_layers"} if recipe.data.get("features") else {"feature_layers", "bilstm_hidden_size"}
+    if unused := sorted(own & recipe.model.keys()):
+        raise UsageError(
+            f"{unused[0]} in [model] belongs to the feature-based approach (bertkit ner --features LAYERS); "
+            "leave it out"
+        )
+    if layers := recipe.data.get("features"):
+        with explain_refusal(f"features = {layers!r}"):
+            bilstm.check_feature_layers(layers, config)
+    if recipe.model.get("attn_implementation") == "flex_attention":
+        raise UsageError("flex_attention has no dropout, with which BERT is trained; use packed, sdpa or eager")
+    longest = max(*recipe.lengths, recipe.data.get("heldout_length", 0))
+    if recipe.reinit_layers > config.num_hidden_layers:
+        raise UsageError(
+            f"reinit_layers is {recipe.reinit_layers}, but the model has {config.num_hidden_layers} layers; lower it"
+        )
+    if longest > config.max_position_embeddings:
+        raise UsageError(
+            f"max_length {longest} exceeds the model's {config.max_position_embeddings} positions; lower it"
+            + ("" if recipe.checkpoint else " or raise max_position_embeddings in [model]")
+        )
+
+
+def name_head(task: Task, recipe: "Recipe") -> str:
+    """Return the name of the class to train: the task's head, or its variant with a BiLSTM."""
+    name = task.head
+    for option, heads in task.heads.items():
+        name = heads.get(recipe.data[option], name)
+    return name.replace("BertFor", "BertBiLSTMFor") if recipe.bilstm else name
+
+
+def explain_missing_head(task: Task, recipe: "Recipe", labels: Iterable[str]) -> str:
+    """Return the error message for a model without a head for a task that has no training data."""
+    return (
+        f"{task.name} has no training data: a fine-tuned model predicts it, but {recipe.checkpoint} has no head for "
+        f"the labels {', '.join(labels)}; give a run that has one with --model RUN"
+    )
