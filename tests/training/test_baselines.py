@@ -13,6 +13,7 @@ from bertkit.system.hub import CARD
 from bertkit.tasks import TASKS, frozen
 from bertkit.training import baselines
 from bertkit.training.predictions import read_table
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_conll, write_glue, write_reviews
 
@@ -60,8 +61,8 @@ def make_recipe(root, name="opinions", **data):
 def test_a_word_that_decides_is_found_and_the_run_stays_the_same(root, cache, tmp_path):
     """TF-IDF is near 1, the constant answer at the share of the larger class, and two updates have learned nothing."""
     task, lines = TASKS["classify"], []
-    metrics = run(task, make_recipe(root), output=tmp_path / "run", report=lines.append)
-    without = run(task, make_recipe(root), {"baseline": False}, output=tmp_path / "without")
+    metrics = run(Recipe.make(task, make_recipe(root)), output=tmp_path / "run", report=lines.append)
+    without = run(Recipe.make(task, make_recipe(root), {"baseline": False}), output=tmp_path / "without")
     assert "fitting the baselines: TF-IDF, frozen vectors" in lines
     assert metrics["tfidf_score"] == metrics["tfidf_macro_f1"] > 0.95
     assert metrics["majority_accuracy"] < 0.8
@@ -72,7 +73,9 @@ def test_a_word_that_decides_is_found_and_the_run_stays_the_same(root, cache, tm
     assert all(np.array_equal(one[name], other[name]) for name in one.keys() | other.keys())
     tables = [read_table(tmp_path / name / "predictions" / "dev.parquet") for name in ("run", "without")]
     assert tables[0] == tables[1]
-    assert run(task, make_recipe(root), {"baseline": False}, output=tmp_path / "run") == metrics  # is not repeated
+    assert (
+        run(Recipe.make(task, make_recipe(root), {"baseline": False}), output=tmp_path / "run") == metrics
+    )  # is not repeated
 
     rows = {row.key: row.baselines for row in list_shown(task.table, task.metric, metrics)}
     assert rows["accuracy"] == {
@@ -92,7 +95,7 @@ def test_a_word_that_decides_is_found_and_the_run_stays_the_same(root, cache, tm
 def test_several_labels_and_numbers_of_pairs_have_one_too(label, score, root, cache, tmp_path):
     """A pair has no frozen vectors."""
     recipe = make_recipe(root, "reviews", text=["title", "body"], label=[label])
-    metrics = run(TASKS["classify"], recipe, output=tmp_path / "run")
+    metrics = run(Recipe.make(TASKS["classify"], recipe), output=tmp_path / "run")
     assert metrics["tfidf_score"] == metrics[f"tfidf_{score}"] > metrics[f"majority_{score}"]
     assert metrics["best_baseline"] == "tfidf"
     assert not any(name.startswith("frozen") for name in metrics)
@@ -102,7 +105,7 @@ def test_several_labels_and_numbers_of_pairs_have_one_too(label, score, root, ca
 def test_tasks_of_glue_have_them(name, found, root, cache, tmp_path):
     recipe = make_recipe(root) | {"data": {"dir": str(root / "glue"), "max_length": 16}}
     task = TASKS[name]
-    metrics = run(task, recipe, output=tmp_path / "run")
+    metrics = run(Recipe.make(task, recipe), output=tmp_path / "run")
     assert {baseline for baseline in baselines.FITTERS if f"{baseline}_{task.metric}" in metrics} == found
     assert not any(f"{baseline}_accuracy_mm" in metrics for baseline in found)
 
@@ -112,7 +115,7 @@ def test_tags_have_that_of_words(features, root, cache, tmp_path):
     data = {"dir": str(root / "ner"), "max_length": 32, "features": features, "features_dir": str(tmp_path / "kept")}
     recipe = SMALL | {"checkpoint": str(root / "bert"), "data": data}
     small = {"model": {"bilstm_hidden_size": 8}} if features else {}
-    metrics = run(TASKS["ner"], recipe, small, output=tmp_path / "run")
+    metrics = run(Recipe.make(TASKS["ner"], recipe, small), output=tmp_path / "run")
     assert metrics["words_f1"] == metrics["words_score"] > 0
     assert metrics["best_baseline"] == "words"
     rows = read_table(tmp_path / "run/predictions/dev.parquet")
@@ -124,14 +127,14 @@ def test_large_splits_are_read_in_part(root, cache, tmp_path, monkeypatch):
     monkeypatch.setattr(baselines, "FROZEN_ROWS", 10)
     for module in (baselines, "bertkit.training.prepare"):
         monkeypatch.setattr(f"{getattr(module, '__name__', module)}.FITTED_ROWS", 50)
-    metrics = run(TASKS["classify"], make_recipe(root), output=tmp_path / "run")
+    metrics = run(Recipe.make(TASKS["classify"], make_recipe(root)), output=tmp_path / "run")
     counts = {name: (metrics[f"{name}_fitted"], metrics[f"{name}_scored"]) for name in ("tfidf", "frozen")}
     dev = read_table(tmp_path / "run/predictions/dev.parquet")
     assert counts == {"tfidf": (50, len(dev)), "frozen": (10, 10)}
 
     lines = (root / "opinions.csv").read_text(encoding="utf-8").splitlines()
     (root / "turned.csv").write_text("\n".join([lines[0], *lines[:0:-1]]) + "\n", encoding="utf-8")
-    again = run(TASKS["classify"], make_recipe(root, "turned"), output=tmp_path / "again")
+    again = run(Recipe.make(TASKS["classify"], make_recipe(root, "turned")), output=tmp_path / "again")
     assert [again[f"{name}_score"] for name in counts] == pytest.approx([metrics[f"{name}_score"] for name in counts])
 
 

@@ -587,7 +587,7 @@ def test_no_text_of_a_person_is_in_an_upload(hub, tmp_path):
     recipe = merge(make_classify(tmp_path, ["title", "body"], "stars"), SHORT, {"train": {"save_strategy": "steps"}})
     for path in (tmp_path / "reviews").glob("*.csv"):
         path.write_text(path.read_text().replace(", word", f", word {secret}"))
-    run(TASKS["classify"], recipe, output=run_dir)
+    run(Recipe.make(TASKS["classify"], recipe), output=run_dir)
     evaluate(str(run_dir), str(tmp_path / "reviews" / "dev.csv"), output=None)
     for name in ("data/train.parquet", "checkpoint-2/optimizer.pt", "explained.jsonl", "report.html"):
         (run_dir / name).parent.mkdir(exist_ok=True)

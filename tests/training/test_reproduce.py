@@ -204,7 +204,7 @@ def test_what_was_read_from_the_hub_is_read_again_at_its_commits(hub, tmp_path, 
     find_trouble.cache_clear()
     data = {"dir": "ada/reviews@v1", "text": ["title", "body"], "label": ["stars"], "max_length": 40}
     recipe = {"checkpoint": "ada/bert", "batch_size": 8, "data": data, "train": {"max_steps": 2}}
-    run(TASKS["classify"], recipe, output=tmp_path / "run")
+    run(Recipe.make(TASKS["classify"], recipe), output=tmp_path / "run")
     commits = {name: repo.sha for name, repo in old.items()}
     assert read_environment(tmp_path / "run")["commits"] == commits
     card = (tmp_path / "run" / "README.md").read_text()
@@ -219,9 +219,12 @@ def test_what_was_read_from_the_hub_is_read_again_at_its_commits(hub, tmp_path, 
     assert found.is_exact, found
     assert found.environment == []
     with pytest.raises(UsageError, match=r"ada/bert' on the Hub has no revision 'v9'"):
-        run(TASKS["classify"], recipe | {"checkpoint": "ada/bert@v9"}, output=tmp_path / "other")
+        run(Recipe.make(TASKS["classify"], recipe | {"checkpoint": "ada/bert@v9"}), output=tmp_path / "other")
     with pytest.raises(UsageError, match=r"ada/reviews' on the Hub has no revision 'v9'"):
-        run(TASKS["classify"], merge(recipe, {"data": {"dir": "ada/reviews@v9"}}), output=tmp_path / "other")
+        run(
+            Recipe.make(TASKS["classify"], merge(recipe, {"data": {"dir": "ada/reviews@v9"}})),
+            output=tmp_path / "other",
+        )
     monkeypatch.setattr("bertkit.data.formats.hub.find_hub_trouble", lambda *_: "the Hub cannot be reached")
     assert len(load_hub("ada/reviews", None, commits["datasets/ada/reviews"])["train"]) == 72, "the copy in the cache"
     with pytest.raises(UsageError, match=r"^the Hub cannot be reached; give "):
