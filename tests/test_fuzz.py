@@ -909,7 +909,7 @@ def prepare_search(folder: Path) -> Reader:
     made = folder / "run" / "search"
 
     def resume(clock: Clock) -> Search:
-        found = Search(TASKS["rte"], recipe, made.parent, 0, clock)
+        found = Search(Recipe.make(TASKS["rte"], recipe), made.parent, 0, clock)
         found.check_same()
         found.trials = Trials(made, lower_is_better=False, seed=42)
         return found

@@ -466,7 +466,7 @@ def test_every_sentence_fits_a_small_study_of_names(name, tmp_path):
     cells = [cell for cell in list_cells(study) if cell.column.task == "ner"]
     assert cells
     for cell in cells:
-        assert cell.recipe["data"]["max_length"] >= LONGEST + 2
+        assert cell.recipe.data["max_length"] >= LONGEST + 2
     for row in study.rows.values():
         if row.pretrain:
             assert row.pretrain["model"]["max_position_embeddings"] >= LONGEST + 2

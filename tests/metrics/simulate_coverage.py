@@ -24,7 +24,7 @@ from bertkit.metrics.rows import take_values
 from bertkit.model.checkpoint import find_file
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
-from bertkit.training.recipe import read_recipe
+from bertkit.training.recipe import load_recipe
 from bertkit.training.run_dir import RECIPE_FILE
 
 COVERAGES = (0.9, 0.95)
@@ -37,9 +37,9 @@ SETS = ("run", "asked (%)", "coverage (%)", "labels in a set", "empty sets (%)")
 def predict_dev(run: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the logits (S, L) of a run's dev rows, without a temperature, and the correct classes (S,)."""
     settings = Predictor(run, precision="fp32").settings
-    recipe = read_recipe(find_file(run, RECIPE_FILE))
-    task = TASKS[recipe["task"]]
-    examples = task.load(recipe["data"], ignore)[next(iter(task.splits))]
+    recipe = load_recipe(find_file(run, RECIPE_FILE))
+    task = TASKS[recipe.task]
+    examples = task.load(recipe.data, ignore)[next(iter(task.splits))]
     data = task.encode(examples, settings.tokenizer, recipe, "dev")
     parts = []
     for start in range(0, len(data), ROWS_AT_ONCE):
