@@ -73,10 +73,8 @@ def test_a_word_that_decides_is_found_and_the_run_stays_the_same(root, cache, tm
     assert all(np.array_equal(one[name], other[name]) for name in one.keys() | other.keys())
     tables = [read_table(tmp_path / name / "predictions" / "dev.parquet") for name in ("run", "without")]
     assert tables[0] == tables[1]
-    assert (
-        run(Recipe.make(task, make_recipe(root), {"baseline": False}), output=tmp_path / "run") == metrics
-    )  # is not repeated
-
+    repeated = run(Recipe.make(task, make_recipe(root), {"baseline": False}), output=tmp_path / "run")
+    assert repeated == metrics
     rows = {row.key: row.baselines for row in list_shown(task.table, task.metric, metrics)}
     assert rows["accuracy"] == {
         "a constant answer": "majority_accuracy",
