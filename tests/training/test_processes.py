@@ -220,7 +220,7 @@ seen = []
 
 def collate(batch):
     seen.append(len(batch))
-    if os.environ["RANK"] == "{rank}" and len(seen) == 8:  # the next batch is fetched before an update
+    if os.environ["RANK"] == "{rank}" and len(seen) == 9:  # one has checked types, and the next batch is fetched before an update
         os.kill(os.getpid(), signal.SIGKILL)
     return take(batch)
 
