@@ -50,7 +50,7 @@ from bertkit.training.budget import set_clock
 from bertkit.training.callbacks import Progress
 from bertkit.training.predictions import TABLE_SUFFIX, read_table
 from bertkit.training.push import push
-from bertkit.training.recipe import TOP_KEYS, Recipe, merge, read_recipe
+from bertkit.training.recipe import ALIASES, TOP_KEYS, Recipe, merge, read_recipe
 from bertkit.training.run_dir import (
     DATA,
     METRICS_FILE,
@@ -64,7 +64,8 @@ from bertkit.training.run_dir import (
 
 DATA_OPTIONS = {"dir", "corpus"}  # the one that a task has is `data`
 KEYWORDS = ("data", "model", "output", "text", "label", "budget", "search", "folds", "restarts", "workers", "private")
-OPTION = re.compile(rf"--({'|'.join(KEYWORDS)})\b")  # in messages that are written for the command line
+# In messages that are written for the command line.
+OPTION = re.compile(rf"--(?:({'|'.join(KEYWORDS)})\b(?: [A-Z]+\b)?|set (?:data\.)?)")
 
 
 def train(
@@ -136,7 +137,7 @@ def train(
             progress = stack.enter_context(show_bar()) if is_notebook() else ignore
         if several:
             definition = define_folds(task, {}, folds) if folds else {"tasks": [task], "restarts": restarts}
-            return train_study(definition, given, output, workers, report, progress)
+            return train_study(definition, merge(starter, given), output, workers, report, progress)
         clock = set_clock(budget, given, time.monotonic()) if budget else None
         search_or_train(recipe, output=output, trials=search, clock=clock, report=report, progress=progress)
     return Run(str(output))
@@ -268,6 +269,9 @@ def sort_settings(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
         else:
             tables = {"train": TrainingArguments.__dataclass_fields__, "config": BertConfig.__annotations__}
             homes = [f"{table}={{{name!r}: …}}" for table, fields in tables.items() if name in fields]
+            if name in ALIASES:
+                name = ALIASES[name][1]
+                homes = [f"train={{{name!r}: …}}"] if name not in top else [f"{name}=…"]
             known = [*options, *top, *(each for each in inspect.signature(train).parameters if each != "settings")]
             remedy = f"write {homes[0]}" if homes else propose(name, known)
             raise UsageError(f"unknown keyword {name!r} of {task.name}; {remedy}")
@@ -345,5 +349,5 @@ def name_keywords() -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        error.args = (OPTION.sub(r"\1=", str(error)),)
+        error.args = (OPTION.sub(lambda found: found[1] + "=" if found[1] else "", str(error)),)
         raise

@@ -68,10 +68,12 @@ class BertClassifier(ClassifierMixin, BaseEstimator):
         check_consistent_length(texts, labels)
         columns = dict(zip(("text", "text_pair"), map(list, zip(*texts, strict=True)), strict=False))
         table = pa.table(columns | {"label": list(map(spell_label, labels.tolist()))})
-        given = {"test_share": 0.0, "problem_type": "single_label_classification", **(self.settings or {})}
-        given |= {key: getattr(self, key) for key in ("model", "max_length", "batch_size")}
-        rates = {key: getattr(self, key) for key in ("learning_rate", "num_train_epochs")}
-        given["train"] = {**given.get("train", {}), **rates, "seed": self.random_state}
+        fixed = {"test_share": 0.0, "problem_type": "single_label_classification", "baseline": False}
+        own = {key: getattr(self, key) for key in ("model", "max_length", "batch_size")}
+        rates = {key: getattr(self, key) for key in ("learning_rate", "num_train_epochs")} | {"seed": self.random_state}
+        own, rates = ({key: value for key, value in part.items() if value is not None} for part in (own, rates))
+        given = fixed | dict(self.settings or {}) | own
+        given["train"] = {**given.get("train", {}), **rates}
         output = self.output or self._make_directory()
         self.run_ = train("classify", table, text=list(columns), label="label", output=output, **given)
         self.classes_ = np.unique(labels)

@@ -260,14 +260,12 @@ def test_an_export_is_opened(world, tmp_path):
 
 
 def test_push_leaves_data_and_predictions_here(world, hub, tmp_path):
-    secret = "Zanzibar4711"
-    frame = world.frame.assign(title=world.frame.title + f" {secret}")
-    run = train(world, frame, tmp_path / "run", train=QUICK)
+    run = train(world, world.frame, tmp_path / "run", train=QUICK)
     address = run.push("ada/stars", private=True)
     assert address.endswith("ada/stars")
     files = hub.repos["ada/stars"].files
     assert "model.safetensors" in files
-    assert not [name for name, content in files.items() if secret.encode() in content or name.startswith("data")]
+    assert not [name for name in files if name.startswith(("data", "predictions"))]
 
 
 # --- The estimator ----------------------------------------------------------------------------------------------------

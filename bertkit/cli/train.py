@@ -91,7 +91,7 @@ def classify(
     search: SearchTrials = 0,
     no_baseline: NoBaseline = False,
 ) -> None:
-    """Fine-tune a classifier on your own texts: CSV, TSV, JSON lines, JSON, Parquet or a Hub data set.
+    """Fine-tune a classifier on your own texts: CSV, TSV, Excel, JSON lines, JSON, Parquet or a Hub data set.
 
     One label, several labels or a number per text or pair of texts. Without files named dev and test, both are split
     off by a hash of the text. --folds, --grid and --restarts make a study, which continues where it was stopped.
@@ -198,7 +198,7 @@ def squad(
     """Fine-tune on SQuAD 1.1 or 2.0 or your own questions: find the answer in a text, or that there is none.
 
     For 2.0 the threshold tau is tuned on the dev set for best F1, and kept with the model. Your own questions are CSV,
-    TSV, JSON lines, JSON, Parquet or a Hub data set with question, context and answers, or files in SQuAD's format.
+    TSV, Excel, JSON lines, JSON, Parquet or a Hub data set with question, context and answers, or files in SQuAD's form.
 
     $ bertkit squad --version 2 --data SQUAD --output runs/squad2
 
@@ -246,7 +246,8 @@ def ner(
 ) -> None:
     """Find names in text: fine-tune on CoNLL-2003 or your own data, or learn from BERT's features.
 
-    Data: CoNLL files, or CSV, JSON lines, JSON, Parquet or a Hub data set with tokens and ner_tags, or text and spans.
+    Data: CoNLL files, or CSV, Excel, JSON lines, JSON, Parquet or a Hub data set with tokens and ner_tags, or text
+    and spans.
 
     LAYERS: embeddings, second-to-last, last, sum-last-four, concat-last-four or sum-all, as in Table 7.
 
@@ -400,11 +401,11 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int
         written = read_recipe(options.recipe)
     else:
         written = starter(given) if starter else {}
+    recipe = Recipe.make(task, written, given, where=str(options.recipe or "recipe"))
     if options.push_to is not None:
         from bertkit.training.push import check_push
 
         check_push(options.push_to)
-    recipe = Recipe.make(task, written, given, where=str(options.recipe or "recipe"))
     output = options.output or Path("runs") / name
 
     from bertkit.studies.search import search_or_train

@@ -19,6 +19,7 @@ import torch
 from bertkit.data.duplicates import TRAIN_SPLIT
 from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.data.sequences import IGNORED, batch_by_length
+from bertkit.data.splits import DROP
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.inference.export_record import find_export
 from bertkit.inference.predictor import Predictor
@@ -271,7 +272,8 @@ def name_file(place: str) -> str:
 
 def read_own(scored: ScoredModel, report: Report) -> dict[str, Any]:
     """Return the evaluated splits of a run, as they were scored at its end."""
-    examples, options = scored.task.load(scored.recipe.data, report), scored.recipe.data
+    options = {**scored.recipe.data, "unlabelled": DROP}  # as at its end, also of a version without this option
+    examples = scored.task.load(options, report)
     first = next(iter(scored.task.splits))
     if (share := options.get("tune_share")) and TUNE not in examples:
         _, examples[first] = divide(scored.task, examples[first], share)
@@ -283,7 +285,7 @@ def read_train(scored: ScoredModel, report: Report) -> ExampleRows | None:
     if not (Path(scored.run) / RECIPE_FILE).is_file():
         return None
     try:
-        return scored.task.tabulate(scored.task.load(scored.recipe.data, ignore)[TRAIN_SPLIT])
+        return scored.task.tabulate(scored.task.load({**scored.recipe.data, "unlabelled": DROP}, ignore)[TRAIN_SPLIT])
     except UsageError as error:
         report(f"the training texts cannot be read, so that rows that were trained on are not looked for: {error}")
         return None

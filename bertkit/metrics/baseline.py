@@ -4,9 +4,8 @@ Texts in, arrays out: the linear head on them is `bertkit.tasks.frozen.solve`, a
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
-from typing import Any
 
 from scipy.sparse import csr_array
 
@@ -19,22 +18,16 @@ def vectorize_texts(train: Sequence[Sequence[str]], others: Sequence[Sequence[st
     """Return the TF-IDF vectors (S, V) of two lists of single texts or pairs, with the weights of the first list."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    return fit_terms(TfidfVectorizer, list_terms, train, others, sublinear_tf=True, max_features=MOST_TERMS)
+    vectorizer = TfidfVectorizer(analyzer=list_terms, sublinear_tf=True, max_features=MOST_TERMS)
+    return vectorizer.fit_transform(train), vectorizer.transform(others)
 
 
 def vectorize_words(train: Sequence[Sequence[str]], others: Sequence[Sequence[str]]) -> tuple[csr_array, csr_array]:
     """Return the vectors (M, V) of the words of two lists of sentences: each word, its shape and its neighbours."""
     from sklearn.feature_extraction.text import CountVectorizer
 
-    words = ([terms for words in sentences for terms in describe_words(words)] for sentences in (train, others))
-    return fit_terms(CountVectorizer, list, *words, binary=True, max_features=MOST_TERMS)
-
-
-def fit_terms(
-    kind: type, analyzer: Callable[[Any], list[str]], train: Sequence[Any], others: Sequence[Any], **options: Any
-) -> tuple[csr_array, csr_array]:
-    """Return the vectors of two lists, from a vectorizer of scikit-learn that is fitted to the first one."""
-    vectorizer = kind(analyzer=analyzer, **options)
+    vectorizer = CountVectorizer(analyzer=list, binary=True, max_features=MOST_TERMS)
+    train, others = ([terms for words in sentences for terms in describe_words(words)] for sentences in (train, others))
     return vectorizer.fit_transform(train), vectorizer.transform(others)
 
 

@@ -29,10 +29,8 @@ CALIBRATION_ROWS = (  # of every classifier, see `bertkit.metrics.calibration.me
     ScoreRow("Brier score", "brier"),
 )
 BASELINES = {"tfidf": "TF-IDF", "frozen": "frozen vectors", "words": "words alone"}
-BEST_BASELINE, GAIN = (
-    "best_baseline",
-    "baseline_gain",
-)  # in metrics.json: its name, and how far the metric is above its own
+BEST_BASELINE = "best_baseline"  # in metrics.json: its name
+GAIN = "baseline_gain"  # in metrics.json: how far the metric is above that of the best baseline
 EVERY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch"}
 
 
@@ -101,16 +99,20 @@ class FineTuningTask(Task):
         for row, words, key in [pair for pair in pairs if metrics[pair[0].key] <= metrics[pair[2]]][:1]:
             found.lines.append(
                 f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} ({row.show(metrics[key])}). "
-                "Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try --set "
-                f"train.learning_rate=1e-5, --set preset=stable or --set train.seed=43){self.other_causes}"
+                "Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try "
+                f"--learning-rate 1e-5, --set preset=stable or --seed 43){self.other_causes}"
             )
-        found.lines.extend(self.describe_baselines(metrics))
+        found.lines.extend(self.describe_baselines(metrics, advises=not found.lines))
         if output is not None:
             found.commands.append(f"bertkit {self.command} {repeat_run(output, '43', 'train.seed=43')}  # another seed")
         return found
 
-    def describe_baselines(self, metrics: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the rows of each trained baseline, and what to try if fine-tuning is not better than the best."""
+    def describe_baselines(self, metrics: Mapping[str, Any], advises: bool) -> Iterator[str]:
+        """Yield the rows of each trained baseline, and a line if fine-tuning is not better than the best.
+
+        Args:
+            advises: Whether the line says what to try.
+        """
         if not (best := metrics.get(BEST_BASELINE)):
             return
         fitted = {name: metrics[f"{name}_fitted"] for name in self.baselines if f"{name}_fitted" in metrics}
@@ -119,14 +121,13 @@ class FineTuningTask(Task):
             for x, rows in fitted.items()
         )
         yield f"baselines: {'; '.join(parts)}"
-        row = next(x for x in list_shown(self.table, self.metric, metrics) if metrics[x.key] == metrics[self.metric])
+        rows = list_shown(self.table, self.metric, metrics)
+        row = next((x for x in rows if x.key == self.metric), rows[0])  # the first is the score of one's own classes
         gain, low, high = (row.show(metrics[key]) for key in (GAIN, *name_limits(GAIN)))
         if metrics[name_limits(GAIN)[0]] <= 0:
-            yield (
-                f"fine-tuning is not better than {BASELINES[best]}: the difference in {row.name} is {gain} "
-                f"({low} to {high}); try more epochs and a higher rate, such as --set train.num_train_epochs=10 "
-                "--set train.learning_rate=1e-4"
-            )
+            remedy = "; try more epochs and a higher rate, such as --epochs 10 --learning-rate 1e-4" if advises else ""
+            difference = f"the difference in {row.name} is {gain} ({low} to {high})"
+            yield f"fine-tuning is not better than {BASELINES[best]}: {difference}{remedy}"
 
     def tokenize(self, recipe: Any, examples: Mapping[str, Any], report: Report) -> Any:
         """Return the checkpoint's tokenizer."""

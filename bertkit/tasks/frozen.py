@@ -109,7 +109,7 @@ def compute_vectors(model: BertModel, sequences: Sequences, pooling: str) -> np.
     return vectors  # (S, H)
 
 
-def solve(vectors: Any, targets: np.ndarray, strength: float, labels: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def solve(vectors: Any, targets: np.ndarray, strength: float, labels: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the weight (L, H) and the bias (L,) of a linear head on vectors (S, H), dense or sparse.
 
     The head is a logistic regression, one for each of several labels, or for numbers a ridge regression.
@@ -117,7 +117,7 @@ def solve(vectors: Any, targets: np.ndarray, strength: float, labels: int = 0) -
     Args:
         targets: Integers (S,): classes; (S, L): whether each of several labels is right; floats (S,): numbers.
         strength: The inverse of the penalty, as scikit-learn's C; a ridge regression has the penalty 1 / 2C.
-        labels: The number of classes, some of which may have no row; 0: as many as occur.
+        labels: The number of classes, some of which may have no row.
     """
     from sklearn.linear_model import LogisticRegression, Ridge
 
@@ -128,7 +128,7 @@ def solve(vectors: Any, targets: np.ndarray, strength: float, labels: int = 0) -
         pairs = [solve(vectors, column.astype(int), strength, 2) for column in targets.T]
         weight, bias = (np.stack([part[1] - part[0] for part in parts]) for parts in zip(*pairs, strict=True))
         return weight, bias
-    found, labels = np.unique(targets), labels or int(targets.max()) + 1
+    found = np.unique(targets)
     weight, bias = np.zeros((labels, vectors.shape[1])), np.full(labels, NEVER)
     bias[found] = 0.0
     if len(found) > 1:

@@ -487,7 +487,7 @@ def read_rows(
         return found
     if (is_blank := space.find_blank(table)).any():
         said = describe_blank(table, is_blank, "label", space.columns)
-        # The doctor lists such rows, and recipes of versions without the option left them out.
+        # The doctor lists such rows.
         if options.get("unlabelled", DROP) != DROP and not options.get("is_check"):
             raise UsageError(f"{said}; give each a label, or leave them out with {LEAVE_OUT}")
         report(f"{said}; left out of {split}")
@@ -532,8 +532,7 @@ def read_scored(
             continue
         if missing := [name for name in given if name not in columns]:
             raise UsageError(f"{table.source} has no column {missing[0]!r}, which the model reads; rename one")
-        text, label = choose_columns(table, given, options["label"])
-        report(f"{table.source}: text from {' and '.join(map(repr, text))}, label from {', '.join(map(repr, label))}")
+        text, label = choose_columns(table, given, options["label"], report)
         if not has_labels(table, label):
             report(f"{table.source} has no labels in {' or '.join(map(repr, label))}, skipping")
             continue

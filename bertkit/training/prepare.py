@@ -92,7 +92,7 @@ def prepare(recipe: Recipe, report: Report = ignore, output: Path | None = None,
             start_directory(output, recipe, tokenizer)
     rows = tabulate_splits(task, examples) if processes.is_main_process else {}
     checked, texts = check_rows(rows), []
-    if TRAIN_SPLIT in rows and task.baselines:
+    if TRAIN_SPLIT in rows and "tfidf" in task.baselines:
         texts = list(rows[TRAIN_SPLIT].walk_texts(choose_rows(checked.keys[TRAIN_SPLIT], FITTED_ROWS)))
     if found := checked.summarize():
         report(f"{found}; {name_command(task, recipe.data)} lists them")

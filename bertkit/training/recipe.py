@@ -325,7 +325,6 @@ def name_precision(recipe: RecipePart) -> RecipePart:
 def check(part: Mapping[str, Any], task: Task, where: str = "recipe") -> RecipePart:
     """Check the keys, types and ranges of a part of a recipe, and return it with integers converted to float.
 
-
     transformers is imported last, and only for a `[model]` or `[train]`, which takes a second or two.
 
     Args:
@@ -457,11 +456,11 @@ def _list_library_fields(table: str) -> dict[str, Any]:
 def _list_fields(table: str, task: Task) -> dict[str, Any]:
     """Return the type of each key of a table ("" is the top level)."""
     if table == "data":
-        return {key: find_type(default) for key, default in task.recipe["data"].items()}
+        return {key: _find_type(default) for key, default in task.recipe["data"].items()}
     return {"": TOP_KEYS, "phase": PHASE}.get(table) or _list_library_fields(table)
 
 
-def find_type(default: Any) -> Any:
+def _find_type(default: Any) -> Any:
     """Return the type of an option from its default: a list of texts if it is empty; a table, or a name for one."""
     if isinstance(default, list):
         return list[type(default[0]) if default else str]

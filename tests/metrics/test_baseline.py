@@ -43,15 +43,15 @@ def test_a_head_answers_like_scikit_learn():
     vectors, noise = rng.normal(size=(80, 5)), rng.normal(size=80)
     classes = (vectors[:, 0] + noise > 0).astype(int) + (vectors[:, 1] > 0.5)
     for targets in (classes, classes.clip(max=1)):
-        weight, bias = solve(vectors, targets, 3.0)
+        weight, bias = solve(vectors, targets, 3.0, targets.max() + 1)
         expected = LogisticRegression(C=3.0, max_iter=1000).fit(vectors, targets).predict_proba(vectors)
         assert softmax(vectors @ weight.T + bias, axis=1) == pytest.approx(expected)
     several = np.stack([classes == 0, vectors[:, 2] + noise > 0], axis=1).astype(np.float32)
-    weight, bias = solve(vectors, several, 3.0)
+    weight, bias = solve(vectors, several, 3.0, 2)
     oracle = OneVsRestClassifier(LogisticRegression(C=3.0, max_iter=1000)).fit(vectors, several.astype(int))
     assert expit(vectors @ weight.T + bias) == pytest.approx(oracle.predict_proba(vectors))
     numbers = (vectors[:, 0] + noise).astype(np.float32)
-    weight, bias = solve(vectors, numbers, 3.0)
+    weight, bias = solve(vectors, numbers, 3.0, 1)
     assert (vectors @ weight.T + bias)[:, 0] == pytest.approx(Ridge(1 / 6).fit(vectors, numbers).predict(vectors))
 
 
@@ -62,5 +62,5 @@ def test_an_answer_that_no_row_has_is_never_given():
     weight, bias = solve(vectors, np.full(20, 1), 1.0, 3)
     assert bias.argmax() == 1
     assert not weight.any()
-    _, bias = solve(vectors, np.tile([0.0, 1.0], (20, 1)), 1.0)
+    _, bias = solve(vectors, np.tile([0.0, 1.0], (20, 1)), 1.0, 2)
     assert bias.tolist() == [-50, 50]

@@ -775,7 +775,7 @@ def test_stopping_keeps_what_was_done_since_the_best_epoch(straight, tmp_path):
     """The recipe keeps one checkpoint and the Trainer the best one, which is not the one to resume from."""
     recipe = merge(straight[0], {"train": {"save_strategy": "epoch", "eval_strategy": "epoch"}})
     metrics = run(Recipe.make(GLUE["rte"], recipe), output=tmp_path / "straight")  # evaluation uses random numbers, too
-    assert Recipe.make(GLUE["rte"], recipe)["train"]["save_total_limit"] == 1
+    assert Recipe.make(GLUE["rte"], recipe).train["save_total_limit"] == 1
     assert "continues after checkpoint-8" in stop_and_continue(recipe, tmp_path / "run", 8, metrics)
     # In the middle of an epoch there is no additional evaluation.
     evaluated = [
