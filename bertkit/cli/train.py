@@ -198,7 +198,7 @@ def squad(
     """Fine-tune on SQuAD 1.1 or 2.0 or your own questions: find the answer in a text, or that there is none.
 
     For 2.0 the threshold tau is tuned on the dev set for best F1, and kept with the model. Your own questions are CSV,
-    TSV, Excel, JSON lines, JSON, Parquet or a Hub data set with question, context and answers, or files in SQuAD's form.
+    TSV, Excel, JSON lines, JSON, Parquet or a Hub data set with question, context and answers, or in SQuAD's form.
 
     $ bertkit squad --version 2 --data SQUAD --output runs/squad2
 
