@@ -28,6 +28,7 @@ from bertkit import estimator
 from bertkit.inference.export import export
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
+from bertkit.training.recipe import read_recipe
 from tests.official import write_checkpoint, write_reviews, write_table
 
 SETTINGS = {"text": ["title", "body"], "label": "stars", "precision": "fp32", "batch_size": 8}
@@ -271,8 +272,11 @@ def test_push_leaves_data_and_predictions_here(world, hub, tmp_path):
 # --- The estimator ----------------------------------------------------------------------------------------------------
 
 
+SETTINGS = {"precision": "fp32", "max_length": 24, "train": {"weight_decay": 0.02}}
+
+
 def make_estimator(world, **values):
-    quick = {"batch_size": 8, "learning_rate": 3e-3, "num_train_epochs": 3, "settings": {"precision": "fp32"}}
+    quick = {"batch_size": 8, "learning_rate": 3e-3, "num_train_epochs": 3, "settings": SETTINGS}
     return bertkit.BertClassifier(**{"model": str(world.model), **quick, **values})
 
 
@@ -294,6 +298,9 @@ def test_the_estimator(world, tmp_path):
     assert vars(made).keys() - before.keys() == {"classes_", "run_"}
     assert {key: value for key, value in vars(made).items() if key in before} == before
     assert made.classes_.tolist() == [1, 2, 3]
+    recipe = read_recipe(tmp_path / "run" / "recipe.toml")
+    assert recipe["data"]["max_length"] == 24
+    assert (recipe["train"]["weight_decay"], recipe["train"]["learning_rate"]) == (0.02, 3e-3)
     probabilities = made.predict_proba(texts)
     assert probabilities.shape == (120, 3)
     assert np.allclose(probabilities.sum(1), 1, atol=1e-5)

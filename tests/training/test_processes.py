@@ -220,7 +220,8 @@ seen = []
 
 def collate(batch):
     seen.append(len(batch))
-    if os.environ["RANK"] == "{rank}" and len(seen) == 9:  # one has checked types, and the next batch is fetched before an update
+    # One batch has checked types, and the next one is fetched before an update.
+    if os.environ["RANK"] == "{rank}" and len(seen) == 9:
         os.kill(os.getpid(), signal.SIGKILL)
     return take(batch)
 
