@@ -211,13 +211,15 @@ class Run:
         import pandas as pd
 
         columns = list_columns(self.predictor.output_schema)  # empty if the results form no table
-        return pd.DataFrame(list(map(flatten_result, results)) if columns else results, index=data.index)
+        rows = list(map(flatten_result, results)) if columns else results
+        return pd.DataFrame(rows, index=data.index, columns=None if rows else columns)
 
-    def evaluate(self, data: Any) -> dict[str, Any]:
+    def evaluate(self, data: Any, report: Report = ignore) -> dict[str, Any]:
         """Return the scores on labelled rows that the model has not seen, with intervals and baselines.
 
         Args:
             data: The path of a file, or a table as for `train`.
+            report: Receives a line about rows that are left out, such as those with a label that the model lacks.
 
         Raises:
             UsageError: The data have no labels, or do not fit the model.
@@ -228,7 +230,7 @@ class Run:
                 place = Path(os.path.expanduser(data))
             else:
                 pq.write_table(convert_table(data), place)
-            found = evaluate(self.place, str(place), Path(folder, "scores"))
+            found = evaluate(self.place, str(place), Path(folder, "scores"), report=report)
             if len(found) > 1:
                 raise UsageError(f"{place} has {len(found)} splits; give the file of one of them")
             return dict(found[0].metrics)

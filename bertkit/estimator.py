@@ -14,6 +14,7 @@ from sklearn.utils import check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted
 
 from bertkit.api import Run, train
+from bertkit.data.labels import normalise
 from bertkit.errors import UsageError
 from bertkit.training.run_dir import RUN_FILES
 
@@ -26,7 +27,9 @@ class BertClassifier(ClassifierMixin, BaseEstimator):
     >>> BertClassifier(num_train_epochs=5).fit(texts, labels).predict(texts)
 
     Args:
-        model, output: As for `train`; without an output the files are in a temporary directory. A pickle has them too.
+        model: As for `train`.
+        output: The directory of one fit; None: a temporary one for each, as cross-validation needs. A pickle has the
+            files too.
         max_length, batch_size, learning_rate, num_train_epochs: Keys of the recipe; None: the task's defaults.
         random_state: The seed.
         settings: Further keywords of `train`.
@@ -131,4 +134,4 @@ def read_texts(given: Any) -> list[tuple[str, ...]]:
 
 def spell_label(label: Any) -> str:
     """Return the name under which the model knows a label."""
-    return str(label).strip()
+    return normalise(str(label))

@@ -142,7 +142,7 @@ def test_a_finished_run_is_not_repeated(world, tmp_path):
         ({"batch_size": "8"}, "batch_size"),
         ({"data": 3}, "data is of type int; give a DataFrame, a Dataset, a pyarrow.Table or a list of dicts"),
         ({"data": []}, "data is an empty list; give"),
-        ({"data": [{"a": 1}, {"a": "b"}]}, "give each column values of one type"),
+        ({"data": [{"a": 1}, {"a": "b"}]}, "and values of one type"),
         ({"data": {"trian": [{"a": "b"}]}}, "unknown split 'trian' in data; did you mean 'train'"),
         ({"data": {"train": "nothing.csv"}}, "nothing.csv"),
         ({"data": "nothing.csv"}, "'nothing.csv' does not exist; give a file"),
@@ -272,11 +272,11 @@ def test_push_leaves_data_and_predictions_here(world, hub, tmp_path):
 # --- The estimator ----------------------------------------------------------------------------------------------------
 
 
-SETTINGS = {"precision": "fp32", "max_length": 24, "train": {"weight_decay": 0.02}}
+FURTHER = {"precision": "fp32", "max_length": 24, "train": {"weight_decay": 0.02}}
 
 
 def make_estimator(world, **values):
-    quick = {"batch_size": 8, "learning_rate": 3e-3, "num_train_epochs": 3, "settings": SETTINGS}
+    quick = {"batch_size": 8, "learning_rate": 3e-3, "num_train_epochs": 3, "settings": FURTHER}
     return bertkit.BertClassifier(**{"model": str(world.model), **quick, **values})
 
 
@@ -312,6 +312,14 @@ def test_the_estimator(world, tmp_path):
     other = clone(made)
     assert not hasattr(other, "run_")
     assert other.get_params() == made.get_params()
+
+
+@pytest.mark.parametrize("labels", [np.array([True, False]), np.array([1.0, 2.5]), np.array(["1.0", "2"])])
+def test_the_estimator_knows_labels_of_every_type(world, labels):
+    texts, right = world.frame.body, labels[(world.frame.stars > 1).astype(int)]
+    made = make_estimator(world).fit(texts, right)
+    assert made.classes_.tolist() == sorted(labels.tolist())
+    assert np.allclose(made.predict_proba(texts).sum(1), 1, atol=1e-5)
 
 
 def test_the_estimator_takes_texts_and_pairs_in_every_form(world):

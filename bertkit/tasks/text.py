@@ -487,10 +487,12 @@ def read_rows(
         return found
     if (is_blank := space.find_blank(table)).any():
         said = describe_blank(table, is_blank, "label", space.columns)
-        # The doctor lists such rows.
-        if options.get("unlabelled", DROP) != DROP and not options.get("is_check"):
+        if options.get("unlabelled", DROP) == DROP:
+            report(f"{said}; left out of {split}")
+        elif options.get("is_check"):  # the doctor lists such rows
+            report(f"{said}; training stops at them without {LEAVE_OUT}")
+        else:
             raise UsageError(f"{said}; give each a label, or leave them out with {LEAVE_OUT}")
-        report(f"{said}; left out of {split}")
         left_out = np.asarray(table.lines)[is_blank].tolist()
         found = replace(found.take(np.flatnonzero(~is_blank)), left_out=left_out)
     labels, unknown = space.read(found.rows)

@@ -512,7 +512,7 @@ def _explain_unknown_key(key: str, table: str, task: Task) -> str:
             return f"{problem}; it belongs {f'in [{home}]' if home else 'at the top level, above the first table'}"
     home, name = ALIASES.get(key, ("", ""))
     if name in _list_fields(home, task):
-        return f"{problem}; did you mean {name!r} {f'in [{home}]' if home else 'at the top level'}?"
+        return f"{problem}; did you mean {name!r}{f' in [{home}]' * bool(home)}?"
     names = {name: repr(name) for name in _list_fields(table, task)}
     if not table:
         names |= {name: _bracket(name) for name in (*TABLES, "phase")}

@@ -100,7 +100,7 @@ def test_the_five_options_reach_the_runs_of_a_study(call, files, monkeypatch, co
         ("pretrain --set steps=3", "'steps' at the top level; did you mean 'max_steps' in [train]?"),
         ("ner --set lr=1e-4", "'lr' at the top level; did you mean 'learning_rate' in [train]?"),
         ("ner --set train.lr=1e-4", "'lr' in [train]; did you mean 'learning_rate' in [train]?"),
-        ("classify --set bs=16", "'bs' at the top level; did you mean 'batch_size' at the top level?"),
+        ("classify --set bs=16", "'bs' at the top level; did you mean 'batch_size'?"),
         ("classify --set learning_rate=1", "'learning_rate' at the top level; it belongs in [train]"),
         ("classify --recipe two.toml", 'recipe two.toml: precision is given twice, as fp16 and as "bf16"; keep one'),
     ],

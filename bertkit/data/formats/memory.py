@@ -44,16 +44,17 @@ def convert_table(data: Any, place: str = "data") -> pa.Table:
             table = data
         elif hasattr(data, "iterrows"):
             table = pa.Table.from_pandas(data, preserve_index=False)
-        elif hasattr(data, "with_format") and hasattr(data, "column_names"):
+        elif hasattr(data, "with_format") and hasattr(data, "__len__"):
             table = data.with_format("arrow")[:].cast(data.features.arrow_schema)
         elif isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
             names = dict.fromkeys(chain.from_iterable(data))
             cells = ([row.get(name) for row in data] for name in names)
             table = pa.table([pa.array(each, from_pandas=True) for each in cells], [*names])  # NaN is missing
         else:
-            raise UsageError(f"{place} is {describe(data)}; give {KINDS}, or a dict of splits of these or of paths")
-    except (pa.ArrowException, TypeError) as error:
-        raise UsageError(f"{place}: {join_lines(error)}; give each column values of one type") from None
+            raise UsageError(f"{place} is {describe(data)}; give {KINDS}")
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        remedy = "give each column a name of its own and values of one type"
+        raise UsageError(f"{place}: {join_lines(error)}; {remedy}") from None
     known = {key: value for key, value in (table.schema.metadata or {}).items() if key == FEATURES}
     return table.replace_schema_metadata(known)  # pandas' own would differ from version to version
 
