@@ -165,9 +165,8 @@ def test_the_hubs_copy_gives_what_the_official_files_give(swag, monkeypatch):
 BAD = [
     ("train.csv", None, r"train\.csv does not exist"),
     ("val.csv", None, r"val\.csv does not exist"),
-    ("val.csv", lambda text: text.replace(",label\n", ",gold\n"), r"val\.csv, line 1 has no column 'label'"),
-    ("val.csv", lambda text: text.replace("ending3", "more"), r"val\.csv, line 1 names 3 endings \(ending0, ending1, "),
-    ("train.csv", lambda text: text.replace("gold-source", "ending4"), r"train\.csv, line 1 names 5 endings"),
+    ("val.csv", lambda text: text.replace(",label\n", ",gold\n"), r"val\.csv has no column 'label'"),
+    ("val.csv", lambda text: text.replace("ending3", "more"), r"val\.csv has no column 'ending3'"),
     (
         "train.csv",
         lambda text: text.replace(",gold,", ",", 1),

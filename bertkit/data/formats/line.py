@@ -15,9 +15,8 @@ import sys
 import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -30,7 +29,6 @@ from bertkit.errors import UsageError, join_lines, name_extra
 FILE_REMEDY = "give the official files with --data DIR"
 CONVERT = "convert the file, for Western European text with iconv -f cp1252 -t utf-8"
 AGAIN = "correct it or get the file again"
-NAME_REMEDY = "its first line must name the columns as in the official file"
 UTF8, CP1252 = "utf-8-sig", "cp1252"  # the first drops a byte order mark
 BYTES_AT_ONCE = 1 << 16  # bytes
 MOST_NAMES, LONGEST_QUOTED = 20, 40  # columns or keys in a message, and characters of each
@@ -201,28 +199,22 @@ def read_lines(path: Path, encoding: str = UTF8) -> Iterator[str]:
         UsageError: The file cannot be read, or a line is not text.
     """
     blank = 0
-    for number, line in enumerate(walk_file(path, encoding), 1):
-        if isinstance(line, UsageError):
-            raise UsageError(f"{path}, line {number} {line}")
+    for _, line in raise_errors(path, enumerate(walk_file(path, encoding), 1)):
         if text := line.removesuffix("\n").removesuffix("\r"):
             yield from [""] * blank
             yield text
         blank = 0 if text else blank + 1
 
 
+def raise_errors(source: str | Path, rows: Rows, unit: str = "line") -> Rows:
+    """Yield the rows, and raise the first error with its place."""
+    for number, row in rows:
+        if isinstance(row, UsageError):
+            raise UsageError(f"{source}, {unit} {number} {row}")
+        yield number, row
+
+
 # --- cells
-
-
-def read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of the first line and the cells of each row of a CSV file (RFC 4180), without blank lines.
-
-    Raises:
-        UsageError: The file cannot be read, is not UTF-8, or a row is not valid CSV.
-    """
-    for number, cells in split_rows(enumerate(walk_file(path, longest=LONGEST_ROW), 1), ",", LONGEST_ROW):
-        if isinstance(cells, UsageError):
-            raise UsageError(f"{path}, line {number} {cells}")
-        yield number, cells
 
 
 def split_rows(
@@ -362,87 +354,6 @@ def _write_cell(value: Any) -> str:
     return make_text(str(value) if isinstance(value, datetime.timedelta) else value)
 
 
-# --- official tables
-
-
-@dataclass(frozen=True, eq=False)
-class TextColumns:
-    """Columns of texts side by side.
-
-    Attributes:
-        columns: `columns[name][row]`.
-        lines: `lines[row]` is the row's line in its file, or its number on the Hub, from 1.
-        broken: The lines that were skipped because they had another number of columns.
-    """
-
-    source: str
-    columns: dict[str, list[str]]
-    lines: Sequence[int]
-    broken: Sequence[int] = ()
-
-    def locate(self, row: int) -> str:
-        """Return the file and line of a row, for messages."""
-        return f"{self.source}, line {self.lines[row]}"
-
-
-def read_tsv(
-    path: str | Path, columns: Mapping[str, str | int], *, width: int | None = None, skip_broken: bool = False
-) -> TextColumns:
-    """Read columns of a tab-separated file in UTF-8.
-
-    Cells are separated by tabs and rows by \\n only, and nothing is quoted. A byte order mark, \\r before \\n and blank
-    lines at the end are dropped.
-
-    Args:
-        columns: New name -> name in the file's first line or, for a file without a header line, the column's number
-            from 0.
-        width: The number of columns of a file without a header line; that of the first row if not given.
-        skip_broken: Whether to skip rows with another number of columns, as the Hub's copy of QQP does. A blank line in
-            the middle is such a row, except in a file of one column, where it is an empty text.
-
-    Raises:
-        UsageError: The file is missing, not UTF-8 or without rows, a column is missing, or a row has another number of
-            columns.
-    """
-    lines = enumerate(read_lines(Path(path)), 1)
-    first = next(lines, None)
-    if first is None:
-        raise UsageError(f"{path} is empty; download the official file again")
-    cells = first[1].split("\t")
-    if any(isinstance(column, int) for column in columns.values()):
-        places = list(columns.values())
-        width = width or max(len(cells), *(place + 1 for place in places))
-        lines = chain([first], lines)
-    else:
-        places = [find_column(str(path), cells, column, NAME_REMEDY) for column in columns.values()]
-        width = len(cells)
-    table = TextColumns(str(path), {name: [] for name in columns}, [], [])
-    fill(table, ((number, line.split("\t")) for number, line in lines), places, width, skip_broken)
-    return table
-
-
-def fill(
-    table: TextColumns, rows: Iterable[tuple[int, list[str]]], places: list[int], width: int, skip_broken: bool = False
-) -> None:
-    """Append the cells of the rows to the columns of a table."""
-    wanted = [(column.append, place) for column, place in zip(table.columns.values(), places, strict=True)]
-    for number, cells in rows:
-        if len(cells) != width:
-            if not skip_broken:
-                raise UsageError(
-                    f"{table.source}, line {number} has {len(cells)} column{'s' * (len(cells) != 1)}, expected "
-                    f"{width}; correct the line or download the official file again"
-                )
-            table.broken.append(number)
-            continue
-        table.lines.append(number)
-        for append, place in wanted:
-            append(cells[place])
-    if not table.lines:
-        skipped = f" ({len(table.broken):,} rows have a different number)" if table.broken else ""
-        raise UsageError(f"{table.source} has no rows of {width} columns{skipped}; download the official file again")
-
-
 def find_column(source: str, names: Sequence[str], wanted: str, remedy: str) -> int:
     """Return the index of a column in `names`."""
     if wanted in names:
@@ -450,24 +361,6 @@ def find_column(source: str, names: Sequence[str], wanted: str, remedy: str) -> 
     nearest = "".join(f" (nearest: {name!r})" for name in difflib.get_close_matches(wanted, names, n=1))
     listed = ", ".join(repr(name[:LONGEST_QUOTED]) for name in names[:MOST_NAMES])  # a name can be a whole line of text
     raise UsageError(f"{source} has no column {wanted!r}; found {listed or 'none'}{nearest}; {remedy}")
-
-
-def convert_labels(table: TextColumns, read: Callable[[str], float], expected: str, what: str = "label") -> list[float]:
-    """Convert the column `label` with `read`.
-
-    Raises:
-        UsageError: There is no such column, or `read` rejects a text (KeyError, ValueError).
-    """
-    if "label" not in table.columns:
-        raise UsageError(f"{table.source} has no labels; only splits with labels can be trained on or scored")
-    values = []
-    for row, text in enumerate(table.columns["label"]):
-        try:
-            values.append(read(text))
-        except (KeyError, ValueError):
-            label = text[:LONGEST_QUOTED]
-            raise UsageError(f"{table.locate(row)}: {what} {label!r} must be {expected}; correct the line") from None
-    return values
 
 
 # --- JSON

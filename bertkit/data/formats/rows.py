@@ -44,6 +44,7 @@ from bertkit.data.formats.line import (
     make_text,
     open_file,
     parse_line,
+    raise_errors,
     read_array,
     refuse_length,
     split_rows,
@@ -187,16 +188,14 @@ def read_splits(place: str, read: Callable[[Path], Any] | None = None, needs_tra
 
 def _convert_splits(place: str, found: Mapping[str, Any], needs_train: bool) -> dict[str, Columns]:
     """Return the splits of a `datasets.DatasetDict` as tables."""
-    return {
-        split: convert(f"{place}, {name}", found[name].features.arrow_schema, _walk_hub(found[name]))
-        for split, name in _match_splits(place, dict(zip(found, found, strict=True)), needs_train).items()
-    }
+    matched = _match_splits(place, dict(zip(found, found, strict=True)), needs_train)
+    return {split: convert_dataset(f"{place}, {name}", found[name]) for split, name in matched.items()}
 
 
-def _walk_hub(rows: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a `datasets.Dataset`."""
-    for table in rows.with_format("arrow").iter(CHUNK_ROWS):
-        yield from table.to_batches()
+def convert_dataset(source: str, rows: Any) -> Columns:
+    """Convert a `datasets.Dataset` to texts."""
+    tables = rows.with_format("arrow").iter(CHUNK_ROWS)
+    return convert(source, rows.features.arrow_schema, chain.from_iterable(table.to_batches() for table in tables))
 
 
 def has_splits(folder: str) -> bool:
@@ -270,9 +269,7 @@ def read_columns(path: Path, **reading: Any) -> Columns:
     is_json = kind in (".jsonl", ".json")
 
     def walk() -> Iterator[tuple[int, dict[str, str]]]:
-        for number, row in walk_rows(path, **reading):
-            if isinstance(row, UsageError):
-                raise UsageError(f"{path}, {unit} {number} {row}")
+        for number, row in raise_errors(path, walk_rows(path, **reading), unit):
             if not row:
                 raise UsageError(f"{path}: the object {number} is empty; give it a key or delete it")
             for key, value in row.items() if is_json else ():

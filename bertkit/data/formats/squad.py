@@ -14,21 +14,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import pyarrow as pa
 from msgspec import Meta, Struct
 
 from bertkit.data.formats.entities import TEXT_COLUMN, check_span, find_columns, read_spans
-from bertkit.data.formats.hub import ROWS_A_BATCH, load_splits
-from bertkit.data.formats.line import AGAIN, FILE_REMEDY, LONGEST_QUOTED, Parsed, explain_form, find_column, read_json
-from bertkit.data.formats.rows import Columns, read_columns, read_splits
+from bertkit.data.formats.hub import load_splits
+from bertkit.data.formats.line import AGAIN, LONGEST_QUOTED, Parsed, explain_form, find_column, read_json
+from bertkit.data.formats.rows import CHUNK_ROWS, Columns, convert_dataset, read_columns, read_splits
 from bertkit.data.spans import Question
 from bertkit.errors import UsageError
-
-if TYPE_CHECKING:
-    import datasets
 
 HUB_SQUAD = {"rajpurkar/squad": "plain_text", "rajpurkar/squad_v2": "squad_v2"}  # name -> its only configuration
 SQUAD_REMEDY = 'correct it or give a file in SQuAD\'s format, {"data": [{"paragraphs": …}]}'
@@ -76,22 +73,6 @@ class SquadFile(Struct):
     """An official file."""
 
     data: list[SquadArticle]
-
-
-class HubAnswers(Struct):
-    """The answers in a row on the Hub."""
-
-    text: list[str]
-    answer_start: list[int]
-
-
-class HubRow(Struct):
-    """A row on the Hub."""
-
-    id: Id
-    question: str
-    context: str
-    answers: HubAnswers
 
 
 class TitledArticle(SquadArticle, kw_only=True):
@@ -227,22 +208,10 @@ def read_squad_copy(name: str, splits: Mapping[str, str]) -> dict[str, list[Ques
         UsageError: The Hub cannot serve the data set and no copy is cached, a split or a column is missing, or an id
             occurs twice.
     """
-    found = load_splits(name, HUB_SQUAD[name], splits)
-    return {split: _gather(source, _walk_rows(source, rows)) for split, source, rows in found}
-
-
-def _walk_rows(source: str, rows: "datasets.Dataset") -> Iterator[tuple[str, Question]]:
-    """Yield place and question of every row."""
-    contexts: dict[str, str] = {}
-    batches = rows.with_format("arrow").iter(ROWS_A_BATCH)
-    for number, cells in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches)):
-        place = f"{source}[{number}]"
-        with explain_form(place, FILE_REMEDY):
-            row = msgspec.convert(cells, HubRow)
-        texts, starts = tuple(row.answers.text), tuple(row.answers.answer_start)
-        if len(texts) != len(starts):
-            raise UsageError(f"{place}.answers has {len(texts)} texts but {len(starts)} starts; {FILE_REMEDY}")
-        yield place, Question(row.id, row.question, contexts.setdefault(row.context, row.context), texts, starts)
+    return {
+        split: _gather_own(split, [convert_dataset(source, rows)], None).questions
+        for split, source, rows in load_splits(name, HUB_SQUAD[name], splits)
+    }
 
 
 # --- A person's own questions -----------------------------------------------------------------------------------------
@@ -324,7 +293,7 @@ def _take_spans(rows: Columns) -> Columns:
 
 
 def _gather_own(
-    split: str, parts: Sequence[Columns | tuple[Path, TitledFile]], version: int, group: str
+    split: str, parts: Sequence[Columns | tuple[Path, TitledFile]], version: int | None, group: str = ""
 ) -> OwnQuestions:
     """Return the questions of the files of a split."""
     source = ",".join(part.source if isinstance(part, Columns) else str(part[0]) for part in parts)
@@ -374,7 +343,7 @@ def _walk_table(table: Columns, group: str, is_labelled: bool) -> Iterator[Entry
     if group:
         table.find(group)
     wanted = {"id", "question", "context", *NESTED, "is_impossible", group}
-    batches = table.table.select([name for name in names if name in wanted]).to_batches(ROWS_A_BATCH)
+    batches = table.table.select([name for name in names if name in wanted]).to_batches(CHUNK_ROWS)
     for number, row in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches)):
         place = table.locate(number)
         asked = SquadQuestion(row.get("id", ""), row["question"])
