@@ -102,9 +102,6 @@ def find_encoding(path: Path, given: str = "", may_be_western: bool = True) -> s
         head = next(blocks, b"")
         if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
             return "utf-16"
-        zeros = (head[::2].count(0), head[1::2].count(0))
-        if max(zeros) * 4 > len(head) and not min(zeros):
-            return "utf-16-le" if zeros[1] else "utf-16-be"
         for block in chain([head], blocks, [b""]) if may_be_western else ():
             if encoding == UTF8:
                 try:
@@ -138,18 +135,16 @@ def walk_lines(stream: BinaryIO, encoding: str = UTF8, longest: int | None = Non
     """
     text = io.TextIOWrapper(stream, encoding, "surrogateescape", newline="\n")
     size = -1 if longest is None else longest + len("\r\n")
-    is_first = True
     try:
         while line := text.readline(size):
             if longest is not None and len(line) > longest and len(line.rstrip("\r\n")) > longest:
                 while line and not line.endswith("\n"):
                     line = text.readline(size)
                 yield refuse_length(longest)
-            elif (line.isascii() and "\0" not in line) or not (fault := find_fault(line, encoding, is_first)):
+            elif (line.isascii() and "\0" not in line) or not (fault := find_fault(line, encoding)):
                 yield line
             else:
                 yield UsageError(fault)
-            is_first = False
     except UnicodeError as error:
         yield UsageError(f"is not {encoding} ({join_lines(error)}); the lines after it are not read")
     finally:
@@ -162,18 +157,13 @@ def refuse_length(longest: int) -> UsageError:
     return UsageError(f"is longer than {longest:,} characters; split it")
 
 
-def find_fault(text: str, encoding: str = UTF8, is_first: bool = False) -> str:
+def find_fault(text: str, encoding: str = UTF8) -> str:
     """Return why a line is not text, or ""; bytes that are not in its encoding have become surrogates."""
-    line = text.encode("utf-8", "surrogateescape")
-    is_utf16 = is_first and line.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
-    if is_utf16 or b"\0" in line:
-        order = "" if is_utf16 else "le" if line.find(b"\0") % 2 else "be"
-        return (
-            "has a NUL byte or byte order mark, as in binary files and UTF-16; give text in UTF-8, from UTF-16 with "
-            f"iconv -f utf-16{order} -t utf-8"
-        )
+    if "\0" in text:
+        advice = "give text in UTF-8, from UTF-16 with iconv -f utf-16 -t utf-8"
+        return f"has a NUL byte, as in binary files and UTF-16; {advice}"
     try:
-        line.decode()
+        text.encode("utf-8", "surrogateescape").decode()
     except UnicodeDecodeError as error:
         name = "UTF-8" if encoding == UTF8 else encoding
         return f"is not {name} (byte {error.object[error.start]:#04x} at position {error.start + 1}); {CONVERT}"
@@ -187,7 +177,7 @@ def decode_line(line: bytes, *, is_first: bool) -> str:
         UsageError: The line has a NUL byte or is not UTF-8; the message does not name its place.
     """
     text = line.decode(UTF8 if is_first else "utf-8", "surrogateescape")
-    if fault := find_fault(text, is_first=is_first):
+    if fault := find_fault(text):
         raise UsageError(fault)
     return text
 
@@ -303,9 +293,7 @@ def is_quoted(lines: Iterable[str | UsageError]) -> bool:
 
     def feed() -> Iterator[str]:
         nonlocal header
-        for line in lines:
-            if isinstance(line, UsageError):
-                raise line
+        for _, line in raise_errors("", enumerate(lines)):
             if line.strip("\r\n"):
                 header = header or line
                 by_line[line.count("\t") + 1] += 1
@@ -389,12 +377,7 @@ def read_json(path: str | Path, form: type[Parsed], remedy: str = AGAIN, encodin
     with explain_form(str(path), remedy):
         if encoding != UTF8:
             content = content.decode(encoding).encode()
-        try:
-            return decode_json(msgspec.json.Decoder(form), content.removeprefix(BOM_UTF8))
-        except msgspec.DecodeError:
-            if fault := find_fault(content.decode(UTF8, "surrogateescape"), is_first=True):
-                raise UsageError(f"{path} {fault}") from None  # UTF-16 has a remedy of its own
-            raise
+        return decode_json(msgspec.json.Decoder(form), content.removeprefix(BOM_UTF8))
 
 
 @contextmanager

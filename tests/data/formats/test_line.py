@@ -204,11 +204,8 @@ HEADER = "sentence\tlabel\n"
             HEADER.encode() + b"a\t0\ncaf\xe9\t1\n",
             r"line 3 is not UTF-8 \(byte 0xe9 at position 4\); .* -f cp1252",
         ),
-        (HEADER.encode() + b"a\t0\n\0\t1\n", r"line 3 has a NUL byte .*; give text in UTF-8"),
-        (HEADER.encode("utf-16"), r"line 1 has a NUL byte .* iconv -f utf-16 -t utf-8$"),
-        ("文\t本\n".encode("utf-16"), r"line 1 has a NUL byte or byte order mark.* iconv -f utf-16 -t utf-8$"),
-        (HEADER.encode("utf-16le"), r"line 1 .* iconv -f utf-16le -t utf-8$"),
-        (HEADER.encode("utf-16be"), r"line 1 .* iconv -f utf-16be -t utf-8$"),
+        (HEADER.encode() + b"a\t0\n\0\t1\n", r"line 3 has a NUL byte, .*; give text in UTF-8"),
+        (HEADER.encode("utf-16"), r"line 1 has a NUL byte, .* iconv -f utf-16 -t utf-8$"),
     ],
 )
 def test_bad_file_is_one_line(tmp_path, content, message):
@@ -624,7 +621,6 @@ def test_json_with_byte_order_mark(tmp_path):
         (b'{"data": [{"title": "Norm', r": Input data was truncated; correct"),
         (b'{"data": []}\n{"a": "c"}\n', r": JSON is malformed: trailing characters \(byte 14\); correct"),
         (b"id\tanswer\n", r": JSON is malformed: invalid character \(byte 0\); correct"),
-        ('{"data": []}'.encode("utf-16"), r" has a NUL byte .* iconv -f utf-16 -t utf-8"),
         (b'{"a": %s}' % (b"[" * 1_000_000), f": {TOO_DEEP} .*; correct"),
         (b'{"a": %s' % (b'{"a": ' * 1_000_000), f": {TOO_DEEP} .*; correct"),
     ],
