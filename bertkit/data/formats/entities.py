@@ -137,7 +137,7 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
 def drop_unmarked(rows: Columns, report: Report) -> Columns:
     """Return the rows that have tags or spans, or all if none has; the others are counted and reported."""
     _, marked = find_columns(rows.table.column_names)
-    has_marks = np.array([bool(cell) for cell in rows.find(marked, SPAN_COLUMNS).to_pylist()] if marked else [])
+    has_marks = np.array([bool(cell) for cell in rows.table.column(marked).to_pylist()] if marked else [])
     if not has_marks.any() or has_marks.all():
         return rows
     first = rows.name_row(int(has_marks.argmin()))

@@ -142,12 +142,11 @@ class Columns:
             raise UsageError(self.faults[name])
         return self.table.column(column)
 
-
-def name_apart(name: str, names: Collection[str], suffix: str) -> str:
-    """Return a name of a column, with a suffix if the table has a column of this name."""
-    while name in names:
-        name += suffix
-    return name
+    def walk(self, decoded: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+        """Yield the rows; `decoded` are columns of JSON texts, whose values take their place."""
+        for batch in self.table.to_batches(CHUNK_ROWS):
+            for row in batch.to_pylist():
+                yield row | {name: msgspec.json.decode(row[name] or "[]") for name in decoded}
 
 
 # --- files and splits
@@ -472,11 +471,8 @@ def _explain_kinds(kinds: Mapping[str, int], place: str, key: str) -> str:
     kind = next((kind for kind in kinds if kind in NESTED_KINDS), [*kinds][-1])
     if len(kinds) == 1 and kind not in NESTED_KINDS:
         return ""
-    remedy = (
-        f"expected {PLAIN}; flatten it"
-        if kind in NESTED_KINDS
-        else "unlike rows before; give lists in every row or none"
-    )
+    remedy = "unlike rows before; give lists in every row or none"
+    remedy = f"expected {PLAIN}; flatten it" if kind in NESTED_KINDS else remedy
     return f"{place} {kinds[kind]}: {key[:LONGEST_QUOTED]!r} holds {kind}, {remedy}"
 
 
@@ -565,9 +561,7 @@ def _find_classes(schema: pa.Schema) -> dict[str, list[str]]:
 def _is_list(kind: pa.DataType) -> bool:
     """Return whether the type is a list of plain values."""
     kind = getattr(kind, "storage_type", kind)
-    types = pa.types
-    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
-    return any(test(kind) for test in tests) and not types.is_nested(kind.value_type)
+    return pa.types.is_nested(kind) and not pa.types.is_nested(getattr(kind, "value_type", kind))
 
 
 def _write_array(values: pa.Array, names: Sequence[str] | None) -> pa.Array:

@@ -245,7 +245,7 @@ def test_wrong_json_is_one_line(name, content, message, tmp_path):
         (
             [[1], "x"],
             ['["1"]', "x"],
-            r"2: 'b' holds a plain value, unlike rows before; give lists in every row or none",
+            r"2: 'b' holds a plain value, unlike rows before; give lists",
         ),
         (["x", [2], {}], ["x", '["2"]', "{}"], r"3: 'b' holds an object, expected"),
     ],
