@@ -170,11 +170,15 @@ BAD = [
     (
         "train.csv",
         lambda text: text.replace(",gold,", ",", 1),
-        r"train\.csv, line 2 has 11 columns, expected 12",
+        r"train\.csv, line 2 has 11 cells, but the header 12",
     ),
-    ("test.csv", lambda text: text.replace(",gold,", ",,gold,", 1), r"test\.csv, line 2 has 12 columns, expected 11"),
+    (
+        "test.csv",
+        lambda text: text.replace(",gold,", ",,gold,", 1),
+        r"line 2 has 12 cells, but the header 11",
+    ),
     ("test.csv", lambda text: text.partition("\n")[0], r"test\.csv has no rows"),
-    ("train.csv", lambda text: "", r"train\.csv is empty"),
+    ("train.csv", lambda text: "", r"train\.csv has no rows"),
 ]
 
 

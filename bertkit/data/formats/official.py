@@ -1,11 +1,11 @@
-"""Official tables, whose columns are known by name: tab-separated and CSV files, and the Hub's copies -> texts.
+"""Official tables, whose columns are known: tab-separated files and the Hub's copies -> texts.
 
 Tab-separated files are not parsed as CSV: `"` is an ordinary character that need not be closed, and U+2028 does not end
 a line.
 """
 
 from array import array
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -16,12 +16,8 @@ from bertkit.data.formats.hub import load_splits
 from bertkit.data.formats.line import (
     FILE_REMEDY,
     LONGEST_QUOTED,
-    LONGEST_ROW,
     find_column,
-    raise_errors,
     read_lines,
-    split_rows,
-    walk_file,
 )
 from bertkit.data.formats.rows import TEXT, Columns, convert_dataset
 from bertkit.errors import UsageError
@@ -57,50 +53,33 @@ def read_tsv(
             columns.
     """
     rows = ((number, line.split("\t")) for number, line in enumerate(read_lines(Path(path)), 1))
-    return _gather(str(path), rows, columns, width, report if skip_broken else None)
-
-
-def read_csv(path: str | Path, columns: Mapping[str, str]) -> Columns:
-    """Read columns of a CSV file (RFC 4180) in UTF-8, without blank lines; errors are those of `read_tsv`."""
-    rows = split_rows(enumerate(walk_file(Path(path), longest=LONGEST_ROW), 1), ",", LONGEST_ROW)
-    return _gather(str(path), raise_errors(path, rows), columns)
-
-
-def _gather(
-    source: str,
-    rows: Iterator[tuple[int, list[str]]],
-    columns: Mapping[str, str | int],
-    width: int | None = None,
-    skipping: Report | None = None,
-) -> Columns:
-    """Return the columns of rows of cells; the first row has their names, if they have any."""
     number, first = next(rows, (0, []))
     if not number:
-        raise UsageError(f"{source} is empty; {AGAIN_REMEDY}")
+        raise UsageError(f"{path} is empty; {AGAIN_REMEDY}")
     if any(isinstance(column, int) for column in columns.values()):
         places = list(columns.values())
         width, rows = width or max(len(first), *(place + 1 for place in places)), chain([(number, first)], rows)
     else:
-        places = [find_column(source, first, column, NAME_REMEDY) for column in columns.values()]
+        places = [find_column(str(path), first, column, NAME_REMEDY) for column in columns.values()]
         width = len(first)
     found, lines, broken = [[] for _ in places], array("q"), 0
     wanted = [(texts.append, place) for texts, place in zip(found, places, strict=True)]
     for number, cells in rows:
         if len(cells) != width:
-            if skipping is None:
+            if not skip_broken:
                 has = f"{len(cells)} column{'s' * (len(cells) != 1)}, expected {width}"
-                raise UsageError(f"{source}, line {number} has {has}; correct the line or {AGAIN_REMEDY}")
+                raise UsageError(f"{path}, line {number} has {has}; correct the line or {AGAIN_REMEDY}")
             broken += 1
             continue
         lines.append(number)
         for append, place in wanted:
             append(cells[place])
     if not lines:
-        raise UsageError(f"{source} has no rows of {width} columns; {AGAIN_REMEDY}")
+        raise UsageError(f"{path} has no rows of {width} columns; {AGAIN_REMEDY}")
     if broken:
-        skipping(f"{source}: skipping {broken:,} broken rows")
+        report(f"{path}: skipping {broken:,} broken rows")
     table = pa.table([pa.array(texts, TEXT) for texts in found], [*columns])
-    return Columns(source, table, frozenset(), lines)
+    return Columns(str(path), table, frozenset(), lines)
 
 
 def read_hub(
@@ -120,15 +99,18 @@ def read_hub(
     """
     tables = {}
     for split, source, rows in load_splits(name, config, splits, optional):
-        for column in columns.values():
-            find_column(source, rows.column_names, column, FILE_REMEDY)
-        found = convert_dataset(source, rows.select_columns([*columns.values()]))
-        cells = {new: found.table.column(old) for new, old in columns.items()}
-        missing = [new for new, old in columns.items() if rows.features[old].dtype != "string"]
-        missing = [new for new in missing if {*cells[new].unique().to_pylist()} <= {"", "-1", "-1.0"}]
-        kept = {new: column for new, column in cells.items() if new not in missing}
-        tables[split] = replace(found, table=pa.table(kept), classes={})
+        found = pick_columns(convert_dataset(source, rows), columns, FILE_REMEDY)
+        others = [new for new, old in columns.items() if rows.features[old].dtype != "string"]
+        empty = [new for new in others if {*found.find(new).unique().to_pylist()} <= {"", "-1", "-1.0"}]
+        tables[split] = replace(found, table=found.table.drop_columns(empty))
     return tables
+
+
+def pick_columns(rows: Columns, columns: Mapping[str, str], remedy: str = NAME_REMEDY) -> Columns:
+    """Return some columns of texts; `columns` maps the wanted names to those in the table."""
+    for name in columns.values():
+        find_column(rows.source, rows.table.column_names, name, remedy)
+    return replace(rows, table=pa.table({new: rows.find(old) for new, old in columns.items()}), classes={})
 
 
 def convert_labels(table: Columns, read: Callable[[str], float], expected: str, what: str = "label") -> list[float]:

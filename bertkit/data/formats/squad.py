@@ -64,27 +64,16 @@ class SquadParagraph(Struct):
 
 
 class SquadArticle(Struct):
-    """An article in an official file."""
+    """An article in an official file, whose title may keep its questions in the same split."""
 
     paragraphs: list[SquadParagraph]
+    title: str = ""
 
 
 class SquadFile(Struct):
     """An official file."""
 
     data: list[SquadArticle]
-
-
-class TitledArticle(SquadArticle, kw_only=True):
-    """An article in a person's own file, whose title may keep its questions in the same split."""
-
-    title: str = ""
-
-
-class TitledFile(Struct):
-    """A person's own file in the official form."""
-
-    data: list[TitledArticle]
 
 
 class FormMark(Struct):
@@ -264,14 +253,14 @@ def read_own_squad(
     return {split: _gather_own(split, parts, version, group) for split, parts in found.items()}
 
 
-def _read_own(read: Callable[[Path], Columns], path: Path) -> Columns | tuple[Path, TitledFile]:
+def _read_own(read: Callable[[Path], Columns], path: Path) -> Columns | tuple[Path, SquadFile]:
     """Read a table, or the articles of a file in the official form."""
     is_official = False
     if path.name.removesuffix(".gz").endswith(".json"):
         with suppress(UsageError, msgspec.MsgspecError):  # the reader of tables explains it
             first = next(iter(read_json(path, FormMark).data), b"{}")
             is_official = "paragraphs" in msgspec.json.decode(first, type=dict[str, msgspec.Raw])
-    return (path, read_json(path, TitledFile, SQUAD_REMEDY)) if is_official else _take_spans(read(path))
+    return (path, read_json(path, SquadFile, SQUAD_REMEDY)) if is_official else _take_spans(read(path))
 
 
 def _take_spans(rows: Columns) -> Columns:
@@ -293,7 +282,7 @@ def _take_spans(rows: Columns) -> Columns:
 
 
 def _gather_own(
-    split: str, parts: Sequence[Columns | tuple[Path, TitledFile]], version: int | None, group: str = ""
+    split: str, parts: Sequence[Columns | tuple[Path, SquadFile]], version: int | None, group: str = ""
 ) -> OwnQuestions:
     """Return the questions of the files of a split."""
     source = ",".join(part.source if isinstance(part, Columns) else str(part[0]) for part in parts)
@@ -317,14 +306,14 @@ def _gather_own(
     return OwnQuestions(source, _gather(source, walk()), is_labelled)
 
 
-def _has_answers(part: Columns | tuple[Path, TitledFile]) -> bool:
+def _has_answers(part: Columns | tuple[Path, SquadFile]) -> bool:
     if isinstance(part, Columns):
         return NESTED[0] in part.table.column_names and any(part.table.column(NESTED[0]).unique().to_pylist())
     found = _walk_questions(part[0], part[1].data)
     return any(asked.answers is not None or asked.is_impossible is not None for _, _, asked in found)
 
 
-def _walk_own(path: Path, file: TitledFile, group: str) -> Iterator[Entry]:
+def _walk_own(path: Path, file: SquadFile, group: str) -> Iterator[Entry]:
     """Yield the questions of a file in the official form."""
     if group not in ("", "title"):
         raise UsageError(f"{path} has no column {group!r}; a file in SQuAD's format has the group title only")

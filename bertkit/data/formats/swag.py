@@ -4,8 +4,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bertkit.data.formats.official import convert_labels, read_csv, read_hub
-from bertkit.data.formats.rows import Columns
+from bertkit.data.formats.official import convert_labels, pick_columns, read_hub
+from bertkit.data.formats.rows import Columns, read_columns
 from bertkit.errors import UsageError
 
 HUB_SWAG = ("allenai/swag", "regular")  # configuration with four endings and a label, like the official files
@@ -43,7 +43,8 @@ def read_swag(path: str | Path, labelled: bool = True) -> list[Situation]:
         UsageError: The file is missing, not UTF-8, not CSV or without rows; a column is missing; a row has another
             number of columns; an ending is empty; or a label is not 0 to 3.
     """
-    return _make_situations(read_csv(path, SWAG_COLUMNS | ({"label": "label"} if labelled else {})), labelled)
+    rows = read_columns(Path(path), sep=",", encoding="utf-8")
+    return _make_situations(pick_columns(rows, SWAG_COLUMNS | ({"label": "label"} if labelled else {})), labelled)
 
 
 def _make_situations(table: Columns, labelled: bool) -> list[Situation]:
