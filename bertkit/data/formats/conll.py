@@ -13,12 +13,12 @@ from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 
-from bertkit.data.formats.entities import read_entities
+from bertkit.data.formats.entities import gather_sentences, read_entities
 from bertkit.data.formats.hub import load_splits
 from bertkit.data.formats.line import AGAIN, UTF8, describe_encoding, find_encoding, read_lines
 from bertkit.data.formats.rows import convert_dataset
-from bertkit.data.tagging import Sentence, TaggedText
-from bertkit.data.tags import TAG, check_tag, detect_scheme, to_iob2
+from bertkit.data.tagging import TaggedText
+from bertkit.data.tags import TAG, check_tag
 from bertkit.errors import UsageError, check_access
 from bertkit.system.progress import Report, ignore
 
@@ -121,10 +121,10 @@ def read_conll(path: str | Path, column: int | None = None, report: Report = ign
     for document, sentence in _walk_sentences(path, rows, column):
         rows = [(line, cells) for line, cells in sentence if not (word and WORD_RANGE.fullmatch(cells[0]))]
         tags = [check_tag(cells[column], f"{path}, line {line}") for line, cells in rows]
-        found.append(([cells[word] for _, cells in rows], tags, document, sentence[0][0]))
+        found.append(([cells[word] for _, cells in rows], tags, document, sentence[0][0], None))
     if not found:
         raise UsageError(f"{path} has no sentences; {AGAIN}")
-    return _gather(str(path), found)
+    return gather_sentences(str(path), found)
 
 
 def _divide(lines: Sequence[str]) -> list[list[str]]:
@@ -176,16 +176,6 @@ def _walk_sentences(
             sentence = []
         if cells:
             document += 1
-
-
-def _gather(source: str, found: Sequence[tuple[list[str], list[str], int, int]]) -> TaggedText:
-    """Make a text from the words, official tags, document and line of each sentence."""
-    scheme, odd = detect_scheme([tags for _, tags, _, _ in found])
-    sentences = []
-    for words, official, document, line in found:
-        tags = to_iob2(official)
-        sentences.append(Sentence(words, tags, tags if tags == official else official, document, line))
-    return TaggedText(source, sentences, sentences[-1].document, scheme, odd)
 
 
 # --- The Hub ----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -30,7 +30,9 @@ FILE_REMEDY = "give the official files with --data DIR"
 CONVERT = "convert the file, for Western European text with iconv -f cp1252 -t utf-8"
 AGAIN = "correct it or get the file again"
 UTF8, CP1252 = "utf-8-sig", "cp1252"  # the first drops a byte order mark
-BYTES_AT_ONCE = 1 << 16  # bytes
+CHARACTERS_AT_ONCE = 1 << 16
+MARKS_UTF16 = tuple(mark.decode("utf-8", "surrogateescape") for mark in (BOM_UTF16_LE, BOM_UTF16_BE))
+NOT_ASCII = re.compile(r"[^\0-\x7f]")
 MOST_NAMES, LONGEST_QUOTED = 20, 40  # columns or keys in a message, and characters of each
 NOT_CP1252 = re.compile(  # bytes without a character, UTF-8, Cyrillic or East Asian text, Mac Roman
     rb"[\0\x81\x8d\x8f\x90\x9d]|\xc3[\x80-\xbf]|\xe2\x80|[\xc0-\xff]{4}|([\xb0-\xff][\xa1-\xff]){3}|[a-z][\x8a\x8e\x9f\xc0-\xde]"
@@ -95,22 +97,18 @@ def find_encoding(path: Path, given: str = "", may_be_western: bool = True) -> s
             return UTF8 if codecs.lookup(given).name == "utf-8" else given
         except LookupError:
             raise UsageError(f"data.encoding is {given!r}; name one of Python's, such as utf-8 or cp1252") from None
-    is_ascii, decode = True, codecs.getincrementaldecoder("utf-8")().decode
-    encoding = UTF8
     with open_file(path) as stream:
-        blocks = iter(partial(stream.read, BYTES_AT_ONCE), b"")
-        head = next(blocks, b"")
-        if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
-            return "utf-16"
-        for block in chain([head], blocks, [b""]) if may_be_western else ():
-            if encoding == UTF8:
-                try:
-                    is_ascii = decode(block, not block).isascii() and is_ascii
-                except UnicodeDecodeError:
-                    encoding = CP1252
-            if encoding == CP1252 and not (is_ascii and not NOT_CP1252.search(block)):
+        found, text = UTF8, io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="\n")
+        for block in iter(partial(text.read, CHARACTERS_AT_ONCE), ""):
+            other = NOT_ASCII.search(block)
+            if block.startswith(MARKS_UTF16):
+                return "utf-16"
+            if not may_be_western or (other and found == UTF8 and not "\udc80" <= other[0] <= "\udcff"):
+                return UTF8
+            if other and NOT_CP1252.search(block.encode("utf-8", "surrogateescape")):
                 return UTF8  # so that the reader names the line that is not
-    return encoding
+            found = CP1252 if other else found
+    return found
 
 
 def describe_encoding(encoding: str) -> str:
