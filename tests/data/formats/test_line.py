@@ -526,12 +526,6 @@ def test_starts_are_taken_as_they_are(tmp_path):
     assert (question.answers, question.starts) == (("Rouen", "Paris", "Le"), (22, 10**400, -1))
 
 
-@pytest.mark.parametrize("start", [None, "21", 21.0, True, [21]])
-def test_start_that_is_no_whole_number(tmp_path, start):
-    with pytest.raises(UsageError, match=r"Expected `int`, got `.*` - at `.*answers\[0\]\.answer_start`; correct"):
-        read_squad(save(tmp_path / "a.json", make_squad(make_qa("a", ("Rouen", start)))))
-
-
 def test_empty_context_and_question_are_questions(tmp_path):
     content = {"data": [{"paragraphs": [{"context": "", "qas": [make_qa("a", ("x", 0), question="")]}]}]}
     assert read_squad(save(tmp_path / "a.json", content), 1) == [Question("a", "", "", ("x",), (0,))]
@@ -544,41 +538,21 @@ QAS = "data[0].paragraphs[0].qas"
     ("content", "message"),
     [
         ([], ": Expected `object`, got `array`; correct it or give a file in SQuAD's format, {"),
-        (None, ": Expected `object`, got `null`; correct"),
-        ("data", ": Expected `object`, got `str`; correct"),
         ({"Data": [], "v": 1}, ": Object missing required field `data`; correct it or give a file in SQuAD's format"),
-        ({"data": {"a": 1}}, ": Expected `array`, got `object` - at `$.data`; correct"),
         ({"data": []}, " has no questions; correct it or get the file again"),
-        ({"data": [{"paragraphs": [{"context": "a", "qas": []}]}]}, " has no questions"),
-        ({"data": [[]]}, ": Expected `object`, got `array` - at `$.data[0]`"),
-        ({"data": [{"paragraph": []}]}, ": Object missing required field `paragraphs` - at `$.data[0]`; correct"),
-        ({"data": [{"paragraphs": 1.5}]}, ": Expected `array`, got `float` - at `$.data[0].paragraphs`"),
         (
             {"data": [{"paragraphs": [{"qas": []}]}]},
             ": Object missing required field `context` - at `$.data[0].paragraphs[0]`",
         ),
-        (
-            {"data": [{"paragraphs": [{"context": ["a"], "qas": []}]}]},
-            ": Expected `str`, got `array` - at `$.data[0].paragraphs[0].context`",
-        ),
-        (make_squad(make_qa("a", id=17)), f": Expected `str`, got `int` - at `$.{QAS}[0].id`"),
         (make_squad(make_qa("")), f": Expected `str` of length >= 1 - at `$.{QAS}[0].id`; correct"),
-        (make_squad(make_qa("a", question=None)), f": Expected `str`, got `null` - at `$.{QAS}[0].question`"),
-        (make_squad({"id": "a", "answers": []}), f": Object missing required field `question` - at `$.{QAS}[0]`"),
-        (make_squad(make_qa("a", answers="Rouen")), ": Expected `array"),
-        (make_squad(make_qa("a", is_impossible="no")), ": Expected `bool"),
-        (make_squad(make_qa("a", answers=["Rouen"])), f": Expected `object`, got `str` - at `$.{QAS}[0].answers[0]`"),
         (
             make_squad(make_qa("a", answers=[{"answer_start": 1}])),
             f": Object missing required field `text` - at `$.{QAS}[0].answers[0]`",
         ),
-        (make_squad(make_qa("a", (3, 1))), f": Expected `str`, got `int` - at `$.{QAS}[0].answers[0].text`"),
         (
             make_squad(make_qa("a", ("b", 1)), make_qa("c", ("b", 1)), make_qa("a", ("b", 1))),
             f", {QAS}[2] has the same id 'a' as {QAS}[0]; correct it or get the file again",
         ),
-        (make_squad(make_qa("a", ("b\ud800", 1))), ": JSON is malformed: unexpected end of escaped utf-16 surrogate"),
-        (make_squad(make_qa("\udfff")), ": JSON is malformed: invalid utf-16 surrogate pair"),
     ],
 )
 def test_bad_squad_is_one_line(tmp_path, content, message):
@@ -596,12 +570,6 @@ def test_long_values_are_cut_in_the_message(tmp_path):
         assert len(str(raised.value).removeprefix(str(tmp_path))) < 1500
 
 
-def test_whole_pairs_of_surrogates_are_characters(tmp_path):
-    content = json.dumps({"data": [{"paragraphs": [{"context": "😀", "qas": [make_qa("a")]}]}]})
-    assert "\\ud83d\\ude00" in content
-    assert read_squad(write(tmp_path / "a.json", content))[0].context == "😀"
-
-
 # --- JSON
 
 
@@ -615,14 +583,10 @@ def test_json_with_byte_order_mark(tmp_path):
     ("content", "message"),
     [
         (b"", r": Input data was truncated; correct it or g"),
-        (b"\xef\xbb\xbf \n", r": Input data was truncated; correct"),
         (b'{"data": [\n  {"title": "a",\n}', r": JSON is malformed: .* \(byte 28\); correct"),
-        (b'{"data": [', r": Input data was truncated; correct"),
-        (b'{"data": [{"title": "Norm', r": Input data was truncated; correct"),
         (b'{"data": []}\n{"a": "c"}\n', r": JSON is malformed: trailing characters \(byte 14\); correct"),
         (b"id\tanswer\n", r": JSON is malformed: invalid character \(byte 0\); correct"),
         (b'{"a": %s}' % (b"[" * 1_000_000), f": {TOO_DEEP} .*; correct"),
-        (b'{"a": %s' % (b'{"a": ' * 1_000_000), f": {TOO_DEEP} .*; correct"),
     ],
 )
 def test_bad_json_is_one_line(tmp_path, content, message):
@@ -638,14 +602,6 @@ def test_a_text_in_json_that_is_not_utf_8(tmp_path):
         UsageError, match=r"a\.json, 'q1': 'utf-8' codec can't decode byte 0xe9 in position 3: .*; convert the file"
     ):
         read_answers(write(tmp_path / "a.json", b'{"q1": "caf\xe9"}'))
-
-
-@pytest.mark.parametrize("reader", [read_squad, read_answers, read_odds, read_nbest])
-def test_json_that_cannot_be_opened(tmp_path, reader):
-    with pytest.raises(UsageError, match=r"gone\.json does not exist; check the folder and the name"):
-        reader(tmp_path / "gone.json")
-    with pytest.raises(UsageError, match=r"cannot be read \(Is a directory\); name a file in it"):
-        reader(tmp_path)
 
 
 # --- predictions
@@ -672,19 +628,10 @@ def test_predictions_in_the_order_of_their_file(tmp_path):
     [
         (read_answers, ["Rouen"], ": Expected `object`, got `array`; correct it or get the file again"),
         (read_answers, V1, ", 'data': Expected `str`, got `array`; correct it or get the file again"),
-        (read_answers, {"a": "b", "c": None}, ", 'c': Expected `str`, got `null`; correct"),
-        (read_answers, {"a": 1945}, ", 'a': Expected `str`, got `int`; correct"),
-        (read_answers, {"a": "b\udc00"}, ": JSON is malformed: invalid utf-16 surrogate pair (byte 14); correct"),
-        (read_answers, {"\ud800": "b"}, ": JSON is malformed: unexpected end of escaped utf-16 surrogate pair"),
         (read_odds, {"a": "0.5"}, ", 'a': Expected `float`, got `str`"),
-        (read_odds, {"a": True}, ", 'a': Expected `float`, got `bool`"),
         (read_odds, {"a": float("nan")}, ", 'a': Expected `float`, got `null`; correct"),
-        (read_odds, {"a": float("-inf")}, ": JSON is malformed: invalid character (byte 7); correct"),
         (read_odds, {"a": 10**400}, ", 'a': Number out of range; correct"),
-        (read_nbest, {"a": "Rouen"}, ", 'a': Expected `array`, got `str`"),
-        (read_nbest, {"a": ["Rouen"]}, ", 'a': Expected `object`, got `str` - at `$[0]`; correct"),
         (read_nbest, {"a": [{"text": "b"}]}, ", 'a': Object missing required field `probability` - at `$[0]`; correct"),
-        (read_nbest, {"a": [{"probability": 1}]}, ", 'a': Object missing required field `text` - at `$[0]`; correct"),
         (
             read_nbest,
             {"a": [{"text": "b", "probability": "1"}]},
@@ -702,11 +649,6 @@ def test_bad_predictions_are_one_line(tmp_path, reader, content, message):
         reader(save(tmp_path / "a.json", content))
     assert str(raised.value).startswith(f"{tmp_path / 'a.json'}{message}")
     assert len(str(raised.value).splitlines()) == 1
-
-
-def test_number_too_large_for_a_float(tmp_path):
-    with pytest.raises(UsageError, match="'a': Number out of range; correct"):
-        read_odds(write(tmp_path / "a.json", '{"a": 1e999}'))
 
 
 # --- arbitrary content, and what is written
@@ -893,23 +835,6 @@ def test_squad_on_the_hub_without_a_split_a_column_or_rows(squad_hub):
             read_squad_copy("rajpurkar/squad", SQUAD_SPLITS)
 
 
-def test_copy_of_squad_in_the_cache_does_where_the_hub_cannot(tmp_path, monkeypatch):
-    make_squad_rows(V2).to_parquet(tmp_path / "train.parquet")
-    data_files = {"train": [str(tmp_path / "train.parquet")]}
-    Parquet(
-        str(tmp_path), dataset_name="squad_v2", config_name="squad_v2", hash="0123", data_files=data_files
-    ).download_and_prepare()
-    cache = tmp_path / "cache"
-    shutil.move(next((tmp_path / "squad_v2").glob("squad_v2*")), cache / "rajpurkar___squad_v2" / "squad_v2")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
-    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: "the Hub cannot be reached (ConnectError)")
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_: pytest.fail("asked the Hub"))
-    found = read_squad_copy("rajpurkar/squad_v2", {"train": "train"})["train"]
-    assert found == read_squad(save(tmp_path / "a.json", V2), 2)
-    with pytest.raises(UsageError, match=r"the Hub cannot be reached \(ConnectError\); give the official files"):
-        read_squad_copy("rajpurkar/squad", {"train": "train"})
-
-
 # --- SWAG
 
 
@@ -939,11 +864,6 @@ def test_swag_with_commas_and_quotes(tmp_path):
     assert read_swag(write(tmp_path / "train.csv", SWAG)) == SITUATIONS
 
 
-@pytest.mark.parametrize("content", [SWAG.replace("\n", "\r\n"), BOM + SWAG, SWAG.rstrip(), SWAG.replace("\n", "\n\n")])
-def test_forms_of_the_same_swag(tmp_path, content):
-    assert read_swag(write(tmp_path / "train.csv", content)) == SITUATIONS
-
-
 def test_swag_columns_go_by_name(tmp_path):
     rows = [row[:1] + row[:0:-1] for row in csv.reader(SWAG.splitlines())]
     with (tmp_path / "train.csv").open("w", newline="") as file:
@@ -967,46 +887,20 @@ LINE = "2,v,9,A. B,A.,B,gold,a b,c d,e f,g h,1\n"
     ("content", "message"),
     [
         ("", r" has no rows; give a table with a header and at least one row"),
-        (SWAG_HEADER, r" has no rows; give"),
         (
             SWAG.replace("sent1", "sent"),
             r" has no column 'sent1'; found .* \(nearest: 'sent'\); its first line must",
         ),
         (SWAG.replace("label", "gold"), r" has no column 'label'; found "),
         (drop_cell(SWAG, 10), r" has no column 'ending3'; found .*; its first line must"),
-        (SWAG.replace("ending0", "ending4"), r" has no column 'ending0'; found "),
-        (SWAG.replace("ending", "choice"), r" has no column 'ending0'; found "),
         (SWAG + LINE.replace(",g h", ""), r", line 4 has 11 cells, but the header 12; correct the line"),
-        (SWAG + LINE.replace(",g h", ",g h,i j"), r", line 4 has 13 cells, but the header 12; correct the line"),
         (SWAG + LINE.replace("e f", ""), r", line 4: ending2 is empty, expected four endings; correct the line"),
-        (SWAG + LINE.replace("g h", " "), r", line 4: ending3 is empty"),
         (SWAG + LINE.replace(",1\n", ",4\n"), r", line 4: label '4' must be one of 0, 1, 2, 3; correct the line"),
-        (SWAG + LINE.replace(",1\n", ",-1\n"), r", line 4: label '-1' must be one of"),
-        (SWAG + LINE.replace(",1\n", ",1.0\n"), r", line 4: label '1\.0' must be one of"),
         (SWAG + LINE.replace(",1\n", ",\n"), r", line 4: label '' must be one of"),
-        (SWAG.encode() + b"caf\xe9\n", r", line 4 is not UTF-8 \(byte 0xe9 at position 4\); convert"),
-        (SWAG.encode("utf-16"), r", line 1 has a NUL byte"),
-        (
-            SWAG + LINE.replace("c d", '"c d') + LINE,
-            r", line 4 is not a valid CSV row \(unexpected end of data\); check its",
-        ),
-        (SWAG + LINE.replace("c d", '"c" d') + LINE, r", line 4 is not a valid CSV row \(',' expected after '\"'\)"),
-        (
-            SWAG.replace("\n", "\r"),
-            r", line 1 is not a valid CSV row \(new-line character seen in unquoted field\); check",
-        ),
-        (
-            SWAG + LINE.replace("c d", '"c d') + LINE * 9999,
-            r", line 4 is not a valid CSV row \(unexpected end of data\)",
-        ),
         # a row of several lines is located by its first one
         (
             SWAG + LINE.replace("c d", '"c\n\nd"') + LINE.replace(",1\n", ",x\n"),
             r", line 7 \(record 4\): label 'x' ",
-        ),
-        (
-            SWAG + LINE.replace("c d", '"c\n\nd"').replace(",1\n", ",x\n"),
-            r", line 4: label 'x' must be one of",
         ),
     ],
 )
@@ -1015,40 +909,6 @@ def test_bad_swag_is_one_line(tmp_path, content, message):
         read_swag(write(tmp_path / "dev.csv", content))
     assert len(str(raised.value).splitlines()) == 1
     assert len(str(raised.value)) < len(str(tmp_path)) + 400
-
-
-def test_swag_that_cannot_be_opened(tmp_path):
-    with pytest.raises(UsageError, match=r"gone\.csv does not exist; check the folder and the name"):
-        read_swag(tmp_path / "gone.csv")
-
-
-cells = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=8)
-situations = st.builds(Situation, cells, cells, st.tuples(*[cells.filter(str.strip)] * 4), st.integers(0, 3))
-
-
-@given(expected=st.lists(situations, min_size=1), end=st.sampled_from(["\n", "\r\n"]), quoting=st.sampled_from([0, 1]))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_swag_that_is_written_is_read(tmp_path, expected, end, quoting):
-    with (tmp_path / "train.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator=end, quoting=quoting)
-        writer.writerow(["label", "sent2", *(f"ending{place}" for place in range(4)), "sent1"])
-        writer.writerows([one.answer, one.start, *one.endings, one.context] for one in expected)
-    assert read_swag(tmp_path / "train.csv") == expected
-
-
-@given(content=st.text() | st.text(st.sampled_from('a",\n0 ')).map(lambda text: SWAG_HEADER + text) | st.binary())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_any_file_of_swag_is_read_or_refused_in_one_line(tmp_path, content):
-    file = write(tmp_path / "a.csv", content if isinstance(content, bytes) else content.encode(errors="replace"))
-    try:
-        found, message = read_swag(file), None
-    except UsageError as error:
-        found, message = None, str(error)
-    if message is None:
-        assert found
-    else:
-        assert message.startswith(str(file))
-        assert len(message.splitlines()) == 1
 
 
 def make_swag_rows(found: list[Situation], labels: list[int] | None = None, **changed: list[Any]) -> datasets.Dataset:
