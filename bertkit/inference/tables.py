@@ -12,7 +12,7 @@ from typing import IO, Any
 import msgspec
 
 from bertkit.data.formats.line import make_text
-from bertkit.data.formats.writer import name_results, write_rows
+from bertkit.data.formats.writer import name_columns, write_rows
 from bertkit.inference.batching import cut_into_chunks
 from bertkit.tasks.task import Result
 
@@ -42,7 +42,7 @@ def write_joined(rows: Iterable[Row], columns: Mapping[str, type], output: Path,
             kept.write(msgspec.json.encode((given, found)) + b"\n")
         kept.seek(0)
         schema = {name: merge_types(found) for name, found in types.items()}
-        names = name_results(schema, columns)
+        names = name_columns(schema, columns)
         schema |= {names[name]: kind for name, kind in columns.items()}
         WRITERS[output.suffix](read_rows(kept, names), schema, file)
 

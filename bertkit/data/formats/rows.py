@@ -427,7 +427,7 @@ def _name_cells(path: Path, rows: Rows, notes: list[str], columns: Sequence[str]
         notes.append("pandas' index column ignored")
     if notes:
         report(f"{path}: {', '.join(notes)}")
-    check_names(place, names[first:], columns, first)
+    check_names(place, names[first:], columns)
     for number, cells in rows:
         if isinstance(cells, UsageError):
             yield number, cells
@@ -438,16 +438,13 @@ def _name_cells(path: Path, rows: Rows, notes: list[str], columns: Sequence[str]
             yield number, dict(zip(names[first:], cells[first:], strict=True))
 
 
-def check_names(place: str, names: Sequence[str], wanted: Sequence[str] = (), before: int = 0) -> None:
+def check_names(place: str, names: Sequence[str], wanted: Sequence[str] = ()) -> None:
     """Check that each column has a name of its own, and that there are the wanted columns.
-
-    Args:
-        before: The number of columns before the first of these.
 
     Raises:
         UsageError: They are not so.
     """
-    for number, name in enumerate(names, before + 1):
+    for number, name in enumerate(names, 1):
         if not name.strip() or names.count(name) > 1:
             has = f"{name[:LONGEST_QUOTED]!r} names {names.count(name)} columns"
             trouble = has if name.strip() else f"column {number} has no name"

@@ -32,7 +32,6 @@ SQUAD_REMEDY = 'correct it or give a file in SQuAD\'s format, {"data": [{"paragr
 COLUMNS_REMEDY = "name the columns question, context and answers"
 ANSWERS_REMEDY = 'give answers such as {"text": ["Ada"], "answer_start": [24]}'
 TRUTH = {"": None, "true": True, "1": True, "false": False, "0": False}  # values of is_impossible in tables
-NESTED = ("answers",)  # columns of JSON
 
 Id = Annotated[str, Meta(min_length=1)]
 
@@ -308,7 +307,7 @@ def _gather_own(
 
 def _has_answers(part: Columns | tuple[Path, SquadFile]) -> bool:
     if isinstance(part, Columns):
-        return NESTED[0] in part.table.column_names and any(part.table.column(NESTED[0]).unique().to_pylist())
+        return "answers" in part.table.column_names and any(part.table.column("answers").unique().to_pylist())
     found = _walk_questions(part[0], part[1].data)
     return any(asked.answers is not None or asked.is_impossible is not None for _, _, asked in found)
 
@@ -325,13 +324,11 @@ def _walk_own(path: Path, file: SquadFile, group: str) -> Iterator[Entry]:
 def _walk_table(table: Columns, group: str, is_labelled: bool) -> Iterator[Entry]:
     """Yield the questions of a table."""
     names = table.table.column_names
-    for name in ("question", "context", *(NESTED if is_labelled else ())):
+    for name in ("question", "context", *(["answers"] if is_labelled else [])):
         find_column(table.source, names, name, COLUMNS_REMEDY)
-        if name not in NESTED:
-            table.find(name)
-    if group:
-        table.find(group)
-    wanted = {"id", "question", "context", *NESTED, "is_impossible", group}
+    for name in ("question", "context", *([group] if group else [])):
+        table.find(name)  # which are no objects, as answers may be
+    wanted = {"id", "question", "context", "answers", "is_impossible", group}
     batches = table.table.select([name for name in names if name in wanted]).to_batches(CHUNK_ROWS)
     for number, row in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches)):
         place = table.locate(number)

@@ -24,14 +24,14 @@ def write_beside(
     rows: Columns, results: Sequence[Mapping[str, Any]], form: str = ".csv", decoded: Collection[str] = ()
 ) -> str:
     """Return rows and their results, in further columns, as `write_rows` writes them; `decoded` as for `walk`."""
-    names = name_results(rows.table.column_names, results[0])
+    names = name_columns(rows.table.column_names, results[0])
     walked = zip(rows.walk(decoded), results, strict=True)
     joined = (row | {names[name]: value for name, value in result.items()} for row, result in walked)
     write_rows(joined, [*rows.table.column_names, *names.values()], file := io.StringIO(), form)
     return file.getvalue()
 
 
-def name_results(names: Iterable[str], results: Iterable[str]) -> dict[str, str]:
+def name_columns(names: Iterable[str], results: Iterable[str]) -> dict[str, str]:
     """Return the columns of results, whose names get the suffix `_predicted` where a table has them."""
     taken, found = {*names}, {}
     for name in results:
