@@ -276,7 +276,7 @@ def read_columns(path: Path, **reading: Any) -> Columns:
                     found = _find_kind(value)
                     kinds.setdefault(key, {}).setdefault(found, number)
                     row[key] = list(map(make_text, value)) if found == LIST_KIND else value
-            yield number, {key: make_text(value) for key, value in row.items()}
+            yield number, {key: make_text(value) for key, value in row.items()} if is_json else row
 
     table, lines = _gather(str(path), walk())
     check_names(str(path), table.column_names)
