@@ -72,7 +72,7 @@ class Benchmark:
     note: str = ""
 
 
-def read_folder(row: Benchmark, folder: Path, report: Report) -> dict[str, Columns]:
+def read_folder(row: Benchmark, folder: Path, report: Report = ignore) -> dict[str, Columns]:
     """Read the official files below a folder."""
     check_access(folder)
     if not folder.is_dir():

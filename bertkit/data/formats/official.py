@@ -99,17 +99,19 @@ def read_hub(
     """
     tables = {}
     for split, source, rows in load_splits(name, config, splits, optional):
-        found = pick_columns(convert_dataset(source, rows), columns, FILE_REMEDY)
+        for column in columns.values():
+            find_column(source, rows.column_names, column, FILE_REMEDY)
+        found = pick_columns(convert_dataset(source, rows.select_columns([*columns.values()])), columns)
         others = [new for new, old in columns.items() if rows.features[old].dtype != "string"]
         empty = [new for new in others if {*found.find(new).unique().to_pylist()} <= {"", "-1", "-1.0"}]
         tables[split] = replace(found, table=found.table.drop_columns(empty))
     return tables
 
 
-def pick_columns(rows: Columns, columns: Mapping[str, str], remedy: str = NAME_REMEDY) -> Columns:
+def pick_columns(rows: Columns, columns: Mapping[str, str]) -> Columns:
     """Return some columns of texts; `columns` maps the wanted names to those in the table."""
     for name in columns.values():
-        find_column(rows.source, rows.table.column_names, name, remedy)
+        find_column(rows.source, rows.table.column_names, name, NAME_REMEDY)
     return replace(rows, table=pa.table({new: rows.find(old) for new, old in columns.items()}), classes={})
 
 

@@ -327,7 +327,7 @@ def _walk_table(table: Columns, group: str, is_labelled: bool) -> Iterator[Entry
     for name in ("question", "context", *(["answers"] if is_labelled else [])):
         find_column(table.source, names, name, COLUMNS_REMEDY)
     for name in ("question", "context", *([group] if group else [])):
-        table.find(name)  # which are no objects, as answers may be
+        table.find(name)  # refuses objects, which answers may be
     wanted = {"id", "question", "context", "answers", "is_impossible", group}
     batches = table.table.select([name for name in names if name in wanted]).to_batches(CHUNK_ROWS)
     for number, row in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches)):
