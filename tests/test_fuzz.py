@@ -611,7 +611,7 @@ def prepare_score(folder: Path) -> Reader:
     for name, task in names.items():
         files += [folder / name / "dev.tsv", folder / name / "answers.tsv", folder / name / "lines.txt"]
         shorten(files[-3:-2], 7)
-        labels = read_split(glue.GLUE[task].row, "dev", files[-3]).columns["label"]
+        labels = read_split(glue.GLUE[task].row, "dev", files[-3]).find("label").to_pylist()
         files[-2].write_text(glue.write_predictions(labels))
         files[-1].write_text("\n".join(labels) + "\n")
     for version in (1, 2):

@@ -1,7 +1,5 @@
 """Write a person's own table without the rows of some findings of the doctor."""
 
-import csv
-import json
 import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -12,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from bertkit.analysis.doctor import Diagnosis
-from bertkit.analysis.label_errors import walk_objects
 from bertkit.data.duplicates import TRAIN_SPLIT
 from bertkit.data.formats.line import find_encoding, read_array, read_lines
-from bertkit.data.formats.rows import CHUNK_ROWS, Columns, list_split_files
+from bertkit.data.formats.rows import Columns, list_split_files
+from bertkit.data.formats.writer import write_rows
 from bertkit.data.splits import name_split
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.reports.tables import count
@@ -182,22 +180,16 @@ def join_rows(parts: Sequence[Columns]) -> Columns:
 
 
 def write_table(rows: Columns, path: Path) -> None:
-    """Write a table as CSV or JSON lines."""
+    """Write a table as CSV or JSON lines; objects of the input keep their types."""
     with atomic_open(path) as stream:
-        if path.suffix == ".jsonl":
+        if path.suffix == ".jsonl" and is_json(rows):
             stream.writelines(f"{line}\n" for line in list_objects(rows))
-            return
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(rows.table.column_names)
-        for start in range(0, len(rows), CHUNK_ROWS):
-            writer.writerows(row.values() for row in rows.table.slice(start, CHUNK_ROWS).to_pylist())
+        else:
+            write_rows(rows.walk(rows.lists), rows.table.column_names, stream, path.suffix)
 
 
 def list_objects(rows: Columns) -> Iterator[str]:
-    """Yield each row as a JSON object on one line; objects of the input keep their types."""
-    if not is_json(rows):
-        yield from (json.dumps(row, ensure_ascii=False) for row in walk_objects(rows))
-        return
+    """Yield the object of each row, on one line, as its file has it."""
     path, kept = Path(rows.source), set(rows.lines)
     encoding = find_encoding(path, may_be_western=False)
     found = read_lines(path, encoding) if rows.unit == "line" else map(write_on_a_line, read_array(path, encoding))

@@ -7,19 +7,18 @@ A suspected row need not be wrong: models contradict rare and difficult rows as 
 Shape letters: S rows, E suspected rows, L labels.
 """
 
-import csv
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bertkit.data.formats.rows import Columns, name_apart
+from bertkit.data.formats.rows import Columns
+from bertkit.data.formats.writer import write_beside
 from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.data.splits import describe_keys, hash_keys, split_fold
 from bertkit.errors import UsageError
@@ -38,7 +37,7 @@ from bertkit.reports.tables import Table, count, make_table
 from bertkit.studies.cells import list_cells
 from bertkit.studies.folds import OUT_OF_FOLD, define_folds, gather_folds
 from bertkit.studies.runner import check_directory, make_study, run_study
-from bertkit.system.files import atomic_open
+from bertkit.system.files import atomic_open, atomic_write
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import ExampleRows
@@ -254,7 +253,7 @@ def read_rows(task: Task, options: Mapping[str, Any], output: Path) -> tuple[Tex
     train = CLASSIFICATION.load(options, ignore)["train"]
     if Path(train.rows.source).is_file():
         return train, train.rows.source
-    write_copy(pa.Table.from_pylist(list(walk_objects(train.rows))), copy)
+    write_copy(pa.Table.from_pylist(list(train.rows.walk(train.rows.lists))), copy)
     return train, str(copy)
 
 
@@ -263,15 +262,6 @@ def write_copy(table: pa.Table, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_open(path, "wb") as file:
         file.write(pack_table(table))
-
-
-def walk_objects(rows: Columns) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table; lists become lists again."""
-    for batch in rows.table.to_batches():
-        for row in batch.to_pylist():
-            yield {
-                name: msgspec.json.decode(cell or "[]") if name in rows.lists else cell for name, cell in row.items()
-            }
 
 
 # --- Tables and files -------------------------------------------------------------------------------------------------
@@ -306,11 +296,10 @@ def write_label_errors(described: Mapping[str, Any], rows: pa.Table, path: Path)
     names = rows.column_names
     names = names[names.index(UNKNOWN_COUNT) + 1 : names.index(LABEL)]  # of the input
     numbers = pc.index_in(pa.array([entry["row"] for entry in entries]), rows.column(ROW_NUMBER))
-    chances = (f"{PROBABILITY_PREFIX}{name}" for name in entries[0]["probabilities"])
-    head = ("row", "given", "suggested", "score", *chances)
-    with atomic_open(path) as file:
-        writer = csv.writer(file)  # a shorter line end would leave cells with a single "\r" unquoted
-        writer.writerow([*names, *(name_apart(name, names, "_predicted") for name in head)])
-        for cells, entry in zip(rows.select(names).take(numbers).to_pylist(), entries, strict=True):
-            results = [entry[name] for name in head[:4]]
-            writer.writerow([*cells.values(), *results, *entry["probabilities"].values()])
+    results = [
+        {name: entry[name] for name in ("row", "given", "suggested", "score")}
+        | {f"{PROBABILITY_PREFIX}{name}": value for name, value in entry["probabilities"].items()}
+        for entry in entries
+    ]
+    suspected = Columns("", rows.select(names).take(numbers), frozenset(), ())
+    atomic_write(write_beside(suspected, results), path)

@@ -26,7 +26,7 @@ from bertkit.errors import UsageError
 from bertkit.inference.batching import cut_into_chunks
 from bertkit.inference.export_record import check_files, find_export
 from bertkit.inference.forms import format_for_pipeline, list_columns
-from bertkit.inference.tables import WRITERS, Row, write_rows
+from bertkit.inference.tables import WRITERS, Row, write_joined
 from bertkit.metrics.calibration import find_limit
 from bertkit.model.checkpoint import TRAINED, find_file, load_config, load_model
 from bertkit.model.cpu import order_weights
@@ -292,7 +292,7 @@ class Predictor:
         def write(results: Iterable[Result], file: IO[Any]) -> None:
             if is_marked and output.suffix != ".parquet":
                 file.write("\ufeff")
-            write_rows(map(self.make_row, again, results), columns, output, file)
+            write_joined(map(self.make_row, again, results), columns, output, file)
 
         return write_file(self.stream(inputs, at_once), output, report, write)
 

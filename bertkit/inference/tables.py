@@ -3,7 +3,6 @@
 Left out: JSON lines, which every head can write (`bertkit.inference.predictor`).
 """
 
-import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import IO, Any
 import msgspec
 
 from bertkit.data.formats.line import make_text
-from bertkit.data.formats.rows import name_apart
+from bertkit.data.formats.writer import name_columns, write_rows
 from bertkit.inference.batching import cut_into_chunks
 from bertkit.tasks.task import Result
 
@@ -23,7 +22,7 @@ LARGEST_INT = 2**63 - 1
 Row = tuple[Mapping[str, Any], Result]  # the columns of an input, and those of its result or its `error`
 
 
-def write_rows(rows: Iterable[Row], columns: Mapping[str, type], output: Path, file: IO[Any]) -> None:
+def write_joined(rows: Iterable[Row], columns: Mapping[str, type], output: Path, file: IO[Any]) -> None:
     """Write a table in the format of the suffix: the columns of the inputs, those of the results, and errors if any.
 
     A column of the results with the name of one of the inputs gets the suffix `_predicted`. The rows pass through a
@@ -43,10 +42,8 @@ def write_rows(rows: Iterable[Row], columns: Mapping[str, type], output: Path, f
             kept.write(msgspec.json.encode((given, found)) + b"\n")
         kept.seek(0)
         schema = {name: merge_types(found) for name, found in types.items()}
-        names: dict[str, str] = {}
-        for name, kind in columns.items():
-            names[name] = name_apart(name, schema, "_predicted")
-            schema[names[name]] = kind
+        names = name_columns(schema, columns)
+        schema |= {names[name]: kind for name, kind in columns.items()}
         WRITERS[output.suffix](read_rows(kept, names), schema, file)
 
 
@@ -69,13 +66,6 @@ def merge_types(found: set[type]) -> type:
     return found.pop() if len(found) == 1 else float if found == {int, float} else str
 
 
-def write_separated(rows: Iterable[dict[str, Any]], schema: Mapping[str, type], file: IO[str], delimiter: str) -> None:
-    """Write a table as text (RFC 4180); cells are quoted where it is necessary."""
-    writer = csv.writer(file, delimiter=delimiter)
-    writer.writerow(schema)
-    writer.writerows([make_text(row.get(name)) for name in schema] for row in rows)
-
-
 def write_parquet(rows: Iterable[dict[str, Any]], schema: Mapping[str, type], file: IO[bytes]) -> None:
     """Write a table as Parquet; a missing value is null."""
     import pyarrow
@@ -94,7 +84,7 @@ def make_column(rows: Sequence[Mapping[str, Any]], name: str, kind: type) -> lis
 
 
 WRITERS = {
-    ".csv": partial(write_separated, delimiter=","),
-    ".tsv": partial(write_separated, delimiter="\t"),
+    ".csv": write_rows,
+    ".tsv": partial(write_rows, form=".tsv"),
     ".parquet": write_parquet,
 }

@@ -3,11 +3,13 @@ not seen them.
 """
 
 import csv
+import json
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import groupby
+from functools import partial
+from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from bertkit.data.formats.conll import DOCSTART
-from bertkit.data.formats.rows import name_apart
+from bertkit.data.formats.writer import name_apart, write_rows
 from bertkit.errors import UsageError
 from bertkit.metrics.table import LABEL, make_rows, read_facts
 from bertkit.reports.tables import Table, list_shown, make_table
@@ -66,7 +68,7 @@ def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
     name = next(name for name in task.row_files if (folders[0] / PREDICTIONS / name).exists())
     paths = [folder / PREDICTIONS / name for folder in folders]
     rows = join_folds(tables, output)
-    write_rows(paths, rows.column(0).to_pylist(), (output / OUT_OF_FOLD).with_suffix(paths[0].suffix))
+    join_files(paths, rows.column(0).to_pylist(), (output / OUT_OF_FOLD).with_suffix(paths[0].suffix))
     with atomic_open(output / f"{OUT_OF_FOLD}{TABLE_SUFFIX}", "wb") as file:
         file.write(pack_table(rows))
     return make_table(f"{output}", ["score", f"mean ± sd (n) over {len(runs)} folds"], lines)
@@ -98,35 +100,23 @@ def join_folds(tables: Sequence[pa.Table], output: Path) -> pa.Table:
     return make_rows(dict(zip(rows.column_names, rows.columns, strict=True)) | {KEY: keys}, **facts)
 
 
-def write_rows(paths: list[Path], fold_of: list[int], path: Path) -> None:
-    """Write the rows of the folds' predictions in the input's order, with the fold's number, from 1."""
+def join_files(paths: list[Path], fold_of: list[int], path: Path) -> None:
+    """Write the rows of the folds' predictions in the input's order, with the fold's number, from 1.
+
+    The sentences of CoNLL files are without it, and without the lines that begin documents.
+    """
+    csv.field_size_limit(sys.maxsize)  # of the process; the cells were read before
     with ExitStack() as stack:
         files = [stack.enter_context(one.open(encoding="utf-8", newline="")) for one in paths]
+        found = list(map(WALKERS[path.suffix], files))
+        rows = ((fold, next(found[fold - 1])) for fold in fold_of)
         with atomic_open(path) as file:
-            WRITE[path.suffix](files, fold_of, file)
-
-
-def write_table(files: list[IO[str]], fold_of: list[int], file: IO[str]) -> None:
-    """Write the rows of CSV files."""
-    csv.field_size_limit(sys.maxsize)  # of the process; the cells were read before
-    readers = [csv.reader(one) for one in files]
-    heads, *_ = [next(reader) for reader in readers]
-    writer = csv.writer(file)
-    writer.writerow([name_apart("fold", heads, "_number"), *heads])
-    for fold, cells in interleave(readers, fold_of):
-        writer.writerow([fold, *cells])
-
-
-def write_lines(files: list[IO[str]], fold_of: list[int], file: IO[str]) -> None:
-    """Write the objects of files of JSON lines."""
-    for fold, line in interleave(files, fold_of):
-        file.write(f'{{"fold": {fold}, {line.removeprefix("{")}')
-
-
-def write_blocks(files: list[IO[str]], fold_of: list[int], file: IO[str]) -> None:
-    """Write the sentences of CoNLL files, without the lines that begin documents."""
-    for _, block in interleave(list(map(walk_blocks, files)), fold_of):
-        file.write(block + "\n")
+            if path.suffix == ".conll":
+                file.writelines(f"{block}\n" for _, block in rows)
+                return
+            numbered = ({name_apart("fold", row, "_number"): fold, **row} for fold, row in rows)
+            first = next(numbered)
+            write_rows(chain([first], numbered), first, file, path.suffix)
 
 
 def walk_blocks(file: IO[str]) -> Iterator[str]:
@@ -137,10 +127,8 @@ def walk_blocks(file: IO[str]) -> Iterator[str]:
             yield block
 
 
-WRITE = {".csv": write_table, ".jsonl": write_lines, ".conll": write_blocks}
-
-
-def interleave(readers: list[Any], fold_of: list[int]) -> Iterator[tuple[int, Any]]:
-    """Yield each row's fold, and the next row of its reader."""
-    for fold in fold_of:
-        yield fold, next(readers[fold - 1])
+WALKERS: dict[str, Callable[[IO[str]], Iterator[Any]]] = {
+    ".csv": csv.DictReader,
+    ".jsonl": partial(map, json.loads),
+    ".conll": walk_blocks,
+}

@@ -26,7 +26,6 @@ from bertkit.data.formats.glue import (
     read_labels,
     read_split,
 )
-from bertkit.data.formats.line import TextColumns
 from bertkit.data.formats.rows import Columns
 from bertkit.data.labels import REGRESSION, SINGLE, LabelSpace
 from bertkit.errors import UsageError
@@ -230,25 +229,22 @@ class GlueTask(TextTask):
         if config is not None:
             files = {name: folder / row.splits[name].file for name in self.splits}
             files = {next(iter(files)): folder} if folder.is_file() else {x: y for x, y in files.items() if y.is_file()}
-            return {name: self.read(name, read_split(row, name, file)) for name, file in files.items()}
-        tables = read_folder(row, folder) if options["dir"] else read_copy(row, report)
+            return {name: self.read(name, read_split(row, name, file, report)) for name, file in files.items()}
+        tables = read_folder(row, folder, report) if options["dir"] else read_copy(row, report)
         for name, split in row.splits.items():
             if name not in tables:
                 place = folder / split.file if options["dir"] else name
                 report(f"{row.title}: {place} not found, skipping")
-            elif tables[name].broken:
-                report(f"{tables[name].source}: skipping {len(tables[name].broken):,} broken rows")
         examples = {name: self.read(name, table) for name, table in tables.items()}
         if "train" in examples:
             examples["train"] = examples["train"].limit(options["max_train_samples"])
         report(f"{row.title}: " + ", ".join(f"{name} {len(found):,}" for name, found in examples.items()))
         return examples
 
-    def read(self, split: str, table: TextColumns) -> TextExamples:
+    def read(self, split: str, table: Columns) -> TextExamples:
         """Return the examples of a split's table."""
         labels = None if self.row.splits[split].submission else read_labels(self.row, table)
-        texts = pa.table({text: table.columns[text] for text in self.row.texts})
-        rows = Columns(table.source, texts, frozenset(), table.lines)
+        rows = replace(table, table=table.table.select([*self.row.texts]))
         return TextExamples(rows, tuple(self.row.texts), labels, self.space)
 
     # --- Scores -------------------------------------------------------------------------------------------------------

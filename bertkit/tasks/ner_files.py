@@ -1,13 +1,13 @@
 """Predicted tags in files: CoNLL lines, the rows of a table."""
 
-import json
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from bertkit.data.formats.conll import DOCSTART
 from bertkit.data.formats.entities import SPAN_COLUMNS, TEXT_COLUMN, find_columns, list_spans
-from bertkit.data.formats.rows import Columns, name_apart
+from bertkit.data.formats.rows import Columns
+from bertkit.data.formats.writer import write_beside
 from bertkit.data.tagging import Sentence, TaggedText, split_words
 from bertkit.metrics.ner import Entity, find_entities
 
@@ -27,18 +27,13 @@ def find_gold(sentence: Sentence) -> Collection[Entity]:
 
 def write_rows(rows: Columns, predicted: Sequence[Sequence[str]]) -> str:
     """Return JSON lines with the rows of a table and `predicted`: tags, or the spans of a text."""
-    names = rows.table.column_names
-    column = name_apart(PREDICTED_COLUMN, names, "_predicted")
-    given, marked = find_columns(names)
-    lists = rows.lists | ({marked} if marked in SPAN_COLUMNS else set())
-    lines = []
-    for row, tags in zip(rows.table.to_pylist(), predicted, strict=True):
-        found: Any = list(tags)
-        if given == TEXT_COLUMN:
-            found = list_spans(split_words(row[TEXT_COLUMN]), find_entities(tags))
-        row |= {name: json.loads(row[name]) for name in lists if row[name]}
-        lines.append(json.dumps({**row, column: found}, ensure_ascii=False) + "\n")
-    return "".join(lines)
+    given, marked = find_columns(rows.table.column_names)
+    decoded = rows.lists | ({marked} if marked in SPAN_COLUMNS else set())
+    found: Sequence[Any] = list(map(list, predicted))
+    if given == TEXT_COLUMN:
+        pairs = zip(rows.find(given).to_pylist(), predicted, strict=True)
+        found = [list_spans(split_words(text), find_entities(tags)) for text, tags in pairs]
+    return write_beside(rows, [{PREDICTED_COLUMN: one} for one in found], ".jsonl", decoded)
 
 
 def write_conll(text: TaggedText, predicted: Sequence[Sequence[str]]) -> str:

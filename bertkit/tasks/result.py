@@ -1,7 +1,5 @@
 """The texts of an input and the results of a classifier: classes, several labels or numbers, in tables and in words."""
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 from scipy.special import expit, softmax
 
-from bertkit.data.formats.rows import CHUNK_ROWS, Columns, name_apart
 from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL, SINGLE
 from bertkit.errors import UsageError, make_printable
 from bertkit.metrics.calibration import find_probabilities
@@ -218,21 +215,6 @@ def judge_pair(logits: np.ndarray) -> float:
 def describe_pair(result: Result) -> str:
     """Return the probability of a result that the second text follows, in words."""
     return f"follows: {result['next_sentence']:.1%}"
-
-
-def write_rows(rows: Columns, results: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table with its results as CSV: the input's columns, then those of the results."""
-    names = list(rows.table.column_names)
-    for name in results[0]:
-        names.append(name_apart(name, names, "_predicted"))
-    file = io.StringIO()
-    writer = csv.writer(file)  # a shorter line end would leave cells with a single "\r" unquoted
-    writer.writerow(names)
-    for start in range(0, len(results), CHUNK_ROWS):
-        part = rows.table.slice(start, CHUNK_ROWS).to_pylist()
-        for row, result in zip(part, results[start:], strict=False):
-            writer.writerow([*row.values(), *result.values()])
-    return file.getvalue()
 
 
 def use_pipeline(output: Path, texts: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bertkit.data.formats.rows import CHUNK_ROWS, Columns, choose_reader, read_splits
+from bertkit.data.formats.writer import write_beside
 from bertkit.data.labels import BALANCED, REGRESSION, SEVERAL, SINGLE, UNKNOWN_LABEL, LabelSpace, find_labels
 from bertkit.data.long_texts import LONG, POOLED, WindowedTexts, encode_long, pool_windows, report_long
 from bertkit.data.sequences import EncodedInputs, Items, Sequences, pad, pad_choices
@@ -53,7 +54,6 @@ from bertkit.tasks.result import (
     read_texts,
     tabulate_logits,
     use_pipeline,
-    write_rows,
 )
 from bertkit.tasks.schema import PROBABILITY, Schema, make_object
 from bertkit.tasks.task import Comments, PredictionSettings, Result, repeat_run, score_summaries
@@ -317,7 +317,7 @@ class TextTask(FineTuningTask):
     ) -> dict[str, str]:
         """Return a split's rows with the predicted label and probabilities as CSV."""
         results = name_results(summaries, data.space.names, data.space.kind, (decided or {}).get("thresholds"))
-        return {f"{name_split(split)}.csv": write_rows(data.rows, list(map(flatten_result, results)))}
+        return {f"{name_split(split)}.csv": write_beside(data.rows, list(map(flatten_result, results)))}
 
     def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
         """Return also commands that use the fine-tuned model."""

@@ -5,7 +5,6 @@ order and their tokenizer. A table from another program, CSV or Parquet, gets it
 described in recipes/data/README.md.
 """
 
-import csv
 import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bertkit.data.formats.rows import Columns, read_columns
+from bertkit.data.formats.writer import write_rows
 from bertkit.data.labels import (
     REGRESSION,
     SEPARATOR,
@@ -288,8 +288,6 @@ def write_mistakes(rows: pa.Table) -> str:
     for name in (PREDICTION, LABEL):
         is_number = find_kind(rows) == REGRESSION
         columns[name] = [f"{cell:.7g}" for cell in columns[name]] if is_number else spell_answers(wrong, name)
-    file = io.StringIO()
-    writer = csv.writer(file)
-    writer.writerow(names)
-    writer.writerows(zip(*columns.values(), strict=True))
+    cells = (dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    write_rows(cells, names, file := io.StringIO())
     return file.getvalue()

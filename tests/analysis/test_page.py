@@ -18,7 +18,7 @@ import torch
 from bertkit import cli
 from bertkit.analysis import page
 from bertkit.analysis.page import thin, write_page
-from bertkit.data.formats.line import read_tsv
+from bertkit.data.formats.official import read_tsv
 from bertkit.data.formats.squad import read_squad
 from bertkit.data.labels import SINGLE
 from bertkit.data.tokenizer import load_tokenizer
@@ -267,7 +267,7 @@ def test_curves_are_drawn_of_the_loss_and_of_every_logged_score(root, whole):
 
 def test_the_confusion_matrix_counts_the_predictions(root, whole):
     lines = (root / "mrpc" / "predictions" / "dev.tsv").read_text().splitlines()[1:]
-    gold = read_tsv(root.parent / "glue" / "MRPC" / "dev.tsv", {"label": "Quality"}).columns["label"]
+    gold = read_tsv(root.parent / "glue" / "MRPC" / "dev.tsv", {"label": "Quality"}).find("label").to_pylist()
     pairs = Counter(zip(gold, (line.split("\t")[1] for line in lines), strict=True))
     tables = read_tables(find_part(whole, str(root / "mrpc")))
     heads, *rows = tables["Confusion matrix, dev"]
@@ -313,7 +313,7 @@ def test_lengths_are_those_of_the_sequences(root, whole):
     tokenizer = load_tokenizer(str(root / "mrpc"))
     for split, name in (("train", "train.tsv"), ("dev", "dev.tsv")):
         columns = {"a": "#1 String", "b": "#2 String"}
-        table = read_tsv(root.parent / "glue" / "MRPC" / name, columns).columns
+        table = read_tsv(root.parent / "glue" / "MRPC" / name, columns).table.to_pydict()
         lengths = [len(ids) for ids in tokenizer(table["a"], table["b"])["input_ids"]]
         found = json.loads((root / "mrpc" / "lengths.json").read_text())[split]
         assert Counter(dict(zip(found["lengths"], found["counts"], strict=True))) == Counter(

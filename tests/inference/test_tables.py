@@ -15,7 +15,7 @@ from transformers import pipeline
 from bertkit.data.formats.rows import read_inputs
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
-from bertkit.inference.tables import write_rows
+from bertkit.inference.tables import write_joined
 from bertkit.system.files import atomic_open
 from tests.inference.test_predictor import make_texts, write_head
 
@@ -160,7 +160,7 @@ def test_a_table_takes_little_memory(suffix, tmp_path, monkeypatch):
     output = tmp_path / f"out{suffix}"
     tracemalloc.start()
     with atomic_open(output, "wb" if suffix == ".parquet" else "w") as file:
-        write_rows(rows, {"prediction": float}, output, file)
+        write_joined(rows, {"prediction": float}, output, file)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2e6, "of 8 MB"  # bytes

@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForTokenClassification, pipeline
 
 from bertkit import BertFeaturesForTokenClassification, BertForTokenClassification, BertModel
-from bertkit.data.formats.conll import find_conll, read_conll, to_iob2
+from bertkit.data.formats.conll import find_conll, read_conll
 from bertkit.data.sequences import pad
 from bertkit.data.tagging import ABSENT, IGNORED, encode_words
+from bertkit.data.tags import to_iob2
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import count_entities, find_entities, score_entities

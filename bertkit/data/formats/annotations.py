@@ -21,10 +21,10 @@ from typing import Any
 
 import pyarrow as pa
 from msgspec import Raw, Struct, convert
-from msgspec.json import decode, encode
+from msgspec.json import decode
 
 from bertkit.data.formats.entities import TEXT_COLUMN
-from bertkit.data.formats.line import LONGEST_QUOTED, explain_form, open_file, read_json, read_lines
+from bertkit.data.formats.line import LONGEST_QUOTED, explain_form, make_text, open_file, read_json, read_lines
 from bertkit.data.formats.rows import SPLIT_NAMES, Columns, has_splits, read_splits
 from bertkit.errors import UsageError
 from bertkit.system.progress import Report
@@ -179,7 +179,7 @@ def _walk_tasks(rows: Columns) -> Iterator[Marked]:
     """Yield the tasks of Label Studio's JSON, each with its ground truth or else its latest annotation."""
     for row, task in enumerate(rows.table.to_pylist()):
         with explain_form(rows.locate(row), REGION_REMEDY):
-            texts = {name: _write(value) for name, value in decode(task["data"], type=dict[str, Any]).items()}
+            texts = {name: make_text(value) for name, value in decode(task["data"], type=dict[str, Any]).items()}
             found = decode(task["annotations"] or "[]", type=list[RegionResults])
             kept = sorted((x for x in found if not x.was_cancelled), key=lambda x: (bool(x.ground_truth), x.created_at))
             marks = [one for one in kept[-1].result if str(one.get("type")).endswith("labels")] if kept else []
@@ -237,14 +237,10 @@ def _check_text(text: str, span: MarkedSpan, place: str) -> MarkedSpan:
     raise UsageError(f"{place} is {found!r}, but its span has {given!r}; count characters, and an emoji as one")
 
 
-def _write(value: Any) -> str:
-    return value if isinstance(value, str) else "" if value is None else encode(value).decode()
-
-
 def _list_spans(spans: Iterable[MarkedSpan]) -> list[dict[str, Any]]:
     return [{"start": x.start, "end": x.end, "label": one} for x in spans for one in x.labels or [x.label]]
 
 
 def _make_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     names = dict.fromkeys(name for row in rows for name in row)
-    return pa.table({name: pa.array([_write(row.get(name)) for row in rows], pa.large_string()) for name in names})
+    return pa.table({name: pa.array([make_text(row.get(name)) for row in rows], pa.large_string()) for name in names})

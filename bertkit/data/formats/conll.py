@@ -9,21 +9,18 @@ Left out: the tokens of words (`bertkit.data.tagging`), and scores (`bertkit.met
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from bertkit.data.formats.hub import ROWS_A_BATCH, load_splits
-from bertkit.data.formats.line import AGAIN, FILE_REMEDY, UTF8, describe_encoding, find_encoding, read_lines
-from bertkit.data.tagging import Sentence, TaggedText
-from bertkit.data.tags import TAG, check_tag, detect_scheme, to_iob2
+from bertkit.data.formats.entities import gather_sentences, read_entities
+from bertkit.data.formats.hub import load_splits
+from bertkit.data.formats.line import AGAIN, UTF8, describe_encoding, find_encoding, read_lines
+from bertkit.data.formats.rows import convert_dataset
+from bertkit.data.tagging import TaggedText
+from bertkit.data.tags import TAG, check_tag
 from bertkit.errors import UsageError, check_access
-from bertkit.system.progress import ignore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import datasets
+from bertkit.system.progress import Report, ignore
 
 DOCSTART = "-DOCSTART-"
 NER_SPLITS = ("train", "dev", "test")
@@ -47,7 +44,7 @@ NER_HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 # --- Files ------------------------------------------------------------------------------------------------------------
 
 
-def find_conll(folder: str | Path, report: "Callable[[str], None]" = ignore) -> dict[str, Path]:
+def find_conll(folder: str | Path, report: Report = ignore) -> dict[str, Path]:
     """Find the file of each split in a folder, or in its only subfolder with such files.
 
     The test file may be missing, and the dev file too unless the files have CoNLL-2003's names.
@@ -89,9 +86,7 @@ def _list_needed(names: tuple[str, ...]) -> tuple[str, ...]:
     return names[:2] if names is NER_FILES[0] else names[:1]
 
 
-def read_conll(
-    path: str | Path, column: int | None = None, report: "Callable[[str], None]" = ignore, encoding: str = ""
-) -> TaggedText:
+def read_conll(path: str | Path, column: int | None = None, report: Report = ignore, encoding: str = "") -> TaggedText:
     """Read the sentences of a CoNLL file; columns are separated by spaces and tabs only.
 
     If each line has a tab, only tabs separate. A -DOCSTART- line may have any columns. If the first column counts the
@@ -126,10 +121,10 @@ def read_conll(
     for document, sentence in _walk_sentences(path, rows, column):
         rows = [(line, cells) for line, cells in sentence if not (word and WORD_RANGE.fullmatch(cells[0]))]
         tags = [check_tag(cells[column], f"{path}, line {line}") for line, cells in rows]
-        found.append(([cells[word] for _, cells in rows], tags, document, sentence[0][0]))
+        found.append(([cells[word] for _, cells in rows], tags, document, sentence[0][0], None))
     if not found:
         raise UsageError(f"{path} has no sentences; {AGAIN}")
-    return _gather(str(path), found)
+    return gather_sentences(str(path), found)
 
 
 def _divide(lines: Sequence[str]) -> list[list[str]]:
@@ -183,16 +178,6 @@ def _walk_sentences(
             document += 1
 
 
-def _gather(source: str, found: Sequence[tuple[list[str], list[str], int, int]]) -> TaggedText:
-    """Make a text from the words, official tags, document and line of each sentence."""
-    scheme, odd = detect_scheme([tags for _, tags, _, _ in found])
-    sentences = []
-    for words, official, document, line in found:
-        tags = to_iob2(official)
-        sentences.append(Sentence(words, tags, tags if tags == official else official, document, line))
-    return TaggedText(source, sentences, sentences[-1].document, scheme, odd)
-
-
 # --- The Hub ----------------------------------------------------------------------------------------------------------
 
 
@@ -205,27 +190,6 @@ def read_conll_copy() -> dict[str, TaggedText]:
         UsageError: The Hub cannot serve the data set and no copy is cached, or it has another form.
     """
     found = load_splits(NER_HUB, NER_CONFIG, NER_HUB_SPLITS, optional=("test",))
-    return {split: _gather(source, list(_walk_rows(source, rows))) for split, source, rows in found}
-
-
-def _walk_rows(source: str, rows: "datasets.Dataset") -> Iterator[tuple[list[str], list[str], int, int]]:
-    """Yield words, tags, document 0 and the row number of each row that has words."""
-    names = _find_names(source, rows)
-    batches = rows.select_columns(["tokens", "ner_tags"]).iter(ROWS_A_BATCH)
-    pairs = chain.from_iterable(zip(batch["tokens"], batch["ner_tags"], strict=True) for batch in batches)
-    for number, (words, numbers) in enumerate(pairs, 1):
-        if len(words) != len(numbers) or not all(0 <= tag < len(names) for tag in numbers):
-            raise UsageError(
-                f"{source}, line {number} has {len(words)} words but not one valid tag each; {FILE_REMEDY}"
-            )
-        if words:
-            yield words, [names[tag] for tag in numbers], 0, number
-
-
-def _find_names(source: str, rows: "datasets.Dataset") -> list[str]:
-    """Return the tags in the order of their numbers."""
-    features: dict[str, Any] = rows.features
-    names = getattr(getattr(features.get("ner_tags"), "feature", None), "names", None)
-    if "tokens" not in features or names is None or not len(rows):
-        raise UsageError(f"{source} has no rows with `tokens` and named `ner_tags`; {FILE_REMEDY}")
-    return [check_tag(name, source) for name in names]
+    return {
+        split: replace(read_entities(convert_dataset(source, rows), ignore), rows=None) for split, source, rows in found
+    }

@@ -10,9 +10,9 @@ annotation programs that are not such tables (`bertkit.data.formats.annotations`
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from sys import intern
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -125,19 +125,25 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
             f"to whole words, {alignment.lost:,} have no word of their own and are left out; scores are of the file's "
             f"own spans, so all of these count as missed (first: {alignment.first})"
         )
-    scheme, odd = detect_scheme([tags for _, _, tags, _ in found])
-    sentences = []
-    for row, words, official, entities in found:
-        tags = to_iob2(official)
-        sentences.append(Sentence(words, tags, tags if tags == official else official, 0, rows.lines[row], entities))
     kept = rows.take([row for row, *_ in found])
-    return TaggedText(rows.source, sentences, 0, scheme, odd, kept, is_labelled)
+    gathered = [(words, tags, 0, rows.lines[row], entities) for row, words, tags, entities in found]
+    return replace(gather_sentences(rows.source, gathered), rows=kept, is_labelled=is_labelled)
+
+
+def gather_sentences(source: str, found: Sequence[tuple[list[str], list[str], int, int, Any]]) -> TaggedText:
+    """Return a text from the words, official tags, document, line and, if they are spans, entities of its sentences."""
+    scheme, odd = detect_scheme([tags for _, tags, *_ in found])
+    sentences = []
+    for words, official, document, line, entities in found:
+        tags = to_iob2(official)
+        sentences.append(Sentence(words, tags, tags if tags == official else official, document, line, entities))
+    return TaggedText(source, sentences, sentences[-1].document, scheme, odd)
 
 
 def drop_unmarked(rows: Columns, report: Report) -> Columns:
     """Return the rows that have tags or spans, or all if none has; the others are counted and reported."""
     _, marked = find_columns(rows.table.column_names)
-    has_marks = np.array([bool(cell) for cell in rows.find(marked, SPAN_COLUMNS).to_pylist()] if marked else [])
+    has_marks = np.array([bool(cell) for cell in rows.table.column(marked).to_pylist()] if marked else [])
     if not has_marks.any() or has_marks.all():
         return rows
     first = rows.name_row(int(has_marks.argmin()))

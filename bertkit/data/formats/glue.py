@@ -11,10 +11,10 @@ from shlex import quote
 
 import numpy as np
 
-from bertkit.data.formats.hub import read_hub
-from bertkit.data.formats.line import TextColumns, convert_labels, read_tsv
+from bertkit.data.formats.official import convert_labels, read_hub, read_tsv
+from bertkit.data.formats.rows import Columns
 from bertkit.errors import UsageError, check_access
-from bertkit.system.progress import Report
+from bertkit.system.progress import Report, ignore
 
 GLUE_HUB = "nyu-mll/glue"
 
@@ -72,7 +72,7 @@ class Benchmark:
     note: str = ""
 
 
-def read_folder(row: Benchmark, folder: Path) -> dict[str, TextColumns]:
+def read_folder(row: Benchmark, folder: Path, report: Report = ignore) -> dict[str, Columns]:
     """Read the official files below a folder."""
     check_access(folder)
     if not folder.is_dir():
@@ -85,25 +85,26 @@ def read_folder(row: Benchmark, folder: Path) -> dict[str, TextColumns]:
             f"{folder} is the folder of {row.title} only; give its parent, {quote(str(folder.resolve().parent))}"
         )
     return {
-        name: read_split(row, name, folder / split.file)
+        name: read_split(row, name, folder / split.file, report)
         for name, split in row.splits.items()
         if split.needed or (folder / split.file).exists()
     }
 
 
-def read_split(row: Benchmark, name: str, path: Path) -> TextColumns:
+def read_split(row: Benchmark, name: str, path: Path, report: Report = ignore) -> Columns:
     """Read the texts of an official file, and `label` unless the split has none.
 
     A file without labels has a header line.
     """
     if row.splits[name].submission:
         return read_tsv(path, {text: text if row.bare else column for text, column in row.texts.items()})
-    return read_tsv(path, {**row.texts, "label": row.label}, width=row.bare or None, skip_broken=row.broken)
+    columns = {**row.texts, "label": row.label}
+    return read_tsv(path, columns, width=row.bare or None, skip_broken=row.broken, report=report)
 
 
-def read_copy(row: Benchmark, report: Report) -> dict[str, TextColumns]:
+def read_copy(row: Benchmark, report: Report) -> dict[str, Columns]:
     """Read the splits of the Hub's copy."""
-    tables: dict[str, TextColumns] = {}
+    tables: dict[str, Columns] = {}
     columns = {text: text for text in row.texts} | {"label": "label"}
     for config in dict.fromkeys(split.hub[0] for split in row.splits.values()):
         splits = {name: split for name, split in row.splits.items() if split.hub[0] == config}
@@ -118,7 +119,7 @@ def read_copy(row: Benchmark, report: Report) -> dict[str, TextColumns]:
     return tables
 
 
-def read_labels(row: Benchmark, table: TextColumns) -> np.ndarray:
+def read_labels(row: Benchmark, table: Columns) -> np.ndarray:
     """Return the column `label` as (S,) int64 label indices, or float32 scores.
 
     Raises:
@@ -157,9 +158,9 @@ def read_answers(row: Benchmark, path: Path) -> np.ndarray:
     read = float if not row.labels else index_labels(row).__getitem__
     expected = f"one of {', '.join(index_labels(row))}" if row.labels else "a number"
     answers = convert_labels(table, read, expected, "the answer")
-    if "index" not in table.columns:
+    if "index" not in table.table.column_names:
         return np.array(answers)
-    places = {text: place for place, text in enumerate(table.columns["index"])}
+    places = {text: place for place, text in enumerate(table.table.column("index").to_pylist())}
     try:
         return np.array([answers[places[str(number)]] for number in range(len(answers))])
     except KeyError as error:

@@ -2,37 +2,14 @@
 
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from bertkit.data.formats.line import FILE_REMEDY, TextColumns, find_column
+from bertkit.data.formats.line import FILE_REMEDY
 from bertkit.errors import UsageError, join_lines
 from bertkit.system.hub import PINNED, READ, find_hub_trouble
 
 if TYPE_CHECKING:
     import datasets
-
-ROWS_A_BATCH = 1_000  # rows of a Hub data set held in memory
-
-
-def read_hub(
-    name: str, config: str, splits: Mapping[str, str], columns: Mapping[str, str], *, optional: Container[str] = ()
-) -> dict[str, TextColumns]:
-    """Read the splits of a data set on the Hub; `splits` and `columns` map the wanted names to the Hub's.
-
-    A class label becomes its name and a number its shortest text in the column's own precision: a float32 that holds
-    the official file's 3.800 is "3.8". A missing value is "". A column of labels or numbers with only missing values
-    (-1 on the Hub), such as the labels of GLUE's test sets, is left out of that split. An `optional` split that the
-    data set does not have is left out too.
-
-    If the Hub is unreachable, the copy in the cache of `datasets` is used.
-
-    Raises:
-        UsageError: The Hub cannot serve the data set and no copy is cached, or a split or a column is missing.
-    """
-    found = load_splits(name, config, splits, optional)
-    return {split: _convert(rows, source, columns) for split, source, rows in found}
 
 
 def load_splits(
@@ -80,23 +57,3 @@ def load_hub(
             trouble or f"the data set {name}{f':{config}' if config else ''} cannot be loaded ({join_lines(error)})"
         )
     raise UsageError(f"{trouble}; {remedy}")
-
-
-def _convert(rows: "datasets.Dataset", source: str, columns: Mapping[str, str]) -> TextColumns:
-    if not len(rows):
-        raise UsageError(f"{source} has no rows; {FILE_REMEDY}")
-    texts: dict[str, list[str]] = {}
-    for name, hub_name in columns.items():
-        find_column(source, rows.column_names, hub_name, FILE_REMEDY)
-        feature, values = rows.features[hub_name], rows[hub_name][:]
-        if "string" in feature.dtype or any(value not in (None, -1) for value in values):
-            texts[name] = _write(feature, values)
-    return TextColumns(source, texts, range(1, len(rows) + 1))
-
-
-def _write(feature: Any, values: list[Any]) -> list[str]:
-    """Return the values as an official file has them."""
-    if hasattr(feature, "names"):  # a class label
-        return ["" if value in (None, -1) else feature.names[value] for value in values]
-    kind = str if "string" in feature.dtype else np.dtype(feature.dtype).type
-    return ["" if value is None else str(kind(value)) for value in values]

@@ -15,11 +15,10 @@ import sys
 import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -30,9 +29,10 @@ from bertkit.errors import UsageError, join_lines, name_extra
 FILE_REMEDY = "give the official files with --data DIR"
 CONVERT = "convert the file, for Western European text with iconv -f cp1252 -t utf-8"
 AGAIN = "correct it or get the file again"
-NAME_REMEDY = "its first line must name the columns as in the official file"
 UTF8, CP1252 = "utf-8-sig", "cp1252"  # the first drops a byte order mark
-BYTES_AT_ONCE = 1 << 16  # bytes
+CHARACTERS_AT_ONCE = 1 << 16
+MARKS_UTF16 = tuple(mark.decode("utf-8", "surrogateescape") for mark in (BOM_UTF16_LE, BOM_UTF16_BE))
+NOT_ASCII = re.compile(r"[^\0-\x7f]")
 MOST_NAMES, LONGEST_QUOTED = 20, 40  # columns or keys in a message, and characters of each
 NOT_CP1252 = re.compile(  # bytes without a character, UTF-8, Cyrillic or East Asian text, Mac Roman
     rb"[\0\x81\x8d\x8f\x90\x9d]|\xc3[\x80-\xbf]|\xe2\x80|[\xc0-\xff]{4}|([\xb0-\xff][\xa1-\xff]){3}|[a-z][\x8a\x8e\x9f\xc0-\xde]"
@@ -97,25 +97,18 @@ def find_encoding(path: Path, given: str = "", may_be_western: bool = True) -> s
             return UTF8 if codecs.lookup(given).name == "utf-8" else given
         except LookupError:
             raise UsageError(f"data.encoding is {given!r}; name one of Python's, such as utf-8 or cp1252") from None
-    is_ascii, decode = True, codecs.getincrementaldecoder("utf-8")().decode
-    encoding = UTF8
     with open_file(path) as stream:
-        blocks = iter(partial(stream.read, BYTES_AT_ONCE), b"")
-        head = next(blocks, b"")
-        if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
-            return "utf-16"
-        zeros = (head[::2].count(0), head[1::2].count(0))
-        if max(zeros) * 4 > len(head) and not min(zeros):
-            return "utf-16-le" if zeros[1] else "utf-16-be"
-        for block in chain([head], blocks, [b""]) if may_be_western else ():
-            if encoding == UTF8:
-                try:
-                    is_ascii = decode(block, not block).isascii() and is_ascii
-                except UnicodeDecodeError:
-                    encoding = CP1252
-            if encoding == CP1252 and not (is_ascii and not NOT_CP1252.search(block)):
+        found, text = UTF8, io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="\n")
+        for block in iter(partial(text.read, CHARACTERS_AT_ONCE), ""):
+            other = NOT_ASCII.search(block)
+            if block.startswith(MARKS_UTF16):
+                return "utf-16"
+            if not may_be_western or (other and found == UTF8 and not "\udc80" <= other[0] <= "\udcff"):
+                return UTF8
+            if other and NOT_CP1252.search(block.encode("utf-8", "surrogateescape")):
                 return UTF8  # so that the reader names the line that is not
-    return encoding
+            found = CP1252 if other else found
+    return found
 
 
 def describe_encoding(encoding: str) -> str:
@@ -140,18 +133,16 @@ def walk_lines(stream: BinaryIO, encoding: str = UTF8, longest: int | None = Non
     """
     text = io.TextIOWrapper(stream, encoding, "surrogateescape", newline="\n")
     size = -1 if longest is None else longest + len("\r\n")
-    is_first = True
     try:
         while line := text.readline(size):
             if longest is not None and len(line) > longest and len(line.rstrip("\r\n")) > longest:
                 while line and not line.endswith("\n"):
                     line = text.readline(size)
                 yield refuse_length(longest)
-            elif (line.isascii() and "\0" not in line) or not (fault := find_fault(line, encoding, is_first)):
+            elif (line.isascii() and "\0" not in line) or not (fault := find_fault(line, encoding)):
                 yield line
             else:
                 yield UsageError(fault)
-            is_first = False
     except UnicodeError as error:
         yield UsageError(f"is not {encoding} ({join_lines(error)}); the lines after it are not read")
     finally:
@@ -164,18 +155,13 @@ def refuse_length(longest: int) -> UsageError:
     return UsageError(f"is longer than {longest:,} characters; split it")
 
 
-def find_fault(text: str, encoding: str = UTF8, is_first: bool = False) -> str:
+def find_fault(text: str, encoding: str = UTF8) -> str:
     """Return why a line is not text, or ""; bytes that are not in its encoding have become surrogates."""
-    line = text.encode("utf-8", "surrogateescape")
-    is_utf16 = is_first and line.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
-    if is_utf16 or b"\0" in line:
-        order = "" if is_utf16 else "le" if line.find(b"\0") % 2 else "be"
-        return (
-            "has a NUL byte or byte order mark, as in binary files and UTF-16; give text in UTF-8, from UTF-16 with "
-            f"iconv -f utf-16{order} -t utf-8"
-        )
+    if "\0" in text:
+        advice = "give text in UTF-8, from UTF-16 with iconv -f utf-16 -t utf-8"
+        return f"has a NUL byte, as in binary files and UTF-16; {advice}"
     try:
-        line.decode()
+        text.encode("utf-8", "surrogateescape").decode()
     except UnicodeDecodeError as error:
         name = "UTF-8" if encoding == UTF8 else encoding
         return f"is not {name} (byte {error.object[error.start]:#04x} at position {error.start + 1}); {CONVERT}"
@@ -189,7 +175,7 @@ def decode_line(line: bytes, *, is_first: bool) -> str:
         UsageError: The line has a NUL byte or is not UTF-8; the message does not name its place.
     """
     text = line.decode(UTF8 if is_first else "utf-8", "surrogateescape")
-    if fault := find_fault(text, is_first=is_first):
+    if fault := find_fault(text):
         raise UsageError(fault)
     return text
 
@@ -201,28 +187,22 @@ def read_lines(path: Path, encoding: str = UTF8) -> Iterator[str]:
         UsageError: The file cannot be read, or a line is not text.
     """
     blank = 0
-    for number, line in enumerate(walk_file(path, encoding), 1):
-        if isinstance(line, UsageError):
-            raise UsageError(f"{path}, line {number} {line}")
+    for _, line in raise_errors(path, enumerate(walk_file(path, encoding), 1)):
         if text := line.removesuffix("\n").removesuffix("\r"):
             yield from [""] * blank
             yield text
         blank = 0 if text else blank + 1
 
 
+def raise_errors(source: str | Path, rows: Rows, unit: str = "line") -> Rows:
+    """Yield the rows, and raise the first error with its place."""
+    for number, row in rows:
+        if isinstance(row, UsageError):
+            raise UsageError(f"{source}, {unit} {number} {row}")
+        yield number, row
+
+
 # --- cells
-
-
-def read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of the first line and the cells of each row of a CSV file (RFC 4180), without blank lines.
-
-    Raises:
-        UsageError: The file cannot be read, is not UTF-8, or a row is not valid CSV.
-    """
-    for number, cells in split_rows(enumerate(walk_file(path, longest=LONGEST_ROW), 1), ",", LONGEST_ROW):
-        if isinstance(cells, UsageError):
-            raise UsageError(f"{path}, line {number} {cells}")
-        yield number, cells
 
 
 def split_rows(
@@ -311,9 +291,7 @@ def is_quoted(lines: Iterable[str | UsageError]) -> bool:
 
     def feed() -> Iterator[str]:
         nonlocal header
-        for line in lines:
-            if isinstance(line, UsageError):
-                raise line
+        for _, line in raise_errors("", enumerate(lines)):
             if line.strip("\r\n"):
                 header = header or line
                 by_line[line.count("\t") + 1] += 1
@@ -349,8 +327,6 @@ def walk_sheet(path: Path, notes: list[str]) -> Rows:
                 if any(cells):
                     width = width or len(cells)
                     yield number, cells + [""] * (width - len(cells))
-        except UsageError:
-            raise
         except Exception as error:  # zipfile's, the parser's of XML and openpyxl's own
             raise UsageError(f"{path} cannot be read as Excel ({join_lines(error)}); save it again") from None
 
@@ -362,87 +338,6 @@ def _write_cell(value: Any) -> str:
     return make_text(str(value) if isinstance(value, datetime.timedelta) else value)
 
 
-# --- official tables
-
-
-@dataclass(frozen=True, eq=False)
-class TextColumns:
-    """Columns of texts side by side.
-
-    Attributes:
-        columns: `columns[name][row]`.
-        lines: `lines[row]` is the row's line in its file, or its number on the Hub, from 1.
-        broken: The lines that were skipped because they had another number of columns.
-    """
-
-    source: str
-    columns: dict[str, list[str]]
-    lines: Sequence[int]
-    broken: Sequence[int] = ()
-
-    def locate(self, row: int) -> str:
-        """Return the file and line of a row, for messages."""
-        return f"{self.source}, line {self.lines[row]}"
-
-
-def read_tsv(
-    path: str | Path, columns: Mapping[str, str | int], *, width: int | None = None, skip_broken: bool = False
-) -> TextColumns:
-    """Read columns of a tab-separated file in UTF-8.
-
-    Cells are separated by tabs and rows by \\n only, and nothing is quoted. A byte order mark, \\r before \\n and blank
-    lines at the end are dropped.
-
-    Args:
-        columns: New name -> name in the file's first line or, for a file without a header line, the column's number
-            from 0.
-        width: The number of columns of a file without a header line; that of the first row if not given.
-        skip_broken: Whether to skip rows with another number of columns, as the Hub's copy of QQP does. A blank line in
-            the middle is such a row, except in a file of one column, where it is an empty text.
-
-    Raises:
-        UsageError: The file is missing, not UTF-8 or without rows, a column is missing, or a row has another number of
-            columns.
-    """
-    lines = enumerate(read_lines(Path(path)), 1)
-    first = next(lines, None)
-    if first is None:
-        raise UsageError(f"{path} is empty; download the official file again")
-    cells = first[1].split("\t")
-    if any(isinstance(column, int) for column in columns.values()):
-        places = list(columns.values())
-        width = width or max(len(cells), *(place + 1 for place in places))
-        lines = chain([first], lines)
-    else:
-        places = [find_column(str(path), cells, column, NAME_REMEDY) for column in columns.values()]
-        width = len(cells)
-    table = TextColumns(str(path), {name: [] for name in columns}, [], [])
-    fill(table, ((number, line.split("\t")) for number, line in lines), places, width, skip_broken)
-    return table
-
-
-def fill(
-    table: TextColumns, rows: Iterable[tuple[int, list[str]]], places: list[int], width: int, skip_broken: bool = False
-) -> None:
-    """Append the cells of the rows to the columns of a table."""
-    wanted = [(column.append, place) for column, place in zip(table.columns.values(), places, strict=True)]
-    for number, cells in rows:
-        if len(cells) != width:
-            if not skip_broken:
-                raise UsageError(
-                    f"{table.source}, line {number} has {len(cells)} column{'s' * (len(cells) != 1)}, expected "
-                    f"{width}; correct the line or download the official file again"
-                )
-            table.broken.append(number)
-            continue
-        table.lines.append(number)
-        for append, place in wanted:
-            append(cells[place])
-    if not table.lines:
-        skipped = f" ({len(table.broken):,} rows have a different number)" if table.broken else ""
-        raise UsageError(f"{table.source} has no rows of {width} columns{skipped}; download the official file again")
-
-
 def find_column(source: str, names: Sequence[str], wanted: str, remedy: str) -> int:
     """Return the index of a column in `names`."""
     if wanted in names:
@@ -450,24 +345,6 @@ def find_column(source: str, names: Sequence[str], wanted: str, remedy: str) -> 
     nearest = "".join(f" (nearest: {name!r})" for name in difflib.get_close_matches(wanted, names, n=1))
     listed = ", ".join(repr(name[:LONGEST_QUOTED]) for name in names[:MOST_NAMES])  # a name can be a whole line of text
     raise UsageError(f"{source} has no column {wanted!r}; found {listed or 'none'}{nearest}; {remedy}")
-
-
-def convert_labels(table: TextColumns, read: Callable[[str], float], expected: str, what: str = "label") -> list[float]:
-    """Convert the column `label` with `read`.
-
-    Raises:
-        UsageError: There is no such column, or `read` rejects a text (KeyError, ValueError).
-    """
-    if "label" not in table.columns:
-        raise UsageError(f"{table.source} has no labels; only splits with labels can be trained on or scored")
-    values = []
-    for row, text in enumerate(table.columns["label"]):
-        try:
-            values.append(read(text))
-        except (KeyError, ValueError):
-            label = text[:LONGEST_QUOTED]
-            raise UsageError(f"{table.locate(row)}: {what} {label!r} must be {expected}; correct the line") from None
-    return values
 
 
 # --- JSON
@@ -496,12 +373,7 @@ def read_json(path: str | Path, form: type[Parsed], remedy: str = AGAIN, encodin
     with explain_form(str(path), remedy):
         if encoding != UTF8:
             content = content.decode(encoding).encode()
-        try:
-            return decode_json(msgspec.json.Decoder(form), content.removeprefix(BOM_UTF8))
-        except msgspec.DecodeError:
-            if fault := find_fault(content.decode(UTF8, "surrogateescape"), is_first=True):
-                raise UsageError(f"{path} {fault}") from None  # UTF-16 has a remedy of its own
-            raise
+        return decode_json(msgspec.json.Decoder(form), content.removeprefix(BOM_UTF8))
 
 
 @contextmanager

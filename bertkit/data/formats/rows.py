@@ -11,7 +11,6 @@ import os
 import re
 import sys
 from array import array
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -44,6 +43,7 @@ from bertkit.data.formats.line import (
     make_text,
     open_file,
     parse_line,
+    raise_errors,
     read_array,
     refuse_length,
     split_rows,
@@ -69,6 +69,7 @@ CHUNK_ROWS = 10_000  # rows of a Parquet file or a Hub data set converted at a t
 LONGEST_LINE = 1_000_000  # characters; as tokens and words, a row takes some hundred times its size
 TEXT = pa.large_string()  # offsets of 32 bits end at 2 GB, also for the result of `take`
 PLACES = f"a file ({', '.join(SUFFIXES)}), a folder with train.csv, or a Hub data set owner/name[:config][@revision]"
+LIST_KIND, NESTED_KINDS = "a list", ("an object", "a list of objects or lists")
 PLAIN = "a text, a number, true, false, null or a list of these"
 
 Input = str | Mapping[str, Any]
@@ -141,12 +142,11 @@ class Columns:
             raise UsageError(self.faults[name])
         return self.table.column(column)
 
-
-def name_apart(name: str, names: Collection[str], suffix: str) -> str:
-    """Return a name of a column, with a suffix if the table has a column of this name."""
-    while name in names:
-        name += suffix
-    return name
+    def walk(self, decoded: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+        """Yield the rows; `decoded` are columns of JSON texts, whose values take their place."""
+        for batch in self.table.to_batches(CHUNK_ROWS):
+            for row in batch.to_pylist():
+                yield row | {name: msgspec.json.decode(row[name] or "[]") for name in decoded}
 
 
 # --- files and splits
@@ -187,16 +187,14 @@ def read_splits(place: str, read: Callable[[Path], Any] | None = None, needs_tra
 
 def _convert_splits(place: str, found: Mapping[str, Any], needs_train: bool) -> dict[str, Columns]:
     """Return the splits of a `datasets.DatasetDict` as tables."""
-    return {
-        split: convert(f"{place}, {name}", found[name].features.arrow_schema, _walk_hub(found[name]))
-        for split, name in _match_splits(place, dict(zip(found, found, strict=True)), needs_train).items()
-    }
+    matched = _match_splits(place, dict(zip(found, found, strict=True)), needs_train)
+    return {split: convert_dataset(f"{place}, {name}", found[name]) for split, name in matched.items()}
 
 
-def _walk_hub(rows: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a `datasets.Dataset`."""
-    for table in rows.with_format("arrow").iter(CHUNK_ROWS):
-        yield from table.to_batches()
+def convert_dataset(source: str, rows: Any) -> Columns:
+    """Convert a `datasets.Dataset` to texts."""
+    tables = rows.with_format("arrow").iter(CHUNK_ROWS)
+    return convert(source, rows.features.arrow_schema, chain.from_iterable(table.to_batches() for table in tables))
 
 
 def has_splits(folder: str) -> bool:
@@ -260,29 +258,31 @@ def read_columns(path: Path, **reading: Any) -> Columns:
 
     Raises:
         UsageError: The file cannot be read, is not in the format, or has no rows; a row has more or fewer cells than
-            the header or repeats it; or a column has no name or that of another.
+            the header; or a column has no name or that of another.
     """
     kind = find_suffix(path)
     if kind == ".parquet":
         with open_parquet(path) as file:
             return convert(str(path), file.schema_arrow, file.iter_batches(CHUNK_ROWS))
-    unit, is_list, faults = UNITS[kind], {}, {}
-    is_json = kind in (".jsonl", ".json")
+    unit, is_json = UNITS[kind], kind in (".jsonl", ".json")
+    kinds: dict[str, dict[str, int]] = {}
 
     def walk() -> Iterator[tuple[int, dict[str, str]]]:
-        for number, row in walk_rows(path, **reading):
-            if isinstance(row, UsageError):
-                raise UsageError(f"{path}, {unit} {number} {row}")
+        for number, row in raise_errors(path, walk_rows(path, **reading), unit):
             if not row:
                 raise UsageError(f"{path}: the object {number} is empty; give it a key or delete it")
             for key, value in row.items() if is_json else ():
-                if key not in faults and (fault := _find_fault(value, is_list, key)):
-                    faults[key] = f"{path}, {unit} {number}: {key[:LONGEST_QUOTED]!r} {fault}"
-            yield number, {key: _write_value(value) for key, value in row.items()} if is_json else row
+                if value is not None:
+                    found = _find_kind(value)
+                    kinds.setdefault(key, {}).setdefault(found, number)
+                    row[key] = list(map(make_text, value)) if found == LIST_KIND else value
+            yield number, {key: make_text(value) for key, value in row.items()} if is_json else row
 
     table, lines = _gather(str(path), walk())
     check_names(str(path), table.column_names)
-    lists = frozenset(key for key, found in is_list.items() if found) - faults.keys()
+    explained = {key: _explain_kinds(found, f"{path}, {unit}", key) for key, found in kinds.items()}
+    faults = {key: fault for key, fault in explained.items() if fault}
+    lists = frozenset(key for key, found in kinds.items() if [*found] == [LIST_KIND])
     is_plain = is_json or lines[-1] == len(lines) + 1  # one line for each row
     return Columns(str(path), table, lists, lines, unit, {}, faults, () if is_plain else range(1, len(lines) + 1))
 
@@ -427,33 +427,28 @@ def _name_cells(path: Path, rows: Rows, notes: list[str], columns: Sequence[str]
         notes.append("pandas' index column ignored")
     if notes:
         report(f"{path}: {', '.join(notes)}")
-    check_names(place, names[first:], columns, first)
+    check_names(place, names[first:], columns)
     for number, cells in rows:
         if isinstance(cells, UsageError):
             yield number, cells
         elif len(cells) != len(names):
             count = f"{len(cells)} cell{'s' * (len(cells) != 1)}"
             yield number, UsageError(f"has {count}, but the header {len(names)}; correct the line")
-        elif cells[1:] == names[1:] != [] and cells[0].removeprefix("\ufeff") == names[0]:
-            yield number, UsageError("repeats the header, as in joined files; delete the line")
         else:
             yield number, dict(zip(names[first:], cells[first:], strict=True))
 
 
-def check_names(place: str, names: Sequence[str], wanted: Sequence[str] = (), before: int = 0) -> None:
+def check_names(place: str, names: Sequence[str], wanted: Sequence[str] = ()) -> None:
     """Check that each column has a name of its own, and that there are the wanted columns.
-
-    Args:
-        before: The number of columns before the first of these.
 
     Raises:
         UsageError: They are not so.
     """
-    wrong = [f"column {number} has no name" for number, name in enumerate(names, before + 1) if not name.strip()]
-    counts = Counter(filter(str.strip, names))
-    wrong += [f"{name[:LONGEST_QUOTED]!r} names {count} columns" for name, count in counts.items() if count > 1]
-    if wrong:
-        raise UsageError(f"{place}: {', '.join(wrong[:MOST_NAMES])}; give every column a name of its own")
+    for number, name in enumerate(names, 1):
+        if not name.strip() or names.count(name) > 1:
+            has = f"{name[:LONGEST_QUOTED]!r} names {names.count(name)} columns"
+            trouble = has if name.strip() else f"column {number} has no name"
+            raise UsageError(f"{place}: {trouble}; give every column a name of its own")
     for name in wanted:
         find_column(place, names, name, "name the columns of the texts with --text")
 
@@ -461,28 +456,21 @@ def check_names(place: str, names: Sequence[str], wanted: Sequence[str] = (), be
 # --- values of JSON
 
 
-def _find_fault(value: Any, is_list: dict[str, bool], key: str) -> str:
-    """Return why a value of JSON is not a cell, or ""; `is_list` says for each key what its values were before."""
-    if value is None:
+def _find_kind(value: Any) -> str:
+    """Return the kind of a value of JSON in words."""
+    if isinstance(value, list):
+        return NESTED_KINDS[1] if any(isinstance(item, dict | list) for item in value) else LIST_KIND
+    return NESTED_KINDS[0] if isinstance(value, dict) else "a plain value"
+
+
+def _explain_kinds(kinds: Mapping[str, int], place: str, key: str) -> str:
+    """Return why the values of a key are not cells, or ""; `kinds` maps each kind to its first row."""
+    kind = next((kind for kind in kinds if kind in NESTED_KINDS), [*kinds][-1])
+    if len(kinds) == 1 and kind not in NESTED_KINDS:
         return ""
-    items = value if isinstance(value, list) else [value]
-    if _is_nested(value):
-        kind = "an object" if isinstance(value, dict) else "a list of objects or lists"
-        return f"holds {kind}, expected {PLAIN}; flatten it"
-    if is_list.setdefault(key, items is value) != (items is value):
-        kinds = ("a list", "not in rows before") if items is value else ("not a list", "one in rows before")
-        return f"is {', but '.join(kinds)}; give lists in every row or none"
-    return ""
-
-
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(x, dict | list) for x in value))
-
-
-def _write_value(value: Any) -> str:
-    """Return a value of JSON as a cell; a list of plain values as a list of texts."""
-    is_plain = isinstance(value, list) and not _is_nested(value)
-    return make_text(list(map(make_text, value)) if is_plain else value)
+    remedy = "unlike rows before; give lists in every row or none"
+    remedy = f"expected {PLAIN}; flatten it" if kind in NESTED_KINDS else remedy
+    return f"{place} {kinds[kind]}: {key[:LONGEST_QUOTED]!r} holds {kind}, {remedy}"
 
 
 def _gather(source: str, rows: Iterable[tuple[int, dict[str, str]]]) -> tuple[pa.Table, array]:
@@ -570,9 +558,7 @@ def _find_classes(schema: pa.Schema) -> dict[str, list[str]]:
 def _is_list(kind: pa.DataType) -> bool:
     """Return whether the type is a list of plain values."""
     kind = getattr(kind, "storage_type", kind)
-    types = pa.types
-    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
-    return any(test(kind) for test in tests) and not types.is_nested(kind.value_type)
+    return pa.types.is_nested(kind) and not pa.types.is_nested(getattr(kind, "value_type", kind))
 
 
 def _write_array(values: pa.Array, names: Sequence[str] | None) -> pa.Array:

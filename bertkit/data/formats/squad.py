@@ -14,28 +14,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import pyarrow as pa
 from msgspec import Meta, Struct
 
 from bertkit.data.formats.entities import TEXT_COLUMN, check_span, find_columns, read_spans
-from bertkit.data.formats.hub import ROWS_A_BATCH, load_splits
-from bertkit.data.formats.line import AGAIN, FILE_REMEDY, LONGEST_QUOTED, Parsed, explain_form, find_column, read_json
-from bertkit.data.formats.rows import Columns, read_columns, read_splits
+from bertkit.data.formats.hub import load_splits
+from bertkit.data.formats.line import AGAIN, LONGEST_QUOTED, Parsed, explain_form, find_column, read_json
+from bertkit.data.formats.rows import CHUNK_ROWS, Columns, convert_dataset, read_columns, read_splits
 from bertkit.data.spans import Question
 from bertkit.errors import UsageError
-
-if TYPE_CHECKING:
-    import datasets
 
 HUB_SQUAD = {"rajpurkar/squad": "plain_text", "rajpurkar/squad_v2": "squad_v2"}  # name -> its only configuration
 SQUAD_REMEDY = 'correct it or give a file in SQuAD\'s format, {"data": [{"paragraphs": …}]}'
 COLUMNS_REMEDY = "name the columns question, context and answers"
 ANSWERS_REMEDY = 'give answers such as {"text": ["Ada"], "answer_start": [24]}'
 TRUTH = {"": None, "true": True, "1": True, "false": False, "0": False}  # values of is_impossible in tables
-NESTED = ("answers",)  # columns of JSON
 
 Id = Annotated[str, Meta(min_length=1)]
 
@@ -67,43 +63,16 @@ class SquadParagraph(Struct):
 
 
 class SquadArticle(Struct):
-    """An article in an official file."""
+    """An article in an official file, whose title may keep its questions in the same split."""
 
     paragraphs: list[SquadParagraph]
+    title: str = ""
 
 
 class SquadFile(Struct):
     """An official file."""
 
     data: list[SquadArticle]
-
-
-class HubAnswers(Struct):
-    """The answers in a row on the Hub."""
-
-    text: list[str]
-    answer_start: list[int]
-
-
-class HubRow(Struct):
-    """A row on the Hub."""
-
-    id: Id
-    question: str
-    context: str
-    answers: HubAnswers
-
-
-class TitledArticle(SquadArticle, kw_only=True):
-    """An article in a person's own file, whose title may keep its questions in the same split."""
-
-    title: str = ""
-
-
-class TitledFile(Struct):
-    """A person's own file in the official form."""
-
-    data: list[TitledArticle]
 
 
 class FormMark(Struct):
@@ -227,22 +196,10 @@ def read_squad_copy(name: str, splits: Mapping[str, str]) -> dict[str, list[Ques
         UsageError: The Hub cannot serve the data set and no copy is cached, a split or a column is missing, or an id
             occurs twice.
     """
-    found = load_splits(name, HUB_SQUAD[name], splits)
-    return {split: _gather(source, _walk_rows(source, rows)) for split, source, rows in found}
-
-
-def _walk_rows(source: str, rows: "datasets.Dataset") -> Iterator[tuple[str, Question]]:
-    """Yield place and question of every row."""
-    contexts: dict[str, str] = {}
-    batches = rows.with_format("arrow").iter(ROWS_A_BATCH)
-    for number, cells in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches)):
-        place = f"{source}[{number}]"
-        with explain_form(place, FILE_REMEDY):
-            row = msgspec.convert(cells, HubRow)
-        texts, starts = tuple(row.answers.text), tuple(row.answers.answer_start)
-        if len(texts) != len(starts):
-            raise UsageError(f"{place}.answers has {len(texts)} texts but {len(starts)} starts; {FILE_REMEDY}")
-        yield place, Question(row.id, row.question, contexts.setdefault(row.context, row.context), texts, starts)
+    return {
+        split: _gather_own(split, [convert_dataset(source, rows)], None).questions
+        for split, source, rows in load_splits(name, HUB_SQUAD[name], splits)
+    }
 
 
 # --- A person's own questions -----------------------------------------------------------------------------------------
@@ -295,14 +252,14 @@ def read_own_squad(
     return {split: _gather_own(split, parts, version, group) for split, parts in found.items()}
 
 
-def _read_own(read: Callable[[Path], Columns], path: Path) -> Columns | tuple[Path, TitledFile]:
+def _read_own(read: Callable[[Path], Columns], path: Path) -> Columns | tuple[Path, SquadFile]:
     """Read a table, or the articles of a file in the official form."""
     is_official = False
     if path.name.removesuffix(".gz").endswith(".json"):
         with suppress(UsageError, msgspec.MsgspecError):  # the reader of tables explains it
             first = next(iter(read_json(path, FormMark).data), b"{}")
             is_official = "paragraphs" in msgspec.json.decode(first, type=dict[str, msgspec.Raw])
-    return (path, read_json(path, TitledFile, SQUAD_REMEDY)) if is_official else _take_spans(read(path))
+    return (path, read_json(path, SquadFile, SQUAD_REMEDY)) if is_official else _take_spans(read(path))
 
 
 def _take_spans(rows: Columns) -> Columns:
@@ -324,7 +281,7 @@ def _take_spans(rows: Columns) -> Columns:
 
 
 def _gather_own(
-    split: str, parts: Sequence[Columns | tuple[Path, TitledFile]], version: int, group: str
+    split: str, parts: Sequence[Columns | tuple[Path, SquadFile]], version: int | None, group: str = ""
 ) -> OwnQuestions:
     """Return the questions of the files of a split."""
     source = ",".join(part.source if isinstance(part, Columns) else str(part[0]) for part in parts)
@@ -348,14 +305,14 @@ def _gather_own(
     return OwnQuestions(source, _gather(source, walk()), is_labelled)
 
 
-def _has_answers(part: Columns | tuple[Path, TitledFile]) -> bool:
+def _has_answers(part: Columns | tuple[Path, SquadFile]) -> bool:
     if isinstance(part, Columns):
-        return NESTED[0] in part.table.column_names and any(part.table.column(NESTED[0]).unique().to_pylist())
+        return "answers" in part.table.column_names and any(part.table.column("answers").unique().to_pylist())
     found = _walk_questions(part[0], part[1].data)
     return any(asked.answers is not None or asked.is_impossible is not None for _, _, asked in found)
 
 
-def _walk_own(path: Path, file: TitledFile, group: str) -> Iterator[Entry]:
+def _walk_own(path: Path, file: SquadFile, group: str) -> Iterator[Entry]:
     """Yield the questions of a file in the official form."""
     if group not in ("", "title"):
         raise UsageError(f"{path} has no column {group!r}; a file in SQuAD's format has the group title only")
@@ -367,14 +324,12 @@ def _walk_own(path: Path, file: TitledFile, group: str) -> Iterator[Entry]:
 def _walk_table(table: Columns, group: str, is_labelled: bool) -> Iterator[Entry]:
     """Yield the questions of a table."""
     names = table.table.column_names
-    for name in ("question", "context", *(NESTED if is_labelled else ())):
+    for name in ("question", "context", *(["answers"] if is_labelled else [])):
         find_column(table.source, names, name, COLUMNS_REMEDY)
-        if name not in NESTED:
-            table.find(name)
-    if group:
-        table.find(group)
-    wanted = {"id", "question", "context", *NESTED, "is_impossible", group}
-    batches = table.table.select([name for name in names if name in wanted]).to_batches(ROWS_A_BATCH)
+    for name in ("question", "context", *([group] if group else [])):
+        table.find(name)  # refuses objects, which answers may be
+    wanted = {"id", "question", "context", "answers", "is_impossible", group}
+    batches = table.table.select([name for name in names if name in wanted]).to_batches(CHUNK_ROWS)
     for number, row in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches)):
         place = table.locate(number)
         asked = SquadQuestion(row.get("id", ""), row["question"])

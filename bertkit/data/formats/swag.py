@@ -1,12 +1,11 @@
 """SWAG (Zellers et al. 2018; paper section 4.4): its official files, or the Hub -> questions with four endings."""
 
-import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bertkit.data.formats.hub import read_hub
-from bertkit.data.formats.line import MOST_NAMES, NAME_REMEDY, TextColumns, convert_labels, fill, find_column, read_csv
+from bertkit.data.formats.official import convert_labels, pick_columns, read_hub
+from bertkit.data.formats.rows import Columns, read_columns
 from bertkit.errors import UsageError
 
 HUB_SWAG = ("allenai/swag", "regular")  # configuration with four endings and a label, like the official files
@@ -42,29 +41,18 @@ def read_swag(path: str | Path, labelled: bool = True) -> list[Situation]:
 
     Raises:
         UsageError: The file is missing, not UTF-8, not CSV or without rows; a column is missing; a row has another
-            number of columns; there are not four endings, or one is empty; or a label is not 0 to 3.
+            number of columns; an ending is empty; or a label is not 0 to 3.
     """
-    rows = read_csv(Path(path))
-    number, names = next(rows, (0, []))
-    if not names:
-        raise UsageError(f"{path} is empty; download the official file again")
-    where, columns = f"{path}, line {number}", SWAG_COLUMNS | ({"label": "label"} if labelled else {})
-    endings = [name for name in names if re.fullmatch(r"ending\d+", name)]
-    if endings and len(endings) != len(ENDINGS):
-        listed = ", ".join(endings[:MOST_NAMES])
-        raise UsageError(f"{where} names {len(endings)} endings ({listed}), expected {len(ENDINGS)}; {NAME_REMEDY}")
-    places = [find_column(where, names, column, NAME_REMEDY) for column in columns.values()]
-    table = TextColumns(str(path), {name: [] for name in columns}, [])
-    fill(table, rows, places, len(names))
-    return _make_situations(table, labelled)
+    rows = read_columns(Path(path), sep=",", encoding="utf-8")
+    return _make_situations(pick_columns(rows, SWAG_COLUMNS | ({"label": "label"} if labelled else {})), labelled)
 
 
-def _make_situations(table: TextColumns, labelled: bool) -> list[Situation]:
-    labels = [None] * len(table.lines)
+def _make_situations(table: Columns, labelled: bool) -> list[Situation]:
+    labels = [None] * len(table)
     if labelled:
         places = {str(place): place for place in range(len(ENDINGS))}
         labels = convert_labels(table, places.__getitem__, "one of 0, 1, 2, 3")
-    texts = zip(*(table.columns[name] for name in SWAG_COLUMNS), strict=True)
+    texts = zip(*(table.table.column(name).to_pylist() for name in SWAG_COLUMNS), strict=True)
     situations = []
     for row, ((context, start, *endings), label) in enumerate(zip(texts, labels, strict=True)):
         for name, ending in zip(ENDINGS, endings, strict=True):

@@ -235,12 +235,14 @@ def test_bad_rows_on_the_hub_are_one_line(hub):
     for rows, message in (
         (
             make_rows([["a"], ["b", "c"]], [[0], [0]]),
-            r"train, line 2 has 2 words but not one valid tag each; give",
+            r"train, row 2 has 2 tokens and 1 ner_tags; give one tag per word",
         ),
-        (make_rows([["a"]], [[-1]]), r"train, line 1 has 1 words but not one valid tag each"),
-        (make_rows([["a"]], [[0]], ["O", "PER"]), r"train: the tag 'PER' is not of IOB"),
-        (fine.rename_column("ner_tags", "tags"), r"train has no rows with `tokens` and named `ner_tags`; give"),
-        (fine.select([]), r"train has no rows with `tokens`"),
+        (make_rows([["a"]], [[1]], ["O", "PER"]), r"train, row 1: ner_tags: the tag 'PER' is not of IOB"),
+        (
+            fine.rename_column("tokens", "text_words"),
+            r"train has the columns 'text_words', 'ner_tags'; expected tokens",
+        ),
+        (fine.select([]), r"train has no rows"),
     ):
         hub(train=rows, validation=fine)
         with pytest.raises(UsageError, match=message) as error:

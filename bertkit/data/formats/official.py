@@ -1,0 +1,133 @@
+"""Official tables, whose columns are known: tab-separated files and the Hub's copies -> texts.
+
+Tab-separated files are not parsed as CSV: `"` is an ordinary character that need not be closed, and U+2028 does not end
+a line.
+"""
+
+from array import array
+from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import pyarrow as pa
+
+from bertkit.data.formats.hub import load_splits
+from bertkit.data.formats.line import (
+    FILE_REMEDY,
+    LONGEST_QUOTED,
+    find_column,
+    read_lines,
+)
+from bertkit.data.formats.rows import TEXT, Columns, convert_dataset
+from bertkit.errors import UsageError
+from bertkit.system.progress import Report, ignore
+
+AGAIN_REMEDY = "download the official file again"
+NAME_REMEDY = "its first line must name the columns as in the official file"
+
+
+def read_tsv(
+    path: str | Path,
+    columns: Mapping[str, str | int],
+    *,
+    width: int | None = None,
+    skip_broken: bool = False,
+    report: Report = ignore,
+) -> Columns:
+    """Read columns of a tab-separated file in UTF-8.
+
+    Cells are separated by tabs and rows by \n only, and nothing is quoted. A byte order mark, \r before \n and blank
+    lines at the end are dropped.
+
+    Args:
+        columns: New name -> name in the file's first line or, for a file without a header line, the column's number
+            from 0.
+        width: The number of columns of a file without a header line; that of the first row if not given.
+        skip_broken: Whether to skip rows with another number of columns, as the Hub's copy of QQP does, and report
+            their number. A blank line in the middle is such a row, except in a file of one column, where it is an empty
+            text.
+
+    Raises:
+        UsageError: The file is missing, not UTF-8 or without rows, a column is missing, or a row has another number of
+            columns.
+    """
+    rows = ((number, line.split("\t")) for number, line in enumerate(read_lines(Path(path)), 1))
+    number, first = next(rows, (0, []))
+    if not number:
+        raise UsageError(f"{path} is empty; {AGAIN_REMEDY}")
+    if any(isinstance(column, int) for column in columns.values()):
+        places = list(columns.values())
+        width, rows = width or max(len(first), *(place + 1 for place in places)), chain([(number, first)], rows)
+    else:
+        places = [find_column(str(path), first, column, NAME_REMEDY) for column in columns.values()]
+        width = len(first)
+    found, lines, broken = [[] for _ in places], array("q"), 0
+    wanted = [(texts.append, place) for texts, place in zip(found, places, strict=True)]
+    for number, cells in rows:
+        if len(cells) != width:
+            if not skip_broken:
+                has = f"{len(cells)} column{'s' * (len(cells) != 1)}, expected {width}"
+                raise UsageError(f"{path}, line {number} has {has}; correct the line or {AGAIN_REMEDY}")
+            broken += 1
+            continue
+        lines.append(number)
+        for append, place in wanted:
+            append(cells[place])
+    if not lines:
+        raise UsageError(f"{path} has no rows of {width} columns; {AGAIN_REMEDY}")
+    if broken:
+        report(f"{path}: skipping {broken:,} broken rows")
+    table = pa.table([pa.array(texts, TEXT) for texts in found], [*columns])
+    return Columns(str(path), table, frozenset(), lines)
+
+
+def read_hub(
+    name: str, config: str, splits: Mapping[str, str], columns: Mapping[str, str], *, optional: Container[str] = ()
+) -> dict[str, Columns]:
+    """Read the splits of a data set on the Hub; `splits` and `columns` map the wanted names to the Hub's.
+
+    A class label becomes its name and a number its shortest text in the column's own precision: a float32 that holds
+    the official file's 3.800 is "3.8". A missing value is "". A column of labels or numbers with only missing values
+    (-1 on the Hub), such as the labels of GLUE's test sets, is left out of that split. An `optional` split that the
+    data set does not have is left out too.
+
+    If the Hub is unreachable, the copy in the cache of `datasets` is used.
+
+    Raises:
+        UsageError: The Hub cannot serve the data set and no copy is cached, or a split or a column is missing.
+    """
+    tables = {}
+    for split, source, rows in load_splits(name, config, splits, optional):
+        for column in columns.values():
+            find_column(source, rows.column_names, column, FILE_REMEDY)
+        found = pick_columns(convert_dataset(source, rows.select_columns([*columns.values()])), columns)
+        others = [new for new, old in columns.items() if rows.features[old].dtype != "string"]
+        empty = [new for new in others if {*found.find(new).unique().to_pylist()} <= {"", "-1", "-1.0"}]
+        tables[split] = replace(found, table=found.table.drop_columns(empty))
+    return tables
+
+
+def pick_columns(rows: Columns, columns: Mapping[str, str]) -> Columns:
+    """Return some columns of texts; `columns` maps the wanted names to those in the table."""
+    for name in columns.values():
+        find_column(rows.source, rows.table.column_names, name, NAME_REMEDY)
+    return replace(rows, table=pa.table({new: rows.find(old) for new, old in columns.items()}), classes={})
+
+
+def convert_labels(table: Columns, read: Callable[[str], float], expected: str, what: str = "label") -> list[float]:
+    """Convert the column `label` with `read`.
+
+    Raises:
+        UsageError: There is no such column, or `read` rejects a text (KeyError, ValueError).
+    """
+    if "label" not in table.table.column_names:
+        raise UsageError(f"{table.source} has no labels; only splits with labels can be trained on or scored")
+    values = []
+    for row, text in enumerate(table.table.column("label").to_pylist()):
+        try:
+            values.append(read(text))
+        except (KeyError, ValueError):
+            label = text[:LONGEST_QUOTED]
+            raise UsageError(f"{table.locate(row)}: {what} {label!r} must be {expected}; correct the line") from None
+    return values
