@@ -86,34 +86,38 @@ def find_encoding(path: Path, given: str = "", may_be_western: bool = True) -> s
     """Return the encoding of a file: UTF-8, UTF-16, or cp1252 if all of it can be Western European text in that.
 
     Args:
-        given: The encoding if it is known.
+        given: The encoding of a file that is neither UTF-8 nor marked as UTF-16, if it is known.
         may_be_western: Whether cp1252 is among them.
 
     Raises:
         UsageError: The file cannot be read, or Python has no such encoding.
     """
-    if given:
-        try:
-            return UTF8 if codecs.lookup(given).name == "utf-8" else given
-        except LookupError:
-            raise UsageError(f"data.encoding is {given!r}; name one of Python's, such as utf-8 or cp1252") from None
+    try:
+        if given and codecs.lookup(given).name == "utf-8":
+            return UTF8
+    except LookupError:
+        raise UsageError(f"data.encoding is {given!r}; name one of Python's, such as utf-8 or cp1252") from None
     with open_file(path) as stream:
         found, text = UTF8, io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="\n")
         for block in iter(partial(text.read, CHARACTERS_AT_ONCE), ""):
             other = NOT_ASCII.search(block)
             if block.startswith(MARKS_UTF16):
                 return "utf-16"
-            if not may_be_western or (other and found == UTF8 and not "\udc80" <= other[0] <= "\udcff"):
+            if other and found == UTF8 and not "\udc80" <= other[0] <= "\udcff":
+                return UTF8
+            if given and other:
+                return given
+            if not (may_be_western or given):
                 return UTF8
             if other and NOT_CP1252.search(block.encode("utf-8", "surrogateescape")):
                 return UTF8  # so that the reader names the line that is not
             found = CP1252 if other else found
-    return found
+    return given or found
 
 
 def describe_encoding(encoding: str) -> str:
     """Return the encoding of a file for a report."""
-    return f"{encoding if encoding == CP1252 else 'UTF-16'} text"
+    return "cp1252 (Western European) text" if encoding == CP1252 else "UTF-16 text"
 
 
 # --- lines
@@ -392,7 +396,7 @@ def read_array(path: Path, encoding: str = UTF8) -> list[msgspec.Raw]:
     Raises:
         UsageError: As for `read_json`, or there is no array.
     """
-    remedy = "give an array of objects, or name the file .jsonl if it has one object per line"
+    remedy = 'give an array of objects, as pandas writes with orient="records", or one object per line'
     found = read_json(path, list[msgspec.Raw] | dict[str, msgspec.Raw], remedy, encoding)
     if isinstance(found, list):
         return found

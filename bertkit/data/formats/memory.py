@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bertkit.data.formats.rows import FEATURES
 from bertkit.errors import UsageError, join_lines
 from bertkit.system.files import atomic_open
 
 KINDS = "a DataFrame, a Dataset, a pyarrow.Table or a list of dicts"
-FEATURES = b"huggingface"  # the key of the schema under which `datasets` keeps the types of its columns
 
 
 def convert_tables(data: Any) -> dict[str, pa.Table | Path]:
@@ -73,18 +73,21 @@ def write_tables(tables: Mapping[str, pa.Table | Path], folder: Path) -> None:
     Raises:
         UsageError: The folder holds other data, or a file cannot be read.
     """
-    files = {}
+    files: dict[str, pa.Table | bytes] = {}
     for split, part in tables.items():
+        suffixes = [".parquet"]
         if isinstance(part, Path):
             suffixes = part.suffixes[-2:] if part.suffix == ".gz" else part.suffixes[-1:]
-            files["".join([split, *suffixes])] = part.read_bytes()
-        else:
-            pq.write_table(part, sink := pa.BufferOutputStream())
-            files[f"{split}.parquet"] = sink.getvalue().to_pybytes()
+        files["".join([split, *suffixes])] = part.read_bytes() if isinstance(part, Path) else part
     present = {path.name for path in folder.glob("[!.]*")} if files else set()
-    if any(name not in files or (folder / name).read_bytes() != files[name] for name in present):
+    if any(name not in files or not _is_equal(folder / name, files[name]) for name in present):
         raise UsageError(f"{folder} holds other data; name another directory with --output")
     for name in files.keys() - present:
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_open(folder / name, "wb") as file:
-            file.write(files[name])
+            file.write(files[name]) if isinstance(files[name], bytes) else pq.write_table(files[name], file)
+
+
+def _is_equal(path: Path, part: pa.Table | bytes) -> bool:
+    """Return whether a file has these bytes, or the rows of this table, however another version may write them."""
+    return path.read_bytes() == part if isinstance(part, bytes) else pq.read_table(path).equals(part)

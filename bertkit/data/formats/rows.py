@@ -67,6 +67,7 @@ STDIN = "-"
 CHUNK_CHARACTERS = 1_000_000  # cells held as Python strings; each cell counts one more
 CHUNK_ROWS = 10_000  # rows of a Parquet file or a Hub data set converted at a time
 LONGEST_LINE = 1_000_000  # characters; as tokens and words, a row takes some hundred times its size
+FEATURES = b"huggingface"  # the key of the schema under which `datasets` keeps the types of its columns
 TEXT = pa.large_string()  # offsets of 32 bits end at 2 GB, also for the result of `take`
 PLACES = f"a file ({', '.join(SUFFIXES)}), a folder with train.csv, or a Hub data set owner/name[:config][@revision]"
 LIST_KIND, NESTED_KINDS = "a list", ("an object", "a list of objects or lists")
@@ -393,7 +394,7 @@ def walk_rows(
         return
     if notes:
         report(f"{path}: {', '.join(notes)}")
-    if kind == ".json":
+    if kind == ".json" and not _has_objects(walk_file(path, found, longest)):
         yield from _parse(enumerate(map(bytes, read_array(path, found)), 1), longest, decoder)
     else:
         for number, line in lines:
@@ -401,6 +402,12 @@ def walk_rows(
                 yield number, line if isinstance(line, UsageError) else line.rstrip("\r\n")
             elif line.strip():
                 yield number, parse_line(line.rstrip("\r\n"), decoder)
+
+
+def _has_objects(lines: Iterable[str | UsageError]) -> bool:
+    """Return whether the first two lines are an object each, as in JSON lines, which many name .json."""
+    first = [isinstance(line, str) and isinstance(parse_line(line), dict) for line in islice(lines, 2)]
+    return len(first) == 2 and all(first)
 
 
 def _parse(contents: Iterable[tuple[int, bytes]], longest: int, decoder: msgspec.json.Decoder) -> Rows:
@@ -434,6 +441,8 @@ def _name_cells(path: Path, rows: Rows, notes: list[str], columns: Sequence[str]
         elif len(cells) != len(names):
             count = f"{len(cells)} cell{'s' * (len(cells) != 1)}"
             yield number, UsageError(f"has {count}, but the header {len(names)}; correct the line")
+        elif cells == names and len(names) > 1:
+            yield number, UsageError("repeats the header, as in joined files; delete the line")
         else:
             yield number, dict(zip(names[first:], cells[first:], strict=True))
 
@@ -547,7 +556,7 @@ def _find_classes(schema: pa.Schema) -> dict[str, list[str]]:
     classes = {}
     wrong = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError)
     with suppress(*wrong):  # the columns can be read without their features
-        for name, feature in msgspec.json.decode(schema.metadata[b"huggingface"])["info"]["features"].items():
+        for name, feature in msgspec.json.decode(schema.metadata[FEATURES])["info"]["features"].items():
             while isinstance(feature, list) or "feature" in feature:
                 feature = feature[0] if isinstance(feature, list) else feature["feature"]
             if feature["_type"] == "ClassLabel":

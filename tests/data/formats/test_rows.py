@@ -385,8 +385,12 @@ def test_wrong_parquet_is_one_line(tmp_path):
         ("a.csv", b"text|label\nso, good|1\n", 'cells separated by "|"'),
         ("a.csv", b'a, b;text;label\n1, 2;"so\n, good";1\n', 'cells separated by ";"'),
         ("a.tsv", b"text,label\ngood,1\n", 'cells separated by ","'),
-        ("a.csv", "text;label\n„so“ 5 €;1\n".encode("cp1252"), 'cells separated by ";", cp1252 text'),
-        ("a.csv.gz", "text,label\nVor Straßen; größte Spaß,café".encode("cp1252"), "cp1252 text"),
+        (
+            "a.csv",
+            "text;label\n„so“ 5 €;1\n".encode("cp1252"),
+            'cells separated by ";", cp1252 (Western European) text',
+        ),
+        ("a.csv.gz", "text,label\nVor Straßen; größte Spaß,café".encode("cp1252"), "cp1252 (Western European) text"),
         ("a.csv", "text\tlabel\n文 本\t1\n".encode("utf-16"), "cells separated by tabs, UTF-16 text"),
         ("a.jsonl", '{"text": "é", "label": 1}\n'.encode("utf-16"), "UTF-16 text"),
         ("a.json", '[{"text": "é", "label": 1}]'.encode("utf-16"), "UTF-16 text"),
@@ -681,3 +685,21 @@ def test_a_million_rows_need_little_more_memory_than_their_texts(suffix, most, t
         peaks.append(peak / 1e6)
     print(f"{suffix}: {peaks[0]:,.0f} MB for 100,000 rows, {peaks[1]:,.0f} MB for 1,000,000")
     assert peaks[1] - peaks[0] <= most
+
+
+def test_a_given_encoding_is_of_files_that_do_not_show_theirs(tmp_path):
+    """UTF-8 that has more than ASCII is certain, as is a byte order mark."""
+    text = "text,label\nzłoty,1\n"
+    for number, encoding in enumerate(("cp1250", "utf-8", "utf-8-sig", "utf-16")):
+        path = tmp_path / f"{number}.csv"
+        path.write_bytes(text.encode(encoding))
+        assert show(read_columns(path, encoding="cp1250"))["text"] == ["złoty"]
+
+
+def test_json_lines_are_read_whatever_they_are_called(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"text": "good"}\n{"text": "bad"}\n')
+    assert show(read_columns(path)) == {"text": ["good", "bad"]}
+    path.write_text("text,label\ngood,1\ntext,label\n")
+    with pytest.raises(UsageError, match="line 3 repeats the header"):
+        read_columns(path.rename(tmp_path / "a.csv"))
