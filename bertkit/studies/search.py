@@ -187,7 +187,7 @@ class Search:
     def describe_search(self) -> RecipePart:
         """Return the values that identify a search."""
         kind = "budget" if self.clock else "search"
-        return list_decisive(self.recipe.to_dict(), self.task.options) | {
+        return list_decisive(self.recipe.to_dict()) | {
             "searched": sorted(self.list_axes()),
             "kind": kind,
         }

@@ -187,7 +187,7 @@ def check_same(given: Recipe, fitted: Recipe, output: Path) -> None:
     """
     parts = []
     for recipe in (fitted, given):
-        decisive = list_decisive(recipe.to_dict(), TASKS[recipe.task].options)
+        decisive = list_decisive(recipe.to_dict())
         kept = {key: value for key, value in decisive.items() if key not in ("pace", "phase", "patience")}
         kept["train"] = {key: value for key, value in kept["train"].items() if key not in FITTED}
         lengths = [phase["max_length"] for phase in recipe.phase]

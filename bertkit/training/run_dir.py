@@ -33,8 +33,7 @@ from bertkit.system.files import (
     refuse_links,
     write_json,
 )
-from bertkit.tasks import TASKS
-from bertkit.training.recipe import Recipe, RecipePart, list_decisive, read_recipe, save_recipe
+from bertkit.training.recipe import Recipe, RecipePart, list_decisive, load_recipe, save_recipe
 
 METRICS_FILE = "metrics.json"
 RECIPE_FILE = "recipe.toml"
@@ -180,8 +179,7 @@ def holds_run(output: Path, recipe: Recipe) -> bool:
 
 def list_both(output: Path, recipe: Recipe) -> list[RecipePart]:
     """Return what identifies the run in a directory, and the run of a recipe."""
-    options = TASKS[recipe.task].options
-    return [list_decisive(part, options) for part in (read_recipe(output / RECIPE_FILE), recipe.to_dict())]
+    return [list_decisive(part.to_dict()) for part in (load_recipe(output / RECIPE_FILE), recipe)]
 
 
 def has_begun(output: Path) -> bool:
