@@ -344,7 +344,7 @@ def test_the_message_begins_with_the_place() -> None:
 def test_a_date_in_a_file_wants_quotes(tmp_path: Path) -> None:
     path = tmp_path / "r.toml"
     path.write_text("checkpoint = 2024-01-01\n")
-    with pytest.raises(UsageError, match='checkpoint = 2024-01-01; expected .*; write checkpoint = "2024-01-01"'):
+    with pytest.raises(UsageError, match=r'checkpoint = 2024-01-01; expected .*; write checkpoint = "2024-01-01"'):
         check(read_recipe(path), TASK)
 
 
