@@ -168,6 +168,53 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"co
         return all(column == Column(column.task, column.task) for column in self.columns)
 
 
+# --- Common definitions -----------------------------------------------------------------------------------------------
+
+
+def define_runs(
+    tasks: Sequence[str],
+    *,
+    folds: int = 0,
+    grid: Mapping[str, Any] | None = None,
+    restarts: int = 1,
+    budget: str | None = None,
+    search: int = 0,
+    together: bool = False,
+) -> dict[str, Any] | None:
+    """Return the definition of the study that some options ask for; None for a single run.
+
+    Args:
+        together: Whether the tasks are a study even without other options.
+
+    Raises:
+        UsageError: Options exclude each other, or there are fewer than two folds.
+    """
+    kinds = {
+        "--budget and --search": budget or search,
+        "--folds": folds,
+        "--grid, --restarts and --task all": grid or restarts > 1 or together,
+    }
+    if len(given := [kind for kind, is_given in kinds.items() if is_given]) > 1:
+        raise UsageError(f"{given[0]} cannot be combined with {given[1]}; leave one out")
+    if folds:
+        return define_folds(tasks[0], {}, folds)
+    if budget or search or not given:
+        return None
+    return {"tasks": list(tasks), "restarts": restarts, "recipe": {}, "grid": grid or {}}
+
+
+def define_folds(task: str, recipe: RecipePart, folds: int) -> dict[str, Any]:
+    """Return the definition of a study of a task with a row for each fold.
+
+    Raises:
+        UsageError: There are fewer than two folds.
+    """
+    if folds < 2:
+        raise UsageError(f"--folds is {folds}; give at least 2")
+    rows = [{"name": f"fold {fold + 1}", "recipe": {"data": {"fold": fold}}} for fold in range(folds)]
+    return {"tasks": [task], "recipe": merge(recipe, {"data": {"folds": folds}}), "row": rows}
+
+
 # --- Reading and checking ---------------------------------------------------------------------------------------------
 
 

@@ -190,27 +190,14 @@ FITTING = (
     "dataloader_num_workers",
 )
 
+DECIDED = (
+    "resume_from_checkpoint do_train do_eval do_predict ignore_data_skip dataloader_persistent_workers save_only_model "
+    "local_rank parallelism_config dataloader_drop_last eval_do_concat_batches remove_unused_columns "
+    "label_smoothing_factor use_liger_kernel"
+)
 # Keys of [train] that the user may not set -> the remedy. The last two are names of transformers 4.
 RESERVED = {
-    **dict.fromkeys(
-        (
-            "resume_from_checkpoint",
-            "do_train",
-            "do_eval",
-            "do_predict",
-            "ignore_data_skip",
-            "dataloader_persistent_workers",
-            "save_only_model",
-            "local_rank",
-            "parallelism_config",
-            "dataloader_drop_last",
-            "eval_do_concat_batches",
-            "remove_unused_columns",
-            "label_smoothing_factor",
-            "use_liger_kernel",
-        ),
-        "bertkit decides it",
-    ),
+    **dict.fromkeys(DECIDED.split(), "bertkit decides it"),
     **dict.fromkeys(
         ("gradient_accumulation_steps", "auto_find_batch_size"),
         "set batch_size at the top level, and per_device_train_batch_size to what fits in memory",

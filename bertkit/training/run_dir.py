@@ -23,7 +23,7 @@ import msgspec
 import bertkit
 from bertkit.data.tokenizer import save_tokenizer
 from bertkit.errors import UsageError, explain_refusal, join_lines, make_printable
-from bertkit.system.differences import find_differences, name_differences
+from bertkit.system.differences import refuse_other
 from bertkit.system.files import (
     LOCK_PATIENCE,
     atomic_write,
@@ -116,11 +116,8 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
         if any(not path.name.startswith(".") and path.name not in (DATA, SEARCH) for path in output.iterdir()):
             raise UsageError(f"{output} is not empty and holds no run; name another directory with --output")
         return None
-    differences = find_differences(*list_both(output, recipe))
-    if differences and (has_begun(output) or (output / "config.json").exists()):  # best/ has no log, but a model
-        raise UsageError(
-            f"{output} belongs to another run ({name_differences(differences)}); name another directory with --output"
-        )
+    if has_begun(output) or (output / "config.json").exists():  # best/ has no log, but a model
+        refuse_other(f"{output} belongs to another run", *list_both(output, recipe))
     return read_metrics(output / METRICS_FILE) if (output / METRICS_FILE).exists() else None
 
 

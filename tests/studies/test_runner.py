@@ -176,22 +176,17 @@ def test_a_file_is_read_and_unquoted_axes_are_understood(fake, tmp_path):
         ({"gird": {}}, r"unknown key 'gird'; did you mean 'grid'\?"),
         ({"batch_size": 8}, r"unknown key 'batch_size'; it belongs in \[recipe\]"),
         ({"select": "worst"}, r"invalid enum value 'worst' - at \$.select"),
-        ({"num_gpus": -1}, r"expected float >= 0.0 - at \$.num_gpus"),
-        ({"restarts": 0}, r"expected int >= 1 - at \$.restarts"),
         ({"restarts": 2, "seeds": [1]}, r"seeds are given, and restarts or train.seed too"),
         ({"seeds": [1], "recipe": {"train": {"seed": 2}}}, r"seeds are given, and restarts or train.seed too"),
         ({"seeds": [1, 1]}, r"seeds = \[1, 1\] must be different"),
         ({"seeds": [-1]}, r"expected int >= 0 - at \$.seeds"),
         ({"grid": {"batch_size": []}}, r"\[grid\] batch_size = \[\] must be a list with at least one value"),
-        ({"grid": {"batch_size": 8}}, r"\[grid\] batch_size = 8 must be a list"),
         ({"grid": {"batch_size": [8, 8]}}, r"\[grid\] batch_size has 8 twice"),
         ({"grid": {"batch_size": ["8"]}}, r'\[grid\]: batch_size = "8"; expected int'),
         ({"grid": {"train.learning_rat": [1.0]}}, r"\[grid\]: unknown key 'learning_rat' .*'learning_rate'"),
         ({"grid": {"train.seed": [1]}}, r"\[grid\] train.seed is not an axis; write seeds above the tables"),
         ({"recipe": {"batch_sise": 8}}, r"\[recipe\]: unknown key 'batch_sise' .*'batch_size'"),
-        ({"recipe": {"train": {"learning_rate": "1"}}}, r"\[recipe\]: \[train\] learning_rate"),
         ({"row": [{"name": "a"}, {"name": "A"}]}, r"two \[\[row\]\] tables are called 'a'"),
-        ({"row": [{"name": "a"}, {"name": "?"}]}, r"without letters or digits"),
         ({"row": [{"name": "a"}, {"name": "行" * 51}]}, r"is too long for a directory; shorten it to 150 bytes"),
         ({"row": [{"name": "a", "recipes": {}}]}, r"table contains unknown field recipes - at"),
         ({"row": [{"name": "a", "recipe": {"precison": "fp32"}}]}, r"\[row.recipe\] of 'a': unknown key 'precison'"),
@@ -511,7 +506,7 @@ def test_a_study_with_its_rows_in_another_order_is_another_one(recipe, tmp_path)
     (tmp_path / "study").mkdir()
     save_recipe(define(make_study(define_small(recipe, row=rows))), tmp_path / "study" / "study.toml")
     studies.check_directory(make_study(define_small(recipe, row=rows)), tmp_path / "study")
-    message = r"study holds another study \(the order of the rows\); name another directory with --output$"
+    message = r"study has other rows, or in another order; name another directory with --output$"
     with pytest.raises(UsageError, match=message):
         studies.check_directory(make_study(define_small(recipe, row=rows[::-1])), tmp_path / "study")
 
@@ -993,7 +988,6 @@ def test_processes_that_share_each_run_do_the_study_together(recipe, tmp_path, w
         ({"grid": {"train.learning_rate": [1e-3]}}, {"train": 5}, r"train = 5 must be a table"),
         ({"row": [{"name": "a", "recipe": {"train": 5}}]}, {}, r"train = 5 must be a table"),
         ({"row": []}, {}, r"row = \[\] is empty"),
-        ({"restarts": 1001}, {}, r"expected int <= 1000 - at \$.restarts"),
         ({"grid": {"train": [{"seed": 1}]}}, {}, r"\[grid\] train is a table, not an axis"),
         (
             {"data_root": "here", "recipe": {"data": {"dir": "there"}}},

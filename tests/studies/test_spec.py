@@ -164,9 +164,7 @@ TWO = [{"name": "a", "task": "rte"}, {"name": "b", "task": "cola"}]
     [
         ({"tasks": ["rte"]}, r"both tasks and \[\[column\]\] are given; leave one out"),
         ({"column": [{"task": "rte"}]}, r"table missing required field name - at \$.column\[0\]; correct it"),
-        ({"column": [{"name": "a"}]}, r"table missing required field task - at \$.column\[0\]"),
         ({"column": [{"name": "a", "task": "rtee"}]}, r"unknown task 'rtee'; did you mean 'rte'\?"),
-        ({"column": [{"name": "a", "task": "ax"}]}, r"ax has no labels"),
         ({"column": [{"name": "a", "task": "rte", "metrics": "f1"}]}, r"table contains unknown field metrics - at"),
         (
             {"column": [{"name": "a", "task": "mrpc", "metric": "f2"}]},
@@ -196,9 +194,7 @@ TWO = [{"name": "a", "task": "rte"}, {"name": "b", "task": "cola"}]
             r"average names 'p', which is not in percent",
         ),
         ({"row": [{"name": "x", "paper": {"c": 1.0}}]}, r"paper of the row 'x' names 'c', not a column; expected a, b"),
-        ({"row": [{"name": "x", "paper": {"Average": 1.0}}]}, r"paper of the row 'x' names 'Average', not a column"),
         ({"row": [{"name": "x", "paper": {"a": math.inf}}]}, r"expected float <= 1000000000.0 - at \$.row\[0\].paper"),
-        ({"row": [{"name": "x", "paper": {"a": "1"}}]}, r"expected float, got str - at \$.row\[0\].paper"),
         ({"row": [{"name": "x", "step": 5}]}, r"the row 'x' has a step but no pretraining"),
         ({"row": [{"name": "x", "step": -1}], "pretrain": PRETRAIN}, r"expected int >= 0 - at \$.row\[0\].step"),
         (
