@@ -188,8 +188,8 @@ def test_a_trial_that_diverges_is_a_failure_in_the_table(recipe, tmp_path, monke
 
 def test_a_budget_is_kept_and_its_run_repeats_without_a_clock(recipe, tmp_path):
     limit, begun, lines = 30.0, time.monotonic(), []
-    run = {"output": tmp_path / "run", "clock": Clock(limit, begun)}
-    metrics = search_or_train(Recipe.make(RTE, recipe), report=lines.append, **run)
+    within = {"output": tmp_path / "run", "clock": Clock(limit, begun)}
+    metrics = search_or_train(Recipe.make(RTE, recipe), report=lines.append, **within)
     assert limit - 15 <= time.monotonic() - begun <= limit
     written = read_recipe(tmp_path / "run/recipe.toml")
     assert written["train"]["max_steps"] == metrics["updates"] > 1
