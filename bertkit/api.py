@@ -36,10 +36,11 @@ from bertkit.model.checkpoint import find_file, load_config
 from bertkit.model.config import BertConfig
 from bertkit.reports.html import show_table
 from bertkit.reports.tables import list_shown, tabulate_scores
-from bertkit.studies.folds import define_folds, gather_folds
+from bertkit.studies.folds import gather_folds
+from bertkit.studies.results import check_all_finished
 from bertkit.studies.runner import run_study
 from bertkit.studies.search import search_or_train
-from bertkit.studies.spec import STUDY_FILE, make_study, propose
+from bertkit.studies.spec import STUDY_FILE, define_runs, make_study, propose
 from bertkit.system.progress import Report, ignore, is_notebook, show_bar
 from bertkit.system.state import leave_as_found
 from bertkit.tasks import TASKS
@@ -57,7 +58,6 @@ from bertkit.training.run_dir import (
     PREDICTIONS,
     RECIPE_FILE,
     SEARCH,
-    STUDY_RESULT,
     has_begun,
     read_metrics,
 )
@@ -120,14 +120,12 @@ def train(
         raise UsageError(f"unknown task {task!r}; {propose(str(task), TASKS)}")
     kind = TASKS[task]
     output = Path(os.path.expanduser(output or Path("runs", task)))
-    several = folds or restarts > 1
-    if (several and (budget or search)) or (folds and restarts > 1):
-        raise UsageError("folds=, restarts= and budget= or search= exclude each other; leave out all but one")
     tables = {"checkpoint": model, "train": train, "model": config, "phase": phase}
     given = merge(make_plain(tables | sort_settings(kind, settings)))
     with ExitStack() as stack:
         stack.enter_context(name_keywords())
         stack.enter_context(leave_as_found())
+        definition = define_runs([task], folds=folds, restarts=restarts, budget=budget, search=search)
         place, kept = name_data(kind, data, output)
         given = merge(given, {"data": place})
         starter = {} if "dir" in kind.options else choose_starter(given)
@@ -135,8 +133,7 @@ def train(
         stack.enter_context(hold_tables(kept, output))
         if progress is None:
             progress = stack.enter_context(show_bar()) if is_notebook() else ignore
-        if several:
-            definition = define_folds(task, {}, folds) if folds else {"tasks": [task], "restarts": restarts}
+        if definition:
             return train_study(definition, merge(starter, given), output, workers, report, progress)
         clock = set_clock(budget, given, time.monotonic()) if budget else None
         search_or_train(recipe, output=output, trials=search, clock=clock, report=report, progress=progress)
@@ -337,9 +334,7 @@ def train_study(
 
     study = make_study(definition, given, where="train")
     results = run_study(study, output=output, workers=workers, report=report, progress=show)
-    if results["failed"]:
-        why = f"{output / STUDY_RESULT} gives the reasons, and the same call retries them"
-        raise UsageError(f"{results['failed']:,} of {results['runs']:,} runs failed; {why}")
+    check_all_finished(results, output)
     if "folds" in study.recipe.get("data", {}):
         gather_folds(results, output)
     return [Run(str(output / each["directory"])) for cell in results["cells"] for each in cell["runs"]]

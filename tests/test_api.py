@@ -146,8 +146,8 @@ def test_a_finished_run_is_not_repeated(world, tmp_path):
         ({"data": {"trian": [{"a": "b"}]}}, "unknown split 'trian' in data; did you mean 'train'"),
         ({"data": {"train": "nothing.csv"}}, "nothing.csv"),
         ({"data": "nothing.csv"}, "'nothing.csv' does not exist; give a file"),
-        ({"folds": 2, "restarts": 2}, "exclude each other"),
-        ({"budget": "1m", "restarts": 2}, "exclude each other"),
+        ({"folds": 2, "restarts": 2}, "cannot be combined with"),
+        ({"budget": "1m", "restarts": 2}, "cannot be combined with"),
         ({"budget": "1m", "train": {"max_steps": 3}}, "budget= decides the number of updates"),
     ],
 )  # fmt: skip

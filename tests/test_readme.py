@@ -200,7 +200,7 @@ def find_settings(text):
 def test_a_setting_is_a_key_of_a_recipe_or_a_study(setting):
     recipe = parse_setting(setting)
     refusals = []
-    for task in TASKS.values() if not recipe.keys() <= OPTIONS.keys() else ():
+    for task in TASKS.values() if not recipe.keys() <= set(OPTIONS) else ():
         try:
             check(recipe, task)
         except UsageError as error:

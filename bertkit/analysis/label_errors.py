@@ -35,8 +35,10 @@ from bertkit.metrics.table import (
 )
 from bertkit.reports.tables import Table, count, make_table
 from bertkit.studies.cells import list_cells
-from bertkit.studies.folds import OUT_OF_FOLD, define_folds, gather_folds
+from bertkit.studies.folds import OUT_OF_FOLD, gather_folds
+from bertkit.studies.results import check_all_finished
 from bertkit.studies.runner import check_directory, make_study, run_study
+from bertkit.studies.spec import define_folds
 from bertkit.system.files import atomic_open, atomic_write
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
@@ -48,7 +50,6 @@ from bertkit.tasks.task import Task, shorten_text
 from bertkit.tasks.text import CLASSIFICATION, TextExamples, TextTask
 from bertkit.training.predictions import KEY, ROW_NUMBER, TABLE_SUFFIX, UNKNOWN_COUNT, hash_rows, pack_table, read_table
 from bertkit.training.recipe import RecipePart
-from bertkit.training.run_dir import STUDY_RESULT
 
 TRAINING_ROWS = ".train.parquet"  # training rows in a form that `classify` reads; a new study may have hidden files
 LABEL_ERRORS = "label_errors"  # the key in JSON, and the name of the CSV file
@@ -201,11 +202,8 @@ def predict_out_of_fold(
         hint = name_command(CLASSIFICATION, options | data)  # to the doctor, which runs already
         run = {"output": output, "workers": workers, "progress": progress}
         results = run_study(study, report=lambda line: None if hint in line else report(line), **run)
-        if gather_folds(results, output) is None:
-            raise UsageError(
-                f"{results['failed']:,} of {folds} folds failed; {output / STUDY_RESULT} gives the reasons, and the "
-                "same command retries them"
-            )
+        check_all_finished(results, output)
+        gather_folds(results, output)
         numbers = match_rows(path, rows)
     else:  # folds are not continued in another order
         check_directory(study, output)

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,7 +35,7 @@ from bertkit.cli.options import (
     training_command,
 )
 from bertkit.errors import UsageError, explain_disk_error
-from bertkit.reports.tables import Table, make_table
+from bertkit.reports.tables import make_table
 from bertkit.tasks.option import (
     CLASSIFY_OPTIONS,
     GLUE_OPTIONS,
@@ -104,7 +104,7 @@ def classify(
     """
     columns = {"text": split_names(text), "label": split_names(label)}
     options = set_baseline(options, no_baseline)
-    train_own("classify", options, {"dir": data, **columns}, folds, grid, restarts, workers, search)
+    train(["classify"], options, {"dir": data, **columns}, folds, grid, restarts, workers, search)
 
 
 @training_command(GLUE_OPTIONS)
@@ -139,22 +139,16 @@ def glue(
     $ bertkit glue --task all --data GLUE --output runs/glue --submit glue.zip
     """
     from bertkit.inference.glue_submission import check_target, find_runs, keep_complete, list_tasks
-    from bertkit.tasks.glue import GRID
-    from bertkit.training.recipe import read_recipe
 
     options = set_baseline(options, no_baseline)
     names, together = list_tasks(task), task.lower() == "all"
     output = options.output or Path("runs") / ("glue" if together else names[0])
     if submit is not None:
         check_target(submit)
-    several = together or grid or restarts > 1
     refused = {
         f"--submit is for --task all, not --task {task}": submit is not None and not together,
         "--submit-partial is for --submit FILE.zip": submit_partial and submit is None,
         "--push-to-hub takes one model; name one task": options.push_to is not None and together,
-        "--workers is for --task all, --grid and --restarts": workers != "1" and not several,
-        "--budget and --search cannot be combined with --task all, --grid or --restarts": several
-        and (options.budget or search),
     }
     for message, is_so in refused.items():
         if is_so:
@@ -162,21 +156,14 @@ def glue(
     trains = options.recipe or options.model or options.settings or data or grid or restarts > 1
     if submit is not None and not trains and find_runs(output):
         write_submission(output, submit, submit_partial, options.dry_run)  # from the finished runs
-    elif several:
-        if together and data is not None:
-            tested = submit is not None
-            names = keep_complete(names, Path(data), tested=tested, partial=submit_partial, report=Screen().say)
-        written = read_recipe(options.recipe) if options.recipe else {}
-        if together:
-            written.pop("task", None)
-        definition = {"tasks": names, "restarts": restarts, "recipe": written, "grid": GRID if grid else {}}
-        given = {"checkpoint": options.model, "data": {"dir": data} if data else None}
-        where = str(options.recipe or "glue")
-        compare(definition, given, options.settings, output, workers, options.dry_run, where, options.push_to)
-        if submit is not None and not options.dry_run:
-            write_submission(output, submit, submit_partial)
-    else:
-        execute(names[0], options, {"dir": data}, search)
+        return
+    if together and data is not None:
+        tested = submit is not None
+        names = keep_complete(names, Path(data), tested=tested, partial=submit_partial, report=Screen().say)
+    options = replace(options, output=output)
+    train(names, options, {"dir": data}, 0, grid, restarts, workers, search, together)
+    if submit is not None and not options.dry_run:
+        write_submission(output, submit, submit_partial)
 
 
 @training_command(SQUAD_OPTIONS)
@@ -218,7 +205,7 @@ def squad(
         combine(found, runs or [], Path(data) if data else None, output)
         return
     given = {"dir": data, "extra_train": extra_train}
-    train_own(found.name, options, given, folds, grid=False, restarts=1, workers=workers, search=search)
+    train([found.name], options, given, folds, grid=False, restarts=1, workers=workers, search=search)
 
 
 @training_command(SWAG_OPTIONS)
@@ -258,7 +245,7 @@ def ner(
     $ bertkit ner --data CONLL --features concat-last-four --output runs/lstm
     """
     options = set_baseline(options, no_baseline)
-    train_own("ner", options, {"dir": data, "features": layers}, folds, grid, restarts, workers, search)
+    train(["ner"], options, {"dir": data, "features": layers}, folds, grid, restarts, workers, search)
 
 
 @app.command()
@@ -325,8 +312,8 @@ def study(
     """
     from bertkit.training.recipe import read_recipe
 
-    given, output = {"checkpoint": model, "data_root": data}, output or Path("runs") / file.stem
-    compare(read_recipe(file), given, settings, output, workers, dry_run, where=str(file))
+    options = RunOptions(file, model, output or Path("runs") / file.stem, settings, dry_run=dry_run)
+    compare(read_recipe(file), options, {"data_root": data}, workers)
 
 
 def set_baseline(options: RunOptions, is_left_out: bool) -> RunOptions:
@@ -334,8 +321,8 @@ def set_baseline(options: RunOptions, is_left_out: bool) -> RunOptions:
     return replace(options, settings=[*(options.settings or []), "baseline=false"]) if is_left_out else options
 
 
-def train_own(
-    name: str,
+def train(
+    names: list[str],
     options: RunOptions,
     data: Mapping[str, Any],
     folds: int,
@@ -343,42 +330,30 @@ def train_own(
     restarts: int,
     workers: str,
     search: int,
+    together: bool = False,
 ) -> None:
-    """Run a task on a person's own data, or a study of it: folds, a grid or restarts.
+    """Run a task, or a study: folds, a grid, restarts, or several tasks.
 
     Args:
         data: As for `execute`.
     """
-    if not (folds or grid or restarts > 1):
-        if workers != "1":
-            raise UsageError(f"--workers is for --folds, --grid and --restarts; see bertkit {name} --help")
-        execute(name, options, data, search)
-        return
-    if options.budget or search:
-        raise UsageError(
-            f"--budget and --search cannot be combined with --folds, --grid or --restarts; see bertkit {name} --help"
-        )
-    from bertkit.studies.folds import define_folds, gather_folds
+    from bertkit.studies.spec import define_runs
     from bertkit.tasks.glue import GRID
-    from bertkit.training.recipe import read_recipe
+    from bertkit.training.recipe import merge, read_recipe
 
-    if folds and (grid or restarts > 1):
-        raise UsageError(f"--folds is without --grid and --restarts; see bertkit {name} --help")
+    runs = {"folds": folds, "grid": GRID if grid else None, "restarts": restarts, "together": together}
+    definition = define_runs(names, **runs, budget=options.budget, search=search)
+    if definition is None:
+        if workers != "1":
+            raise UsageError("--workers is for --folds, --grid, --restarts and --task all; leave it out")
+        execute(names[0], options, data, search)
+        return
     written = read_recipe(options.recipe) if options.recipe else {}
-    definition = {"tasks": [name], "restarts": restarts, "recipe": written, "grid": GRID if grid else {}}
-    if folds:
-        definition = define_folds(name, written, folds)
-    compare(
-        definition,
-        {"checkpoint": options.model, "data": data},
-        options.settings,
-        options.output or Path("runs") / name,
-        workers,
-        options.dry_run,
-        str(options.recipe or name),
-        options.push_to,
-        gather_folds if folds else None,
-    )
+    if together:
+        written.pop("task", None)
+    definition["recipe"] = merge(written, definition["recipe"])
+    options = replace(options, output=options.output or Path("runs") / names[0])
+    compare(definition, options, {"data": data}, workers, folds > 0)
 
 
 def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int = 0, starter: Any = None) -> None:
@@ -408,7 +383,7 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int
         check_push(options.push_to)
     output = options.output or Path("runs") / name
 
-    from bertkit.studies.search import search_or_train
+    from bertkit.studies.search import describe_search, search_or_train
     from bertkit.training import plan
     from bertkit.training.budget import set_clock
 
@@ -418,8 +393,10 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int
         if options.dry_run:
             screen.show_plan(plan.dry_run(recipe, output), task.options)
             screen.say(*plan.describe_cost(recipe, output))
+            if clock:
+                clock.begun = time.monotonic()  # the time of the forecast does not count
             if clock or search:
-                screen.say(*describe_search(task, recipe, output, search, options.budget))
+                screen.say(*describe_search(recipe, output, search, clock))
             screen.say(NOTHING_DONE)
             return
         with screen.watch_training():
@@ -431,48 +408,29 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int
                 upload(screen, output, options.push_to)
 
 
-def describe_search(task: Any, recipe: Any, output: Path, search: int, budget: str | None) -> list[str]:
-    """Return in lines what a search or a budget allows; the time of measuring it does not count."""
-    from bertkit.system.clock import Clock, parse_duration
-
-    clock = Clock(parse_duration(budget), time.monotonic()) if budget else None
-    if "held_back" not in task.options:
-        from bertkit.training.budget import describe_time
-
-        return describe_time(recipe, output, clock)
-    from bertkit.studies.search import Search
-
-    return Search(recipe, output, search, clock).describe_plan()
-
-
 def compare(
     definition: Mapping[str, Any],
+    options: RunOptions,
     given: Mapping[str, Any],
-    settings: list[str] | None,
-    output: Path,
     workers: str,
-    dry_run: bool,
-    where: str,
-    push_to: str | None = None,
-    gather: Callable[[Mapping[str, Any], Path], Table | None] | None = None,
+    has_folds: bool = False,
 ) -> None:
-    """Run a study with the options of the command line, and print its results.
-
-    Args:
-        gather: Writes more results of all runs, and returns their table.
-    """
+    """Run a study with the options of the command line, and print its results."""
     from bertkit.studies import runner as studies
     from bertkit.studies.cells import describe_plan
+    from bertkit.studies.folds import gather_folds
     from bertkit.studies.forecast import forecast_study
+    from bertkit.studies.results import check_all_finished
     from bertkit.training import push
     from bertkit.training.recipe import parse_setting
 
-    options = [given, *map(parse_setting, settings or [])]
+    output, settings = options.output, map(parse_setting, options.settings or [])
     with Screen() as screen:
-        made = studies.make_study(definition, *options, where=where)
-        if push_to is not None:
-            push.check_push(push_to)
-        if dry_run:
+        where = str(options.recipe or "study")
+        made = studies.make_study(definition, {"checkpoint": options.model}, given, *settings, where=where)
+        if options.push_to is not None:
+            push.check_push(options.push_to)
+        if options.dry_run:
             screen.say(*describe_plan(made))
             forecast_study(made, output, screen.say)
             screen.say(NOTHING_DONE)
@@ -484,15 +442,11 @@ def compare(
         if screen.quiet:
             return
         screen.show_study_results(results, output)
-        if gather and (table := gather(results, output)):
+        if has_folds and (table := gather_folds(results, output)):
             screen.show_table(table)
-        if not results["chosen"]:
-            raise UsageError(f"all {results['runs']} runs failed; {output / studies.STUDY_RESULT} gives the reasons")
-        if push_to is not None:
-            upload(screen, output / results["chosen"][0]["run"], push_to)
-        if failed := results["failed"]:
-            why = f"{output / studies.STUDY_RESULT} gives the reasons, and the same command retries them"
-            raise UsageError(f"{failed:,} of {results['runs']:,} runs failed; {why}")
+        if options.push_to is not None and results["chosen"]:
+            upload(screen, output / results["chosen"][0]["run"], options.push_to)
+        check_all_finished(results, output)
 
 
 def upload(screen: Screen, run: Path, repo: str, private: bool = False) -> None:

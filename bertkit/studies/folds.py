@@ -24,23 +24,10 @@ from bertkit.reports.tables import Table, list_shown, make_table
 from bertkit.system.files import atomic_open, write_json
 from bertkit.tasks import TASKS
 from bertkit.training.predictions import KEY, ROW_NUMBER, TABLE_SUFFIX, hash_rows, pack_table, read_table
-from bertkit.training.recipe import RecipePart, merge
 from bertkit.training.run_dir import PREDICTIONS
 
 OUT_OF_FOLD = "out_of_fold"  # with the suffixes of a run's predictions
 FOLD_SCORES = "folds.json"
-
-
-def define_folds(task: str, recipe: RecipePart, folds: int) -> dict[str, Any]:
-    """Return the definition of a study of a task with a row for each fold.
-
-    Raises:
-        UsageError: There are fewer than two folds.
-    """
-    if folds < 2:
-        raise UsageError(f"--folds is {folds}; give at least 2")
-    rows = [{"name": f"fold {fold + 1}", "recipe": {"data": {"fold": fold}}} for fold in range(folds)]
-    return {"tasks": [task], "recipe": merge(recipe, {"data": {"folds": folds}}), "row": rows}
 
 
 def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:

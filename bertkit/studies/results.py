@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bertkit.errors import UsageError
 from bertkit.reports.tables import OWN_DATA, find_row
 from bertkit.studies.cells import Cell, Pretraining
 from bertkit.studies.spec import PRETRAIN, Column, Study, define
 from bertkit.studies.workers import RunJob, State
 from bertkit.tasks import TASKS
-from bertkit.training.run_dir import find_finished
+from bertkit.training.run_dir import STUDY_RESULT, find_finished
 
 
 def find_states(jobs: Mapping[str, RunJob], output: Path) -> tuple[dict[str, State], dict[str, RunJob]]:
@@ -35,6 +36,17 @@ def judge(state: State) -> State:
     if state.status == "finished" and not math.isfinite(state.metrics["score"]):
         return replace(state, status="failed", reason=f"the score is {state.metrics['score']}")
     return state
+
+
+def check_all_finished(results: Mapping[str, Any], output: Path) -> None:
+    """Check that no run of a study has failed.
+
+    Raises:
+        UsageError: One has.
+    """
+    if failed := results["failed"]:
+        why = f"{output / STUDY_RESULT} gives the reasons, and the same command retries them"
+        raise UsageError(f"{failed:,} of {results['runs']:,} runs failed; {why}")
 
 
 # --- The choice -------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from bertkit.studies.results import choose, describe_score, find_states, group_c
 from bertkit.studies.spec import CURVE, HARDWARE, PICTURE, PRETRAIN, STUDY_FILE, TABLE, Study, define, make_study
 from bertkit.studies.tables import describe_size, write_table
 from bertkit.studies.workers import RunJob, State, do_runs, list_model
-from bertkit.system.differences import find_differences, name_differences
+from bertkit.system.differences import refuse_other
 from bertkit.system.files import atomic_write, write_json
 from bertkit.system.parallel import read_workers
 from bertkit.system.progress import Report, ignore
@@ -266,38 +266,30 @@ def check_directory(study: Study, output: Path) -> None:
         if output.is_dir() and any(not path.name.startswith(".") and path.name != DATA for path in output.iterdir()):
             raise UsageError(f"{output} is not empty and holds no study; name another directory with --output")
         return
-    old = list_parts(make_study(read_recipe(output / STUDY_FILE), where=str(output / STUDY_FILE)))
-    new = list_parts(study)
-    differences = [
-        f"{place}{difference}"
-        for place in old | new
-        for difference in find_differences(old.get(place, {}), new.get(place, {}))
-    ]
-    if list(old) != list(new) and not differences:
-        differences = ["the order of the rows"]
-    if differences:
-        unique = list(dict.fromkeys(differences))
-        raise UsageError(
-            f"{output} holds another study ({name_differences(unique)}); name another directory with --output"
-        )
+    before = make_study(read_recipe(output / STUDY_FILE), where=str(output / STUDY_FILE))
+    refuse_other(f"{output} holds another study", list_parts(before), list_parts(study))
+    if list(before.rows) != list(study.rows):
+        raise UsageError(f"{output} has other rows, or in another order; name another directory with --output")
 
 
-def list_parts(study: Study) -> dict[str, RecipePart]:
-    """Return the parts of a study that decide its results, by their names in messages.
+def list_parts(study: Study) -> RecipePart:
+    """Return the values of a study that decide its results, by their names in messages.
 
     Notes are left out, and it does not matter which table of the study sets a key.
     """
     words = ("note", "average", "column", "row", "recipe", *HARDWARE)
-    parts = {"": {key: value for key, value in define(study).items() if key not in words}}
-    parts[""]["columns"] = [[column.name, column.task, column.key] for column in study.columns]
+    parts = {key: value for key, value in define(study).items() if key not in words}
+    parts["columns"] = [[column.name, column.task, column.key] for column in study.columns]
+
+    def add(place: str, part: RecipePart) -> None:
+        parts.update({f"{place}: {key}": value for key, value in list_decisive(part).items()})
+
     for name, row in study.rows.items():
         for column in study.columns:
             place = f"{name or 'recipe'}, {column.name}" if any(c.recipe for c in study.columns) else name or "recipe"
-            parts[f"{place}: "] = list_decisive(merge(study.recipe, column.recipe, row.recipe))
+            add(place, merge(study.recipe, column.recipe, row.recipe))
         if row.pretrain is not None:
-            parts[f"{name}, pretraining: ".lstrip(", ")] = list_decisive(row.pretrain) | (
-                {"step": row.step} if row.step else {}
-            )
+            add(f"{name}, pretraining".lstrip(", "), row.pretrain | ({"step": row.step} if row.step else {}))
     return parts
 
 

@@ -31,11 +31,11 @@ from bertkit.studies.tables import show_value, write_table
 from bertkit.studies.trials import Trials
 from bertkit.studies.workers import State
 from bertkit.system.clock import Clock
-from bertkit.system.differences import find_differences, name_differences
+from bertkit.system.differences import refuse_other
 from bertkit.system.files import atomic_write, write_json
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.training.budget import CLOCK_FILE, fit, scale_warmup, time_row, train_within
+from bertkit.training.budget import CLOCK_FILE, describe_time, fit, scale_warmup, time_row, train_within
 from bertkit.training.callbacks import Diverged, Progress, ScoreAt, TrainingEnded
 from bertkit.training.cost import PROBE_SECONDS, measure_costs
 from bertkit.training.pace import TooShort
@@ -93,30 +93,6 @@ def search_or_train(
 ) -> dict[str, Any]:
     """Train and return the scores: after a search if trials are asked for or a clock allows them, else once.
 
-    Args:
-        trials, clock: As for `search`.
-
-    Raises:
-        UsageError: As for `run`, or the time is too short.
-        Interrupted: As for `run`.
-    """
-    news = {"output": output, "report": report, "progress": progress}
-    if trials or (clock and "held_back" in TASKS[recipe.task].options):
-        return search(recipe, trials=trials, clock=clock, **news)
-    return train_within(recipe, clock=clock, **news) if clock else run(recipe, **news)
-
-
-def search(
-    recipe: Recipe,
-    *,
-    output: Path,
-    trials: int = 0,
-    clock: Clock | None = None,
-    report: Report = ignore,
-    progress: Progress = ignore,
-) -> dict[str, Any]:
-    """Search for the best values, train with them in `output`, and return the scores of this run.
-
     Values that a person gave are not searched. A search that was stopped continues.
 
     Args:
@@ -127,27 +103,27 @@ def search(
         UsageError: As for `run`, or the time is too short.
         Interrupted: As for `run`.
     """
-    found = Search(recipe, output, trials, clock, report, progress)
-    folder = output / SEARCH
-    found.check_same()
-    if (output / METRICS_FILE).exists() or (found.begun and found.begun.pace):  # trained, if not yet scored
-        return run(found.begun, output=output, report=report, progress=progress)
-    kept = clock.keep(folder / CLOCK_FILE) if clock and found.is_main else nullcontext()
-    try:
-        with explain_disk_error(output), hold_run_dir(folder) if found.is_main else nullcontext(), kept:
-            if not found.begun:
-                found.do_trials()
-            return found.train_best()
-    except TooShort:
-        if found.is_main and not has_begun(output):  # so that it can start again with more time
-            shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):
-                output.rmdir()
-        raise
+    if trials or (clock and "held_back" in TASKS[recipe.task].options):
+        return Search(recipe, output, trials, clock, report, progress).run()
+    news = {"output": output, "report": report, "progress": progress}
+    return train_within(recipe, clock=clock, **news) if clock else run(recipe, **news)
+
+
+def describe_search(recipe: Recipe, output: Path, trials: int, clock: Clock | None) -> list[str]:
+    """Return in lines what a search or a clock allows.
+
+    Raises:
+        UsageError: The time is too short.
+    """
+    if "held_back" not in TASKS[recipe.task].options:
+        return describe_time(recipe, output, clock)
+    new = Search(recipe, output, trials, clock)
+    new.sizes = new.choose_sizes()
+    return new.describe()
 
 
 class Search:
-    """A search in a directory; see `search`."""
+    """A search in a directory; see `search_or_train`."""
 
     def __init__(
         self,
@@ -182,12 +158,30 @@ class Search:
         self.parts: Prepared | None = None
         self.start = FIRST_START
 
+    def run(self) -> dict[str, Any]:
+        """Do or continue the search and the last training, and return the scores."""
+        self.check_same()
+        if (self.output / METRICS_FILE).exists() or (self.begun and self.begun.pace):  # trained, if not yet scored
+            return run(self.begun, output=self.output, report=self.report, progress=self.progress)
+        kept = self.clock.keep(self.folder / CLOCK_FILE) if self.clock and self.is_main else nullcontext()
+        try:
+            with explain_disk_error(self.output), hold_run_dir(self.folder) if self.is_main else nullcontext(), kept:
+                if not self.begun:
+                    self.do_trials()
+                return self.train_best()
+        except TooShort:
+            if self.is_main and not has_begun(self.output):  # so that it can start again with more time
+                shutil.rmtree(self.folder, ignore_errors=True)
+                with suppress(OSError):
+                    self.output.rmdir()
+            raise
+
     # --- The directory ------------------------------------------------------------------------------------------------
 
     def describe_search(self) -> RecipePart:
         """Return the values that identify a search."""
         kind = "budget" if self.clock else "search"
-        return list_decisive(self.recipe.to_dict(), self.task.options) | {
+        return list_decisive(self.recipe.to_dict()) | {
             "searched": sorted(self.list_axes()),
             "kind": kind,
         }
@@ -200,11 +194,7 @@ class Search:
         """
         path = self.folder / RECIPE_FILE
         if path.exists():
-            if differences := find_differences(read_recipe(path), self.describe_search()):
-                raise UsageError(
-                    f"{self.folder} belongs to another search ({name_differences(differences)}); name another "
-                    "directory with --output"
-                )
+            refuse_other(f"{self.folder} belongs to another search", read_recipe(path), self.describe_search())
         elif (self.output / RECIPE_FILE).exists():
             raise UsageError(f"{self.output} has a run without a search; name another directory with --output")
 
@@ -355,15 +345,6 @@ class Search:
         many = f"{self.most} trials" if self.most else "trials"
         line = f"searching {names}: {many} of {length}, scored on {sizes.held:,} held-back sequences of train{early}"
         return [line, *([sizes.describe_time(self.clock, self.recipe)] if self.clock else [])]
-
-    def describe_plan(self) -> list[str]:
-        """Return in lines what a new search would do; nothing is written.
-
-        Raises:
-            UsageError: The time is too short.
-        """
-        self.sizes = self.choose_sizes()
-        return self.describe()
 
     # --- The trials ---------------------------------------------------------------------------------------------------
 

@@ -40,45 +40,31 @@ pretrainings, a column of the task pretrain shows these and has no runs of its o
 
 import difflib
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from bertkit.errors import UsageError, make_printable
 from bertkit.reports.tables import ScoreRow, find_row
 from bertkit.studies.tables import AVERAGE
 from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT, expand_recipe
 from bertkit.tasks import TASKS
-from bertkit.tasks.option import check_range
 from bertkit.tasks.task import Task
-from bertkit.training.recipe import TABLES, TOP_KEYS, RecipePart, check, check_value, merge
+from bertkit.training.recipe import TABLES, TOP_KEYS, RecipePart, check, check_value, merge, reword
 
 PRETRAIN = "pretrain"  # the task, the keys, and the folder of the pretrainings
-OPTIONS = {  # the keys that the command line reaches too
-    "tasks": list[str],
-    "seeds": list[int],
-    "restarts": int,
-    "select": Literal["best", "mean"],
-    "keep": Literal["chosen", "all"],
-    "num_cpus": float,
-    "num_gpus": float,
-    "data_root": str,
-    PRETRAIN: dict,
-}
-SPEC_KEYS = {"note": str, "average": list[str], "recipe": dict, "grid": dict, "column": list[dict], "row": list[dict]}
-COLUMN_KEYS = {"name": str, "task": str, "metric": str, "paper": str, "recipe": dict}
-ROW_KEYS = {"name": str, "step": int, "paper": dict[str, float], PRETRAIN: dict, "recipe": dict}
+# The keys that the command line reaches too.
+OPTIONS = ("tasks", "seeds", "restarts", "select", "keep", "num_cpus", "num_gpus", "data_root", PRETRAIN)
 HARDWARE = ("num_cpus", "num_gpus")  # keys that may change without making it another study
-LEAST_NUMBERS = {"restarts": 1, "num_cpus": 0, "num_gpus": 0}
-MOST_RESTARTS = 1000
 LONGEST_DIRECTORY = 150  # bytes in a directory's name; common file systems allow 255
+Resource = Annotated[float, msgspec.Meta(ge=0)]
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A column of the table: a metric of a task.
 
     Attributes:
@@ -91,7 +77,7 @@ class Column:
     task: str
     metric: str = ""
     paper: str = ""
-    recipe: RecipePart = field(default_factory=dict)
+    recipe: RecipePart = {}
 
     @property
     def key(self) -> str:
@@ -117,29 +103,29 @@ class Column:
         return TASKS[self.task].lower_is_better and not self.row.unit
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A row of the table: a variant of the recipe.
 
     Attributes:
-        recipe: The row's own keys, including those of the command line.
-        pretrain: The recipe of the pretraining that the row starts from, not yet complete; None without one.
-        step: The update of that pretraining to start from; 0 means the last.
+        step: The update of the pretraining to start from; 0 means the last.
         paper: Mapping from column to the paper's value, in the table's unit.
+        recipe: The row's own keys; in a study also those of the command line.
+        pretrain: The recipe of the pretraining that the row starts from, not yet complete; None without one.
     """
 
-    recipe: RecipePart = field(default_factory=dict)
+    name: str = ""
+    step: Annotated[int, msgspec.Meta(ge=0)] = 0
+    paper: dict[str, Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]] = {}
+    recipe: RecipePart = {}
     pretrain: RecipePart | None = None
-    step: int = 0
-    paper: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Study:
-    """The checked definition of a study.
+class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"columns": "column", "variants": "row"}):
+    """The definition of a study, with its keys in TOML; `make_study` checks one, and completes it.
 
     Attributes:
-        rows: Rows by name.
+        tasks, restarts, pretrain: Empty once they are in `columns`, `seeds` and `variants`.
+        variants: The rows.
         grid: Mapping from axis, such as "train.learning_rate" or "batch_size", to its values.
         recipe: Keys that all runs share.
         select: Chooses the setting with the best run ("best") or with the best mean ("mean").
@@ -150,28 +136,83 @@ class Study:
         note: A note for the reader of the table.
     """
 
-    columns: tuple[Column, ...]
-    seeds: tuple[int, ...]
-    rows: Mapping[str, Variant]
-    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    recipe: RecipePart = field(default_factory=dict)
-    select: str = "best"
-    keep: str = "chosen"
-    num_cpus: float = 1.0
-    num_gpus: float = 0.0
-    data_root: str = ""
-    average: tuple[str, ...] = ()
     note: str = ""
+    average: tuple[str, ...] = ()
+    seeds: tuple[Annotated[int, msgspec.Meta(ge=0, lt=2**32)], ...] = ()
+    select: Literal["best", "mean"] = "best"
+    keep: Literal["chosen", "all"] = "chosen"
+    num_cpus: Resource = 1.0
+    num_gpus: Resource = 0.0
+    data_root: str = ""
+    grid: dict[str, Any] = {}
+    recipe: RecipePart = {}
+    tasks: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+    variants: tuple[Variant, ...] = (Variant(),)
+    restarts: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
+    pretrain: RecipePart | None = None
+
+    @property
+    def rows(self) -> dict[str, Variant]:
+        """Return the rows by name."""
+        return {row.name: row for row in self.variants}
 
     @property
     def pretrains(self) -> bool:
         """Return whether any row starts from a pretraining."""
-        return any(row.pretrain is not None for row in self.rows.values())
+        return any(row.pretrain is not None for row in self.variants)
 
     @property
     def is_short(self) -> bool:
         """Return whether every column can be written in the short form, `tasks`."""
         return all(column == Column(column.task, column.task) for column in self.columns)
+
+
+# --- Common definitions -----------------------------------------------------------------------------------------------
+
+
+def define_runs(
+    tasks: Sequence[str],
+    *,
+    folds: int = 0,
+    grid: Mapping[str, Any] | None = None,
+    restarts: int = 1,
+    budget: str | None = None,
+    search: int = 0,
+    together: bool = False,
+) -> dict[str, Any] | None:
+    """Return the definition of the study that some options ask for; None for a single run.
+
+    Args:
+        together: Whether the tasks are a study even without other options.
+
+    Raises:
+        UsageError: Options exclude each other, or there are fewer than two folds.
+    """
+    kinds = {
+        "--budget and --search": budget or search,
+        "--folds": folds,
+        "--grid, --restarts and --task all": grid or restarts > 1 or together,
+    }
+    if len(given := [kind for kind, is_given in kinds.items() if is_given]) > 1:
+        raise UsageError(f"{given[0]} cannot be combined with {given[1]}; leave one out")
+    if folds:
+        return define_folds(tasks[0], {}, folds)
+    if budget or search or not given:
+        return None
+    return {"tasks": list(tasks), "restarts": restarts, "recipe": {}, "grid": grid or {}}
+
+
+def define_folds(task: str, recipe: RecipePart, folds: int) -> dict[str, Any]:
+    """Return the definition of a study of a task with a row for each fold.
+
+    Raises:
+        UsageError: There are fewer than two folds.
+    """
+    if folds < 2:
+        raise UsageError(f"--folds is {folds}; give at least 2")
+    rows = [{"name": f"fold {fold + 1}", "recipe": {"data": {"fold": fold}}} for fold in range(folds)]
+    return {"tasks": [task], "recipe": merge(recipe, {"data": {"folds": folds}}), "row": rows}
 
 
 # --- Reading and checking ---------------------------------------------------------------------------------------------
@@ -196,24 +237,24 @@ def make_study(definition: Mapping[str, Any], *given: Mapping[str, Any], where: 
     options.pop(PRETRAIN, None)
     try:
         asked = merge(*(check_value(PRETRAIN, part[PRETRAIN], dict) for part in given if PRETRAIN in part))
-        values = check_keys({**definition, **options})
-        columns = read_columns(values)
-        rows = read_rows(values, asked, columns)
-        own = find_own(columns, rows) or columns
-        axes, recipe = fix_axes(read_grid(values.get("grid", {})), recipe)
-        shared = values.get("recipe", {})
-        check_recipes({"[recipe]": shared, "the command line": recipe}, own, rows, axes, values.get("data_root", ""))
-        check_average(values.get("average", []), columns)
+        study = read_definition({**definition, **options})
+        study = replace(study, columns=read_columns(study))
+        study = replace(study, variants=read_rows(study, asked))
+        own = find_own(study) or study.columns
+        axes, recipe = fix_axes(read_grid(study.grid), recipe)
+        check_recipes(study, own, recipe, axes)
+        check_average(study)
         first = TASKS[own[0].task]
-        seeds = choose_seeds(values, merge(shared, recipe), first)
-        return Study(
-            columns=tuple(columns),
-            seeds=seeds,
-            rows={name: replace(row, recipe=drop_seed(merge(row.recipe, recipe))) for name, row in rows.items()},
+        rows = tuple(replace(row, recipe=drop_seed(merge(row.recipe, recipe))) for row in study.variants)
+        return replace(
+            study,
+            tasks=(),
+            restarts=1,
+            pretrain=None,
+            variants=rows,
+            seeds=choose_seeds(study, merge(study.recipe, recipe), first),
             grid={axis: tuple(convert(axis, value, first) for value in items) for axis, items in axes.items()},
-            recipe=drop_seed(merge(shared)),
-            average=tuple(values.get("average", [])),
-            **{key: values[key] for key in ("select", "keep", *HARDWARE, "data_root", "note") if key in values},
+            recipe=drop_seed(merge(study.recipe)),
         )
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
@@ -221,17 +262,16 @@ def make_study(definition: Mapping[str, Any], *given: Mapping[str, Any], where: 
 
 def define(study: Study) -> dict[str, Any]:
     """Return the definition from which `make_study` makes this study."""
-    given = {key: getattr(study, key) for key in ("note", "average", "seeds", "select", "keep", *HARDWARE, "data_root")}
-    given |= {"grid": study.grid, "recipe": study.recipe}
+    found = drop_empty({**msgspec.to_builtins(study), "restarts": None})
     if study.is_short:
-        given["tasks"] = [column.task for column in study.columns]
+        found["tasks"] = [column["task"] for column in found.pop("column")]
     else:
-        given["column"] = [drop_empty({key: getattr(column, key) for key in COLUMN_KEYS}) for column in study.columns]
+        found["column"] = list(map(drop_empty, found["column"]))
     rows = []
-    for name, row in study.rows.items():
+    for row in study.variants:
         values = drop_empty({"step": row.step or None, "paper": row.paper, "recipe": row.recipe})
-        rows.append({"name": name} | values | {PRETRAIN: row.pretrain})
-    return drop_empty(given | {"row": [] if study.rows == {"": Variant()} else rows})
+        rows.append({"name": row.name} | values | {PRETRAIN: row.pretrain})
+    return drop_empty(found | {"row": [] if study.variants == (Variant(),) else rows})
 
 
 def drop_empty(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,48 +279,17 @@ def drop_empty(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in expand_recipe(values).items() if value not in ("", {}, [])}
 
 
-def check_keys(definition: Mapping[str, Any]) -> dict[str, Any]:
-    """Check that every key is known and every value has its type and is in its range; return the definition."""
-    for key in definition:
+def read_definition(values: Mapping[str, Any]) -> Study:
+    """Return a study whose keys and values have their names and types, and nothing more."""
+    for key in values:
         if key in TABLES or key in TOP_KEYS:
             raise UsageError(f"unknown key {key!r}; it belongs in [recipe]")
-    values = check_table(definition, OPTIONS | SPEC_KEYS)
-    for key, least in LEAST_NUMBERS.items():
-        if key in values:
-            check_range(f"{key} is {values[key]:g}", values[key], least)
-    return values
-
-
-def check_table(values: Mapping[str, Any], kinds: Mapping[str, Any], place: str = "") -> dict[str, Any]:
-    """Check that a table's keys are known and its values have their types; return the table.
-
-    `place` is for the messages and is empty at the top level.
-    """
-    for key in values:
-        if key not in kinds:
-            home = f" in {place}" if place else ""
-            raise UsageError(f"unknown key {key[:LONGEST_NAME]!r}{home}; {propose(key, kinds)}")
-    return {key: check_value(key, value, kinds[key], place and f"{place} ") for key, value in values.items()}
-
-
-def read_tables(key: str, tables: Sequence[Mapping[str, Any]], kinds: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Check the [[column]] or [[row]] tables, and return them by place.
-
-    Each table must have a name of its own and no seed.
-    """
-    if not tables:
-        raise UsageError(f"{key} = [] is empty; leave it out")
-    found = {}
-    for number, table in enumerate(tables, start=1):
-        place = f"[[{key}]] {number}"
-        found[place] = checked = check_table(table, kinds, place)
-        if "name" not in checked:
-            raise UsageError(f"{place} has no name; each one needs its own")
-        train = checked.get("recipe", {}).get("train")
-        if isinstance(train, dict) and "seed" in train:
-            raise UsageError(f"{place} sets train.seed; seeds belong to the study: write seeds above the tables")
-    check_names([table["name"] for table in found.values()], f"[[{key}]]")
-    return found
+        if key not in Study.__struct_encode_fields__:
+            raise UsageError(f"unknown key {key[:LONGEST_NAME]!r}; {propose(key, Study.__struct_encode_fields__)}")
+    try:
+        return msgspec.convert(values, Study)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{reword(error)}; correct it there") from None
 
 
 def propose(name: str, names: Iterable[str]) -> str:
@@ -290,19 +299,21 @@ def propose(name: str, names: Iterable[str]) -> str:
     return f"did you mean {nearest[0]!r}?" if nearest else f"expected {', '.join(names)}"
 
 
-def check_names(names: Sequence[str], place: str) -> None:
-    """Check that every name gives a valid directory name, and that no two give the same one."""
-    directories = [name_directory(name) for name in names]
-    if len(names) > 1 and not all(directories):
-        raise UsageError(f"a {place} has a name without letters or digits, which its directory needs; change it")
-    for name, directory in zip(names, directories, strict=True):
-        if (size := len(directory.encode())) > LONGEST_DIRECTORY:
+def check_tables(tables: Sequence[Column | Variant], place: str) -> None:
+    """Check that each table has no seed, and a name that gives a directory of its own."""
+    for table in tables:
+        train = table.recipe.get("train")
+        if isinstance(train, dict) and "seed" in train:
+            raise UsageError(f"the {place} {table.name!r} sets train.seed; write seeds above the tables")
+        if len(tables) > 1 and not name_directory(table.name):
+            raise UsageError(f"a {place} has a name without letters or digits, which its directory needs; change it")
+        if len(name_directory(table.name).encode()) > LONGEST_DIRECTORY:
             raise UsageError(
-                f"the name {name[:40]!r}… of a {place} has {size} bytes; shorten it to {LONGEST_DIRECTORY}, the limit "
-                "for the name of a directory"
+                f"the name {table.name[:40]!r}… of a {place} is too long for a directory; shorten it to "
+                f"{LONGEST_DIRECTORY} bytes"
             )
-    if twice := find_twice(directories):
-        raise UsageError(f"two of the {place} tables are called {twice[0]!r}; give each its own name")
+    if twice := find_twice([name_directory(table.name) for table in tables]):
+        raise UsageError(f"two {place} tables are called {twice[0]!r}; leave one out, or rename it")
 
 
 def find_twice(items: Sequence[Any]) -> list[Any]:
@@ -314,65 +325,47 @@ def find_twice(items: Sequence[Any]) -> list[Any]:
 # --- Columns ----------------------------------------------------------------------------------------------------------
 
 
-def read_columns(values: Mapping[str, Any]) -> list[Column]:
+def read_columns(study: Study) -> tuple[Column, ...]:
     """Read the columns, in their short or long form."""
-    if "tasks" in values and "column" in values:
+    if study.tasks and study.columns:
         raise UsageError("both tasks and [[column]] are given; leave one out")
-    if "column" not in values:
-        names = values.get("tasks", [])
-        if not names:
-            raise UsageError(f'no tasks; write for example tasks = ["{next(iter(TASKS))}"]')
-        if twice := find_twice(names):
-            raise UsageError(f"tasks has {twice[0]!r} twice; leave one out")
-        return [Column(name, check_task(name, "tasks")) for name in names]
-    columns = []
-    for place, checked in read_tables("column", values["column"], COLUMN_KEYS).items():
-        if "task" not in checked:
-            raise UsageError(f"{place} has no task; each column needs one")
-        task = TASKS[check_task(checked["task"], place)]
+    columns = study.columns or tuple(Column(name, name) for name in study.tasks)
+    if not columns:
+        raise UsageError(f'no tasks; write for example tasks = ["{next(iter(TASKS))}"]')
+    for column in columns:
+        if (task := TASKS.get(column.task)) is None:
+            raise UsageError(f"unknown task {column.task!r}; {propose(column.task, TASKS)}")
+        if not task.metric:
+            raise UsageError(f"{task.name} has no labels and so no score to compare; leave it out")
         known = dict.fromkeys([task.metric, *(row.key for row in task.table)])
-        if (metric := checked.get("metric", task.metric)) not in known:
-            raise UsageError(f"unknown metric {metric!r} in {place}; {task.name} has {', '.join(known)}")
-        columns.append(Column(**checked))
+        if column.metric and column.metric not in known:
+            raise UsageError(f"unknown metric {column.metric!r}; {task.name} has {', '.join(known)}")
+    check_tables(columns, "[[column]]")
     return columns
 
 
-def check_task(name: str, place: str) -> str:
-    """Check that a task exists and has a score, and return its name.
-
-    Raises:
-        UsageError: There is no such task, or it has no score.
-    """
-    if name not in TASKS:
-        raise UsageError(f"unknown task {name!r} in {place}; {propose(name, TASKS)}")
-    if not TASKS[name].metric:
-        raise UsageError(f"{name} has no labels and so no score to compare; leave it out of {place}")
-    return name
-
-
-def find_own(columns: Sequence[Column], rows: Mapping[str, Variant]) -> list[Column]:
+def find_own(study: Study) -> tuple[Column, ...]:
     """Return the columns that have runs of their own instead of showing the rows' pretrainings.
 
     Raises:
         UsageError: A column that shows the pretrainings has a recipe, or it would have to show a step's score.
     """
-    if all(row.pretrain is None for row in rows.values()):
-        return list(columns)
-    stepped = next((name for name, row in rows.items() if row.step), None)
-    for column in columns:
+    if not study.pretrains:
+        return study.columns
+    for column in study.columns:
         if column.task == PRETRAIN and column.recipe:
             raise UsageError(f"the column {column.name!r} shows the rows' pretrainings; leave its recipe out")
-        if column.task == PRETRAIN and stepped is not None:
+        if column.task == PRETRAIN and any(row.step for row in study.variants):
             raise UsageError(
-                f"the column {column.name!r} shows the end of each pretraining, and the row {stepped!r} starts from a "
-                "step of it; leave one of the two out"
+                f"the column {column.name!r} shows the end of each pretraining, and a row starts from a step of it; "
+                "leave one of the two out"
             )
-    return [column for column in columns if column.task != PRETRAIN]
+    return tuple(column for column in study.columns if column.task != PRETRAIN)
 
 
-def check_average(names: Sequence[str], columns: Sequence[Column]) -> None:
+def check_average(study: Study) -> None:
     """Check that the average is over at least two different columns, all in percent."""
-    known = {column.name: column for column in columns}
+    names, known = study.average, {column.name: column for column in study.columns}
     for name in names:
         if name not in known:
             raise UsageError(f"average names {name!r}, which is not a column; {propose(name, known)}")
@@ -387,48 +380,43 @@ def check_average(names: Sequence[str], columns: Sequence[Column]) -> None:
 # --- Rows -------------------------------------------------------------------------------------------------------------
 
 
-def read_rows(values: Mapping[str, Any], asked: RecipePart, columns: Sequence[Column]) -> dict[str, Variant]:
-    """Read the rows by name; `asked` is the command line's recipe for their pretrainings."""
-    tables = read_tables("row", values.get("row", [{"name": ""}]), ROW_KEYS)
-    rows = {table["name"]: read_row(table, place, values.get(PRETRAIN), asked) for place, table in tables.items()}
-    begun = [name for name, row in rows.items() if row.pretrain is not None]
-    if not begun and (asked or PRETRAIN in values):
+def read_rows(study: Study, asked: RecipePart) -> tuple[Variant, ...]:
+    """Read the rows; `asked` is the command line's recipe for their pretrainings."""
+    if not study.variants:
+        raise UsageError("row = [] is empty; leave it out")
+    check_tables(study.variants, "[[row]]")
+    rows = tuple(read_row(row, study.pretrain, asked) for row in study.variants)
+    pretrains = any(row.pretrain is not None for row in rows)
+    if not pretrains and (asked or study.pretrain is not None):
         raise UsageError("pretrain is given, but no row starts with a pretraining; leave it out")
-    tops = rows if len(rows) > 1 else [column.name for column in columns if column.task != PRETRAIN]
-    if begun and PRETRAIN in map(name_directory, tops):
-        kind = "[[row]]" if len(rows) > 1 else "[[column]]"
-        raise UsageError(f"a {kind} is called {PRETRAIN!r}, the folder of the pretrainings; rename it")
-    known = [column.name for column in columns] + [AVERAGE] * bool(values.get("average"))
-    for name, row in rows.items():
-        for column, value in row.paper.items():
-            if column not in known:
-                raise UsageError(f"paper of the row {name!r} names {column!r}, not a column; {propose(column, known)}")
-            if not math.isfinite(value):
-                raise UsageError(f"paper of the row {name!r} has {value} for {column!r}; give a number or leave it out")
+    tops = rows if len(rows) > 1 else [column for column in study.columns if column.task != PRETRAIN]
+    if pretrains and PRETRAIN in [name_directory(top.name) for top in tops]:
+        raise UsageError(f"a row or column is called {PRETRAIN!r}, the folder of the pretrainings; rename it")
+    known = [column.name for column in study.columns] + [AVERAGE] * bool(study.average)
+    for row in rows:
+        if unknown := [name for name in row.paper if name not in known]:
+            raise UsageError(
+                f"paper of the row {row.name!r} names {unknown[0]!r}, not a column; {propose(unknown[0], known)}"
+            )
     return rows
 
 
-def read_row(table: Mapping[str, Any], place: str, shared: RecipePart | None, asked: RecipePart) -> Variant:
-    """Read one row; `shared` is the table `[pretrain]`, or None without it."""
-    recipe, own, step = table.get("recipe", {}), table.get(PRETRAIN), table.get("step")
-    if own is not None and "checkpoint" in recipe:
-        raise UsageError(f"{place} has both a pretraining and a checkpoint to start from; leave one out")
-    begins = own is not None or (shared is not None and "checkpoint" not in recipe)
-    pretrain = merge(shared or {}, own or {}, asked) if begins else None
-    if pretrain is not None:
-        where = {"[pretrain]": shared, f"[row.pretrain] of {table['name']!r}": own, "command line, pretrain": asked}
-        for name, part in where.items():
-            check(part or {}, TASKS[PRETRAIN], name)
-    if step is not None and pretrain is None:
-        raise UsageError(f"{place} has a step but no pretraining; write [row.pretrain], or leave step out")
-    if step is not None:
-        last = merge(TASKS[PRETRAIN].recipe, pretrain)["train"]["max_steps"]
-        if not 1 <= step <= last:
+def read_row(row: Variant, shared: RecipePart | None, asked: RecipePart) -> Variant:
+    """Return a row with its pretraining; `shared` is the table `[pretrain]`, or None without it."""
+    if row.pretrain is not None and "checkpoint" in row.recipe:
+        raise UsageError(f"the row {row.name!r} has both a pretraining and a checkpoint to start from; leave one out")
+    if row.pretrain is not None or (shared is not None and "checkpoint" not in row.recipe):
+        row = replace(row, pretrain=merge(shared or {}, row.pretrain or {}, asked))
+        check(row.pretrain, TASKS[PRETRAIN], f"pretrain of the row {row.name!r}")
+        last = merge(TASKS[PRETRAIN].recipe, row.pretrain)["train"]["max_steps"]
+        if row.step and row.step > last:
             raise UsageError(
-                f"{place} has step = {step}, but its pretraining has max_steps = {last}; "
-                "give a step from 1 to max_steps"
+                f"the row {row.name!r} has step = {row.step}, but its pretraining has max_steps = {last}; give a step "
+                "up to max_steps"
             )
-    return Variant(recipe, pretrain, step or 0, table.get("paper", {}))
+    elif row.step:
+        raise UsageError(f"the row {row.name!r} has a step but no pretraining; write [row.pretrain], or leave step out")
+    return row
 
 
 def drop_seed(recipe: RecipePart) -> RecipePart:
@@ -504,53 +492,40 @@ def convert(axis: str, value: Any, task: Task) -> Any:
     return recipe[table][key] if table else recipe[key]
 
 
-def choose_seeds(values: Mapping[str, Any], shared: RecipePart, task: Task) -> tuple[int, ...]:
+def choose_seeds(study: Study, shared: RecipePart, task: Task) -> tuple[int, ...]:
     """Return the seeds of every cell: those given, or `restarts` consecutive ones from the recipe's seed on."""
     first = shared.get("train", {}).get("seed")
-    if "seeds" in values and ("restarts" in values or first is not None):
-        other = "restarts" if "restarts" in values else "train.seed"
-        raise UsageError(f"both seeds and {other} are given; leave one out")
-    if first is None:
-        first = task.recipe["train"]["seed"]
-    if values.get("restarts", 1) > MOST_RESTARTS:
-        raise UsageError(f"restarts is {values['restarts']:,}; it must be at most {MOST_RESTARTS:,}")
-    seeds = values.get("seeds", list(range(first, first + values.get("restarts", 1))))
-    if not seeds or find_twice(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
-        raise UsageError(f"seeds = {seeds} must be different whole numbers, at least one, each below 2**32")
-    return tuple(seeds)
+    if study.seeds and (study.restarts > 1 or first is not None):
+        raise UsageError("seeds are given, and restarts or train.seed too; leave one out")
+    if find_twice(study.seeds):
+        raise UsageError(f"seeds = {list(study.seeds)} must be different")
+    first = task.recipe["train"]["seed"] if first is None else first
+    return study.seeds or tuple(range(first, first + study.restarts))
 
 
 # --- Conflicts between recipes ----------------------------------------------------------------------------------------
 
 
 def check_recipes(
-    shared: Mapping[str, RecipePart],
-    columns: Sequence[Column],
-    rows: Mapping[str, Variant],
-    axes: Mapping[str, Sequence[Any]],
-    data_root: str,
+    study: Study, columns: Sequence[Column], given: RecipePart, axes: Mapping[str, Sequence[Any]]
 ) -> None:
     """Check that the tasks know every key, that every value has its type, and that the recipes do not conflict.
 
     Args:
-        shared: The recipes of all runs, by their names in messages.
+        columns: Those with runs of their own.
+        given: The recipe of the command line.
     """
-    of_rows = {f"[row.recipe] of {name!r}": row.recipe for name, row in rows.items()}
+    shared = {"[recipe]": study.recipe, "the command line": given}
+    of_rows = {f"[row.recipe] of {row.name!r}": row.recipe for row in study.variants}
     of_columns = {f"[column.recipe] of {column.name!r}": column.recipe for column in columns}
-    for column, (name, recipe) in zip(columns, of_columns.items(), strict=True):
-        task = TASKS[column.task]
-        for where, part in {**shared, name: recipe, **of_rows}.items():
-            check(part, task, where)
-        for axis, values in axes.items():
-            for value in values:
-                convert(axis, value, task)
-    begun = next((name for name, row in rows.items() if row.pretrain is not None), None)
+    for column, own in zip(columns, of_columns, strict=True):
+        for where, part in {**shared, own: column.recipe, **of_rows}.items():
+            check(part, TASKS[column.task], where)
     for where, part in {**shared, "[grid]": axes, **of_columns}.items():
-        if begun is not None and "checkpoint" in part:
-            name = f"the row {begun!r}" if begun else "the study"
-            raise UsageError(f"{where} gives a checkpoint, but {name} starts with a pretraining; leave one out")
+        if study.pretrains and "checkpoint" in part:
+            raise UsageError(f"{where} gives a checkpoint, but a row starts with a pretraining; leave one out")
     parts = [*shared.values(), *of_columns.values(), *of_rows.values()]
-    if data_root and ("data.dir" in axes or any("dir" in part.get("data", {}) for part in parts)):
+    if study.data_root and ("data.dir" in axes or any("dir" in part.get("data", {}) for part in parts)):
         raise UsageError("both the root of all data (--data, data_root) and data.dir are given; leave one out")
 
 

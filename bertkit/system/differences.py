@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from bertkit.errors import UsageError
+
 LONGEST_NAME, LONGEST_TEXT = 40, 100  # characters of a user's input that a message shows
 
 
@@ -23,6 +25,16 @@ def name_differences(differences: list[str]) -> str:
     """Join the first two of `find_differences`, and say how many more there are."""
     more = f" and {len(differences) - 2} more" if len(differences) > 2 else ""
     return "; ".join(differences[:2]) + more
+
+
+def refuse_other(problem: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Check that a directory has what is asked for.
+
+    Raises:
+        UsageError: The tables differ; the message begins with the problem.
+    """
+    if differences := find_differences(old, new):
+        raise UsageError(f"{problem} ({name_differences(differences)}); name another directory with --output")
 
 
 def show_toml(value: Any) -> str:

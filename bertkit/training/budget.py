@@ -11,7 +11,7 @@ import msgspec
 
 from bertkit.errors import UsageError, explain_damage
 from bertkit.system.clock import Clock, parse_duration
-from bertkit.system.differences import find_differences, name_differences
+from bertkit.system.differences import refuse_other
 from bertkit.system.files import write_json
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
@@ -187,15 +187,14 @@ def check_same(given: Recipe, fitted: Recipe, output: Path) -> None:
     """
     parts = []
     for recipe in (fitted, given):
-        decisive = list_decisive(recipe.to_dict(), TASKS[recipe.task].options)
+        decisive = list_decisive(recipe.to_dict())
         kept = {key: value for key, value in decisive.items() if key not in ("pace", "phase", "patience")}
         kept["train"] = {key: value for key, value in kept["train"].items() if key not in FITTED}
         lengths = [phase["max_length"] for phase in recipe.phase]
         parts.append(kept | {"lengths": lengths[: len(fitted.phase)]})  # others were not reached
-    differences = find_differences(*parts)
-    if differences or fitted.pace is None or "max_steps" not in fitted.train:
-        what = name_differences(differences) if differences else "without --budget"
-        raise UsageError(f"{output} belongs to another run ({what}); name another directory with --output")
+    refuse_other(f"{output} belongs to another run", *parts)
+    if fitted.pace is None or "max_steps" not in fitted.train:
+        raise UsageError(f"{output} has a run without --budget; name another directory with --output")
 
 
 def describe_time(recipe: Recipe, output: Path, clock: Clock) -> list[str]:

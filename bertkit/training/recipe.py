@@ -16,21 +16,21 @@ import difflib
 import inspect
 import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import EnumType
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType, NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import MappingProxyType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, make_printable
 from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT, expand_recipe, show_toml
 from bertkit.system.files import atomic_write
 from bertkit.tasks import TASKS
-from bertkit.tasks.option import Options, check_range, list_defaults
+from bertkit.tasks.option import check_range
 from bertkit.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -159,11 +159,9 @@ ALIASES = {
     "bs": ("", "batch_size"),
 }
 TOP_KEYS = {key: hint for key, hint in get_type_hints(Recipe).items() if key not in (*TABLES, "phase", "given")}
-PHASE = {"share": float, "max_length": int}
 # Table -> key -> range of the value: lower bound (included), upper bound (excluded).
 RANGES: dict[str, dict[str, tuple[float, float]]] = {
     "": {"batch_size": (1, math.inf), "reinit_layers": (0, math.inf), "patience": (0, math.inf)},
-    "phase": {"max_length": (5, math.inf)},  # [CLS] a [SEP] b [SEP]
     "train": {
         **dict.fromkeys(("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"), (0, math.inf)),
         **dict.fromkeys(("adam_beta1", "adam_beta2"), (0, 1)),
@@ -192,43 +190,35 @@ FITTING = (
     "dataloader_num_workers",
 )
 
+DECIDED = (
+    "resume_from_checkpoint do_train do_eval do_predict ignore_data_skip dataloader_persistent_workers save_only_model "
+    "local_rank parallelism_config dataloader_drop_last eval_do_concat_batches remove_unused_columns "
+    "label_smoothing_factor use_liger_kernel"
+)
 # Keys of [train] that the user may not set -> the remedy. The last two are names of transformers 4.
 RESERVED = {
-    "output_dir": "use --output",
-    "gradient_accumulation_steps": "set batch_size at the top level: accumulation follows from it, "
-    "per_device_train_batch_size and the number of processes",
-    "auto_find_batch_size": "set batch_size at the top level, and per_device_train_batch_size to what fits in memory",
+    **dict.fromkeys(DECIDED.split(), "bertkit decides it"),
+    **dict.fromkeys(
+        ("gradient_accumulation_steps", "auto_find_batch_size"),
+        "set batch_size at the top level, and per_device_train_batch_size to what fits in memory",
+    ),
     **dict.fromkeys(
         ("bf16", "fp16", "bf16_full_eval", "fp16_full_eval"),
         'set precision at the top level, for example precision = "bf16"',
     ),
-    "resume_from_checkpoint": "run the same command again: an unfinished run continues by itself",
-    **dict.fromkeys(
-        ("do_train", "do_eval", "do_predict"), "the command decides what is trained, evaluated and predicted"
-    ),
-    "ignore_data_skip": "a resumed run would see other data than an uninterrupted one",
-    "dataloader_persistent_workers": "a resumed run would read its data in another order",
-    "save_only_model": "a resumed run would differ from an uninterrupted one",
-    "local_rank": "start the processes with torchrun or accelerate launch",
-    "parallelism_config": "use an accelerate config",
+    "output_dir": "use --output",
     "hub_token": "secrets do not belong in a recipe: log in with `hf auth login`",
-    "push_to_hub": "use --push-to-hub REPO, or upload the run directory: hf upload REPO DIR",
-    "dataloader_drop_last": "every held-out text is evaluated",
-    "eval_do_concat_batches": "scores are computed over all batches",
-    "remove_unused_columns": "all columns of a task are arguments of its model",
-    "label_smoothing_factor": "the paper has no label smoothing, and bertkit's losses do not support it",
-    "use_liger_kernel": "bertkit has its own model",
+    "push_to_hub": "use --push-to-hub REPO",
     "warmup_ratio": "use warmup_steps: a value below 1 is a share of all steps",
     "group_by_length": 'write train_sampling_strategy = "group_by_length"',
 }
-TYPE_NAMES = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    list: "a list",
-    dict: "a table",
-}
+
+
+class PhaseTable(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a pretraining: its share of the updates, and its maximum sequence length in tokens."""
+
+    share: Annotated[float, msgspec.Meta(gt=0)]
+    max_length: Annotated[int, msgspec.Meta(ge=5)]  # [CLS] a [SEP] b [SEP]
 
 
 def read_recipe(path: str | Path) -> RecipePart:
@@ -341,23 +331,40 @@ def check(part: Mapping[str, Any], task: Task, where: str = "recipe") -> RecipeP
     try:
         checked = _check_table("", part, task)
         if phases is not None:
-            checked["phase"] = _check_phases(phases, task)
+            checked["phase"] = _check_phases(phases)
         return checked | {table: _check_table(table, values, task) for table, values in tables.items()}
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
 
 
-def check_value(key: str, value: Any, annotation: Any, place: str = "") -> Any:
-    """Return the value of a key, converted to the annotated type.
+def check_value(key: str, value: Any, hint: Any, place: str = "") -> Any:
+    """Return the value of a key, converted to the type of the hint.
 
     Raises:
-        UsageError: The value has another type; the message begins with `place`.
+        UsageError: The value has another type; the message begins with `place`, and gives the right spelling.
     """
     try:
-        return _convert(value, annotation)
-    except msgspec.ValidationError:
-        remedy = _propose(key, value, annotation)
-        raise UsageError(f"{place}{key} = {show_toml(value)} must be {_describe(annotation)}{remedy}") from None
+        if (found := msgspec.convert(value, hint)) == found:
+            return found
+        wanted = "expected a number"
+    except msgspec.ValidationError as error:
+        wanted = reword(error)
+    choices = [choice for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal for choice in get_args(kind)]
+    if choices:
+        wanted = f"expected one of {', '.join(map(str, choices))}"
+    text = "" if isinstance(value, dict | list) else str(value)
+    for reading in (value, text.lower(), [value], *difflib.get_close_matches(text, map(str, choices), n=1)):
+        with contextlib.suppress(msgspec.ValidationError):
+            if (found := msgspec.convert(reading, hint, strict=False)) == found:
+                wanted += f"; write {key} = {show_toml(found)}"
+                break
+    raise UsageError(f"{place}{key} = {show_toml(value)}; {wanted}")
+
+
+def reword(error: msgspec.ValidationError) -> str:
+    """Return msgspec's message in the words of TOML."""
+    text = make_printable(str(error))[: 2 * LONGEST_TEXT].replace("`", "").replace(" | null", "")
+    return (text[0].lower() + text[1:]).replace("array", "list").replace("object", "table")
 
 
 def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
@@ -378,21 +385,10 @@ def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
     atomic_write("\n".join(filter(None, [*parts, *listed, tomli_w.dumps(train)])), Path(path))
 
 
-def list_decisive(part: Mapping[str, Any], options: Options | None = None) -> RecipePart:
-    """Return what identifies a run: all but the keys that fit it to a machine (FITTING).
-
-    Baselines beside it are left out too. Keys of the top level, and options, that an earlier version did not save have
-    their defaults.
-    """
-    part = {key: value for key, value in part.items() if key != "baseline"}
-    defaults = {field.name: field.default for field in dataclasses.fields(Recipe) if field.name in TOP_KEYS}
-    tops = {key: value for key, value in defaults.items() if value not in (None, dataclasses.MISSING)}
-    data = part.get("data", {})
-    train = {key: value for key, value in part.get("train", {}).items() if key not in FITTING}
-    return merge(part, {key: tops[key] for key in tops.keys() - part}) | {
-        "data": data | {key: value for key, value in list_defaults(options or {}).items() if key not in data},
-        "train": train,
-    }
+def list_decisive(part: Mapping[str, Any]) -> RecipePart:
+    """Return what identifies a run: no baselines beside it, and no keys that fit it to a machine (FITTING)."""
+    kept = {key: value for key, value in part.items() if key not in ("baseline", "train")}
+    return merge(kept, {"train": {key: value for key, value in part.get("train", {}).items() if key not in FITTING}})
 
 
 def resolve(recipe: Recipe, updates: int, pace: list[list[float]]) -> Recipe:
@@ -440,7 +436,8 @@ def _list_library_fields(table: str) -> dict[str, Any]:
     if table == "model":
         from bertkit.model.config import BertConfig
 
-        return inspect.get_annotations(BertConfig, eval_str=True) | {"attn_implementation": str}
+        fields = inspect.get_annotations(BertConfig, eval_str=True) | {"attn_implementation": str}
+        return {key: _simplify(hint) for key, hint in fields.items()}
     from transformers.trainer_utils import SchedulerType
     from transformers.training_args import OptimizerNames, TrainingArguments
 
@@ -450,14 +447,14 @@ def _list_library_fields(table: str) -> dict[str, Any]:
             fields[field.name] = Literal[tuple(choices)]
     fields["lr_scheduler_type"] = Literal[tuple(sorted({name.value for name in SchedulerType} - LEARNED_SCHEDULES))]
     fields["optim"] = Literal[("bert_adam", *(name.value for name in OptimizerNames))]
-    return {key: kind for key, kind in fields.items() if key not in RESERVED}
+    return {key: _simplify(hint) for key, hint in fields.items() if key not in RESERVED}
 
 
 def _list_fields(table: str, task: Task) -> dict[str, Any]:
     """Return the type of each key of a table ("" is the top level)."""
     if table == "data":
         return {key: _find_type(default) for key, default in task.recipe["data"].items()}
-    return {"": TOP_KEYS, "phase": PHASE}.get(table) or _list_library_fields(table)
+    return TOP_KEYS if not table else _list_library_fields(table)
 
 
 def _find_type(default: Any) -> Any:
@@ -469,11 +466,9 @@ def _find_type(default: Any) -> Any:
 
 def _check_table(table: str, values: Any, task: Task) -> RecipePart:
     """Check one table and return its values, converted to their types."""
+    place = f"[{table}] " if table else ""
     if not isinstance(values, dict):
-        raise UsageError(
-            f"{table} = {show_toml(values)} must be a table; write [{table}] on its own line, with its keys below"
-        )
-    place = f"{_bracket(table)} " if table else ""
+        raise UsageError(f"{table} = {show_toml(values)} must be a table; write [{table}] above its keys")
     fields = _list_fields(table, task) if values else {}
     for key in [key for key in values if key not in fields]:
         if key in RESERVED:
@@ -487,102 +482,41 @@ def _check_table(table: str, values: Any, task: Task) -> RecipePart:
     return checked
 
 
-def _check_phases(phases: Any, task: Task) -> list[RecipePart]:
+def _check_phases(phases: Any) -> list[RecipePart]:
     """Check the phases, whose shares must add up to one, and return them converted to their types."""
-    if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
-        raise UsageError("phase must be a list of tables; write [[phase]] above the share and max_length of each")
-    checked = [_check_table("phase", phase, task) for phase in phases]
-    for number, phase in enumerate(checked, start=1):
-        if missing := PHASE.keys() - phase:
-            raise UsageError(f"[[phase]] {number} has no {min(missing)}; each phase needs {' and '.join(PHASE)}")
-        if phase["share"] <= 0:
-            raise UsageError(f"[[phase]] {number} has share = {phase['share']}; it must be above 0")
+    try:
+        checked = msgspec.to_builtins(msgspec.convert(phases, list[PhaseTable]))
+    except msgspec.ValidationError as error:
+        raise UsageError(f"[[phase]]: {reword(error)}; write share and max_length below each [[phase]]") from None
     total = math.fsum(phase["share"] for phase in checked)
-    if checked and abs(total - 1) > 1e-6:
-        shares = " + ".join(str(phase["share"]) for phase in checked)
-        raise UsageError(f"the shares of the [[phase]] tables are {shares} = {total:g}; they must add up to 1")
+    if checked and not abs(total - 1) <= 1e-6:
+        raise UsageError(f"the shares of the [[phase]] tables add up to {total:g}; they must add up to 1")
     return checked
 
 
 def _explain_unknown_key(key: str, table: str, task: Task) -> str:
     """Return the error message for an unknown key, with the table it belongs to or the nearest key."""
-    problem = f"unknown key {key[:LONGEST_NAME]!r} {f'in {_bracket(table)}' if table else 'at the top level'}"
+    places = {"": "at the top level", **{table: f"in [{table}]" for table in TABLES}}
+    problem = f"unknown key {key[:LONGEST_NAME]!r} {places[table]}"
     for home in ("", "data", "train", "model"):
         if home != table and key in _list_fields(home, task):
-            return f"{problem}; it belongs {f'in [{home}]' if home else 'at the top level, above the first table'}"
+            return f"{problem}; it belongs {places[home]}"
     home, name = ALIASES.get(key, ("", ""))
     if name in _list_fields(home, task):
         return f"{problem}; did you mean {name!r}{f' in [{home}]' * bool(home)}?"
-    names = {name: repr(name) for name in _list_fields(table, task)}
-    if not table:
-        names |= {name: _bracket(name) for name in (*TABLES, "phase")}
+    names = [*_list_fields(table, task), *([] if table else (*TABLES, "phase"))]
     if nearest := difflib.get_close_matches(key, names, n=1):
-        return f"{problem}; did you mean {names[nearest[0]]}?"
+        return f"{problem}; did you mean {nearest[0]!r}?"
     source = {"model": "the fields of bertkit.BertConfig", "train": "the arguments of transformers.TrainingArguments"}
-    return f"{problem}; expected {source.get(table) or ', '.join(names.values())}"
+    return f"{problem}; expected {source.get(table) or ', '.join(names)}"
 
 
-def _list_kinds(annotation: Any) -> list[Any]:
-    """Return the types that a value may have, with the values of an enumeration in its place."""
-    members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    enums = [member for member in members if isinstance(member, EnumType)]
-    if enums:  # the library also names text, which it converts to the enumeration
-        return [Literal[tuple(choice.value for choice in enums[0])]]
-    unneeded = {NoneType, int} if float in members else {NoneType}  # a float may be written as an int anyway
-    return [member for member in members if member not in unneeded]
-
-
-def _convert(value: Any, annotation: Any) -> Any:
-    """Return the value, converted to the annotated type.
-
-    Raises:
-        msgspec.ValidationError: The value has another type; `_describe` and `_propose` make the message.
-    """
-    found = msgspec.convert(value, Union[tuple(_list_kinds(annotation))])  # noqa: UP007
-    if found != found:
-        raise msgspec.ValidationError("Expected a number, got NaN")
-    return found
-
-
-def _describe(annotation: Any) -> str:
-    """Return the annotation in words."""
-    words = []
-    for kind in _list_kinds(annotation):
-        origin, arguments = get_origin(kind) or kind, get_args(kind)
-        if origin is Literal:
-            words.append("one of " + ", ".join(map(str, arguments)))
-        elif origin is list and arguments:
-            words.append(f"a list, each item {_describe(arguments[0])}")
-        else:
-            words.append(TYPE_NAMES.get(origin, str(kind)))
-    return " or ".join(words)
-
-
-def _propose(key: str, value: Any, annotation: Any) -> str:
-    """Return a remedy: the value in its correct spelling, or the nearest choice; empty if there is neither."""
-    for reading in _read_otherwise(value):
-        try:
-            fitting = show_toml(_convert(reading, annotation))
-        except msgspec.ValidationError:
-            continue
-        unquoted = isinstance(value, str) and not isinstance(reading, str | list)
-        return f"; write {'it without quotes: ' * unquoted}{key} = {fitting}"
-    choices = [choice for kind in _list_kinds(annotation) if get_origin(kind) is Literal for choice in get_args(kind)]
-    nearest = difflib.get_close_matches(str(value), map(str, choices), n=1)
-    return f"; did you mean {show_toml(nearest[0])}?" if nearest else ""
-
-
-def _read_otherwise(value: Any) -> Iterator[Any]:
-    """Yield values that a value of the wrong type may have been meant to be."""
-    if isinstance(value, str):
-        yield _parse_value(value.strip().lower())  # "2e-5", "True"
-        with contextlib.suppress(ValueError):
-            yield float(value)  # ".5", which is not TOML
-    elif isinstance(value, float) and value.is_integer():
-        yield int(value)
-    if not isinstance(value, list | dict | str):
-        yield show_toml(value)
-    yield [value]
+def _simplify(hint: Any) -> Any:
+    """Return the type of a library's key for msgspec: an enumeration's values, and float for a float or an int."""
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if enums := [member for member in members if isinstance(member, EnumType)]:
+        return Literal[tuple(choice.value for choice in enums[0])]
+    return Union[tuple(member for member in members if member is not int or float not in members)]  # noqa: UP007
 
 
 def _parse_value(text: str) -> Any:
@@ -593,8 +527,3 @@ def _parse_value(text: str) -> Any:
         return text
     # A line break in the text could add further keys.
     return text if len(parsed) > 1 or isinstance(parsed["value"], datetime.date | datetime.time) else parsed["value"]
-
-
-def _bracket(table: str) -> str:
-    """Return the header of a table."""
-    return "[[phase]]" if table == "phase" else f"[{table}]"

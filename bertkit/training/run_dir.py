@@ -23,7 +23,7 @@ import msgspec
 import bertkit
 from bertkit.data.tokenizer import save_tokenizer
 from bertkit.errors import UsageError, explain_refusal, join_lines, make_printable
-from bertkit.system.differences import find_differences, name_differences
+from bertkit.system.differences import refuse_other
 from bertkit.system.files import (
     LOCK_PATIENCE,
     atomic_write,
@@ -33,8 +33,7 @@ from bertkit.system.files import (
     refuse_links,
     write_json,
 )
-from bertkit.tasks import TASKS
-from bertkit.training.recipe import Recipe, RecipePart, list_decisive, read_recipe, save_recipe
+from bertkit.training.recipe import Recipe, RecipePart, list_decisive, load_recipe, save_recipe
 
 METRICS_FILE = "metrics.json"
 RECIPE_FILE = "recipe.toml"
@@ -117,11 +116,8 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
         if any(not path.name.startswith(".") and path.name not in (DATA, SEARCH) for path in output.iterdir()):
             raise UsageError(f"{output} is not empty and holds no run; name another directory with --output")
         return None
-    differences = find_differences(*list_both(output, recipe))
-    if differences and (has_begun(output) or (output / "config.json").exists()):  # best/ has no log, but a model
-        raise UsageError(
-            f"{output} belongs to another run ({name_differences(differences)}); name another directory with --output"
-        )
+    if has_begun(output) or (output / "config.json").exists():  # best/ has no log, but a model
+        refuse_other(f"{output} belongs to another run", *list_both(output, recipe))
     return read_metrics(output / METRICS_FILE) if (output / METRICS_FILE).exists() else None
 
 
@@ -180,8 +176,7 @@ def holds_run(output: Path, recipe: Recipe) -> bool:
 
 def list_both(output: Path, recipe: Recipe) -> list[RecipePart]:
     """Return what identifies the run in a directory, and the run of a recipe."""
-    options = TASKS[recipe.task].options
-    return [list_decisive(part, options) for part in (read_recipe(output / RECIPE_FILE), recipe.to_dict())]
+    return [list_decisive(part.to_dict()) for part in (load_recipe(output / RECIPE_FILE), recipe)]
 
 
 def has_begun(output: Path) -> bool:

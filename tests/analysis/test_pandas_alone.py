@@ -8,8 +8,9 @@ import pytest
 from bertkit.analysis.page import write_page
 from bertkit.inference.evaluate import evaluate
 from bertkit.inference.export import export
-from bertkit.studies.folds import define_folds, gather_folds
+from bertkit.studies.folds import gather_folds
 from bertkit.studies.runner import make_study, run_study
+from bertkit.studies.spec import define_folds
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run

@@ -90,7 +90,10 @@ def test_the_recipe_of_a_fold_starts_folds(call, small, tmp_path):
 def test_a_failed_fold_is_told_and_there_are_no_predictions_of_all_rows(call, small, tmp_path):
     diverging = ["--set", "train.learning_rate=1e30", "--set", "train.max_grad_norm=0.0", "--set", "train.max_steps=4"]
     code, _, err = call("classify", *small, *NAMED, *diverging, "--folds", "2", "--output", "runs/f")
-    assert (code, err) == (2, "bertkit: all 2 runs failed; runs/f/study.json gives the reasons\n")
+    assert (code, err) == (
+        2,
+        "bertkit: 2 of 2 runs failed; runs/f/study.json gives the reasons, and the same command retries them\n",
+    )
     assert not (tmp_path / "runs" / "f" / "out_of_fold.csv").exists()
 
 
@@ -139,8 +142,8 @@ def test_a_grid_of_several_labels(call, small, tmp_path):
         (["--data", "reviews.csv", "--label", "stras", "--label", "stars"], "no column 'stras'"),
         (["--data", "reviews.csv", "--label", "id"], "too many for labels; choose another column with --label"),
         (["--data", "reviews.csv", "--folds", "1"], "--folds is 1; give at least 2"),
-        (["--data", "reviews.csv", "--folds", "2", "--grid"], "--folds is without --grid and --restarts"),
-        (["--data", "reviews.csv", "--workers", "2"], "--workers is for --folds, --grid and --restarts"),
+        (["--data", "reviews.csv", "--folds", "2", "--grid"], "--folds cannot be combined with --grid, --restarts"),
+        (["--data", "reviews.csv", "--workers", "2"], "--workers is for --folds, --grid, --restarts"),
         (["--data", "reviews.csv", "--folds", "2", "--set", "data.tune_share=0.5"], "leave out tune_share or folds"),
         (["--data", "reviews.csv", "--set", "data.txt=body"], "text"),
         (

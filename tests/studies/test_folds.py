@@ -12,8 +12,9 @@ from pyarrow import parquet
 
 from bertkit.errors import UsageError
 from bertkit.metrics.table import make_rows, read_facts
-from bertkit.studies.folds import define_folds, gather_folds, join_folds
+from bertkit.studies.folds import gather_folds, join_folds
 from bertkit.studies.runner import make_study, run_study
+from bertkit.studies.spec import define_folds
 from bertkit.training.predictions import read_table
 from tests.official import write_checkpoint, write_reviews, write_table
 

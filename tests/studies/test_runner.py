@@ -57,6 +57,9 @@ def fake(monkeypatch):
     return task
 
 
+FAKES = (Column("fake", "fake"),)
+
+
 def define_small(recipe, **parts):
     return {"tasks": ["pretrain"], "recipe": recipe} | parts
 
@@ -132,7 +135,7 @@ def test_the_command_line_fixes_an_axis_or_replaces_its_values(fake, given, sett
 def test_the_command_line_reaches_the_options_of_the_study(fake):
     definition = {"tasks": ["pretrain"], "seeds": [1, 2], "select": "best"}
     study = make_study(definition, {"tasks": ["fake"]}, {"restarts": 3, "train": {"seed": 7}}, {"num_gpus": 0.5})
-    assert study == Study((Column("fake", "fake"),), (7, 8, 9), {"": Variant()}, num_gpus=0.5)
+    assert study == Study(columns=FAKES, seeds=(7, 8, 9), variants=(Variant(),), num_gpus=0.5)
     assert make_study(definition, {"seeds": [5]}).seeds == (5,)
     assert make_study({"tasks": ["fake"]}).seeds == (42,)
 
@@ -157,9 +160,9 @@ def test_a_file_is_read_and_unquoted_axes_are_understood(fake, tmp_path):
     )
     study = make_study(read_recipe(tmp_path / "study.toml"))
     assert study.grid == {"train.learning_rate": (1e-4, 1.0), "batch_size": (8,)}
-    assert study.rows == {"stable": Variant({"preset": "stable"})}
+    assert study.rows == {"stable": Variant("stable", recipe={"preset": "stable"})}
     assert study.select == "mean"
-    with pytest.raises(UsageError, match=r"study.toml: unknown task 'Fakes' in tasks; did you mean 'fake'\?"):
+    with pytest.raises(UsageError, match=r"study.toml: unknown task 'Fakes'; did you mean 'fake'\?"):
         make_study(read_recipe(tmp_path / "study.toml"), {"tasks": ["Fakes"]}, where="study.toml")
 
 
@@ -167,44 +170,30 @@ def test_a_file_is_read_and_unquoted_axes_are_understood(fake, tmp_path):
     ("parts", "message"),
     [
         ({"tasks": []}, r'no tasks; write for example tasks = \["pretrain"\]'),
-        (
-            {"tasks": "pretrain"},
-            r'tasks = "pretrain" must be a list, each item text; write tasks = \["pretrain"\]',
-        ),
-        ({"tasks": ["nonsense"]}, r"unknown task 'nonsense' in tasks; expected pretrain"),
-        ({"tasks": ["pretrain", "pretrain"]}, r"tasks has 'pretrain' twice"),
+        ({"tasks": "pretrain"}, r"expected list, got str - at \$.tasks; correct it"),
+        ({"tasks": ["nonsense"]}, r"unknown task 'nonsense'; expected pretrain"),
+        ({"tasks": ["pretrain", "pretrain"]}, r"two \[\[column\]\] tables are called 'pretrain'; leave one out"),
         ({"gird": {}}, r"unknown key 'gird'; did you mean 'grid'\?"),
         ({"batch_size": 8}, r"unknown key 'batch_size'; it belongs in \[recipe\]"),
-        ({"select": "worst"}, r'select = "worst" must be one of best, mean'),
-        ({"num_gpus": -1}, r"num_gpus is -1; it must be at least 0"),
-        ({"restarts": 0}, r"restarts is 0; it must be at least 1"),
-        ({"restarts": 2, "seeds": [1]}, r"both seeds and restarts are given"),
-        ({"seeds": [1], "recipe": {"train": {"seed": 2}}}, r"both seeds and train.seed are given"),
+        ({"select": "worst"}, r"invalid enum value 'worst' - at \$.select"),
+        ({"restarts": 2, "seeds": [1]}, r"seeds are given, and restarts or train.seed too"),
+        ({"seeds": [1], "recipe": {"train": {"seed": 2}}}, r"seeds are given, and restarts or train.seed too"),
         ({"seeds": [1, 1]}, r"seeds = \[1, 1\] must be different"),
-        ({"seeds": [-1]}, r"seeds = \[-1\] must be different whole numbers"),
-        ({"seeds": []}, r"at least one"),
+        ({"seeds": [-1]}, r"expected int >= 0 - at \$.seeds"),
         ({"grid": {"batch_size": []}}, r"\[grid\] batch_size = \[\] must be a list with at least one value"),
-        ({"grid": {"batch_size": 8}}, r"\[grid\] batch_size = 8 must be a list"),
         ({"grid": {"batch_size": [8, 8]}}, r"\[grid\] batch_size has 8 twice"),
-        ({"grid": {"batch_size": ["8"]}}, r'\[grid\]: batch_size = "8" must be a whole number'),
+        ({"grid": {"batch_size": ["8"]}}, r'\[grid\]: batch_size = "8"; expected int'),
         ({"grid": {"train.learning_rat": [1.0]}}, r"\[grid\]: unknown key 'learning_rat' .*'learning_rate'"),
         ({"grid": {"train.seed": [1]}}, r"\[grid\] train.seed is not an axis; write seeds above the tables"),
         ({"recipe": {"batch_sise": 8}}, r"\[recipe\]: unknown key 'batch_sise' .*'batch_size'"),
-        ({"recipe": {"train": {"learning_rate": "1"}}}, r"\[recipe\]: \[train\] learning_rate"),
-        ({"row": [{"recipe": {}}]}, r"\[\[row\]\] 1 has no name"),
-        ({"row": [{"name": "a"}, {"name": "A"}]}, r"two of the \[\[row\]\] tables are called 'a'"),
-        ({"row": [{"name": "a"}, {"name": "?"}]}, r"without letters or digits"),
-        (
-            {"row": [{"name": "a"}, {"name": "b" * 151}]},
-            r"of a \[\[row\]\] has 151 bytes; shorten it to 150, the limit",
-        ),
-        (
-            {"row": [{"name": "a"}, {"name": "行" * 51}]},
-            r"has 153 bytes; shorten it to 150, the limit",
-        ),
-        ({"row": [{"name": "a", "recipes": {}}]}, r"unknown key 'recipes' in \[\[row\]\] 1"),
+        ({"row": [{"name": "a"}, {"name": "A"}]}, r"two \[\[row\]\] tables are called 'a'"),
+        ({"row": [{"name": "a"}, {"name": "行" * 51}]}, r"is too long for a directory; shorten it to 150 bytes"),
+        ({"row": [{"name": "a", "recipes": {}}]}, r"table contains unknown field recipes - at"),
         ({"row": [{"name": "a", "recipe": {"precison": "fp32"}}]}, r"\[row.recipe\] of 'a': unknown key 'precison'"),
-        ({"row": [{"name": "a", "recipe": {"train": {"seed": 1}}}]}, r"seeds belong to the study"),
+        (
+            {"row": [{"name": "a", "recipe": {"train": {"seed": 1}}}]},
+            r"the \[\[row\]\] 'a' sets train.seed; write seeds above the tables",
+        ),
     ],
 )
 def test_a_mistake_in_a_definition_is_one_line(parts, message):
@@ -283,7 +272,7 @@ def make_cells(scores, task="fake"):
 
 
 def make_choice(select, **parts):
-    return Study((Column("fake", "fake"),), (0,), {"": Variant()}, select=select, **parts)
+    return Study(columns=FAKES, seeds=(0,), variants=(Variant(),), select=select, **parts)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +298,7 @@ def test_rows_that_are_not_scored_choose_where_there_are_any(fake):
     states["0/seed-0"].metrics["tune_score"] = 0.2
     states["1/seed-0"].metrics["tune_score"] = 0.4
     assert choose(make_choice("best"), cells, states)[1] == "1/seed-0"
-    study = replace(make_choice("best"), grid={"batch_size": (0, 1)})
+    study = make_choice("best", grid={"batch_size": (0, 1)})
     results = summarize(study, [], cells, states)
     assert results["chosen"][0]["score"] == 0.5, "the score shown is from the other rows"
     assert "it is chosen on rows that are not scored (data.tune_share)." in explain_scores(results)
@@ -331,7 +320,7 @@ def test_the_statistics_are_those_of_a_textbook(fake):
         state.metrics["majority_score"] = 4.0
     states["0/seed-0"] = replace(states["0/seed-0"])
     states["2/seed-0"] = State("failed", reason="out of memory")
-    study = replace(make_choice("best"), grid={"batch_size": (0, 1, 2)})
+    study = make_choice("best", grid={"batch_size": (0, 1, 2)})
     one, two, three = summarize(study, [], cells, states)["cells"]
     assert (one["mean"], one["best"], one["n"], one["failed"]) == (5.0, 9.0, 8, 0)
     assert one["sd"] == pytest.approx((32 / 7) ** 0.5)
@@ -517,7 +506,7 @@ def test_a_study_with_its_rows_in_another_order_is_another_one(recipe, tmp_path)
     (tmp_path / "study").mkdir()
     save_recipe(define(make_study(define_small(recipe, row=rows))), tmp_path / "study" / "study.toml")
     studies.check_directory(make_study(define_small(recipe, row=rows)), tmp_path / "study")
-    message = r"study holds another study \(the order of the rows\); name another directory with --output$"
+    message = r"study has other rows, or in another order; name another directory with --output$"
     with pytest.raises(UsageError, match=message):
         studies.check_directory(make_study(define_small(recipe, row=rows[::-1])), tmp_path / "study")
 
@@ -999,7 +988,6 @@ def test_processes_that_share_each_run_do_the_study_together(recipe, tmp_path, w
         ({"grid": {"train.learning_rate": [1e-3]}}, {"train": 5}, r"train = 5 must be a table"),
         ({"row": [{"name": "a", "recipe": {"train": 5}}]}, {}, r"train = 5 must be a table"),
         ({"row": []}, {}, r"row = \[\] is empty"),
-        ({"restarts": 10**20}, {}, r"restarts is 100,000,000,000,000,000,000; it must be at most 1,000"),
         ({"grid": {"train": [{"seed": 1}]}}, {}, r"\[grid\] train is a table, not an axis"),
         (
             {"data_root": "here", "recipe": {"data": {"dir": "there"}}},

@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 from bertkit.errors import UsageError
 from bertkit.studies import search as searching
 from bertkit.studies import search_sizes
-from bertkit.studies.search import SEARCH, Search, search
+from bertkit.studies.search import SEARCH, Search, describe_search, search_or_train
 from bertkit.studies.spec import make_study
 from bertkit.studies.trials import Trials, cut_last_line
 from bertkit.system.clock import Clock
@@ -63,7 +63,7 @@ def found(recipe, tmp_path_factory):
     output, lines = tmp_path_factory.mktemp("search") / "run", []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search_sizes, "LEAST_SCORED", 1)
-        metrics = search(Recipe.make(RTE, recipe), output=output, trials=4, report=lines.append)
+        metrics = search_or_train(Recipe.make(RTE, recipe), output=output, trials=4, report=lines.append)
     return output, metrics, lines
 
 
@@ -109,13 +109,13 @@ def test_a_trial_repeats_from_the_table(found, recipe, tmp_path):
 
 def test_the_same_command_repeats_nothing_and_other_searches_are_refused(found, recipe, tmp_path):
     output, metrics, _ = found
-    assert search(Recipe.make(RTE, recipe), output=output, trials=4) == metrics
+    assert search_or_train(Recipe.make(RTE, recipe), output=output, trials=4) == metrics
     other = merge(recipe, {"train": {"learning_rate": 3e-5}})
     with pytest.raises(UsageError, match=r"belongs to another search .*learning_rate"):
-        search(Recipe.make(RTE, other), output=output, trials=4)
+        search_or_train(Recipe.make(RTE, other), output=output, trials=4)
     run(Recipe.make(RTE, recipe, {"train": {"max_steps": 1}}), output=tmp_path / "run")
     with pytest.raises(UsageError, match="has a run without a search; name another directory with --output"):
-        search(Recipe.make(RTE, recipe), output=tmp_path / "run", trials=4)
+        search_or_train(Recipe.make(RTE, recipe), output=tmp_path / "run", trials=4)
 
 
 def test_a_killed_search_goes_on_and_finds_the_same(found, recipe, tmp_path, monkeypatch):
@@ -132,7 +132,7 @@ def test_a_killed_search_goes_on_and_finds_the_same(found, recipe, tmp_path, mon
 
     monkeypatch.setattr(Trials, "end", die)
     with pytest.raises(KeyboardInterrupt):
-        search(Recipe.make(RTE, recipe), output=output, trials=4)
+        search_or_train(Recipe.make(RTE, recipe), output=output, trials=4)
     with (output / SEARCH / "optuna.log").open("ab") as file:
         file.write(b'{"op_code": 5, "wor')  # a line that was not written completely
     (output / SEARCH / "optuna.log.lock").touch()
@@ -140,15 +140,15 @@ def test_a_killed_search_goes_on_and_finds_the_same(found, recipe, tmp_path, mon
     content = train.read_bytes()
     train.write_bytes(b"".join(content.splitlines(keepends=True)[:-1]))
     with pytest.raises(UsageError, match=r"search was started with other data \(train\)"):
-        search(Recipe.make(RTE, recipe), output=output, trials=4)
+        search_or_train(Recipe.make(RTE, recipe), output=output, trials=4)
     train.write_bytes(content)
 
     def stop(done, total, log):
         os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        search(Recipe.make(RTE, recipe), output=output, trials=4, progress=stop)
-    assert search(Recipe.make(RTE, recipe), output=output, trials=4) == metrics
+        search_or_train(Recipe.make(RTE, recipe), output=output, trials=4, progress=stop)
+    assert search_or_train(Recipe.make(RTE, recipe), output=output, trials=4) == metrics
     assert read_trials(output) == read_trials(whole)
     assert list_values(output) == list_values(whole)
 
@@ -164,9 +164,9 @@ def test_given_values_are_not_searched(recipe, tmp_path):
     given = merge(recipe, {"preset": "stable", "batch_size": 16, "train": {"num_train_epochs": 1.0}})
     assert list(Search(Recipe.make(RTE, given), tmp_path, 3, None).list_axes()) == ["train.learning_rate"]
     with pytest.raises(UsageError, match="sets all that would be searched"):
-        search(Recipe.make(RTE, given, {"train": {"learning_rate": 1e-4}}), output=tmp_path / "run", trials=3)
+        search_or_train(Recipe.make(RTE, given, {"train": {"learning_rate": 1e-4}}), output=tmp_path / "run", trials=3)
     with pytest.raises(UsageError, match="--search and --budget cannot be combined with held_back; leave it out"):
-        search(Recipe.make(RTE, recipe, {"data": {"held_back": 5}}), output=tmp_path / "run", trials=3)
+        search_or_train(Recipe.make(RTE, recipe, {"data": {"held_back": 5}}), output=tmp_path / "run", trials=3)
 
 
 def test_a_trial_that_diverges_is_a_failure_in_the_table(recipe, tmp_path, monkeypatch):
@@ -180,7 +180,7 @@ def test_a_trial_that_diverges_is_a_failure_in_the_table(recipe, tmp_path, monke
         return run(given, output=output, **kwargs)
 
     monkeypatch.setattr(searching, "run", diverge)
-    search(Recipe.make(RTE, recipe), output=tmp_path / "run", trials=2, report=lines.append)
+    search_or_train(Recipe.make(RTE, recipe), output=tmp_path / "run", trials=2, report=lines.append)
     results, scores = read_trials(tmp_path / "run")
     assert (results["failed"], len(scores)) == (1, 1)
     assert any(line.endswith(": the loss is nan after update 3, after 0 updates") for line in lines)
@@ -188,22 +188,23 @@ def test_a_trial_that_diverges_is_a_failure_in_the_table(recipe, tmp_path, monke
 
 def test_a_budget_is_kept_and_its_run_repeats_without_a_clock(recipe, tmp_path):
     limit, begun, lines = 30.0, time.monotonic(), []
-    metrics = search(Recipe.make(RTE, recipe), output=tmp_path / "run", clock=Clock(limit, begun), report=lines.append)
+    within = {"output": tmp_path / "run", "clock": Clock(limit, begun)}
+    metrics = search_or_train(Recipe.make(RTE, recipe), report=lines.append, **within)
     assert limit - 15 <= time.monotonic() - begun <= limit
     written = read_recipe(tmp_path / "run/recipe.toml")
     assert written["train"]["max_steps"] == metrics["updates"] > 1
     assert run(Recipe.make(RTE, written), output=tmp_path / "again") == metrics
     assert read_trials(tmp_path / "run")[0]["runs"] > 1
-    assert search(Recipe.make(RTE, recipe), output=tmp_path / "run", clock=Clock(limit, begun)) == metrics
+    assert search_or_train(Recipe.make(RTE, recipe), output=tmp_path / "run", clock=Clock(limit, begun)) == metrics
 
 
 def test_the_plan_says_what_a_budget_allows(recipe, tmp_path):
-    lines = Search(Recipe.make(RTE, recipe), tmp_path / "run", 0, Clock(120.0, time.monotonic())).describe_plan()
+    lines = describe_search(Recipe.make(RTE, recipe), tmp_path / "run", 0, Clock(120.0, time.monotonic()))
     assert lines[0].startswith("searching learning_rate, batch_size, preset, num_train_epochs: trials of all updates")
     assert lines[1].startswith("in 2 min 0 s fit about ")
     assert not (tmp_path / "run").exists()
     with pytest.raises(UsageError, match=r"the time is too short: .* give --budget \d+m or more"):
-        Search(Recipe.make(RTE, recipe), tmp_path / "run", 0, Clock(1.0, time.monotonic())).describe_plan()
+        describe_search(Recipe.make(RTE, recipe), tmp_path / "run", 0, Clock(1.0, time.monotonic()))
 
 
 def test_with_all_values_given_it_only_trains_and_without_time_for_test_it_ends(recipe, tmp_path, monkeypatch):
@@ -211,7 +212,9 @@ def test_with_all_values_given_it_only_trains_and_without_time_for_test_it_ends(
     monkeypatch.setattr(Clock, "left", property(lambda self: 0.0 if lines[-1:] == [LAST] else left.fget(self)))
     given = {"preset": "paper", "batch_size": 16, "train": {"num_train_epochs": 1.0, "learning_rate": 1e-4}}
     clock = Clock(20.0, time.monotonic())
-    metrics = search(Recipe.make(RTE, recipe, given), output=tmp_path / "run", clock=clock, report=lines.append)
+    metrics = search_or_train(
+        Recipe.make(RTE, recipe, given), output=tmp_path / "run", clock=clock, report=lines.append
+    )
     assert "the recipe leaves nothing to search: training with its values" in lines
     assert lines[-1] == "the time is over: test is left out; bertkit predict makes its predictions"
     assert [path.name for path in (tmp_path / "run/predictions").glob("*.tsv")] == ["dev.tsv"]

@@ -12,8 +12,9 @@ from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.metrics.ner import find_entities
 from bertkit.reports.tables import list_shown
-from bertkit.studies.folds import define_folds, gather_folds
+from bertkit.studies.folds import gather_folds
 from bertkit.studies.runner import make_study, run_study
+from bertkit.studies.spec import define_folds
 from bertkit.tasks.examples import divide
 from bertkit.tasks.ner import NER
 from bertkit.training.recipe import Recipe
