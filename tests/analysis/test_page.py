@@ -346,7 +346,7 @@ def test_of_a_large_split_some_sequences_are_measured_all_over():
         return {"input_ids": mask, "attention_mask": mask}
 
     task = SimpleNamespace(splits={"dev": "{}"}, reusable=True, collate=collate)
-    recipe = {"data": {"max_length": 9}, "phase": [{"max_length": 3}, {"max_length": 9}]}
+    recipe = SimpleNamespace(data={"max_length": 9}, lengths=[3, 9])
     data = {"train": Data(), "other": Data()}
     (found,) = measure_lengths(task, recipe, data).values()
     assert (found["sequences"], found["max_length"], found["lengths"]) == (3 * MEASURED, 3, [1, 2, 3])

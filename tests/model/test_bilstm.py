@@ -183,7 +183,7 @@ def test_a_sentence_is_read_where_each_direction_has_seen_all_of_it() -> None:
 
 def test_a_left_to_right_model_with_a_bilstm_tells_texts_apart() -> None:
     model = make_model("BertBiLSTMForSequenceClassification", is_decoder=True)
-    batch, _ = prepare([9, 9])
+    batch, _ = prepare("BertBiLSTMForSequenceClassification", [9, 9])
     batch["input_ids"][:] = batch["input_ids"][0].clone()
     batch["token_type_ids"][:] = batch["token_type_ids"][0].clone()
     batch["input_ids"][1, -1] += 1

@@ -469,7 +469,7 @@ def test_a_stop_within_or_after_an_epoch_is_the_end_of_a_resumed_run_too(tmp_pat
     rte = change_task(plain, score=lambda rows: plain.score(rows) | {"accuracy": 0.5})
     recipe = make_short_recipe(tmp_path, num_train_epochs=9.0, eval_steps=4)
     strategies = dict(zip(("eval_strategy", "save_strategy"), strategies, strict=True))
-    recipe = merge(recipe, {"patience": 1, "train": strategies})
+    recipe = merge(recipe, {"patience": 1, "baseline": False, "train": strategies})
     monkeypatch.setitem(TASKS, "rte", rte)
     metrics = run(Recipe.make(rte, recipe), output=tmp_path / "straight")
     predict = trainer.BertTrainer.predict

@@ -411,8 +411,9 @@ def parse_line(text: str, decoder: msgspec.json.Decoder = INPUT) -> Any:
     try:
         return decode_json(decoder, text)
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
-        kind = "object or string" if decoder is INPUT else "object"
-        remedy = 'give one, such as {"text": "good", "label": 1}'
+        kind, remedy = "object", 'give one, such as {"text": "good", "label": 1}'
+        if decoder is INPUT:
+            kind, remedy = "object or string", "give one of these"
         return UsageError(f"is not a JSON {kind} ({join_lines(error)}): {text[:SHOWN]!r}; {remedy}")
 
 
