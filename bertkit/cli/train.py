@@ -376,11 +376,11 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int
         written = read_recipe(options.recipe)
     else:
         written = starter(given) if starter else {}
-    recipe = Recipe.make(task, written, given, where=str(options.recipe or "recipe"))
     if options.push_to is not None:
         from bertkit.training.push import check_push
 
         check_push(options.push_to)
+    recipe = Recipe.make(task, written, given, where=str(options.recipe or "recipe"))
     output = options.output or Path("runs") / name
 
     from bertkit.studies.search import describe_search, search_or_train

@@ -127,7 +127,7 @@ def test_every_command_explains_itself_with_an_example(call, command):
         (["ner", "--data", "NER", "--model", "bert", "--features", "first"], ["unknown layers 'first'", "sum-all"]),
         (["ner", "--data", "BAD", "--model", "bert"], ["eng.train, line 3", "X-PER"]),
         (["swag", "--data", "no/swag", "--model", "bert"], ["no/swag"]),
-        (["swag", "--data", "SWAG", "--model", "bert"], ["train.csv, line 2", "13 columns"]),
+        (["swag", "--data", "SWAG", "--model", "bert"], ["train.csv, line 2", "13 cells"]),
         (["features", "bert", "--input", "no.txt", "--output", "a.npz"], ["no.txt"]),
         (["features", "bert", "--input", "text.txt", "--layers", "first", "--output", "a.npz"], ["--layers first"]),
         (["features", "bert", "--input", "text.txt", "--output", "a.txt"], [".jsonl or .npz"]),
