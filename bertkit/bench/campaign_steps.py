@@ -245,7 +245,7 @@ def build_corpus(campaign: Campaign, corpus: Path, vocab_size: int, report: Repo
     from bertkit.bench.corpus import write_text
     from bertkit.data.pretraining.build import build
     from bertkit.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
-    from bertkit.system.parallel import count_cores
+    from bertkit.system.cluster import count_cores
 
     text, vocabulary = corpus.with_name("text.txt"), corpus.with_name("vocab")
     if not vocabulary.exists():

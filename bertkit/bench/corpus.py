@@ -36,7 +36,7 @@ from bertkit.data.pretraining.sources import DOCS, read_documents
 from bertkit.data.pretraining.store import open_corpus
 from bertkit.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from bertkit.reports.tables import Table
-from bertkit.system.parallel import count_cores
+from bertkit.system.cluster import count_cores
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.pretraining import PRETRAINING
 

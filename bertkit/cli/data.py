@@ -87,8 +87,8 @@ def doctor(
     from bertkit.analysis.doctor import examine, list_tables
     from bertkit.analysis.label_errors import LABEL_ERRORS, check_folds
     from bertkit.studies.spec import propose
+    from bertkit.system.cluster import read_workers
     from bertkit.system.files import write_json
-    from bertkit.system.parallel import read_workers
     from bertkit.tasks import TASKS
     from bertkit.training.recipe import merge, parse_setting, read_recipe
     from bertkit.training.run_dir import DOCTOR_FILE
@@ -269,7 +269,7 @@ def build_corpus(
     """
     from bertkit.data.pretraining.build import build
     from bertkit.data.tokenizer import load_tokenizer
-    from bertkit.system.parallel import count_cores, read_workers
+    from bertkit.system.cluster import count_cores, read_workers
 
     count = read_workers(count_cores() if workers is None else workers)
     with Screen() as screen, explain_disk_error(output):

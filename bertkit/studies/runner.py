@@ -24,9 +24,9 @@ from bertkit.studies.results import choose, describe_score, find_states, group_c
 from bertkit.studies.spec import CURVE, HARDWARE, PICTURE, PRETRAIN, STUDY_FILE, TABLE, Study, define, make_study
 from bertkit.studies.tables import describe_size, write_table
 from bertkit.studies.workers import RunJob, State, do_runs, list_model
+from bertkit.system.cluster import read_workers
 from bertkit.system.differences import refuse_other
 from bertkit.system.files import atomic_write, write_json
-from bertkit.system.parallel import read_workers
 from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS

@@ -19,10 +19,10 @@ from typing import Any, Literal
 
 from bertkit.data.tokenizer import TOKENIZER_FILES
 from bertkit.errors import UsageError, explain_disk_error, explain_os_error, join_lines
-from bertkit.system.cluster import LONGEST_REASON
+from bertkit.system.cluster import LONGEST_REASON, count_processes, list_gpus
 from bertkit.system.disk import Disk, Mirror, open_mirror
 from bertkit.system.files import LOCK_PATIENCE
-from bertkit.system.parallel import TRIES, Lost, Work, count_processes, execute, list_gpus
+from bertkit.system.parallel import TRIES, Lost, Work, execute
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe

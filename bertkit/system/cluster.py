@@ -172,3 +172,48 @@ class ClusterWatch:
         except UsageError:
             raise UsageError(f"the Ray cluster has lost this machine (its raylet has died); {CONTINUES}") from None
         return True
+
+
+# --- Numbers of processes, GPUs and cores -----------------------------------------------------------------------------
+
+
+def read_workers(text: str | int) -> int:
+    """Return the number of processes that `--workers` asks for; 0 means Ray.
+
+    Raises:
+        UsageError: The text is neither a positive number nor "ray", workers are asked for although several processes
+            already share each run, or Ray is not installed.
+    """
+    if str(text) == "ray":
+        import_ray()
+        workers = 0
+    elif str(text).isdecimal() and int(text) > 0:
+        workers = int(text)
+    else:
+        raise UsageError(f"--workers is {text!r}; give a whole number above 0, or ray")
+    if workers != 1 and (processes := count_processes()) > 1:
+        raise UsageError(
+            f"--workers {text} inside {processes} processes that share each run; omit --workers, or start without "
+            "torchrun or accelerate launch"
+        )
+    return workers
+
+
+def count_processes() -> int:
+    """Return the number of processes that share each run, as set by torchrun or accelerate launch; 1 by default."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def list_gpus() -> list[str]:
+    """Return the names of the GPUs that this process may use, as in CUDA_VISIBLE_DEVICES."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",") if given else [str(index) for index in range(torch.cuda.device_count())]
+
+
+def count_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -11,7 +11,6 @@ import multiprocessing.connection
 import os
 import pickle
 import socket
-import sys
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,6 @@ from bertkit.system.cluster import (
     LONGEST_REASON,
     POLL,
     ClusterWatch,
-    import_ray,
     join_cluster,
     keep_core,
     stay_here,
@@ -388,48 +386,3 @@ def do_on_ray(number: int, job: Job, work: Work, data: bytes, queue: Any, disk: 
         os.chdir(disk.folder)
     work.begin()
     return attempt(work, job, pickle.loads(data), lambda message: keep_core(queue.put, (number, message)))
-
-
-# --- Numbers of processes, GPUs and cores -----------------------------------------------------------------------------
-
-
-def read_workers(text: str | int) -> int:
-    """Return the number of processes that `--workers` asks for; 0 means Ray.
-
-    Raises:
-        UsageError: The text is neither a positive number nor "ray", workers are asked for although several processes
-            already share each run, or Ray is not installed.
-    """
-    if str(text) == "ray":
-        import_ray()
-        workers = 0
-    elif str(text).isdecimal() and int(text) > 0:
-        workers = int(text)
-    else:
-        raise UsageError(f"--workers is {text!r}; give a whole number above 0, or ray")
-    if workers != 1 and (processes := count_processes()) > 1:
-        raise UsageError(
-            f"--workers {text} inside {processes} processes that share each run; omit --workers, or start without "
-            "torchrun or accelerate launch"
-        )
-    return workers
-
-
-def count_processes() -> int:
-    """Return the number of processes that share each run, as set by torchrun or accelerate launch; 1 by default."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def list_gpus() -> list[str]:
-    """Return the names of the GPUs that this process may use, as in CUDA_VISIBLE_DEVICES."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return []
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return given.split(",") if given else [str(index) for index in range(torch.cuda.device_count())]
-
-
-def count_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -18,7 +18,7 @@ from accelerate.utils import broadcast_object_list
 from torch import distributed
 
 from bertkit.errors import UsageError
-from bertkit.system.parallel import count_processes
+from bertkit.system.cluster import count_processes
 from bertkit.system.signals import leave_signals_to_parent
 from bertkit.training.recipe import Recipe
 

@@ -10,8 +10,9 @@ import pytest
 
 import bertkit
 from bertkit.errors import UsageError
+from bertkit.system.cluster import list_gpus, read_workers
 from bertkit.system.disk import Disk
-from bertkit.system.parallel import Lost, Work, do_on_ray, execute, list_gpus, read_workers
+from bertkit.system.parallel import Lost, Work, do_on_ray, execute
 from tests.system.jobs import Sum, add_up, die_at_one, end_at_once, fail, stop
 
 WORKERS = [1, 2, pytest.param(0, marks=pytest.mark.slow)]  # this process, several, Ray

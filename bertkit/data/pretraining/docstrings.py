@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bertkit.errors import UsageError
-from bertkit.system.parallel import count_cores
+from bertkit.system.cluster import count_cores
 from bertkit.system.signals import leave_signals_to_parent
 
 Paragraphs = list[str]  # a document before sentence splitting
