@@ -316,6 +316,16 @@ def study(
     compare(read_recipe(file), options, {"data_root": data}, workers)
 
 
+@app.command(hidden=True)
+def run_list(file: Annotated[Path, PathArgument(help="List of runs, as a study writes it.", metavar="FILE")]) -> None:
+    """Do the runs of a list in turn; ends when standard input closes. Studies start this command."""
+    from bertkit.studies import start
+
+    start.follow_starter()
+    with Screen() as screen, screen.watch_training():
+        start.run_list(file, screen.say, screen.advance)
+
+
 def set_baseline(options: RunOptions, is_left_out: bool) -> RunOptions:
     """Return the options with the key that leaves out the baselines, if asked for."""
     return replace(options, settings=[*(options.settings or []), "baseline=false"]) if is_left_out else options

@@ -12,7 +12,7 @@ from transformers.trainer_utils import SaveStrategy
 from bertkit.errors import UsageError
 from bertkit.system.memory import UPDATES_BETWEEN_LOOKS, Heap, keep_memory
 from bertkit.system.progress import Report, describe_duration
-from bertkit.training.run_dir import list_checkpoints, write_log
+from bertkit.training.run_dir import append_log, list_checkpoints, write_log
 
 SECONDS_OF_SILENCE = 15  # minimum between two messages while predicting
 Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, all updates, the latest log entry
@@ -54,6 +54,7 @@ class StopOnSignal(TrainerCallback):
         if not math.isfinite(loss):
             raise Diverged(explain_divergence(f"the loss is {loss}", state.global_step, args))
         if state.is_world_process_zero:
+            append_log(state.log_history[-1], self.output)
             self.progress(state.global_step, state.max_steps, logs or {})
 
     def on_train_begin(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:

@@ -341,9 +341,15 @@ def write_log(entries: Iterable[Mapping[str, float]], output: Path) -> None:
     atomic_write("".join(json.dumps(entry) + "\n" for entry in entries), output / LOG)
 
 
+def append_log(entry: Mapping[str, float], output: Path) -> None:
+    """Append an entry to the training log, for those who follow a run; `write_log` writes it again."""
+    with (output / LOG).open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(entry) + "\n")
+
+
 def read_log(output: Path) -> list[dict[str, float]]:
-    """Read the entries of a run's training log."""
-    return [json.loads(line) for line in (output / LOG).read_text(encoding="utf-8").splitlines()]
+    """Read the entries of a run's training log, without a last line that is not complete yet."""
+    return [json.loads(line) for line in (output / LOG).read_text(encoding="utf-8").split("\n")[:-1]]
 
 
 # --- The study that runs belong to ------------------------------------------------------------------------------------

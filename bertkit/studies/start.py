@@ -1,0 +1,358 @@
+"""Start runs as processes, a list of runs in each, and follow them by the files that they write.
+
+A list is a file that names the saved recipes and the directories of some runs; `bertkit run-list FILE` does them in
+turn. Runs of one list share the imports and, if they read the same examples, the encoded data; every run sets its own
+seed, so a result does not depend on the list. A process that dies costs its current run alone: the list starts again,
+finished runs are not repeated, and the current one continues from its checkpoint.
+
+A process ends when its standard input closes, that is, when the process that started it has died. On a Ray cluster each
+list is a task; all its machines share a disk.
+"""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from bertkit.errors import UsageError, explain_os_error, join_lines
+from bertkit.system.cluster import LONGEST_REASON, count_processes
+from bertkit.system.files import atomic_write, write_json
+from bertkit.system.progress import Report
+from bertkit.system.signals import Interrupted, await_note, note_signals
+from bertkit.tasks import TASKS
+from bertkit.training.callbacks import Diverged, Progress
+from bertkit.training.prepare import Prepared, name_examples, prepare
+from bertkit.training.recipe import Recipe, load_recipe, save_recipe
+from bertkit.training.run import run
+from bertkit.training.run_dir import LOG, METRICS_FILE, read_log, read_metrics, read_record
+
+RECIPES = "recipes"  # the folder of a study with the recipes, lists and output of its runs
+TRIES = 3  # for a run whose processes die
+GRACE = 60.0  # seconds for a process to finish an update and write a checkpoint
+POLL = 0.2  # seconds between two looks at the processes
+
+
+@dataclass(frozen=True)
+class RunJob:
+    """One run to do.
+
+    Attributes:
+        recipe: The recipe.
+        output: The run directory.
+        milestones: Updates whose checkpoints must exist at the end.
+    """
+
+    recipe: Recipe
+    output: str
+    milestones: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of a run.
+
+    Attributes:
+        done: Updates done.
+        total: Updates in all.
+        loss: The latest training loss.
+        metrics: Metrics of a finished run.
+        reason: Why the run failed.
+    """
+
+    status: Literal["waiting", "running", "finished", "failed"] = "waiting"
+    done: int = 0
+    total: int = 0
+    loss: float | None = None
+    metrics: Mapping[str, Any] | None = None
+    reason: str = ""
+
+
+class ListedRun(msgspec.Struct, frozen=True):
+    """A run in the file of a list: its saved recipe, its directory, and the updates whose checkpoints are kept."""
+
+    recipe: str
+    output: str
+    milestones: tuple[int, ...] = ()
+
+
+# --- A list of runs, in its own process -------------------------------------------------------------------------------
+
+
+def run_list(path: Path, report: Report, progress: Progress) -> None:
+    """Do the runs of a list in turn; why a run has failed is written beside its recipe.
+
+    Raises:
+        Interrupted: SIGTERM or SIGINT stopped a run after a checkpoint was written.
+    """
+    name, prepared = "", None
+    for listed in read_record(path, list[ListedRun]):
+        failure = locate_failure(Path(listed.recipe))
+        failure.unlink(missing_ok=True)
+        report(f"{listed.output}:")
+        try:
+            recipe = load_recipe(listed.recipe)
+            if not (Path(listed.output) / METRICS_FILE).exists() and name != name_examples(recipe):
+                prepared = prepare(recipe, report) if TASKS[recipe.task].reusable else None
+                name = name_examples(recipe)
+            do_run(recipe, listed, prepared, report, progress)
+        except Interrupted:
+            raise
+        except Exception as error:
+            if count_processes() > 1 and not isinstance(error, Diverged):
+                raise  # the other processes of this run do not see the error, so continuing would wait for them forever
+            reason = explain_failure(error)
+            report(f"failed: {reason}")
+            atomic_write(reason, failure)
+
+
+def do_run(recipe: Recipe, listed: ListedRun, prepared: Prepared | None, report: Report, progress: Progress) -> None:
+    """Do one run, and release its memory."""
+    import gc
+
+    import torch
+
+    news = {"report": report, "progress": progress}
+    try:
+        run(recipe, output=listed.output, prepared=prepared, milestones=listed.milestones, **news)
+    finally:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def explain_failure(error: Exception) -> str:
+    """Return one line that says why a run failed."""
+    if isinstance(error, UsageError):
+        return str(error)
+    if line := explain_os_error(error):
+        return line
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {join_lines(error)[:LONGEST_REASON]}{place}"
+
+
+def follow_starter() -> None:
+    """Kill this process as soon as its standard input closes, so that it cannot write beside a restarted command."""
+
+    def wait_and_end() -> None:
+        while os.read(0, 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Thread(target=wait_and_end, daemon=True).start()
+
+
+# --- Starting lists ---------------------------------------------------------------------------------------------------
+
+
+class Started(Protocol):
+    """A process that does a list, here or on a cluster."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative or above 128 for a signal; None while it works."""
+
+    def terminate(self) -> None:
+        """Ask it to write a checkpoint and end."""
+
+
+def write_list(folder: Path, name: str, jobs: Sequence[RunJob]) -> Path:
+    """Write the recipes of some runs and the file of their list, and return its path.
+
+    Args:
+        folder: The directory that the paths of the runs are below.
+    """
+    listed = []
+    for job in jobs:
+        recipe = locate_recipe(folder, job)
+        recipe.parent.mkdir(parents=True, exist_ok=True)
+        save_recipe(job.recipe.to_dict(), recipe)
+        locate_failure(recipe).unlink(missing_ok=True)
+        listed.append(ListedRun(str(recipe), job.output, job.milestones))
+    path = folder / RECIPES / f"{name}.json"
+    write_json(msgspec.to_builtins(listed), path)
+    return path
+
+
+def locate_recipe(folder: Path, job: RunJob) -> Path:
+    """Return the path of a run's recipe, which is not in the directory of the run."""
+    place = Path(job.output).relative_to(folder)
+    return folder / RECIPES / place.with_name(f"{place.name}.toml")
+
+
+def locate_failure(recipe: Path) -> Path:
+    """Return the path of the file that says why a run has failed."""
+    return recipe.with_suffix(".failed")
+
+
+def launch(path: Path, threads: int, gpus: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
+    """Start a process that does a list, and that writes its output beside the list.
+
+    Args:
+        gpus: Names of the GPUs of each run, as in CUDA_VISIBLE_DEVICES; several are used by as many processes.
+    """
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    command = ["-m", "bertkit", "run-list", str(path)]
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    if len(gpus) > 1:
+        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={len(gpus)}", *command]
+    with path.with_suffix(".log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # signals of the terminal go to this process, which passes them on
+        )
+
+
+def end_all(processes: Sequence[Started]) -> None:
+    """End processes that are left; those that train write a checkpoint first, within GRACE seconds."""
+    for process in processes:
+        process.terminate()
+    end = time.monotonic() + GRACE
+    while any(process.poll() is None for process in processes) and time.monotonic() < end:
+        time.sleep(POLL)
+    for process in processes:
+        if process.poll() is None and isinstance(process, subprocess.Popen):
+            process.kill()
+            process.wait()
+
+
+# --- Following them ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Lists:
+    """The lists of a study, waiting and at work.
+
+    Args:
+        folder: The study's directory.
+        lists: Name -> the runs of a list.
+        hear: Receives the output directory of a run, and its new state or a line.
+        start: Starts the process of a list, in the slot of the given number.
+        slots: The number of processes at once.
+    """
+
+    folder: Path
+    lists: Mapping[str, Sequence[RunJob]]
+    hear: Callable[[str, State | str], None]
+    start: Callable[[Path, int], Started]
+    slots: int
+
+    def execute(self) -> int:
+        """Do all lists, and return the signal that stopped them, or 0 when all runs are finished or failed."""
+        self.noted: list[int] = []
+        self.lost = Counter[str]()
+        self.known: dict[str, State] = {}
+        self.waiting, self.running = deque(self.lists), {}
+        free, told = deque(range(self.slots)), False
+        try:
+            with note_signals(self.noted.append):
+                while self.running or (self.waiting and not self.noted):
+                    while self.waiting and free and not self.noted:
+                        name, slot = self.waiting.popleft(), free.popleft()
+                        path = write_list(self.folder, name, self.list_left(name))
+                        self.running[self.start(path, slot)] = name, slot
+                    if self.noted and not told:
+                        told = True
+                        for process in self.running:
+                            process.terminate()
+                    time.sleep(POLL)
+                    for process, (name, slot) in list(self.running.items()):
+                        code = process.poll()
+                        self.look(name)
+                        if code is not None:
+                            del self.running[process]
+                            free.append(slot)
+                            self.take_end(name, code)
+        finally:
+            end_all(list(self.running))
+        return self.noted[0] if self.noted else 0
+
+    def list_left(self, name: str) -> list[RunJob]:
+        """Return the runs of a list that are neither finished nor failed."""
+        over = ("finished", "failed")
+        return [job for job in self.lists[name] if self.known.get(job.output, State()).status not in over]
+
+    def look(self, name: str) -> None:
+        """Pass on the new states of the runs of a list."""
+        for job in self.list_left(name):
+            state = read_state(self.folder, job)
+            if state != self.known.get(job.output, State()):
+                self.change(job, state)
+            if state.status == "running":
+                return  # the later ones wait
+
+    def change(self, job: RunJob, state: State) -> None:
+        """Pass on the state of a run."""
+        self.known[job.output] = state
+        self.hear(job.output, state)
+
+    def take_end(self, name: str, code: int) -> None:
+        """Handle the end of a process: start its list again if a signal has killed it, or mark its run as failed."""
+        left = self.list_left(name)
+        if not left or self.noted or (is_death(code) and await_note(self.noted)):  # a signal to the group
+            return
+        job, reason = left[0], read_end(self.folder / RECIPES / f"{name}.log")
+        if is_death(code):
+            self.lost[job.output] += 1
+            reason = f"its process has died ({describe_death(code)})"
+        if not is_death(code) or self.lost[job.output] == TRIES:
+            again = f" {TRIES} times in a row; memory may be too small" if is_death(code) else ""
+            self.change(job, State("failed", reason=reason + again))
+        else:
+            self.change(job, State())
+            self.hear(job.output, f"{reason}; starting it again")
+        if self.list_left(name):
+            self.waiting.appendleft(name)
+
+
+def is_death(code: int) -> bool:
+    """Return whether an exit code tells of a signal."""
+    return code < 0 or code > 128
+
+
+def describe_death(code: int) -> str:
+    """Return the name of the signal in an exit code."""
+    number = -code if code < 0 else code - 128
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return f"exit code {code}"
+
+
+def read_state(folder: Path, job: RunJob) -> State:
+    """Return the state of a run as the files of its directory and its recipe tell it."""
+    output, failure = Path(job.output), locate_failure(locate_recipe(folder, job))
+    if (output / METRICS_FILE).exists():
+        return State("finished", metrics=read_metrics(output / METRICS_FILE))
+    if failure.exists():
+        return State("failed", reason=failure.read_text(encoding="utf-8"))
+    losses = [entry for entry in read_log(output) if "loss" in entry] if (output / LOG).exists() else []
+    if not losses:
+        return State("running")
+    last = losses[-1]
+    train = job.recipe.train
+    total = train["max_steps"] if train.get("max_steps", -1) > 0 else 0
+    if not total and last["epoch"]:
+        total = math.ceil(last["step"] / last["epoch"] * train["num_train_epochs"])
+    return State("running", int(last["step"]), total, last["loss"])
+
+
+def read_end(log: Path) -> str:
+    """Return the last line of a process's output."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
+    return next((line.removeprefix("bertkit: ") for line in reversed(lines) if line.strip()), "it wrote nothing")
