@@ -19,7 +19,7 @@ import torch
 from bertkit.data.duplicates import TRAIN_SPLIT
 from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.data.sequences import IGNORED, batch_by_length
-from bertkit.data.splits import DROP
+from bertkit.data.splits import DROP, UNLABELLED
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.inference.export_record import find_export
 from bertkit.inference.predictor import Predictor
@@ -132,6 +132,7 @@ def open_scored(run: str, predictor: Predictor) -> ScoredModel:
     if recipe is None:
         longest = min(task.recipe["data"]["max_length"], config.max_position_embeddings)
         recipe = Recipe.make(task, {"checkpoint": run, "data": {"max_length": longest}}, fits_model=False)
+    recipe = recipe.override(data={UNLABELLED: DROP})  # rows without a label are left out, whatever training did
     decided = {name: value for name in ("tau", "thresholds") if (value := getattr(config, name)) is not None}
     if config.problem_type == SEVERAL:
         decided.setdefault("thresholds", [FIXED_THRESHOLD] * config.num_labels)
@@ -272,10 +273,9 @@ def name_file(place: str) -> str:
 
 def read_own(scored: ScoredModel, report: Report) -> dict[str, Any]:
     """Return the evaluated splits of a run, as they were scored at its end."""
-    options = {**scored.recipe.data, "unlabelled": DROP}  # as at its end, also of a version without this option
-    examples = scored.task.load(options, report)
+    examples = scored.task.load(scored.recipe.data, report)
     first = next(iter(scored.task.splits))
-    if (share := options.get("tune_share")) and TUNE not in examples:
+    if (share := scored.recipe.data.get("tune_share")) and TUNE not in examples:
         _, examples[first] = divide(scored.task, examples[first], share)
     return {split: examples[split] for split in scored.task.splits if split in examples}
 
@@ -285,7 +285,7 @@ def read_train(scored: ScoredModel, report: Report) -> ExampleRows | None:
     if not (Path(scored.run) / RECIPE_FILE).is_file():
         return None
     try:
-        return scored.task.tabulate(scored.task.load({**scored.recipe.data, "unlabelled": DROP}, ignore)[TRAIN_SPLIT])
+        return scored.task.tabulate(scored.task.load(scored.recipe.data, ignore)[TRAIN_SPLIT])
     except UsageError as error:
         report(f"the training texts cannot be read, so that rows that were trained on are not looked for: {error}")
         return None

@@ -543,7 +543,7 @@ def read_scored(
             found = find_labels(table, label, SEVERAL, options["labels"], options["label_sep"])
             space = replace(found, names=names, reason=AS_TRAINED)
         group = options["group"] if options["group"] in columns else ""
-        changed = {**options, "text": text, "group": group, "unlabelled": DROP}
+        changed = {**options, "text": text, "group": group}
         examples[split] = read_rows(split, drop_blank(table, text, report), space, changed, report)
     return examples
 
