@@ -238,12 +238,17 @@ def find_labels(
             f"{hint}, too many for labels; choose another column with --label"
         )
     ordered = positions or tuple(sort_names(names))
-    return replace(space, names=ordered, remarks=tuple(list_remarks(replace(space, names=ordered), cells)))
+    return replace(space, names=ordered, remarks=tuple(list_remarks(replace(space, names=ordered), values, cells)))
 
 
-def list_remarks(space: LabelSpace, cells: Sequence[Sequence[str]]) -> Iterator[str]:
+def list_remarks(space: LabelSpace, values: Sequence[str], cells: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield a line for each oddity of the labels and of the different cells of train."""
     names = space.names
+    spelled: dict[str, list[str]] = {}
+    for value in sorted({value.strip() for value in values}):
+        spelled.setdefault(normalise(value), []).append(value)
+    for group in [found for found in spelled.values() if len(found) > 1][:1]:
+        yield f"cells such as {' and '.join(map(repr, group[:2]))} are one label"
     yield from (f"the labels {group} {ALIKE}, and are learned as different labels" for group in list_alike(names))
     if space.kind == SEVERAL and all(len(cell) < 2 for cell in cells):
         divide = ", data.label_sep divides texts" * bool(space.separator)
