@@ -13,7 +13,6 @@ import io
 import re
 import sys
 import zlib
-from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -31,7 +30,9 @@ CONVERT = "convert the file, for Western European text with iconv -f cp1252 -t u
 AGAIN = "correct it or get the file again"
 UTF8, CP1252 = "utf-8-sig", "cp1252"  # the first drops a byte order mark
 CHARACTERS_AT_ONCE = 1 << 16
-MARKS_UTF16 = tuple(mark.decode("utf-8", "surrogateescape") for mark in (BOM_UTF16_LE, BOM_UTF16_BE))
+BYTE_ORDER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)
+MARKS_UTF16 = tuple(mark.decode("utf-8", "surrogateescape") for mark in BYTE_ORDER_MARKS[:2])
+ENCODINGS = {CP1252: "cp1252 (Western European) text", "utf-16": "UTF-16 text"}  # found -> in a report
 NOT_ASCII = re.compile(r"[^\0-\x7f]")
 MOST_NAMES, LONGEST_QUOTED = 20, 40  # columns or keys in a message, and characters of each
 NOT_CP1252 = re.compile(  # bytes without a character, UTF-8, Cyrillic or East Asian text, Mac Roman
@@ -79,7 +80,7 @@ def open_file(path: Path, open_bytes: OpenBytes = open_here) -> Iterator[BinaryI
 def is_marked(path: Path) -> bool:
     """Return whether a file begins with a byte order mark."""
     with open_file(path) as stream:
-        return stream.read(len(BOM_UTF8)).startswith((BOM_UTF8, BOM_UTF16_LE, BOM_UTF16_BE))
+        return stream.read(3).startswith(BYTE_ORDER_MARKS)
 
 
 def find_encoding(path: Path, given: str = "", may_be_western: bool = True) -> str:
@@ -100,24 +101,17 @@ def find_encoding(path: Path, given: str = "", may_be_western: bool = True) -> s
     with open_file(path) as stream:
         found, text = UTF8, io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="\n")
         for block in iter(partial(text.read, CHARACTERS_AT_ONCE), ""):
-            other = NOT_ASCII.search(block)
             if block.startswith(MARKS_UTF16):
                 return "utf-16"
-            if other and found == UTF8 and not "\udc80" <= other[0] <= "\udcff":
-                return UTF8
-            if given and other:
-                return given
             if not (may_be_western or given):
                 return UTF8
-            if other and NOT_CP1252.search(block.encode("utf-8", "surrogateescape")):
-                return UTF8  # so that the reader names the line that is not
-            found = CP1252 if other else found
+            if other := NOT_ASCII.search(block):
+                if found == UTF8 and not "\udc80" <= other[0] <= "\udcff":
+                    return UTF8
+                if given or NOT_CP1252.search(block.encode("utf-8", "surrogateescape")):
+                    return given or UTF8  # so that the reader names the line that is not
+                found = CP1252
     return given or found
-
-
-def describe_encoding(encoding: str) -> str:
-    """Return the encoding of a file for a report."""
-    return "cp1252 (Western European) text" if encoding == CP1252 else "UTF-16 text"
 
 
 # --- lines
@@ -237,19 +231,18 @@ def split_rows(
             yield line
             for _, more in lines:
                 taken += 1
-                size += len(more) if isinstance(more, str) else 0
                 if isinstance(more, UsageError):
                     raise more
-                if size > longest:
+                if (size := size + len(more)) > longest:
                     raise UsageError(f"is longer than {longest:,} characters; close its quotes or split it")
                 yield more
 
         try:
             cells = next(csv.reader(feed(), delimiter=separator, strict=True))
         except (csv.Error, UsageError) as error:
-            trouble = join_lines(error).partition(" - ")[0]  # advice for programmers follows
-            if isinstance(error, csv.Error):
-                trouble = f"is not a valid CSV row ({trouble}); check its quotes and commas"
+            trouble = str(error)
+            if isinstance(error, csv.Error):  # " - " precedes advice for programmers
+                trouble = f"is not a valid CSV row ({trouble.partition(' - ')[0]}); check its quotes and commas"
             if taken > 1:
                 yield number, UsageError(f"{trouble} (the row covers several lines; those after it are not read)")
                 return
@@ -271,14 +264,12 @@ def find_separator(lines: Iterable[str | UsageError], usual: str, given: str = "
     if given:
         return given
     first = [line for line in islice(lines, FIRST_LINES) if isinstance(line, str) and line.strip("\r\n")]
-    widths: dict[str, list[int]] = {separator: [] for separator in SEPARATORS}
+    widths: dict[str, set[int]] = {separator: set() for separator in SEPARATORS}
     for separator, found in widths.items():
         with suppress(csv.Error):  # the last row may end after the first lines
-            for cells in csv.reader(first, delimiter=separator, strict=True):
-                found.append(len(cells))
-    even = [one for one, found in widths.items() if len(set(found)) == 1 and found[0] > 1]
-    if even:
-        return max(even, key=lambda one: (widths[one][0], one == usual))
+            found.update(map(len, csv.reader(first, delimiter=separator, strict=True)))
+    if even := {one: max(found) for one, found in widths.items() if len(found) == 1 and found != {1}}:
+        return max(even, key=lambda one: (even[one], one == usual))
     named = [one for one in SEPARATORS[1:] if first and one in first[0]]
     return usual if not named or usual in first[0] else named[0]
 
@@ -291,13 +282,13 @@ def is_quoted(lines: Iterable[str | UsageError]) -> bool:
     """
     csv.field_size_limit(LONGEST_ROW)
     by_line: Counter[int] = Counter()
-    header = ""
+    has_quotes = False
 
     def feed() -> Iterator[str]:
-        nonlocal header
+        nonlocal has_quotes
         for _, line in raise_errors("", enumerate(lines)):
             if line.strip("\r\n"):
-                header = header or line
+                has_quotes |= not by_line and line.startswith('"')
                 by_line[line.count("\t") + 1] += 1
             yield line
 
@@ -305,9 +296,7 @@ def is_quoted(lines: Iterable[str | UsageError]) -> bool:
         by_row = Counter(len(cells) for cells in csv.reader(feed(), delimiter="\t", strict=True) if cells)
     except (UsageError, csv.Error):
         return False
-    (width, rows), *others = by_row.items() or [(0, 0)]
-    is_certain = header.startswith('"') or width == 1 or by_line != {width: by_line[width]} or by_line[width] == rows
-    return bool(rows) and not others and is_certain
+    return len(by_row) == 1 and (has_quotes or 1 in by_row or by_line.keys() != by_row.keys() or by_line == by_row)
 
 
 def walk_sheet(path: Path, notes: list[str]) -> Rows:
@@ -377,7 +366,7 @@ def read_json(path: str | Path, form: type[Parsed], remedy: str = AGAIN, encodin
     with explain_form(str(path), remedy):
         if encoding != UTF8:
             content = content.decode(encoding).encode()
-        return decode_json(msgspec.json.Decoder(form), content.removeprefix(BOM_UTF8))
+        return decode_json(msgspec.json.Decoder(form), content.removeprefix(codecs.BOM_UTF8))
 
 
 @contextmanager

@@ -1,9 +1,7 @@
 """A person's own rows, for training and for prediction: files of tables, objects or texts, or a data set on the Hub.
 
-One generator yields the rows of CSV, TSV, Excel, JSON and JSON lines files: each a dict, or the error in its place.
-For training they are collected as texts in Arrow arrays, chunk by chunk, so a table needs little more memory than its
-texts. No text stands for a missing value: "NA", "null" and "nan" stay as they are.
-
+One generator yields the rows of a file: each a dict, or the error in its place. For training they are collected as
+texts in Arrow arrays, chunk by chunk. No text stands for a missing value: "NA", "null" and "nan" stay as they are.
 Left out: types, which are decided over the whole training split, and what a model requires of an input.
 """
 
@@ -27,6 +25,7 @@ import pyarrow.parquet as pq
 
 from bertkit.data.formats.hub import load_hub
 from bertkit.data.formats.line import (
+    ENCODINGS,
     INPUT,
     LONGEST_QUOTED,
     LONGEST_ROW,
@@ -35,7 +34,6 @@ from bertkit.data.formats.line import (
     UTF8,
     Rows,
     decode_line,
-    describe_encoding,
     find_column,
     find_encoding,
     find_separator,
@@ -57,8 +55,8 @@ from bertkit.system.progress import Report, ignore
 
 # Suffix -> the unit of its rows' numbers; all except .parquet and .xlsx also with .gz, the last for prediction only.
 UNITS = dict.fromkeys((".csv", ".tsv", ".jsonl"), "line") | dict.fromkeys((".json", ".parquet", ".xlsx"), "row")
+SUFFIXES = tuple(UNITS)
 UNITS[".txt"] = "line"
-SUFFIXES = tuple(UNITS)[:-1]
 COLUMN_SUFFIXES = (".csv", ".tsv", ".parquet", ".xlsx")  # whose rows all have the same names
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "validation", "val", "valid"), "test": ("test",)}
 SPLIT_FILE = re.compile(rf"(\w+)({'|'.join(map(re.escape, SUFFIXES))})(\.gz)?")
@@ -133,11 +131,7 @@ class Columns:
         return replace(self, table=self.table.take(pa.array(rows, pa.int64())), lines=lines, records=records)
 
     def find(self, name: str) -> pa.ChunkedArray:
-        """Return a column of texts or of lists of texts.
-
-        Raises:
-            UsageError: There is no such column, and the message names the others; or it is among the `faults`.
-        """
+        """Return a column of texts or of lists of texts; an absent one or one of the `faults` is a UsageError."""
         column = find_column(self.source, self.table.column_names, name, "name one of its columns")
         if name in self.faults:
             raise UsageError(self.faults[name])
@@ -157,9 +151,8 @@ def read_splits(place: str, read: Callable[[Path], Any] | None = None, needs_tra
     """Read the splits of a person's data as tables: train, and dev and test where they are given.
 
     Args:
-        place: A file, which is train; a folder with train, dev (or validation, val, valid) and test as files with one
-            of the SUFFIXES, or written by `save_to_disk`; or a data set on the Hub, owner/name or owner/name:config,
-            with splits of these names.
+        place: A file, which is train; a folder with files named by SPLIT_NAMES and SUFFIXES, or written by
+            `save_to_disk`; or a data set on the Hub with splits of these names.
         read: A reader of files other than `read_columns`, for further formats or settings.
         needs_train: Whether several splits without train are an error.
 
@@ -205,11 +198,9 @@ def has_splits(folder: str) -> bool:
 
 def list_split_files(folder: Path) -> list[str]:
     """Return the names of the files in a folder that have the name of a split; empty if it cannot be listed."""
-    try:
-        stems = _list_stems(folder)
-    except OSError:
-        return []
-    return [name for name, stem in stems.items() if any(stem in names for names in SPLIT_NAMES.values())]
+    with suppress(OSError):
+        return [name for name, stem in _list_stems(folder).items() if stem in chain(*SPLIT_NAMES.values())]
+    return []
 
 
 def _list_stems(folder: Path) -> dict[str, str]:
@@ -273,11 +264,11 @@ def read_columns(path: Path, **reading: Any) -> Columns:
             if not row:
                 raise UsageError(f"{path}: the object {number} is empty; give it a key or delete it")
             for key, value in row.items() if is_json else ():
+                found = _find_kind(value)
                 if value is not None:
-                    found = _find_kind(value)
                     kinds.setdefault(key, {}).setdefault(found, number)
-                    row[key] = list(map(make_text, value)) if found == LIST_KIND else value
-            yield number, {key: make_text(value) for key, value in row.items()} if is_json else row
+                row[key] = make_text(list(map(make_text, value)) if found == LIST_KIND else value)
+            yield number, row
 
     table, lines = _gather(str(path), walk())
     check_names(str(path), table.column_names)
@@ -323,11 +314,7 @@ def read_inputs(source: str, columns: Sequence[str] = (), **reading: Any) -> Ite
 
 
 def check_source(source: str) -> None:
-    """Check that the input is a file with a known suffix, or that standard input is open.
-
-    Raises:
-        UsageError: It is not.
-    """
+    """Check that the input is a file with a known suffix, or that standard input is open."""
     if source == STDIN:
         if sys.stdin is None:
             raise UsageError("standard input is closed; pipe the inputs to it or name a file with --input")
@@ -382,7 +369,7 @@ def walk_rows(
         return
     found = find_encoding(path, encoding, may_be_western=kind not in (".jsonl", ".json"))
     if not encoding and found != UTF8:
-        notes.append(describe_encoding(found))
+        notes.append(ENCODINGS[found])
     lines = enumerate(walk_file(path, found, longest), 1)
     if kind in COLUMN_SUFFIXES:
         usual = "\t" if kind == ".tsv" else ","
@@ -448,11 +435,7 @@ def _name_cells(path: Path, rows: Rows, notes: list[str], columns: Sequence[str]
 
 
 def check_names(place: str, names: Sequence[str], wanted: Sequence[str] = ()) -> None:
-    """Check that each column has a name of its own, and that there are the wanted columns.
-
-    Raises:
-        UsageError: They are not so.
-    """
+    """Check that each column has a name of its own, and that there are the wanted columns."""
     for number, name in enumerate(names, 1):
         if not name.strip() or names.count(name) > 1:
             has = f"{name[:LONGEST_QUOTED]!r} names {names.count(name)} columns"
@@ -474,11 +457,11 @@ def _find_kind(value: Any) -> str:
 
 def _explain_kinds(kinds: Mapping[str, int], place: str, key: str) -> str:
     """Return why the values of a key are not cells, or ""; `kinds` maps each kind to its first row."""
-    kind = next((kind for kind in kinds if kind in NESTED_KINDS), [*kinds][-1])
-    if len(kinds) == 1 and kind not in NESTED_KINDS:
+    nested = [kind for kind in kinds if kind in NESTED_KINDS]
+    if len(kinds) == 1 and not nested:
         return ""
-    remedy = "unlike rows before; give lists in every row or none"
-    remedy = f"expected {PLAIN}; flatten it" if kind in NESTED_KINDS else remedy
+    kind = (nested or [*kinds][-1:])[0]
+    remedy = f"expected {PLAIN}; flatten it" if nested else "unlike rows before; give lists in every row or none"
     return f"{place} {kinds[kind]}: {key[:LONGEST_QUOTED]!r} holds {kind}, {remedy}"
 
 
