@@ -33,9 +33,9 @@ from bertkit.data.formats.line import (
     ROW,
     UTF8,
     Rows,
-    decode_line,
     find_column,
     find_encoding,
+    find_fault,
     find_separator,
     is_quoted,
     make_text,
@@ -68,8 +68,13 @@ LONGEST_LINE = 1_000_000  # characters; as tokens and words, a row takes some hu
 FEATURES = b"huggingface"  # the key of the schema under which `datasets` keeps the types of its columns
 TEXT = pa.large_string()  # offsets of 32 bits end at 2 GB, also for the result of `take`
 PLACES = f"a file ({', '.join(SUFFIXES)}), a folder with train.csv, or a Hub data set owner/name[:config][@revision]"
-LIST_KIND, NESTED_KINDS = "a list", ("an object", "a list of objects or lists")
-PLAIN = "a text, a number, true, false, null or a list of these"
+JSON_KINDS = {  # whether a value of JSON is nested, and whether it is a list -> its kind
+    (False, False): "a plain value",
+    (False, True): "a list",
+    (True, False): "an object",
+    (True, True): "a list of objects or lists",
+}
+NESTED = "expected a text, a number, true, false, null or a list of these; flatten it"
 
 Input = str | Mapping[str, Any]
 
@@ -257,24 +262,29 @@ def read_columns(path: Path, **reading: Any) -> Columns:
         with open_parquet(path) as file:
             return convert(str(path), file.schema_arrow, file.iter_batches(CHUNK_ROWS))
     unit, is_json = UNITS[kind], kind in (".jsonl", ".json")
-    kinds: dict[str, dict[str, int]] = {}
+    kinds: dict[str, dict[tuple[bool, bool], int]] = {}  # column -> JSON_KINDS and the first row of each
+    faults: dict[str, str] = {}
 
     def walk() -> Iterator[tuple[int, dict[str, str]]]:
         for number, row in raise_errors(path, walk_rows(path, **reading), unit):
             if not row:
                 raise UsageError(f"{path}: the object {number} is empty; give it a key or delete it")
             for key, value in row.items() if is_json else ():
-                found = _find_kind(value)
+                is_list = isinstance(value, list)
+                is_nested = isinstance(value, dict) or (is_list and any(isinstance(x, dict | list) for x in value))
                 if value is not None:
-                    kinds.setdefault(key, {}).setdefault(found, number)
-                row[key] = make_text(list(map(make_text, value)) if found == LIST_KIND else value)
+                    kinds.setdefault(key, {}).setdefault((is_nested, is_list), number)
+                row[key] = make_text(list(map(make_text, value)) if is_list and not is_nested else value)
             yield number, row
 
     table, lines = _gather(str(path), walk())
     check_names(str(path), table.column_names)
-    explained = {key: _explain_kinds(found, f"{path}, {unit}", key) for key, found in kinds.items()}
-    faults = {key: fault for key, fault in explained.items() if fault}
-    lists = frozenset(key for key, found in kinds.items() if [*found] == [LIST_KIND])
+    for key, found in kinds.items():
+        kind = next((kind for kind in found if kind[0]), [*found][-1])
+        if kind[0] or len(found) > 1:
+            remedy = NESTED if kind[0] else "unlike rows before; give lists in every row or none"
+            faults[key] = f"{path}, {unit} {found[kind]}: {key[:LONGEST_QUOTED]!r} holds {JSON_KINDS[kind]}, {remedy}"
+    lists = frozenset(key for key, found in kinds.items() if [*found] == [(False, True)])
     is_plain = is_json or lines[-1] == len(lines) + 1  # one line for each row
     return Columns(str(path), table, lists, lines, unit, {}, faults, () if is_plain else range(1, len(lines) + 1))
 
@@ -362,11 +372,9 @@ def walk_rows(
     """
     kind, notes = find_suffix(path, tuple(UNITS)), []
     if kind == ".parquet":
-        yield from _parse(_walk_parquet(path, columns), longest, decoder)
-        return
+        return _parse(_walk_parquet(path, columns), longest, decoder)
     if kind == ".xlsx":
-        yield from _name_cells(path, walk_sheet(path, notes), notes, columns, report)
-        return
+        return _name_cells(path, walk_sheet(path, notes), notes, columns, report)
     found = find_encoding(path, encoding, may_be_western=kind not in (".jsonl", ".json"))
     if not encoding and found != UTF8:
         notes.append(ENCODINGS[found])
@@ -377,18 +385,12 @@ def walk_rows(
         if mark not in (usual, sep):
             notes.insert(0, "cells separated by tabs" if mark == "\t" else f'cells separated by "{mark}"')
         is_plain = mark == "\t" and not is_quoted(walk_file(path, found, longest))
-        yield from _name_cells(path, split_rows(lines, mark, longest, is_plain), notes, columns, report)
-        return
+        return _name_cells(path, split_rows(lines, mark, longest, is_plain), notes, columns, report)
     if notes:
         report(f"{path}: {', '.join(notes)}")
     if kind == ".json" and not _has_objects(walk_file(path, found, longest)):
-        yield from _parse(enumerate(map(bytes, read_array(path, found)), 1), longest, decoder)
-    else:
-        for number, line in lines:
-            if isinstance(line, UsageError) or kind == ".txt":
-                yield number, line if isinstance(line, UsageError) else line.rstrip("\r\n")
-            elif line.strip():
-                yield number, parse_line(line.rstrip("\r\n"), decoder)
+        lines = enumerate(map(bytes, read_array(path, found)), 1)
+    return _parse(lines, longest, None if kind == ".txt" else decoder)
 
 
 def _has_objects(lines: Iterable[str | UsageError]) -> bool:
@@ -397,14 +399,21 @@ def _has_objects(lines: Iterable[str | UsageError]) -> bool:
     return len(first) == 2 and all(first)
 
 
-def _parse(contents: Iterable[tuple[int, bytes]], longest: int, decoder: msgspec.json.Decoder) -> Rows:
-    """Yield the values of JSON texts."""
+def _parse(
+    contents: Iterable[tuple[int, str | bytes | UsageError]], longest: int, decoder: msgspec.json.Decoder | None
+) -> Rows:
+    """Yield the values of JSON texts, or without a decoder the texts, and the errors in their place."""
     for number, content in contents:
-        try:
-            text = decode_line(content, is_first=False)
-            yield number, parse_line(text, decoder) if len(text) <= longest else refuse_length(longest)
-        except UsageError as error:
-            yield number, error
+        if isinstance(content, bytes):  # lines have been checked
+            content = content.decode("utf-8", "surrogateescape")
+            if fault := find_fault(content):
+                content = UsageError(fault)
+            elif len(content) > longest:
+                content = refuse_length(longest)
+        if isinstance(content, UsageError) or decoder is None:
+            yield number, content if isinstance(content, UsageError) else content.rstrip("\r\n")
+        elif content.strip():
+            yield number, parse_line(content.rstrip("\r\n"), decoder)
 
 
 # --- tables
@@ -443,26 +452,6 @@ def check_names(place: str, names: Sequence[str], wanted: Sequence[str] = ()) ->
             raise UsageError(f"{place}: {trouble}; give every column a name of its own")
     for name in wanted:
         find_column(place, names, name, "name the columns of the texts with --text")
-
-
-# --- values of JSON
-
-
-def _find_kind(value: Any) -> str:
-    """Return the kind of a value of JSON in words."""
-    if isinstance(value, list):
-        return NESTED_KINDS[1] if any(isinstance(item, dict | list) for item in value) else LIST_KIND
-    return NESTED_KINDS[0] if isinstance(value, dict) else "a plain value"
-
-
-def _explain_kinds(kinds: Mapping[str, int], place: str, key: str) -> str:
-    """Return why the values of a key are not cells, or ""; `kinds` maps each kind to its first row."""
-    nested = [kind for kind in kinds if kind in NESTED_KINDS]
-    if len(kinds) == 1 and not nested:
-        return ""
-    kind = (nested or [*kinds][-1:])[0]
-    remedy = f"expected {PLAIN}; flatten it" if nested else "unlike rows before; give lists in every row or none"
-    return f"{place} {kinds[kind]}: {key[:LONGEST_QUOTED]!r} holds {kind}, {remedy}"
 
 
 def _gather(source: str, rows: Iterable[tuple[int, dict[str, str]]]) -> tuple[pa.Table, array]:
@@ -530,7 +519,7 @@ def convert(source: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -
     table = _join(source, tables)
     lists = frozenset(one.name for one in schema if _is_list(one.type))
     nested = [one for one in schema if one.name not in lists and pa.types.is_nested(one.type)]
-    faults = {one.name: f"{source}: {one.name!r} holds {one.type}, expected {PLAIN}; flatten it" for one in nested}
+    faults = {one.name: f"{source}: {one.name!r} holds {one.type}, {NESTED}" for one in nested}
     return Columns(source, table, lists, range(1, len(table) + 1), "row", classes, faults)
 
 
