@@ -89,9 +89,6 @@ def find_encoding(path: Path, given: str = "", may_be_western: bool = True) -> s
     Args:
         given: The encoding of a file that is neither UTF-8 nor marked as UTF-16, if it is known.
         may_be_western: Whether cp1252 is among them.
-
-    Raises:
-        UsageError: The file cannot be read, or Python has no such encoding.
     """
     try:
         if given and codecs.lookup(given).name == "utf-8":
@@ -117,23 +114,23 @@ def find_encoding(path: Path, given: str = "", may_be_western: bool = True) -> s
 # --- lines
 
 
-def walk_file(path: Path, encoding: str = UTF8, longest: int | None = None) -> Iterator[str | UsageError]:
+def walk_file(path: Path, encoding: str = UTF8, longest: int = LONGEST_ROW) -> Iterator[str | UsageError]:
     """Yield the lines of a file as `walk_lines` does."""
     with open_file(path) as stream:
         yield from walk_lines(stream, encoding, longest)
 
 
-def walk_lines(stream: BinaryIO, encoding: str = UTF8, longest: int | None = None) -> Iterator[str | UsageError]:
+def walk_lines(stream: BinaryIO, encoding: str = UTF8, longest: int = LONGEST_ROW) -> Iterator[str | UsageError]:
     """Yield each line with its end, or the error in it; the stream stays open.
 
     Args:
         longest: Maximum number of characters; a longer line is an error, and never in memory as a whole.
     """
     text = io.TextIOWrapper(stream, encoding, "surrogateescape", newline="\n")
-    size = -1 if longest is None else longest + len("\r\n")
+    size = longest + len("\r\n")
     try:
         while line := text.readline(size):
-            if longest is not None and len(line) > longest and len(line.rstrip("\r\n")) > longest:
+            if len(line) > longest and len(line.rstrip("\r\n")) > longest:
                 while line and not line.endswith("\n"):
                     line = text.readline(size)
                 yield refuse_length(longest)
@@ -179,11 +176,7 @@ def decode_line(line: bytes, *, is_first: bool) -> str:
 
 
 def read_lines(path: Path, encoding: str = UTF8) -> Iterator[str]:
-    """Yield the lines of a file without their ends, and without the blank lines at its end.
-
-    Raises:
-        UsageError: The file cannot be read, or a line is not text.
-    """
+    """Yield the lines of a file without their ends, and without the blank lines at its end."""
     blank = 0
     for _, line in raise_errors(path, enumerate(walk_file(path, encoding), 1)):
         if text := line.removesuffix("\n").removesuffix("\r"):
@@ -380,11 +373,7 @@ def explain_form(place: str, remedy: str = AGAIN) -> Iterator[None]:
 
 
 def read_array(path: Path, encoding: str = UTF8) -> list[msgspec.Raw]:
-    """Return the JSON texts of the values in a file: an array, or an object whose only key holds one.
-
-    Raises:
-        UsageError: As for `read_json`, or there is no array.
-    """
+    """Return the JSON texts of the values in a file: an array, or an object whose only key holds one."""
     remedy = 'give an array of objects, as pandas writes with orient="records", or one object per line'
     found = read_json(path, list[msgspec.Raw] | dict[str, msgspec.Raw], remedy, encoding)
     if isinstance(found, list):

@@ -230,11 +230,7 @@ def _match_splits(place: str, stems: Mapping[str, str], needs_train: bool) -> di
 
 
 def find_suffix(source: str | Path, allowed: Sequence[str] = SUFFIXES) -> str:
-    """Return the suffix that decides the format of a file.
-
-    Raises:
-        UsageError: It is not among those that are allowed.
-    """
+    """Return the suffix that decides the format of a file; another than those allowed is a UsageError."""
     suffix = Path(str(source).removesuffix(".gz")).suffix
     if suffix not in allowed or str(source).endswith((".parquet.gz", ".xlsx.gz")):
         listed = f"{', '.join(allowed)}; .gz may follow, but not .parquet or .xlsx"
@@ -246,16 +242,13 @@ def find_suffix(source: str | Path, allowed: Sequence[str] = SUFFIXES) -> str:
 
 
 def read_columns(path: Path, **reading: Any) -> Columns:
-    """Read a table as texts; its suffix decides the format.
-
-    In Parquet, class labels of Hugging Face data sets become their names.
+    """Read a table as texts; class labels of Hugging Face data sets in Parquet become their names.
 
     Args:
         reading: `sep`, `encoding` and `report` of `walk_rows`.
 
     Raises:
-        UsageError: The file cannot be read, is not in the format, or has no rows; a row has more or fewer cells than
-            the header; or a column has no name or that of another.
+        UsageError: The file or one of its rows cannot be read, or a column has no name or that of another.
     """
     kind = find_suffix(path)
     if kind == ".parquet":
@@ -302,9 +295,6 @@ def read_inputs(source: str, columns: Sequence[str] = (), **reading: Any) -> Ite
     Args:
         columns: The columns that a table must have.
         reading: `sep`, `encoding` and `report` of `walk_rows`.
-
-    Raises:
-        UsageError: The file cannot be read, a table does not name its columns, or one of `columns` is missing.
     """
     check_source(source)
     if source == STDIN:
@@ -366,9 +356,6 @@ def walk_rows(
         report: Receives a line about a form that is not the usual one.
         columns: Columns that a table must have.
         longest: Maximum number of characters of a row.
-
-    Raises:
-        UsageError: The file cannot be read, or a table does not name its columns.
     """
     kind, notes = find_suffix(path, tuple(UNITS)), []
     if kind == ".parquet":
@@ -504,11 +491,7 @@ def _walk_parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, byt
 
 
 def convert(source: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Columns:
-    """Convert columns of any types to texts.
-
-    Raises:
-        UsageError: There are no rows, or a column has no name or that of another.
-    """
+    """Convert columns of any types to texts."""
     check_names(source, schema.names)
     classes = _find_classes(schema)
     tables = []
