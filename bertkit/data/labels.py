@@ -1,6 +1,6 @@
-"""Columns of label texts -> the kind of problem, the label names and their numbers.
+"""A person's own table -> its texts and labels: their columns, the kind of problem, the label names and their numbers.
 
-The kind and the names are decided once, over all of train. Left out: texts and splits.
+The kind and the names are decided once, over all of train. Left out: splits.
 """
 
 import ast
@@ -9,16 +9,30 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 from unicodedata import combining, normalize
 
 import msgspec
 import numpy as np
+import pyarrow.compute as pc
 
 from bertkit.data.formats.line import make_text
-from bertkit.data.formats.rows import Columns
-from bertkit.data.splits import MOST_SHOWN
+from bertkit.data.formats.rows import CHUNK_ROWS, Columns
+from bertkit.data.splits import DROP, LEAVE_OUT, MOST_SHOWN, UNLABELLED
 from bertkit.errors import UsageError
+from bertkit.system.progress import Report
 
+PAIR_NAMES = (  # names of two texts that belong together: ours, which are transformers', and GLUE's
+    ("text", "text_pair"),
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+)
+TEXT_NAMES = ("text", "sentence", "review", "content", "comment", "message", "tweet", "body", "description", "title")
+LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars", "y")
+AS_TRAINED = "as in training"  # the reason of the labels of a trained model
+MOST_BLANK = 0.05  # share of the rows that may be without a text
 SINGLE, SEVERAL, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 MOST_NUMBERS = 20  # different whole numbers that are taken for classes
 TEXTS = "texts"  # the reason for one label if nothing else is found
@@ -57,6 +71,12 @@ class LabelSpace:
     separator: str = SEPARATOR
     positions: tuple[str, ...] = ()
     marks: tuple[tuple[str, bool], ...] = tuple(MARKS.items())
+
+    def describe(self) -> str:
+        """Return the kind of problem and the labels in words."""
+        names = ", ".join(self.names[:MOST_SHOWN]) + ", …" * (len(self.names) > MOST_SHOWN)
+        found = "numbers" if self.kind == REGRESSION else f"{len(self.names)} labels: {names}"
+        return f"{self.kind.replace('_', ' ')} ({self.reason}), {found}; data.problem_type changes it"
 
     def read(self, table: Columns) -> tuple[np.ndarray, Counter[str]]:
         """Return the labels of a table, and the count of each label that the space lacks.
@@ -218,12 +238,17 @@ def find_labels(
             f"{hint}, too many for labels; choose another column with --label"
         )
     ordered = positions or tuple(sort_names(names))
-    return replace(space, names=ordered, remarks=tuple(list_remarks(replace(space, names=ordered), cells)))
+    return replace(space, names=ordered, remarks=tuple(list_remarks(replace(space, names=ordered), values, cells)))
 
 
-def list_remarks(space: LabelSpace, cells: Sequence[Sequence[str]]) -> Iterator[str]:
+def list_remarks(space: LabelSpace, values: Sequence[str], cells: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield a line for each oddity of the labels and of the different cells of train."""
     names = space.names
+    spelled: dict[str, list[str]] = {}
+    for value in sorted({value.strip() for value in values}):
+        spelled.setdefault(normalise(value), []).append(value)
+    for group in [found for found in spelled.values() if len(found) > 1][:1]:
+        yield f"cells such as {' and '.join(map(repr, group[:2]))} are one label"
     yield from (f"the labels {group} {ALIKE}, and are learned as different labels" for group in list_alike(names))
     if space.kind == SEVERAL and all(len(cell) < 2 for cell in cells):
         divide = ", data.label_sep divides texts" * bool(space.separator)
@@ -402,3 +427,124 @@ def sort_names(names: set[str]) -> list[str]:
     if all(number is not None for number in numbers.values()):
         return sorted(names, key=lambda name: (numbers[name], name))
     return sorted(names)
+
+
+# --- The rows of a person's own table ---------------------------------------------------------------------------------
+
+
+def guess_texts(names: Iterable[str]) -> list[str]:
+    """Return the names, in upper or lower case, of a text or of two that belong together; empty if none is usual."""
+    spelled = {str(name).lower(): name for name in names}
+    pair = next((pair for pair in PAIR_NAMES if spelled.keys() >= set(pair)), ())
+    return [spelled[name] for name in pair or [name for name in TEXT_NAMES if name in spelled][:1]]
+
+
+def choose_columns(
+    table: Columns, text: Sequence[str], label: Sequence[str], report: Report
+) -> tuple[list[str], list[str]]:
+    """Return the columns of the texts and of the labels; those not given are guessed by their names."""
+    names = table.table.column_names
+    for name in (*text, *label):
+        table.find(name)
+    guessed = " and ".join(["--text"] * (not text) + ["--label"] * (not label))
+    spelled = {name.lower(): name for name in names}
+    label = list(label) or [spelled[name] for name in LABEL_NAMES if name in spelled and spelled[name] not in text][:1]
+    text = list(text) or guess_texts(name for name in names if name not in label)
+    for option, found in {"--text": text, "--label": label}.items():
+        if not found:
+            listed = ", ".join(map(repr, names[:MOST_SHOWN]))
+            raise UsageError(f"{table.source} has the columns {listed}; name one with {option}")
+        if len(set(found)) < len(found):
+            raise UsageError(f"{option} names a column twice: {', '.join(found)}; name each column once")
+    if both := set(text) & set(label):
+        raise UsageError(f"the column {both.pop()!r} is both text and label; name different columns")
+    by = f", guessed from the names; set {guessed} for others" if guessed else ""
+    report(f"{table.source}: text from {' and '.join(map(repr, text))}, label from {', '.join(map(repr, label))}{by}")
+    return text, label
+
+
+def drop_blank(table: Columns, text: Sequence[str], report: Report) -> Columns:
+    """Return the rows of which a text holds more than white space; the others are reported.
+
+    Raises:
+        UsageError: They are more than MOST_BLANK of all rows.
+    """
+    lacks = {name: pc.equal(pc.utf8_trim_whitespace(table.find(name)), "").to_numpy() for name in text}
+    is_blank = np.all(list(lacks.values()), axis=0)
+    for name, found in lacks.items():
+        if (found := found & ~is_blank).any():
+            report(f"{describe_blank(table, found, 'text', [name])}; the other text is read")
+    if not is_blank.any():
+        return table
+    said = describe_blank(table, is_blank, "text", text)
+    if is_blank.mean() > MOST_BLANK:
+        raise UsageError(f"{said}, {is_blank.mean():.1%} of the rows; give each a text or delete it")
+    report(f"{said}; left out")
+    return table.take(np.flatnonzero(~is_blank))
+
+
+def describe_blank(table: Columns, is_blank: np.ndarray, what: str, columns: Sequence[str]) -> str:
+    """Return how many rows have no text or no label, and the first of them."""
+    rows = np.flatnonzero(is_blank)
+    found = f"{len(rows):,} row{'s have' if len(rows) > 1 else ' has'} no {what} in {' or '.join(map(repr, columns))}"
+    return f"{table.source}: {found} (first: {table.name_row(int(rows[0]))})"
+
+
+def iterate_keys(table: Columns, text: Sequence[str], group: str) -> Iterator[str]:
+    """Yield what keeps each row together with others: its group, or without one its texts, stripped of white space."""
+    columns = [table.find(name) for name in ([group] if group else []) + list(text)]
+    for start in range(0, len(table), CHUNK_ROWS):
+        parts = (column.slice(start, CHUNK_ROWS).to_pylist() for column in columns)
+        for cells in zip(*parts, strict=True):
+            stripped = [cell.strip() for cell in cells]
+            yield stripped[0] if group and stripped[0] else "\0".join(stripped[bool(group) :])
+
+
+def has_labels(table: Columns, columns: Sequence[str]) -> bool:
+    """Return whether a table has the label columns with a cell that is filled, or some of several of them."""
+    known = set(columns) & set(table.table.column_names)
+    if len(known) < len(columns):
+        return bool(known)
+    return len(columns) > 1 or any(table.find(columns[0]).unique().to_pylist())
+
+
+def read_labelled(
+    split: str, table: Columns, space: LabelSpace, options: Mapping[str, Any], report: Report
+) -> tuple[Columns, np.ndarray | None, list[int]]:
+    """Return a split's rows with a label of the space, their labels, and the lines of the rows without any label.
+
+    Labels are None for a test split without them; rows that are left out are reported.
+
+    Raises:
+        UsageError: Rows have no label, unless the options leave them out, or none has one of the space.
+    """
+    if split == "test" and not has_labels(table, space.columns):
+        report(f"{table.source}, test: no labels in {', '.join(map(repr, space.columns))}; predicted, not scored")
+        return table, None, []
+    left_out: list[int] = []
+    if (is_blank := space.find_blank(table)).any():
+        said = describe_blank(table, is_blank, "label", space.columns)
+        if options.get(UNLABELLED, DROP) == DROP:
+            report(f"{said}; left out of {split}")
+        elif options.get("is_check"):  # the doctor lists such rows
+            report(f"{said}; training stops at them without {LEAVE_OUT}")
+        else:
+            raise UsageError(f"{said}; give each a label, or leave them out with {LEAVE_OUT}")
+        left_out, table = np.asarray(table.lines)[is_blank].tolist(), table.take(np.flatnonzero(~is_blank))
+    labels, unknown = space.read(table)
+    whose, total = "the model" if space.reason == AS_TRAINED else "train", len(table)
+    if unknown:
+        listed = ", ".join(f"{label!r} ({number:,})" for label, number in unknown.most_common(MOST_SHOWN))
+        known = labels != UNKNOWN_LABEL
+        if space.kind == SEVERAL:
+            flags, _ = replace(space, names=(*space.names, *unknown)).read(table)
+            known = ~flags[:, len(space.names) :].any(axis=1) | (space.reason != AS_TRAINED)
+        ending = "" if known.all() else "; these rows are left out"
+        report(f"{table.source}, {split}: {whose} lacks the labels {listed}{ending}")
+        table, labels = table.take(np.flatnonzero(known)), labels[known]
+    if not len(table):
+        raise UsageError(
+            f"{table.source}, {split}: {whose} has none of the labels in its {total:,} row{'s' * (total != 1)}, but "
+            f"{', '.join(space.names[:MOST_SHOWN])}; correct them"
+        )
+    return table, labels, left_out

@@ -17,9 +17,9 @@ import pyarrow as pa
 import torch
 
 from bertkit.data.duplicates import TRAIN_SPLIT
-from bertkit.data.labels import REGRESSION, SEVERAL
+from bertkit.data.labels import LABEL_NAMES, REGRESSION, SEVERAL
 from bertkit.data.sequences import IGNORED, batch_by_length
-from bertkit.data.splits import DROP
+from bertkit.data.splits import DROP, UNLABELLED
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.inference.export_record import find_export
 from bertkit.inference.predictor import Predictor
@@ -47,7 +47,6 @@ from bertkit.tasks.prediction import compute, limit_batch
 from bertkit.tasks.repeats import check_rows
 from bertkit.tasks.result import find_problem_type
 from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, PredictionSettings, Task
-from bertkit.tasks.text import LABEL_NAMES
 from bertkit.training.predictions import MISTAKES, find_mistakes, format_table, join_rows, read_answer
 from bertkit.training.recipe import Recipe, load_recipe, read_recipe
 from bertkit.training.run_dir import EVALUATIONS, METRICS_FILE, PREDICTIONS, RECIPE_FILE, read_metrics
@@ -132,6 +131,7 @@ def open_scored(run: str, predictor: Predictor) -> ScoredModel:
     if recipe is None:
         longest = min(task.recipe["data"]["max_length"], config.max_position_embeddings)
         recipe = Recipe.make(task, {"checkpoint": run, "data": {"max_length": longest}}, fits_model=False)
+    recipe = recipe.override(data={UNLABELLED: DROP})  # rows without a label are left out, whatever training did
     decided = {name: value for name in ("tau", "thresholds") if (value := getattr(config, name)) is not None}
     if config.problem_type == SEVERAL:
         decided.setdefault("thresholds", [FIXED_THRESHOLD] * config.num_labels)
@@ -272,10 +272,9 @@ def name_file(place: str) -> str:
 
 def read_own(scored: ScoredModel, report: Report) -> dict[str, Any]:
     """Return the evaluated splits of a run, as they were scored at its end."""
-    options = {**scored.recipe.data, "unlabelled": DROP}  # as at its end, also of a version without this option
-    examples = scored.task.load(options, report)
+    examples = scored.task.load(scored.recipe.data, report)
     first = next(iter(scored.task.splits))
-    if (share := options.get("tune_share")) and TUNE not in examples:
+    if (share := scored.recipe.data.get("tune_share")) and TUNE not in examples:
         _, examples[first] = divide(scored.task, examples[first], share)
     return {split: examples[split] for split in scored.task.splits if split in examples}
 
@@ -285,7 +284,7 @@ def read_train(scored: ScoredModel, report: Report) -> ExampleRows | None:
     if not (Path(scored.run) / RECIPE_FILE).is_file():
         return None
     try:
-        return scored.task.tabulate(scored.task.load({**scored.recipe.data, "unlabelled": DROP}, ignore)[TRAIN_SPLIT])
+        return scored.task.tabulate(scored.task.load(scored.recipe.data, ignore)[TRAIN_SPLIT])
     except UsageError as error:
         report(f"the training texts cannot be read, so that rows that were trained on are not looked for: {error}")
         return None

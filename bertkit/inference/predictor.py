@@ -20,6 +20,7 @@ import numpy as np
 import bertkit
 from bertkit.data.formats.line import make_text
 from bertkit.data.formats.rows import Input, Line
+from bertkit.data.labels import PAIR_NAMES
 from bertkit.data.long_texts import LONG
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
@@ -38,7 +39,7 @@ from bertkit.system.progress import ignore
 from bertkit.tasks import ANSWERING, TASKS
 from bertkit.tasks.option import TEXT_OPTIONS, WINDOW_OPTIONS
 from bertkit.tasks.prediction import predict
-from bertkit.tasks.result import PAIR_NAMES, MissingText, flatten_result, list_names, take_text
+from bertkit.tasks.result import MissingText, flatten_result, list_names, take_text
 from bertkit.tasks.task import PredictionSettings, Result
 from bertkit.training.calibration import load_conformity
 from bertkit.training.recipe import TOP_KEYS, check_value, read_recipe

@@ -1,7 +1,7 @@
 """The texts of an input and the results of a classifier: classes, several labels or numbers, in tables and in words."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from scipy.special import expit, softmax
 
-from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL, SINGLE
+from bertkit.data.labels import PAIR_NAMES, REGRESSION, SEPARATOR, SEVERAL, SINGLE, TEXT_NAMES, guess_texts
 from bertkit.errors import UsageError, make_printable
 from bertkit.metrics.calibration import find_probabilities
 from bertkit.metrics.classification import FIXED_THRESHOLD, tune_thresholds
@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from bertkit.model.config import BertConfig
 
 LONGEST_NAMES = 100  # characters of the names of an input, in a message
-PAIR_NAMES = (  # names of two texts that belong together: ours, which are transformers', and GLUE's
-    ("text", "text_pair"),
-    ("sentence1", "sentence2"),
-    ("premise", "hypothesis"),
-    ("question1", "question2"),
-    ("question", "sentence"),
-)
-TEXT_NAMES = ("text", "sentence", "review", "content", "comment", "message", "tweet", "body", "description", "title")
 
 
 class MissingText(UsageError):
@@ -67,13 +59,6 @@ def read_texts(given: Mapping[str, Any], pairs: bool | None) -> tuple[str, ...]:
         kind = UsageError if any(given.keys() >= set(pair) for pair in PAIR_NAMES) else MissingText
         raise kind(f"the input has {list_names(given)}; this model takes two texts: give text and text_pair")
     return (take_text(given, next(iter(guess_texts(given)), TEXT_NAMES[0])),)
-
-
-def guess_texts(names: Iterable[str]) -> list[str]:
-    """Return the names, in upper or lower case, of a text or of two that belong together; empty if none is usual."""
-    spelled = {str(name).lower(): name for name in names}
-    pair = next((pair for pair in PAIR_NAMES if spelled.keys() >= set(pair)), ())
-    return [spelled[name] for name in pair or [name for name in TEXT_NAMES if name in spelled][:1]]
 
 
 # --- Schemas ----------------------------------------------------------------------------------------------------------

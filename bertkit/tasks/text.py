@@ -6,7 +6,7 @@ the results of a classifier (`bertkit.tasks.result`).
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -14,17 +14,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from bertkit.data.formats.rows import CHUNK_ROWS, Columns, choose_reader, read_splits
+from bertkit.data.formats.rows import Columns, choose_reader, read_splits
 from bertkit.data.formats.writer import write_beside
-from bertkit.data.labels import BALANCED, REGRESSION, SEVERAL, SINGLE, UNKNOWN_LABEL, LabelSpace, find_labels
+from bertkit.data.labels import (
+    AS_TRAINED,
+    BALANCED,
+    LABEL_NAMES,
+    REGRESSION,
+    SEVERAL,
+    SINGLE,
+    LabelSpace,
+    choose_columns,
+    drop_blank,
+    find_labels,
+    has_labels,
+    iterate_keys,
+    read_labelled,
+)
 from bertkit.data.long_texts import LONG, POOLED, WindowedTexts, encode_long, pool_windows, report_long
 from bertkit.data.sequences import EncodedInputs, Items, Sequences, pad, pad_choices
 from bertkit.data.splits import (
-    DROP,
-    LEAVE_OUT,
-    MOST_SHOWN,
     UNLABELLED,
     check_split_options,
     describe_shares,
@@ -35,7 +45,7 @@ from bertkit.errors import UsageError
 from bertkit.metrics.classification import FIXED_THRESHOLD, score_table
 from bertkit.metrics.rows import RowScore
 from bertkit.metrics.table import find_kind
-from bertkit.reports.tables import ScoreRow, count
+from bertkit.reports.tables import ScoreRow
 from bertkit.system.files import take_fingerprint
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
@@ -48,7 +58,6 @@ from bertkit.tasks.result import (
     describe_texts,
     find_problem_type,
     flatten_result,
-    guess_texts,
     judge_pair,
     name_results,
     read_texts,
@@ -64,9 +73,6 @@ if TYPE_CHECKING:
     from bertkit.model.config import BertConfig
 
 SAMPLE_PAIR = ("The man went to the store.", "He bought a gallon of milk.")  # as in section A.2
-LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars", "y")
-AS_TRAINED = "as in training"  # the reason of the labels of a trained model
-MOST_BLANK = 0.05  # share of the rows that may be without a text
 SCORES = {  # kind -> the scores of the table; the first one is the score of the run
     SINGLE: {
         "macro_f1": "macro F1",
@@ -216,24 +222,23 @@ class TextTask(FineTuningTask):
             return read_scored(tables, options, config, report)
         train = tables["train"]
         text, label = choose_columns(train, options["text"], options["label"], report)
-        options = {**options, "text": text}
         for split, table in tables.items():
             # The doctor lists such rows, and a test split without labels keeps them.
             if not options.get("is_check") and (split != "test" or has_labels(table, label)):
                 tables[split] = drop_blank(table, text, report)
         given = {split: table.source for split, table in tables.items()}
-        keys = iterate_keys(tables["train"], text, options["group"])
-        taken = divide_train(given, keys, options).items()
-        splits = {**tables, **{split: tables["train"].take(numbers) for split, numbers in taken}}
+        taken = divide_train(given, iterate_keys(tables["train"], text, options["group"]), options)
+        tables |= {split: tables["train"].take(numbers) for split, numbers in taken.items()}
         # The models of all folds have the same labels, whatever each of them is trained on.
-        known = train if options["folds"] else splits["train"]
+        known = train if options["folds"] else tables["train"]
         space = find_labels(known, label, options["problem_type"], options["labels"], options["label_sep"])
-        names = ", ".join(space.names[:MOST_SHOWN]) + ", …" * (len(space.names) > MOST_SHOWN)
-        found = "numbers" if space.kind == REGRESSION else f"{len(space.names)} labels: {names}"
-        report(f"{space.kind.replace('_', ' ')} ({space.reason}), {found}; data.problem_type changes it")
+        report(space.describe())
         for remark in space.remarks:
             report(f"{train.source}: {remark}")
-        examples = {split: read_rows(split, rows, space, options, report) for split, rows in splits.items()}
+        examples = {}
+        for split, table in tables.items():
+            rows, labels, left_out = read_labelled(split, table, space, options, report)
+            examples[split] = TextExamples(rows, tuple(text), labels, space, options["group"], left_out)
         if "test" in examples and examples["test"].labels is None:
             examples[UNLABELLED] = examples.pop("test")
         examples["train"] = examples["train"].limit(options["max_train_samples"])
@@ -401,121 +406,6 @@ class NextSentenceTask(TextTask):
         return describe_pair(result)
 
 
-# --- The rows of a person's own table ---------------------------------------------------------------------------------
-
-
-def choose_columns(
-    table: Columns, text: Sequence[str], label: Sequence[str], report: Report = ignore
-) -> tuple[list[str], list[str]]:
-    """Return the columns of the texts and of the labels; those not given are guessed by their names."""
-    names = table.table.column_names
-    for name in (*text, *label):
-        table.find(name)
-    guessed = " and ".join(["--text"] * (not text) + ["--label"] * (not label))
-    spelled = {name.lower(): name for name in names}
-    label = list(label) or [spelled[name] for name in LABEL_NAMES if name in spelled and spelled[name] not in text][:1]
-    text = list(text) or guess_texts(name for name in names if name not in label)
-    for option, found in {"--text": text, "--label": label}.items():
-        if not found:
-            listed = ", ".join(map(repr, names[:MOST_SHOWN]))
-            raise UsageError(f"{table.source} has the columns {listed}; name one with {option}")
-        if len(set(found)) < len(found):
-            raise UsageError(f"{option} names a column twice: {', '.join(found)}; name each column once")
-    if both := set(text) & set(label):
-        raise UsageError(f"the column {both.pop()!r} is both text and label; name different columns")
-    by = f", guessed from the names; set {guessed} for others" if guessed else ""
-    report(f"{table.source}: text from {' and '.join(map(repr, text))}, label from {', '.join(map(repr, label))}{by}")
-    return text, label
-
-
-def drop_blank(table: Columns, text: Sequence[str], report: Report = ignore) -> Columns:
-    """Return the rows of which a text holds more than white space; the others are reported.
-
-    Raises:
-        UsageError: They are more than MOST_BLANK of all rows.
-    """
-    lacks = {name: pc.equal(pc.utf8_trim_whitespace(table.find(name)), "").to_numpy() for name in text}
-    is_blank = np.all(list(lacks.values()), axis=0)
-    for name, found in lacks.items():
-        if (found := found & ~is_blank).any():
-            report(f"{describe_blank(table, found, 'text', [name])}; the other text is read")
-    if not is_blank.any():
-        return table
-    said = describe_blank(table, is_blank, "text", text)
-    if is_blank.mean() > MOST_BLANK:
-        raise UsageError(f"{said}, {is_blank.mean():.1%} of the rows; give each a text or delete it")
-    report(f"{said}; left out")
-    return table.take(np.flatnonzero(~is_blank))
-
-
-def describe_blank(table: Columns, is_blank: np.ndarray, what: str, columns: Sequence[str]) -> str:
-    """Return how many rows have no text or no label, and the first of them."""
-    rows = np.flatnonzero(is_blank)
-    found = f"{count(len(rows), 'row has', 'rows have')} no {what} in {' or '.join(map(repr, columns))}"
-    return f"{table.source}: {found} (first: {table.name_row(int(rows[0]))})"
-
-
-def iterate_keys(table: Columns, text: Sequence[str], group: str) -> Iterator[str]:
-    """Yield what keeps each row together with others: its group, or without one its texts, stripped of white space."""
-    columns = [table.find(name) for name in ([group] if group else []) + list(text)]
-    for start in range(0, len(table), CHUNK_ROWS):
-        parts = (column.slice(start, CHUNK_ROWS).to_pylist() for column in columns)
-        for cells in zip(*parts, strict=True):
-            stripped = [cell.strip() for cell in cells]
-            yield stripped[0] if group and stripped[0] else "\0".join(stripped[bool(group) :])
-
-
-def has_labels(table: Columns, columns: Sequence[str]) -> bool:
-    """Return whether a table has the label columns with a cell that is filled, or some of several of them."""
-    known = set(columns) & set(table.table.column_names)
-    if len(known) < len(columns):
-        return bool(known)
-    return len(columns) > 1 or any(table.find(columns[0]).unique().to_pylist())
-
-
-def read_rows(
-    split: str, table: Columns, space: LabelSpace, options: Mapping[str, Any], report: Report
-) -> TextExamples:
-    """Return the examples of a split; rows whose label train lacks are reported and left out.
-
-    Raises:
-        UsageError: Rows have no label, unless the options leave them out, or none has one of train.
-    """
-    found = TextExamples(table, tuple(options["text"]), None, space, options["group"])
-    if split == "test" and not has_labels(table, space.columns):
-        report(f"{table.source}, test: no labels in {', '.join(map(repr, space.columns))}; predicted, not scored")
-        return found
-    if (is_blank := space.find_blank(table)).any():
-        said = describe_blank(table, is_blank, "label", space.columns)
-        if options.get("unlabelled", DROP) == DROP:
-            report(f"{said}; left out of {split}")
-        elif options.get("is_check"):  # the doctor lists such rows
-            report(f"{said}; training stops at them without {LEAVE_OUT}")
-        else:
-            raise UsageError(f"{said}; give each a label, or leave them out with {LEAVE_OUT}")
-        left_out = np.asarray(table.lines)[is_blank].tolist()
-        found = replace(found.take(np.flatnonzero(~is_blank)), left_out=left_out)
-    labels, unknown = space.read(found.rows)
-    found = replace(found, labels=labels)
-    whose = "the model" if space.reason == AS_TRAINED else "train"
-    total = len(found)
-    if unknown:
-        listed = ", ".join(f"{label!r} ({number:,})" for label, number in unknown.most_common(MOST_SHOWN))
-        known = labels != UNKNOWN_LABEL
-        if space.kind == SEVERAL:
-            flags, _ = replace(space, names=(*space.names, *unknown)).read(found.rows)
-            known = ~flags[:, len(space.names) :].any(axis=1) | (space.reason != AS_TRAINED)
-        ending = "" if known.all() else "; these rows are left out"
-        report(f"{table.source}, {split}: {whose} lacks the labels {listed}{ending}")
-        found = found.take(np.flatnonzero(known))
-    if not len(found):
-        raise UsageError(
-            f"{table.source}, {split}: {whose} has none of the labels in its {count(total, 'row')}, but "
-            f"{', '.join(space.names[:MOST_SHOWN])}; correct them"
-        )
-    return found
-
-
 def read_scored(
     tables: Mapping[str, Columns], options: Mapping[str, Any], config: "BertConfig", report: Report
 ) -> dict[str, TextExamples]:
@@ -543,8 +433,8 @@ def read_scored(
             found = find_labels(table, label, SEVERAL, options["labels"], options["label_sep"])
             space = replace(found, names=names, reason=AS_TRAINED)
         group = options["group"] if options["group"] in columns else ""
-        changed = {**options, "text": text, "group": group, "unlabelled": DROP}
-        examples[split] = read_rows(split, drop_blank(table, text, report), space, changed, report)
+        rows, labels, _ = read_labelled(split, drop_blank(table, text, report), space, options, report)
+        examples[split] = TextExamples(rows, tuple(text), labels, space, group)
     return examples
 
 

@@ -38,7 +38,8 @@ class Prepared:
         settings: Values of BertConfig that depend on the data.
         commits: The commit of each data set on the Hub that was read, `datasets/owner/name`.
         checked: The repeated rows; only in the first of several processes.
-        texts: Texts of at most FITTED_ROWS training rows, as `choose_rows` chooses them; only in the first process.
+        texts: Texts of at most FITTED_ROWS training rows, as `choose_rows` chooses them, for the baseline of TF-IDF;
+            only in the first process.
     """
 
     examples: Mapping[str, Any]
@@ -92,7 +93,7 @@ def prepare(recipe: Recipe, report: Report = ignore, output: Path | None = None,
             start_directory(output, recipe, tokenizer)
     rows = tabulate_splits(task, examples) if processes.is_main_process else {}
     checked, texts = check_rows(rows), []
-    if TRAIN_SPLIT in rows and "tfidf" in task.baselines:
+    if recipe.baseline and TRAIN_SPLIT in rows and "tfidf" in task.baselines:
         texts = list(rows[TRAIN_SPLIT].walk_texts(choose_rows(checked.keys[TRAIN_SPLIT], FITTED_ROWS)))
     if found := checked.summarize():
         report(f"{found}; {name_command(task, recipe.data)} lists them")
@@ -119,4 +120,5 @@ def hold_back(task: Task, examples: Any, rows: int, dev: str) -> dict[str, Any]:
 
 def name_examples(recipe: Recipe) -> str:
     """Return a name that two recipes share if they read the same examples and make the same tokenizer."""
-    return json.dumps([recipe.task, recipe.checkpoint, dict(recipe.data), dict(recipe.model)], sort_keys=True)
+    facts = [recipe.task, recipe.checkpoint, recipe.baseline, dict(recipe.data), dict(recipe.model)]
+    return json.dumps(facts, sort_keys=True)

@@ -149,6 +149,8 @@ def test_a_separator_that_is_given_divides_texts():
     [
         (["good", "bad"], "auto", []),
         (["C#", "Java"], "auto", []),
+        (["1", "2.0", " 2"], "auto", ["cells such as '2' and '2.0' are one label"]),
+        (["1.0", "2.0"], "auto", []),
         (
             ["caf\u00e9", "cafe\u0301", "no"],
             "auto",

@@ -9,11 +9,11 @@ import argparse
 from itertools import islice, pairwise
 from pathlib import Path
 
+from bertkit.data.labels import PAIR_NAMES
 from bertkit.inference.predictor import Predictor
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.prediction import predict
-from bertkit.tasks.result import PAIR_NAMES
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import RECIPE_FILE
 

@@ -23,6 +23,7 @@ from transformers import AutoModelForNextSentencePrediction, AutoTokenizer, pipe
 
 import bertkit
 from bertkit.data.formats.rows import Line, check_output, read_inputs
+from bertkit.data.labels import PAIR_NAMES
 from bertkit.data.tagging import split_words
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
@@ -32,7 +33,6 @@ from bertkit.inference.predictor import Predictor, write_results
 from bertkit.model import heads, pretraining_heads
 from bertkit.model.config import BertConfig
 from bertkit.tasks.ner import NER
-from bertkit.tasks.result import PAIR_NAMES
 from bertkit.tasks.squad import SQUAD
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bertkit.data.formats.entities import gather_sentences, read_entities
 from bertkit.data.formats.hub import load_splits
-from bertkit.data.formats.line import AGAIN, UTF8, describe_encoding, find_encoding, read_lines
+from bertkit.data.formats.line import AGAIN, ENCODINGS, UTF8, find_encoding, read_lines
 from bertkit.data.formats.rows import convert_dataset
 from bertkit.data.tagging import TaggedText
 from bertkit.data.tags import TAG, check_tag
@@ -103,7 +103,7 @@ def read_conll(path: str | Path, column: int | None = None, report: Report = ign
     path, word = Path(path), 0
     found = find_encoding(path, encoding)
     if found != UTF8 and not encoding:
-        report(f"{path}: {describe_encoding(found)}")
+        report(f"{path}: {ENCODINGS[found]}")
     lines = list(read_lines(path, found))
     rows = _divide(["" if line.startswith("#") else line for line in lines])
     if _is_numbered(rows):

@@ -13,7 +13,6 @@ import io
 import re
 import sys
 import zlib
-from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -31,7 +30,9 @@ CONVERT = "convert the file, for Western European text with iconv -f cp1252 -t u
 AGAIN = "correct it or get the file again"
 UTF8, CP1252 = "utf-8-sig", "cp1252"  # the first drops a byte order mark
 CHARACTERS_AT_ONCE = 1 << 16
-MARKS_UTF16 = tuple(mark.decode("utf-8", "surrogateescape") for mark in (BOM_UTF16_LE, BOM_UTF16_BE))
+BYTE_ORDER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)
+MARKS_UTF16 = tuple(mark.decode("utf-8", "surrogateescape") for mark in BYTE_ORDER_MARKS[:2])
+ENCODINGS = {CP1252: "cp1252 (Western European) text", "utf-16": "UTF-16 text"}  # found -> in a report
 NOT_ASCII = re.compile(r"[^\0-\x7f]")
 MOST_NAMES, LONGEST_QUOTED = 20, 40  # columns or keys in a message, and characters of each
 NOT_CP1252 = re.compile(  # bytes without a character, UTF-8, Cyrillic or East Asian text, Mac Roman
@@ -79,7 +80,7 @@ def open_file(path: Path, open_bytes: OpenBytes = open_here) -> Iterator[BinaryI
 def is_marked(path: Path) -> bool:
     """Return whether a file begins with a byte order mark."""
     with open_file(path) as stream:
-        return stream.read(len(BOM_UTF8)).startswith((BOM_UTF8, BOM_UTF16_LE, BOM_UTF16_BE))
+        return stream.read(3).startswith(BYTE_ORDER_MARKS)
 
 
 def find_encoding(path: Path, given: str = "", may_be_western: bool = True) -> str:
@@ -88,9 +89,6 @@ def find_encoding(path: Path, given: str = "", may_be_western: bool = True) -> s
     Args:
         given: The encoding of a file that is neither UTF-8 nor marked as UTF-16, if it is known.
         may_be_western: Whether cp1252 is among them.
-
-    Raises:
-        UsageError: The file cannot be read, or Python has no such encoding.
     """
     try:
         if given and codecs.lookup(given).name == "utf-8":
@@ -100,46 +98,39 @@ def find_encoding(path: Path, given: str = "", may_be_western: bool = True) -> s
     with open_file(path) as stream:
         found, text = UTF8, io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="\n")
         for block in iter(partial(text.read, CHARACTERS_AT_ONCE), ""):
-            other = NOT_ASCII.search(block)
             if block.startswith(MARKS_UTF16):
                 return "utf-16"
-            if other and found == UTF8 and not "\udc80" <= other[0] <= "\udcff":
-                return UTF8
-            if given and other:
-                return given
             if not (may_be_western or given):
                 return UTF8
-            if other and NOT_CP1252.search(block.encode("utf-8", "surrogateescape")):
-                return UTF8  # so that the reader names the line that is not
-            found = CP1252 if other else found
+            if other := NOT_ASCII.search(block):
+                if found == UTF8 and not "\udc80" <= other[0] <= "\udcff":
+                    return UTF8
+                if given or NOT_CP1252.search(block.encode("utf-8", "surrogateescape")):
+                    return given or UTF8  # so that the reader names the line that is not
+                found = CP1252
     return given or found
-
-
-def describe_encoding(encoding: str) -> str:
-    """Return the encoding of a file for a report."""
-    return "cp1252 (Western European) text" if encoding == CP1252 else "UTF-16 text"
 
 
 # --- lines
 
 
-def walk_file(path: Path, encoding: str = UTF8, longest: int | None = None) -> Iterator[str | UsageError]:
+def walk_file(path: Path, encoding: str = UTF8, longest: int = LONGEST_ROW) -> Iterator[str | UsageError]:
     """Yield the lines of a file as `walk_lines` does."""
     with open_file(path) as stream:
         yield from walk_lines(stream, encoding, longest)
 
 
-def walk_lines(stream: BinaryIO, encoding: str = UTF8, longest: int | None = None) -> Iterator[str | UsageError]:
+def walk_lines(stream: BinaryIO, encoding: str = UTF8, longest: int = LONGEST_ROW) -> Iterator[str | UsageError]:
     """Yield each line with its end, or the error in it; the stream stays open.
 
     Args:
         longest: Maximum number of characters; a longer line is an error, and never in memory as a whole.
     """
     text = io.TextIOWrapper(stream, encoding, "surrogateescape", newline="\n")
-    size = -1 if longest is None else longest + len("\r\n")
+    size = longest + len("\r\n")
     try:
         while line := text.readline(size):
-            if longest is not None and len(line) > longest and len(line.rstrip("\r\n")) > longest:
+            if len(line) > longest and len(line.rstrip("\r\n")) > longest:
                 while line and not line.endswith("\n"):
                     line = text.readline(size)
                 yield refuse_length(longest)
@@ -185,11 +176,7 @@ def decode_line(line: bytes, *, is_first: bool) -> str:
 
 
 def read_lines(path: Path, encoding: str = UTF8) -> Iterator[str]:
-    """Yield the lines of a file without their ends, and without the blank lines at its end.
-
-    Raises:
-        UsageError: The file cannot be read, or a line is not text.
-    """
+    """Yield the lines of a file without their ends, and without the blank lines at its end."""
     blank = 0
     for _, line in raise_errors(path, enumerate(walk_file(path, encoding), 1)):
         if text := line.removesuffix("\n").removesuffix("\r"):
@@ -237,19 +224,18 @@ def split_rows(
             yield line
             for _, more in lines:
                 taken += 1
-                size += len(more) if isinstance(more, str) else 0
                 if isinstance(more, UsageError):
                     raise more
-                if size > longest:
+                if (size := size + len(more)) > longest:
                     raise UsageError(f"is longer than {longest:,} characters; close its quotes or split it")
                 yield more
 
         try:
             cells = next(csv.reader(feed(), delimiter=separator, strict=True))
         except (csv.Error, UsageError) as error:
-            trouble = join_lines(error).partition(" - ")[0]  # advice for programmers follows
-            if isinstance(error, csv.Error):
-                trouble = f"is not a valid CSV row ({trouble}); check its quotes and commas"
+            trouble = str(error)
+            if isinstance(error, csv.Error):  # " - " precedes advice for programmers
+                trouble = f"is not a valid CSV row ({trouble.partition(' - ')[0]}); check its quotes and commas"
             if taken > 1:
                 yield number, UsageError(f"{trouble} (the row covers several lines; those after it are not read)")
                 return
@@ -271,14 +257,12 @@ def find_separator(lines: Iterable[str | UsageError], usual: str, given: str = "
     if given:
         return given
     first = [line for line in islice(lines, FIRST_LINES) if isinstance(line, str) and line.strip("\r\n")]
-    widths: dict[str, list[int]] = {separator: [] for separator in SEPARATORS}
+    widths: dict[str, set[int]] = {separator: set() for separator in SEPARATORS}
     for separator, found in widths.items():
         with suppress(csv.Error):  # the last row may end after the first lines
-            for cells in csv.reader(first, delimiter=separator, strict=True):
-                found.append(len(cells))
-    even = [one for one, found in widths.items() if len(set(found)) == 1 and found[0] > 1]
-    if even:
-        return max(even, key=lambda one: (widths[one][0], one == usual))
+            found.update(map(len, csv.reader(first, delimiter=separator, strict=True)))
+    if even := {one: max(found) for one, found in widths.items() if len(found) == 1 and found != {1}}:
+        return max(even, key=lambda one: (even[one], one == usual))
     named = [one for one in SEPARATORS[1:] if first and one in first[0]]
     return usual if not named or usual in first[0] else named[0]
 
@@ -291,13 +275,13 @@ def is_quoted(lines: Iterable[str | UsageError]) -> bool:
     """
     csv.field_size_limit(LONGEST_ROW)
     by_line: Counter[int] = Counter()
-    header = ""
+    has_quotes = False
 
     def feed() -> Iterator[str]:
-        nonlocal header
+        nonlocal has_quotes
         for _, line in raise_errors("", enumerate(lines)):
             if line.strip("\r\n"):
-                header = header or line
+                has_quotes |= not by_line and line.startswith('"')
                 by_line[line.count("\t") + 1] += 1
             yield line
 
@@ -305,9 +289,7 @@ def is_quoted(lines: Iterable[str | UsageError]) -> bool:
         by_row = Counter(len(cells) for cells in csv.reader(feed(), delimiter="\t", strict=True) if cells)
     except (UsageError, csv.Error):
         return False
-    (width, rows), *others = by_row.items() or [(0, 0)]
-    is_certain = header.startswith('"') or width == 1 or by_line != {width: by_line[width]} or by_line[width] == rows
-    return bool(rows) and not others and is_certain
+    return len(by_row) == 1 and (has_quotes or 1 in by_row or by_line.keys() != by_row.keys() or by_line == by_row)
 
 
 def walk_sheet(path: Path, notes: list[str]) -> Rows:
@@ -377,7 +359,7 @@ def read_json(path: str | Path, form: type[Parsed], remedy: str = AGAIN, encodin
     with explain_form(str(path), remedy):
         if encoding != UTF8:
             content = content.decode(encoding).encode()
-        return decode_json(msgspec.json.Decoder(form), content.removeprefix(BOM_UTF8))
+        return decode_json(msgspec.json.Decoder(form), content.removeprefix(codecs.BOM_UTF8))
 
 
 @contextmanager
@@ -391,11 +373,7 @@ def explain_form(place: str, remedy: str = AGAIN) -> Iterator[None]:
 
 
 def read_array(path: Path, encoding: str = UTF8) -> list[msgspec.Raw]:
-    """Return the JSON texts of the values in a file: an array, or an object whose only key holds one.
-
-    Raises:
-        UsageError: As for `read_json`, or there is no array.
-    """
+    """Return the JSON texts of the values in a file: an array, or an object whose only key holds one."""
     remedy = 'give an array of objects, as pandas writes with orient="records", or one object per line'
     found = read_json(path, list[msgspec.Raw] | dict[str, msgspec.Raw], remedy, encoding)
     if isinstance(found, list):

@@ -1,9 +1,7 @@
 """A person's own rows, for training and for prediction: files of tables, objects or texts, or a data set on the Hub.
 
-One generator yields the rows of CSV, TSV, Excel, JSON and JSON lines files: each a dict, or the error in its place.
-For training they are collected as texts in Arrow arrays, chunk by chunk, so a table needs little more memory than its
-texts. No text stands for a missing value: "NA", "null" and "nan" stay as they are.
-
+One generator yields the rows of a file: each a dict, or the error in its place. For training they are collected as
+texts in Arrow arrays, chunk by chunk. No text stands for a missing value: "NA", "null" and "nan" stay as they are.
 Left out: types, which are decided over the whole training split, and what a model requires of an input.
 """
 
@@ -27,6 +25,7 @@ import pyarrow.parquet as pq
 
 from bertkit.data.formats.hub import load_hub
 from bertkit.data.formats.line import (
+    ENCODINGS,
     INPUT,
     LONGEST_QUOTED,
     LONGEST_ROW,
@@ -34,10 +33,9 @@ from bertkit.data.formats.line import (
     ROW,
     UTF8,
     Rows,
-    decode_line,
-    describe_encoding,
     find_column,
     find_encoding,
+    find_fault,
     find_separator,
     is_quoted,
     make_text,
@@ -57,8 +55,8 @@ from bertkit.system.progress import Report, ignore
 
 # Suffix -> the unit of its rows' numbers; all except .parquet and .xlsx also with .gz, the last for prediction only.
 UNITS = dict.fromkeys((".csv", ".tsv", ".jsonl"), "line") | dict.fromkeys((".json", ".parquet", ".xlsx"), "row")
+SUFFIXES = tuple(UNITS)
 UNITS[".txt"] = "line"
-SUFFIXES = tuple(UNITS)[:-1]
 COLUMN_SUFFIXES = (".csv", ".tsv", ".parquet", ".xlsx")  # whose rows all have the same names
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "validation", "val", "valid"), "test": ("test",)}
 SPLIT_FILE = re.compile(rf"(\w+)({'|'.join(map(re.escape, SUFFIXES))})(\.gz)?")
@@ -70,8 +68,13 @@ LONGEST_LINE = 1_000_000  # characters; as tokens and words, a row takes some hu
 FEATURES = b"huggingface"  # the key of the schema under which `datasets` keeps the types of its columns
 TEXT = pa.large_string()  # offsets of 32 bits end at 2 GB, also for the result of `take`
 PLACES = f"a file ({', '.join(SUFFIXES)}), a folder with train.csv, or a Hub data set owner/name[:config][@revision]"
-LIST_KIND, NESTED_KINDS = "a list", ("an object", "a list of objects or lists")
-PLAIN = "a text, a number, true, false, null or a list of these"
+JSON_KINDS = {  # whether a value of JSON is nested, and whether it is a list -> its kind
+    (False, False): "a plain value",
+    (False, True): "a list",
+    (True, False): "an object",
+    (True, True): "a list of objects or lists",
+}
+NESTED = "expected a text, a number, true, false, null or a list of these; flatten it"
 
 Input = str | Mapping[str, Any]
 
@@ -133,11 +136,7 @@ class Columns:
         return replace(self, table=self.table.take(pa.array(rows, pa.int64())), lines=lines, records=records)
 
     def find(self, name: str) -> pa.ChunkedArray:
-        """Return a column of texts or of lists of texts.
-
-        Raises:
-            UsageError: There is no such column, and the message names the others; or it is among the `faults`.
-        """
+        """Return a column of texts or of lists of texts; an absent one or one of the `faults` is a UsageError."""
         column = find_column(self.source, self.table.column_names, name, "name one of its columns")
         if name in self.faults:
             raise UsageError(self.faults[name])
@@ -157,9 +156,8 @@ def read_splits(place: str, read: Callable[[Path], Any] | None = None, needs_tra
     """Read the splits of a person's data as tables: train, and dev and test where they are given.
 
     Args:
-        place: A file, which is train; a folder with train, dev (or validation, val, valid) and test as files with one
-            of the SUFFIXES, or written by `save_to_disk`; or a data set on the Hub, owner/name or owner/name:config,
-            with splits of these names.
+        place: A file, which is train; a folder with files named by SPLIT_NAMES and SUFFIXES, or written by
+            `save_to_disk`; or a data set on the Hub with splits of these names.
         read: A reader of files other than `read_columns`, for further formats or settings.
         needs_train: Whether several splits without train are an error.
 
@@ -205,11 +203,9 @@ def has_splits(folder: str) -> bool:
 
 def list_split_files(folder: Path) -> list[str]:
     """Return the names of the files in a folder that have the name of a split; empty if it cannot be listed."""
-    try:
-        stems = _list_stems(folder)
-    except OSError:
-        return []
-    return [name for name, stem in stems.items() if any(stem in names for names in SPLIT_NAMES.values())]
+    with suppress(OSError):
+        return [name for name, stem in _list_stems(folder).items() if stem in chain(*SPLIT_NAMES.values())]
+    return []
 
 
 def _list_stems(folder: Path) -> dict[str, str]:
@@ -234,11 +230,7 @@ def _match_splits(place: str, stems: Mapping[str, str], needs_train: bool) -> di
 
 
 def find_suffix(source: str | Path, allowed: Sequence[str] = SUFFIXES) -> str:
-    """Return the suffix that decides the format of a file.
-
-    Raises:
-        UsageError: It is not among those that are allowed.
-    """
+    """Return the suffix that decides the format of a file; another than those allowed is a UsageError."""
     suffix = Path(str(source).removesuffix(".gz")).suffix
     if suffix not in allowed or str(source).endswith((".parquet.gz", ".xlsx.gz")):
         listed = f"{', '.join(allowed)}; .gz may follow, but not .parquet or .xlsx"
@@ -250,40 +242,42 @@ def find_suffix(source: str | Path, allowed: Sequence[str] = SUFFIXES) -> str:
 
 
 def read_columns(path: Path, **reading: Any) -> Columns:
-    """Read a table as texts; its suffix decides the format.
-
-    In Parquet, class labels of Hugging Face data sets become their names.
+    """Read a table as texts; class labels of Hugging Face data sets in Parquet become their names.
 
     Args:
         reading: `sep`, `encoding` and `report` of `walk_rows`.
 
     Raises:
-        UsageError: The file cannot be read, is not in the format, or has no rows; a row has more or fewer cells than
-            the header; or a column has no name or that of another.
+        UsageError: The file or one of its rows cannot be read, or a column has no name or that of another.
     """
     kind = find_suffix(path)
     if kind == ".parquet":
         with open_parquet(path) as file:
             return convert(str(path), file.schema_arrow, file.iter_batches(CHUNK_ROWS))
     unit, is_json = UNITS[kind], kind in (".jsonl", ".json")
-    kinds: dict[str, dict[str, int]] = {}
+    kinds: dict[str, dict[tuple[bool, bool], int]] = {}  # column -> JSON_KINDS and the first row of each
+    faults: dict[str, str] = {}
 
     def walk() -> Iterator[tuple[int, dict[str, str]]]:
         for number, row in raise_errors(path, walk_rows(path, **reading), unit):
             if not row:
                 raise UsageError(f"{path}: the object {number} is empty; give it a key or delete it")
             for key, value in row.items() if is_json else ():
+                is_list = isinstance(value, list)
+                is_nested = isinstance(value, dict) or (is_list and any(isinstance(x, dict | list) for x in value))
                 if value is not None:
-                    found = _find_kind(value)
-                    kinds.setdefault(key, {}).setdefault(found, number)
-                    row[key] = list(map(make_text, value)) if found == LIST_KIND else value
-            yield number, {key: make_text(value) for key, value in row.items()} if is_json else row
+                    kinds.setdefault(key, {}).setdefault((is_nested, is_list), number)
+                row[key] = make_text(list(map(make_text, value)) if is_list and not is_nested else value)
+            yield number, row
 
     table, lines = _gather(str(path), walk())
     check_names(str(path), table.column_names)
-    explained = {key: _explain_kinds(found, f"{path}, {unit}", key) for key, found in kinds.items()}
-    faults = {key: fault for key, fault in explained.items() if fault}
-    lists = frozenset(key for key, found in kinds.items() if [*found] == [LIST_KIND])
+    for key, found in kinds.items():
+        kind = next((kind for kind in found if kind[0]), [*found][-1])
+        if kind[0] or len(found) > 1:
+            remedy = NESTED if kind[0] else "unlike rows before; give lists in every row or none"
+            faults[key] = f"{path}, {unit} {found[kind]}: {key[:LONGEST_QUOTED]!r} holds {JSON_KINDS[kind]}, {remedy}"
+    lists = frozenset(key for key, found in kinds.items() if [*found] == [(False, True)])
     is_plain = is_json or lines[-1] == len(lines) + 1  # one line for each row
     return Columns(str(path), table, lists, lines, unit, {}, faults, () if is_plain else range(1, len(lines) + 1))
 
@@ -301,9 +295,6 @@ def read_inputs(source: str, columns: Sequence[str] = (), **reading: Any) -> Ite
     Args:
         columns: The columns that a table must have.
         reading: `sep`, `encoding` and `report` of `walk_rows`.
-
-    Raises:
-        UsageError: The file cannot be read, a table does not name its columns, or one of `columns` is missing.
     """
     check_source(source)
     if source == STDIN:
@@ -323,11 +314,7 @@ def read_inputs(source: str, columns: Sequence[str] = (), **reading: Any) -> Ite
 
 
 def check_source(source: str) -> None:
-    """Check that the input is a file with a known suffix, or that standard input is open.
-
-    Raises:
-        UsageError: It is not.
-    """
+    """Check that the input is a file with a known suffix, or that standard input is open."""
     if source == STDIN:
         if sys.stdin is None:
             raise UsageError("standard input is closed; pipe the inputs to it or name a file with --input")
@@ -369,20 +356,15 @@ def walk_rows(
         report: Receives a line about a form that is not the usual one.
         columns: Columns that a table must have.
         longest: Maximum number of characters of a row.
-
-    Raises:
-        UsageError: The file cannot be read, or a table does not name its columns.
     """
     kind, notes = find_suffix(path, tuple(UNITS)), []
     if kind == ".parquet":
-        yield from _parse(_walk_parquet(path, columns), longest, decoder)
-        return
+        return _parse(_walk_parquet(path, columns), longest, decoder)
     if kind == ".xlsx":
-        yield from _name_cells(path, walk_sheet(path, notes), notes, columns, report)
-        return
+        return _name_cells(path, walk_sheet(path, notes), notes, columns, report)
     found = find_encoding(path, encoding, may_be_western=kind not in (".jsonl", ".json"))
     if not encoding and found != UTF8:
-        notes.append(describe_encoding(found))
+        notes.append(ENCODINGS[found])
     lines = enumerate(walk_file(path, found, longest), 1)
     if kind in COLUMN_SUFFIXES:
         usual = "\t" if kind == ".tsv" else ","
@@ -390,18 +372,12 @@ def walk_rows(
         if mark not in (usual, sep):
             notes.insert(0, "cells separated by tabs" if mark == "\t" else f'cells separated by "{mark}"')
         is_plain = mark == "\t" and not is_quoted(walk_file(path, found, longest))
-        yield from _name_cells(path, split_rows(lines, mark, longest, is_plain), notes, columns, report)
-        return
+        return _name_cells(path, split_rows(lines, mark, longest, is_plain), notes, columns, report)
     if notes:
         report(f"{path}: {', '.join(notes)}")
     if kind == ".json" and not _has_objects(walk_file(path, found, longest)):
-        yield from _parse(enumerate(map(bytes, read_array(path, found)), 1), longest, decoder)
-    else:
-        for number, line in lines:
-            if isinstance(line, UsageError) or kind == ".txt":
-                yield number, line if isinstance(line, UsageError) else line.rstrip("\r\n")
-            elif line.strip():
-                yield number, parse_line(line.rstrip("\r\n"), decoder)
+        lines = enumerate(map(bytes, read_array(path, found)), 1)
+    return _parse(lines, longest, None if kind == ".txt" else decoder)
 
 
 def _has_objects(lines: Iterable[str | UsageError]) -> bool:
@@ -410,14 +386,21 @@ def _has_objects(lines: Iterable[str | UsageError]) -> bool:
     return len(first) == 2 and all(first)
 
 
-def _parse(contents: Iterable[tuple[int, bytes]], longest: int, decoder: msgspec.json.Decoder) -> Rows:
-    """Yield the values of JSON texts."""
+def _parse(
+    contents: Iterable[tuple[int, str | bytes | UsageError]], longest: int, decoder: msgspec.json.Decoder | None
+) -> Rows:
+    """Yield the values of JSON texts, or without a decoder the texts, and the errors in their place."""
     for number, content in contents:
-        try:
-            text = decode_line(content, is_first=False)
-            yield number, parse_line(text, decoder) if len(text) <= longest else refuse_length(longest)
-        except UsageError as error:
-            yield number, error
+        if isinstance(content, bytes):  # lines have been checked
+            content = content.decode("utf-8", "surrogateescape")
+            if fault := find_fault(content):
+                content = UsageError(fault)
+            elif len(content) > longest:
+                content = refuse_length(longest)
+        if isinstance(content, UsageError) or decoder is None:
+            yield number, content if isinstance(content, UsageError) else content.rstrip("\r\n")
+        elif content.strip():
+            yield number, parse_line(content.rstrip("\r\n"), decoder)
 
 
 # --- tables
@@ -448,11 +431,7 @@ def _name_cells(path: Path, rows: Rows, notes: list[str], columns: Sequence[str]
 
 
 def check_names(place: str, names: Sequence[str], wanted: Sequence[str] = ()) -> None:
-    """Check that each column has a name of its own, and that there are the wanted columns.
-
-    Raises:
-        UsageError: They are not so.
-    """
+    """Check that each column has a name of its own, and that there are the wanted columns."""
     for number, name in enumerate(names, 1):
         if not name.strip() or names.count(name) > 1:
             has = f"{name[:LONGEST_QUOTED]!r} names {names.count(name)} columns"
@@ -460,26 +439,6 @@ def check_names(place: str, names: Sequence[str], wanted: Sequence[str] = ()) ->
             raise UsageError(f"{place}: {trouble}; give every column a name of its own")
     for name in wanted:
         find_column(place, names, name, "name the columns of the texts with --text")
-
-
-# --- values of JSON
-
-
-def _find_kind(value: Any) -> str:
-    """Return the kind of a value of JSON in words."""
-    if isinstance(value, list):
-        return NESTED_KINDS[1] if any(isinstance(item, dict | list) for item in value) else LIST_KIND
-    return NESTED_KINDS[0] if isinstance(value, dict) else "a plain value"
-
-
-def _explain_kinds(kinds: Mapping[str, int], place: str, key: str) -> str:
-    """Return why the values of a key are not cells, or ""; `kinds` maps each kind to its first row."""
-    kind = next((kind for kind in kinds if kind in NESTED_KINDS), [*kinds][-1])
-    if len(kinds) == 1 and kind not in NESTED_KINDS:
-        return ""
-    remedy = "unlike rows before; give lists in every row or none"
-    remedy = f"expected {PLAIN}; flatten it" if kind in NESTED_KINDS else remedy
-    return f"{place} {kinds[kind]}: {key[:LONGEST_QUOTED]!r} holds {kind}, {remedy}"
 
 
 def _gather(source: str, rows: Iterable[tuple[int, dict[str, str]]]) -> tuple[pa.Table, array]:
@@ -532,11 +491,7 @@ def _walk_parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, byt
 
 
 def convert(source: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Columns:
-    """Convert columns of any types to texts.
-
-    Raises:
-        UsageError: There are no rows, or a column has no name or that of another.
-    """
+    """Convert columns of any types to texts."""
     check_names(source, schema.names)
     classes = _find_classes(schema)
     tables = []
@@ -547,7 +502,7 @@ def convert(source: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -
     table = _join(source, tables)
     lists = frozenset(one.name for one in schema if _is_list(one.type))
     nested = [one for one in schema if one.name not in lists and pa.types.is_nested(one.type)]
-    faults = {one.name: f"{source}: {one.name!r} holds {one.type}, expected {PLAIN}; flatten it" for one in nested}
+    faults = {one.name: f"{source}: {one.name!r} holds {one.type}, {NESTED}" for one in nested}
     return Columns(source, table, lists, range(1, len(table) + 1), "row", classes, faults)
 
 

@@ -54,7 +54,7 @@ from bertkit.data.pretraining.store import (
 from bertkit.data.pretraining.tokenize import TokenizedCorpus, choose_dtype
 from bertkit.data.tokenizer import TOKENIZER_FILES, find_backend, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
-from bertkit.system.differences import find_differences, name_differences
+from bertkit.system.differences import refuse_other
 from bertkit.system.files import hold_directory, map_in_threads, remove_unfinished, write_json
 from bertkit.system.parallel import TRIES, Lost, Work, execute
 from bertkit.system.progress import ignore
@@ -158,13 +158,10 @@ def find_finished(output: Path, asked: Mapping[str, Any], report: Callable[[str]
         UsageError: The directory holds another build or something else.
     """
     if (output / RECORD).exists() or is_corpus(output):
-        differences = find_differences(read_build(output), asked)
+        before = read_build(output)
         has_begun = is_corpus(output) or any(any((output / name).glob("[!.]*")) for name in (SHARDS, PART_FOLDER))
-        if differences and has_begun:  # before the first shard there is nothing to lose
-            raise UsageError(
-                f"{output} belongs to another build ({name_differences(differences)}); name another directory with "
-                "--output"
-            )
+        if has_begun:  # before the first shard there is nothing to lose
+            refuse_other(f"{output} belongs to another build", before, asked)
     elif any(not path.name.startswith(".") for path in output.iterdir()):
         raise UsageError(f"{output} is not empty and holds no corpus; name another directory with --output")
     for folder in (output, output / SHARDS, output / PART_FOLDER):

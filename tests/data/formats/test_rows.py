@@ -133,15 +133,24 @@ def test_long_cells(tmp_path):
         (".docx", "a,b", r"a\.docx has an unknown suffix \(expected \.csv, \.tsv, .*\); rename or convert it"),
         (".parquet.gz", "a,b", r"unknown suffix"),
         (".parquet", "a,b", r"a\.parquet cannot be read as Parquet \(.*\); write it again"),
+        (
+            ".jsonl",
+            '{"a": 1}\n["a"]\n',
+            r"line 2 is not a JSON object \(Expected `object`, got `array`\): .*; give one, such as",
+        ),
+        (".jsonl", '{"a": Infinity}\n', r"line 1 is not a JSON object \(JSON is malformed: .*; give one"),
+        (".jsonl", '{"a": 1}\n{}\n', r"the object 2 is empty; give it a key or delete it"),
+        (".json", '[{"a": "é"}]'.encode("cp1252"), r"a\.json, row 1 is not UTF-8 .* iconv -f cp1252 -t utf-8$"),
+        (".jsonl", '{"": 1}\n', r"column 1 has no name; give every column a name of its own"),
+        (".jsonl", "\n", r"has no rows"),
+        (".json", '{"a": 1}\n{"a": 2', r"JSON is malformed: .*; give an array of objects, as pandas writes with"),
+        (".json", '{"a": [], "b": []}', r"is an object with 2 keys, expected only one, with an array; give an array"),
+        (".json", '{"a": 1}', r"Expected `array`, got `int`; give an array of objects"),
     ],
 )
-def test_wrong_table_is_one_line(suffix, content, message, tmp_path):
-    check_one_line(tmp_path / f"a{suffix}", content, message)
-
-
-def check_one_line(path, content, message):
+def test_wrong_file_is_one_line(suffix, content, message, tmp_path):
     with pytest.raises(UsageError, match=message) as raised:
-        read_columns(write(path, content))
+        read_columns(write(tmp_path / f"a{suffix}", content))
     assert "\n" not in str(raised.value)
 
 
@@ -209,28 +218,6 @@ def test_json_is_an_array_or_an_object_that_holds_one(tmp_path):
     whole = read_columns(write(tmp_path / "a.json", '{"rows": [{"a": "x"}, {"b": [true]}]}'))
     assert show(whole) == {"a": ["x", ""], "b": ["", '["true"]']}
     assert whole.locate(1) == f"{tmp_path / 'a.json'}, row 2"
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        (
-            "a.jsonl",
-            '{"a": 1}\n["a"]\n',
-            r"line 2 is not a JSON object \(Expected `object`, got `array`\): .*; give one, such as",
-        ),
-        ("a.jsonl", '{"a": Infinity}\n', r"line 1 is not a JSON object \(JSON is malformed: .*; give one"),
-        ("a.jsonl", '{"a": 1}\n{}\n', r"the object 2 is empty; give it a key or delete it"),
-        ("a.json", '[{"a": "é"}]'.encode("cp1252"), r"a\.json, row 1 is not UTF-8 .* iconv -f cp1252 -t utf-8$"),
-        ("a.jsonl", '{"": 1}\n', r"column 1 has no name; give every column a name of its own"),
-        ("a.jsonl", "\n", r"has no rows"),
-        ("a.json", '{"a": 1}\n{"a": 2', r"JSON is malformed: .*; give an array of objects, as pandas writes with"),
-        ("a.json", '{"a": [], "b": []}', r"is an object with 2 keys, expected only one, with an array; give an array"),
-        ("a.json", '{"a": 1}', r"Expected `array`, got `int`; give an array of objects"),
-    ],
-)
-def test_wrong_json_is_one_line(name, content, message, tmp_path):
-    check_one_line(tmp_path / name, content, message)
 
 
 @pytest.mark.parametrize(
