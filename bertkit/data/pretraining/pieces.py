@@ -24,12 +24,11 @@ from bertkit.data.pretraining.sources import Document, Piece, read_piece
 from bertkit.data.pretraining.store import RECORD, Part, read_shard, write_shard
 from bertkit.data.pretraining.tokenize import tokenize_in_parts
 from bertkit.errors import UsageError, join_lines
-from bertkit.system.cluster import LONGEST_REASON, join_cluster
+from bertkit.system.cluster import LONGEST_REASON, POLL, join_cluster
 from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import await_note, keep_from_interrupts, leave_signals_to_parent, note_signals, open_pool
 
-TRIES = 3  # times in a row that workers may die without a new shard
-POLL = 0.5  # seconds between two looks at the workers
+MOST_LOSSES = 3  # of workers in a row, without a new shard
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ def write_in_workers(work: BuildWork, workers: int, look: Callable[[], list[Piec
         look: Looks for new shards, and returns the pieces with missing ones.
 
     Raises:
-        UsageError: A source cannot be read, workers died TRIES times in a row, or the Ray cluster is lost.
+        UsageError: A source cannot be read, workers died MOST_LOSSES times in a row, or the Ray cluster is lost.
     """
     noted: list[int] = []
     jobs, failures = look(), 0
@@ -179,10 +178,10 @@ def write_in_workers(work: BuildWork, workers: int, look: Callable[[], list[Piec
                 return noted[0]
             before, jobs = jobs, look()
             failures = failures + 1 if jobs == before else 0
-            if failures == TRIES:
+            if failures == MOST_LOSSES:
                 raise UsageError(
-                    f"{lost or 'shards did not appear'} {TRIES} times in a row (out of memory?); the same command "
-                    "continues from the finished shards; use fewer --workers if needed"
+                    f"{lost or 'shards did not appear'} {MOST_LOSSES} times in a row (out of memory?); the same "
+                    "command continues from the finished shards; use fewer --workers if needed"
                 )
             if lost:
                 report(f"{lost}; continuing with the pieces that are left")
