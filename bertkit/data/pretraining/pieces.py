@@ -24,10 +24,11 @@ from bertkit.data.pretraining.sources import Document, Piece, read_piece
 from bertkit.data.pretraining.store import RECORD, Part, read_shard, write_shard
 from bertkit.data.pretraining.tokenize import tokenize_in_parts
 from bertkit.errors import UsageError, join_lines
-from bertkit.system.cluster import LONGEST_REASON, POLL, join_cluster
+from bertkit.system.cluster import LONGEST_REASON, join_cluster
 from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import await_note, keep_from_interrupts, leave_signals_to_parent, note_signals, open_pool
 
+LOOK = 1.0  # seconds between two looks at the workers and their files
 MOST_LOSSES = 3  # of workers in a row, without a new shard
 
 
@@ -196,7 +197,7 @@ def follow(
     with keep_from_interrupts(), suppress(BrokenProcessPool):  # a process may die before all jobs are given
         waiting.update(map(submit, jobs))
     while waiting and not noted:
-        done, waiting = wait(waiting, POLL)
+        done, waiting = wait(waiting, LOOK)
         for future in done:
             error = future.exception()
             cause = getattr(error, "cause", error)  # Ray's error of a job has one

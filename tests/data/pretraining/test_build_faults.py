@@ -101,7 +101,7 @@ def list_finished(output):
 def test_a_dead_worker_costs_nothing_that_is_finished(place, tokenizer, tmp_path, monkeypatch, deaths):
     """Another worker retries its piece; if all die, the error is one line, and the same command continues."""
     monkeypatch.setattr(bertkit.data.pretraining.build, "PIECE_BYTES", 8000)
-    monkeypatch.setattr(bertkit.data.pretraining.pieces, "POLL", 0.01)
+    monkeypatch.setattr(bertkit.data.pretraining.pieces, "LOOK", 0.01)
     texts, made, killed, lines = [str(place / "texts.txt")], tmp_path / "made", [], []
 
     def kill_one(done, total, tokens):
