@@ -9,8 +9,9 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
-from multiprocessing import parent_process, resource_tracker
+from multiprocessing import active_children, get_context, parent_process, resource_tracker
 from multiprocessing.connection import wait
 from threading import Thread
 from typing import Any
@@ -115,3 +116,21 @@ def keep_from_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def open_pool(number: int, method: str, begin: Callable[[], None]) -> Iterator[ProcessPoolExecutor]:
+    """Yield a pool of helper processes, which are killed at the end, even at work.
+
+    Args:
+        method: How they start: "spawn" or "fork".
+        begin: Called first in each of them.
+    """
+    others = active_children()
+    pool = ProcessPoolExecutor(number, get_context(method), initializer=begin)
+    try:
+        yield pool
+    finally:
+        for process in set(active_children()).difference(others):
+            process.kill()  # one may wait forever for a lock that a dead one held
+        pool.shutdown(cancel_futures=True)

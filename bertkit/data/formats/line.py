@@ -14,7 +14,7 @@ import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
@@ -47,26 +47,16 @@ ROW = msgspec.json.Decoder(dict[str, Any], float_hook=str)  # a fraction keeps i
 INPUT = msgspec.json.Decoder(str | dict[str, Any])
 Parsed = TypeVar("Parsed")
 Rows = Iterator[tuple[int, Any]]  # the number of a line or row, from 1; its cells, dict or text, or the error in it
-OpenBytes = Callable[[Path], BinaryIO]
 
 
 # --- files and their encodings
 
 
-def open_here(path: Path) -> BinaryIO:
-    """Open a file on the disk of this process for reading bytes."""
-    return path.open("rb")
-
-
 @contextmanager
-def open_file(path: Path, open_bytes: OpenBytes = open_here) -> Iterator[BinaryIO]:
-    """Open a file for reading, decompressed if its name ends in .gz; errors of opening and reading are UsageErrors.
-
-    Args:
-        open_bytes: Opens the file; by default on the disk of this process.
-    """
+def open_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for reading, decompressed if its name ends in .gz; errors of opening and reading are UsageErrors."""
     try:
-        with open_bytes(path) as content, gzip.open(content) if path.suffix == ".gz" else content as stream:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             yield stream
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UsageError(f"{path} is not a complete gzip file ({error}); compress it again or decompress it") from None

@@ -1,12 +1,9 @@
 """Sources -> a tokenized corpus on disk (paper §3.1, "Pre-training data"), of any size, by any number of processes.
 
 Sources are divided into pieces. One process at a time reads a piece, finds its sentences, tokenizes them and writes its
-shards (`store.py`); then this process writes the index, the statistics and the manifest. A shard is a function of its
+shards (`pieces.py`); then this process writes the index, the statistics and the manifest. A shard is a function of its
 piece alone, so the schedule changes no byte. After a kill, the same command resumes: finished shards are not touched,
 and the documents of an unfinished piece that are in finished shards are skipped.
-
-Pieces are processed by this process, by several spawned ones, or by a Ray cluster, whose workers need not share the
-disk. Worker processes load neither torch nor transformers.
 
 If repeats are to be removed, the shards of all text are in `parts/` until the shards without repeats are finished.
 """
@@ -19,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import distributions
@@ -30,7 +26,7 @@ import numpy as np
 
 from bertkit.data.formats.line import read_json
 from bertkit.data.pretraining.pair_index import PLAN_FOLDER
-from bertkit.data.pretraining.pieces import BuildWork, PieceJob, limit_threads, read_parts, read_parts_elsewhere
+from bertkit.data.pretraining.pieces import BuildWork, PieceJob, write_in_workers, write_piece
 from bertkit.data.pretraining.sources import PIECE_BYTES, Piece, cut_sources
 from bertkit.data.pretraining.statistics import choose_kept, measure, measure_repeats, select_sentences
 from bertkit.data.pretraining.store import (
@@ -56,15 +52,13 @@ from bertkit.data.tokenizer import TOKENIZER_FILES, find_backend, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
 from bertkit.system.differences import refuse_other
 from bertkit.system.files import hold_directory, map_in_threads, remove_unfinished, write_json
-from bertkit.system.parallel import TRIES, Lost, Work, execute
-from bertkit.system.progress import ignore
+from bertkit.system.progress import Report, ignore
 
 if TYPE_CHECKING:
     from transformers import BertTokenizerFast
 
 TOKENS_A_SHARD = 1 << 24
 DEDUPLICATE = ("", "documents", "lines")
-PARTS_IN_WAITING = 8  # parts of Ray workers not yet written; bounds memory here, in the workers and in transit
 
 # Called with the bytes read, the total bytes (0 if unknown) and the number of tokens written.
 BuildProgress = Callable[[int, int, int], None]
@@ -79,7 +73,7 @@ def build(
     language: str = "en",
     deduplicate: str = "",
     workers: int = 1,
-    report: Callable[[str], None] = ignore,
+    report: Report = ignore,
     progress: BuildProgress = ignore,
 ) -> dict[str, Any]:
     """Build the corpus in `output`, continuing where an earlier build stopped, and return its statistics.
@@ -91,7 +85,7 @@ def build(
 
     Raises:
         UsageError: A source cannot be read or is empty, `output` holds another build or something else, the disk is
-            full, or a worker process died.
+            full, or worker processes died.
     """
     if deduplicate not in DEDUPLICATE:
         raise UsageError(f"deduplicate is {deduplicate!r}, expected documents or lines; correct it or leave it out")
@@ -109,8 +103,8 @@ def build(
         shutil.rmtree(output / PLAN_FOLDER, ignore_errors=True)  # plans of an earlier corpus
         folder = output / (PART_FOLDER if deduplicate else SHARDS)
         folder.mkdir(exist_ok=True)
-        work = BuildWork(backend, choose_dtype(len(tokenizer)), split_sentences, language, TOKENS_A_SHARD)
-        build_pieces(work, folder, pieces, workers, report, progress)
+        work = BuildWork(folder, backend, choose_dtype(len(tokenizer)), split_sentences, language, TOKENS_A_SHARD)
+        build_pieces(work, pieces, workers, report, progress)
         return finish(output, folder, pieces, tokenizer, asked, report)
 
 
@@ -151,7 +145,7 @@ def _digest(lines: Sequence[str]) -> str:
 # --- The directory ----------------------------------------------------------------------------------------------------
 
 
-def find_finished(output: Path, asked: Mapping[str, Any], report: Callable[[str], None]) -> dict[str, Any] | None:
+def find_finished(output: Path, asked: Mapping[str, Any], report: Report) -> dict[str, Any] | None:
     """Return the statistics of a finished corpus, or None if work remains; damaged files are deleted.
 
     Raises:
@@ -199,12 +193,12 @@ def read_build(output: Path) -> dict[str, Any]:
     return read_json(output / RECORD, dict[str, Any], f"delete {output} and run the same command again")
 
 
-def keep_whole(folder: Path, report: Callable[[str], None]) -> dict[tuple[int, int], Shard]:
+def keep_whole(folder: Path, report: Report) -> dict[tuple[int, int], Shard]:
     """Return (piece, part) -> shard; files whose checksum differs from their name are deleted."""
     shards = list_shards(folder)
     whole: dict[tuple[int, int], Shard] = {}
-    for (key, path), is_whole in zip(shards.items(), map_in_threads(proves_whole, list(shards.values())), strict=True):
-        if is_whole:
+    for (key, path), proven in zip(shards.items(), map_in_threads(proves_whole, list(shards.values())), strict=True):
+        if proven:
             whole[key] = read_shard(path)
         else:
             report(f"{path} is truncated or corrupted and will be rewritten")
@@ -212,110 +206,50 @@ def keep_whole(folder: Path, report: Callable[[str], None]) -> dict[tuple[int, i
     return whole
 
 
-def list_jobs(pieces: Sequence[Piece], shards: Mapping[tuple[int, int], Shard]) -> list[PieceJob]:
-    """List the jobs for the missing parts of all pieces."""
-    there: dict[int, dict[int, int]] = {}
-    last: dict[int, int] = {}
-    for (number, part), shard in shards.items():
-        there.setdefault(number, {})[part] = shard.note["documents"]
-        if shard.note["is_last"]:
-            last[number] = part
-    jobs = []
-    for number, piece in enumerate(pieces):
-        parts = there.get(number, {})
-        missing = set(range(last[number])) - parts.keys() if number in last else None
-        if missing != set():
-            jobs.append(PieceJob(number, piece, parts, max(missing) if missing else None))
-    return jobs
-
-
 # --- The pieces -------------------------------------------------------------------------------------------------------
 
 
-class PieceWriter:
-    """Writes the parts of pieces as they come from the workers, and reports progress.
-
-    Attributes:
-        jobs: The jobs for the missing parts, updated as parts are written.
-        tokens: The number of tokens written.
-    """
-
-    def __init__(
-        self, folder: Path, pieces: Sequence[Piece], report: Callable[[str], None], progress: BuildProgress
-    ) -> None:
-        self.folder, self.pieces, self.report, self.progress = folder, pieces, report, progress
-        self.total = 0 if any(not piece.size for piece in pieces) else sum(piece.size for piece in pieces)
-        self.read = Counter[int]()
-        self.tokens = 0
-        shards = keep_whole(folder, report)
-        self.jobs = list_jobs(pieces, shards)
-        for (number, _), shard in shards.items():
-            self.count(number, shard.note["characters"], shard.note["is_last"])
-        self.tell()
-
-    def count(self, number: int, characters: int, is_last: bool) -> None:
-        """Count the text of a part of a piece as read."""
-        size = self.pieces[number].size
-        self.read[number] = size if is_last else min(self.read[number] + characters, size)
-
-    def tell(self) -> None:
-        """Report the progress."""
-        self.progress(self.read.total(), self.total, self.tokens)
-
-    def take(self, place: int, news: tuple[int, Part] | str | Lost) -> None:
-        """Handle a message of a job: a numbered part, a line of text, or the loss of its worker.
-
-        Args:
-            place: The index of the job in `jobs`.
-
-        Raises:
-            UsageError: Too many workers have died of the job.
-        """
-        job = self.jobs[place]
-        if isinstance(news, str):
-            self.report(news)
-        elif isinstance(news, Lost):
-            if news.is_final:
-                raise UsageError(
-                    f"piece {job.number}: {news.cause} {TRIES} times in a row (out of memory?); the same command "
-                    "continues from the finished shards; use fewer --workers if needed"
-                )
-            self.report(f"piece {job.number}: {news.cause}; retrying with another worker")
-        else:
-            number, part = news
-            write_shard(self.folder, job.number, number, part)
-            stop = number if part.is_last else job.stop
-            self.jobs[place] = replace(job, there={**job.there, number: part.documents}, stop=stop)
-            self.tokens += len(part.corpus.ids)
-            self.count(job.number, part.characters, part.is_last)
-            self.tell()
-
-
 def build_pieces(
-    work: BuildWork,
-    folder: Path,
-    pieces: Sequence[Piece],
-    workers: int,
-    report: Callable[[str], None],
-    progress: BuildProgress,
+    work: BuildWork, pieces: Sequence[Piece], workers: int, report: Report, progress: BuildProgress
 ) -> None:
-    """Write the missing shards."""
-    writer = PieceWriter(folder, pieces, report, progress)
-    jobs = writer.jobs
-    total = sum(piece.size for piece in pieces)
-    done = len(pieces) - len(jobs)
-    finished = f", {done} of them finished" if done else ""
-    report(f"{len(pieces)} piece{'s' * (len(pieces) != 1)} ({total / 1e6:,.0f} MB){finished}")
+    """Write the missing shards, and follow their files for the progress."""
+    shards = keep_whole(work.folder, report)
+    total = 0 if any(not piece.size for piece in pieces) else sum(piece.size for piece in pieces)
+    before = sum(shard.count("ids") for shard in shards.values())
+    written = 0
+
+    def look() -> list[PieceJob]:
+        nonlocal written
+        os.utime(work.folder)  # a network disk then lists the files that other machines have written
+        for key, path in list_shards(work.folder).items():
+            if key not in shards:
+                shards[key] = read_shard(path)
+        jobs = [PieceJob(number, piece, {}) for number, piece in enumerate(pieces)]
+        for (number, part), shard in shards.items():
+            jobs[number].notes[part] = shard.note
+        written = sum(shard.count("ids") for shard in shards.values()) - before
+        progress(sum(job.count_read() for job in jobs), total, written)
+        return [job for job in jobs if not job.is_whole()]
+
+    jobs = look()
+    finished = f", {len(pieces) - len(jobs)} of them finished" if len(jobs) < len(pieces) else ""
+    size = sum(piece.size for piece in pieces)
+    report(f"{len(pieces)} piece{'s' * (len(pieces) != 1)} ({size / 1e6:,.0f} MB){finished}")
     start = time.monotonic()
-    shared = Work(read_parts, limit_threads, read_parts_elsewhere, str(folder), backlog=PARTS_IN_WAITING)
     if len(jobs) == 1:
         workers = min(workers, 1)  # a separate process would only start more slowly
-    if number := execute(shared, jobs, {PieceJob.data: work}, writer.take, workers):
-        signal.raise_signal(number)
-        raise KeyboardInterrupt  # whatever the signal handler did: this build is not finished
+    try:
+        if workers == 1:
+            for job in jobs:
+                write_piece(work, job, report, look)
+        elif number := write_in_workers(work, workers, look, report):
+            signal.raise_signal(number)
+            raise KeyboardInterrupt  # whatever the signal handler did: this build is not finished
+    finally:
+        remove_unfinished(work.folder)  # of workers that have died
     if jobs:
         seconds = time.monotonic() - start
-        report(f"{writer.tokens:,} tokens in {seconds:,.1f} s: {writer.tokens / seconds:,.0f} tokens/s")
+        report(f"{written:,} tokens in {seconds:,.1f} s: {written / seconds:,.0f} tokens/s")
 
 
 # --- The end ----------------------------------------------------------------------------------------------------------
@@ -327,7 +261,7 @@ def finish(
     pieces: Sequence[Piece],
     tokenizer: "BertTokenizerFast",
     asked: Mapping[str, Any],
-    report: Callable[[str], None],
+    report: Report,
 ) -> dict[str, Any]:
     """Drop the repeats in `folder` if requested, write the index and the manifest, and return the statistics."""
     raw = {key: read_shard(path) for key, path in list_shards(folder).items()}
@@ -371,11 +305,7 @@ def check_sources(pieces: Sequence[Piece], shards: Mapping[tuple[int, int], Shar
 
 
 def drop_repeats(
-    output: Path,
-    corpus: TokenizedCorpus,
-    raw: Mapping[tuple[int, int], Shard],
-    unit: Any,
-    report: Callable[[str], None],
+    output: Path, corpus: TokenizedCorpus, raw: Mapping[tuple[int, int], Shard], unit: Any, report: Report
 ) -> dict[str, Any]:
     """Write the missing shards without repeats, and return the statistics from before the removal.
 

@@ -12,16 +12,14 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from hashlib import blake2b
-from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
 from bertkit.errors import UsageError
 from bertkit.system.cluster import count_cores
-from bertkit.system.signals import leave_signals_to_parent
+from bertkit.system.signals import leave_signals_to_parent, open_pool
 
 Paragraphs = list[str]  # a document before sentence splitting
 Mapped = TypeVar("Mapped")
@@ -76,18 +74,13 @@ def _map_in_order(function: Callable[[Any], Mapped], arguments: Iterable[Any], w
     if workers == 1 or sys.platform != "linux":
         yield from map(function, arguments)
         return
-    others = active_children()
-    pool = ProcessPoolExecutor(workers, get_context("fork"), initializer=_begin)
-    try:
-        yield from pool.map(function, arguments)
-    except BrokenProcessPool:
-        for process in set(active_children()).difference(others):
-            process.kill()  # it ignores SIGTERM, and may wait forever for a lock that the dead one held
-        raise UsageError(
-            "a process that was reading the documentation has died (out of memory?); run the command again"
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with open_pool(workers, "fork", _begin) as pool:
+        try:
+            yield from pool.map(function, arguments)
+        except BrokenProcessPool:
+            raise UsageError(
+                "a process that was reading the documentation has died (out of memory?); run the command again"
+            ) from None
 
 
 def _begin() -> None:

@@ -32,7 +32,7 @@ from typing import Any, BinaryIO, Literal
 
 import msgspec
 
-from bertkit.data.formats.line import OpenBytes, Parsed, decode_line, explain_form, open_file, open_here
+from bertkit.data.formats.line import Parsed, decode_line, explain_form, open_file
 from bertkit.data.pretraining.docstrings import Paragraphs, read_docs
 from bertkit.errors import UsageError, explain_refusal, join_lines
 from bertkit.system.hub import (
@@ -154,17 +154,13 @@ def read_piece(
     language: str = "en",
     workers: int | None = None,
     report: Callable[[str], None] = ignore,
-    open_bytes: OpenBytes = open_here,
 ) -> Iterator[Document]:
     """Yield the documents of a piece, possibly none; the other options are those of `read_documents`.
-
-    Args:
-        open_bytes: Opens the files of the piece, which may be on the disk of another machine.
 
     Raises:
         UsageError: As `read_documents` while reading, but not for an empty source.
     """
-    documents = read_docs(workers) if piece.kind == "docs" else _gather(piece, report, open_bytes)
+    documents = read_docs(workers) if piece.kind == "docs" else _gather(piece, report)
     with closing(documents):
         for paragraphs in documents:
             yield split_paragraphs(paragraphs, language) if split_sentences else paragraphs
@@ -192,11 +188,11 @@ def _stream(
         report(f"{source}: " + ", ".join(f"{n:,} {name}{'s' * (n != 1)}" for name, n in counts.items()))
 
 
-def _gather(piece: Piece, report: Callable[[str], None], open_bytes: OpenBytes) -> Iterator[Paragraphs]:
+def _gather(piece: Piece, report: Callable[[str], None]) -> Iterator[Paragraphs]:
     """Yield the piece's documents; those of several paragraphs have at most `LONGEST_DOCUMENT` characters."""
     paragraphs: Paragraphs = []
     characters = cuts = 0
-    lines = _read_hub(piece, report) if piece.kind == "hub" else _read_files(piece, open_bytes)
+    lines = _read_hub(piece, report) if piece.kind == "hub" else _read_files(piece)
     for line in lines:  # an empty line ends a document
         too_long = characters + len(line) > LONGEST_DOCUMENT
         if paragraphs and (too_long or not line):
@@ -362,18 +358,18 @@ def _cut_files(source: str, files: list[str], piece_bytes: int) -> list[Piece]:
 # --- text and JSONL files
 
 
-def _read_files(piece: Piece, open_bytes: OpenBytes) -> Iterator[str]:
-    read = partial(_read_jsonl if piece.kind == "jsonl" else _read_text, open_bytes)
+def _read_files(piece: Piece) -> Iterator[str]:
+    read = _read_jsonl if piece.kind == "jsonl" else _read_text
     yield from read(piece.path, piece.start, piece.stop)
     for path in piece.more:
         yield ""
         yield from read(path, 0, END)
 
 
-def _read_text(open_bytes: OpenBytes, path: str, start: int, stop: int) -> Iterator[str]:
+def _read_text(path: str, start: int, stop: int) -> Iterator[str]:
     """Yield the lines of the documents that begin in `start` to `stop` - 1, with empty lines between documents."""
     inside = mine = False  # inside a document; inside a document of this piece
-    for place, line in _read_lines(open_bytes, path, start, str.strip):
+    for place, line in _read_lines(path, start, str.strip):
         if not (inside and line):
             mine = bool(line) and start <= place < stop
         inside = bool(line)
@@ -383,9 +379,9 @@ def _read_text(open_bytes: OpenBytes, path: str, start: int, stop: int) -> Itera
             return
 
 
-def _read_jsonl(open_bytes: OpenBytes, path: str, start: int, stop: int) -> Iterator[str]:
+def _read_jsonl(path: str, start: int, stop: int) -> Iterator[str]:
     """Yield the paragraphs of the documents whose lines begin in `start` to `stop` - 1, and an empty line each."""
-    for place, paragraphs in _read_lines(open_bytes, path, start, _parse_row):
+    for place, paragraphs in _read_lines(path, start, _parse_row):
         if place >= stop:
             return
         if place >= start:
@@ -407,14 +403,12 @@ def _list_paragraphs(text: str) -> Paragraphs:
     return [line for line in map(str.strip, text.splitlines()) if line]
 
 
-def _read_lines(
-    open_bytes: OpenBytes, path: str, start: int, parse: Callable[[str], Parsed]
-) -> Iterator[tuple[int, Parsed]]:
+def _read_lines(path: str, start: int, parse: Callable[[str], Parsed]) -> Iterator[tuple[int, Parsed]]:
     """Yield the offset of each line and its parsed value, beginning with the line that holds the byte before `start`.
 
     The caller therefore sees the line before `start`. At most `LONGEST_SOURCE_LINE` bytes are read in one call.
     """
-    with open_file(Path(path), open_bytes) as stream:
+    with open_file(Path(path)) as stream:
         first = place = _seek_line(stream, start) if start else 0
         for number, line in enumerate(iter(partial(stream.readline, LONGEST_SOURCE_LINE), b""), 1):
             try:
@@ -425,7 +419,7 @@ def _read_lines(
                     )
                 parsed = parse(decode_line(line, is_first=place == 0))
             except UsageError as error:
-                before = _count_lines(open_bytes, path, first)
+                before = _count_lines(path, first)
                 raise UsageError(f"{path}, line {before + number} {error}") from None
             yield place, parsed
             place += len(line)
@@ -447,11 +441,11 @@ def _seek_line(stream: BinaryIO, start: int) -> int:
     return stream.seek(least)
 
 
-def _count_lines(open_bytes: OpenBytes, path: str, stop: int) -> int:
+def _count_lines(path: str, stop: int) -> int:
     """Count the lines that end before the byte `stop`."""
     if not stop:  # a pipe cannot be opened again
         return 0
-    with open_bytes(Path(path)) as stream:
+    with open(path, "rb") as stream:
         return sum(stream.read(min(BYTES_A_LOOK, stop - place)).count(b"\n") for place in range(0, stop, BYTES_A_LOOK))
 
 

@@ -3,15 +3,19 @@
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
+import socket
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import bertkit.data.pretraining.build
-import bertkit.data.pretraining.pieces
-from bertkit.data.pretraining import store, tokenize
+from bertkit.data.pretraining import pieces, store, tokenize
 from bertkit.data.pretraining.build import RECORD, build, describe_source
 from bertkit.data.pretraining.sources import cut_sources, read_documents
 from bertkit.data.pretraining.store import (
@@ -24,10 +28,10 @@ from bertkit.data.pretraining.store import (
     read_manifest,
     read_shard,
 )
-from bertkit.data.pretraining.tokenize import tokenize_documents
-from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, train_vocabulary
+from bertkit.data.pretraining.tokenize import choose_dtype, tokenize_documents
+from bertkit.data.tokenizer import copy_backend, load_tokenizer, make_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
-from bertkit.system.parallel import Lost
+from bertkit.system.progress import ignore
 from tests.data.pretraining.test_statistics import drop_repeats
 from tests.data.pretraining.test_store import list_documents
 from tests.training.test_run import write_text
@@ -264,33 +268,84 @@ def test_of_an_unfinished_piece_only_what_is_missing_is_tokenized(text, tokenize
     list_shards(made / SHARDS)[lost, 1].unlink()
     written = []
     write = store.write_shard
-    monkeypatch.setattr(
-        bertkit.data.pretraining.build, "write_shard", lambda *given: written.append(given[1:3]) or write(*given)
-    )
+    monkeypatch.setattr(pieces, "write_shard", lambda *given: written.append(given[1:3]) or write(*given))
     build([str(text)], tokenizer, made)
     assert written == [(lost, 1)]
     assert read_files(made) == read_files(straight)
 
 
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("told", [1, 1000])  # the first part of a piece, or all of them
-def test_a_piece_whose_worker_has_died_goes_on_behind_the_parts_that_have_come(
-    text, tokenizer, tmp_path, monkeypatch, told
-):
-    def lose_workers(work, jobs, data, handle, workers):
-        for place in range(len(jobs)):
-            parts = []
-            work.do(jobs[place], data["build"], lambda part, parts=parts: len(parts) < told and parts.append(part))
-            for part in parts:
-                handle(place, part)
-            handle(place, Lost("its process died", is_final=False))
-            work.do(jobs[place], data["build"], lambda part, place=place: handle(place, part))
-        return 0
+class Mortal:
+    """Workers in this process, which die after some shards of a piece."""
 
+    def __init__(self, shards):
+        self.shards, self.deaths = shards, 0
+
+    @contextlib.contextmanager
+    def start(self, work, number):
+        yield lambda job: self.do(work, pickle.loads(pickle.dumps(job)))
+
+    def do(self, work, job):
+        future, wrote = Future(), []
+
+        def write():
+            wrote.append(job)
+            if len(wrote) > self.shards:
+                self.deaths += 1
+                raise BrokenProcessPool("terminated")
+
+        try:
+            write()
+            pieces.write_piece(work, job, ignore, write)
+            future.set_result([])
+        except BrokenProcessPool as error:
+            future.set_exception(error)
+        return future
+
+
+@pytest.mark.usefixtures("small")
+def test_a_piece_whose_worker_has_died_goes_on_behind_its_finished_shards(text, tokenizer, tmp_path, monkeypatch):
+    """Every worker dies after its first shard of a piece, also after the last one."""
+    workers, lines = Mortal(shards=1), []
     build([str(text)], tokenizer, tmp_path / "straight")
-    monkeypatch.setattr(bertkit.data.pretraining.build, "execute", lose_workers)
-    build([str(text)], tokenizer, tmp_path / "made")
+    monkeypatch.setattr(pieces, "start_workers", workers.start)
+    monkeypatch.setattr(pieces, "await_note", lambda noted: False)
+    build([str(text)], tokenizer, tmp_path / "made", workers=2, report=lines.append)
+    assert workers.deaths == len(list_shards(tmp_path / "made" / SHARDS)) > 10
+    assert "a worker was lost (terminated); continuing with the pieces that are left" in lines
     assert read_files(tmp_path / "made") == read_files(tmp_path / "straight")
+
+
+def test_workers_that_die_without_a_shard_end_the_build(text, tokenizer, tmp_path, monkeypatch):
+    workers = Mortal(shards=0)
+    monkeypatch.setattr(bertkit.data.pretraining.build, "PIECE_BYTES", 3000)
+    monkeypatch.setattr(pieces, "start_workers", workers.start)
+    monkeypatch.setattr(pieces, "await_note", lambda noted: False)
+    with pytest.raises(
+        UsageError, match=r"a worker was lost \(.*\) 3 times in a row .*; the same command continues from"
+    ):
+        build([str(text)], tokenizer, tmp_path / "made", workers=2)
+    assert workers.deaths == 3 * len(cut_sources([str(text)], 3000))
+
+
+def test_a_ray_worker_needs_the_disk_of_the_corpus(text, tokenizer, tmp_path, monkeypatch):
+    """It resolves relative paths as the command does."""
+    build([str(text)], tokenizer, tmp_path / "made")
+    whole = read_files(tmp_path / "made")
+    (shard,) = list_shards(tmp_path / "made" / SHARDS).values()
+    shard.unlink()
+    job = pieces.PieceJob(0, replace(cut_sources([str(text)])[0], path=text.name), {})
+    work = pieces.BuildWork(
+        Path("made", SHARDS), copy_backend(tokenizer).to_str(), choose_dtype(len(tokenizer)), True, "en", 1000
+    )
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    monkeypatch.setenv("RAYON_NUM_THREADS", "1")
+    with pytest.raises(
+        UsageError, match=rf"^{socket.gethostname()} does not see made; --workers ray needs a disk that"
+    ):
+        pieces.write_on_ray(work, job, str(tmp_path / "elsewhere"))
+    assert pieces.write_on_ray(work, job, str(tmp_path)) == []
+    assert read_files(tmp_path / "made") == whole
 
 
 # --- Damage -----------------------------------------------------------------------------------------------------------
@@ -375,16 +430,16 @@ def test_a_mistake_in_a_source_is_one_line_from_any_process(text, tokenizer, tmp
 
 
 def test_a_source_is_described_by_what_would_change_it(text, tmp_path, monkeypatch):
-    pieces = cut_sources([str(text), "docs"])
-    first = describe_source(str(text), pieces)
+    cut = cut_sources([str(text), "docs"])
+    first = describe_source(str(text), cut)
     assert first.startswith("1 file, ")
-    assert describe_source(str(text), pieces) == first
+    assert describe_source(str(text), cut) == first
     text.write_text(text.read_text() + "more")
-    assert describe_source(str(text), pieces) != first
-    installed = describe_source("docs", pieces)
+    assert describe_source(str(text), cut) != first
+    installed = describe_source("docs", cut)
     assert installed.startswith("Python 3.")
     monkeypatch.setattr(bertkit.data.pretraining.build, "distributions", list)
-    assert describe_source("docs", pieces) != installed
+    assert describe_source("docs", cut) != installed
 
 
 def test_progress_ends_with_everything_read(text, tokenizer, tmp_path, monkeypatch):
