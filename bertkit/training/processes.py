@@ -1,4 +1,4 @@
-"""The processes that share a run: how they join, and the message when one is lost; torchrun starts and restarts them."""
+"""The processes that share a run: how they join, and the message when one is lost; torchrun restarts them."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ class ProcessLost(UsageError):
     """Another process of the run has ended; raised in each of the remaining ones.
 
     Attributes:
-        speaks: Whether this process prints the message: the first two of each machine do, as one may be the lost one.
+        speaks: Whether this process prints the message: the first two of a machine do, because one may be the lost one.
     """
 
     def __init__(self, message: str) -> None:
