@@ -143,10 +143,8 @@ def test_killed_at_every_nth_write_nothing_finished_is_lost_and_the_end_is_the_s
 
     def start(writes: float) -> bool:
         """Start the command and kill it after some writes; return whether that hit, or compare the finished result."""
-        there, number = (
-            list_finished(folder / MADE),
-            signal.SIGTERM if kills % 2 and not command.restarts else signal.SIGKILL,
-        )
+        there = list_finished(folder / MADE)
+        number = signal.SIGTERM if kills % 2 and not command.restarts else signal.SIGKILL
         with Victim(command, place, folder) as victim:
             is_hit = victim.count(writes) >= writes and victim.kill(number, rank=kills // 2)
             code = victim.wait()
