@@ -19,7 +19,7 @@ from huggingface_hub.utils import disable_progress_bars
 
 from bertkit.errors import UsageError, explain_os_error
 from bertkit.reports.tables import Table, list_shown, make_table, tabulate_scores
-from bertkit.system.signals import STOPS, Interrupted, is_importing, note_signals
+from bertkit.system.signals import STOPS, Interrupted, note_signals
 from bertkit.tasks.option import Options
 
 # Control characters, line and paragraph separators, and marks that change the text direction.
@@ -365,15 +365,13 @@ def obey_signals() -> Iterator[None]:
         nonlocal code
         code = 128 + number
         complain("stopped; finished work is kept, and the same command continues")
-        if is_importing():  # libraries may catch SystemExit in an import and stay half-imported
-            os._exit(code)
         sys.exit(code)
 
     try:
         with note_signals(stop):
             yield
     finally:
-        if code:  # even if other code has caught the exit
+        if code:  # also where a library has caught the exit in an import, and failed then
             sys.exit(code)
 
 

@@ -21,7 +21,6 @@ from bertkit.data.tokenizer import TOKENIZER_FILES
 from bertkit.errors import UsageError, explain_disk_error, explain_os_error, join_lines
 from bertkit.system.cluster import LONGEST_REASON, count_processes, list_gpus
 from bertkit.system.disk import Disk, Mirror, open_mirror
-from bertkit.system.files import LOCK_PATIENCE
 from bertkit.system.parallel import TRIES, Lost, Work, execute
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
@@ -66,7 +65,6 @@ class State:
     reason: str = ""
 
 
-LEASE = 120.0  # seconds; a network disk keeps the lock of a lost machine for up to 90
 News = State | str  # a message from a run's worker: its state, or a line
 
 
@@ -110,19 +108,15 @@ def do_runs(
     share = torch.get_num_threads() // max(1, min(workers, len(jobs)))
     threads = max(1, int(num_cpus) if workers == 0 else share)
     gpus = list_gpus() if workers > 1 else []
-    do = partial(do_run, lock_patience=LEASE) if workers == 0 else do_run
-    work = Work(do, partial(begin, threads), do_elsewhere, folder, num_cpus, num_gpus)
+    work = Work(do_run, partial(begin, threads), do_elsewhere, folder, num_cpus, num_gpus)
     return execute(work, jobs, prepared, hear, workers, gpus)
 
 
 # --- One run ----------------------------------------------------------------------------------------------------------
 
 
-def do_run(job: RunJob, prepared: Any, tell: Callable[[News], None], lock_patience: float = LOCK_PATIENCE) -> None:
+def do_run(job: RunJob, prepared: Any, tell: Callable[[News], None]) -> None:
     """Do a run, and report its states, its final state last, and its lines to `tell`.
-
-    Args:
-        lock_patience: Seconds to wait for another process that has locked the directory.
 
     Raises:
         Interrupted: SIGTERM or SIGINT stopped the run after a checkpoint was written.
@@ -146,7 +140,6 @@ def do_run(job: RunJob, prepared: Any, tell: Callable[[News], None], lock_patien
             progress=advance,
             prepared=prepared,
             milestones=job.milestones,
-            lock_patience=lock_patience,
         )
     except Interrupted:
         raise

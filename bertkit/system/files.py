@@ -6,12 +6,10 @@ locked again (`hold_directory`).
 """
 
 import errno
-import fcntl
 import json
 import os
 import platform
 import re
-import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,10 +21,12 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from bertkit.errors import UsageError, explain_refusal, make_printable
 
 UNFINISHED_SUFFIX = "unfinished"
+LOCK = ".lock"  # names the process that uses a directory
 LOCK_PATIENCE = 5.0  # seconds to wait for the lock of a process that may be about to end
 OWN_STREAM = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d+)")  # of this process
 
@@ -127,16 +127,13 @@ def flush(stream: Any) -> None:
 
 
 @contextmanager
-def hold_directory(
-    output: Path, patience: float = LOCK_PATIENCE, check: Callable[[Path], None] | None = None
-) -> Iterator[None]:
+def hold_directory(output: Path, check: Callable[[Path], None] | None = None) -> Iterator[None]:
     """Lock a directory against other processes, creating it if necessary.
 
     Unfinished files of killed processes are deleted at the start, and created directories that stay empty at the end.
     The system releases the lock when a process dies. File systems without locks (some network disks) are not locked.
 
     Args:
-        patience: Seconds to wait for another process that may be about to end.
         check: Raises a UsageError for content that is not allowed; `refuse_links` by default.
 
     Raises:
@@ -145,20 +142,39 @@ def hold_directory(
     made = [path for path in (output, *output.parents) if not path.exists()]
     with explain_refusal(f"the directory {output}"):
         output.mkdir(parents=True, exist_ok=True)
-    handle = os.open(output, os.O_RDONLY)
-    _held.add(handle)
+    lock = FileLock(output / LOCK, timeout=LOCK_PATIENCE, fallback_to_soft=False)
     try:
-        _lock(handle, output, patience)
+        take_lock(lock, output)
         (check or refuse_links)(output)
         remove_unfinished(output)
         yield
     finally:
-        if handle in _held:
-            _held.remove(handle)
-            os.close(handle)
+        if lock.is_locked:
+            with suppress(OSError):
+                (output / LOCK).unlink()  # before another process can lock it
+            lock.release()
         for path in made:
             with suppress(OSError):  # the directory is not empty
                 path.rmdir()
+
+
+def take_lock(lock: FileLock, output: Path) -> None:
+    """Take the lock of a directory and write into its file which process has it, unless the file system has no locks.
+
+    Raises:
+        UsageError: Another process keeps it.
+    """
+    path = output / LOCK
+    try:
+        lock.acquire()
+        path.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+    except Timeout:
+        holder = path.read_text(encoding="utf-8") or "another process"
+        raise UsageError(
+            f"{output} is in use by {holder}; wait for it, or name another directory with --output"
+        ) from None
+    except OSError:  # the file system has no locks, or a later write tells what it lacks
+        pass
 
 
 def refuse_links(folder: Path, own: tuple[str, ...] = ()) -> None:
@@ -181,36 +197,6 @@ def refuse_links(folder: Path, own: tuple[str, ...] = ()) -> None:
                 f"{make_printable(str(link))} is a link, and its target would be overwritten; replace it with a copy "
                 "or delete it"
             )
-
-
-# Handles of the directories that this process has locked. Only forked processes need them: the system ties the lock to
-# the open file, which a forked process would share.
-_held: set[int] = set()
-
-
-def _let_go() -> None:
-    """Close the handles in a forked process, so that only the parent holds the locks."""
-    while _held:
-        os.close(_held.pop())
-
-
-os.register_at_fork(after_in_child=_let_go)
-
-
-def _lock(handle: int, output: Path, patience: float) -> None:
-    end = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > end:
-                raise UsageError(
-                    f"{output} is in use by another process; wait for it, or name another directory with --output"
-                ) from None
-            time.sleep(0.1)
-        except OSError:
-            return
 
 
 BYTES_A_READ = 1 << 20

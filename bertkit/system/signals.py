@@ -7,7 +7,6 @@ terminal. These count as one signal. Helper processes leave signals to their par
 import os
 import signal
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
@@ -59,11 +58,6 @@ def note_signals(note: Callable[[int], None]) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def is_importing() -> bool:
-    """Return whether an import is under way in this thread."""
-    return any(frame.f_code.co_filename == "<frozen importlib._bootstrap>" for frame, _ in traceback.walk_stack(None))
 
 
 def await_note(noted: Sequence[int]) -> bool:

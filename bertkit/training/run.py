@@ -29,7 +29,6 @@ from bertkit.errors import UsageError, explain_disk_error, explain_refusal
 from bertkit.model.checkpoint import find_file, fingerprint_weights, load_model, make_config, reinitialize, trace_commit
 from bertkit.model.optim import BERT_ADAM, BertAdam
 from bertkit.reports.tables import OWN_DATA, name_limits
-from bertkit.system.files import LOCK_PATIENCE
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
@@ -42,7 +41,7 @@ from bertkit.training.network import explain_missing_head, name_head
 from bertkit.training.outputs import find_better, save_best, write_results
 from bertkit.training.pace import KeepTime, Pace, TimeLimit
 from bertkit.training.prepare import Prepared, prepare
-from bertkit.training.processes import explain_lost_process, join_processes, name_stopped_processes
+from bertkit.training.processes import explain_lost_process, join_processes
 from bertkit.training.recipe import Recipe, resolve, save_recipe
 from bertkit.training.run_dir import (
     BEST,
@@ -69,7 +68,6 @@ def run(
     progress: Progress = ignore,
     prepared: "Prepared | None" = None,
     milestones: Collection[int] = (),
-    lock_patience: float = LOCK_PATIENCE,
     limit: TimeLimit | None = None,
     callbacks: Collection[TrainerCallback] = (),
 ) -> dict[str, Any]:
@@ -83,7 +81,6 @@ def run(
         progress: Called after every logged update.
         prepared: The data, if `prepare` has already made them for a recipe of the same `name_examples`.
         milestones: Updates whose checkpoints are kept, whatever the save settings in `[train]`.
-        lock_patience: Seconds to wait for another process that has locked the directory.
         limit: The time that the run may take; the recipe in the directory then gets the updates and the pace that
             followed from it.
         callbacks: Added to the Trainer's.
@@ -103,7 +100,7 @@ def run(
         report(f"{output} is finished; its scores are in {output / METRICS_FILE}")
         return finished
 
-    held = hold_run_dir(output, lock_patience) if processes.is_main_process else nullcontext()
+    held = hold_run_dir(output) if processes.is_main_process else nullcontext()
     with explain_disk_error(output), explain_shortage(args), explain_lost_process(processes.num_processes), held:
         set_seed(args.seed)
         checkpoint = find_checkpoint(output, report)
@@ -128,18 +125,17 @@ def run(
             needed = [rows.pop(split) for split in (TUNE, next(iter(task.splits))) if split in rows]
             callbacks = [*callbacks, KeepTime(limit, pace, needed, sum(rows.values()), args.max_steps)]
         trainer = make_trainer(task, model, args, prepared.data, recipe, progress, report, milestones, pace, callbacks)
-        with name_stopped_processes():
-            parameters = f"{model.num_parameters():,} parameters"
-            if "train" in prepared.data:
-                report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'], limit)}")
-                train(trainer, checkpoint, report)
-                if limit is not None:
-                    recipe = resolve(recipe, trainer.state.global_step, pace.segments)
-                    if processes.is_main_process:
-                        save_recipe(recipe.to_dict(), output / RECIPE_FILE)
-            else:
-                report(f"{parameters}; nothing to train, only to predict")
-            return finish(task, recipe, trainer, prepared, output, report, baselines)
+        parameters = f"{model.num_parameters():,} parameters"
+        if "train" in prepared.data:
+            report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'], limit)}")
+            train(trainer, checkpoint, report)
+            if limit is not None:
+                recipe = resolve(recipe, trainer.state.global_step, pace.segments)
+                if processes.is_main_process:
+                    save_recipe(recipe.to_dict(), output / RECIPE_FILE)
+        else:
+            report(f"{parameters}; nothing to train, only to predict")
+        return finish(task, recipe, trainer, prepared, output, report, baselines)
 
 
 def train_first(recipe: Recipe, output: Path, report: Report, progress: Progress) -> Recipe:

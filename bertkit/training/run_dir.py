@@ -25,7 +25,6 @@ from bertkit.data.tokenizer import save_tokenizer
 from bertkit.errors import UsageError, explain_refusal, join_lines, make_printable
 from bertkit.system.differences import refuse_other
 from bertkit.system.files import (
-    LOCK_PATIENCE,
     atomic_write,
     find_checksum,
     hold_directory,
@@ -161,9 +160,9 @@ def check_files(folder: Path) -> None:
             raise UsageError(f"{make_printable(str(path))} is a folder, expected a file; delete it")
 
 
-def hold_run_dir(output: Path, patience: float = LOCK_PATIENCE) -> AbstractContextManager[None]:
+def hold_run_dir(output: Path) -> AbstractContextManager[None]:
     """Lock the directory of a run or a study with `hold_directory`, after `check_files`."""
-    return hold_directory(output, patience, check_files)
+    return hold_directory(output, check_files)
 
 
 def holds_run(output: Path, recipe: Recipe) -> bool:

@@ -470,16 +470,18 @@ LAUNCHED = {"RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}  # what
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", ["1", "2"])  # several end in another way
-def test_a_stop_within_an_import_that_catches_everything_is_a_stop_all_the_same(tmp_path, processes):
+@pytest.mark.parametrize(
+    ("number", "processes"), [(signal.SIGTERM, "1"), (signal.SIGINT, "1"), (signal.SIGTERM, "2")]
+)  # several end in another way
+def test_a_stop_within_an_import_that_catches_everything_is_a_stop_all_the_same(tmp_path, number, processes):
     """A library once caught the exit inside accelerate's import, which then ended in a RecursionError of numpy."""
-    kill = f"import signal; signal.raise_signal({int(signal.SIGTERM)})"
+    kill = f"import signal; signal.raise_signal({int(number)})"
     (tmp_path / "careless.py").write_text(f"try:\n    {kill}\nexcept BaseException:\n    raise RecursionError")
     code = "from bertkit import cli; cli.app = lambda **options: __import__('careless'); cli.main()"
     command = [sys.executable, "-c", code]
     several = os.environ | LAUNCHED | {"WORLD_SIZE": processes}
     done = subprocess.run(command, cwd=tmp_path, env=several, capture_output=True, text=True, check=False, timeout=9)
-    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "")
+    assert (done.returncode, done.stdout) == (128 + number, "")
     assert done.stderr == "bertkit: stopped; finished work is kept, and the same command continues\n"
 
 

@@ -14,6 +14,7 @@ from bertkit.data.spans import N_BEST, Answer, Question, Span, rank
 from bertkit.errors import UsageError
 from bertkit.inference import ensemble
 from bertkit.inference.ensemble import average, combine, list_entries, list_lines
+from bertkit.system import files
 from bertkit.tasks.squad import SQUAD
 from bertkit.training.recipe import Recipe, save_recipe
 from bertkit.training.run import run as train
@@ -520,8 +521,8 @@ def test_directories_that_hold_something_else(tmp_path, monkeypatch, task, runs)
         patch.setattr(os, "access", lambda path, mode: False)
         assert refuse(task, runs, out) == f"{out} cannot be written; name another directory with --output"
     with hold_run_dir(out):
-        monkeypatch.setattr(ensemble, "hold_run_dir", lambda path: hold_run_dir(path, patience=0.1))
-        assert f"{out} is in use by another process" in refuse(task, runs, out)
+        monkeypatch.setattr(files, "LOCK_PATIENCE", 0.1)
+        assert f"{out} is in use by process {os.getpid()} on " in refuse(task, runs, out)
     assert read(out) == before
     for content in ("{", "[]", "{}", '{"runs": 3}'):
         (out / "ensemble.json").write_text(content)

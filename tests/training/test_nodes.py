@@ -1,6 +1,7 @@
-"""Two nodes, as two agents of torchrun on this machine: a lost rank, restarts, another number of processes."""
+"""Another number of processes, on one node or two, continues a run: the same sequences in every update."""
 
 import json
+import signal
 
 import numpy as np
 import pytest
@@ -9,43 +10,51 @@ from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe, merge, read_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import list_checkpoints
-from tests.test_faults import MADE, read_result
-from tests.training.kill_ranks import MOMENTS, RESTARTS, Kill, Nodes, finish, kill_rank, strike
+from tests.kills import MADE, Command, Victim
 from tests.training.test_run import read_losses, write_text
 
-DROPOUT = "hidden_dropout_prob", "attention_probs_dropout_prob"
-STILL = tuple(word for name in DROPOUT for word in ("--set", f"model.{name}=0.0"))
-UPDATES, SAVED = 24, 10  # of the run, and in the last checkpoint before the kill
-SEEDS = range(1, 7)
+STILL = " model.hidden_dropout_prob=0.0 model.attention_probs_dropout_prob=0.0"
+UPDATES = 24
+WORDS = (
+    "PLACE/program.py pretrain --corpus PLACE/text.txt --output made precision=fp32 batch_size=12 model.hidden_size=32 "
+    "model.num_hidden_layers=2 model.num_attention_heads=2 model.intermediate_size=64 model.max_position_embeddings=32 "
+    "data.vocab_size=120 data.max_length=32 data.heldout_share=0.2 train.learning_rate=1e-3 "
+    f"train.max_steps={UPDATES} train.save_steps=5 train.eval_steps=8 train.logging_steps=3"
+)
+
+# The program of every process: `bertkit`, which notes the sequences of each update in the folder SEEN.
+PROGRAM = """
+import json, os
+from bertkit.cli import main
+from bertkit.training.trainer import BertTrainer
+
+def get_batch_samples(self, *given, take=BertTrainer.get_batch_samples):
+    samples, counts = take(self, *given)
+    pairs = [pair for one in samples for pair in zip(one["input_ids"], one["attention_mask"])]
+    rows = [ids[mask.bool()].tolist() for ids, mask in pairs]
+    with open(f"{os.environ['SEEN']}/{self.args.process_index}.jsonl", "a") as file:
+        file.write(json.dumps([self.state.global_step, rows]) + chr(10))
+    return samples, counts
+
+BertTrainer.get_batch_samples = get_batch_samples
+main()
+"""
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text") / "text.txt", documents=80)
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("place")
+    write_text(folder / "text.txt", documents=80)
+    (folder / "program.py").write_text(PROGRAM)
+    return folder
 
 
-@pytest.fixture(scope="module")
-def expected(text, tmp_path_factory):
-    """Return the files of a run on two nodes that nothing has disturbed."""
-    folder = tmp_path_factory.mktemp("straight") / "run"
-    finish(folder, text)
-    return read_result(folder / MADE)
-
-
-# The moments between two updates and in a half-written checkpoint; `python -m tests.training.kill_ranks` takes all.
-@pytest.mark.parametrize("restarts", [0, RESTARTS])
-@pytest.mark.parametrize(("moment", "rank"), [("update", 0), ("checkpoint", 0), ("checkpoint", 1)])
-def test_a_lost_rank_costs_nothing_that_is_finished(text, expected, tmp_path, moment, rank, restarts):
-    """All others end within a minute with one line, or the agents continue the run; the result is the same."""
-    assert rank in MOMENTS[moment]
-    kill = Kill(moment, rank, restarts)
-    strike(kill, tmp_path / "run", text, expected)
-    assert (kill.lost, kill.different, kill.trouble) == ([], [], [])
-
-
-# --- Another number of processes --------------------------------------------------------------------------------------
+def start(place, folder, name, nodes, words=WORDS):
+    """Start a command whose processes note the sequences that they see in `folder / name`."""
+    (folder / name).mkdir(parents=True)
+    return Victim(Command(name, words, nodes=nodes), place, folder, {"SEEN": str(folder / name)})
 
 
 def read_seen(folder):
@@ -58,57 +67,47 @@ def read_seen(folder):
     return {update: sorted(rows) for update, rows in updates.items()}
 
 
-def finish_seen(folder, text, name, **given):
+def finish(place, folder, name, nodes, words=WORDS):
     """Run a command to its end, and return the sequences that it has seen of each update."""
-    (folder / name).mkdir(parents=True)
-    finish(folder, text, environment={"SEEN": str(folder / name)}, **given)
+    with start(place, folder, name, nodes, words) as command:
+        assert command.wait() == 0, command.error[-4000:]
     return read_seen(folder / name)
 
 
-def change_processes(folder, text, before, after, settings=()):
-    """Kill a rank of a run, and continue it with another number of processes; return what both have seen."""
-    (folder / "before").mkdir(parents=True)
-    rank = max(sum(before) - 1, 0)
-    environment = {"KILL": f"update:{rank}:{folder / 'note'}", "SEEN": str(folder / "before")}
-    with Nodes(folder, text, before, environment=environment, settings=settings) as nodes:
-        kill_rank(Kill("update", rank, 0), nodes)
-        assert -1 not in nodes.wait(60)
-    assert max(list_checkpoints(folder / MADE)) == SAVED
-    return read_seen(folder / "before"), finish_seen(folder, text, "after", counts=after, settings=settings)
+def change_processes(place, folder, before, after, words, straight):
+    """Kill a process of a run, continue it with another number of processes, and check what both have seen."""
+    with start(place, folder, "before", before, words) as command:
+        while not list_checkpoints(folder / MADE):
+            assert command.count(1)
+        command.kill(signal.SIGKILL, rank=-1)
+    saved = max(list_checkpoints(folder / MADE))
+    first, second = read_seen(folder / "before"), finish(place, folder, "after", after, words)
+    assert all(first[update] == straight[update] for update in range(saved))
+    assert second == {update: straight[update] for update in range(saved, UPDATES)}
 
 
 @pytest.mark.parametrize(
     ("before", "after"), [((1,), (1, 1)), ((1, 1), (1,)), ((1, 1), (2, 1)), ((2, 2), (1,))], ids=str
 )
-def test_another_number_of_processes_continues_the_same_run(text, tmp_path, before, after):
+def test_another_number_of_processes_continues_the_same_run(place, tmp_path, before, after):
     """Without dropout: losses and scores of the run of one process, and its sequences in every update."""
-    straight = finish_seen(tmp_path / "straight", text, "all", counts=(1,), settings=STILL)
-    assert sorted(straight) == list(range(UPDATES))
-    assert {len(rows) for rows in straight.values()} == {12}
-    first, second = change_processes(tmp_path / "run", text, before, after, STILL)
-    assert all(first[update] == straight[update] for update in range(SAVED))
-    assert second == {update: straight[update] for update in range(SAVED, UPDATES)}
-    losses = [read_losses(tmp_path / name / MADE) for name in ("run", "straight")]
-    np.testing.assert_allclose(*losses, rtol=1e-5)
-    apart = np.abs(np.divide(*losses) - 1).max()
-    print(f"| {before} | {after} | 0 | same data; losses differ by {apart:.1e} at most |")
+    straight = finish(place, tmp_path / "straight", "all", (1,), WORDS + STILL)
+    assert {update: len(rows) for update, rows in straight.items()} == dict.fromkeys(range(UPDATES), 12)
+    change_processes(place, tmp_path / "run", before, after, WORDS + STILL, straight)
+    np.testing.assert_allclose(*(read_losses(tmp_path / name / MADE) for name in ("run", "straight")), rtol=1e-5)
     metrics = [json.loads((tmp_path / name / MADE / "metrics.json").read_text()) for name in ("run", "straight")]
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
 
 
 @pytest.mark.parametrize(("before", "after"), [((1, 1), (1,)), ((1,), (1, 1))], ids=str)
-def test_another_number_of_processes_with_dropout_sees_the_same_data(text, tmp_path, before, after):
-    """Other units are dropped, so the loss is another one, but within the spread over seeds."""
-    straight = finish_seen(tmp_path / "straight", text, "all", counts=(1,))
-    first, second = change_processes(tmp_path / "run", text, before, after)
-    assert all(first[update] == straight[update] for update in range(SAVED))
-    assert second == {update: straight[update] for update in range(SAVED, UPDATES)}
+def test_another_number_of_processes_with_dropout_sees_the_same_data(place, tmp_path, before, after):
+    """Other units are dropped, so the loss is another one, but within the spread over six seeds."""
+    straight = finish(place, tmp_path / "straight", "all", (1,))
+    change_processes(place, tmp_path / "run", before, after, WORDS, straight)
     recipe = read_recipe(tmp_path / "straight" / MADE / "recipe.toml")
     losses = []
-    for seed in SEEDS:
-        changed = merge(recipe, {"train": {"seed": seed}})
-        losses.append(run(Recipe.make(TASKS["pretrain"], changed), output=tmp_path / str(seed))["mlm_loss"])
+    for seed in range(1, 7):
+        changed = Recipe.make(TASKS["pretrain"], merge(recipe, {"train": {"seed": seed}}))
+        losses.append(run(changed, output=tmp_path / str(seed))["mlm_loss"])
     found = json.loads((tmp_path / "run" / MADE / "metrics.json").read_text())["mlm_loss"]
-    mean, sd = np.mean(losses), np.std(losses, ddof=1)
-    assert abs(found - mean) < 3 * sd
-    print(f"| {before} | {after} | 0.1 | same data; loss {found:.4f}, {mean:.4f} ± {sd:.4f} of {len(losses)} seeds |")
+    assert abs(found - np.mean(losses)) < 3 * np.std(losses, ddof=1)

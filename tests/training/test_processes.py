@@ -275,6 +275,35 @@ def test_two_processes_go_on_where_one_has_been(recipe, tmp_path):
     np.testing.assert_allclose(read_losses(tmp_path / "two"), read_losses(tmp_path / "straight"), rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"RANK": "1"}, "RANK = 1 in the environment means several processes, but .*"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE = 2 in the environment means several processes, but .*"),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "accelerate asks for bf16 .* and the recipe for fp32; .*"),
+        (
+            {"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            "restarted processes would look for the dead ones; .* TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 .*",
+        ),
+    ],
+)
+@pytest.mark.slow
+def test_environment_variables_of_a_launcher_are_one_line(recipe, tmp_path, given, line):
+    save_recipe(recipe, tmp_path / "recipe.toml")
+    words = ["pretrain", "--recipe", "recipe.toml", "--set", "precision=fp32"]
+    done = subprocess.run(
+        [sys.executable, "-m", "bertkit", *words],
+        cwd=tmp_path,
+        env=os.environ | given,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(f"bertkit: {line}\n", done.stderr)
+    assert os.listdir(tmp_path) == ["recipe.toml"]
+
+
 # --- FSDP -------------------------------------------------------------------------------------------------------------
 
 # accelerate shards only on accelerators, although gloo could: make it believe that each process has one.

@@ -1,13 +1,17 @@
 """The directory of a run: its lock and its scores."""
 
+import errno
+import fcntl
 import json
 import os
+import platform
 import signal
 import time
 
 import pytest
 
 from bertkit.errors import UsageError
+from bertkit.system import files
 from bertkit.system.files import hold_directory
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import merge, save_recipe
@@ -33,19 +37,32 @@ def test_options_that_are_new_leave_older_runs_what_they_are(tmp_path):
         find_finished(tmp_path, draft(TASKS["rte"], {"data": {"tune_share": 0.5}}))
 
 
-def test_a_directory_is_held_by_one_at_a_time(tmp_path):
+def test_a_directory_is_held_by_one_at_a_time(tmp_path, monkeypatch):
     """The lock belongs to an open file, so a second lock in the same process fails as in another process."""
-    with hold_directory(tmp_path / "runs" / "mine"):
-        (tmp_path / "runs" / "mine" / "recipe.toml").touch()
-        with (
-            pytest.raises(UsageError, match=r"runs/mine is in use by another process; wait for it, or name another"),
-            hold_directory(tmp_path / "runs" / "mine", patience=0.2),
-        ):
+    monkeypatch.setattr(files, "LOCK_PATIENCE", 0.2)
+    mine = tmp_path / "runs" / "mine"
+    with hold_directory(mine):
+        (mine / "recipe.toml").touch()
+        with pytest.raises(UsageError) as error, hold_directory(mine):
             pass
+        assert str(error.value) == (
+            f"{mine} is in use by process {os.getpid()} on {platform.node()}; wait for it, or name another directory "
+            "with --output"
+        )
         with hold_directory(tmp_path / "runs" / "other"):
             pass
-    with hold_directory(tmp_path / "runs" / "mine", patience=0.0):
-        assert (tmp_path / "runs" / "mine" / "recipe.toml").exists()
+    with hold_directory(mine):
+        assert (mine / "recipe.toml").exists()
+    assert os.listdir(mine) == ["recipe.toml"]
+
+
+def test_a_file_system_without_locks_is_not_locked(tmp_path, monkeypatch):
+    def refuse(handle, operation):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with hold_directory(tmp_path), hold_directory(tmp_path):
+        pass
 
 
 def test_a_forked_process_does_not_hold_its_parents_directory(tmp_path):
