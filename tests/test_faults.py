@@ -40,7 +40,7 @@ from tests.official import (
     write_squad,
     write_table,
 )
-from tests.studies.test_workers import list_children
+from tests.runs import list_children
 from tests.training.test_run import write_text
 from tests.training.test_trainer import TIMINGS, read_curve
 

@@ -6,14 +6,16 @@ seed, so a result does not depend on the list. A process that dies costs its cur
 finished runs are not repeated, and the current one continues from its checkpoint.
 
 A process ends when its standard input closes, that is, when the process that started it has died. On a Ray cluster each
-list is a task; all its machines share a disk.
+list is a task, and all machines share a disk.
+
+The list of a cell lies in `STUDY/recipes/CELL.json`, its output in `CELL.log`, and the recipe of a run in `RUN.toml`
+there, beside `RUN.failed` if it has failed: never in the directory of the run, which its own recipe tells from others.
 """
 
 import math
 import os
 import signal
 import subprocess
-import sys
 import time
 import traceback
 from collections import Counter, deque
@@ -27,7 +29,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from bertkit.errors import UsageError, explain_os_error, join_lines
-from bertkit.system.cluster import LONGEST_REASON, count_processes
+from bertkit.system.cluster import LONGEST_REASON, POLL, Remote, count_processes, list_gpus, start_command
 from bertkit.system.files import atomic_write, write_json
 from bertkit.system.progress import Report
 from bertkit.system.signals import Interrupted, await_note, note_signals
@@ -41,7 +43,7 @@ from bertkit.training.run_dir import LOG, METRICS_FILE, read_log, read_metrics, 
 RECIPES = "recipes"  # the folder of a study with the recipes, lists and output of its runs
 TRIES = 3  # for a run whose processes die
 GRACE = 60.0  # seconds for a process to finish an update and write a checkpoint
-POLL = 0.2  # seconds between two looks at the processes
+LEASE = 120.0  # seconds; a network disk keeps the lock of a lost machine for up to 90
 
 
 @dataclass(frozen=True)
@@ -110,11 +112,12 @@ def run_list(path: Path, report: Report, progress: Progress) -> None:
         except Interrupted:
             raise
         except Exception as error:
-            if count_processes() > 1 and not isinstance(error, Diverged):
-                raise  # the other processes of this run do not see the error, so continuing would wait for them forever
             reason = explain_failure(error)
             report(f"failed: {reason}")
-            atomic_write(reason, failure)
+            if not failure.exists():  # the first of several processes knows the cause
+                atomic_write(reason, failure)
+            if count_processes() > 1 and not isinstance(error, Diverged):
+                raise  # the other processes of this run do not see the error, so continuing would wait for them forever
 
 
 def do_run(recipe: Recipe, listed: ListedRun, prepared: Prepared | None, report: Report, progress: Progress) -> None:
@@ -123,7 +126,7 @@ def do_run(recipe: Recipe, listed: ListedRun, prepared: Prepared | None, report:
 
     import torch
 
-    news = {"report": report, "progress": progress}
+    news = {"report": report, "progress": progress, "lock_patience": LEASE}
     try:
         run(recipe, output=listed.output, prepared=prepared, milestones=listed.milestones, **news)
     finally:
@@ -202,21 +205,34 @@ def launch(path: Path, threads: int, gpus: Sequence[str] = ()) -> "subprocess.Po
     Args:
         gpus: Names of the GPUs of each run, as in CUDA_VISIBLE_DEVICES; several are used by as many processes.
     """
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    command = ["-m", "bertkit", "run-list", str(path)]
-    if gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    if len(gpus) > 1:
-        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={len(gpus)}", *command]
-    with path.with_suffix(".log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, *command],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # signals of the terminal go to this process, which passes them on
-        )
+    return start_command(["run-list", str(path)], path.with_suffix(".log"), threads, gpus)
+
+
+def launch_here(threads: int, gpus: Sequence[Sequence[str]], path: Path, slot: int) -> Started:
+    """Start a process that does a list with the GPUs of a slot."""
+    return launch(path, max(threads, 1), gpus[slot])
+
+
+def launch_on_ray(ray: Any, num_cpus: float, num_gpus: float, path: Path, slot: int) -> Remote:
+    """Start a Ray task that does a list as `launch` does, where the cluster has room for it."""
+    return Remote(ray, ["run-list", str(path)], path.with_suffix(".log"), num_cpus, num_gpus)
+
+
+def share_gpus(slots: int, num_gpus: float | None) -> list[list[str]]:
+    """Return the names of the GPUs of each slot, in turn.
+
+    Args:
+        num_gpus: The GPUs of a slot; a fraction shares one. None: one where there are GPUs.
+
+    Raises:
+        UsageError: This machine has fewer.
+    """
+    gpus = list_gpus()
+    number = min(len(gpus), 1) if num_gpus is None else num_gpus
+    if number > len(gpus):
+        raise UsageError(f"num_gpus is {number:g}, but this machine has {len(gpus)}; lower it, or use --workers ray")
+    each = range(math.ceil(number))
+    return [[gpus[(int(slot * number) + place) % len(gpus)] for place in each] for slot in range(slots)]
 
 
 def end_all(processes: Sequence[Started]) -> None:
@@ -310,7 +326,7 @@ class Lists:
         job, reason = left[0], read_end(self.folder / RECIPES / f"{name}.log")
         if is_death(code):
             self.lost[job.output] += 1
-            reason = f"its process has died ({describe_death(code)})"
+            reason = f"its process has ended ({describe_death(code)})"
         if not is_death(code) or self.lost[job.output] == TRIES:
             again = f" {TRIES} times in a row; memory may be too small" if is_death(code) else ""
             self.change(job, State("failed", reason=reason + again))
@@ -322,8 +338,8 @@ class Lists:
 
 
 def is_death(code: int) -> bool:
-    """Return whether an exit code tells of a signal."""
-    return code < 0 or code > 128
+    """Return whether a process that has left runs to do was killed; 0 if a network disk does not show its files yet."""
+    return code <= 0 or code > 128
 
 
 def describe_death(code: int) -> str:

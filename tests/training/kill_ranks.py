@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.studies.test_workers import list_children, wait_until
+from tests.runs import list_children, wait_until
 from tests.test_faults import MADE, SURROUNDINGS, find_lost, list_differences, list_finished, make_settings, read_result
 from tests.training.test_run import write_text
 
