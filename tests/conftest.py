@@ -159,7 +159,7 @@ def differ(a: Tensor, b: Tensor) -> float:
 
 
 @pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
+def call(here, monkeypatch, capsys, tmp_path):
     """Call the program in an empty directory; return exit code, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")

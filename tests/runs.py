@@ -34,6 +34,16 @@ def list_children(pid):
     return children + [other for child in children for other in list_children(child)]
 
 
+def list_tasks(pid):
+    """Return the descendants of a process that do a Ray task."""
+    found = []
+    for child in list_children(pid):
+        with suppress(OSError):
+            title = Path(f"/proc/{child}/cmdline").read_text()
+            found += [child] if title.startswith("ray::") and not title.startswith("ray::IDLE") else []
+    return found
+
+
 def read_run(output):
     """Return the files of a run by name, without dates, durations, resumptions and what a study does not keep."""
     found = {}

@@ -330,12 +330,12 @@ def find_lost(before: dict[str, tuple[int, int]], made: Path) -> Iterator[str]:
 def read_result(made: Path) -> dict[str, object]:
     """Return path -> content that must not depend on the kills.
 
-    Times and places are left out, and checkpoints: which of them are left depends on where the command was stopped.
+    Times and places are left out, and checkpoints and a study's lists: they depend on where the command was stopped.
     """
     result: dict[str, object] = {}
     for path in sorted(made.rglob("*")):
         name = path.relative_to(made).as_posix()
-        if not path.is_file() or "checkpoint-" in name or path.name == ENVIRONMENT:
+        if not path.is_file() or "checkpoint-" in name or path.name == ENVIRONMENT or name.startswith("recipes/"):
             continue
         if path.name == LOG:
             result[name] = read_curve(path.parent)

@@ -15,7 +15,6 @@ there, beside `RUN.failed` if it has failed: never in the directory of the run, 
 import math
 import os
 import signal
-import subprocess
 import time
 import traceback
 from collections import Counter, deque
@@ -29,7 +28,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from bertkit.errors import UsageError, explain_os_error, join_lines
-from bertkit.system.cluster import LONGEST_REASON, POLL, Remote, count_processes, list_gpus, start_command
+from bertkit.system.cluster import LONGEST_REASON, POLL, Command, Remote, count_processes, list_gpus, start_command
 from bertkit.system.files import atomic_write, write_json
 from bertkit.system.progress import Report
 from bertkit.system.signals import Interrupted, await_note, note_signals
@@ -43,7 +42,6 @@ from bertkit.training.run_dir import LOG, METRICS_FILE, read_log, read_metrics, 
 RECIPES = "recipes"  # the folder of a study with the recipes, lists and output of its runs
 TRIES = 3  # for a run whose processes die
 GRACE = 60.0  # seconds for a process to finish an update and write a checkpoint
-LEASE = 120.0  # seconds; a network disk keeps the lock of a lost machine for up to 90
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def do_run(recipe: Recipe, listed: ListedRun, prepared: Prepared | None, report:
 
     import torch
 
-    news = {"report": report, "progress": progress, "lock_patience": LEASE}
+    news = {"report": report, "progress": progress}
     try:
         run(recipe, output=listed.output, prepared=prepared, milestones=listed.milestones, **news)
     finally:
@@ -199,12 +197,8 @@ def locate_failure(recipe: Path) -> Path:
     return recipe.with_suffix(".failed")
 
 
-def launch(path: Path, threads: int, gpus: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
-    """Start a process that does a list, and that writes its output beside the list.
-
-    Args:
-        gpus: Names of the GPUs of each run, as in CUDA_VISIBLE_DEVICES; several are used by as many processes.
-    """
+def launch(path: Path, threads: int, gpus: Sequence[str] | None = None) -> Command:
+    """Start a process that does a list as `start_command` does, and that writes its output beside the list."""
     return start_command(["run-list", str(path)], path.with_suffix(".log"), threads, gpus)
 
 
@@ -243,9 +237,9 @@ def end_all(processes: Sequence[Started]) -> None:
     while any(process.poll() is None for process in processes) and time.monotonic() < end:
         time.sleep(POLL)
     for process in processes:
-        if process.poll() is None and isinstance(process, subprocess.Popen):
+        if process.poll() is None and isinstance(process, Command):
             process.kill()
-            process.wait()
+            process.communicate()
 
 
 # --- Following them ---------------------------------------------------------------------------------------------------
@@ -320,15 +314,15 @@ class Lists:
 
     def take_end(self, name: str, code: int) -> None:
         """Handle the end of a process: start its list again if a signal has killed it, or mark its run as failed."""
-        left = self.list_left(name)
-        if not left or self.noted or (is_death(code) and await_note(self.noted)):  # a signal to the group
+        left, is_lost = self.list_left(name), is_death(code) or code == 0  # 0: a network disk does not show all yet
+        if not left or self.noted or (is_lost and await_note(self.noted)):  # a signal to the group
             return
         job, reason = left[0], read_end(self.folder / RECIPES / f"{name}.log")
-        if is_death(code):
+        if is_lost:
             self.lost[job.output] += 1
             reason = f"its process has ended ({describe_death(code)})"
-        if not is_death(code) or self.lost[job.output] == TRIES:
-            again = f" {TRIES} times in a row; memory may be too small" if is_death(code) else ""
+        if not is_lost or self.lost[job.output] == TRIES:
+            again = f" {TRIES} times in a row; memory may be too small" if is_lost else ""
             self.change(job, State("failed", reason=reason + again))
         else:
             self.change(job, State())
@@ -338,8 +332,8 @@ class Lists:
 
 
 def is_death(code: int) -> bool:
-    """Return whether a process that has left runs to do was killed; 0 if a network disk does not show its files yet."""
-    return code <= 0 or code > 128
+    """Return whether an exit code tells of a signal."""
+    return code < 0 or code > 128
 
 
 def describe_death(code: int) -> str:

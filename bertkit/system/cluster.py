@@ -179,21 +179,33 @@ class ClusterWatch:
 # --- Commands in processes of their own, here and on a cluster --------------------------------------------------------
 
 
-def start_command(words: Sequence[str], log: Path, threads: int, gpus: Sequence[str]) -> "subprocess.Popen[bytes]":
+class Command(subprocess.Popen):
+    """A command of this program in a process of its own, which ends with this one: its input is a pipe from here."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; None while it works."""
+        if (code := super().poll()) is not None:
+            self.stdin.close()
+        return code
+
+
+def start_command(words: Sequence[str], log: Path, threads: int, gpus: Sequence[str] | None = None) -> Command:
     """Start a command of this program as a process, or, with several GPUs, as so many processes that share its run.
 
     Args:
         words: The command line without the program.
         log: Receives the output.
-        gpus: Names of its GPUs, as in CUDA_VISIBLE_DEVICES.
+        gpus: Names of its GPUs, as in CUDA_VISIBLE_DEVICES; None: those of this process.
     """
-    surroundings = {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    surroundings = {"OMP_NUM_THREADS": str(threads)}
     command = ["-m", "bertkit", *words]
-    if len(gpus) > 1:
+    if gpus is not None:
+        surroundings["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    if gpus and len(gpus) > 1:
         shared = ["--standalone", f"--nproc-per-node={len(gpus)}", f"--max-restarts={RESTARTS}"]
         command = ["-m", "torch.distributed.run", *shared, *command]
     with log.open("ab") as stream:
-        return subprocess.Popen(
+        return Command(
             [sys.executable, *command],
             stdin=subprocess.PIPE,
             stdout=stream,

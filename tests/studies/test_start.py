@@ -16,9 +16,9 @@ from bertkit.studies.runner import make_study, run_study
 from bertkit.studies.start import Lists, RunJob, State, explain_failure, read_end, read_state, share_gpus
 from bertkit.system import cluster
 from bertkit.tasks import TASKS
-from bertkit.training.recipe import Recipe, merge
+from bertkit.training.recipe import Recipe, load_recipe, merge, save_recipe
 from bertkit.training.run import run
-from tests.runs import is_running, list_children, read_run, wait_until
+from tests.runs import is_running, list_children, list_tasks, read_run, wait_until
 from tests.tasks.test_conformance import make_pretraining
 
 PRETRAIN = TASKS["pretrain"]
@@ -72,7 +72,7 @@ def test_slots_use_the_gpus_in_turn(monkeypatch, gpus, asked, shared):
 
 def test_a_process_gets_its_threads_and_gpus(monkeypatch, tmp_path):
     started = []
-    monkeypatch.setattr(cluster.subprocess, "Popen", lambda words, **options: started.append((words[1:], options)))
+    monkeypatch.setattr(cluster, "Command", lambda words, **options: started.append((words[1:], options)))
     start.launch(tmp_path / "a.json", 3, ["1"])
     start.launch(tmp_path / "b.json", 1, ["0", "2"])
     (one, options), (two, others) = started
@@ -160,7 +160,8 @@ torch.set_num_threads(1)
 from bertkit.studies.runner import make_study, run_study
 def show(results):
     runs = [run for cell in results["cells"] for run in cell["runs"]]
-    print("at", results["over"], max(run.get("update", 0) for run in runs), flush=True)
+    updates = [run["update"] for run in runs if run["status"] == "running"]
+    print("at", results["over"], min(updates, default=0), flush=True)
 if __name__ == "__main__":
     study = make_study(json.loads(Path(sys.argv[1]).read_text()))
     say = lambda line: print(line, flush=True)
@@ -183,7 +184,7 @@ def start_study(definition, folder, workers=2):
 
 
 def read_until(process, over=0, update=0):
-    """Read until this number of runs of a study is finished and a running one has had this update."""
+    """Read until this number of runs of a study is finished and all running ones have had this update."""
     lines = []
     for line in process.stdout:
         lines.append(line)
@@ -234,7 +235,8 @@ def whole(recipe, tmp_path_factory):
 def test_a_run_of_its_own_has_the_bytes_of_one_in_a_list(recipe, tmp_path):
     study = make_study({"tasks": ["pretrain"], "recipe": recipe, "seeds": [41, 42], "keep": "all"})
     output = tmp_path / "study" / "pretrain" / "seed-42"
-    metrics = run(make_job(recipe, tmp_path, "x", seed=42).recipe, output=output)
+    save_recipe(make_job(recipe, tmp_path, "x", seed=42).recipe.to_dict(), tmp_path / "recipe.toml")
+    metrics = run(load_recipe(tmp_path / "recipe.toml"), output=output)
     output.rename(tmp_path / "alone")
     (tmp_path / "study" / "pretrain").rmdir()
     results = run_study(study, output=tmp_path / "study")
@@ -290,8 +292,11 @@ def test_a_study_that_is_killed_leaves_nobody_writing_and_goes_on(recipe, tmp_pa
             process.kill()
             assert wait_until(lambda some=children: not any(map(is_running, some)), seconds=10)
         assert not (tmp_path / "made" / "table.md").exists()
+        finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "made").rglob("metrics.json")}
     with start_study(define_two(recipe, **LONG), tmp_path) as process:
         finish_study(process)
+    assert len(finished) >= 2
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished, "finished runs are not repeated"
     assert read_study_files(tmp_path / "made") == whole
 
 
@@ -312,19 +317,10 @@ def test_a_run_on_two_gpus_has_two_processes(recipe, tmp_path, monkeypatch):
 def test_ray_loses_a_worker_and_no_finished_run(recipe, tmp_path, whole):
     with start_study(define_two(recipe, **LONG), tmp_path, "ray") as process:
         read_until(process, update=30)
-        victims = [pid for pid in list_children(process.pid) if read_title(pid).startswith("ray::do_command")]
-        os.kill(victims[0], signal.SIGKILL)
+        os.kill(list_tasks(process.pid)[0], signal.SIGKILL)
         out = finish_study(process)
     assert out.count("its process has ended (SIGKILL); starting it again") == 1
     assert read_study_files(tmp_path / "made") == whole
-    assert wait_until(lambda: not any(map(is_running, victims)), 10)
-
-
-def read_title(pid):
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
 
 
 @pytest.mark.slow
