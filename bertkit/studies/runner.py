@@ -374,7 +374,7 @@ def check_inputs(
 ) -> None:
     """Check that the data of all runs, and the tokenizers of those that do not start later, can be read.
 
-    Of a corpus only the first document is read.
+    Only the first document of a corpus is read.
 
     Raises:
         UsageError: Files are wrong or missing, or a tokenizer cannot be loaded.

@@ -35,12 +35,14 @@ from bertkit.system.signals import Interrupted, await_note, note_signals
 from bertkit.tasks import TASKS
 from bertkit.training.callbacks import Diverged, Progress
 from bertkit.training.prepare import Prepared, name_examples, prepare
+from bertkit.training.processes import ProcessLost
 from bertkit.training.recipe import Recipe, load_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import LOG, METRICS_FILE, read_log, read_metrics, read_record
 
 RECIPES = "recipes"  # the folder of a study with the recipes, lists and output of its runs
 TRIES = 3  # for a run whose processes die
+LINES_READ = 100  # at the end of a process's output; torchrun adds some to the error
 GRACE = 60.0  # seconds for a process to finish an update and write a checkpoint
 
 
@@ -107,7 +109,7 @@ def run_list(path: Path, report: Report, progress: Progress) -> None:
                 prepared = prepare(recipe, report) if TASKS[recipe.task].reusable else None
                 name = name_examples(recipe)
             do_run(recipe, listed, prepared, report, progress)
-        except Interrupted:
+        except (Interrupted, ProcessLost):  # torchrun starts all processes of a run again
             raise
         except Exception as error:
             reason = explain_failure(error)
@@ -363,6 +365,8 @@ def read_state(folder: Path, job: RunJob) -> State:
 
 
 def read_end(log: Path) -> str:
-    """Return the last line of a process's output."""
+    """Return the last error in a process's output, or else its last line."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
-    return next((line.removeprefix("bertkit: ") for line in reversed(lines) if line.strip()), "it wrote nothing")
+    lines = [line for line in lines[-LINES_READ:] if line.strip()]
+    errors = [line.removeprefix("bertkit: ") for line in lines if line.startswith("bertkit: ")]
+    return (errors or lines or ["it wrote nothing"])[-1]

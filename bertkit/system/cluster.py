@@ -190,7 +190,7 @@ class Command(subprocess.Popen):
 
 
 def start_command(words: Sequence[str], log: Path, threads: int, gpus: Sequence[str] | None = None) -> Command:
-    """Start a command of this program as a process, or, with several GPUs, as so many processes that share its run.
+    """Start a command of this program as a process, or one for each of several GPUs, which share its run.
 
     Args:
         words: The command line without the program.

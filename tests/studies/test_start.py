@@ -100,8 +100,10 @@ def test_the_state_of_a_run_is_in_its_files(recipe, tmp_path):
     assert read_state(tmp_path, job) == State("failed", reason="no memory")
     (output / "metrics.json").write_text('{"score": 0.5}')
     assert read_state(tmp_path, job) == State("finished", metrics={"score": 0.5})
-    (tmp_path / "log").write_text("one\nbertkit: the line\n\n")
-    assert read_end(tmp_path / "log") == "the line"
+    (tmp_path / "log").write_text("one\nthe last\n\n")
+    assert read_end(tmp_path / "log") == "the last"
+    (tmp_path / "log").write_text("one\nbertkit: the line\n====\n")
+    assert read_end(tmp_path / "log") == "the line", "before the words of torchrun"
     assert read_end(tmp_path / "none") == "it wrote nothing"
 
 
@@ -208,7 +210,7 @@ def define_two(recipe, **train):
     return {"tasks": ["pretrain"], "recipe": merge(recipe, {"train": train}), "seeds": [1, 2], "grid": grid}
 
 
-LONG = {"max_steps": 400, "save_steps": 20}
+LONG = {"max_steps": 200, "save_steps": 20}
 
 
 def read_study_files(output):
