@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 TIMINGS = ("runtime", "per_second", "total_flos", "model_preparation_time", "resumed_at")
+TASKS = ("ray::do_command", "ray::write_on_ray")  # titles of the processes of our Ray tasks
 LEFT_OUT = ("checkpoint-", "first/", "best/")  # a study keeps none of them
 
 
@@ -35,12 +36,12 @@ def list_children(pid):
 
 
 def list_tasks(pid):
-    """Return the descendants of a process that do a Ray task."""
+    """Return the descendants of a process that do one of our Ray tasks."""
     found = []
     for child in list_children(pid):
         with suppress(OSError):
             title = Path(f"/proc/{child}/cmdline").read_text()
-            found += [child] if title.startswith("ray::") and not title.startswith("ray::IDLE") else []
+            found += [child] if title.startswith(TASKS) else []
     return found
 
 

@@ -214,23 +214,24 @@ LONG = {"max_steps": 200, "save_steps": 20}
 
 
 def read_study_files(output):
-    """Return the results of a study and the files of its runs, by name."""
+    """Return the results of a study and the files of its runs, by name; cards name the directory."""
     found = {name: (output / name).read_bytes() for name in ("study.json", "table.md")}
-    return found | {
-        str(path.parent.relative_to(output)): read_run(path.parent) for path in output.rglob("metrics.json")
-    }
+    for path in output.rglob("metrics.json"):
+        files = read_run(path.parent)
+        files["README.md"] = files["README.md"].replace(str(output).encode(), b"")
+        found[str(path.parent.relative_to(output))] = files
+    return found
 
 
 @pytest.fixture(scope="module")
 def whole(recipe, tmp_path_factory):
-    """Return the directory and the files of a study that nothing disturbed."""
+    """Return the files of a study that nothing disturbed."""
     folder = tmp_path_factory.mktemp("whole")
     with start_study(define_two(recipe, **LONG), folder) as process:
         out = finish_study(process)
     assert out.count("runs done)") == 4
     assert "starting it again" not in out
-    (folder / "made").rename(folder / "whole")
-    return read_study_files(folder / "whole")
+    return read_study_files(folder / "made")
 
 
 @pytest.mark.slow
