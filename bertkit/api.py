@@ -104,7 +104,7 @@ def train(
         search: The number of settings that are compared on held-back training rows.
         folds: The number of folds, each of which is predicted by a model that has not seen it.
         restarts: The number of runs with seeds of their own.
-        workers: The number of processes for folds and restarts, or "ray".
+        workers: The number of folds or restarts at once, each in a process, or "ray".
         report: Called with a line of text now and then, such as `print`.
         progress: Called after every logged update with the updates done, all updates and the latest losses.
         settings: The task's options by their names in `[data]`, and top-level keys of a recipe, such as `batch_size`.

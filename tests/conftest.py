@@ -23,6 +23,7 @@ from torch import Tensor
 import bertkit
 from bertkit import cli
 from bertkit.model.config import BertConfig
+from bertkit.system.signals import Interrupted
 from bertkit.tasks import Task
 from bertkit.training.recipe import Recipe, merge
 from tests.browser import BROWSERS, Browser
@@ -158,7 +159,7 @@ def differ(a: Tensor, b: Tensor) -> float:
 
 
 @pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
+def call(here, monkeypatch, capsys, tmp_path):
     """Call the program in an empty directory; return exit code, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
@@ -171,6 +172,37 @@ def call(monkeypatch, capsys, tmp_path):
         return stop.value.code or 0, *capsys.readouterr()
 
     return call
+
+
+class ListHere:
+    """Does the runs of a list in this process, in place of `start.launch`; `watch` is told of their progress."""
+
+    watch = staticmethod(lambda path, done: None)
+
+    def __init__(self, path, threads, gpus=()):
+        from bertkit.studies.start import run_list
+
+        self.code = 0
+        with path.with_suffix(".log").open("a") as log:
+            try:
+                run_list(path, lambda line: print(line, file=log), lambda done, *_: self.watch(path, done))
+            except Interrupted as stop:
+                self.code = 128 + stop.number
+
+    def poll(self):
+        return self.code
+
+    def terminate(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def here():
+    """Do the runs of studies in this process: starting one takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bertkit.studies.start.launch", ListHere)
+        patch.setattr("bertkit.studies.start.POLL", 0.0)
+        yield
 
 
 @pytest.fixture

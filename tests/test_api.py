@@ -31,6 +31,8 @@ from bertkit.tasks import TASKS
 from bertkit.training.recipe import read_recipe
 from tests.official import write_checkpoint, write_reviews, write_table
 
+pytestmark = pytest.mark.usefixtures("here")
+
 SETTINGS = {"text": ["title", "body"], "label": "stars", "precision": "fp32", "batch_size": 8}
 SMALL = {"max_length": 32, "batch_size": 8, "precision": "fp32"}
 QUICK = {"learning_rate": 3e-3, "num_train_epochs": 1.0}

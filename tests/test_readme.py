@@ -447,12 +447,6 @@ def test_a_study_has_the_runs_it_should_have(name, cells, runs, tmp_path):
     assert len({directory for cell in found for directory in cell.runs.values()}) == runs
 
 
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_runs_on_ray_do_not_share_a_gpu(path):
-    text = path.read_text(encoding="utf-8")
-    assert text.count("--workers ray") == text.count("--workers ray --set num_gpus=1")
-
-
 # Tokens of WNUT-17's longest sentence, which is one of test, by the vocabularies of 8,192 that the small studies train;
 # by BERT's own it has 189.
 LONGEST = 229

@@ -45,7 +45,6 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.glue import GlueTask
 from bertkit.tasks.option import list_defaults
-from bertkit.tasks.repeats import name_command
 from bertkit.tasks.task import Task, shorten_text
 from bertkit.tasks.text import CLASSIFICATION, TextExamples, TextTask
 from bertkit.training.predictions import KEY, ROW_NUMBER, TABLE_SUFFIX, UNKNOWN_COUNT, hash_rows, pack_table, read_table
@@ -199,9 +198,7 @@ def predict_out_of_fold(
     path = output / f"{OUT_OF_FOLD}{TABLE_SUFFIX}"
     numbers = match_rows(path, rows)
     if numbers is None or (np.diff(numbers) > 0).all():
-        hint = name_command(CLASSIFICATION, options | data)  # to the doctor, which runs already
-        run = {"output": output, "workers": workers, "progress": progress}
-        results = run_study(study, report=lambda line: None if hint in line else report(line), **run)
+        results = run_study(study, output=output, workers=workers, report=report, progress=progress)
         check_all_finished(results, output)
         gather_folds(results, output)
         numbers = match_rows(path, rows)

@@ -318,7 +318,10 @@ def study(
 
 @app.command(hidden=True)
 def run_list(file: Annotated[Path, PathArgument(help="List of runs, as a study writes it.", metavar="FILE")]) -> None:
-    """Do the runs of a list in turn; ends when standard input closes. Studies start this command."""
+    """Do the runs of a list in turn; ends when standard input closes. Studies start this command.
+
+    $ bertkit run-list runs/grid/recipes/rte.json
+    """
     from bertkit.studies import start
 
     start.follow_starter()

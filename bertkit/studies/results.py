@@ -11,7 +11,7 @@ from bertkit.errors import UsageError
 from bertkit.reports.tables import OWN_DATA, find_row
 from bertkit.studies.cells import Cell, Pretraining
 from bertkit.studies.spec import PRETRAIN, Column, Study, define
-from bertkit.studies.workers import RunJob, State
+from bertkit.studies.start import RunJob, State
 from bertkit.tasks import TASKS
 from bertkit.training.run_dir import STUDY_RESULT, find_finished
 

@@ -2,29 +2,32 @@
 
 The paper's grid (section A.3), its random restarts (section 4.1) and every table of its ablations (sections 5 and C)
 are studies. The pretrainings that rows start from come first, then all other runs. The run directories decide which
-runs are done; `study.json` is made from them. `workers.py` does the runs, `results.py` summarises them, `tables.py`
+runs are done; `study.json` is made from them. `start.py` starts the runs, `results.py` summarises them, `tables.py`
 and `plots.py` show the results.
 """
 
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from bertkit.data.pretraining.sources import is_built, read_documents
 from bertkit.data.tokenizer import load_tokenizer, save_tokenizer
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.studies.cells import Cell, Pretraining, list_cells, list_pretrainings, name_step
 from bertkit.studies.plots import plot_curve, plot_heatmap
 from bertkit.studies.results import choose, describe_score, find_states, group_cells, judge, list_scores, summarize
 from bertkit.studies.spec import CURVE, HARDWARE, PICTURE, PRETRAIN, STUDY_FILE, TABLE, Study, define, make_study
+from bertkit.studies.start import Lists, RunJob, State, launch_here, launch_on_ray, share_gpus
 from bertkit.studies.tables import describe_size, write_table
-from bertkit.studies.workers import RunJob, State, do_runs, list_model
-from bertkit.system.cluster import read_workers
+from bertkit.system.cluster import count_processes, join_cluster, read_workers
 from bertkit.system.differences import refuse_other
 from bertkit.system.files import atomic_write, write_json
 from bertkit.system.progress import Report, ignore
@@ -32,10 +35,18 @@ from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.pretraining import list_phases
 from bertkit.training.arguments import make_arguments
-from bertkit.training.prepare import Prepared, name_examples, prepare
-from bertkit.training.processes import join_processes
+from bertkit.training.prepare import name_examples
 from bertkit.training.recipe import Recipe, RecipePart, list_decisive, merge, read_recipe, save_recipe
-from bertkit.training.run_dir import BEST, DATA, FIRST, STUDY_RESULT, check_data, hold_run_dir
+from bertkit.training.run_dir import (
+    BEST,
+    DATA,
+    ENVIRONMENT,
+    FIRST,
+    METRICS_FILE,
+    STUDY_RESULT,
+    hold_run_dir,
+    read_environment,
+)
 
 SHOWN_EVERY = 0.1  # seconds
 
@@ -58,7 +69,7 @@ def run_study(
 
     Args:
         output: A new or empty directory, or one of the same study, which then continues.
-        workers: 1 for this process, N > 1 for N processes, "ray" for the cluster of RAY_ADDRESS or else a local one.
+        workers: The number of processes at once, or "ray" for the cluster of RAY_ADDRESS or else a local one.
         report: Receives single lines.
         progress: Receives the results so far, a new dictionary each time.
 
@@ -69,37 +80,32 @@ def run_study(
         UsageError: There is a mistake in the study, the data or the directory.
         Interrupted: SIGTERM or SIGINT stopped the study; its runs have written checkpoints.
     """
+    if count_processes() > 1:
+        raise UsageError(
+            "a study starts processes of its own; leave out torchrun or accelerate launch (--set num_gpus=N gives each "
+            "run N GPUs)"
+        )
     output, count = Path(output), read_workers(workers)
     pretrainings, cells = list_pretrainings(study), list_cells(study, output)
-    processes = join_processes(cells[0].recipe)
-    if not processes.is_main_process:
-        report = progress = ignore
     check_directory(study, output)
     first, rest = make_jobs(study, pretrainings, cells, output)
-    jobs = first | rest
-    states, left = find_states(jobs, output)
+    states, left = find_states(first | rest, output)
     origins = {pretraining.directory: pretraining for pretraining in pretrainings}
-    state = StudyState(study, origins, cells, states, output, report, progress, processes.is_main_process)
+    state = StudyState(study, origins, cells, first | rest, states, output, report, progress)
     report(f"{describe_size(state.summarize())}, {len(states) - len(left)} of them finished")
     if count:  # a Ray cluster may have hardware that this machine lacks
+        state.gpus = share_gpus(count, study.num_gpus)
         check_arguments(left)
     first, rest = ({place: job for place, job in part.items() if place in left} for part in (first, rest))
-    later = [place for place, job in rest.items() if state.waits(place, job, first)]
-    rehearse(first, [rest[place] for place in later], report)
-    ready, prepared = prepare_data({place: job for place, job in rest.items() if place not in later}, report)
-    check_finished(state, jobs, prepared)
-    processes.wait_for_everyone()  # so that all find the same directories
-    with hold_run_dir(output) if processes.is_main_process else nullcontext():
+    check_inputs(first, rest, [place for place, job in rest.items() if state.waits(place, job, first)], report)
+    cluster = join_cluster(study.num_cpus, study.num_gpus or 0) if left and not count else nullcontext()
+    with hold_run_dir(output), cluster as state.ray:
         state.start()
-        number = state.work(first if count == 1 else order_longest_first(first), {}, count)
+        number = state.work(order_longest_first(first))
         if not number:
             state.keep_models(rest)
-            processes.wait_for_everyone()  # until the main process has kept them
             state.give_up(rest)
-            able = {place: rest[place] for place in later if states[place].status != "failed"}
-            more, data = prepare_data(able, report, state.refuse)
-            ready = {place: job for place, job in ready.items() if states[place].status != "failed"}
-            number = state.work(ready | more, prepared | data, count)
+            number = state.work({place: job for place, job in rest.items() if states[place].status != "failed"})
         return state.finish(number)
 
 
@@ -109,20 +115,25 @@ class StudyState:
 
     Attributes:
         pretrainings: Pretrainings by directory.
-        states: Mapping from run directory, relative to the study's, to the run's state.
-        is_main: Whether this process writes, if several processes share each run.
+        jobs, states: Mapping from run directory, relative to the study's, to the run's job and to its state.
+        gpus: The names of the GPUs of each process of this machine.
+        ray: Ray, connected to a cluster, or None to use this machine.
         shown: The time of the last progress report.
+        data: Mapping from a name of data to a finished run that used them, and their fingerprints.
     """
 
     study: Study
     pretrainings: Mapping[str, Pretraining]
     cells: Sequence[Cell]
+    jobs: Mapping[str, RunJob]
     states: dict[str, State]
     output: Path
     report: Report
     progress: Callable[[dict[str, Any]], None]
-    is_main: bool
+    gpus: Sequence[Sequence[str]] = ()
+    ray: Any = None
     shown: float = 0.0
+    data: dict[str, tuple[str, Any]] = field(default_factory=dict)
 
     @cached_property
     def groups(self) -> list[list[Cell]]:
@@ -147,31 +158,60 @@ class StudyState:
         return bool(origin) and (origin in first or not holds_weights(Path(job.recipe.checkpoint)))
 
     def start(self) -> None:
-        """Create the directory, write study.toml, and remove models that are no longer needed."""
-        if self.is_main:
-            with explain_refusal(f"the directory {self.output}"):
-                self.output.mkdir(parents=True, exist_ok=True)
-            save_recipe(define(self.study), self.output / STUDY_FILE)
-            for group in self.groups:
-                prune(self.study, group, self.states, self.output)
+        """Create the directory, write study.toml, compare finished runs, and remove models that are not needed."""
+        with explain_refusal(f"the directory {self.output}"):
+            self.output.mkdir(parents=True, exist_ok=True)
+        save_recipe(define(self.study), self.output / STUDY_FILE)
+        finished = [directory for directory, state in self.states.items() if state.status == "finished"]
+        for directory in sorted(finished, key=lambda one: (self.output / one / METRICS_FILE).stat().st_mtime_ns):
+            self.states[directory] = self.compare_data(directory, self.states[directory])
+        for group in self.groups:
+            prune(self.study, group, self.states, self.output)
         self.save()
 
-    def work(self, jobs: Mapping[str, RunJob], prepared: Mapping[str, Prepared], workers: int) -> int:
+    def work(self, jobs: Mapping[str, RunJob]) -> int:
         """Do the jobs, and return the signal that stopped them, or 0 when all are over."""
-        places = list(jobs)
+        lists: dict[str, list[RunJob]] = {}
+        for directory, job in jobs.items():
+            name = directory if directory in self.pretrainings else self.find_cell(directory).directory
+            lists.setdefault(name, []).append(job)
+        places = {job.output: directory for directory, job in jobs.items()}
 
-        def hear(number: int, news: State | str) -> None:
-            self.take(places[number], news)
+        def hear(output: str, news: State | str) -> None:
+            self.take(places[output], news)
 
-        hardware = self.study.num_cpus, self.study.num_gpus
-        return do_runs(list(jobs.values()), prepared, hear, workers, *hardware, str(self.output))
+        if self.ray:
+            slots, num_gpus = len(lists), self.study.num_gpus
+            if num_gpus is None:
+                num_gpus = min(self.ray.cluster_resources().get("GPU", 0), 1)
+            start = partial(launch_on_ray, self.ray, self.study.num_cpus, num_gpus)
+        else:
+            slots = min(len(self.gpus), len(lists))
+            start = partial(launch_here, torch.get_num_threads() // max(slots, 1), self.gpus)
+        return Lists(self.output, lists, hear, start, slots).execute()
+
+    def compare_data(self, directory: str, state: State) -> State:
+        """Return the state of a run; it becomes failed if an earlier run used other data in their place.
+
+        Only recorded fingerprints are compared. Samples of a pretraining depend on its seed.
+        """
+        recipe = self.jobs[directory].recipe
+        if state.status != "finished" or not TASKS[recipe.task].reusable:
+            return state
+        with suppress(OSError, ValueError):  # the file is lost or damaged
+            data = read_environment(self.output / directory)["data"]
+            other, known = self.data.setdefault(name_examples(recipe), (directory, data))
+            if data != known:
+                reason = f"its data differ from those of {other} ({ENVIRONMENT}); delete one of both, and run again"
+                return replace(state, status="failed", reason=reason)
+        return state
 
     def keep_models(self, jobs: Mapping[str, RunJob]) -> None:
         """Keep only those models of the pretrainings that later runs start from."""
         every = {cell.recipe.checkpoint for cell in self.cells if cell.origin}
         needed = {job.recipe.checkpoint for place, job in jobs.items() if self.find_origin(place)}
         for directory, origin in self.pretrainings.items():
-            if self.is_main and self.states[directory].status == "finished":
+            if self.states[directory].status == "finished":
                 keep_models(origin, self.output, every if self.study.keep == "all" else needed)
 
     def give_up(self, jobs: Mapping[str, RunJob]) -> None:
@@ -193,21 +233,16 @@ class StudyState:
             )
         return ""
 
-    def refuse(self, directory: str, reason: str) -> None:
-        """Record that a run cannot begin."""
-        self.take(directory, State("failed", reason=reason))
-
     def take(self, directory: str, news: State | str) -> None:
         """Handle a run's message: its state, or a line."""
         if isinstance(news, str):
             self.report(f"{directory}: {news}")
             return
-        state = judge(replace(news, reason=news.reason.replace(str(self.output / directory), directory)))
-        self.states[directory] = state
+        news = replace(news, reason=news.reason.replace(str(self.output / directory), directory))
+        state = self.states[directory] = self.compare_data(directory, judge(news))
         if state.status in ("finished", "failed"):
             task = PRETRAIN if directory in self.pretrainings else self.find_cell(directory).column.task
-            if self.is_main:
-                self.clean(directory)
+            self.clean(directory)
             self.save()
             outcome = f"failed: {state.reason}" if state.status == "failed" else describe_score(task, state)
             over = sum(state.status in ("finished", "failed") for state in self.states.values())
@@ -229,8 +264,7 @@ class StudyState:
     def save(self) -> dict[str, Any]:
         """Write, show and return the results so far."""
         results = self.summarize()
-        if self.is_main:
-            write_json(results, self.output / STUDY_RESULT)
+        write_json(results, self.output / STUDY_RESULT)
         self.progress(results)
         return results
 
@@ -252,10 +286,9 @@ class StudyState:
             raise Interrupted(
                 f"stopped with {over} of {len(self.states)} runs done; the same command continues", number
             )
-        if self.is_main:
-            atomic_write(write_table(results), self.output / TABLE)
-            plot_heatmap(results, self.output / PICTURE)
-            plot_curve(results, self.output / CURVE)
+        atomic_write(write_table(results), self.output / TABLE)
+        plot_heatmap(results, self.output / PICTURE)
+        plot_curve(results, self.output / CURVE)
         return results
 
 
@@ -311,7 +344,7 @@ def make_jobs(
 
 
 def order_longest_first(jobs: Mapping[str, RunJob]) -> dict[str, RunJob]:
-    """Sort pretrainings by estimated cost, longest first, so that workers finish at about the same time."""
+    """Sort pretrainings by estimated cost, longest first, so that processes finish at about the same time."""
     return dict(sorted(jobs.items(), key=lambda item: -estimate_cost(item[1].recipe)))
 
 
@@ -336,97 +369,37 @@ def check_arguments(jobs: Mapping[str, RunJob]) -> None:
             raise UsageError(f"{directory}: {error}") from None
 
 
-def prepare_data(
-    jobs: Mapping[str, RunJob], report: Report, refuse: Callable[[str, str], None] | None = None
-) -> tuple[dict[str, RunJob], dict[str, Prepared]]:
-    """Prepare the data of the jobs, each data set once.
+def check_inputs(
+    first: Mapping[str, RunJob], rest: Mapping[str, RunJob], later: Collection[str], report: Report
+) -> None:
+    """Check that the data of all runs, and the tokenizers of those that do not start later, can be read.
 
-    If the data depend on more of the recipe (pretraining: seed, length of the run), they are prepared here only to find
-    mistakes early, and each run prepares its own.
-
-    Args:
-        refuse: Receives the directory and the reason of each job whose data cannot be used; the job is left out.
-
-    Returns:
-        The jobs with the names of their data, grouped by data, and the data by name.
+    Only the first document of a corpus is read.
 
     Raises:
-        UsageError: Files are wrong or missing, or a tokenizer cannot be loaded, and `refuse` is None.
-    """
-    seen: dict[str, int] = {}
-    refused: dict[str, str] = {}
-    prepared: dict[str, Prepared] = {}
-    ordered: list[tuple[int, str, RunJob]] = []
-    for directory, job in jobs.items():
-        name, is_reusable = name_examples(job.recipe), TASKS[job.recipe.task].reusable
-        if name not in seen:
-            seen[name] = len(seen)
-            try:
-                data = prepare(job.recipe, report)
-            except UsageError as error:
-                if refuse is None:
-                    raise
-                refused[name] = str(error)
-            else:
-                if is_reusable:
-                    prepared[name] = data
-        if name in refused:
-            refuse(directory, refused[name])
-            continue
-        ordered.append((seen[name], directory, replace(job, data=name if is_reusable else "")))
-    ordered.sort(key=lambda entry: entry[0])
-    return {directory: job for _, directory, job in ordered}, prepared
-
-
-def check_finished(state: StudyState, jobs: Mapping[str, RunJob], prepared: Mapping[str, Prepared]) -> None:
-    """Check that finished runs used the data as they are now, because one table shows all runs.
-
-    Finished pretrainings are checked only if another one is still to be done: reading a corpus may take hours.
-
-    Raises:
-        UsageError: A finished run used other data, or its data can no longer be read.
-    """
-    known = {name: data.fingerprints for name, data in prepared.items()}
-    finished = {place: job for place, job in jobs.items() if state.states[place].status == "finished"}
-    pretrains = any(job.recipe.task == PRETRAIN for place, job in jobs.items() if place not in finished)
-    for directory, job in finished.items():
-        recipe, name = job.recipe, name_examples(job.recipe)
-        if recipe.task == PRETRAIN:
-            if not pretrains:
-                continue
-            recipe = recipe.override(data={"vocab": job.output})  # otherwise it may have to be trained again
-        elif origin := state.find_origin(directory):  # its models may be removed, but each run has its tokenizer
-            if recipe.data.get("features"):  # they are the model's
-                continue
-            name = name_examples(recipe.override(checkpoint=origin))
-            recipe = recipe.override(checkpoint=job.output)
-        if name not in known:  # large data take minutes
-            state.report(f"{directory}: comparing its data with those of today")
-            known[name] = prepare(recipe).fingerprints
-        check_data(Path(job.output), known[name])
-
-
-def rehearse(first: Mapping[str, RunJob], later: Iterable[RunJob], report: Report) -> None:
-    """Check that the pretraining texts, and the data of the runs that follow, can be read.
-
-    One of several pretrainings on the same texts is prepared in full. The files of the runs that follow are only read,
-    because there is no tokenizer yet.
+        UsageError: Files are wrong or missing, or a tokenizer cannot be loaded.
     """
     seen: set[str] = set()
-    for job in later:  # before the pretrainings: reading files takes seconds, training vocabularies takes minutes
-        if (name := json.dumps([job.recipe.task, dict(job.recipe.data)], sort_keys=True)) not in seen:
-            seen.add(name)
-            TASKS[job.recipe.task].load(job.recipe.data, report)
-    for directory, job in first.items():
-        source = {key: job.recipe.data[key] for key in ("corpus", "vocab")} | {"of": job.recipe.checkpoint}
-        if not source["corpus"]:
+    for directory, job in (rest | first).items():  # reading files takes seconds, a corpus may come from the Hub
+        recipe, options = job.recipe, job.recipe.data
+        tokenizer = "" if directory in later else options.get("vocab") or recipe.checkpoint
+        if tokenizer and tokenizer not in seen:
+            seen.add(tokenizer)
+            load_tokenizer(tokenizer)
+        name = json.dumps([recipe.task, dict(options)], sort_keys=True)
+        if name in seen:
+            continue
+        seen.add(name)
+        corpus = options.get("corpus")
+        if directory in first and not corpus:
             raise UsageError(
                 f"{directory} has no corpus; give a folder that holds text/ with --data ROOT, or write corpus "
                 "in [pretrain.data]"
             )
-        if (name := json.dumps(source, sort_keys=True)) not in seen:
-            seen.add(name)
-            prepare(job.recipe, report)
+        if corpus and not any(map(is_built, corpus)):
+            next(read_documents(corpus, split_sentences=False))
+        else:
+            TASKS[recipe.task].load(options, report)
 
 
 # --- Keeping weights --------------------------------------------------------------------------------------------------
@@ -456,6 +429,11 @@ def drop_checkpoints(run: Path) -> None:
     """Remove all models from a finished run's directory except the last."""
     for model in (*run.glob("checkpoint-*"), run / FIRST, run / BEST):
         shutil.rmtree(model, ignore_errors=True)
+
+
+def list_model(folder: Path) -> list[Path]:
+    """Return the files of a model in a folder: its configuration, and its weights in safetensors."""
+    return [path for path in (folder / "config.json", *folder.glob("model*.safetensors*")) if path.exists()]
 
 
 def holds_weights(folder: Path) -> bool:

@@ -27,9 +27,9 @@ from bertkit.studies.cells import list_cells
 from bertkit.studies.results import summarize
 from bertkit.studies.search_sizes import Sizes
 from bertkit.studies.spec import STUDY_FILE, TABLE, define, make_study, set_axis
+from bertkit.studies.start import State
 from bertkit.studies.tables import show_value, write_table
 from bertkit.studies.trials import Trials
-from bertkit.studies.workers import State
 from bertkit.system.clock import Clock
 from bertkit.system.differences import refuse_other
 from bertkit.system.files import atomic_write, write_json

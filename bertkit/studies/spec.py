@@ -9,7 +9,7 @@ A study is a TOML file, or a dictionary of the same form:
     select = "best"                # choose the setting with the best run on dev (4.1), or with the best "mean"
     keep = "chosen"                # keep the weights of the chosen run of each row and column, or of "all" runs
     num_cpus = 1                   # for each run on Ray
-    num_gpus = 0                   # may be a fraction
+    num_gpus = 2                   # for each run, or a fraction; by default 1 where there are GPUs
     data_root = "data"             # holds the folder of each task, and text/ for pretrainings that name no corpus
     [recipe]                       # shared by all runs
     batch_size = 32
@@ -130,7 +130,8 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"co
         recipe: Keys that all runs share.
         select: Chooses the setting with the best run ("best") or with the best mean ("mean").
         keep: Keeps the weights of the chosen run of each row and column ("chosen"), or of every run ("all").
-        num_cpus, num_gpus: Resources of each run on Ray.
+        num_cpus: Cores of each run on Ray.
+        num_gpus: GPUs of each run; None means one where there are GPUs.
         data_root: The folder that holds each task's folder; empty if the recipes name the data.
         average: The columns whose mean is the table's last column.
         note: A note for the reader of the table.
@@ -142,7 +143,7 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"co
     select: Literal["best", "mean"] = "best"
     keep: Literal["chosen", "all"] = "chosen"
     num_cpus: Resource = 1.0
-    num_gpus: Resource = 0.0
+    num_gpus: Resource | None = None
     data_root: str = ""
     grid: dict[str, Any] = {}
     recipe: RecipePart = {}

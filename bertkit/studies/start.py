@@ -6,14 +6,15 @@ seed, so a result does not depend on the list. A process that dies costs its cur
 finished runs are not repeated, and the current one continues from its checkpoint.
 
 A process ends when its standard input closes, that is, when the process that started it has died. On a Ray cluster each
-list is a task; all its machines share a disk.
+list is a task, and all machines share a disk.
+
+The list of a cell lies in `STUDY/recipes/CELL.json`, its output in `CELL.log`, and the recipe of a run in `RUN.toml`
+there, beside `RUN.failed` if it has failed: never in the directory of the run, which its own recipe tells from others.
 """
 
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
 import traceback
 from collections import Counter, deque
@@ -27,21 +28,22 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from bertkit.errors import UsageError, explain_os_error, join_lines
-from bertkit.system.cluster import LONGEST_REASON, count_processes
+from bertkit.system.cluster import LONGEST_REASON, POLL, Command, Remote, count_processes, list_gpus, start_command
 from bertkit.system.files import atomic_write, write_json
 from bertkit.system.progress import Report
 from bertkit.system.signals import Interrupted, await_note, note_signals
 from bertkit.tasks import TASKS
 from bertkit.training.callbacks import Diverged, Progress
 from bertkit.training.prepare import Prepared, name_examples, prepare
+from bertkit.training.processes import ProcessLost
 from bertkit.training.recipe import Recipe, load_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import LOG, METRICS_FILE, read_log, read_metrics, read_record
 
 RECIPES = "recipes"  # the folder of a study with the recipes, lists and output of its runs
 TRIES = 3  # for a run whose processes die
+LINES_READ = 100  # at the end of a process's output; torchrun adds some to the error
 GRACE = 60.0  # seconds for a process to finish an update and write a checkpoint
-POLL = 0.2  # seconds between two looks at the processes
 
 
 @dataclass(frozen=True)
@@ -107,14 +109,15 @@ def run_list(path: Path, report: Report, progress: Progress) -> None:
                 prepared = prepare(recipe, report) if TASKS[recipe.task].reusable else None
                 name = name_examples(recipe)
             do_run(recipe, listed, prepared, report, progress)
-        except Interrupted:
+        except (Interrupted, ProcessLost):  # torchrun starts all processes of a run again
             raise
         except Exception as error:
-            if count_processes() > 1 and not isinstance(error, Diverged):
-                raise  # the other processes of this run do not see the error, so continuing would wait for them forever
             reason = explain_failure(error)
             report(f"failed: {reason}")
-            atomic_write(reason, failure)
+            if not failure.exists():  # the first of several processes knows the cause
+                atomic_write(reason, failure)
+            if count_processes() > 1 and not isinstance(error, Diverged):
+                raise  # the other processes of this run do not see the error, so continuing would wait for them forever
 
 
 def do_run(recipe: Recipe, listed: ListedRun, prepared: Prepared | None, report: Report, progress: Progress) -> None:
@@ -196,27 +199,36 @@ def locate_failure(recipe: Path) -> Path:
     return recipe.with_suffix(".failed")
 
 
-def launch(path: Path, threads: int, gpus: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
-    """Start a process that does a list, and that writes its output beside the list.
+def launch(path: Path, threads: int, gpus: Sequence[str] | None = None) -> Command:
+    """Start a process that does a list as `start_command` does, and that writes its output beside the list."""
+    return start_command(["run-list", str(path)], path.with_suffix(".log"), threads, gpus)
+
+
+def launch_here(threads: int, gpus: Sequence[Sequence[str]], path: Path, slot: int) -> Started:
+    """Start a process that does a list with the GPUs of a slot."""
+    return launch(path, max(threads, 1), gpus[slot])
+
+
+def launch_on_ray(ray: Any, num_cpus: float, num_gpus: float, path: Path, slot: int) -> Remote:
+    """Start a Ray task that does a list as `launch` does, where the cluster has room for it."""
+    return Remote(ray, ["run-list", str(path)], path.with_suffix(".log"), num_cpus, num_gpus)
+
+
+def share_gpus(slots: int, num_gpus: float | None) -> list[list[str]]:
+    """Return the names of the GPUs of each slot, in turn.
 
     Args:
-        gpus: Names of the GPUs of each run, as in CUDA_VISIBLE_DEVICES; several are used by as many processes.
+        num_gpus: The GPUs of a slot; a fraction shares one. None: one where there are GPUs.
+
+    Raises:
+        UsageError: This machine has fewer.
     """
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    command = ["-m", "bertkit", "run-list", str(path)]
-    if gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    if len(gpus) > 1:
-        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={len(gpus)}", *command]
-    with path.with_suffix(".log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, *command],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # signals of the terminal go to this process, which passes them on
-        )
+    gpus = list_gpus()
+    number = min(len(gpus), 1) if num_gpus is None else num_gpus
+    if number > len(gpus):
+        raise UsageError(f"num_gpus is {number:g}, but this machine has {len(gpus)}; lower it, or use --workers ray")
+    each = range(math.ceil(number))
+    return [[gpus[(int(slot * number) + place) % len(gpus)] for place in each] for slot in range(slots)]
 
 
 def end_all(processes: Sequence[Started]) -> None:
@@ -227,9 +239,9 @@ def end_all(processes: Sequence[Started]) -> None:
     while any(process.poll() is None for process in processes) and time.monotonic() < end:
         time.sleep(POLL)
     for process in processes:
-        if process.poll() is None and isinstance(process, subprocess.Popen):
+        if process.poll() is None and isinstance(process, Command):
             process.kill()
-            process.wait()
+            process.communicate()
 
 
 # --- Following them ---------------------------------------------------------------------------------------------------
@@ -304,15 +316,15 @@ class Lists:
 
     def take_end(self, name: str, code: int) -> None:
         """Handle the end of a process: start its list again if a signal has killed it, or mark its run as failed."""
-        left = self.list_left(name)
-        if not left or self.noted or (is_death(code) and await_note(self.noted)):  # a signal to the group
+        left, is_lost = self.list_left(name), is_death(code) or code == 0  # 0: a network disk does not show all yet
+        if not left or self.noted or (is_lost and await_note(self.noted)):  # a signal to the group
             return
         job, reason = left[0], read_end(self.folder / RECIPES / f"{name}.log")
-        if is_death(code):
+        if is_lost:
             self.lost[job.output] += 1
-            reason = f"its process has died ({describe_death(code)})"
-        if not is_death(code) or self.lost[job.output] == TRIES:
-            again = f" {TRIES} times in a row; memory may be too small" if is_death(code) else ""
+            reason = f"its process has ended ({describe_death(code)})"
+        if not is_lost or self.lost[job.output] == TRIES:
+            again = f" {TRIES} times in a row; memory may be too small" if is_lost else ""
             self.change(job, State("failed", reason=reason + again))
         else:
             self.change(job, State())
@@ -353,6 +365,8 @@ def read_state(folder: Path, job: RunJob) -> State:
 
 
 def read_end(log: Path) -> str:
-    """Return the last line of a process's output."""
+    """Return the last error in a process's output, or else its last line."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
-    return next((line.removeprefix("bertkit: ") for line in reversed(lines) if line.strip()), "it wrote nothing")
+    lines = [line for line in lines[-LINES_READ:] if line.strip()]
+    errors = [line.removeprefix("bertkit: ") for line in lines if line.startswith("bertkit: ")]
+    return (errors or lines or ["it wrote nothing"])[-1]

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from bertkit.errors import UsageError, name_extra
@@ -19,7 +20,8 @@ LONGEST_REASON = 300  # characters
 CONTINUES = "the same command continues (restart a cluster named by RAY_ADDRESS first)"
 ENDED = f"bertkit: Ray has ended this process, because its head or raylet has died; {CONTINUES}\n"
 LAST_WORDS = f"import sys; sys.stdin.read() or sys.stderr.write({ENDED!r})"
-POLL = 0.2  # seconds between two checks of the jobs
+POLL = 0.2  # seconds between two looks at a process
+RESTARTS = 3  # by torchrun, of the processes that share a run
 CLUSTER_PATIENCE = 20.0  # seconds to wait for a cluster's head to answer again; after 60, Ray ends this process
 
 
@@ -172,6 +174,100 @@ class ClusterWatch:
         except UsageError:
             raise UsageError(f"the Ray cluster has lost this machine (its raylet has died); {CONTINUES}") from None
         return True
+
+
+# --- Commands in processes of their own, here and on a cluster --------------------------------------------------------
+
+
+class Command(subprocess.Popen):
+    """A command of this program in a process of its own, which ends with this one: its input is a pipe from here."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; None while it works."""
+        if (code := super().poll()) is not None:
+            self.stdin.close()
+        return code
+
+
+def start_command(words: Sequence[str], log: Path, threads: int, gpus: Sequence[str] | None = None) -> Command:
+    """Start a command of this program as a process, or one for each of several GPUs, which share its run.
+
+    Args:
+        words: The command line without the program.
+        log: Receives the output.
+        gpus: Names of its GPUs, as in CUDA_VISIBLE_DEVICES; None: those of this process.
+    """
+    surroundings = {"OMP_NUM_THREADS": str(threads)}
+    command = ["-m", "bertkit", *words]
+    if gpus is not None:
+        surroundings["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    if gpus and len(gpus) > 1:
+        shared = ["--standalone", f"--nproc-per-node={len(gpus)}", f"--max-restarts={RESTARTS}"]
+        command = ["-m", "torch.distributed.run", *shared, *command]
+    with log.open("ab") as stream:
+        return Command(
+            [sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env=os.environ | surroundings,
+            start_new_session=True,  # signals of the terminal go to this process, which passes them on
+        )
+
+
+class Remote:
+    """A command as a Ray task; `poll` and `terminate` are those of a process."""
+
+    def __init__(self, ray: Any, words: Sequence[str], log: Path, num_cpus: float, num_gpus: float) -> None:
+        self.ray, self.log = ray, log
+        task = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=0)(do_command)
+        self.future = task.remote(os.getcwd(), words, log, max(1, int(num_cpus)))
+
+    def poll(self) -> int | None:
+        """Return the exit code, that of SIGKILL if Ray has lost the task; None while it works.
+
+        Raises:
+            UsageError: The machine of the task cannot do it.
+        """
+        if not self.ray.wait([self.future], timeout=0)[0]:
+            return None
+        try:
+            found = self.ray.get(self.future)
+        except self.ray.exceptions.RayTaskError as error:
+            reason = str(error).strip().splitlines()[-1][:LONGEST_REASON]
+            raise UsageError(f"a Ray worker cannot start ({reason}); install the same packages everywhere") from None
+        except self.ray.exceptions.RayError:
+            return -signal.SIGKILL
+        if isinstance(found, str):
+            raise UsageError(
+                f"{found} does not see {self.log.parent}; --workers ray needs a disk that all machines share"
+            )
+        return found
+
+    def terminate(self) -> None:
+        """Ask the command to write a checkpoint and end."""
+        self.ray.cancel(self.future)
+
+
+def do_command(folder: str, words: Sequence[str], log: Path, threads: int) -> int | str:
+    """Do a command in a Ray worker, and return its exit code, or this machine's name if it lacks the log's folder.
+
+    Args:
+        folder: The working directory, if it exists here.
+    """
+    import ray
+
+    with contextlib.suppress(OSError):
+        os.chdir(folder)
+    if not log.parent.is_dir():
+        return socket.gethostname()
+    process = start_command(words, log, threads, [str(gpu) for gpu in ray.get_gpu_ids()])
+    try:
+        while process.poll() is None:
+            time.sleep(POLL)  # `wait` would not let Ray interrupt this thread
+    except KeyboardInterrupt:  # Ray's `cancel`
+        process.terminate()
+    return process.wait()
 
 
 # --- Numbers of processes, GPUs and cores -----------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Read and encode the data of a run, with the tokenizer and the settings that depend on them."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from bertkit.data.duplicates import TRAIN_SPLIT
-from bertkit.data.tagging import Features
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.system.hub import READ
 from bertkit.system.progress import Report, ignore
@@ -54,14 +53,6 @@ class Prepared:
     def fingerprints(self) -> dict[str, str]:
         """Return the fingerprint of each split's data."""
         return {split: data.fingerprint() for split, data in self.data.items()}
-
-    def move_files(self, move: Callable[[Path], Path]) -> "Prepared":
-        """Return the same inputs with the files of features where `move` has moved them."""
-        moved = {
-            split: replace(data, path=move(data.path)) if isinstance(data, Features) else data
-            for split, data in self.data.items()
-        }
-        return replace(self, data=moved)
 
 
 def prepare(recipe: Recipe, report: Report = ignore, output: Path | None = None, goes_on: bool = False) -> Prepared:

@@ -50,7 +50,6 @@ FIRST = "first"  # the run that comes before this one
 SEARCH = "search"  # the tries that come before this run
 DATA = "data"  # tables that were given in memory
 BEST = "best"  # the model of an earlier update that was better than the last
-RECEIVED = ".received"  # files that arrive from a machine without this disk
 NOTED_PACKAGES = (
     "accelerate",
     "datasets",
@@ -90,7 +89,6 @@ RUN_FOLDERS = (
     f".{BEST}",
     ".tokenizer",
     ".step-",
-    RECEIVED,
 )  # names or prefixes of names
 STUDY_RESULT = "study.json"  # beside the runs of a study
 COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the checksums of the others

@@ -27,6 +27,8 @@ from bertkit.studies.runner import make_study
 from bertkit.tasks import TASKS
 from tests.official import write_checkpoint, write_glue, write_reviews, write_table
 
+pytestmark = pytest.mark.usefixtures("here")
+
 
 def make_problem(rows, classes, turned, seed=0):
     """Return probabilities (S, L) that favour the true class, and labels (S,) of which the first ones are turned."""
@@ -222,16 +224,6 @@ def test_the_command_continues_drops_suspected_rows_and_reports_them(done, bert,
     code, _, trouble = call("doctor", data, "--drop", "label-errors", "--write", tmp_path / "other")
     assert code == 2
     assert "--drop label-errors are for the models of --folds; add --folds 5" in trouble
-
-
-def test_folds_do_not_name_the_doctor_that_runs_them(bert, tmp_path):
-    rows = [{"text": f"text {n // 2}", "label": "ab"[n // 2 % 2]} for n in range(40)]  # each one twice
-    write_table(tmp_path / "rows.csv", rows)
-    said, recipe = [], make_recipe(bert, tmp_path / "rows.csv")
-    given = {"train": {"max_steps": 1}}
-    predict_out_of_fold(TASKS["classify"], recipe, given, folds=2, output=tmp_path / "out", report=said.append)
-    assert any("rows.csv: train " in line for line in said)
-    assert not any("bertkit doctor" in line for line in said)
 
 
 def test_limited_training_rows_are_refused(bert, tmp_path):

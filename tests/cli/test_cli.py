@@ -713,30 +713,6 @@ def test_a_study_of_which_every_run_fails_says_where_the_reasons_are(call, glue,
         assert "lower" in run["failure"]
 
 
-@pytest.mark.slow
-def test_a_grid_killed_twice_ends_as_if_nothing_had_happened(glue, tmp_path):
-    axes = ["--set", "train.learning_rate=[1e-3, 1e-4]", "--set", "train.num_train_epochs=[2.0, 4.0]"]
-    command = [sys.executable, "-m", "bertkit", "glue", "--task", "rte", *glue[:-2], "--grid", *axes, "--output"]
-    kills = 0
-    while kills < 2:
-        with subprocess.Popen([*command, "killed"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
-            for line in process.stdout:
-                if f"{2 * kills + 2} of 4 runs done" in line or (kills and "updates of" in line):
-                    process.kill()
-                    kills += 1
-                    break
-    finished = sorted(path.parent.name for path in (tmp_path / "killed").rglob("metrics.json"))
-    assert 2 <= len(finished) < 4
-    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed").rglob("metrics.json")}
-    for output in ("killed", "straight"):
-        done = subprocess.run([*command, output], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-    for name in ("study.json", "table.md"):
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
-    assert json.loads((tmp_path / "killed" / "study.json").read_text())["runs"] == 4
-    assert all(path.stat().st_mtime_ns == time for path, time in times.items()), "a finished run was repeated"
-
-
 # --- SQuAD
 
 

@@ -18,6 +18,8 @@ from bertkit.studies.spec import define_folds
 from bertkit.training.predictions import read_table
 from tests.official import write_checkpoint, write_reviews, write_table
 
+pytestmark = pytest.mark.usefixtures("here")
+
 FOLDS = 3
 
 

@@ -1,12 +1,8 @@
 """Studies: the meaning of a definition, the selection of the best run, and recovery from failures."""
 
 import json
-import os
 import shutil
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -23,14 +19,15 @@ from bertkit.studies.cells import Cell, list_cells, list_pretrainings, name_sett
 from bertkit.studies.results import choose, summarize
 from bertkit.studies.runner import make_jobs, order_longest_first, prune, run_study
 from bertkit.studies.spec import Column, Study, Variant, define, make_study
+from bertkit.studies.start import State
 from bertkit.studies.tables import explain_scores
-from bertkit.studies.workers import State
-from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import merge, read_recipe, save_recipe
-from tests.conftest import change_task
+from tests.conftest import ListHere, change_task
 from tests.official import write_checkpoint, write_conll, write_glue
 from tests.tasks.test_conformance import make_pretraining
+
+pytestmark = pytest.mark.usefixtures("here")
 
 PAPER_GRID = {
     "train.learning_rate": [5e-5, 4e-5, 3e-5, 2e-5],
@@ -364,7 +361,7 @@ def test_the_winner_keeps_its_weights_in_whatever_order_runs_finish(scores, orde
 
 
 def test_a_study_runs_its_cells_and_is_not_repeated(recipe, fake, tmp_path, monkeypatch):
-    """Settings and seeds share their data, which is read and encoded once."""
+    """The seeds of a cell share their data, which is read and encoded once."""
     monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
     calls = []
     for name in ("load", "encode", "tokenize"):
@@ -375,7 +372,7 @@ def test_a_study_runs_its_cells_and_is_not_repeated(recipe, fake, tmp_path, monk
     output, lines, shown = tmp_path / "study", [], []
     results = run_study(study, output=output, report=lines.append, progress=shown.append)
 
-    assert sorted(calls) == ["encode", "encode", "load", "tokenize"], "train and dev, once each"
+    assert calls == ["load", "tokenize", "encode", "encode"] * 2, "once in each cell"
     assert results == read_result(output) == shown[-1]
     assert results["finished"]
     assert (results["runs"], results["failed"], len(results["cells"])) == (4, 0, 2)
@@ -392,15 +389,13 @@ def test_a_study_runs_its_cells_and_is_not_repeated(recipe, fake, tmp_path, monk
     weights = [path.parent for path in output.rglob("model.safetensors")]
     assert weights == [output / results["chosen"][0]["run"]]
     assert not list(output.rglob("checkpoint-*"))
-    assert {path.name for path in output.iterdir()} == {"fake", "study.toml", "study.json", "table.md", "heatmap.png"}
+    made = {"fake", "recipes", "study.toml", "study.json", "table.md", "heatmap.png"}
+    assert {path.name for path in output.iterdir()} == made
     assert lines[0] == "1 row x 1 task x 2 settings x 2 seeds = 4 runs, 0 of them finished"
     assert any(line.endswith("(4 of 4 runs done)") for line in lines)
     status = [[run["status"] for run in list_runs(state)] for state in shown]
     assert status[0] == ["waiting"] * 4
-    assert ["finished", "running", "waiting", "waiting"] in status
-    running = [run for state in shown for run in list_runs(state) if run["status"] == "running" and run["update"]]
-    assert running
-    assert {run["updates"] for run in running} <= {3, 4}
+    assert ["finished", "waiting", "waiting", "waiting"] in status
 
     before = {path: path.stat().st_mtime_ns for path in (output / "fake").rglob("*")}
     assert run_study(study, output=output) == results
@@ -483,20 +478,26 @@ def uninterrupted(recipe, tmp_path_factory):
     return output
 
 
+def die_at(monkeypatch, part, update):
+    """Let the run whose list is at a path with this part die after an update."""
+
+    def watch(path, done):
+        if part in str(path) and done == update:
+            raise Killed
+
+    monkeypatch.setattr(ListHere, "watch", staticmethod(watch))
+
+
 @pytest.mark.slow
 def test_a_study_that_dies_twice_ends_as_if_it_had_not(recipe, tmp_path, monkeypatch, uninterrupted):
     """It dies in the first run between two checkpoints, then in the second run after its first checkpoint."""
-    monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
     study = make_study(make_grid(recipe))
-    for run, update in ((0, 3), (1, 2)):
-
-        def die(results, run=run, update=update):
-            if list_runs(results)[run].get("update") == update:
-                raise Killed
-
+    for run, update in (("rate-0.001", 3), ("rate-0.01", 2)):
+        die_at(monkeypatch, run, update)
         with pytest.raises(Killed):
-            run_study(study, output=tmp_path / "study", progress=die)
+            run_study(study, output=tmp_path / "study")
         assert not (tmp_path / "study" / "table.md").exists()
+    monkeypatch.undo()
     run_study(study, output=tmp_path / "study")
     assert_same_results(tmp_path / "study", uninterrupted)
 
@@ -509,29 +510,6 @@ def test_a_study_with_its_rows_in_another_order_is_another_one(recipe, tmp_path)
     message = r"study has other rows, or in another order; name another directory with --output$"
     with pytest.raises(UsageError, match=message):
         studies.check_directory(make_study(define_small(recipe, row=rows[::-1])), tmp_path / "study")
-
-
-@pytest.mark.slow
-def test_a_signal_stops_the_study_after_a_checkpoint(recipe, tmp_path, monkeypatch, uninterrupted):
-    stopped = []
-
-    def stop(results):
-        if not stopped and list_runs(results)[0].get("update") == 2:
-            stopped.append(True)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
-    study = make_study(make_grid(recipe))
-    with pytest.raises(Interrupted) as error:
-        run_study(study, output=tmp_path / "study", progress=stop)
-    assert str(error.value) == "stopped with 0 of 2 runs done; the same command continues"
-    assert error.value.number == signal.SIGTERM
-    assert len(list((tmp_path / "study").rglob("checkpoint-*/complete"))) >= 1
-    assert not read_result(tmp_path / "study")["finished"]
-    lines = []
-    run_study(study, output=tmp_path / "study", report=lines.append)
-    assert any("continues after checkpoint-" in line for line in lines)
-    assert_same_results(tmp_path / "study", uninterrupted)
 
 
 def test_the_directory_of_another_study_is_left_alone(recipe, tmp_path, uninterrupted):
@@ -629,7 +607,7 @@ def test_pretrainings_come_first_and_are_shared(ablation, tmp_path):
     assert (results["runs"], results["over"], results["failed"]) == (8, 8, 0), "two of them pretrainings"
     assert lines[0] == "3 rows x 3 columns x 2 seeds: 8 runs, including 2 pretrainings, 0 of them finished"
     over = [line.partition(":")[0] for line in lines if line.endswith("runs done)")]
-    assert over[:2] == ["pretrain/bert", "pretrain/ltr"]
+    assert over[:2] == ["pretrain/ltr", "pretrain/bert"], "the longer one comes first"
     assert sorted(over[2:]) == sorted(
         f"{row}/mnli-m/seed-{seed}" for row in ("bert", "ltr", "frozen") for seed in (1, 2)
     )
@@ -655,16 +633,6 @@ def test_pretrainings_come_first_and_are_shared(ablation, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in output.rglob("*") if path.name == "metrics.json"}
     assert run_study(make_study(ablation), output=output) == results
     assert {path: path.stat().st_mtime_ns for path in before} == before
-
-    (output / "pretrain" / "ltr").rename(output / "pretrain" / "later")
-    files = {"pretrain/bert": Path(ablation["pretrain"]["data"]["corpus"][0])}  # checked as another one is to come
-    files["bert/mnli-m/seed-1"] = Path(ablation["recipe"]["data"]["dir"], "MNLI", "train.tsv")
-    for directory, file in files.items():
-        content = file.read_bytes()
-        file.write_bytes(b"".join(content.splitlines(keepends=True)[:-3]))
-        with pytest.raises(UsageError, match=rf"{directory} was started with other data \((heldout, )?train\)"):
-            run_study(make_study(ablation), output=output)
-        file.write_bytes(content)
 
 
 def test_data_that_the_new_tokenizer_shows_to_be_wrong_cost_only_their_own_runs(ablation, tmp_path, monkeypatch):
@@ -693,27 +661,14 @@ def test_data_that_the_new_tokenizer_shows_to_be_wrong_cost_only_their_own_runs(
 
 @pytest.mark.slow
 def test_a_study_that_dies_in_either_stage_ends_as_if_it_had_not(ablation, tmp_path, monkeypatch):
-    monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
     study = make_study(ablation)
     run_study(study, output=tmp_path / "whole" / "study")
-
-    def die(when):
-        def look(results):
-            if when(results):
-                raise Killed
-
-        return look
-
-    def in_the_second_pretraining(results):
-        return results["pretrainings"][1].get("update") == 3
-
-    def in_the_third_fine_tuning(results):
-        return any(run.get("update") for cell in results["cells"][3:] for run in cell["runs"] if not cell["borrowed"])
-
     monkeypatch.chdir(tmp_path)
-    for when in (in_the_second_pretraining, in_the_third_fine_tuning):
-        with pytest.raises(Killed):
-            run_study(study, output=tmp_path / "study", progress=die(when))
+    for run, update in (("pretrain/bert", 3), ("ltr/mnli-m", 1)):
+        with monkeypatch.context() as patch:
+            die_at(patch, run, update)
+            with pytest.raises(Killed):
+                run_study(study, output=tmp_path / "study")
         assert not (tmp_path / "study" / "table.md").exists()
     lines = []
     run_study(study, output=tmp_path / "study", report=lines.append)
@@ -767,20 +722,20 @@ def figure5(recipe, glue):
 @pytest.mark.slow
 def test_rows_start_from_steps_of_one_pretraining(figure5, tmp_path, monkeypatch):
     """Each kept step is a whole model, deleted when no run starts from it any more."""
-    import bertkit.studies.workers
+    import bertkit.studies.start
 
-    seen, do = {}, bertkit.studies.workers.do_run
+    seen, do = {}, bertkit.studies.start.do_run
 
-    def look(job, *rest):
-        if job.task == "rte":
-            folder = Path(job.recipe.checkpoint)
+    def look(recipe, *rest):
+        if recipe.task == "rte":
+            folder = Path(recipe.checkpoint)
             state = load_file(folder / "model.safetensors")
             seen[folder.name] = float(state["bert.embeddings.word_embeddings.weight"].norm())
             assert {"config.json", "vocab.txt", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
             assert not list(folder.glob("optimizer*"))
-        return do(job, *rest)
+        return do(recipe, *rest)
 
-    monkeypatch.setattr(bertkit.studies.workers, "do_run", look)
+    monkeypatch.setattr(bertkit.studies.start, "do_run", look)
     output = tmp_path / "study"
     results = run_study(make_study(figure5), output=output)
     assert (results["runs"], results["failed"]) == (4, 0)
@@ -799,23 +754,16 @@ def test_rows_start_from_steps_of_one_pretraining(figure5, tmp_path, monkeypatch
 @pytest.mark.slow
 def test_steps_are_there_after_a_death_at_any_moment(figure5, tmp_path, monkeypatch):
     """Die in the pretraining after the first step, before the steps are kept, and while runs start from them."""
-    monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
     study, output = make_study(figure5), tmp_path / "study"
     run_study(study, output=tmp_path / "whole")
-
-    def die_at(update):
-        def look(results):
-            if results["pretrainings"][0].get("update") == update:
-                raise Killed
-
-        return look
-
-    with pytest.raises(Killed):
-        run_study(study, output=output, progress=die_at(2))
 
     def die(*_):
         raise Killed
 
+    with monkeypatch.context() as patch:
+        die_at(patch, "pretrain/mlm-1", 2)
+        with pytest.raises(Killed):
+            run_study(study, output=output)
     with monkeypatch.context() as patch:
         patch.setattr(studies, "keep_models", die)
         with pytest.raises(Killed):
@@ -833,7 +781,7 @@ def test_steps_are_there_after_a_death_at_any_moment(figure5, tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_weights_that_are_not_there_are_a_reason(figure5, tmp_path):
-    """As after pretraining on a cluster without a shared disk, or after the files were deleted."""
+    """As after the files were deleted."""
     output = tmp_path / "study"
     run_study(make_study(figure5), output=output)
     for path in (output / "mlm-1" / "rte", output / "mlm-4" / "rte"):
@@ -873,38 +821,8 @@ def test_a_study_with_another_pretraining_is_another_one(ablation, tmp_path):
     studies.check_directory(make_study(ablation | {"note": "Words may change."}), tmp_path / "study")
 
 
-# --- Several processes that share each run, and kill -9 ---------------------------------------------------------------
-
-SCRIPT = """
-import json, sys, torch
-from pathlib import Path
-torch.set_num_threads(1)
-from bertkit.studies.runner import make_study, run_study
-def show(results):
-    runs = [run for cell in results["cells"] for run in cell["runs"]]
-    print("at", sum(run.get("update", len(run)) for run in runs if run["status"] != "waiting"), flush=True)
-if __name__ == "__main__":
-    study = make_study(json.loads(Path(sys.argv[1]).read_text()))
-    say = lambda line: print(line, flush=True)
-    run_study(study, output=sys.argv[2], workers=int(sys.argv[3]), report=say, progress=show)
-"""
-
-
-def start_study(definition, folder, output, workers=1, launcher=()):
-    """Start a process that runs a study, as a user would."""
-    (folder / "study.json").write_text(json.dumps(definition))
-    (folder / "script.py").write_text(SCRIPT)
-    return subprocess.Popen(
-        [sys.executable, *launcher, str(folder / "script.py"), str(folder / "study.json"), str(output), str(workers)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )
-
-
 def test_runs_on_other_data_are_not_put_into_one_table(tmp_path):
-    """Finished runs used the old data; the remaining runs would use the new data."""
+    """A run fails if its data differ from those of an earlier one, also when the study is looked at again."""
     folder = write_glue(tmp_path / "glue")
     recipe = {
         "checkpoint": str(write_checkpoint(tmp_path / "bert")),
@@ -919,67 +837,22 @@ def test_runs_on_other_data_are_not_put_into_one_table(tmp_path):
     train = folder / "RTE" / "train.tsv"
     content = train.read_text()
     train.write_text("".join(content.splitlines(keepends=True)[:-3]))
-    with pytest.raises(UsageError, match=r"rte/seed-1 was started with other data \(train\)"):
-        run_study(study, output=output)
-    assert not (output / "rte" / "seed-2").exists()
+    for _ in range(2):
+        one, two = list_runs(run_study(study, output=output))
+        assert (one["status"], two["status"]) == ("finished", "failed")
+        assert two["failure"].startswith("its data differ from those of rte/seed-1 (environment.json); delete one of")
     train.write_text(content)
+    shutil.rmtree(output / "rte" / "seed-2")
     assert [run["status"] for run in list_runs(run_study(study, output=output))] == ["finished"] * 2
 
 
-@pytest.fixture(scope="module")
-def whole(recipe, tmp_path_factory):
-    """Return the result of a grid of four cells, run without interruption in this process."""
-    output = tmp_path_factory.mktemp("four") / "study"
-    run_study(make_study(make_grid(recipe, batch_size=[8, 4])), output=output)
-    return output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_study_killed_twice_ends_as_if_it_had_not_been(recipe, tmp_path, workers, whole):
-    for sign in ("trained for", "(3 of 4 runs done)"):
-        with start_study(make_grid(recipe, batch_size=[8, 4]), tmp_path, tmp_path / "study", workers) as process:
-            for line in process.stdout:
-                if sign in line:
-                    break
-            process.kill()
-        assert process.returncode == -signal.SIGKILL
-        assert not (tmp_path / "study" / "table.md").exists()
-    with start_study(make_grid(recipe, batch_size=[8, 4]), tmp_path, tmp_path / "study", workers) as process:
-        out, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, out[-2000:]
-    assert_same_results(tmp_path / "study", whole)
-
-
-@pytest.mark.slow
-def test_pretrainings_by_two_workers_that_are_killed_in_either_stage(ablation, tmp_path):
-    run_study(make_study(ablation), output=tmp_path / "whole")
-    for sign in ("(1 of 8 runs done)", "(4 of 8 runs done)"):
-        with start_study(ablation, tmp_path, tmp_path / "study", workers=2) as process:
-            for line in process.stdout:
-                if sign in line:
-                    break
-            process.kill()
-    with start_study(ablation, tmp_path, tmp_path / "study", workers=2) as process:
-        out, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, out[-2000:]
-    assert_same_results(tmp_path / "study", tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_processes_that_share_each_run_do_the_study_together(recipe, tmp_path, whole):
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    with start_study(make_grid(recipe, batch_size=[8, 4]), tmp_path, tmp_path / "two", launcher=launcher) as process:
-        out, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, out[-2000:]
-    assert out.count("(4 of 4 runs done)") == 1, "both processes speak"
-    one, two = read_result(whole), read_result(tmp_path / "two")
-    for a, b in zip(one["cells"], two["cells"], strict=True):
-        assert a["mean"] == pytest.approx(b["mean"], rel=1e-3)
-    with start_study(make_grid(recipe, batch_size=[8, 4]), tmp_path, tmp_path / "three", 2, launcher) as process:
-        out, _ = process.communicate(timeout=600)
-    assert process.returncode != 0
-    assert "--workers 2 inside 2 processes that share each run" in out
+def test_a_study_inside_several_processes_is_refused(recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(
+        UsageError, match=r"leave out torchrun or accelerate launch \(--set num_gpus=N gives each run N"
+    ):
+        run_study(make_study(define_small(recipe)), output=tmp_path / "study")
+    assert not (tmp_path / "study").exists()
 
 
 @pytest.mark.parametrize(

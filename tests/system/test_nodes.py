@@ -1,14 +1,14 @@
 """Corpus builds and studies on a Ray cluster of three nodes: nodes are lost and join, and the driver is killed.
 
-The head is the machine of the driver and has no core, so all work is done on the other nodes, with a core each. On a
-private cluster these see an empty, read-only folder in the place of the driver's files (a mount namespace per node).
+The head is the machine of the driver and has no core, so all work is done on the other nodes, with a core each. All
+share the disk; in one test they see an empty, read-only folder in the place of the driver's files (a mount namespace).
 """
 
 import contextlib
 import json
 import os
+import re
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,19 +22,16 @@ import pytest
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.studies.runner import make_study, run_study
 from bertkit.training.recipe import merge
-from bertkit.training.run_dir import RECEIVED
 from tests.data.pretraining.test_build import read_files
-from tests.data.pretraining.test_build_faults import SCRIPT, list_finished, list_tasks
+from tests.data.pretraining.test_build_faults import SCRIPT, list_finished
 from tests.official import write_glue
-from tests.studies.test_elsewhere import read_run
-from tests.studies.test_workers import list_children, wait_until
+from tests.runs import list_children, list_tasks, read_run, wait_until
 from tests.tasks.test_conformance import make_pretraining
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--node-ip-address", "127.0.0.1"]
 RAY += ["--object-store-memory", "150000000"]
 HIDDEN = ["unshare", "--mount", "--propagation", "private", "sh", "-c"]
 HIDDEN += ['mount -t tmpfs -o ro,size=4k tmpfs "$0" && exec "$@"']
-KINDS = ["shared", "private"]
 
 
 class Cluster:
@@ -42,18 +39,19 @@ class Cluster:
 
     Attributes:
         folder: The driver's files.
+        is_private: Whether the nodes do not see them.
         nodes: The running nodes, without the head.
         counts: The number of nodes lost and joined, and of drivers killed.
     """
 
-    def __init__(self, folder, kind):
-        self.folder, self.is_private, self.nodes, self.counts = folder, kind == "private", [], Counter()
+    def __init__(self, folder, is_private=False):
+        self.folder, self.is_private, self.nodes, self.counts = folder, is_private, [], Counter()
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.address = f"127.0.0.1:{server.getsockname()[1]}"
         self.environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
         own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         self.environment |= own
-        self.log = (folder.parent / f"{folder.name}-{kind}.log").open("w")
+        self.log = (folder.parent / f"{folder.name}.log").open("w")
         head = ["--head", "--port", self.address.rpartition(":")[2], "--num-cpus", "0", "--include-dashboard", "false"]
         self.head = self.start([*RAY, *head])
 
@@ -79,8 +77,8 @@ class Cluster:
 
     def lose(self):
         """Kill a node that is at work, with all its processes."""
-        assert wait_until(lambda: any(map(list_tasks, self.nodes)))
-        node = next(filter(list_tasks, self.nodes))
+        assert wait_until(lambda: any(list_tasks(node.pid) for node in self.nodes))
+        node = next(node for node in self.nodes if list_tasks(node.pid))
         self.nodes.remove(node)
         kill(node)
         self.counts["lost"] += 1
@@ -120,10 +118,10 @@ def start_cluster(request):
     """Return a function that starts a cluster of three nodes."""
     clusters = []
 
-    def start(folder, kind):
-        if kind == "private" and subprocess.run([*HIDDEN, str(folder), "true"], check=False).returncode:
+    def start(folder, is_private=False):
+        if is_private and subprocess.run([*HIDDEN, str(folder), "true"], check=False).returncode:
             pytest.skip("no right to mount a folder for a node alone")
-        clusters.append(Cluster(folder, kind))
+        clusters.append(Cluster(folder, is_private))
         for _ in range(3):
             clusters[-1].add()
         clusters[-1].counts.clear()
@@ -165,22 +163,21 @@ def driver(tmp_path_factory):
 def test_a_corpus_is_built_whatever_becomes_of_the_nodes_and_the_driver(driver, start_cluster):
     """Sources are named by relative paths. Each driver loses a node while another one joins."""
     folder, build = driver
-    made, cluster = folder / "made", start_cluster(folder, "shared")
+    made, cluster = folder / "made", start_cluster(folder)
     with cluster.drive([*build, "made", "--workers", "ray"]) as process:
         assert wait_until(lambda: len(list_finished(made)) > 2 or process.poll() is not None, 300)
         assert process.poll() is None, process.communicate()
         cluster.lose()
         joined, before = cluster.add(), len(list_finished(made))
-        assert wait_until(lambda: len(list_finished(made)) > before + 4 and list_tasks(joined), 300)
+        assert wait_until(lambda: len(list_finished(made)) > before + 4 and list_tasks(joined.pid), 300)
         cluster.kill_driver(process)
     there = list_finished(made)
     with cluster.drive([*build, "made", "--workers", "ray"]) as process:
         assert wait_until(lambda: len(list_finished(made)) > len(there) + 4 or process.poll() is not None, 300)
         cluster.lose()
         cluster.add()
-        out, err = process.communicate(timeout=500)
+        _, err = process.communicate(timeout=500)
     assert (process.returncode, err) == (0, "")
-    assert out.count("a worker was lost") == 1
     assert there.items() <= list_finished(made).items()
     assert read_files(made) == read_files(folder / "built")
     assert cluster.counts == {"lost": 2, "joined": 2, "drivers killed": 1}
@@ -188,27 +185,22 @@ def test_a_corpus_is_built_whatever_becomes_of_the_nodes_and_the_driver(driver, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_mistake_in_a_source_is_one_line_from_any_node(driver, start_cluster, kind):
-    """A node without the disk of the corpus is also a mistake."""
+def test_a_mistake_in_a_source_is_one_line_from_any_node(driver, start_cluster):
     folder, build = driver
     (folder / "latin.txt").write_bytes(b"a line\n" * 400_000 + b"caf\xe9\n")
-    cluster = start_cluster(folder, kind)
-    command = ["script.py", "corpus", "build", "latin.txt", *build[4:], f"latin-{kind}", "--workers", "ray"]
+    cluster = start_cluster(folder)
+    command = ["script.py", "corpus", "build", "latin.txt", *build[4:], "latin", "--workers", "ray"]
     with cluster.drive(command) as process:
         _, err = process.communicate(timeout=300)
     assert process.returncode == 2
-    if kind == "shared":
-        assert err.startswith("bertkit: latin.txt, line 400001 is not UTF-8 (byte 0xe9 at position 4)")
-    else:
-        assert err.endswith(" does not see latin-private; --workers ray needs a disk that all machines share\n")
+    assert err.startswith("bertkit: latin.txt, line 400001 is not UTF-8 (byte 0xe9 at position 4)")
     assert err.count("\n") == 1
 
 
 @pytest.mark.slow
 def test_a_wrong_token_is_one_line(tmp_path, start_cluster):
     write_varied(tmp_path / "texts.txt", 1)
-    cluster = start_cluster(tmp_path, "shared")
+    cluster = start_cluster(tmp_path)
     for token in ({"RAY_AUTH_TOKEN": "0" * 64}, {"RAY_AUTH_MODE": "disabled"}):
         cluster.environment |= token
         (tmp_path / "script.py").write_text(SCRIPT.format(piece_bytes=150_000, shard_tokens=50_000, batch=1_000_000))
@@ -282,11 +274,9 @@ def read_study_files(output):
 
 
 def stamp_finished(output):
-    """Return the modification time of the results of every finished run, except those that are still arriving."""
+    """Return the modification time of the results of every finished run."""
     found = {}
     for metrics in Path(output).rglob("metrics.json"):
-        if metrics.parent.name == RECEIVED:
-            continue
         for path in (metrics, metrics.with_name("recipe.toml"), metrics.with_name("training_log.jsonl")):
             found[path] = path.stat().st_mtime_ns
     return found
@@ -294,7 +284,7 @@ def stamp_finished(output):
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """Return the driver's folder with the definition of a study, done by one process in one/."""
+    """Return the driver's folder with the definition of a study, done without a cluster in one/."""
     folder = tmp_path_factory.mktemp("study")
     definition = define_study(folder)
     (folder / "study.json").write_text(json.dumps(definition))
@@ -306,29 +296,38 @@ def study(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_study_is_done_whatever_becomes_of_the_nodes_and_the_driver(study, start_cluster, kind):
+def test_a_study_is_done_whatever_becomes_of_the_nodes_and_the_driver(study, start_cluster):
     """A node is lost in the pretrainings and one in the runs that start from them; the driver dies in between."""
-    cluster, made = start_cluster(study, kind), study / "made"
-    shutil.rmtree(made, ignore_errors=True)
+    cluster, made = start_cluster(study), study / "made"
     with cluster.drive(["script.py", made, "ray"]) as process:
         read_until(process, update=60)
         cluster.lose()
         joined = cluster.add()
-        assert wait_until(lambda: list_tasks(joined), 120)
+        assert wait_until(lambda: list_tasks(joined.pid), 120)
         read_until(process, over=3)
         cluster.kill_driver(process)
     there = stamp_finished(made)
     assert len(there) >= 3 * 3
     with cluster.drive(["script.py", made, "ray"]) as process:
-        before = read_until(process, over=4, update=60)
+        read_until(process, over=4, update=60)
         cluster.lose()
         cluster.add()
         out, err = process.communicate(timeout=600)
     assert (process.returncode, err) == (0, "")
-    assert out.count("its worker was lost") == 1
+    assert out.count("its process has ended (SIGKILL); starting it again") == 1
     assert there.items() <= stamp_finished(made).items()
-    assert ("continues after checkpoint-" in before + out) == (kind == "shared")
+    assert any("continues after checkpoint-" in path.read_text() for path in made.rglob("*.log"))
     assert read_study_files(made) == read_study_files(study / "one")
-    assert not list(made.rglob(".*")), "tokens and files that have arrived are gone"
     assert cluster.counts == {"lost": 2, "joined": 2, "drivers killed": 1}
+
+
+@pytest.mark.slow
+def test_a_node_without_the_directory_of_a_study_is_one_line(study, start_cluster):
+    cluster = start_cluster(study, is_private=True)
+    with cluster.drive(["script.py", study / "unseen", "ray"]) as process:
+        _, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    line = (
+        rf"bertkit\.errors\.UsageError: \S+ does not see {study}/unseen/recipes.*; --workers ray needs a disk that all"
+    )
+    assert re.match(line, err.splitlines()[-1])

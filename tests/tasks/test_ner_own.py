@@ -21,6 +21,8 @@ from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_table
 
+pytestmark = pytest.mark.usefixtures("here")
+
 WORDS = {"good": "PER", "bad": "LOC", "word1": "", "so": "", ".": ""}
 FORMS = ("IOB1", "IOB2", "IOBES", "BILOU", "tokens", "spans")
 

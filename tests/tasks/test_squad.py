@@ -27,6 +27,8 @@ from bertkit.training.run_dir import FIRST, read_metrics
 from tests.conftest import draft
 from tests.official import encode_questions, write_checkpoint, write_glue, write_squad
 
+pytestmark = pytest.mark.usefixtures("here")
+
 ONE, TWO = VERSIONS
 SMALL = {"max_length": 40, "doc_stride": 12, "max_query_length": 8}
 

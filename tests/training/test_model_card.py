@@ -35,6 +35,8 @@ from tests.hub import Repo, check_metadata
 from tests.official import write_checkpoint
 from tests.tasks.test_conformance import make_classify, make_features, make_glue, make_pretraining, make_squad
 
+pytestmark = pytest.mark.usefixtures("here")
+
 SHORT = {"train": {"max_steps": 2, "save_strategy": "no"}}
 
 

@@ -25,7 +25,7 @@ from bertkit.data.pretraining.sources import PIECE_BYTES
 from bertkit.data.pretraining.store import is_corpus, list_shards, proves_whole, read_shard
 from bertkit.data.pretraining.tokenize import CHARACTERS_A_BATCH
 from tests.data.pretraining.test_build_faults import SCRIPT
-from tests.studies.test_workers import is_running, list_children, wait_until
+from tests.runs import is_running, list_children, wait_until
 
 SHARE = 0.15  # of the words, replaced
 WORKERS = 2

@@ -27,7 +27,7 @@ from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabul
 from bertkit.errors import UsageError
 from tests.data.pretraining.test_build import read_files, stamp
 from tests.official import write_checkpoint, write_glue
-from tests.studies.test_workers import is_running, list_children, wait_until
+from tests.runs import is_running, list_children, wait_until
 from tests.training.test_run import write_text
 
 # The command with small pieces and shards; code above the guard also runs in the worker processes.

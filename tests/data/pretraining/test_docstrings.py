@@ -19,7 +19,7 @@ from bertkit.data.pretraining import docstrings
 from bertkit.data.pretraining.docstrings import extract_prose
 from bertkit.data.pretraining.sources import read_documents
 from bertkit.system.signals import STOPS
-from tests.studies.test_workers import is_running, wait_until
+from tests.runs import is_running, wait_until
 
 
 def read(**options: object) -> list[list[str]]:
