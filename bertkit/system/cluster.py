@@ -1,4 +1,4 @@
-"""Join or start a Ray cluster, watch it, and leave it."""
+"""Join or start a Ray cluster, and start commands of this program as processes, here or on the cluster."""
 
 import contextlib
 import logging
@@ -9,8 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ ENDED = f"bertkit: Ray has ended this process, because its head or raylet has di
 LAST_WORDS = f"import sys; sys.stdin.read() or sys.stderr.write({ENDED!r})"
 POLL = 0.2  # seconds between two looks at a process
 RESTARTS = 3  # by torchrun, of the processes that share a run
-CLUSTER_PATIENCE = 20.0  # seconds to wait for a cluster's head to answer again; after 60, Ray ends this process
 
 
 def import_ray() -> Any:
@@ -112,68 +110,6 @@ def connect(ray: Any, num_cpus: float, num_gpus: float) -> None:
                     f"num_{kind.lower()}s is {asked:g}, but this machine has {there.get(kind, 0):g}; lower it, "
                     "or name a cluster in RAY_ADDRESS"
                 )
-
-
-def stay_here(ray: Any) -> dict[str, Any]:
-    """Return the options of an actor that runs beside this process and takes no core; for a client, on its server."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    here = ray.get_runtime_context().get_node_id()
-    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
-
-
-def keep_core(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function that waits for Ray in another thread, and return its result.
-
-    Ray gives the core of a task that waits in its main thread to another task, and then more tasks run than cores.
-    """
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(call, *arguments).result()
-
-
-def is_client() -> bool:
-    """Return whether this process is a client (`ray://`) of its cluster, and possibly outside it."""
-    return os.environ.get("RAY_ADDRESS", "").startswith("ray://")
-
-
-class ClusterWatch:
-    """A check for a lost Ray cluster; Ray itself would wait forever, or end this process after a minute.
-
-    A client (`ray://`) cannot reach the addresses inside its cluster, so its connection is not checked.
-    """
-
-    def __init__(self, ray: Any) -> None:
-        self.is_client = is_client()
-        if self.is_client:
-            return
-        context = ray.get_runtime_context()
-        (node,) = (node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
-        self.head = context.gcs_address
-        self.raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
-        self.answered = time.monotonic()
-
-    def check(self) -> bool:
-        """Return whether the head of the cluster answers; if it does not, a call of Ray would not return.
-
-        Raises:
-            UsageError: The head or this machine's raylet has died.
-        """
-        if self.is_client:
-            return True
-        now = time.monotonic()
-        try:
-            check_address(self.head)
-        except UsageError:
-            if now - self.answered < CLUSTER_PATIENCE:
-                time.sleep(POLL)
-                return False
-            raise UsageError(f"the head of the Ray cluster ({self.head}) has died; {CONTINUES}") from None
-        self.answered = now
-        try:
-            check_address(self.raylet)
-        except UsageError:
-            raise UsageError(f"the Ray cluster has lost this machine (its raylet has died); {CONTINUES}") from None
-        return True
 
 
 # --- Commands in processes of their own, here and on a cluster --------------------------------------------------------
