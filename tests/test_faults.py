@@ -27,8 +27,7 @@ from bertkit.data.pretraining.store import SHARD_NAME
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
-from bertkit.studies.search import TRIAL_FOLDER
-from bertkit.studies.trials import JOURNAL
+from bertkit.studies.search import JOURNAL
 from bertkit.training.run_dir import ALL_RESULTS, COMPLETE, ENVIRONMENT, LOG, METRICS_FILE
 from tests.data.pretraining.test_build_faults import SCRIPT
 from tests.official import (
@@ -105,7 +104,7 @@ GRID = (
 )
 SEARCH = (
     *("-m", "bertkit", "glue", "--task", "rte", "--data", "PLACE/glue", "--model", "PLACE/bert", "--output", MADE),
-    *("--search", "4", *make_settings(precision="fp32", train__learning_rate=1e-3)),
+    *("--search", "3", *make_settings(precision="fp32", train__learning_rate=1e-3)),
 )
 CLASSIFY = (
     *("-m", "bertkit", "classify", "--data", "PLACE/reviews.csv", "--text", "title,body", "--label", "tags"),
@@ -138,7 +137,9 @@ COMMANDS = [
     Command("squad", SQUAD, 12, RUN),
     Command("glue --grid", GRID, 12, (*(f"rte/*/{name}" for name in RUN), "table.md")),
     Command("glue --grid --workers 2", (*GRID, "--workers", "2"), 4, ("rte/*/checkpoint-*", "rte/*/metrics.json")),
-    Command("glue --search", SEARCH, 12, ("search/trial/vocab.txt", f"search/{JOURNAL}", "search/table.md", *RUN[1:])),
+    Command(
+        "glue --search", SEARCH, 12, ("search/trial-?/vocab.txt", f"search/{JOURNAL}", "search/trials.md", *RUN[1:])
+    ),
     Command("classify", CLASSIFY, 8, RUN),
     Command(
         "classify --folds",
@@ -303,8 +304,8 @@ def list_finished(made: Path) -> dict[str, tuple[int, int]]:
     is_finished = {}
     for path in found:
         folder, _, name = path.rpartition("/")
-        if folder.startswith(f"search/{TRIAL_FOLDER}"):
-            continue  # a killed trial begins again
+        if folder.startswith("search/trial-") and "checkpoint-" in path:
+            continue  # deleted with the weights when the trial is over
         inside = any(path.startswith(f"{run}/".lstrip("/")) for run in runs) and "checkpoint-" not in path
         of_run = inside and not path.endswith((".safetensors", *RENEWED)) and not name.startswith(".")
         is_finished[path] = folder in folders or of_run or SHARD_NAME.fullmatch(name)
@@ -337,6 +338,8 @@ def read_result(made: Path) -> dict[str, object]:
         name = path.relative_to(made).as_posix()
         if not path.is_file() or "checkpoint-" in name or path.name == ENVIRONMENT:
             continue
+        if path.suffix == ".log" and path.name != JOURNAL:
+            continue  # the output of processes
         if path.name == LOG:
             result[name] = read_curve(path.parent)
         elif path.name == JOURNAL:

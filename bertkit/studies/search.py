@@ -51,7 +51,7 @@ EPOCH_CHOICES = (2.0, 3.0, 4.0)  # section A.3
 EVALUATIONS = 4  # of a trial
 LEAST_UPDATES = 50  # of a trial that the time shortens
 LEAST_TRIALS = 6  # for which there must be time
-START_SECONDS = 10.0  # of a trial's process
+START_SECONDS = 10.0  # of a trial's process; also for what the last training does before its updates
 TRIAL_ONLY = {"eval_strategy": "steps", "eval_steps": 1 / EVALUATIONS, "save_strategy": "no"}
 TRIAL_ONLY |= {"eval_on_start": False, "load_best_model_at_end": False}
 
@@ -192,7 +192,7 @@ class Search:
         epochs = self.axes.get("train.num_train_epochs")
         longest = self.recipe.override(train={"num_train_epochs": max(epochs.choices)}) if epochs else self.recipe
         updates, training, evaluation = budget.expect(longest, measured, self.output)
-        self.last = 1.2 * (training + evaluation + measured.end) + budget.PROBE_SHARE * self.clock.limit
+        self.last = START_SECONDS + 1.2 * (training + evaluation + measured.end) + budget.PROBE_SHARE * self.clock.limit
         self.last = min(self.last, self.clock.limit / 2)
         self.trial = self.clock.limit / 2 / LEAST_TRIALS
         held = min(HELD_BACK, MOST_HELD_BACK * measured.rows) * measured.row
@@ -287,7 +287,9 @@ class Search:
             trial.report(scores[step], step)
         if self.clock and self.clock.left < self.last:
             return "the time is over"
-        return "stopped" if self.noted else "others are better" * trial.should_prune()
+        if self.noted:
+            return "stopped"
+        return "others are better" if trial.should_prune() else ""
 
     def describe(self, trial: FrozenTrial) -> str:
         """Return a trial, its score and why it ended early in words."""

@@ -277,17 +277,17 @@ def fit(recipe: Recipe, measured: Measured, clock: Clock, output: Path, least: i
     Raises:
         TooShort: They do not fit.
     """
-    planned = expect(recipe, measured, output)[0]
+    planned, each = expect(recipe, measured, output)[0], measured.update * recipe.batch_size / measured.batch_size
     left = (1 - SPARE_SHARE) * take_first(clock.left - (1 + SPARE_END) * measured.end - 2 * measured.saving)
-    updates = max(int(left / measured.update), 0) if recipe.train.get("max_steps", -1) > 0 else planned
+    updates = max(int(left / each), 0) if recipe.train.get("max_steps", -1) > 0 else planned
     while updates >= min(least, planned):
         fitted = resolve(recipe, updates, planned)
         if (needed := sum(expect(fitted, measured, output)[1:])) <= left:
             return fitted
         updates = max(int(updates * left / needed), 0)
-    minutes = ceil((clock.limit - left + 2 * min(least, planned) * measured.update) / 60) + 1
+    minutes = ceil((clock.limit - left + 2 * min(least, planned) * each) / 60) + 1
     raise TooShort(
-        f"the time allows {updates} updates of {measured.update:.2g} s beside evaluation and saving; give --budget "
+        f"the time allows {updates} updates of {each:.2g} s beside evaluation and saving; give --budget "
         f"{minutes}m or more"
     )
 
