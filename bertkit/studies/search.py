@@ -36,7 +36,7 @@ from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import Interrupted, await_note, note_signals
 from bertkit.tasks import TASKS
 from bertkit.training import budget
-from bertkit.training.callbacks import Progress
+from bertkit.training.callbacks import REMEDY, Progress
 from bertkit.training.prepare import MOST_HELD_BACK, Prepared, prepare
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe, list_decisive, load_recipe, merge, read_recipe, save_recipe
@@ -44,15 +44,15 @@ from bertkit.training.run import run
 from bertkit.training.run_dir import LOG, RECIPE_FILE, SEARCH, has_begun, hold_run_dir, read_log
 
 JOURNAL, TRIALS_FILE = "optuna.log", "trials.md"
-HELD_BACK = 1000  # rows; the standard error of an accuracy of 80 % is 1.3 points then
+HELD_ROWS = 1000  # rows; the standard error of an accuracy of 80 % is 1.3 points then
 LEARNING_RATES = (1e-5, 1e-4)  # around those of section A.3
 BATCH_CHOICES = (16, 32)  # section A.3
 EPOCH_CHOICES = (2.0, 3.0, 4.0)  # section A.3
-EVALUATIONS = 4  # of a trial
+TRIAL_SCORES = 4  # of a trial
 LEAST_UPDATES = 50  # of a trial that the time shortens
 LEAST_TRIALS = 6  # for which there must be time
 START_SECONDS = 10.0  # of a trial's process; also for what the last training does before its updates
-TRIAL_ONLY = {"eval_strategy": "steps", "eval_steps": 1 / EVALUATIONS, "save_strategy": "no"}
+TRIAL_ONLY = {"eval_strategy": "steps", "eval_steps": 1 / TRIAL_SCORES, "save_strategy": "no"}
 TRIAL_ONLY |= {"eval_on_start": False, "load_best_model_at_end": False}
 
 
@@ -195,7 +195,7 @@ class Search:
         self.last = START_SECONDS + 1.2 * (training + evaluation + measured.end) + budget.PROBE_SHARE * self.clock.limit
         self.last = min(self.last, self.clock.limit / 2)
         self.trial = self.clock.limit / 2 / LEAST_TRIALS
-        held = min(HELD_BACK, MOST_HELD_BACK * measured.rows) * measured.row
+        held = min(HELD_ROWS, MOST_HELD_BACK * measured.rows) * measured.row
         self.measured = msgspec.structs.replace(measured, evaluation=held, end=held + budget.END_SECONDS)
         try:
             if self.make_trial(longest).train["max_steps"] < updates:
@@ -211,7 +211,7 @@ class Search:
     def make_trial(self, recipe: Recipe) -> Recipe:
         """Return the recipe of a trial, which is as long as the time allows."""
         made = recipe.override(
-            data={"held_back": HELD_BACK}, patience=0, calibrate=False, baseline=False, train=TRIAL_ONLY
+            data={"held_back": HELD_ROWS}, patience=0, calibrate=False, baseline=False, train=TRIAL_ONLY
         )
         if not self.measured:
             return made
@@ -225,9 +225,9 @@ class Search:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         path, direction = self.folder / JOURNAL, "minimize" if self.task.lower_is_better else "maximize"
         Path(f"{path}.lock").unlink(missing_ok=True)  # of a killed process
-        # Of a few trials, halving would end all except the best third after one noisy score; the median ends the worse
+        # With few trials, halving would end all except the best third after one noisy score; the median ends the worse
         # half in the middle of their training, once three are complete.
-        pruner = optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=EVALUATIONS // 2 - 1)
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=TRIAL_SCORES // 2 - 1)
         self.study = optuna.create_study(direction=direction, pruner=pruner)
         with explain_damage(path, self.folder):
             storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), JournalFileOpenLock(str(path))))
@@ -252,10 +252,14 @@ class Search:
         value, state = None, TrialState.PRUNED if reason else TrialState.FAIL
         if found.metrics and isfinite(found.metrics["score"]):
             value, state, reason = found.metrics["score"], TrialState.COMPLETE, ""
+        elif not reason and not found.metrics:
+            reason = found.reason or start.read_end(saved.with_suffix(".log"))
+            if REMEDY not in reason:  # a lack of memory or of disk space, or a mistake, would end other trials too
+                raise UsageError(f"{job.output}: {reason}")
         for path in Path(job.output).glob("*"):
             if path.name.startswith(("model", "checkpoint-")):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        trial.set_user_attr("reason", reason or found.reason)
+        trial.set_user_attr("reason", reason)
         self.journal.add_trial(self.study.tell(trial, value, state))
         lines = list(map(self.describe, self.study.trials))
         atomic_write("".join(f"- {line}\n" for line in lines), self.folder / TRIALS_FILE)

@@ -19,6 +19,7 @@ from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.budget import Clock, Measured
+from bertkit.training.callbacks import REMEDY
 from bertkit.training.recipe import Recipe, load_recipe, merge, read_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_metrics
@@ -112,12 +113,15 @@ def test_a_trial_that_diverges_is_a_failure_in_the_table(recipe, tmp_path, monke
     def fail(path, threads):
         if path.stem == "trial-1":
             return launch(path, threads)
-        path.with_suffix(".failed").write_text("the loss is nan after update 3")
+        path.with_suffix(".failed").write_text(f"the loss is nan after update 3; {REMEDY}")
         return launch(path.with_name("trial-1.json"), threads)
 
     monkeypatch.setattr(start, "launch", fail)
     search_or_train(Recipe.make(RTE, recipe), output=tmp_path / "run", trials=2, report=lines.append)
-    assert any(line.startswith("trial 2: ") and line.endswith(": the loss is nan after update 3") for line in lines)
+    assert any(line.startswith("trial 2: ") and line.endswith(REMEDY) for line in lines)
+    monkeypatch.setattr("bertkit.studies.search.REMEDY", "other words")
+    with pytest.raises(UsageError, match=r"search/trial-2: the loss is nan after update 3"):
+        search_or_train(Recipe.make(RTE, recipe), output=tmp_path / "other", trials=2)
 
 
 def test_searches_with_other_seeds_have_other_proposals_and_continued_ones_the_same(recipe, tmp_path):
