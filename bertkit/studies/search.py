@@ -36,7 +36,7 @@ from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import Interrupted, await_note, note_signals
 from bertkit.tasks import TASKS
 from bertkit.training import budget
-from bertkit.training.callbacks import REMEDY, Progress
+from bertkit.training.callbacks import Progress
 from bertkit.training.prepare import MOST_HELD_BACK, Prepared, prepare
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe, list_decisive, load_recipe, merge, read_recipe, save_recipe
@@ -51,6 +51,7 @@ EPOCH_CHOICES = (2.0, 3.0, 4.0)  # section A.3
 TRIAL_SCORES = 4  # of a trial
 LEAST_UPDATES = 50  # of a trial that the time shortens
 LEAST_TRIALS = 6  # for which there must be time
+REMEDIES = ("lower learning_rate or raise warmup_steps", "lower train.learning_rate")  # in messages about divergence
 START_SECONDS = 10.0  # of a trial's process; also for what the last training does before its updates
 TRIAL_ONLY = {"eval_strategy": "steps", "eval_steps": 1 / TRIAL_SCORES, "save_strategy": "no"}
 TRIAL_ONLY |= {"eval_on_start": False, "load_best_model_at_end": False}
@@ -254,7 +255,9 @@ class Search:
             value, state, reason = found.metrics["score"], TrialState.COMPLETE, ""
         elif not reason and not found.metrics:
             reason = found.reason or start.read_end(saved.with_suffix(".log"))
-            if REMEDY not in reason:  # a lack of memory or of disk space, or a mistake, would end other trials too
+            if not any(
+                words in reason for words in REMEDIES
+            ):  # a lack of memory or of disk space, or a mistake, would end other trials too
                 raise UsageError(f"{job.output}: {reason}")
         for path in Path(job.output).glob("*"):
             if path.name.startswith(("model", "checkpoint-")):

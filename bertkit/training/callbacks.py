@@ -16,7 +16,6 @@ from bertkit.system.progress import Report, describe_duration
 from bertkit.training.processes import take_first
 from bertkit.training.run_dir import append_log, list_checkpoints, write_log
 
-REMEDY = "lower learning_rate or raise warmup_steps in [train]"  # for values that are NaN or infinite
 SECONDS_OF_SILENCE = 15  # minimum between two messages while predicting
 SECONDS_OF_SPEED = 30.0  # after which the speed of earlier updates hardly counts any more
 Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, all updates, the latest log entry
@@ -31,7 +30,10 @@ def explain_divergence(what: str, update: int, args: TrainingArguments) -> str:
     kept = f"{args.output_dir} has no checkpoint yet"
     if whole := list_checkpoints(Path(args.output_dir)):
         kept = f"checkpoints in {args.output_dir} are kept, the last one is from update {max(whole)}"
-    return f'{what} after update {update}; {REMEDY}, or set precision = "fp32"; {kept}'
+    return (
+        f"{what} after update {update}; lower learning_rate or raise warmup_steps in [train], or set precision = "
+        f'"fp32"; {kept}'
+    )
 
 
 def explain_stop(update: int, saved: int) -> str:

@@ -14,12 +14,11 @@ from optuna.trial import TrialState
 
 from bertkit.errors import UsageError
 from bertkit.studies import start
-from bertkit.studies.search import SEARCH, TRIALS_FILE, Search, search_or_train
+from bertkit.studies.search import REMEDIES, SEARCH, TRIALS_FILE, Search, search_or_train
 from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.budget import Clock, Measured
-from bertkit.training.callbacks import REMEDY
 from bertkit.training.recipe import Recipe, load_recipe, merge, read_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_metrics
@@ -113,13 +112,13 @@ def test_a_trial_that_diverges_is_a_failure_in_the_table(recipe, tmp_path, monke
     def fail(path, threads):
         if path.stem == "trial-1":
             return launch(path, threads)
-        path.with_suffix(".failed").write_text(f"the loss is nan after update 3; {REMEDY}")
+        path.with_suffix(".failed").write_text(f"the loss is nan after update 3; {REMEDIES[0]}")
         return launch(path.with_name("trial-1.json"), threads)
 
     monkeypatch.setattr(start, "launch", fail)
     search_or_train(Recipe.make(RTE, recipe), output=tmp_path / "run", trials=2, report=lines.append)
-    assert any(line.startswith("trial 2: ") and line.endswith(REMEDY) for line in lines)
-    monkeypatch.setattr("bertkit.studies.search.REMEDY", "other words")
+    assert any(line.startswith("trial 2: ") and line.endswith(REMEDIES[0]) for line in lines)
+    monkeypatch.setattr("bertkit.studies.search.REMEDIES", ())
     with pytest.raises(UsageError, match=r"search/trial-2: the loss is nan after update 3"):
         search_or_train(Recipe.make(RTE, recipe), output=tmp_path / "other", trials=2)
 
