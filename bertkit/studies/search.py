@@ -51,7 +51,10 @@ EPOCH_CHOICES = (2.0, 3.0, 4.0)  # section A.3
 TRIAL_SCORES = 4  # of a trial
 LEAST_UPDATES = 50  # of a trial that the time shortens
 LEAST_TRIALS = 6  # for which there must be time
-REMEDIES = ("lower learning_rate or raise warmup_steps", "lower train.learning_rate")  # in messages about divergence
+OF_DIVERGENCE = (
+    "lower learning_rate or raise warmup_steps",
+    "lower train.learning_rate",
+)  # in messages about divergence
 START_SECONDS = 10.0  # of a trial's process; also for what the last training does before its updates
 TRIAL_ONLY = {"eval_strategy": "steps", "eval_steps": 1 / TRIAL_SCORES, "save_strategy": "no"}
 TRIAL_ONLY |= {"eval_on_start": False, "load_best_model_at_end": False}
@@ -192,17 +195,19 @@ class Search:
         torch.cuda.empty_cache()  # for the processes of trials
         epochs = self.axes.get("train.num_train_epochs")
         longest = self.recipe.override(train={"num_train_epochs": max(epochs.choices)}) if epochs else self.recipe
-        updates, training, evaluation = budget.expect(longest, measured, self.output)
+        _, training, evaluation = budget.expect(longest, measured, self.output)
         self.last = START_SECONDS + 1.2 * (training + evaluation + measured.end) + budget.PROBE_SHARE * self.clock.limit
         self.last = min(self.last, self.clock.limit / 2)
         self.trial = self.clock.limit / 2 / LEAST_TRIALS
-        held = min(HELD_ROWS, MOST_HELD_BACK * measured.rows) * measured.row
-        self.measured = msgspec.structs.replace(measured, evaluation=held, end=held + budget.END_SECONDS)
+        held = int(min(HELD_ROWS, MOST_HELD_BACK * measured.rows))
+        times = {"evaluation": held * measured.row, "end": held * measured.row + budget.END_SECONDS}
+        self.measured = msgspec.structs.replace(measured, rows=measured.rows - held, **times)
         try:
-            if self.make_trial(longest).train["max_steps"] < updates:
-                self.axes.pop("train.num_train_epochs", None)  # no trial would have them
+            trial = self.make_trial(longest)
         except budget.TooShort:
             return False
+        if trial.train["max_steps"] < budget.expect(longest, self.measured, self.output)[0]:
+            self.axes.pop("train.num_train_epochs", None)  # no trial would have them
         return True
 
     def make_recipe(self, params: Mapping[str, Any]) -> Recipe:
@@ -256,7 +261,7 @@ class Search:
         elif not reason and not found.metrics:
             reason = found.reason or start.read_end(saved.with_suffix(".log"))
             if not any(
-                words in reason for words in REMEDIES
+                words in reason for words in OF_DIVERGENCE
             ):  # a lack of memory or of disk space, or a mistake, would end other trials too
                 raise UsageError(f"{job.output}: {reason}")
         for path in Path(job.output).glob("*"):

@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 
 from bertkit.errors import UsageError
 from bertkit.studies import start
-from bertkit.studies.search import REMEDIES, SEARCH, TRIALS_FILE, Search, search_or_train
+from bertkit.studies.search import OF_DIVERGENCE, SEARCH, TRIALS_FILE, Search, search_or_train
 from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
@@ -112,13 +112,13 @@ def test_a_trial_that_diverges_is_a_failure_in_the_table(recipe, tmp_path, monke
     def fail(path, threads):
         if path.stem == "trial-1":
             return launch(path, threads)
-        path.with_suffix(".failed").write_text(f"the loss is nan after update 3; {REMEDIES[0]}")
+        path.with_suffix(".failed").write_text(f"the loss is nan after update 3; {OF_DIVERGENCE[0]}")
         return launch(path.with_name("trial-1.json"), threads)
 
     monkeypatch.setattr(start, "launch", fail)
     search_or_train(Recipe.make(RTE, recipe), output=tmp_path / "run", trials=2, report=lines.append)
-    assert any(line.startswith("trial 2: ") and line.endswith(REMEDIES[0]) for line in lines)
-    monkeypatch.setattr("bertkit.studies.search.REMEDIES", ())
+    assert any(line.startswith("trial 2: ") and line.endswith(OF_DIVERGENCE[0]) for line in lines)
+    monkeypatch.setattr("bertkit.studies.search.OF_DIVERGENCE", ())
     with pytest.raises(UsageError, match=r"search/trial-2: the loss is nan after update 3"):
         search_or_train(Recipe.make(RTE, recipe), output=tmp_path / "other", trials=2)
 
