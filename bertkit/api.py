@@ -258,7 +258,7 @@ class Run:
 def sort_settings(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return keywords as a recipe: options of the task in `[data]`, the others at the top level."""
     options = {name: option.default for name, option in task.options.items() if name not in DATA_OPTIONS}
-    top = TOP_KEYS.keys() - {"task", "checkpoint", "pace"}
+    top = TOP_KEYS.keys() - {"task", "checkpoint"}
     recipe: dict[str, Any] = {"data": {}}
     for name, value in settings.items():
         if name in options:

@@ -213,7 +213,7 @@ def test_nothing_is_printed_elsewhere(world, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("keywords", [{"folds": 2}, {"restarts": 2}, {"search": 2}])
-def test_folds_restarts_and_a_search(keywords, world, tmp_path):
+def test_folds_restarts_and_a_search(keywords, world, tmp_path, runs_in_process):
     output, seen = tmp_path / "runs", []
     found = train(world, world.frame, output, train=QUICK, progress=lambda *news: seen.append(news), **keywords)
     runs = [found] if "search" in keywords else found
@@ -221,7 +221,7 @@ def test_folds_restarts_and_a_search(keywords, world, tmp_path):
     assert all("score" in run.metrics for run in runs)
     assert seen
     assert (output / "out_of_fold.parquet").exists() == ("folds" in keywords)
-    assert (output / "search" / "study.json").exists() == ("search" in keywords)
+    assert (output / "search" / "trials.md").exists() == ("search" in keywords)
 
 
 def test_the_time_of_a_budget_begins_with_the_call(world, tmp_path, monkeypatch):

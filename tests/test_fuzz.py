@@ -33,14 +33,11 @@ from random import Random
 from typing import Any
 
 import datasets
-import msgspec
 import pyarrow
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from optuna.trial import TrialState
 from pyarrow import parquet
-from transformers import TrainerControl, TrainerState
 
 from bertkit.analysis.cleaning import USUAL_DROPS, write_clean
 from bertkit.analysis.compare import comment, compare, list_values, tabulate
@@ -73,18 +70,12 @@ from bertkit.model.tf_release import (
     read_tokenizer,
 )
 from bertkit.studies.cells import describe_plan
-from bertkit.studies.search import SIZES_FILE, Search
-from bertkit.studies.search_sizes import Sizes
 from bertkit.studies.spec import define, make_study
-from bertkit.studies.trials import JOURNAL, Trials
-from bertkit.system.clock import Clock
 from bertkit.system.files import find_checksum, write_json
 from bertkit.tasks import TASKS, glue, squad
 from bertkit.tasks.frozen import load_encoder
-from bertkit.training.budget import CLOCK_FILE, COST_FILE, check_same, fit, read_costs
-from bertkit.training.pace import KeepTime, Pace, TimeLimit
-from bertkit.training.plan import dry_run
-from bertkit.training.recipe import Recipe, check, load_recipe, parse_setting, read_recipe, save_recipe
+from bertkit.training.recipe import Recipe, check, parse_setting, read_recipe
+from bertkit.training.run import dry_run
 from bertkit.training.run_dir import CALIBRATION_FILE
 from tests import official
 from tests.analysis.test_compare import draw as draw_right
@@ -902,68 +893,6 @@ def prepare_export(folder: Path) -> Reader:
     return Reader([*files, *[made / EXPORT_FILE] * 9], lambda file: Predictor(made)(["so good"]))
 
 
-def prepare_search(folder: Path) -> Reader:
-    """Continue a search with a budget: its sizes, its trials and the time it has used."""
-    checkpoint = str(official.write_checkpoint(folder / "bert", num_hidden_layers=1, hidden_size=8))
-    recipe = {"checkpoint": checkpoint, "data": {"dir": str(official.write_glue(folder / "glue"))}}
-    made = folder / "run" / "search"
-
-    def resume(clock: Clock) -> Search:
-        found = Search(Recipe.make(TASKS["rte"], recipe), made.parent, 0, clock)
-        found.check_same()
-        found.trials = Trials(made, lower_is_better=False, seed=42)
-        return found
-
-    made.mkdir(parents=True)
-    clock = Clock(600.0, time.monotonic())
-    with clock.keep(made / CLOCK_FILE):
-        found = resume(clock)
-    save_recipe(found.describe_search(), made / "recipe.toml")
-    sizes = Sizes(900, 300, 1200, 20, 2000, (0.3,), 0.01, 0.1, 0.001, (1.0, 5.0))
-    write_json(msgspec.to_builtins(sizes), made / SIZES_FILE)
-    for score in (0.5, 0.7):
-        found.ask()
-        found.trials.is_bad(0, score)
-        found.trials.end(TrialState.COMPLETE, score, 7, "")
-
-    def read(file: Path) -> None:
-        clock = Clock(600.0, time.monotonic())
-        with clock.keep(made / CLOCK_FILE):
-            found = resume(clock)
-            found.describe()
-            found.write()
-            if found.ask() is not None:
-                found.trials.end(TrialState.COMPLETE, 0.6, 7, "")
-        found.make_recipe(found.trials.find_best())
-
-    return Reader([*sorted(made.iterdir()), made / JOURNAL, made / SIZES_FILE], read)
-
-
-def prepare_budget(folder: Path) -> Reader:
-    """Continue a pretraining with a budget: its recipe, its costs and the time it has used."""
-    run, task = folder / "run", TASKS["pretrain"]
-    run.mkdir()
-    text = folder / "text.txt"
-    text.write_text(TEXT)
-    given = Recipe.make(task, {"data": {"corpus": [str(text)]}, "train": {"max_steps": 100}})
-    save_recipe(fit(given, 100).to_dict(), run / "recipe.toml")
-    write_json({"update_seconds": {"0": 0.5}, "row_seconds": 0.01}, run / COST_FILE)
-    with Clock(600.0, time.monotonic()).keep(run / CLOCK_FILE):
-        pass
-
-    def read(file: Path) -> None:
-        clock = Clock(600.0, time.monotonic())
-        with clock.keep(run / CLOCK_FILE):
-            recipe, costs = load_recipe(run / "recipe.toml"), read_costs(run)
-            check_same(given, recipe, run)
-            limit, pace = TimeLimit(clock, costs.update_seconds, costs.row_seconds), Pace(recipe.pace or [])
-            state, most = TrainerState(max_steps=recipe.train["max_steps"]), recipe.train["max_steps"]
-            KeepTime(limit, pace, [10], 0, most).on_train_begin(None, state, TrainerControl())
-            assert 0 < state.max_steps <= most
-
-    return Reader(sorted(run.iterdir()), read)
-
-
 def prepare_tokenizer(folder: Path) -> Reader:
     whole = official.write_checkpoint(folder / "whole", num_hidden_layers=1, hidden_size=8)
     (folder / "old").mkdir()
@@ -1117,8 +1046,6 @@ READERS = {
     "study": prepare_study,
     "model": prepare_model,
     "export": prepare_export,
-    "search": prepare_search,
-    "budget": prepare_budget,
     "tokenizer": prepare_tokenizer,
     "release": prepare_release,
     "built": prepare_built,

@@ -28,9 +28,9 @@ from bertkit.studies.cells import list_cells
 from bertkit.studies.spec import OPTIONS, make_study
 from bertkit.tasks import TASKS
 from bertkit.tasks.glue import GRID, find_glue
-from bertkit.training.plan import dry_run
 from bertkit.training.predictions import read_table
 from bertkit.training.recipe import Recipe, check, parse_setting, read_recipe
+from bertkit.training.run import dry_run
 from tests import docs
 from tests.conftest import draft
 from tests.official import write_checkpoint, write_reviews

@@ -13,14 +13,20 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import PreTrainedConfig
 
+from bertkit.model.precision import DTYPES, find_device
 from bertkit.reports.tables import MISSING, Table, make_table
 from bertkit.system.memory import read_memory, trim_memory
 from bertkit.system.progress import Report, ignore
+from bertkit.tasks.task import Task
 from bertkit.training.run_dir import describe_environment
 
 BERTKIT, REFERENCE = "bertkit", "reference"  # sides
 CLEAR = Path("/proc/self/clear_refs")
+MATMUL_SECONDS = 1.0  # for which large matrix products are measured
 
 
 @dataclass(frozen=True)
@@ -146,3 +152,41 @@ def measure_growth(call: Callable[[], Any], device: torch.device) -> int | None:
     before = read_memory("VmRSS")
     call()
     return read_memory("VmHWM") - before
+
+
+# --- Operations -------------------------------------------------------------------------------------------------------
+
+
+def count_tokens(task: Task, rows: Any, batch_size: int) -> tuple[Tensor, int]:
+    """Return the lengths (S,) of all sequences, without padding, and the number of labelled tokens."""
+    lengths, targets = [], 0
+    for batch in DataLoader(rows, batch_size, collate_fn=task.collate):
+        lengths.append(batch["attention_mask"].sum(-1).flatten())
+        if (labels := batch.get("labels")) is not None and labels.dim() == 2:  # (B, T)
+            targets += int((labels >= 0).sum())
+    return torch.cat(lengths), targets
+
+
+def count_flops(config: PreTrainedConfig, lengths: Tensor, targets: int) -> float:
+    """Return the floating-point operations of training on sequences of lengths (S,), with `targets` decoded tokens.
+
+    Only matrix products count, with one multiplication and one addition each; the backward pass takes twice the
+    operations of the forward pass. The pooler is counted, heads with a few classes are not.
+    """
+    hidden, lengths = config.hidden_size, lengths.double()
+    layer = 8 * hidden**2 + 4 * hidden * config.intermediate_size  # per token: query, key, value, output; both dense
+    scores = 4 * hidden * float((lengths**2).sum())  # query times key, and probabilities times value
+    encoder = config.num_hidden_layers * (layer * float(lengths.sum()) + scores)
+    decoder = targets * (2 * hidden**2 + 2 * hidden * config.vocab_size)
+    return 3.0 * (encoder + decoder + len(lengths) * 2 * hidden**2)
+
+
+def measure_matmul_rate(precision: str) -> float:
+    """Return the floating-point operations per second of products of large square matrices, from the median time."""
+    from torch.utils.benchmark import Timer  # looks for a CUDA toolkit, and logs what it misses
+
+    device = find_device()
+    size = 8192 if device.type == "cuda" else 2048
+    one, two = torch.randn(2, size, size, device=device, dtype=DTYPES.get(precision, torch.float32))
+    timer = Timer("one @ two", globals={"one": one, "two": two}, num_threads=torch.get_num_threads())
+    return 2 * size**3 / timer.blocked_autorange(min_run_time=MATMUL_SECONDS).median

@@ -28,7 +28,17 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel, PrinterCallback, Trainer, set_seed
 from transformers.masking_utils import flash_attention_mask
 
-from bertkit.bench.measure import BERTKIT, Measurement, Timed, alternate, measure_growth, note_machine
+from bertkit.bench.measure import (
+    BERTKIT,
+    Measurement,
+    Timed,
+    alternate,
+    count_flops,
+    count_tokens,
+    measure_growth,
+    measure_matmul_rate,
+    note_machine,
+)
 from bertkit.data.sequences import IGNORED
 from bertkit.errors import UsageError
 from bertkit.model.heads import BertHead
@@ -38,7 +48,6 @@ from bertkit.system.memory import restore_memory
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.task import Task
 from bertkit.training.arguments import make_arguments
-from bertkit.training.cost import count_flops, count_tokens, measure_matmul_rate
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import make_model, make_trainer
 

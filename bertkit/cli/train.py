@@ -1,8 +1,6 @@
 """The commands that train (pretrain, glue, squad, swag, ner, study) and those for finished runs (push, reproduce)."""
 
-import os
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -44,10 +42,6 @@ from bertkit.tasks.option import (
     SQUAD_OPTIONS,
     SWAG_OPTIONS,
 )
-
-# With libgomp's own value, threads that wait for another spin for a scheduler's time slice, and beside other processes
-# an update may take ten times as long: no budget foresees that. A quiet machine loses a tenth.
-SHORT_WAIT = "1000"
 
 
 @training_command(PRETRAINING_OPTIONS, duration="steps")
@@ -377,9 +371,6 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int
         search: The number of trials before the run.
         starter: Returns the laptop-sized recipe that is used if none is named; None: the task's own recipe is used.
     """
-    if options.budget:
-        os.environ.setdefault("GOMP_SPINCOUNT", SHORT_WAIT)  # read when torch is imported, below
-
     from bertkit.tasks import TASKS
     from bertkit.training.recipe import Recipe, merge, parse_setting, read_recipe
 
@@ -396,20 +387,16 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int
     recipe = Recipe.make(task, written, given, where=str(options.recipe or "recipe"))
     output = options.output or Path("runs") / name
 
-    from bertkit.studies.search import describe_search, search_or_train
-    from bertkit.training import plan
-    from bertkit.training.budget import set_clock
+    from bertkit.studies.search import search_or_train
+    from bertkit.training import budget
+    from bertkit.training.run import dry_run
 
-    clock = set_clock(options.budget, settings) if options.budget else None
+    clock = budget.set_clock(options.budget, settings) if options.budget else None
     with Screen() as screen:
         screen.names |= {row.key: row.name for row in task.table}
         if options.dry_run:
-            screen.show_plan(plan.dry_run(recipe, output), task.options)
-            screen.say(*plan.describe_cost(recipe, output))
-            if clock:
-                clock.begun = time.monotonic()  # the time of the forecast does not count
-            if clock or search:
-                screen.say(*describe_search(recipe, output, search, clock))
+            screen.show_plan(dry_run(recipe, output), task.options)
+            screen.say(*budget.describe_cost(recipe, output))
             screen.say(NOTHING_DONE)
             return
         with screen.watch_training():
@@ -430,9 +417,8 @@ def compare(
 ) -> None:
     """Run a study with the options of the command line, and print its results."""
     from bertkit.studies import runner as studies
-    from bertkit.studies.cells import describe_plan
+    from bertkit.studies.cells import describe_plan, describe_time
     from bertkit.studies.folds import gather_folds
-    from bertkit.studies.forecast import forecast_study
     from bertkit.studies.results import check_all_finished
     from bertkit.training import push
     from bertkit.training.recipe import parse_setting
@@ -445,7 +431,7 @@ def compare(
             push.check_push(options.push_to)
         if options.dry_run:
             screen.say(*describe_plan(made))
-            forecast_study(made, output, screen.say)
+            screen.say(*describe_time(made, output))
             screen.say(NOTHING_DONE)
             return
         with screen.watch_training(), explain_disk_error(output):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,14 @@ from bertkit.model.config import BertConfig
 from bertkit.reports.tables import count
 from bertkit.studies.spec import LONGEST_DIRECTORY, PRETRAIN, Column, Study, Variant, name_directory, set_axis
 from bertkit.studies.tables import name_axes, show_value
+from bertkit.system.progress import describe_duration
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Task
+from bertkit.training import budget
 from bertkit.training.recipe import Recipe, RecipePart, merge
 
 TEXT_FOLDER = "text"  # holds the corpus, below data_root
+WITHOUT_COST = ("learning_rate", "seed", "max_steps", "num_train_epochs")  # keys that change no cost of a sequence
 
 
 @dataclass(frozen=True)
@@ -229,3 +233,22 @@ def describe_plan(study: Study) -> list[str]:
     runs = sum(len(cell.runs) for cell in own.values()) + len(pretrainings)
     before = f", {len(pretrainings)} of them pretrainings" if pretrainings else ""
     return [*lines, f"{count(len(cells), 'cell')}, {count(runs, 'run')}{before}"]
+
+
+def describe_time(study: Study, output: Path) -> list[str]:
+    """Return in lines the expected time of all runs; those that differ in length, size or seed are measured once."""
+    cells = {cell.directory: cell for cell in list_cells(study, output) if not cell.borrowed}
+    recipes = [origin.recipe for origin in list_pretrainings(study)]
+    recipes += [cell.recipe for cell in cells.values() for _ in cell.runs]
+    recipes += filter(None, (TASKS[recipe.task].pretrain_on(recipe) for recipe in recipes))
+    known: dict[str, budget.Measured | str] = {}
+    unknown, seconds = Counter[str](), []
+    for recipe in recipes:
+        same = recipe.override(batch_size=0, train=dict.fromkeys(WITHOUT_COST), data={"fold": 0})
+        name = json.dumps(same.to_dict())
+        if isinstance(measured := known.get(name) or known.setdefault(name, budget.find_costs(recipe)), str):
+            unknown[measured] += 1
+        else:
+            seconds.append(sum(budget.expect(recipe, measured, output)[1:]) + measured.end)
+    line = f"{count(len(seconds), 'run')}, one after another: {describe_duration(sum(seconds))} expected here"
+    return [line, *(f"{count(number, 'run')}: {reason}" for reason, number in unknown.items())]

@@ -1,85 +1,63 @@
 """Search for the best model: trials on a part of the training data, then one training on all of it.
 
-A trial is scored on training rows that are held back (`[data] held_back`), so that the score on dev stays honest. After
-a ninth and a third of its updates it ends, unless it is among the best third so far (asynchronous successive halving,
-Li et al. 2020). Optuna proposes the values (TPE, Bergstra et al. 2011).
-
-With a clock, measured costs decide how long a trial is and how many there are (`search_sizes.py`). The last training
-follows the clock (`bertkit.training.pace`); up to half of the time is kept for it.
+Each trial is a run in a process of its own, scored on training rows that are held back (`[data] held_back`), so that
+the score on dev stays honest. The search reads the trial's log and passes its scores to Optuna, which proposes values
+(TPE, Bergstra et al. 2011) and says which trials to end. With a clock, half of the time is for trials.
 """
 
+import gc
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import optuna
+import torch
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
-from optuna.trial import TrialState
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from bertkit.errors import UsageError, explain_damage, explain_disk_error
-from bertkit.reports.tables import OWN_DATA, find_row
-from bertkit.studies.cells import list_cells
-from bertkit.studies.results import summarize
-from bertkit.studies.search_sizes import Sizes
-from bertkit.studies.spec import STUDY_FILE, TABLE, define, make_study, set_axis
-from bertkit.studies.start import State
-from bertkit.studies.tables import show_value, write_table
-from bertkit.studies.trials import Trials
-from bertkit.system.clock import Clock
+from bertkit.reports.tables import find_row
+from bertkit.studies import start
+from bertkit.studies.spec import set_axis
+from bertkit.studies.tables import show_value
+from bertkit.system.cluster import count_processes
 from bertkit.system.differences import refuse_other
-from bertkit.system.files import atomic_write, write_json
+from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, ignore
+from bertkit.system.signals import Interrupted, await_note, note_signals
 from bertkit.tasks import TASKS
-from bertkit.training.budget import CLOCK_FILE, describe_time, fit, scale_warmup, time_row, train_within
-from bertkit.training.callbacks import Diverged, Progress, ScoreAt, TrainingEnded
-from bertkit.training.cost import PROBE_SECONDS, measure_costs
-from bertkit.training.pace import TooShort
-from bertkit.training.prepare import Prepared, prepare
-from bertkit.training.processes import join_processes, take_first
-from bertkit.training.recipe import Recipe, RecipePart, list_decisive, load_recipe, merge, read_recipe, save_recipe
+from bertkit.training import budget
+from bertkit.training.callbacks import Progress
+from bertkit.training.prepare import MOST_HELD_BACK, Prepared, prepare
+from bertkit.training.processes import join_processes
+from bertkit.training.recipe import Recipe, list_decisive, load_recipe, merge, read_recipe, save_recipe
 from bertkit.training.run import run
-from bertkit.training.run_dir import (
-    METRICS_FILE,
-    RECIPE_FILE,
-    SEARCH,
-    STUDY_RESULT,
-    has_begun,
-    hold_run_dir,
-    read_record,
-    write_environment,
-)
+from bertkit.training.run_dir import LOG, RECIPE_FILE, SEARCH, has_begun, hold_run_dir, read_log
 
-SIZES_FILE = "sizes.json"
-TRIAL_FOLDER = "trial"  # the directory of the trial in progress
-HOLD_BACK = {"data": {"held_back": 1000}}  # the standard error of an accuracy of 80 % is 1.3 points then
+JOURNAL, TRIALS_FILE = "optuna.log", "trials.md"
+HELD_ROWS = 1000  # rows; the standard error of an accuracy of 80 % is 1.3 points then
 LEARNING_RATES = (1e-5, 1e-4)  # around those of section A.3
 BATCH_CHOICES = (16, 32)  # section A.3
 EPOCH_CHOICES = (2.0, 3.0, 4.0)  # section A.3
-PROBE_SHARE = 0.02  # of the time, at most, is used for measuring
-FIRST_START = 3.0  # seconds of a trial before its first update, until they have been measured
-
-
-class TrialEnded(TrainingEnded):
-    """A trial has ended.
-
-    Attributes:
-        state: COMPLETE, PRUNED before its last update, or FAIL without a score.
-        updates: Updates done.
-        value: The last score, if there is one.
-        reason: Why it has ended, unless it is complete.
-    """
-
-    def __init__(self, state: TrialState, updates: int, value: float | None, reason: str = "") -> None:
-        super().__init__(state)
-        self.state = state
-        self.updates = updates
-        self.value = value
-        self.reason = reason
+TRIAL_SCORES = 4  # of a trial
+LEAST_UPDATES = 50  # of a trial that the time shortens
+LEAST_TRIALS = 6  # for which there must be time
+OF_DIVERGENCE = (
+    "lower learning_rate or raise warmup_steps",
+    "lower train.learning_rate",
+)  # in messages about divergence
+START_SECONDS = 10.0  # of a trial's process; also for what the last training does before its updates
+TRIAL_ONLY = {"eval_strategy": "steps", "eval_steps": 1 / TRIAL_SCORES, "save_strategy": "no"}
+TRIAL_ONLY |= {"eval_on_start": False, "load_best_model_at_end": False}
 
 
 def search_or_train(
@@ -87,7 +65,7 @@ def search_or_train(
     *,
     output: Path,
     trials: int = 0,
-    clock: Clock | None = None,
+    clock: budget.Clock | None = None,
     report: Report = ignore,
     progress: Progress = ignore,
 ) -> dict[str, Any]:
@@ -103,376 +81,239 @@ def search_or_train(
         UsageError: As for `run`, or the time is too short.
         Interrupted: As for `run`.
     """
-    if trials or (clock and "held_back" in TASKS[recipe.task].options):
-        return Search(recipe, output, trials, clock, report, progress).run()
     news = {"output": output, "report": report, "progress": progress}
-    return train_within(recipe, clock=clock, **news) if clock else run(recipe, **news)
+    if not trials and not clock:
+        return run(recipe, **news)
+    keeps = clock and join_processes(recipe).is_main_process
+    try:
+        with explain_disk_error(output), clock.keep(output / budget.CLOCK_FILE) if keeps else nullcontext():
+            if trials or "held_back" in TASKS[recipe.task].options:
+                return Search(recipe, output, trials, clock, report).run(news)
+            return budget.train_within(recipe, clock=clock, **news)
+    except budget.TooShort:
+        shutil.rmtree(output / SEARCH, ignore_errors=True)  # so that it can start again with more time
+        (output / budget.CLOCK_FILE).unlink(missing_ok=True)
+        with suppress(OSError):
+            output.rmdir()
+        raise
 
 
-def describe_search(recipe: Recipe, output: Path, trials: int, clock: Clock | None) -> list[str]:
-    """Return in lines what a search or a clock allows.
-
-    Raises:
-        UsageError: The time is too short.
-    """
-    if "held_back" not in TASKS[recipe.task].options:
-        return describe_time(recipe, output, clock)
-    new = Search(recipe, output, trials, clock)
-    new.sizes = new.choose_sizes()
-    return new.describe()
-
-
+@dataclass
 class Search:
     """A search in a directory; see `search_or_train`."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        output: Path,
-        trials: int,
-        clock: Clock | None,
-        report: Report = ignore,
-        progress: Progress = ignore,
-    ) -> None:
-        self.task = TASKS[recipe.task]
+    recipe: Recipe
+    output: Path
+    most: int
+    clock: budget.Clock | None
+    report: Report
+    measured: budget.Measured | None = None  # with a clock: the costs of a trial
+    noted: list[int] = field(default_factory=list)  # the signal that stops it
+
+    def run(self, news: Mapping[str, Any]) -> dict[str, Any]:
+        """Do or continue the search and the last training, and return the scores."""
+        self.task, self.folder = TASKS[self.recipe.task], self.output / SEARCH
         if not self.task.metric:
-            raise UsageError(f"{recipe.task} has no training data, so there is nothing to search")
-        self.given = {key: value for key, value in recipe.given.items() if key != "pace"}
-        if clock and "max_steps" in self.given.get("train", {}):
-            self.given["train"] = {key: value for key, value in self.given["train"].items() if key != "max_steps"}
-        self.recipe = recipe if self.given == recipe.given else Recipe.make(self.task, self.given)
+            raise UsageError(f"{self.task.name} has no training data, so there is nothing to search")
         for key in ("features", "extra_train", "held_back"):
             if self.recipe.data.get(key):
                 raise UsageError(f"--search and --budget cannot be combined with {key}; leave it out")
-        self.output = output
-        self.folder = output / SEARCH
-        self.most = trials
-        self.clock = clock
-        self.report = report
-        self.progress = progress
-        self.processes = join_processes(self.recipe)
-        self.is_main = self.processes.is_main_process
-        self.begun = load_recipe(output / RECIPE_FILE) if has_begun(output) else None  # the last training
-        self.trials: Trials | None = None  # only in the first process
-        self.whole: Prepared | None = None
-        self.parts: Prepared | None = None
-        self.start = FIRST_START
+        identity = list_decisive(self.recipe.to_dict()) | {"searched": sorted(self.axes), "clock": bool(self.clock)}
+        path, prepared = self.folder / RECIPE_FILE, None
+        if path.exists():
+            refuse_other(f"{self.folder} belongs to another search", read_recipe(path), identity)
+        elif has_begun(self.output):
+            raise UsageError(f"{self.output} has a run without a search; name another directory with --output")
+        if has_begun(self.output):  # the last training
+            recipe = load_recipe(self.output / RECIPE_FILE)
+        else:
+            prepared = prepare(self.recipe, self.report)
+            with hold_run_dir(self.folder):
+                save_recipe(identity, path)
+                recipe = self.make_recipe(self.find_best(prepared))
+        if self.clock:
+            return budget.train_within(recipe, clock=self.clock, prepared=prepared, **news)
+        return run(recipe, prepared=prepared, **news)
 
-    def run(self) -> dict[str, Any]:
-        """Do or continue the search and the last training, and return the scores."""
-        self.check_same()
-        if (self.output / METRICS_FILE).exists() or (self.begun and self.begun.pace):  # trained, if not yet scored
-            return run(self.begun, output=self.output, report=self.report, progress=self.progress)
-        kept = self.clock.keep(self.folder / CLOCK_FILE) if self.clock and self.is_main else nullcontext()
-        try:
-            with explain_disk_error(self.output), hold_run_dir(self.folder) if self.is_main else nullcontext(), kept:
-                if not self.begun:
-                    self.do_trials()
-                return self.train_best()
-        except TooShort:
-            if self.is_main and not has_begun(self.output):  # so that it can start again with more time
-                shutil.rmtree(self.folder, ignore_errors=True)
-                with suppress(OSError):
-                    self.output.rmdir()
-            raise
-
-    # --- The directory ------------------------------------------------------------------------------------------------
-
-    def describe_search(self) -> RecipePart:
-        """Return the values that identify a search."""
-        kind = "budget" if self.clock else "search"
-        return list_decisive(self.recipe.to_dict()) | {
-            "searched": sorted(self.list_axes()),
-            "kind": kind,
-        }
-
-    def check_same(self) -> None:
-        """Check that the directory is empty or has this search.
+    def find_best(self, prepared: Prepared) -> dict[str, Any]:
+        """Do the trials that are left, and return the best values.
 
         Raises:
-            UsageError: It has another search or another run.
+            Interrupted: SIGTERM or SIGINT was received; the trial in progress can be continued.
         """
-        path = self.folder / RECIPE_FILE
-        if path.exists():
-            refuse_other(f"{self.folder} belongs to another search", read_recipe(path), self.describe_search())
-        elif (self.output / RECIPE_FILE).exists():
-            raise UsageError(f"{self.output} has a run without a search; name another directory with --output")
+        if not self.axes:
+            self.report("the recipe leaves nothing to search: training with its values")
+            return {}
+        if count_processes() > 1:
+            raise UsageError("a search starts processes of its own; leave out torchrun or accelerate launch")
+        if self.clock and not self.divide_time(prepared):
+            self.report("the time is too short for trials: training with the task's own values")
+            return {}
+        many, names = f"{self.most} trials" if self.most else "trials", (axis.rpartition(".")[2] for axis in self.axes)
+        self.report(f"searching {', '.join(names)}: {many}, scored on held-back rows of train")
+        self.open_journal()
+        with note_signals(self.noted.append):
+            while (done := len(self.study.trials)) < self.most or not self.most:
+                if self.clock and self.clock.left < self.last + self.trial:
+                    break
+                self.do_trial(done + 1)
+        if not self.study.get_trials(states=[TrialState.COMPLETE]):
+            self.report("no trial was completed: training with the task's own values")
+            return {}
+        best = self.study.best_trial.params
+        self.report(f"the best of {done} trials: {describe_values(best)}; training on all of train")
+        return best
 
-    def prepare_data(self) -> None:
-        """Read and encode the data of the trials and of the last training."""
-        self.whole = prepare(self.recipe, self.report)
-        self.parts = prepare(self.recipe.override(**HOLD_BACK))
+    # --- What is searched, and how long -------------------------------------------------------------------------------
 
     @cached_property
-    def sizes(self) -> Sizes:
-        """Return the sizes of the search: those of its first start, or new ones."""
-        path = self.folder / SIZES_FILE
-        found = None
-        if self.is_main and path.exists():
-            with explain_damage(path, self.output):
-                found = read_record(path, Sizes)
-                if self.clock and not found.time_training(1, 1):
-                    raise ValueError("it has no times")
-        found = take_first(found)
-        if found is None:
-            found = self.choose_sizes()
-            if self.is_main:
-                write_json(msgspec.to_builtins(found), path)
-        return found
-
-    # --- What is searched ---------------------------------------------------------------------------------------------
-
-    def list_axes(self, epochs: bool = True) -> dict[str, BaseDistribution]:
+    def axes(self) -> dict[str, BaseDistribution]:
         """Return the values that are searched: those that a person left open.
 
         Raises:
             UsageError: It leaves none open, and there is no clock either.
         """
-        train = self.recipe.train
-        rate = train["learning_rate"]
+        train, given = self.recipe.train, self.recipe.given
+        rate, epochs = train["learning_rate"], train["num_train_epochs"]
         axes: dict[str, BaseDistribution] = {
             "train.learning_rate": FloatDistribution(min(*LEARNING_RATES, rate), max(*LEARNING_RATES, rate), log=True),
             "batch_size": CategoricalDistribution(sorted({*BATCH_CHOICES, self.recipe.batch_size})),
             "preset": CategoricalDistribution(("paper", "stable")),
+            "train.num_train_epochs": CategoricalDistribution(sorted({*EPOCH_CHOICES, epochs})),
         }
-        if epochs and train.get("max_steps", -1) <= 0:
-            axes["train.num_train_epochs"] = CategoricalDistribution(
-                sorted({*EPOCH_CHOICES, train["num_train_epochs"]})
-            )
-        tables = {axis: axis.rpartition(".") for axis in axes}
-        given = [
-            axis
-            for axis, (table, _, key) in tables.items()
-            if key in (self.given.get(table, {}) if table else self.given)
-        ]
-        if len(given) == len(axes) and not self.clock:
+        known = given.keys() | given.get("train", {}).keys() | ({"num_train_epochs"} if "max_steps" in train else set())
+        left = {axis: values for axis, values in axes.items() if axis.rpartition(".")[2] not in known}
+        if not left and not self.clock:
             raise UsageError(f"the recipe sets all that would be searched ({', '.join(axes)}); leave one open")
-        return {axis: values for axis, values in axes.items() if axis not in given}
+        return left
 
-    @property
-    def axes(self) -> dict[str, BaseDistribution]:
-        """Return what is searched: no epochs if trials are too short for them."""
-        return self.list_axes(epochs=not self.sizes.sequences)
-
-    @property
-    def has_trials(self) -> bool:
-        """Return whether something is searched, and there is time for it."""
-        return bool(self.axes) and self.sizes.has_trials(self.recipe)
-
-    def find_value(self, axis: str) -> Any:
-        """Return the value of an axis in the task's own recipe."""
-        table, _, key = axis.rpartition(".")
-        return getattr(self.recipe, table)[key] if table else getattr(self.recipe, key)
-
-    def find_choices(self, axis: str) -> Sequence[Any]:
-        """Return the choices of an axis, or the recipe's value if it is not searched."""
-        axes = self.list_axes()
-        return axes[axis].choices if axis in axes else [self.find_value(axis)]
+    def divide_time(self, prepared: Prepared) -> bool:
+        """Divide the time between trials and the last training, and return whether it is enough for trials."""
+        self.report("measuring some updates")
+        measured = budget.measure(self.recipe, prepared, budget.PROBE_SHARE * self.clock.limit)
+        gc.collect()
+        torch.cuda.empty_cache()  # for the processes of trials
+        epochs = self.axes.get("train.num_train_epochs")
+        longest = self.recipe.override(train={"num_train_epochs": max(epochs.choices)}) if epochs else self.recipe
+        _, training, evaluation = budget.expect(longest, measured, self.output)
+        self.last = START_SECONDS + 1.2 * (training + evaluation + measured.end) + budget.PROBE_SHARE * self.clock.limit
+        self.last = min(self.last, self.clock.limit / 2)
+        self.trial = self.clock.limit / 2 / LEAST_TRIALS
+        held = int(min(HELD_ROWS, MOST_HELD_BACK * measured.rows))
+        times = {"evaluation": held * measured.row, "end": held * measured.row + budget.END_SECONDS}
+        self.measured = msgspec.structs.replace(measured, rows=measured.rows - held, **times)
+        try:
+            trial = self.make_trial(longest)
+        except budget.TooShort:
+            return False
+        if trial.train["max_steps"] < budget.expect(longest, self.measured, self.output)[0]:
+            self.axes.pop("train.num_train_epochs", None)  # no trial would have them
+        return True
 
     def make_recipe(self, params: Mapping[str, Any]) -> Recipe:
         """Make the recipe with some values."""
         return self.recipe.changed(**merge(*(set_axis(axis, value) for axis, value in params.items())))
 
-    def make_trial(self, params: Mapping[str, Any]) -> Recipe:
-        """Return the recipe of a trial."""
-        recipe = self.make_recipe(params)
-        updates = self.sizes.count_updates(recipe)
-        train = {
-            "max_steps": updates,
-            "warmup_steps": scale_warmup(recipe, updates),
-            "eval_strategy": "no",
-            "eval_on_start": False,
-            "save_strategy": "no",
-            "load_best_model_at_end": False,
-        }
-        return recipe.override(**HOLD_BACK, patience=0, calibrate=False, baseline=False, train=train)
-
-    # --- Time ---------------------------------------------------------------------------------------------------------
-
-    def choose_sizes(self) -> Sizes:
-        """Return the sizes of a new search, with a clock from measured costs; the same in all processes.
-
-        Raises:
-            UsageError: The time is too short.
-        """
-        self.prepare_data()
-        split = next(iter(self.task.splits))
-        counts = {name: len(data) for name, data in self.whole.data.items()}
-        end = sum(counts.values()) - counts["train"]
-        sizes = Sizes(len(self.parts.data["train"]), len(self.parts.data[split]), counts["train"], end)
-        if self.clock:
-            self.report("measuring some updates")
-            seconds = min(PROBE_SECONDS, PROBE_SHARE * self.clock.limit)
-            costs = measure_costs(self.recipe.override(**HOLD_BACK), self.parts, seconds, is_best=True)
-            part = costs.parts[0]
-            sizes = take_first(
-                msgspec.structs.replace(
-                    sizes,
-                    sequence_seconds=part.seconds / self.processes.num_processes,
-                    update_seconds=part.fixed,
-                    row_seconds=time_row(costs, split),
-                )
-            )
-            epochs, size = max(self.find_choices("train.num_train_epochs")), min(self.find_choices("batch_size"))
-            sizes = take_first(self.fit_sizes(sizes, epochs, size))
-            if isinstance(sizes, TooShort):
-                raise sizes
-        return sizes.set_stages(min(self.find_choices("train.num_train_epochs")), max(self.find_choices("batch_size")))
-
-    def fit_sizes(self, sizes: Sizes, epochs: float, batch_size: int) -> Sizes | TooShort:
-        """Return the sizes that fit into the time of this process, or the error."""
-        try:
-            return sizes.fit(self.clock, self.recipe, epochs, batch_size)
-        except TooShort as error:
-            return error
-
-    def time_end(self) -> float:
-        """Return the seconds that the last training and the end of the run need."""
-        recipe = self.make_recipe(self.trials.find_best())
-        reserve = self.sizes.limit(self.clock, recipe.batch_size).reserve(self.sizes.end_rows)
-        return self.start + self.sizes.time_final(recipe) + reserve
-
-    def describe(self) -> list[str]:
-        """Return in lines what is searched, and what the time allows."""
-        sizes = self.sizes
-        if not self.axes:
-            return ["the recipe leaves nothing to search: training with its values"]
-        if not self.has_trials:
-            return ["the time is too short for trials: training with the task's own values"]
-        names = ", ".join(axis.rpartition(".")[2] for axis in self.axes)
-        length = f"{sizes.sequences:,} sequences" if sizes.sequences else "all updates"
-        early = f"; the best third goes on after {', '.join(f'{x:.0%}' for x in sizes.stages)}" if sizes.stages else ""
-        many = f"{self.most} trials" if self.most else "trials"
-        line = f"searching {names}: {many} of {length}, scored on {sizes.held:,} held-back sequences of train{early}"
-        return [line, *([sizes.describe_time(self.clock, self.recipe)] if self.clock else [])]
+    def make_trial(self, recipe: Recipe) -> Recipe:
+        """Return the recipe of a trial, which is as long as the time allows."""
+        made = recipe.override(
+            data={"held_back": HELD_ROWS}, patience=0, calibrate=False, baseline=False, train=TRIAL_ONLY
+        )
+        if not self.measured:
+            return made
+        clock = budget.Clock(self.trial - START_SECONDS, time.monotonic())
+        return budget.fit(made, self.measured, clock, self.folder, LEAST_UPDATES).override(train=TRIAL_ONLY)
 
     # --- The trials ---------------------------------------------------------------------------------------------------
 
-    def do_trials(self) -> None:
-        """Make trials until their number is reached, or the time is over."""
-        if self.is_main:
-            save_recipe(self.describe_search(), self.folder / RECIPE_FILE)
-            self.trials = Trials(self.folder, self.task.lower_is_better, self.recipe.train["seed"])
-        for line in self.describe():  # with the sizes
-            self.report(line)
-        if self.parts is None:
-            self.prepare_data()
-        if self.is_main:  # refuses other data than those of the earlier trials
-            write_environment(self.folder, self.whole.fingerprints, "", self.whole.commits, goes_on=True)
-        while (params := take_first(self.ask() if self.is_main else None)) is not None:
-            self.do_trial(params)
+    def open_journal(self) -> None:
+        """Open the journal, and give its trials to a study in memory, from which others are added to it when over."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        path, direction = self.folder / JOURNAL, "minimize" if self.task.lower_is_better else "maximize"
+        Path(f"{path}.lock").unlink(missing_ok=True)  # of a killed process
+        # With few trials, halving would end all except the best third after one noisy score; the median ends the worse
+        # half in the middle of their training, once three are complete.
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=TRIAL_SCORES // 2 - 1)
+        self.study = optuna.create_study(direction=direction, pruner=pruner)
+        with explain_damage(path, self.folder):
+            storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), JournalFileOpenLock(str(path))))
+            named = {"study_name": SEARCH, "direction": direction, "load_if_exists": True}
+            self.journal = optuna.create_study(storage=storage, **named)
+            self.study.add_trials(self.journal.trials)
 
-    def ask(self) -> dict[str, Any] | None:
-        """Return the values of the next trial; None if there is none."""
-        if (self.most and len(self.trials.done) >= self.most) or not self.has_trials:
-            return None
-        if self.clock:
-            one = self.start + self.sizes.time_trial(self.recipe)
-            if self.clock.left - self.time_end() < one:
-                return None
-        return self.trials.ask(self.axes, {axis: self.find_value(axis) for axis in self.axes})
-
-    def do_trial(self, params: Mapping[str, Any]) -> None:
+    def do_trial(self, number: int) -> None:
         """Train with some values, and record the outcome."""
-        recipe = self.make_trial(params)
-        updates = recipe.train["max_steps"]
-        stages = {max(round(updates * share), 1): stage for stage, share in enumerate(self.sizes.stages)}
-        began, end = time.monotonic(), self.time_end() if self.clock and self.is_main else 0.0
-        value: float | None = None
+        saved = self.folder / start.RECIPES / f"trial-{number}.toml"
+        begun = load_recipe(saved) if saved.exists() else None  # before the search was stopped
+        if begun or number == 1:
+            self.study.enqueue_trial({axis: find_value(begun or self.recipe, axis) for axis in self.axes})
+        draw = np.random.SeedSequence([self.recipe.train["seed"], number]).generate_state(1)
+        self.study.sampler = optuna.samplers.TPESampler(seed=int(draw[0]))
+        trial = self.study.ask(self.axes)
+        job = start.RunJob(begun or self.make_trial(self.make_recipe(trial.params)), str(self.folder / saved.stem))
+        reason = self.follow(job, trial)
+        if self.noted:
+            raise Interrupted(f"stopped after {number - 1} trials; the same command continues", self.noted[0])
+        found = start.read_state(self.folder, job)
+        value, state = None, TrialState.PRUNED if reason else TrialState.FAIL
+        if found.metrics and isfinite(found.metrics["score"]):
+            value, state, reason = found.metrics["score"], TrialState.COMPLETE, ""
+        elif not reason and not found.metrics:
+            reason = found.reason or start.read_end(saved.with_suffix(".log"))
+            if not any(
+                words in reason for words in OF_DIVERGENCE
+            ):  # a lack of memory or of disk space, or a mistake, would end other trials too
+                raise UsageError(f"{job.output}: {reason}")
+        for path in Path(job.output).glob("*"):
+            if path.name.startswith(("model", "checkpoint-")):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        trial.set_user_attr("reason", reason)
+        self.journal.add_trial(self.study.tell(trial, value, state))
+        lines = list(map(self.describe, self.study.trials))
+        atomic_write("".join(f"- {line}\n" for line in lines), self.folder / TRIALS_FILE)
+        self.report(lines[-1])
 
-        def on_update(update: int) -> None:
-            if update == 0:
-                self.start = time.monotonic() - began
-            if self.clock and take_first(self.is_main and self.clock.left < end):
-                raise TrialEnded(TrialState.PRUNED, update, value, "the time is over")
+    def follow(self, job: start.RunJob, trial: Trial) -> str:
+        """Do a trial in a process, and return why it was ended; empty if it was not."""
+        path = start.write_list(self.folder, Path(job.output).name, [job])
+        for _ in range(start.TRIES):
+            process, reason = start.launch(path, torch.get_num_threads()), ""
+            try:
+                while process.poll() is None:
+                    time.sleep(start.POLL)
+                    if not reason and (reason := self.judge(job, trial)):
+                        process.terminate()
+            finally:
+                start.end_all([process])
+            self.judge(job, trial)
+            if reason or not start.is_death(process.poll()) or await_note(self.noted):
+                break
+            self.report(f"the process of {job.output} has died ({start.describe_death(process.poll())})")
+        return reason
 
-        def on_score(update: int, score: float) -> None:
-            nonlocal value
-            if not isfinite(score):
-                raise TrialEnded(TrialState.FAIL, update, None, f"the score is {score}")
-            value = score
-            if update >= updates:
-                raise TrialEnded(TrialState.COMPLETE, update, value)
-            if take_first(self.is_main and self.trials.is_bad(stages[update], score)):
-                raise TrialEnded(TrialState.PRUNED, update, value, "others are better")
+    def judge(self, job: start.RunJob, trial: Trial) -> str:
+        """Pass the new scores of a trial to Optuna, and return why it should end; empty if it goes on."""
+        log = read_log(Path(job.output)) if Path(job.output, LOG).exists() else []
+        scores = [entry[key] for entry in log if (key := f"eval_{self.task.metric}") in entry]
+        for step in range(len(self.study.trials[-1].intermediate_values), len(scores)):
+            trial.report(scores[step], step)
+        if self.clock and self.clock.left < self.last:
+            return "the time is over"
+        if self.noted:
+            return "stopped"
+        return "others are better" if trial.should_prune() else ""
 
-        watch = ScoreAt((*stages, updates), self.task.metric, on_score, on_update)
-        self.remove_trial()  # of a killed process
-        try:
-            run(recipe, output=self.folder / TRIAL_FOLDER, prepared=self.parts, callbacks=[watch])
-        except TrialEnded as ended:
-            self.record(ended)
-        except Diverged as error:
-            self.record(TrialEnded(TrialState.FAIL, 0, None, str(error)))
-        self.remove_trial()
+    def describe(self, trial: FrozenTrial) -> str:
+        """Return a trial, its score and why it ended early in words."""
+        score = [] if trial.value is None else [find_row(self.task.table, self.task.metric).describe(trial.value)]
+        words = "; ".join(filter(None, [*score, trial.user_attrs["reason"]]))
+        return f"trial {trial.number + 1}: {describe_values(trial.params)}: {words}"
 
-    def remove_trial(self) -> None:
-        """Remove the directory of a trial."""
-        if self.is_main:
-            shutil.rmtree(self.folder / TRIAL_FOLDER, ignore_errors=True)
-        self.processes.wait_for_everyone()
 
-    def record(self, ended: TrialEnded) -> None:
-        """Record the outcome of a trial, and write the table of all trials."""
-        if not self.is_main:
-            return
-        trial = self.trials.end(ended.state, ended.value, ended.updates, ended.reason)
-        self.write()
-        score = [] if ended.value is None else [find_row(self.task.table, self.task.metric).describe(ended.value)]
-        words = "; ".join([*score, *([f"{ended.reason}, after {ended.updates:,} updates"] if ended.reason else [])])
-        self.report(f"trial {len(self.trials.done)}: {describe_values(trial.params)}: {words}")
-
-    def write(self) -> None:
-        """Write the trials as a study."""
-        rows = []
-        for number, trial in enumerate(self.trials.done, start=1):
-            early = f", ended after {trial.user_attrs['updates']} updates" if trial.user_attrs["reason"] else ""
-            recipe = merge(*(set_axis(axis, value) for axis, value in trial.params.items()))
-            rows.append({"name": f"{number}: {describe_values(trial.params)}{early}", "recipe": recipe})
-        shared = {key: value for key, value in self.given.items() if key != "task"}
-        definition = {
-            "column": [{"name": f"{self.task.name}, held-back rows", "task": self.task.name}],
-            "note": (
-                f"Trials of a search, scored on {self.sizes.held:,} rows of train that are held back, not on dev. The "
-                "best of the completed ones gives the values of the last training, on all of train."
-            ),
-            "recipe": merge(shared, HOLD_BACK),
-            "row": rows,
-        }
-        study = make_study(definition, where=str(self.folder))
-        cells = list_cells(study, self.folder)
-        states = {}
-        for cell, trial in zip(cells, self.trials.done, strict=True):
-            score, words = trial.user_attrs["score"], trial.user_attrs
-            metrics = {"score": score, self.task.metric: score, "updates": words["updates"], OWN_DATA: True}
-            state = State("failed", reason=words["reason"]) if score is None else State("finished", metrics=metrics)
-            states |= dict.fromkeys(cell.runs.values(), state)
-        results = summarize(study, [], cells, states)
-        save_recipe(define(study), self.folder / STUDY_FILE)
-        write_json(results, self.folder / STUDY_RESULT)
-        atomic_write(write_table(results), self.folder / TABLE)
-
-    # --- The last training --------------------------------------------------------------------------------------------
-
-    def train_best(self) -> dict[str, Any]:
-        """Train with the best values on all of train, and return the scores of this run."""
-        recipe, limit, whole = self.begun, None, self.whole
-        if not recipe:
-            best = take_first(self.trials.find_best() if self.is_main else None)
-            count = take_first(len(self.trials.done) if self.is_main else 0)
-            recipe = self.make_recipe(best)
-            if best:
-                self.report(f"the best of {count} trials: {describe_values(best)}; training on all of train")
-            elif self.has_trials:
-                self.report("no trial was completed: training with the task's own values")
-        self.whole = self.parts = None
-        if self.clock:
-            limit = self.sizes.limit(self.clock, recipe.batch_size)
-            if not self.begun:
-                left = self.clock.left - self.start - limit.reserve(self.sizes.end_rows)
-                recipe = fit(recipe, max(take_first(int(left / limit.expect(0))), 1))
-        news = {"report": self.report, "progress": self.progress}
-        return run(recipe, output=self.output, prepared=whole, limit=limit, **news)
+def find_value(recipe: Recipe, axis: str) -> Any:
+    """Return the value of an axis in a recipe."""
+    table, _, key = axis.rpartition(".")
+    return getattr(recipe, table)[key] if table else getattr(recipe, key)
 
 
 def describe_values(params: Mapping[str, Any]) -> str:

@@ -63,7 +63,7 @@ TOP_LEVEL = {  # key -> help text
     "patience": "End after N evaluations without a better score; 0: never.",
     "calibrate": "Whether a temperature calibrates the probabilities.",
     "baseline": "Whether baselines are fitted to the training rows; false: --no-baseline.",
-    "pace": "Learning rate over the updates, which --budget decides.",
+    "stop_after": "End after this update of the schedule, as --budget does on a slow machine; 0: at its end.",
 }
 
 CODE = "reference code"

@@ -1,67 +1,295 @@
-"""Train within a limit of time: the recipe is fitted to it, and the run's own recipe records the result."""
+"""Measure what a run costs here, say so before it (`--dry-run`), and train within a limit of time (`--budget`).
 
-from collections.abc import Mapping
-from contextlib import nullcontext, suppress
-from itertools import accumulate
+A few updates of a throwaway model give the seconds of an update. With a budget they decide `max_steps`, so that the
+training on its ordinary schedule, its evaluations and its end fit into the time. The recipe in the run's directory has
+this number, and repeats the run without a clock. A deadline ends the training earlier if the machine becomes slower.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any
+from tempfile import TemporaryDirectory
+from threading import Event, Thread
+from typing import Any
 
 import msgspec
+import numpy as np
+import psutil
+from torch import Tensor, nn
+from torch.utils.data import Subset
+from transformers import Trainer
 
-from bertkit.errors import UsageError, explain_damage
-from bertkit.system.clock import Clock, parse_duration
+from bertkit.errors import UsageError, explain_refusal
+from bertkit.reports.tables import count
 from bertkit.system.differences import refuse_other
 from bertkit.system.files import write_json
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
+from bertkit.tasks.pretraining import list_phases
+from bertkit.tasks.task import TUNE
 from bertkit.training.arguments import make_arguments
-from bertkit.training.callbacks import Progress
-from bertkit.training.cost import Costs
-from bertkit.training.pace import LEAST_FITTING, TimeLimit, TooShort
-from bertkit.training.plan import find_costs
+from bertkit.training.baselines import fit_baselines
+from bertkit.training.callbacks import Deadline, Progress
+from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import join_processes, take_first
 from bertkit.training.recipe import Recipe, list_decisive, load_recipe, resolve
-from bertkit.training.run import run
-from bertkit.training.run_dir import RECIPE_FILE, has_begun
+from bertkit.training.run import count_updates, make_model, make_trainer, run
+from bertkit.training.run_dir import FIRST, RECIPE_FILE, describe_environment, has_begun, read_record
+from bertkit.training.trainer import explain_shortage
 
-CLOCK_FILE = ".time_used.json"  # hidden: they are written before the run has begun
-COST_FILE = ".measured_costs.json"
-MOST_TIMES = 4  # the updates that a faster machine may reach, as a multiple of those expected
-CHECKPOINTS = 10  # of a run
-LOGS = 100  # of a run
-WITHOUT_EPOCHS = {  # a schedule by epochs or updates does not fit a length that is not known
-    "eval_strategy": "no",
-    "eval_on_start": False,
-    "load_best_model_at_end": False,
-    "save_strategy": "steps",
-    "logging_strategy": "steps",
+UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+DURATION_PART = r"\s*(\d+(?:\.\d+)?)\s*([smhd])"
+CLOCK_FILE, MEASURED_FILE = ".time_used.json", ".measured.json"  # hidden: written before the run has begun
+RECORDED_EVERY = 1.0  # seconds between two records of the time used
+PROBE_SECONDS, PROBE_SHARE = 10.0, 0.05  # for timed updates: in a dry run, and as a share of a budget
+MOST_TIMED = 20  # updates
+LONGEST_UPDATE = 4.0  # seconds that a timed update should take; of a larger one only a part is timed
+SAMPLED = 128  # sequences whose tokens are counted, and that are predicted
+DISK_RATE = 2e8  # bytes a second of a checkpoint, until the first one has been timed
+END_SECONDS = 4.0  # for scores, their intervals, the card and the exit, beside predictions and the model
+SPARE_SHARE, SPARE_END = 0.05, 0.5  # of the time for training, and of that for the end, for a slower machine
+LEAST_FITTING = 10  # updates, unless all epochs have fewer
+FITTED = ("max_steps", "warmup_steps", "eval_steps", "save_steps", "logging_steps")  # keys that `resolve` sets
+TRAIN_ONLY = {
+    **dict.fromkeys(("eval_strategy", "save_strategy", "logging_strategy"), "no"),
+    **dict.fromkeys(("eval_on_start", "load_best_model_at_end"), False),
+    "report_to": "none",
 }
-FITTED = (*WITHOUT_EPOCHS, "max_steps", "warmup_steps", "save_steps", "logging_steps")  # keys of [train]
-COUNTING = ("warmup_stable_decay", "inverse_sqrt")  # schedules with parts that are counted in updates
 
 
-class MeasuredCosts(msgspec.Struct, frozen=True):
-    """The measured seconds of a training, as in TimeLimit."""
-
-    update_seconds: dict[Annotated[int, msgspec.Meta(ge=0)], Annotated[float, msgspec.Meta(gt=0, le=1e9)]]
-    row_seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+class TooShort(UsageError):
+    """The time is too short for a training."""
 
 
-def set_clock(budget: str, given: Mapping[str, Any], begun: float | None = None) -> Clock:
-    """Return the clock of a budget, such as 20m.
+# --- The clock --------------------------------------------------------------------------------------------------------
 
-    Args:
-        given: The recipe that a person has given.
-        begun: As for `Clock`.
 
-    Raises:
-        UsageError: The budget is not a duration, or updates are given too.
-    """
-    clock = Clock(parse_duration(budget), begun)
+def parse_duration(text: str) -> float:
+    """Return the seconds of a duration such as 90s, 20m, 1.5h or 1h30m."""
+    words = text.strip().lower()
+    seconds = sum(float(number) * UNIT_SECONDS[unit] for number, unit in re.findall(DURATION_PART, words))
+    if not re.fullmatch(f"(?:{DURATION_PART})+", words) or not 0 < seconds < 1e9:
+        raise UsageError(f"{text[:40]!r} is not a duration; write for example 90s, 20m, 1.5h or 1h30m")
+    return seconds
+
+
+def set_clock(budget: str, given: Mapping[str, Any], begun: float | None = None) -> "Clock":
+    """Return the clock of a budget, unless a person has given the number of updates too."""
     if "max_steps" in given.get("train", {}):
         raise UsageError("--budget decides the number of updates; leave out train.max_steps (or --steps)")
-    return clock
+    return Clock(parse_duration(budget), begun)
+
+
+class Clock:
+    """The time that a command has left, also if it is started again.
+
+    Args:
+        limit: Seconds that all of its starts may take.
+        begun: `time.monotonic()` at its start; None: the start of this process, or of the torchrun that started it.
+    """
+
+    def __init__(self, limit: float, begun: float | None = None) -> None:
+        process = psutil.Process()
+        if os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+            process = process.parent() or process
+        self.begun = time.monotonic() - (time.time() - process.create_time()) if begun is None else begun
+        self.limit = limit
+        self.earlier = 0.0
+
+    @property
+    def left(self) -> float:
+        """Return the seconds left; negative if the time is over."""
+        return self.limit - self.earlier - (time.monotonic() - self.begun)
+
+    @contextmanager
+    def keep(self, path: Path) -> Iterator[None]:
+        """Add the time of earlier starts, and record the time used, so that a kill loses none of it."""
+        with suppress(OSError, ValueError):
+            self.earlier = read_record(path, float) + RECORDED_EVERY
+        with explain_refusal(f"the directory {path.parent}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        over = Event()
+
+        def record() -> None:
+            while not over.wait(RECORDED_EVERY):
+                with suppress(OSError):  # a full disk stops the training itself
+                    write_json(round(self.limit - self.left, 1), path)
+
+        thread = Thread(target=record, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+# --- What is measured and expected ------------------------------------------------------------------------------------
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """The costs of a recipe on its data and this machine, in seconds and bytes.
+
+    Attributes:
+        rows, batch_size: The number of training sequences, and of those in an update.
+        tokens: The mean number of their tokens.
+        parts: For each part of the data, which has lengths of its own, the share of the training after which it ends,
+            and the seconds of an update in it.
+        update, row: Mean seconds of an update, and those of a predicted sequence.
+        evaluation, saving: Seconds of an evaluation and of a checkpoint during the training.
+        end: Seconds of the predictions and the rest of a run's end, without its checkpoint and its model.
+        memory: Bytes of weights, gradients and optimizer in every process.
+    """
+
+    rows: int
+    batch_size: int
+    tokens: float
+    parts: list[tuple[float, float]]
+    update: float
+    row: float
+    evaluation: float
+    saving: float
+    end: float
+    memory: dict[str, int]
+
+
+def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
+    """Measure the costs of a recipe with a model that is thrown away; the result is the same in all processes.
+
+    Args:
+        seconds: Time for the updates; at least one is timed for each part of the data.
+    """
+    task, rows = TASKS[recipe.task], prepared.data["train"]
+    others = {split: data for split, data in prepared.data.items() if split != "train"}
+    dev = others.get(TUNE, others[next(iter(task.splits))])
+    parts = getattr(rows, "parts", [range(len(rows))])
+    ends, shares = np.cumsum([len(part) / len(rows) for part in parts]), [len(part) / len(rows) for part in parts]
+    with TemporaryDirectory() as folder, explain_shortage(make_arguments(recipe, Path(folder))):
+        model = make_model(task, recipe, prepared.settings)
+        updates, tokens = [], []
+        for part in parts:
+            trainer, found = time_updates(recipe, model, Subset(rows, part), seconds / len(parts), Path(folder))
+            updates.append(found)
+            mask = task.collate(rows.__getitems__(list(spread(part))))["attention_mask"]
+            tokens.append(float(mask.sum()) / len(spread(part)))
+        trainer.compute_metrics, some = None, spread(range(len(dev)))
+        trainer.predict(Subset(dev, some[: trainer.args.world_size]))  # a warm-up
+        row = trainer.predict(Subset(dev, some)).metrics["test_runtime"] / len(some)
+    states = (x for state in trainer.optimizer.state.values() for x in state.values() if isinstance(x, Tensor))
+    learned = (x for x in model.parameters() if x.requires_grad)
+    kinds = {"weights": model.parameters(), "gradients": learned, "optimizer": states}
+    memory = {name: sum(x.numel() * x.element_size() for x in kind) for name, kind in kinds.items()}
+    found = Measured(
+        rows=len(rows),
+        batch_size=recipe.batch_size,
+        tokens=float(np.dot(tokens, shares)),
+        parts=list(zip(ends.tolist(), updates, strict=True)),
+        update=float(np.dot(updates, shares)),
+        row=row,
+        evaluation=len(dev) * row,
+        saving=(memory["weights"] + memory["optimizer"]) / DISK_RATE,
+        end=sum(map(len, others.values())) * row + END_SECONDS,
+        memory=memory,
+    )
+    return take_first(found)
+
+
+def spread(rows: range) -> range:
+    """Return at most SAMPLED of some rows, evenly spaced."""
+    return rows[:: max(len(rows) // SAMPLED, 1)][:SAMPLED]
+
+
+def time_updates(recipe: Recipe, model: nn.Module, rows: Subset, seconds: float, folder: Path) -> tuple[Trainer, float]:
+    """Do some updates on some rows, and return the Trainer and the seconds of an update."""
+    args = make_arguments(recipe, folder)
+    micro, size, updates = args.per_device_train_batch_size, 1, 1
+    most = micro * args.gradient_accumulation_steps
+    for _ in range(3):  # the last one counts; each of the others says how large the next one may be
+        train = TRAIN_ONLY | {"max_steps": updates, "per_device_train_batch_size": min(size, micro)}
+        short = recipe.override(batch_size=size * args.world_size, patience=0, train=train)
+        parts = TASKS[recipe.task], model, make_arguments(short, folder), {"train": rows}, short
+        trainer = make_trainer(*parts, ignore, ignore)
+        took = trainer.train().metrics["train_runtime"] / updates
+        done, size = size, min(most, max(int(size * LONGEST_UPDATE / took), 1))
+        size = size // micro * micro or size
+        size, updates = take_first((size, min(max(int(seconds / 2 / (took * size / done)), 1), MOST_TIMED)))
+    return trainer, took * most / done
+
+
+def expect(recipe: Recipe, measured: Measured, output: Path) -> tuple[int, float, float]:
+    """Return the updates of a recipe, and the seconds of its training and of the evaluations during it."""
+    args = make_arguments(recipe, output)
+    updates, in_epoch = count_updates(args, recipe, measured.rows), ceil(measured.rows / recipe.batch_size)
+
+    def count_calls(strategy: str, steps: float | None) -> int:
+        if strategy == "epoch":
+            return ceil(updates / in_epoch)
+        return int(updates // (steps if steps >= 1 else ceil(updates * steps))) if strategy == "steps" else 0
+
+    training = updates * measured.update * recipe.batch_size / measured.batch_size
+    evaluations = args.eval_on_start + count_calls(args.eval_strategy, args.eval_steps)
+    saves = count_calls(args.save_strategy, args.save_steps)
+    return updates, training + saves * measured.saving, evaluations * measured.evaluation
+
+
+def find_costs(recipe: Recipe) -> Measured | str:
+    """Measure the costs of a recipe on its data, or return why that cannot be done."""
+    if recipe.data.get("features"):
+        return "time and memory are not forecast for the feature-based approach"
+    try:
+        prepared = prepare(recipe.override(data={"is_forecast": True}), ignore)
+        return measure(recipe, prepared, PROBE_SECONDS) if "train" in prepared.data else "nothing to train"
+    except UsageError as error:
+        return f"time and memory are unknown: {error}"
+
+
+def describe_cost(recipe: Recipe, output: Path) -> list[str]:
+    """Return the expected cost of a recipe in lines, or why it is unknown."""
+    earlier = TASKS[recipe.task].pretrain_on(recipe)
+    lines = [f"before, {line}" for line in describe_cost(earlier, output / FIRST)] if earlier else []
+    if isinstance(measured := find_costs(recipe), str):
+        return [*lines, measured]
+    updates, training, evaluation = expect(recipe, measured, output)
+    machine = describe_environment()
+    device = "; ".join(machine["gpus"]) or f"{machine['processor']}, {count(machine['threads'], 'thread')}"
+    return [
+        *lines,
+        f"{updates:,} updates of {recipe.batch_size * measured.tokens:,.0f} tokens",
+        f"memory, GB, without activations: {', '.join(f'{x} {size / 1e9:.2f}' for x, size in measured.memory.items())}",
+        f"expected here, from a few timed updates: {describe_duration(training)} of training and "
+        f"{describe_duration(evaluation + measured.end)} of evaluation ({device})",
+    ]
+
+
+# --- A limit of time --------------------------------------------------------------------------------------------------
+
+
+def fit(recipe: Recipe, measured: Measured, clock: Clock, output: Path, least: int = LEAST_FITTING) -> Recipe:
+    """Return a recipe with the number of updates that fits into the time; its epochs are not exceeded.
+
+    Args:
+        least: Updates that must fit, unless all epochs have fewer.
+
+    Raises:
+        TooShort: They do not fit.
+    """
+    planned, each = expect(recipe, measured, output)[0], measured.update * recipe.batch_size / measured.batch_size
+    left = (1 - SPARE_SHARE) * take_first(clock.left - (1 + SPARE_END) * measured.end - 2 * measured.saving)
+    updates = max(int(left / each), 0) if recipe.train.get("max_steps", -1) > 0 else planned
+    while updates >= min(least, planned):
+        fitted = resolve(recipe, updates, planned)
+        if (needed := sum(expect(fitted, measured, output)[1:])) <= left:
+            return fitted
+        updates = max(int(updates * left / needed), 0)
+    minutes = ceil((clock.limit - left + 2 * min(least, planned) * each) / 60) + 1
+    raise TooShort(
+        f"the time allows {updates} updates of {each:.2g} s beside evaluation and saving; give --budget "
+        f"{minutes}m or more"
+    )
 
 
 def train_within(
@@ -71,142 +299,31 @@ def train_within(
     clock: Clock,
     report: Report = ignore,
     progress: Progress = ignore,
+    prepared: Prepared | None = None,
 ) -> dict[str, Any]:
-    """Train by a recipe in the time of the clock, and return the scores; an unfinished run continues in what is left.
-
-    The costs are measured first. The run's recipe is fitted to them, and finally names the updates that were done.
+    """Train by a recipe in the time of the clock, as `run`; an unfinished run continues in what is left of it.
 
     Raises:
-        UsageError: As for `run`, or the time is too short.
-        Interrupted: As for `run`.
+        TooShort: The time is too short.
     """
-    begun = load_recipe(output / RECIPE_FILE) if has_begun(output) else None
-    if begun is not None:
-        check_same(recipe, begun, output)
-        if begun.pace:  # trained, if not yet scored
-            return run(begun, output=output, report=report, progress=progress)
-    is_main = join_processes(recipe).is_main_process
-    try:
-        with clock.keep(output / CLOCK_FILE) if is_main else nullcontext():
-            fitted, costs = (begun, read_costs(output)) if begun else plan_time(recipe, output, clock, report)
-            limit = TimeLimit(clock, costs.update_seconds, costs.row_seconds)
-            if is_main:
-                write_json(msgspec.to_builtins(costs, str_keys=True), output / COST_FILE)
-            metrics = run(fitted, output=output, report=report, progress=progress, limit=limit)
-    except TooShort:
-        if is_main and not has_begun(output):  # so that it can start again with more time
-            for name in (CLOCK_FILE, COST_FILE):
-                (output / name).unlink(missing_ok=True)
-            with suppress(OSError):
-                output.rmdir()
-        raise
-    if unreached := len(fitted.phase) - len(load_recipe(output / RECIPE_FILE).phase):
-        report(f"the machine was slower than measured: the last {unreached} of the [[phase]] tables were not reached")
-    return metrics
-
-
-def read_costs(output: Path) -> MeasuredCosts:
-    """Read the measured costs of a run that has begun.
-
-    Raises:
-        UsageError: The file is lost or damaged.
-    """
-    path = output / COST_FILE
-    with explain_damage(path, output):
-        found = msgspec.json.decode(path.read_bytes(), type=MeasuredCosts)
-        if 0 not in found.update_seconds:
-            raise ValueError("the seconds of the first update are missing")
-        return found
-
-
-def plan_time(recipe: Recipe, output: Path, clock: Clock, report: Report = ignore) -> tuple[Recipe, MeasuredCosts]:
-    """Measure a recipe's costs, and return the recipe fitted to the time; the same in all processes.
-
-    Raises:
-        UsageError: The costs cannot be measured.
-        TooShort: Fewer than LEAST_FITTING updates fit.
-    """
-    report("measuring some updates")
-    costs = find_costs(recipe, output)
-    if isinstance(costs, str):
-        raise UsageError(costs)
-    processes = make_arguments(recipe, output).world_size
-    shares = [phase["share"] for phase in recipe.phase] or [1.0]
-    seconds = [recipe.batch_size * part.seconds / processes + part.fixed for part in costs.parts]
-    mean = sum(share * each for share, each in zip(shares, seconds, strict=True))
-    split = next(iter(TASKS[recipe.task].splits))
-    end = TimeLimit(clock, {0: mean}, time_row(costs, split)).reserve(costs.rows[split])
-    left, mean, seconds, row = take_first((clock.left - end, mean, seconds, time_row(costs, split)))
-    updates = int(left / mean)
-    if updates < LEAST_FITTING:
-        least = clock.limit - left + LEAST_FITTING * mean
-        raise TooShort(
-            f"the time allows {max(updates, 0)} updates of {mean:.2g} s beside evaluation and saving; give --budget "
-            f"{ceil(least / 60) + 1}m or more"
-        )
-    firsts = [0, *(round(updates * share) for share in accumulate(shares))][:-1]
-    return fit(recipe, updates), MeasuredCosts(dict(zip(firsts, seconds, strict=True)), row)
-
-
-def time_row(costs: Costs, split: str) -> float:
-    """Return the seconds in which a sequence of a split is predicted."""
-    return costs.evaluation[split] / costs.rows[split]
-
-
-def scale_warmup(recipe: Recipe, updates: int) -> float:
-    """Return the warm-up as a share of the updates; without max_steps it counts `updates`."""
-    train = recipe.train
-    warmup, total = train.get("warmup_steps", 0), train.get("max_steps", -1)
-    return warmup if warmup < 1 else min(warmup / (total if total > 0 else updates), 0.99)
-
-
-def fit(recipe: Recipe, updates: int) -> Recipe:
-    """Return a recipe for a training by the clock, of about `updates` updates and at most MOST_TIMES as many.
-
-    Raises:
-        UsageError: The schedule counts updates.
-    """
-    if (name := recipe.train.get("lr_scheduler_type")) in COUNTING:
-        raise UsageError(
-            f"lr_scheduler_type = {name!r} counts updates, which --budget does not know; choose another one"
-        )
-    fitted = WITHOUT_EPOCHS | {
-        "max_steps": updates,
-        "warmup_steps": scale_warmup(recipe, updates),
-        "save_steps": ceil(updates / CHECKPOINTS),
-        "logging_steps": ceil(updates / LOGS),
-    }
-    return resolve(recipe.override(patience=0, train=fitted), MOST_TIMES * updates, pace=[])
-
-
-def check_same(given: Recipe, fitted: Recipe, output: Path) -> None:
-    """Check that the run in a directory is that of a recipe, apart from what was fitted to the time.
-
-    Raises:
-        UsageError: It is another run, or one without a budget.
-    """
-    parts = []
-    for recipe in (fitted, given):
-        decisive = list_decisive(recipe.to_dict())
-        kept = {key: value for key, value in decisive.items() if key not in ("pace", "phase", "patience")}
-        kept["train"] = {key: value for key, value in kept["train"].items() if key not in FITTED}
-        lengths = [phase["max_length"] for phase in recipe.phase]
-        parts.append(kept | {"lengths": lengths[: len(fitted.phase)]})  # others were not reached
-    refuse_other(f"{output} belongs to another run", *parts)
-    if fitted.pace is None or "max_steps" not in fitted.train:
-        raise UsageError(f"{output} has a run without --budget; name another directory with --output")
-
-
-def describe_time(recipe: Recipe, output: Path, clock: Clock) -> list[str]:
-    """Return in lines what the time allows.
-
-    Raises:
-        UsageError: As for `plan_time`.
-    """
-    fitted, costs = plan_time(recipe, output, clock)
-    updates = fitted.train["max_steps"] // MOST_TIMES
-    each = ", then ".join(f"{seconds:.2g} s" for seconds in costs.update_seconds.values())
-    return [
-        f"in {describe_duration(clock.limit)} fit about {updates:,} updates of {recipe.batch_size} sequences "
-        f"({each} each), with evaluation and saving"
-    ]
+    path, is_main = output / MEASURED_FILE, join_processes(recipe).is_main_process
+    if has_begun(output):
+        if not path.exists():
+            raise UsageError(f"{output} has a run without --budget; name another directory with --output")
+        fitted, measured, prepared = load_recipe(output / RECIPE_FILE), read_record(path, Measured), None
+        both = (each.override(stop_after=0, train=dict.fromkeys(FITTED, 0)).to_dict() for each in (fitted, recipe))
+        refuse_other(f"{output} belongs to another run", *map(list_decisive, both))
+    else:
+        prepared = prepared or prepare(recipe, report)
+        if is_main:
+            fit_baselines(TASKS[recipe.task], recipe, prepared, ignore)  # the cache keeps them for the run
+        report("measuring some updates")
+        measured = measure(recipe, prepared, PROBE_SHARE * clock.left)
+        fitted = fit(recipe, measured, clock, output)
+        if hasattr(prepared.data["train"], "phases"):  # the samples of a pretraining follow its length
+            prepared.data["train"].phases = list_phases(fitted)
+        if is_main:
+            output.mkdir(parents=True, exist_ok=True)
+            write_json(msgspec.to_builtins(measured), path)
+    news = {"output": output, "report": report, "progress": progress}
+    return run(fitted, prepared=prepared, deadline=Deadline(clock, measured, fitted.stop_after), **news)

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -12,9 +13,11 @@ from transformers.trainer_utils import SaveStrategy
 from bertkit.errors import UsageError
 from bertkit.system.memory import UPDATES_BETWEEN_LOOKS, Heap, keep_memory
 from bertkit.system.progress import Report, describe_duration
+from bertkit.training.processes import take_first
 from bertkit.training.run_dir import append_log, list_checkpoints, write_log
 
 SECONDS_OF_SILENCE = 15  # minimum between two messages while predicting
+SECONDS_OF_SPEED = 30.0  # after which the speed of earlier updates hardly counts any more
 Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, all updates, the latest log entry
 
 
@@ -144,41 +147,71 @@ class Milestones(TrainerCallback):
         self.waits = False
 
 
-class TrainingEnded(Exception):
-    """A callback has ended a training whose model is not wanted; raised in all processes together."""
-
-
-class ScoreAt(TrainerCallback):
-    """Evaluates after given updates, and may end the training with TrainingEnded.
+class StopAfter(TrainerCallback):
+    """Ends the training after an update, which may lie before the end of its schedule; nothing is evaluated there.
 
     Args:
-        name: The score that is passed on.
-        on_score: Called with the update and its score.
-        on_update: Called with the number of updates done, first with 0.
+        update: The update; 0: none.
     """
 
-    def __init__(
-        self,
-        updates: Collection[int],
-        name: str,
-        on_score: Callable[[int, float], None],
-        on_update: Callable[[int], None],
-    ) -> None:
-        self.updates = updates
-        self.name = name
-        self.on_score = on_score
-        self.on_update = on_update
+    def __init__(self, update: int) -> None:
+        self.update = update
 
     def on_train_begin(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        self.on_update(state.global_step)
+        control.should_training_stop |= self.is_due(state)
 
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        if may_ask(args, state):
-            self.on_update(state.global_step)
-        control.should_evaluate |= state.global_step in self.updates
+        if self.is_due(state):
+            control.should_training_stop = control.should_save = True
 
-    def on_evaluate(self, args, state: TrainerState, control: TrainerControl, metrics, **kwargs) -> None:
-        self.on_score(state.global_step, metrics[f"eval_{self.name}"])
+    def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        if self.is_due(state):  # the Trainer also calls this in the middle of an epoch
+            control.should_evaluate = control.should_save = False
+
+    def is_due(self, state: TrainerState) -> bool:
+        """Return whether the update is done."""
+        return 0 < self.update <= state.global_step
+
+
+class Deadline(StopAfter):
+    """Ends the training in time if the machine has become slower than it was when it was measured.
+
+    Args:
+        clock: A `budget.Clock`.
+        measured: The `budget.Measured` costs.
+        update: The update after which it has ended the training already; 0: none.
+    """
+
+    def __init__(self, clock: Any, measured: Any, update: int) -> None:
+        super().__init__(update)
+        self.clock = clock
+        self.measured = measured
+        self.saving = measured.saving
+        self.taken = self.expected = SECONDS_OF_SPEED  # of the latest updates; the measurement counts as one of them
+        self.before = 0.0  # the end of the last update, evaluation or checkpoint
+
+    def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        share, now = state.global_step / state.max_steps, time.monotonic()
+        expected = next(seconds for end, seconds in self.measured.parts if share <= end + 1e-9)
+        if self.before:  # the first update of a start takes longer
+            kept = math.exp((self.before - now) / SECONDS_OF_SPEED)
+            self.taken, self.expected = kept * self.taken + now - self.before, kept * self.expected + expected
+        self.before = now
+        asks = may_ask(args, state) or expected > 1  # the same in all processes
+        if not self.update and asks and state.global_step < state.max_steps:
+            evaluation = self.measured.evaluation if args.eval_strategy != "no" else 0.0
+            slowness = max(self.taken / self.expected, 1.0)
+            needed = slowness * (expected + evaluation + self.measured.end) + 2 * self.saving
+            if take_first(self.clock.left < needed):
+                self.update = state.global_step
+        super().on_step_end(args, state, control, **kwargs)
+
+    def on_evaluate(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        self.before = time.monotonic()
+
+    def on_save(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        self.saving = time.monotonic() - self.before
+        self.before = time.monotonic()
 
 
 def may_ask(args: TrainingArguments, state: TrainerState) -> bool:

@@ -19,7 +19,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from enum import EnumType
 from functools import cache, partial
-from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -47,7 +46,7 @@ class Recipe:
 
     Attributes:
         task: A name in TASKS.
-        pace: Segments of a schedule that followed the clock (`bertkit.training.pace`); None without a clock.
+        stop_after: The update after which the training ends, before the end of its schedule; 0: at the end.
         model, data, train: The tables, read-only.
         given: The values that a person gave.
     """
@@ -63,7 +62,7 @@ class Recipe:
     patience: int = 0
     calibrate: bool = False
     baseline: bool | None = None
-    pace: list[list[float]] | None = None
+    stop_after: int = 0
     model: Mapping[str, Any]
     data: Mapping[str, Any]
     phase: Sequence[Mapping[str, Any]] = ()
@@ -118,7 +117,7 @@ class Recipe:
         return recipe
 
     def check_schedule(self) -> None:
-        """Check that the length of the training, its evaluations and its pace fit together."""
+        """Check that the length of the training and its evaluations fit together."""
         if self.train.get("max_steps") == 0:
             raise UsageError("max_steps is 0 in [train]; it must be above 0, or -1 for num_train_epochs to decide")
         if self.patience and self.train.get("eval_strategy", "no") == "no":
@@ -126,8 +125,6 @@ class Recipe:
                 f"patience is {self.patience}, but nothing is evaluated during training; set eval_strategy in [train] "
                 "to epoch or steps, or remove patience"
             )
-        if any(len(segment) != 3 for segment in self.pace or []):
-            raise UsageError("each segment of pace is a first update, a share, and a share per update; give all three")
 
     def changed(self, **changes: Any) -> "Recipe":
         """Make another recipe, in which a person gives other values too, as `train={"seed": 43}`."""
@@ -161,7 +158,7 @@ ALIASES = {
 TOP_KEYS = {key: hint for key, hint in get_type_hints(Recipe).items() if key not in (*TABLES, "phase", "given")}
 # Table -> key -> range of the value: lower bound (included), upper bound (excluded).
 RANGES: dict[str, dict[str, tuple[float, float]]] = {
-    "": {"batch_size": (1, math.inf), "reinit_layers": (0, math.inf), "patience": (0, math.inf)},
+    "": {"batch_size": (1, math.inf), **dict.fromkeys(("reinit_layers", "patience", "stop_after"), (0, math.inf))},
     "train": {
         **dict.fromkeys(("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"), (0, math.inf)),
         **dict.fromkeys(("adam_beta1", "adam_beta2"), (0, 1)),
@@ -249,6 +246,7 @@ def load_recipe(path: str | Path) -> Recipe:
         UsageError: The file cannot be read, or is damaged.
     """
     saved = read_recipe(path)
+    saved.pop("pace", None)  # the learning rate of a budget in earlier versions
     if (task := TASKS.get(str(saved.get("task")))) is None:
         raise UsageError(f"{path} names the unknown task {saved.get('task')!r}; correct it")
     own = check(saved, task, str(path))
@@ -391,22 +389,22 @@ def list_decisive(part: Mapping[str, Any]) -> RecipePart:
     return merge(kept, {"train": {key: value for key, value in part.get("train", {}).items() if key not in FITTING}})
 
 
-def resolve(recipe: Recipe, updates: int, pace: list[list[float]]) -> Recipe:
-    """Return a recipe with what only a timing tells; the last of its phases becomes shorter or longer."""
-    found = recipe.override(train={"max_steps": updates}, pace=pace)
-    if not recipe.phase:
-        return found
-    import numpy as np
+def resolve(recipe: Recipe, updates: int, planned: int) -> Recipe:
+    """Return a recipe with a number of updates that only a timing tells.
 
-    from bertkit.tasks.pretraining import list_phases
+    A warm-up keeps its share. Where max_steps was the length, a fifth of the updates lies between two evaluations and
+    between two checkpoints, and a hundredth between two lines of the log.
 
-    phases = list_phases(recipe)
-    ends = np.cumsum([phase.samples // recipe.batch_size for phase in phases])[:-1].tolist()
-    bounds = pairwise([0, *(min(end, updates) for end in ends), updates])
-    shares = [((stop - start) / updates, phase) for phase, (start, stop) in zip(phases, bounds, strict=True)]
-    return found.override(
-        phase=[{"share": share, "max_length": phase.max_length} for share, phase in shares if share > 0]
-    )
+    Args:
+        planned: The updates of the recipe itself.
+    """
+    train: dict[str, Any] = {"max_steps": updates}
+    if (warmup := recipe.train.get("warmup_steps", 0)) >= 1:
+        train["warmup_steps"] = min(warmup / planned, 0.99)
+    if recipe.train.get("max_steps", -1) > 0:
+        train |= dict.fromkeys(("eval_steps", "save_steps"), math.ceil(updates / 5))
+        train["logging_steps"] = math.ceil(updates / 100)
+    return recipe.override(train=train)
 
 
 def split_batch(batch_size: int, *, processes: int, per_device: int | None = None) -> tuple[int, int]:

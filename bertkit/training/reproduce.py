@@ -90,9 +90,7 @@ def reproduce(
 
 
 def compare_runs(before: Path, now: Path) -> Comparison:
-    """Compare two finished runs.
-
-    Scores and predictions that only the second run has are not compared: a budget may have had no time for them.
+    """Compare two finished runs; scores and predictions that only the second run has are not compared.
 
     Raises:
         UsageError: A file of one of them is damaged.

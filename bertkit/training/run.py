@@ -1,6 +1,6 @@
 """Run one task: from a recipe to a directory with model, tokenizer, scores and everything needed to repeat it.
 
-It is the same for every task, and with `trainer.py`, `arguments.py` and `cost.py` the only place that touches the
+It is the same for every task, and with `trainer.py`, `arguments.py` and `budget.py` the only place that touches the
 Trainer. The Trainer does the loop, precision, clipping, accumulation, several processes and checkpoints. bertkit adds
 the division of losses (over the whole update, not a micro-batch), their logging (`trainer.py`), and the run directory
 (`run_dir.py`).
@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainingArguments, set_seed
 
@@ -30,19 +31,18 @@ from bertkit.model.checkpoint import find_file, fingerprint_weights, load_model,
 from bertkit.model.optim import BERT_ADAM, BertAdam
 from bertkit.reports.tables import OWN_DATA, name_limits
 from bertkit.system.hub import CARD
-from bertkit.system.progress import Report, describe_duration, ignore
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.prediction import check_types, collate_with_places
 from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, Task, score_summaries
 from bertkit.training.arguments import make_arguments
 from bertkit.training.baselines import Baseline, fit_baselines, score_baselines
-from bertkit.training.callbacks import PredictionProgress, Progress, StopOnSignal
+from bertkit.training.callbacks import PredictionProgress, Progress, StopAfter, StopOnSignal
 from bertkit.training.network import explain_missing_head, name_head
 from bertkit.training.outputs import find_better, save_best, write_results
-from bertkit.training.pace import KeepTime, Pace, TimeLimit
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import explain_lost_process, join_processes
-from bertkit.training.recipe import Recipe, resolve, save_recipe
+from bertkit.training.recipe import Recipe, save_recipe
 from bertkit.training.run_dir import (
     BEST,
     FIRST,
@@ -68,8 +68,7 @@ def run(
     progress: Progress = ignore,
     prepared: "Prepared | None" = None,
     milestones: Collection[int] = (),
-    limit: TimeLimit | None = None,
-    callbacks: Collection[TrainerCallback] = (),
+    deadline: StopAfter | None = None,
 ) -> dict[str, Any]:
     """Train by a recipe and return the scores, as written to `output/metrics.json`; a finished run is not repeated.
 
@@ -81,9 +80,7 @@ def run(
         progress: Called after every logged update.
         prepared: The data, if `prepare` has already made them for a recipe of the same `name_examples`.
         milestones: Updates whose checkpoints are kept, whatever the save settings in `[train]`.
-        limit: The time that the run may take; the recipe in the directory then gets the updates and the pace that
-            followed from it.
-        callbacks: Added to the Trainer's.
+        deadline: It may end the training before its schedule; the recipe in the directory then gets `stop_after`.
 
     Raises:
         UsageError: The data or the directory is wrong; nothing is overwritten.
@@ -91,8 +88,6 @@ def run(
         ProcessLost: One of several processes has ended.
     """
     task, output = TASKS[recipe.task], Path(os.path.expanduser(output))  # as TrainingArguments does
-    if recipe.pace == [] and limit is None:
-        raise UsageError(f"{output} was started with --budget and is not trained to its end; continue it with --budget")
     processes = join_processes(recipe)
     args = make_arguments(recipe, output)
     report = report if processes.is_main_process else ignore
@@ -119,18 +114,14 @@ def run(
             weights = fingerprint_weights(model)
             commits = {**trace_commit(recipe.checkpoint), **prepared.commits}
             write_environment(output, prepared.fingerprints, weights, commits, goes_on=checkpoint is not None)
-        pace = Pace(list(recipe.pace or [])) if limit or recipe.pace is not None else None
-        if limit is not None:
-            rows = {split: len(data) for split, data in prepared.data.items() if split != "train"}
-            needed = [rows.pop(split) for split in (TUNE, next(iter(task.splits))) if split in rows]
-            callbacks = [*callbacks, KeepTime(limit, pace, needed, sum(rows.values()), args.max_steps)]
-        trainer = make_trainer(task, model, args, prepared.data, recipe, progress, report, milestones, pace, callbacks)
+        stop = deadline or StopAfter(recipe.stop_after)
+        trainer = make_trainer(task, model, args, prepared.data, recipe, progress, report, milestones, [stop])
         parameters = f"{model.num_parameters():,} parameters"
         if "train" in prepared.data:
-            report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'], limit)}")
+            report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
             train(trainer, checkpoint, report)
-            if limit is not None:
-                recipe = resolve(recipe, trainer.state.global_step, pace.segments)
+            if stop.update != recipe.stop_after:
+                recipe = recipe.override(stop_after=stop.update)
                 if processes.is_main_process:
                     save_recipe(recipe.to_dict(), output / RECIPE_FILE)
         else:
@@ -195,16 +186,35 @@ def count_updates(args: TrainingArguments, recipe: Recipe, rows: int) -> int:
     )
 
 
-def describe_training(args: TrainingArguments, recipe: Recipe, data: Any, limit: TimeLimit | None = None) -> str:
-    """Return one line with updates or time, sequences per update and their division, and precision."""
+def describe_training(args: TrainingArguments, recipe: Recipe, data: Any) -> str:
+    """Return one line with updates, sequences per update and their division, and precision."""
     steps = count_updates(args, recipe, len(data))
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
     late = "" if args.get_warmup_steps(steps) < steps else "; warm-up is longer, so the learning rate never peaks"
     cut = f"{args.world_size} x {args.gradient_accumulation_steps} x {args.per_device_train_batch_size}"
-    size = f"updates of {recipe.batch_size} sequences ({cut}), {precision}"
-    if limit is not None:
-        return f"{size}, for the {describe_duration(limit.clock.left)} that are left, evaluation included"
-    return f"{steps:,} {size}{late}"
+    return f"{steps:,} updates of {recipe.batch_size} sequences ({cut}), {precision}{late}"
+
+
+def dry_run(recipe: Recipe, output: str | Path) -> dict[str, Any]:
+    """Return a recipe and the sizes that follow, without reading data or writing files.
+
+    Raises:
+        UsageError: transformers rejects a value, or the batch cannot be divided.
+    """
+    task, args = TASKS[recipe.task], make_arguments(recipe, Path(output))
+    plan: dict[str, Any] = {"recipe": recipe, "output": str(output)}
+    if not recipe.checkpoint:
+        with torch.device("meta"):
+            plan["parameters"] = make_model(task, recipe, task.configure(recipe, None, None)).num_parameters()
+    plan["sequences_per_update"] = recipe.batch_size
+    plan["per_device_batch"] = args.per_device_train_batch_size
+    plan["accumulation"] = args.gradient_accumulation_steps
+    plan["precision"] = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
+    if args.max_steps > 0:
+        plan["updates"] = args.max_steps
+    if task.pretrain_on(recipe) is not None:
+        plan["before"] = f"another training run, in {Path(output) / FIRST}"
+    return plan
 
 
 # --- Training ---------------------------------------------------------------------------------------------------------
@@ -219,7 +229,6 @@ def make_trainer(
     progress: Progress,
     report: Report,
     milestones: Collection[int] = (),
-    pace: Pace | None = None,
     callbacks: Collection[TrainerCallback] = (),
 ) -> BertTrainer:
     """Return the Trainer of a run; training reports to `progress`, prediction to `report`, instead of printing."""
@@ -236,7 +245,6 @@ def make_trainer(
             keep=recipe.train.get("save_total_limit", 0),
             milestones=milestones,
             patience=recipe.patience,
-            pace=pace,
             train_dataset=data.get("train"),
             eval_dataset=dev,
             data_collator=partial(collate_with_places, task.collate, type(model)),

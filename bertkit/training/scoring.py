@@ -19,7 +19,6 @@ from bertkit.reports.tables import WITHOUT_LEAKS, name_limits
 from bertkit.system.progress import Report
 from bertkit.tasks.task import TUNE, Task
 from bertkit.training.calibration import Calibration, calibrate, find_classes
-from bertkit.training.pace import OutOfTime
 from bertkit.training.predictions import GROUP, format_table, join_rows
 from bertkit.training.prepare import Prepared
 from bertkit.training.recipe import Recipe
@@ -54,18 +53,14 @@ def score_splits(
     """Return the scores and predictions of every split there is; the first one decides for those after it.
 
     Args:
-        predict: Returns the summaries of a data set; it may raise OutOfTime, and then the split is left out.
+        predict: Returns the summaries of a data set.
     """
     found = Evaluation()
     for split in (TUNE, *task.splits, *task.unlabelled):
         if (data := prepared.data.get(split)) is None:
             continue
         report(f"predicting {split}, {len(data):,} sequences")
-        try:
-            given = predict(data)
-        except OutOfTime:
-            report(f"the time is over: {split} is left out; bertkit predict makes its predictions")
-            continue
+        given = predict(data)
         found.calibration = found.calibration or calibrate(task, recipe, given, data, split)
         summaries = temper(given, found.calibration.temperature)
         rows = task.rows(summaries, data, found.decided)

@@ -27,17 +27,16 @@ from bertkit.tasks.task import Task
 from bertkit.training.callbacks import (
     Diverged,
     Milestones,
+    StopAfter,
     StopEarly,
     StopOnSignal,
-    TrainingEnded,
     explain_divergence,
     explain_stop,
 )
-from bertkit.training.pace import Pace
 from bertkit.training.processes import begin_worker
 from bertkit.training.run_dir import list_checkpoints, mark_complete, rotate_checkpoints, write_log
 
-SUMS = "loss_sums.json"  # in a checkpoint: sums of the losses since the last log, and the pace so far
+SUMS = "loss_sums.json"  # in a checkpoint: sums of the losses since the last log
 
 
 def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> None:
@@ -63,9 +62,6 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
                 f"{checkpoint} has a file that would run code when loaded "
                 f"({join_lines(error)[:40]}); delete {checkpoint}, and the same command continues from the one before"
             ) from None
-        except TrainingEnded:
-            if not stopper.ask_all(trainer.args):  # a signal is obeyed first
-                raise
     if number := stopper.agreed or stopper.ask_all(trainer.args):  # a signal may come after the last update
         update = trainer.state.global_step
         # Later checkpoints are damaged: a resumed run has skipped them.
@@ -73,8 +69,13 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
         raise Interrupted(explain_stop(update, max(saved, default=0)), number)
     trainer.check_numbers(trainer.add_up())
     if (update := trainer.state.global_step) < trainer.state.max_steps:
-        name, _ = trainer.criterion
-        report(f"stopped early after update {update:,}, because {name} did not improve (patience)")
+        is_due = any(x.is_due(trainer.state) for x in trainer.callback_handler.callbacks if isinstance(x, StopAfter))
+        reason = (
+            "as its time is over (stop_after)"
+            if is_due
+            else f"because {trainer.criterion[0]} did not improve (patience)"
+        )
+        report(f"stopped early after update {update:,}, {reason}")
     report(f"trained for {describe_duration(time.monotonic() - start)}")
 
 
@@ -88,7 +89,6 @@ class BertTrainer(Trainer):
         keep: Number of checkpoints to keep, the last and the best always among them; 0 keeps all.
         milestones: Updates after which a checkpoint is saved and kept, whatever `keep` is.
         patience: Number of evaluations in a row without a better score that end the training; 0 never does.
-        pace: The share of the learning-rate schedule after each update; None: in proportion to the updates.
     """
 
     def __init__(
@@ -98,13 +98,11 @@ class BertTrainer(Trainer):
         keep: int = 0,
         milestones: Collection[int] = (),
         patience: int = 0,
-        pace: Pace | None = None,
         **kwargs,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.task = task
         self.keep = keep
-        self.pace = pace
         self.milestones = frozenset(milestones)
         self.add_callback(Milestones(self.milestones))
         if patience:
@@ -114,15 +112,6 @@ class BertTrainer(Trainer):
         self.resumed_at = 0  # the update after which this process began
         if self.is_fsdp_enabled:
             drop_second_names(self.model)
-
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        """Return the learning-rate scheduler, which follows the pace if there is one."""
-        if self.pace is None:
-            return super().create_scheduler(num_training_steps, optimizer)
-        if self.lr_scheduler is None:
-            self.lr_scheduler = self.pace.make_scheduler(self.args, optimizer or self.optimizer)
-            self._created_lr_scheduler = True
-        return self.lr_scheduler
 
     def _run_epoch(self, **kwargs) -> None:
         """Train an epoch, unless the run was resumed from a checkpoint after its last update."""
@@ -186,8 +175,7 @@ class BertTrainer(Trainer):
         if self.is_world_process_zero():
             output = Path(self.args.output_dir)
             checkpoint = output / f"checkpoint-{self.state.global_step}"
-            pace = {"pace": self.pace.segments} if self.pace else {}
-            write_json({"logged_at": self.logged_at, "sums": sums} | pace, checkpoint / SUMS)
+            write_json({"logged_at": self.logged_at, "sums": sums}, checkpoint / SUMS)
             write_log(self.state.log_history, output)
             mark_complete(checkpoint)
             if self.keep > 0:
@@ -236,7 +224,7 @@ class BertTrainer(Trainer):
         return min(scores, key=lambda entry: sign * entry[metric], default=None)
 
     def restore_sums(self, checkpoint: Path) -> None:
-        """Restore the pace and the loss sums since the last log; the first process takes those of all processes."""
+        """Restore the loss sums since the last log; the first process takes those of all processes."""
         self.logged_at = self.resumed_at = int(checkpoint.name.rpartition("-")[2])
         self.sums = {}
         if (checkpoint / SUMS).exists():  # older checkpoints have none
@@ -244,8 +232,6 @@ class BertTrainer(Trainer):
             self.logged_at = saved["logged_at"]
             own = float(self.is_world_process_zero())  # the others have zeros: sums are added over processes
             self.sums = {name: torch.tensor(own * x, device=self.args.device) for name, x in saved["sums"].items()}
-            if self.pace:
-                self.pace.segments = saved.get("pace", [])
 
     def _get_dataloader(self, *args, **kwargs) -> Any:
         """Return the Trainer's loader, with workers that leave signals to this process, which needs them to finish."""

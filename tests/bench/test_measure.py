@@ -2,13 +2,27 @@
 
 import gc
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from bertkit.bench import measure
-from bertkit.bench.measure import BERTKIT, REFERENCE, Measurement, Timed, alternate, measure_peak, time_call
+from bertkit.bench.measure import (
+    BERTKIT,
+    REFERENCE,
+    Measurement,
+    Timed,
+    alternate,
+    count_flops,
+    count_tokens,
+    measure_peak,
+    time_call,
+)
+from bertkit.model.checkpoint import make_config
 from bertkit.system.progress import ignore
+from bertkit.tasks import TASKS
 
 
 def test_the_sides_take_turns_without_garbage_collection():
@@ -73,3 +87,36 @@ def test_the_peak_counts_what_numpy_held_at_a_time():
             np.zeros(1_000_000, np.float64)
 
     assert 8e6 <= measure_peak(hold) < 9e6
+
+
+def test_the_operations_of_a_worked_example():
+    """H 2, intermediate 8, a layer, V 5, three tokens of which one is decoded; backwards twice that."""
+    config = make_config(
+        {
+            "hidden_size": 2,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+            "vocab_size": 5,
+        }
+    )
+    dense = 3 * (4 * 2 * 2 * 2 + 2 * 2 * 2 * 8)  # tokens x (query, key, value, output; up and down)
+    scores = 2 * 2 * 3 * 3 * 2  # two products, multiply and add, 3 x 3 pairs, H
+    decoder, pooler = 2 * 2 * 2 + 2 * 2 * 5, 2 * 2 * 2
+    assert count_flops(config, torch.tensor([3]), 1) == 3 * (dense + scores + decoder + pooler)
+    two = count_flops(config, torch.tensor([3, 3]), 2)
+    assert two == 2 * count_flops(config, torch.tensor([3]), 1)
+    assert two < count_flops(config, torch.tensor([6]), 2) + 3 * pooler  # attention is quadratic in the length
+
+
+def test_real_tokens_are_counted_and_labels_of_tokens():
+    rows = [
+        {"input_ids": np.arange(length), "token_type_ids": np.zeros(length, np.int64), "labels": 1}
+        for length in (3, 5, 4)
+    ]
+    lengths, targets = count_tokens(TASKS["rte"], rows, 2)
+    assert (lengths.tolist(), targets) == ([3, 5, 4], 0)
+    labels = torch.tensor([[-100, 7, -100], [4, -100, 0]])
+    task = SimpleNamespace(collate=lambda items: {"attention_mask": torch.ones(2, 3, dtype=int), "labels": labels})
+    lengths, targets = count_tokens(task, [None] * 4, 2)
+    assert (lengths.tolist(), targets) == ([3, 3, 3, 3], 6)

@@ -55,8 +55,7 @@ def keep_budget(minutes: float, words: list[str], seed: int, folder: Path) -> st
     if done.returncode:
         return f"{used:.1f} | {done.stderr.strip()} | | |"
     metrics = json.loads((folder / "metrics.json").read_bytes())
-    table = folder / "search" / "study.json"
-    trials = json.loads(table.read_bytes())["runs"] if table.exists() else 0
+    trials = len(list(folder.glob("search/recipes/trial-*.toml")))
     late = "late" if used > 60 * minutes else f"{60 * minutes - used:.1f}"
     return f"{used:.1f} | {late} | {trials} | {metrics['updates']} | {100 * metrics['score']:.1f} |"
 

@@ -22,7 +22,7 @@ from bertkit.tasks.prediction import show_examples
 from bertkit.tasks.squad import SQUAD
 from bertkit.tasks.squad_versions import VERSIONS
 from bertkit.tasks.task import PredictionSettings, score_summaries
-from bertkit.training import cost
+from bertkit.training import budget
 from bertkit.training.network import name_head
 from bertkit.training.predictions import KEY, join_rows, read_table
 from bertkit.training.prepare import Prepared
@@ -272,16 +272,12 @@ def test_one_step_has_a_finite_loss_and_a_gradient_everywhere(case):
 @pytest.mark.parametrize(
     "case", [name for name in CASES if CASES[name][0].metric and "feat" not in name], indirect=True
 )
-def test_the_cost_of_an_update_is_measured(case, monkeypatch):
+def test_the_cost_of_an_update_is_measured(case):
     task, recipe, examples, tokenizer, data, model, _ = case
-    monkeypatch.setattr(cost, "PROBE_SECONDS", 0.0)
-    monkeypatch.setattr(cost, "MATMUL_SECONDS", 0.01)
     settings = task.configure(recipe, tokenizer, examples)
-    costs = cost.measure_costs(recipe, Prepared(examples, tokenizer, data, settings))
-    for part in costs.parts:
-        assert min(part.tokens, part.operations, part.seconds, part.fixed, part.activations, part.optimizer) > 0
-    assert costs.weights == sum(4 * x.numel() for x in model.parameters())
-    assert min(costs.evaluation.values()) > 0
+    costs = budget.measure(recipe, Prepared(examples, tokenizer, data, settings), 0.0)
+    assert min(costs.tokens, costs.update, costs.row, *costs.memory.values()) > 0
+    assert costs.memory["weights"] == sum(4 * x.numel() for x in model.parameters())
 
 
 @LEARNED

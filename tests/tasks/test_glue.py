@@ -25,10 +25,9 @@ from bertkit.tasks.examples import divide
 from bertkit.tasks.glue import BENCHMARKS, GLUE, GlueTask, find_glue
 from bertkit.tasks.text import TextSequences
 from bertkit.training import trainer
-from bertkit.training.plan import dry_run
 from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe, merge
-from bertkit.training.run import make_model, run
+from bertkit.training.run import dry_run, make_model, run
 from bertkit.training.run_dir import mark_complete, read_log
 from tests.conftest import draft
 from tests.official import write_checkpoint, write_glue

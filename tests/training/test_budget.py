@@ -1,71 +1,291 @@
-"""Training within a limit of time: its recipe, its end, its continuation and its repetition without a clock."""
+"""Budgets: durations, the clock, what is measured, expected and fitted, the deadline, and a run without a clock."""
 
 import json
+import math
 import os
 import signal
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from safetensors.torch import load_file
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import TrainerControl, TrainerState
 
 from bertkit.errors import UsageError
-from bertkit.system.clock import RECORDED_EVERY, Clock
+from bertkit.studies.cells import describe_time
+from bertkit.studies.search import search_or_train
+from bertkit.studies.spec import make_study
+from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
-from bertkit.tasks.pretraining import list_phases
-from bertkit.training import budget, cost, pace
-from bertkit.training.budget import CLOCK_FILE, FITTED, fit, train_within
-from bertkit.training.recipe import Recipe, load_recipe, merge, resolve
+from bertkit.training import budget, callbacks
+from bertkit.training.budget import CLOCK_FILE, RECORDED_EVERY, Clock, Measured, TooShort, parse_duration, train_within
+from bertkit.training.callbacks import Deadline, StopAfter
+from bertkit.training.prepare import prepare
+from bertkit.training.recipe import Recipe, load_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
-from tests.training.test_run import PRETRAIN, make_recipe, write_text
+from tests.official import write_checkpoint, write_glue, write_squad
+from tests.training.test_run import PRETRAIN, assert_same_bits, make_recipe, read_weights, write_text
+
+RTE = TASKS["rte"]
+COSTS = Measured(96, 32, 20.0, [(1.0, 2.0)], 2.0, 0.1, 3.0, 1.0, 5.0, {"weights": 4, "gradients": 4, "optimizer": 8})
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(cost, "PROBE_SECONDS", 0.1)
-    monkeypatch.setattr(cost, "MATMUL_SECONDS", 0.1)
-    monkeypatch.setattr(pace, "END_SECONDS", 2.0)
+    monkeypatch.setattr(budget, "PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(budget, "SAMPLED", 16)
+
+
+@pytest.fixture(scope="module")
+def rte(tmp_path_factory):
+    """Return a complete recipe of six updates."""
+    folder = tmp_path_factory.mktemp("rte")
+    data = {"dir": str(write_glue(folder / "glue"))}
+    return Recipe.make(RTE, {"checkpoint": str(write_checkpoint(folder / "bert")), "precision": "fp32", "data": data})
 
 
 @pytest.fixture
-def recipe(tmp_path):
-    """Return a recipe of a pretraining in two phases, whose length the time decides."""
-    made = make_recipe(write_text(tmp_path / "corpus.txt"))
-    del made["data"]["max_length"]
+def phases(tmp_path):
+    """Return a complete recipe of ten updates at 16 tokens and ten at 32."""
+    recipe = make_recipe(write_text(tmp_path / "corpus.txt"))
+    del recipe["data"]["max_length"]
     phases = [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]
-    return merge(made, {"phase": phases, "train": {"max_steps": 20, "warmup_steps": 2}})
+    return Recipe.make(PRETRAIN, recipe, {"phase": phases, "train": {"max_steps": 20}})
 
 
-def test_a_pretraining_ends_in_time_and_repeats_bit_for_bit_without_a_clock(recipe, tmp_path):
-    limit, begun = 16.0, time.monotonic()
-    clock = Clock(limit, begun)
-    metrics = train_within(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", clock=clock)
-    used = time.monotonic() - begun
-    assert limit - 8 <= used <= limit
+# --- The clock --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("20m", 1200), ("1.5h", 5400), ("1h30m", 5400), (" 1H 30M ", 5400), ("2d", 172_800)],
+)
+def test_durations_are_read(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "20", "m", "-5m", "0s", "20 minutes", "1e9h", "9" * 50 + "d", "5m and more"])
+def test_other_texts_are_refused(text):
+    with pytest.raises(UsageError, match=r"is not a duration; write for example 90s, 20m, 1\.5h or 1h30m"):
+        parse_duration(text)
+
+
+def test_the_time_of_earlier_starts_counts(tmp_path):
+    path = tmp_path / "run/.time.json"
+    with Clock(100.0, time.monotonic() - 30).keep(path):
+        time.sleep(1.5 * RECORDED_EVERY)
+    assert json.loads(path.read_text()) == pytest.approx(30 + RECORDED_EVERY, abs=1)
+    second = Clock(100.0, time.monotonic())
+    with second.keep(path):
+        assert second.left == pytest.approx(100 - 32, abs=2)
+    assert 0 < 10.0 - Clock(10.0).left < 3600 * 24, "it begins with the process"
+
+
+# --- What is measured and expected ------------------------------------------------------------------------------------
+
+
+def test_the_costs_of_a_run_are_those_of_its_data_and_model(rte):
+    found = budget.measure(rte, prepare(rte), 0.1)
+    assert (found.rows, len(found.parts)) == (48, 1)
+    assert 5 < found.tokens < 32
+    assert min(found.update, found.row) > 0
+    assert found.evaluation == pytest.approx(18 * found.row)
+    assert found.end == pytest.approx(28 * found.row + budget.END_SECONDS)
+    weights, gradients, optimizer = found.memory.values()
+    assert weights == gradients
+    assert 2 * weights <= optimizer < 2 * weights + 1000, "two moments, and counts of updates"
+    frozen = budget.measure(rte.changed(freeze="encoder"), prepare(rte), 0.1)
+    assert frozen.memory["gradients"] < weights == frozen.memory["weights"]
+
+
+def test_a_large_update_is_timed_in_part(rte, monkeypatch):
+    sizes, make = [], budget.make_trainer
+    monkeypatch.setattr(budget, "LONGEST_UPDATE", 0.0)
+    monkeypatch.setattr(budget, "make_trainer", lambda *args: sizes.append(args[4].batch_size) or make(*args))
+    assert budget.measure(rte.changed(batch_size=64), prepare(rte), 0.1).update > 0
+    assert sizes == [1, 1, 1]
+
+
+def test_each_phase_has_its_costs(phases):
+    found = budget.measure(phases, prepare(phases), 0.1)
+    assert [end for end, _ in found.parts] == [0.5, 1.0]
+    assert found.update == pytest.approx(sum(seconds for _, seconds in found.parts) / 2)
+    assert 16 < found.tokens < 32
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, (9, 18.0, 0.0)),
+        ({"save_strategy": "epoch"}, (9, 21.0, 0.0)),
+        ({"eval_strategy": "epoch"}, (9, 18.0, 9.0)),
+        ({"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True}, (9, 18.0, 15.0)),
+        ({"eval_strategy": "steps", "eval_steps": 0.1}, (9, 18.0, 27.0)),
+        ({"max_steps": 4, "save_strategy": "steps", "save_steps": 2}, (4, 10.0, 0.0)),
+    ],
+)
+def test_the_time_of_a_worked_example(rte, settings, expected):
+    """Three epochs of three updates at 2 s; an evaluation takes 3 s, a checkpoint 1 s."""
+    never = {"eval_strategy": "no", "save_strategy": "no"}
+    assert budget.expect(rte.override(train=never | settings), COSTS, Path("run")) == expected
+    half = rte.override(batch_size=16, train=never | {"max_steps": 4})
+    assert budget.expect(half, COSTS, Path("run")) == (4, 4.0, 0.0)
+
+
+def test_a_forecast_without_data_says_why_and_one_with_data_what_it_takes(rte, tmp_path):
+    (line,) = budget.describe_cost(rte.changed(data={"dir": str(tmp_path / "nowhere")}), tmp_path / "run")
+    assert line.startswith("time and memory are unknown: ")
+    assert "nowhere" in line
+    lines = budget.describe_cost(rte, tmp_path / "run")
+    assert lines[0].startswith("6 updates of ")
+    assert lines[1].startswith("memory, GB, without activations: weights 0.00, gradients 0.00, optimizer 0.00")
+    assert lines[2].startswith("expected here, from a few timed updates: ")
+
+
+def test_a_forecast_reads_the_beginning_of_a_text(phases, monkeypatch):
+    monkeypatch.setattr("bertkit.tasks.pretraining.FORECAST_CHARACTERS", 2000)
+    options = dict(phases.data)
+    whole, beginning, first = (
+        sum(len(documents) for documents in PRETRAIN.load(options | given, ignore).values())
+        for given in ({}, {"is_forecast": True}, {"is_forecast": True, "limit_characters": 500})
+    )
+    assert whole > beginning > first
+
+
+def test_the_training_before_a_run_has_its_own_forecast(tmp_path):
+    extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
+    data = {"dir": str(write_squad(tmp_path / "squad", 1)), "max_length": 40, "max_query_length": 8, "doc_stride": 12}
+    recipe = {"checkpoint": str(write_checkpoint(tmp_path / "bert")), "data": data | {"extra_train": str(extra)}}
+    lines = budget.describe_cost(Recipe.make(TASKS["squad1"], recipe, {"batch_size": 8}), tmp_path / "run")
+    assert [line.startswith("before, ") for line in lines] == [True] * 3 + [False] * 3
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_study_measures_runs_of_the_same_cost_once(rte, tmp_path, monkeypatch):
+    """Eight runs differ in rate, epochs and batch size: 10 s an epoch with its evaluation, and 5 s of each end."""
+    calls = []
+    monkeypatch.setattr(budget, "find_costs", lambda recipe: calls.append(recipe) or COSTS)
+    grid = {"batch_size": [16, 32], "train.learning_rate": [1e-5, 2e-5], "train.num_train_epochs": [1.0, 2.0]}
+    study = make_study({"tasks": ["rte"], "recipe": dict(rte.given), "grid": grid})
+    assert describe_time(study, tmp_path) == ["8 runs, one after another: 2 min 40 s expected here"]
+    assert len(calls) == 1
+    monkeypatch.setattr(budget, "find_costs", lambda recipe: "it is unknown")
+    assert describe_time(study, tmp_path)[1:] == ["8 runs: it is unknown"]
+
+
+# --- What fits --------------------------------------------------------------------------------------------------------
+
+
+def start_clock(seconds):
+    return Clock(seconds, time.monotonic())
+
+
+def test_as_many_updates_as_fit_and_no_more_epochs_than_given(rte, phases, tmp_path):
+    """The end needs 1.5 x 5 + 2 x 1 s, and 5 % of the rest are left."""
+    train = {"eval_strategy": "epoch", "warmup_steps": 3}
+    found = budget.fit(rte.override(train=train), COSTS, start_clock(1000), tmp_path).train
+    assert (found["max_steps"], found["warmup_steps"], found["eval_strategy"]) == (9, pytest.approx(1 / 3), "epoch")
+    assert "save_steps" not in found
+    found = budget.fit(rte.override(train=train), COSTS, start_clock(32.5), tmp_path, least=2).train
+    assert 2 <= found["max_steps"] <= 7, "21.9 s are for updates and evaluations"
+    long = budget.fit(phases.override(train={"warmup_steps": 2}), COSTS, start_clock(1000), tmp_path).train
+    left = 0.95 * (1000 - 9.5) - 6 * 3.0 - 5  # six evaluations and five checkpoints
+    assert long["max_steps"] == pytest.approx(left / 1.0, abs=8), "16 sequences take half as long as 32"
+    assert (long["warmup_steps"], long["eval_steps"]) == (0.1, math.ceil(long["max_steps"] / 5))
+    with pytest.raises(TooShort, match=r"updates of 2 s beside evaluation and saving; give --budget \d+m or more"):
+        budget.fit(rte, COSTS, start_clock(20), tmp_path)
+
+
+class World:
+    """A machine whose time passes as the test says; it stands for the clock and for the time module."""
+
+    def __init__(self, limit):
+        self.limit, self.now = limit, 1.0
+
+    @property
+    def left(self):
+        return self.limit - self.now
+
+    def monotonic(self):
+        return self.now
+
+
+@given(st.lists(st.floats(0.2, 4.0), min_size=1, max_size=8), st.floats(60, 3000))
+def test_the_training_ends_in_time_whatever_the_machine_does(speeds, limit):
+    """The machine has another speed in each part of the time; the end takes as long as the last updates tell."""
+    world = World(limit)
+    keeper = Deadline(world, COSTS, 0)
+    args = SimpleNamespace(world_size=1, device=torch.device("cpu"), eval_strategy="no")
+    state, control = TrainerState(max_steps=100_000), TrainerControl()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(callbacks, "time", world)
+        since = 0.0
+        while not control.should_training_stop:
+            speed = speeds[min(int(world.now / limit * len(speeds)), len(speeds) - 1)]
+            before, world.now = world.now, world.now + 2.0 * speed
+            since = (
+                since + world.now - before
+                if int(before / limit * len(speeds)) == int(world.now / limit * len(speeds))
+                else 0.0
+            )
+            state.global_step += 1
+            keeper.on_step_end(args, state, control)
+    assert keeper.update == state.global_step
+    end = COSTS.end * (speed if since > 90 else min(speed, 1.0)) + 2 * COSTS.saving
+    assert world.now + end <= limit + 2.0 * speed, "at most the update in progress is too much"
+    if len(set(speeds)) == 1:
+        assert limit - world.now - end <= (4.0 + COSTS.end) * max(speed, 1.0)
+
+
+def test_measuring_changes_nothing_and_the_run_repeats_without_a_clock(rte, tmp_path):
+    metrics = train_within(rte, output=tmp_path / "run", clock=start_clock(600))
     written = load_recipe(tmp_path / "run/recipe.toml")
-    assert written.train["max_steps"] == metrics["updates"] > 20
-    assert written.train["warmup_steps"] == 0.1
-    assert [phase.max_length for phase in list_phases(written)] == [16, 32]
-    again = run(written, output=tmp_path / "again")
-    assert again == metrics
-    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("run", "again")]
-    assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
-    rates = [[x["learning_rate"] for x in read_log(tmp_path / name) if "loss" in x] for name in ("run", "again")]
-    assert rates[0] == rates[1]
-    assert rates[0][-1] < 0.25 * max(rates[0])
-    # The same command repeats nothing, and another recipe is refused.
-    assert train_within(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", clock=Clock(limit, begun)) == metrics
+    assert (written.train["max_steps"], written.stop_after) == (metrics["updates"], 0) == (6, 0)
+    assert run(written, output=tmp_path / "again") == metrics
+    assert_same_bits(read_weights(tmp_path / "again"), read_weights(tmp_path / "run"))
+    assert train_within(rte, output=tmp_path / "run", clock=start_clock(600)) == metrics, "nothing is repeated"
     with pytest.raises(UsageError, match=r"another run \(train.learning_rate: .* -> 0\.5\)"):
-        train_within(
-            Recipe.make(PRETRAIN, recipe, {"train": {"learning_rate": 0.5}}),
-            output=tmp_path / "run",
-            clock=Clock(limit, begun),
-        )
+        train_within(rte.changed(train={"learning_rate": 0.5}), output=tmp_path / "run", clock=start_clock(600))
+    with pytest.raises(UsageError, match="has a run without --budget; name another directory with --output"):
+        train_within(rte, output=tmp_path / "again", clock=start_clock(600))
 
 
-def test_a_stopped_pretraining_continues_with_the_time_that_is_left(recipe, tmp_path):
-    output, limit = tmp_path / "run", 20.0
+def test_what_a_deadline_has_ended_repeats_bit_for_bit(rte, tmp_path):
+    """The learning rates are those of the whole schedule, and an epoch's evaluation is left out at the end alone."""
+    recipe = rte.override(train={"max_steps": 6, "eval_strategy": "epoch", "logging_steps": 1, "save_strategy": "no"})
+    lines = []
+    metrics = run(recipe, output=tmp_path / "run", deadline=StopAfter(4), report=lines.append)
+    assert "stopped early after update 4, as its time is over (stop_after)" in lines
+    written = load_recipe(tmp_path / "run/recipe.toml")
+    assert (metrics["updates"], written.stop_after, written.train["max_steps"]) == (4, 4, 6)
+    assert run(written, output=tmp_path / "again") == metrics
+    assert_same_bits(read_weights(tmp_path / "again"), read_weights(tmp_path / "run"))
+    run(recipe, output=tmp_path / "whole")
+    logs = [read_log(tmp_path / name) for name in ("whole", "run")]
+    whole, part = ([entry["learning_rate"] for entry in log if "loss" in entry] for log in logs)
+    assert part == whole[:4]
+    assert [sum("eval_accuracy" in entry for entry in log) for log in logs] == [3, 1]
+
+
+def test_a_finished_run_of_an_earlier_version_can_be_loaded(tmp_path):
+    (tmp_path / "recipe.toml").write_text('task = "rte"\npace = [[0.0, 0.0, 0.1]]\n[train]\nmax_steps = 10\n')
+    assert load_recipe(tmp_path / "recipe.toml").train["max_steps"] == 10
+
+
+def test_too_little_time_is_an_error_and_leaves_nothing(rte, tmp_path):
+    with pytest.raises(TooShort, match=r"beside evaluation and saving; give --budget \d+m or more"):
+        search_or_train(rte, output=tmp_path / "run", clock=start_clock(1))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_pretraining_ends_in_time_also_when_it_is_stopped_in_between(phases, tmp_path):
+    output, limit = tmp_path / "run", 60.0
 
     def stop(done, total, log):
         if done >= 10:
@@ -73,35 +293,12 @@ def test_a_stopped_pretraining_continues_with_the_time_that_is_left(recipe, tmp_
 
     begun = time.monotonic()
     with pytest.raises(Interrupted):
-        train_within(Recipe.make(PRETRAIN, recipe), output=output, clock=Clock(limit, begun), progress=stop)
+        search_or_train(phases, output=output, clock=start_clock(limit), progress=stop)
     first = time.monotonic() - begun
-    assert json.loads((output / CLOCK_FILE).read_bytes())["seconds"] == pytest.approx(first, abs=2 * RECORDED_EVERY)
+    assert json.loads((output / CLOCK_FILE).read_bytes()) == pytest.approx(first, abs=2 * RECORDED_EVERY)
     begun = time.monotonic()
-    metrics = train_within(Recipe.make(PRETRAIN, recipe), output=output, clock=Clock(limit, begun))
-    assert limit - 8 <= first + time.monotonic() - begun <= limit
-    written = load_recipe(output / "recipe.toml")
-    again = run(written, output=tmp_path / "again")
-    assert again == metrics
-
-
-def test_a_recipe_is_fitted_and_the_rest_stays(recipe):
-    given = Recipe.make(PRETRAIN, recipe)
-    found = fit(given, 100)
-    assert [phase.samples // given.batch_size for phase in list_phases(found)] == [50, 350]
-    assert found.train | dict.fromkeys(FITTED) == given.train | dict.fromkeys(FITTED)
-    assert (found.train["save_steps"], found.train["logging_steps"]) == (10, 1)
-    shorter = resolve(found, 60, [])
-    assert [phase.samples // given.batch_size for phase in list_phases(shorter)] == [50, 10]
-    (only,) = list_phases(resolve(found, 40, []))
-    assert (only.samples // given.batch_size, only.max_length) == (40, 16)
-
-
-def test_too_little_time_and_costs_that_are_unknown_are_errors(recipe, tmp_path, monkeypatch):
-    with pytest.raises(UsageError, match=r"updates of .* s beside evaluation and saving; give --budget \d+m or more"):
-        train_within(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", clock=Clock(1.0, time.monotonic()))
-    assert not (tmp_path / "run").exists()
-    monkeypatch.setattr(budget, "find_costs", lambda *_: "time and memory are unknown: no data")
-    with pytest.raises(UsageError, match="time and memory are unknown: no data"):
-        train_within(
-            Recipe.make(TASKS["pretrain"], recipe), output=tmp_path / "run", clock=Clock(60.0, time.monotonic())
-        )
+    metrics = search_or_train(phases, output=output, clock=start_clock(limit))
+    used = first + time.monotonic() - begun
+    print(f"{used:.1f} of {limit:.0f} s")
+    assert limit / 2 <= used <= limit
+    assert run(load_recipe(output / "recipe.toml"), output=tmp_path / "again") == metrics

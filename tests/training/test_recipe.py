@@ -441,14 +441,17 @@ def test_another_recipe_is_checked_and_keeps_what_was_given() -> None:
 
 
 def test_what_a_timing_tells_is_filled_in() -> None:
-    """100 updates at 16 tokens and 100 at 32; the second phase becomes shorter or longer."""
+    """A warm-up keeps its share, and phases keep theirs."""
     phases = [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]
-    recipe = make({"phase": phases, "train": {"max_steps": 200}}, task="pretrain")
-    assert resolve(recipe, 100, []).phase == ({"share": 1.0, "max_length": 16},)
-    found = resolve(recipe, 400, [[0.0, 0.0, 1 / 400]])
-    assert found.phase == ({"share": 0.25, "max_length": 16}, {"share": 0.75, "max_length": 32})
-    assert (found.train["max_steps"], found.pace) == (400, [[0.0, 0.0, 1 / 400]])
-    assert load_saved(found) == found
+    recipe = make({"phase": phases, "train": {"max_steps": 200, "warmup_steps": 20}}, task="pretrain")
+    found = resolve(recipe, 401, 200)
+    assert found.phase == recipe.phase
+    keys = ("max_steps", "warmup_steps", "eval_steps", "save_steps", "logging_steps")
+    assert [found.train[key] for key in keys] == [401, 0.1, 81, 81, 5]
+    stopped = found.override(stop_after=300)
+    assert load_saved(stopped) == stopped
+    epochs = make({"train": {"num_train_epochs": 2.0}})
+    assert resolve(epochs, 30, 40).train == epochs.train | {"max_steps": 30}
 
 
 def load_saved(recipe: Recipe) -> Recipe:
