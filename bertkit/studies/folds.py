@@ -6,7 +6,7 @@ import csv
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain, groupby
@@ -21,13 +21,33 @@ from bertkit.data.formats.writer import name_apart, write_rows
 from bertkit.errors import UsageError
 from bertkit.metrics.table import LABEL, make_rows, read_facts
 from bertkit.reports.tables import Table, list_shown, make_table
+from bertkit.studies.start import RunJob
 from bertkit.system.files import atomic_open, write_json
+from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
 from bertkit.training.predictions import KEY, ROW_NUMBER, TABLE_SUFFIX, hash_rows, pack_table, read_table
 from bertkit.training.run_dir import PREDICTIONS
 
 OUT_OF_FOLD = "out_of_fold"  # with the suffixes of a run's predictions
 FOLD_SCORES = "folds.json"
+
+
+def check_folds(finished: Iterable[RunJob]) -> None:
+    """Check that finished folds have predicted the rows of the data as they are now, because all folds are joined.
+
+    Raises:
+        UsageError: The rows, their labels or their places have changed.
+    """
+    for job in finished:
+        task, options = TASKS[job.recipe.task], job.recipe.data
+        if not options.get("folds"):
+            continue
+        rows = task.tabulate(task.load(options, ignore)[next(iter(task.splits))])
+        there = read_table(Path(job.output) / PREDICTIONS / f"dev{TABLE_SUFFIX}").select([KEY, ROW_NUMBER])
+        if there.to_pydict() != {KEY: hash_rows(rows.walk_texts(), rows.labels), ROW_NUMBER: list(rows.lines)}:
+            raise UsageError(
+                f"{job.output} was started with other data; restore them, or name another directory with --output"
+            )
 
 
 def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:

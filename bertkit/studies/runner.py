@@ -22,6 +22,7 @@ from bertkit.data.pretraining.sources import is_built, read_documents
 from bertkit.data.tokenizer import load_tokenizer, save_tokenizer
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.studies.cells import Cell, Pretraining, list_cells, list_pretrainings, name_step
+from bertkit.studies.folds import check_folds
 from bertkit.studies.plots import plot_curve, plot_heatmap
 from bertkit.studies.results import choose, describe_score, find_states, group_cells, judge, list_scores, summarize
 from bertkit.studies.spec import CURVE, HARDWARE, PICTURE, PRETRAIN, STUDY_FILE, TABLE, Study, define, make_study
@@ -96,6 +97,7 @@ def run_study(
     if count:  # a Ray cluster may have hardware that this machine lacks
         state.gpus = share_gpus(count, study.num_gpus)
         check_arguments(left)
+    check_folds(job for place, job in rest.items() if place not in left)
     first, rest = ({place: job for place, job in part.items() if place in left} for part in (first, rest))
     check_inputs(first, rest, [place for place, job in rest.items() if state.waits(place, job, first)], report)
     cluster = join_cluster(study.num_cpus, study.num_gpus or 0) if left and not count else nullcontext()

@@ -166,7 +166,7 @@ def test_probabilities_are_not_given_to_other_rows(done, bert):
     path = output.parent / "data" / "train.csv"
     try:
         write_table(path, sorted([{**given[0], "stars": "b"}, *given[1:]], key=lambda row: row["body"]))
-        with pytest.raises(UsageError, match=r"fold-1/classify was started with other data \(dev, train\)"):
+        with pytest.raises(UsageError, match=r"fold-1/classify was started with other data; restore"):
             predict_out_of_fold(TASKS["classify"], make_recipe(bert, path.parent), folds=2, output=output)
     finally:
         write_table(path, given)

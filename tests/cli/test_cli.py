@@ -809,6 +809,7 @@ def test_own_questions_have_folds_and_a_model_that_predicts_them(call, squad, tm
     found = [json.loads(line) for line in (tmp_path / "runs" / "folds" / "out_of_fold.jsonl").read_text().splitlines()]
     assert [row["id"] for row in found] == [row["id"] for row in rows]
     assert {row["fold"] for row in found} == {1, 2}
+    assert call(*own, "--folds", "2", "--output", "runs/folds")[0] == 0
     code, _, err = call(*squad, "--version", "1", "--folds", "2", "--output", "runs/other")
     assert (code, err.count("\n")) == (2, 1)
     assert "folds and group are for your own questions" in err

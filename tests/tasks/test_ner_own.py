@@ -202,6 +202,7 @@ def test_folds_predict_every_sentence(start, tmp_path, form):
     path = write_form(tmp_path / "t", form, rows)
     study = make_study(define_folds("ner", make_recipe(start, path, updates=2), 2))
     found = run_study(study, output=tmp_path / "out")
+    assert run_study(study, output=tmp_path / "out") == found, "the data are the same"
     assert gather_folds(found, tmp_path / "out") is not None
     assert not found["columns"]["ner"]["published"]
     if form == "tokens":
