@@ -103,7 +103,7 @@ def test_given_values_are_not_searched(recipe, tmp_path, monkeypatch):
     assert metrics["updates"] == load_recipe(tmp_path / "run/recipe.toml").train["max_steps"] == 3
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="a search starts processes of its own; leave out torchrun"):
-        make_search(given, tmp_path).find_best(None)
+        make_search(given, tmp_path).run({})
 
 
 def test_a_trial_that_diverges_is_a_failure_in_the_table(recipe, tmp_path, monkeypatch, runs_in_process):
