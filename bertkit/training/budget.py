@@ -167,15 +167,16 @@ def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
     others = {split: data for split, data in prepared.data.items() if split != "train"}
     dev = others.get(TUNE, others[next(iter(task.splits))])
     parts = getattr(rows, "parts", [range(len(rows))])
-    ends, shares = np.cumsum([len(part) / len(rows) for part in parts]), [len(part) / len(rows) for part in parts]
+    shares = [len(part) / len(rows) for part in parts]
     with TemporaryDirectory() as folder, explain_shortage(make_arguments(recipe, Path(folder))):
         model = make_model(task, recipe, prepared.settings)
         updates, tokens = [], []
         for part in parts:
             trainer, found = time_updates(recipe, model, Subset(rows, part), seconds / len(parts), Path(folder))
             updates.append(found)
-            mask = task.collate(rows.__getitems__(list(spread(part))))["attention_mask"]
-            tokens.append(float(mask.sum()) / len(spread(part)))
+            some = spread(part) if task.reusable else part[:SAMPLED]  # those of a pretraining are planned in order
+            mask = task.collate(rows.__getitems__(list(some)))["attention_mask"]
+            tokens.append(float(mask.sum()) / len(some))
         trainer.compute_metrics, some = None, spread(range(len(dev)))
         trainer.predict(Subset(dev, some[: trainer.args.world_size]))  # a warm-up
         row = trainer.predict(Subset(dev, some)).metrics["test_runtime"] / len(some)
@@ -187,7 +188,7 @@ def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
         rows=len(rows),
         batch_size=recipe.batch_size,
         tokens=float(np.dot(tokens, shares)),
-        parts=list(zip(ends.tolist(), updates, strict=True)),
+        parts=list(zip(np.cumsum(shares).tolist(), updates, strict=True)),
         update=float(np.dot(updates, shares)),
         row=row,
         evaluation=len(dev) * row,
