@@ -118,6 +118,11 @@ class Search:
         for key in ("features", "extra_train", "held_back"):
             if self.recipe.data.get(key):
                 raise UsageError(f"--search and --budget cannot be combined with {key}; leave it out")
+        if not self.axes:
+            self.report("the recipe leaves nothing to search: training with its values")
+            return budget.train_within(self.recipe, clock=self.clock, **news)
+        if count_processes() > 1:
+            raise UsageError("a search starts processes of its own; leave out torchrun or accelerate launch")
         identity = list_decisive(self.recipe.to_dict()) | {"searched": sorted(self.axes), "clock": bool(self.clock)}
         path, prepared = self.folder / RECIPE_FILE, None
         if path.exists():
@@ -141,11 +146,6 @@ class Search:
         Raises:
             Interrupted: SIGTERM or SIGINT was received; the trial in progress can be continued.
         """
-        if not self.axes:
-            self.report("the recipe leaves nothing to search: training with its values")
-            return {}
-        if count_processes() > 1:
-            raise UsageError("a search starts processes of its own; leave out torchrun or accelerate launch")
         if self.clock and not self.divide_time(prepared):
             self.report("the time is too short for trials: training with the task's own values")
             return {}
@@ -260,17 +260,17 @@ class Search:
             value, state, reason = found.metrics["score"], TrialState.COMPLETE, ""
         elif not reason and not found.metrics:
             reason = found.reason or start.read_end(saved.with_suffix(".log"))
-            if not any(
-                words in reason for words in OF_DIVERGENCE
-            ):  # a lack of memory or of disk space, or a mistake, would end other trials too
+            # A lack of memory or of disk space, or a mistake, would end other trials too.
+            if not any(words in reason for words in OF_DIVERGENCE):
                 raise UsageError(f"{job.output}: {reason}")
         for path in Path(job.output).glob("*"):
             if path.name.startswith(("model", "checkpoint-")):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         trial.set_user_attr("reason", reason)
-        self.journal.add_trial(self.study.tell(trial, value, state))
+        over = self.study.tell(trial, value, state)
         lines = list(map(self.describe, self.study.trials))
         atomic_write("".join(f"- {line}\n" for line in lines), self.folder / TRIALS_FILE)
+        self.journal.add_trial(over)
         self.report(lines[-1])
 
     def follow(self, job: start.RunJob, trial: Trial) -> str:

@@ -133,8 +133,7 @@ def score_baselines(task: Task, baselines: Mapping[str, Baseline], data: Any, ro
 
     Args:
         data: The data set of dev.
-        rows: The prediction table of the model on dev, which is compared on the rows that the best one has answered;
-            None if there was no time for it, so that nothing is returned.
+        rows: The prediction table of the model on dev, which is compared on the rows that the best one has answered.
     """
     found: dict[str, Any] = {}
     if rows is None or not baselines:

@@ -50,7 +50,7 @@ MOST_TIMED = 20  # updates
 LONGEST_UPDATE = 4.0  # seconds that a timed update should take; of a larger one only a part is timed
 SAMPLED = 128  # sequences whose tokens are counted, and that are predicted
 DISK_RATE = 2e8  # bytes a second of a checkpoint, until the first one has been timed
-END_SECONDS = 4.0  # for scores, their intervals, the card and the exit, beside predictions and the model
+END_SECONDS = 6.0  # for scores, their intervals, the card and the exit, beside predictions and the model
 SPARE_SHARE, SPARE_END = 0.05, 0.5  # of the time for training, and of that for the end, for a slower machine
 LEAST_FITTING = 10  # updates, unless all epochs have fewer
 FITTED = ("max_steps", "warmup_steps", "eval_steps", "save_steps", "logging_steps")  # keys that `resolve` sets
@@ -167,15 +167,16 @@ def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
     others = {split: data for split, data in prepared.data.items() if split != "train"}
     dev = others.get(TUNE, others[next(iter(task.splits))])
     parts = getattr(rows, "parts", [range(len(rows))])
-    ends, shares = np.cumsum([len(part) / len(rows) for part in parts]), [len(part) / len(rows) for part in parts]
+    shares = [len(part) / len(rows) for part in parts]
     with TemporaryDirectory() as folder, explain_shortage(make_arguments(recipe, Path(folder))):
         model = make_model(task, recipe, prepared.settings)
         updates, tokens = [], []
         for part in parts:
             trainer, found = time_updates(recipe, model, Subset(rows, part), seconds / len(parts), Path(folder))
             updates.append(found)
-            mask = task.collate(rows.__getitems__(list(spread(part))))["attention_mask"]
-            tokens.append(float(mask.sum()) / len(spread(part)))
+            some = spread(part) if task.reusable else part[:SAMPLED]  # those of a pretraining are planned in order
+            mask = task.collate(rows.__getitems__(list(some)))["attention_mask"]
+            tokens.append(float(mask.sum()) / len(some))
         trainer.compute_metrics, some = None, spread(range(len(dev)))
         trainer.predict(Subset(dev, some[: trainer.args.world_size]))  # a warm-up
         row = trainer.predict(Subset(dev, some)).metrics["test_runtime"] / len(some)
@@ -187,7 +188,7 @@ def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
         rows=len(rows),
         batch_size=recipe.batch_size,
         tokens=float(np.dot(tokens, shares)),
-        parts=list(zip(ends.tolist(), updates, strict=True)),
+        parts=list(zip(np.cumsum(shares).tolist(), updates, strict=True)),
         update=float(np.dot(updates, shares)),
         row=row,
         evaluation=len(dev) * row,
