@@ -16,9 +16,6 @@ from typing import Any
 from bertkit.errors import UsageError, name_extra
 
 LONGEST_REASON = 300  # characters
-CONTINUES = "the same command continues (restart a cluster named by RAY_ADDRESS first)"
-ENDED = f"bertkit: Ray has ended this process, because its head or raylet has died; {CONTINUES}\n"
-LAST_WORDS = f"import sys; sys.stdin.read() or sys.stderr.write({ENDED!r})"
 POLL = 0.2  # seconds between two looks at a process
 RESTARTS = 3  # by torchrun, of the processes that share a run
 
@@ -69,19 +66,11 @@ def join_cluster(num_cpus: float, num_gpus: float) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    # If a thread of Ray notices a lost raylet first, it ends this process silently; this child process then says so.
-    command = [sys.executable, "-I", "-S", "-c", LAST_WORDS]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as speaker:
-        try:
-            connect(ray, num_cpus, num_gpus)
-            yield ray
-        except OSError as error:
-            if error.errno is not None:  # an error of a file, not of Ray
-                raise
-            raise UsageError(f"the Ray cluster has lost this machine ({error}); {CONTINUES}") from None
-        finally:
-            ray.shutdown()
-            speaker.communicate(b"over")
+    try:
+        connect(ray, num_cpus, num_gpus)
+        yield ray
+    finally:
+        ray.shutdown()
 
 
 def connect(ray: Any, num_cpus: float, num_gpus: float) -> None:
