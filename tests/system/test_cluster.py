@@ -1,9 +1,13 @@
-"""A Ray cluster that does not answer."""
+"""A Ray cluster that does not answer, or whose machines share no disk."""
+
+import socket
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bertkit.errors import UsageError
-from bertkit.system.cluster import check_address
+from bertkit.system.cluster import Remote, check_address, do_command
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
@@ -12,3 +16,22 @@ def test_a_cluster_that_does_not_answer_is_one_line(address):
         check_address(address)
     check_address("auto")
     check_address("local")
+
+
+def test_a_machine_without_the_directory_is_one_line(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.chdir(tmp_path)
+    log = tmp_path / "gone" / "recipes" / "rte.log"
+    assert do_command("/nowhere", ["run-list", "x"], log, threads=1) == socket.gethostname()
+    assert Path.cwd() == tmp_path
+    task = SimpleNamespace(remote=lambda *given: given)
+    ray = SimpleNamespace(
+        remote=lambda **resources: lambda function: task,
+        wait=lambda futures, timeout: (futures, []),
+        get=lambda future: "node7",
+        exceptions=SimpleNamespace(RayTaskError=KeyError, RayError=OSError),
+    )
+    with pytest.raises(
+        UsageError, match=rf"node7 does not see {log.parent}; --workers ray needs a disk that all machines"
+    ):
+        Remote(ray, ["run-list", "x"], log, 1, 0).poll()
