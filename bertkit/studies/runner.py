@@ -173,24 +173,35 @@ class StudyState:
 
     def work(self, jobs: Mapping[str, RunJob]) -> int:
         """Do the jobs, and return the signal that stopped them, or 0 when all are over."""
-        lists: dict[str, list[RunJob]] = {}
-        for directory, job in jobs.items():
-            name = directory if directory in self.pretrainings else self.find_cell(directory).directory
-            lists.setdefault(name, []).append(job)
         places = {job.output: directory for directory, job in jobs.items()}
 
         def hear(output: str, news: State | str) -> None:
             self.take(places[output], news)
 
+        slots = len(jobs) if self.ray else min(len(self.gpus), len(jobs))
         if self.ray:
-            slots, num_gpus = len(lists), self.study.num_gpus
+            num_gpus = self.study.num_gpus
             if num_gpus is None:
                 num_gpus = min(self.ray.cluster_resources().get("GPU", 0), 1)
             start = partial(launch_on_ray, self.ray, self.study.num_cpus, num_gpus)
         else:
-            slots = min(len(self.gpus), len(lists))
             start = partial(launch_here, torch.get_num_threads() // max(slots, 1), self.gpus)
-        return Lists(self.output, lists, hear, start, slots).execute()
+        return Lists(self.output, self.deal(jobs, slots), hear, start, slots).execute()
+
+    def deal(self, jobs: Mapping[str, RunJob], slots: int) -> dict[str, list[RunJob]]:
+        """Return lists of runs by name: each row and column is dealt to the slots; a pretraining is a list of its own.
+
+        The runs of a row and column read the same data, which a process reads once for its list.
+        """
+        groups: dict[str, list[str]] = {}
+        for directory in jobs:
+            shared = directory
+            if directory not in self.pretrainings:
+                cell = self.find_cell(directory)
+                shared = next(group[0].directory for group in self.groups if cell in group)
+            groups.setdefault(shared, []).append(directory)
+        dealt = (group[slot::slots] for group in groups.values() for slot in range(slots))
+        return {part[0]: [jobs[directory] for directory in part] for part in dealt if part}
 
     def compare_data(self, directory: str, state: State) -> State:
         """Return the state of a run; it becomes failed if an earlier run used other data in their place.

@@ -8,8 +8,8 @@ finished runs are not repeated, and the current one continues from its checkpoin
 A process ends when its standard input closes, that is, when the process that started it has died. On a Ray cluster each
 list is a task, and all machines share a disk.
 
-The list of a cell lies in `STUDY/recipes/CELL.json`, its output in `CELL.log`, and the recipe of a run in `RUN.toml`
-there, beside `RUN.failed` if it has failed: never in the directory of the run, which its own recipe tells from others.
+A list has the name of its first run: it lies in `STUDY/recipes/RUN.json`, its output in `RUN.log`. The recipe of a run is
+`RUN.toml` there, beside `RUN.failed` if it has failed: never in the directory of the run, which has a recipe of its own.
 """
 
 import math

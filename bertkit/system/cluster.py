@@ -129,6 +129,7 @@ def start_command(words: Sequence[str], log: Path, threads: int, gpus: Sequence[
     if gpus and len(gpus) > 1:
         shared = ["--standalone", f"--nproc-per-node={len(gpus)}", f"--max-restarts={RESTARTS}"]
         command = ["-m", "torch.distributed.run", *shared, *command]
+        surroundings["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # it keeps the addresses of dead processes
     with log.open("ab") as stream:
         return Command(
             [sys.executable, *command],
