@@ -8,7 +8,7 @@ finished runs are not repeated, and the current one continues from its checkpoin
 A process ends when its standard input closes, that is, when the process that started it has died. On a Ray cluster each
 list is a task, and all machines share a disk.
 
-A list has the name of its first run: `STUDY/recipes/RUN.json`, and its output is `RUN.log` beside it. The recipe of a run
+A list has the name of its first run: `STUDY/recipes/RUN.json`, and `RUN.log` is its output. The recipe of a run
 is `RUN.toml` there, and why it has failed `RUN.failed`: never in the directory of the run, which has its own recipe.
 """
 
