@@ -206,19 +206,6 @@ def here():
 
 
 @pytest.fixture
-def runs_in_process(monkeypatch):
-    """Do the runs of a list in this process, where a study or a search would start another."""
-    from bertkit.studies import start
-    from bertkit.system.progress import ignore
-
-    def launch(path, threads, gpus=()):
-        start.run_list(path, ignore, ignore)
-        return SimpleNamespace(poll=lambda: 0, terminate=lambda: None)
-
-    monkeypatch.setattr(start, "launch", launch)
-
-
-@pytest.fixture
 def hub(monkeypatch, tmp_path):
     """Serve a mock Hub to huggingface_hub, with ada logged in, an empty cache and no waiting times."""
     with serve() as hub:

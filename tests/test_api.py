@@ -213,7 +213,7 @@ def test_nothing_is_printed_elsewhere(world, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("keywords", [{"folds": 2}, {"restarts": 2}, {"search": 2}])
-def test_folds_restarts_and_a_search(keywords, world, tmp_path, runs_in_process):
+def test_folds_restarts_and_a_search(keywords, world, tmp_path, here):
     output, seen = tmp_path / "runs", []
     found = train(world, world.frame, output, train=QUICK, progress=lambda *news: seen.append(news), **keywords)
     runs = [found] if "search" in keywords else found

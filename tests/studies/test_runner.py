@@ -361,7 +361,7 @@ def test_the_winner_keeps_its_weights_in_whatever_order_runs_finish(scores, orde
 
 
 def test_a_study_runs_its_cells_and_is_not_repeated(recipe, fake, tmp_path, monkeypatch):
-    """The seeds of a cell share their data, which is read and encoded once."""
+    """The runs of a list share their data, which is read and encoded once."""
     monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
     calls = []
     for name in ("load", "encode", "tokenize"):
@@ -372,7 +372,7 @@ def test_a_study_runs_its_cells_and_is_not_repeated(recipe, fake, tmp_path, monk
     output, lines, shown = tmp_path / "study", [], []
     results = run_study(study, output=output, report=lines.append, progress=shown.append)
 
-    assert calls == ["load", "tokenize", "encode", "encode"] * 2, "once in each cell"
+    assert calls == ["load", "tokenize", "encode", "encode"]
     assert results == read_result(output) == shown[-1]
     assert results["finished"]
     assert (results["runs"], results["failed"], len(results["cells"])) == (4, 0, 2)

@@ -53,9 +53,7 @@ def make_search(recipe, output, clock=None):
     return found
 
 
-def test_the_first_trial_has_the_paper_s_values_and_the_best_is_trained_on_all_of_train(
-    recipe, tmp_path, runs_in_process
-):
+def test_the_first_trial_has_the_paper_s_values_and_the_best_is_trained_on_all_of_train(recipe, tmp_path, here):
     output, lines = tmp_path / "run", []
     metrics = search_or_train(Recipe.make(RTE, recipe), output=output, trials=3, report=lines.append)
     trials, scores = list_trials(output)
@@ -106,7 +104,7 @@ def test_given_values_are_not_searched(recipe, tmp_path, monkeypatch):
         make_search(given, tmp_path).run({})
 
 
-def test_a_trial_that_diverges_is_a_failure_in_the_table(recipe, tmp_path, monkeypatch, runs_in_process):
+def test_a_trial_that_diverges_is_a_failure_in_the_table(recipe, tmp_path, monkeypatch, here):
     lines, launch = [], start.launch
 
     def fail(path, threads):
@@ -227,7 +225,7 @@ def test_a_budget_is_kept_over_kills(recipe, tmp_path):
     assert again.returncode == 0, again.stdout[-2000:]
 
 
-def test_a_signal_ends_the_trial_and_is_raised(recipe, tmp_path, monkeypatch, runs_in_process):
+def test_a_signal_ends_the_trial_and_is_raised(recipe, tmp_path, monkeypatch, here):
     launch = start.launch
 
     def stop(path, threads):

@@ -138,7 +138,7 @@ def test_large_splits_are_read_in_part(root, cache, tmp_path, monkeypatch):
     assert [again[f"{name}_score"] for name in counts] == pytest.approx([metrics[f"{name}_score"] for name in counts])
 
 
-def test_runs_of_a_study_share_what_was_computed(root, cache, tmp_path, monkeypatch):
+def test_runs_of_a_study_share_what_was_computed(root, cache, tmp_path, monkeypatch, here):
     calls = []
 
     def watch(module, name):
