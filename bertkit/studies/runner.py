@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,15 @@ import torch
 from bertkit.data.pretraining.sources import is_built, read_documents
 from bertkit.data.tokenizer import load_tokenizer, save_tokenizer
 from bertkit.errors import UsageError, explain_refusal
+from bertkit.studies import start
 from bertkit.studies.cells import Cell, Pretraining, list_cells, list_pretrainings, name_step
 from bertkit.studies.folds import check_folds
 from bertkit.studies.plots import plot_curve, plot_heatmap
 from bertkit.studies.results import choose, describe_score, find_states, group_cells, judge, list_scores, summarize
 from bertkit.studies.spec import CURVE, HARDWARE, PICTURE, PRETRAIN, STUDY_FILE, TABLE, Study, define, make_study
-from bertkit.studies.start import Lists, RunJob, State, launch_here, launch_on_ray, share_gpus
+from bertkit.studies.start import Lists, RunJob, State, share_gpus
 from bertkit.studies.tables import describe_size, write_table
-from bertkit.system.cluster import count_processes, join_cluster, read_workers
+from bertkit.system.cluster import Command, Remote, count_processes, join_cluster, read_workers
 from bertkit.system.differences import refuse_other
 from bertkit.system.files import atomic_write, write_json
 from bertkit.system.progress import Report, ignore
@@ -179,14 +180,16 @@ class StudyState:
             self.take(places[output], news)
 
         slots = len(jobs) if self.ray else min(len(self.gpus), len(jobs))
-        if self.ray:
-            num_gpus = self.study.num_gpus
-            if num_gpus is None:
-                num_gpus = min(self.ray.cluster_resources().get("GPU", 0), 1)
-            start = partial(launch_on_ray, self.ray, self.study.num_cpus, num_gpus)
-        else:
-            start = partial(launch_here, torch.get_num_threads() // max(slots, 1), self.gpus)
-        return Lists(self.output, self.deal(jobs, slots), hear, start, slots).execute()
+        threads, num_gpus = max(torch.get_num_threads() // max(slots, 1), 1), self.study.num_gpus
+        if self.ray and num_gpus is None:
+            num_gpus = min(self.ray.cluster_resources().get("GPU", 0), 1)
+
+        def begin(path: Path, slot: int) -> Command | Remote:
+            if self.ray:
+                return start.launch_on_ray(self.ray, path, self.study.num_cpus, num_gpus)
+            return start.launch(path, threads, self.gpus[slot])
+
+        return Lists(self.output, self.deal(jobs, slots), hear, begin, slots).execute()
 
     def deal(self, jobs: Mapping[str, RunJob], slots: int) -> dict[str, list[RunJob]]:
         """Return lists of runs by name: each row and column is dealt to the slots; a pretraining is a list of its own.

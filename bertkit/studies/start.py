@@ -21,9 +21,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from threading import Thread
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -41,7 +42,7 @@ from bertkit.training.run import run
 from bertkit.training.run_dir import LOG, METRICS_FILE, read_log, read_metrics, read_record
 
 RECIPES = "recipes"  # the folder of a study with the recipes, lists and output of its runs
-TRIES = 3  # for a run whose processes die
+TRIES = 4  # for a run whose processes die without progress: it is started again at most three times
 LINES_READ = 100  # at the end of a process's output; torchrun adds some to the error
 GRACE = 60.0  # seconds for a process to finish an update and write a checkpoint
 
@@ -100,8 +101,8 @@ def run_list(path: Path, report: Report, progress: Progress) -> None:
     """
     name, prepared = "", None
     for listed in read_record(path, list[ListedRun]):
-        failure = locate_failure(Path(listed.recipe))
-        failure.unlink(missing_ok=True)
+        if (failure := locate_failure(Path(listed.recipe))).exists():  # before the process was started again
+            continue
         report(f"{listed.output}:")
         try:
             recipe = load_recipe(listed.recipe)
@@ -109,7 +110,7 @@ def run_list(path: Path, report: Report, progress: Progress) -> None:
                 prepared = prepare(recipe, report) if TASKS[recipe.task].reusable else None
                 name = name_examples(recipe)
             do_run(recipe, listed, prepared, report, progress)
-        except (Interrupted, ProcessLost):  # torchrun starts all processes of a run again
+        except (Interrupted, ProcessLost):
             raise
         except Exception as error:
             reason = explain_failure(error)
@@ -160,16 +161,6 @@ def follow_starter() -> None:
 # --- Starting lists ---------------------------------------------------------------------------------------------------
 
 
-class Started(Protocol):
-    """A process that does a list, here or on a cluster."""
-
-    def poll(self) -> int | None:
-        """Return the exit code, negative or above 128 for a signal; None while it works."""
-
-    def terminate(self) -> None:
-        """Ask it to write a checkpoint and end."""
-
-
 def write_list(folder: Path, name: str, jobs: Sequence[RunJob]) -> Path:
     """Write the recipes of some runs and the file of their list, and return its path.
 
@@ -204,12 +195,7 @@ def launch(path: Path, threads: int, gpus: Sequence[str] | None = None) -> Comma
     return start_command(["run-list", str(path)], path.with_suffix(".log"), threads, gpus)
 
 
-def launch_here(threads: int, gpus: Sequence[Sequence[str]], path: Path, slot: int) -> Started:
-    """Start a process that does a list with the GPUs of a slot."""
-    return launch(path, max(threads, 1), gpus[slot])
-
-
-def launch_on_ray(ray: Any, num_cpus: float, num_gpus: float, path: Path, slot: int) -> Remote:
+def launch_on_ray(ray: Any, path: Path, num_cpus: float, num_gpus: float) -> Remote:
     """Start a Ray task that does a list as `launch` does, where the cluster has room for it."""
     return Remote(ray, ["run-list", str(path)], path.with_suffix(".log"), num_cpus, num_gpus)
 
@@ -231,7 +217,7 @@ def share_gpus(slots: int, num_gpus: float | None) -> list[list[str]]:
     return [[gpus[(int(slot * number) + place) % len(gpus)] for place in each] for slot in range(slots)]
 
 
-def end_all(processes: Sequence[Started]) -> None:
+def end_all(processes: Sequence[Command | Remote]) -> None:
     """End processes that are left; those that train write a checkpoint first, within GRACE seconds."""
     for process in processes:
         process.terminate()
@@ -262,13 +248,13 @@ class Lists:
     folder: Path
     lists: Mapping[str, Sequence[RunJob]]
     hear: Callable[[str, State | str], None]
-    start: Callable[[Path, int], Started]
+    start: Callable[[Path, int], Command | Remote]
     slots: int
 
     def execute(self) -> int:
         """Do all lists, and return the signal that stopped them, or 0 when all runs are finished or failed."""
         self.noted: list[int] = []
-        self.lost = Counter[str]()
+        self.lost, self.done = Counter[str](), Counter[str]()  # by run: processes without progress, and updates
         self.known: dict[str, State] = {}
         self.waiting, self.running = deque(self.lists), {}
         free, told = deque(range(self.slots)), False
@@ -285,12 +271,12 @@ class Lists:
                             process.terminate()
                     time.sleep(POLL)
                     for process, (name, slot) in list(self.running.items()):
-                        code = process.poll()
+                        code, current = process.poll(), next(iter(self.list_left(name)), None)
                         self.look(name)
                         if code is not None:
                             del self.running[process]
                             free.append(slot)
-                            self.take_end(name, code)
+                            self.take_end(name, code, current)
         finally:
             end_all(list(self.running))
         return self.noted[0] if self.noted else 0
@@ -311,25 +297,30 @@ class Lists:
 
     def change(self, job: RunJob, state: State) -> None:
         """Pass on the state of a run."""
+        if state.done > self.done[job.output]:
+            self.done[job.output], self.lost[job.output] = state.done, 0
         self.known[job.output] = state
         self.hear(job.output, state)
 
-    def take_end(self, name: str, code: int) -> None:
-        """Handle the end of a process: start its list again if a signal has killed it, or mark its run as failed."""
-        left, is_lost = self.list_left(name), is_death(code) or code == 0  # 0: a network disk does not show all yet
-        if not left or self.noted or (is_lost and await_note(self.noted)):  # a signal to the group
-            return
-        job, reason = left[0], read_end(self.folder / RECIPES / f"{name}.log")
-        if is_lost:
-            self.lost[job.output] += 1
+    def take_end(self, name: str, code: int, current: RunJob | None) -> None:
+        """Start a list again whose process was lost; a run that has lost too many has failed.
+
+        Args:
+            current: The first of the runs that were left before the end was seen.
+        """
+        if current in self.list_left(name):  # it has neither finished nor failed
+            if self.noted or await_note(self.noted):  # a signal to the group may reach the process first
+                return
+            self.lost[current.output] += 1
             reason = f"its process has ended ({describe_death(code)})"
-        if not is_lost or self.lost[job.output] == TRIES:
-            again = f" {TRIES} times in a row; memory may be too small" if is_lost else ""
-            self.change(job, State("failed", reason=reason + again))
-        else:
-            self.change(job, State())
-            self.hear(job.output, f"{reason}; starting it again")
-        if self.list_left(name):
+            if self.lost[current.output] < TRIES:
+                self.change(current, State())
+                self.hear(current.output, f"{reason}; starting it again")
+            else:
+                last = f"{reason} {TRIES} times; memory may be too small"
+                log = self.folder / RECIPES / f"{name}.log"
+                self.change(current, State("failed", reason=last if is_death(code) else read_end(log)))
+        if self.list_left(name) and not self.noted:
             self.waiting.appendleft(name)
 
 
@@ -339,10 +330,9 @@ def is_death(code: int) -> bool:
 
 
 def describe_death(code: int) -> str:
-    """Return the name of the signal in an exit code."""
-    number = -code if code < 0 else code - 128
+    """Return the name of the signal in an exit code, or the code."""
     with suppress(ValueError):
-        return signal.Signals(number).name
+        return signal.Signals(-code if code < 0 else code - 128).name
     return f"exit code {code}"
 
 
@@ -353,15 +343,20 @@ def read_state(folder: Path, job: RunJob) -> State:
         return State("finished", metrics=read_metrics(output / METRICS_FILE))
     if failure.exists():
         return State("failed", reason=failure.read_text(encoding="utf-8"))
-    losses = [entry for entry in read_log(output) if "loss" in entry] if (output / LOG).exists() else []
-    if not losses:
+    log = output / LOG
+    if not log.exists() or not (last := find_loss(output, log.stat().st_mtime_ns)):
         return State("running")
-    last = losses[-1]
     train = job.recipe.train
     total = train["max_steps"] if train.get("max_steps", -1) > 0 else 0
     if not total and last["epoch"]:
         total = math.ceil(last["step"] / last["epoch"] * train["num_train_epochs"])
     return State("running", int(last["step"]), total, last["loss"])
+
+
+@lru_cache
+def find_loss(output: Path, changed: int) -> Mapping[str, float]:
+    """Return the last entry of a run's log with a loss, which is read again when it has changed; empty without one."""
+    return next((entry for entry in reversed(read_log(output)) if "loss" in entry), {})
 
 
 def read_end(log: Path) -> str:

@@ -17,7 +17,6 @@ from bertkit.errors import UsageError, name_extra
 
 LONGEST_REASON = 300  # characters
 POLL = 0.2  # seconds between two looks at a process
-RESTARTS = 3  # by torchrun, of the processes that share a run
 
 
 def import_ray() -> Any:
@@ -105,7 +104,7 @@ def connect(ray: Any, num_cpus: float, num_gpus: float) -> None:
 
 
 class Command(subprocess.Popen):
-    """A command of this program in a process of its own, which ends with this one: its input is a pipe from here."""
+    """A command of this program in its own process, which ends with this one, because its input is a pipe from here."""
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while it works."""
@@ -127,10 +126,8 @@ def start_command(words: Sequence[str], log: Path, threads: int, gpus: Sequence[
     if gpus is not None:
         surroundings["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     if gpus and len(gpus) > 1:
-        shared = ["--standalone", f"--nproc-per-node={len(gpus)}", f"--max-restarts={RESTARTS}"]
-        command = ["-m", "torch.distributed.run", *shared, *command]
-        surroundings["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # it keeps the addresses of dead processes
-    with log.open("ab") as stream:
+        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={len(gpus)}", *command]
+    with log.open("wb") as stream:
         return Command(
             [sys.executable, *command],
             stdin=subprocess.PIPE,
@@ -161,7 +158,7 @@ class Remote:
             found = self.ray.get(self.future)
         except self.ray.exceptions.RayTaskError as error:
             reason = str(error).strip().splitlines()[-1][:LONGEST_REASON]
-            raise UsageError(f"a Ray worker cannot start ({reason}); install the same packages everywhere") from None
+            raise UsageError(f"a Ray worker cannot start a process ({reason})") from None
         except self.ray.exceptions.RayError:
             return -signal.SIGKILL
         if isinstance(found, str):
@@ -176,7 +173,7 @@ class Remote:
 
 
 def do_command(folder: str, words: Sequence[str], log: Path, threads: int) -> int | str:
-    """Do a command in a Ray worker, and return its exit code, or this machine's name if it lacks the log's folder.
+    """Do a command in a Ray worker and return its exit code; the machine's name if it lacks the log's folder.
 
     Args:
         folder: The working directory, if it exists here.

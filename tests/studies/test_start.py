@@ -107,14 +107,19 @@ def test_the_state_of_a_run_is_in_its_files(recipe, tmp_path):
     assert read_end(tmp_path / "none") == "it wrote nothing"
 
 
+CODES = {"once": [-9, 0], "often": [-9, 137, -9, -9, 0], "wrong": [2, 0], "crash": [1, 1, 1, 1, 0]}
+
+
 class Fake:
-    """A process that ends with the next of these codes; with 0 it finishes its runs."""
+    """A process that ends with the next of these codes; with 0 it finishes its runs, with 2 the first has failed."""
 
     codes = {}
 
     def __init__(self, path, slot):
         runs = json.loads(path.read_text())
         self.code = self.codes[path.stem].pop(0)
+        if self.code == 2:
+            Path(runs[0]["recipe"]).with_suffix(".failed").write_text("the disk is full; free some space")
         for one in runs if self.code == 0 else []:
             Path(one["output"]).mkdir(parents=True)
             Path(one["output"], "metrics.json").write_text('{"score": 1}')
@@ -129,10 +134,10 @@ class Fake:
 def test_a_process_that_dies_is_started_again_and_costs_its_current_run_alone(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(start, "POLL", 0.0)
     monkeypatch.setattr(start, "await_note", lambda noted: False)
-    monkeypatch.setattr(Fake, "codes", {"once": [-9, 0], "often": [-9, 137, -9, 0], "wrong": [2, 0]})
+    monkeypatch.setattr(Fake, "codes", {name: list(codes) for name, codes in CODES.items()})
     lists = {name: [make_job(recipe, tmp_path, f"{name}/{n}") for n in (1, 2)] for name in Fake.codes}
     (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "wrong.log").write_text("bertkit: the disk is full; free some space\n")
+    (tmp_path / "recipes" / "crash.log").write_text("Traceback (most recent call last):\nImportError: torch\n")
     said, last = [], {}
 
     def hear(output, news):
@@ -144,10 +149,12 @@ def test_a_process_that_dies_is_started_again_and_costs_its_current_run_alone(re
 
     assert Lists(tmp_path, lists, hear, Fake, 2).execute() == 0
     ended = "its process has ended (SIGKILL)"
-    assert sorted(said) == [f"{name}/1: {ended}; starting it again" for name in ("often", "often", "once")]
+    again = [f"{name}/1: {ended}; starting it again" for name in ("often", "often", "often", "once")]
+    assert sorted(said) == ["crash/1: its process has ended (exit code 1); starting it again"] * 3 + again
     failures = {name: state.reason for name, state in last.items() if state.status == "failed"}
     assert failures == {
-        "often/1": f"{ended} 3 times in a row; memory may be too small",
+        "crash/1": "ImportError: torch",
+        "often/1": f"{ended} 4 times; memory may be too small",
         "wrong/1": "the disk is full; free some space",
     }
     assert {state.status for name, state in last.items() if name not in failures} == {"finished"}
