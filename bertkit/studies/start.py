@@ -39,7 +39,7 @@ from bertkit.training.prepare import Prepared, name_examples, prepare
 from bertkit.training.processes import ProcessLost
 from bertkit.training.recipe import Recipe, load_recipe, save_recipe
 from bertkit.training.run import run
-from bertkit.training.run_dir import LOG, METRICS_FILE, read_log, read_metrics, read_record
+from bertkit.training.run_dir import LOG, METRICS_FILE, RECIPE_FILE, read_log, read_metrics, read_record
 
 RECIPES = "recipes"  # the folder of a study with the recipes, lists and output of its runs
 TRIES = 4  # for a run whose processes die without progress: it is started again at most three times
@@ -292,7 +292,7 @@ class Lists:
             state = read_state(self.folder, job)
             if state != self.known.get(job.output, State()):
                 self.change(job, state)
-            if state.status == "running":
+            if state.status in ("waiting", "running"):
                 return  # the later ones wait
 
     def change(self, job: RunJob, state: State) -> None:
@@ -343,6 +343,8 @@ def read_state(folder: Path, job: RunJob) -> State:
         return State("finished", metrics=read_metrics(output / METRICS_FILE))
     if failure.exists():
         return State("failed", reason=failure.read_text(encoding="utf-8"))
+    if not (output / RECIPE_FILE).exists():  # its data are read, or it waits for others
+        return State()
     log = output / LOG
     if not log.exists() or not (last := find_loss(output, log.stat().st_mtime_ns)):
         return State("running")

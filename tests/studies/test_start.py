@@ -88,8 +88,10 @@ def test_a_process_gets_its_threads_and_gpus(monkeypatch, tmp_path):
 def test_the_state_of_a_run_is_in_its_files(recipe, tmp_path):
     job = make_job(recipe, tmp_path, "some/run")
     output, failure = tmp_path / "some" / "run", tmp_path / "recipes" / "some" / "run.failed"
-    assert read_state(tmp_path, job) == State("running")
+    assert read_state(tmp_path, job) == State()
     output.mkdir(parents=True)
+    (output / "recipe.toml").touch()
+    assert read_state(tmp_path, job) == State("running")
     entries = ['{"eval_loss": 5, "step": 0, "epoch": 0}', '{"loss": 4.5, "step": 3, "epoch": 0.5}', '{"loss": 4']
     (output / "training_log.jsonl").write_text("\n".join(entries))
     assert read_state(tmp_path, job) == State("running", 3, 4, 4.5), "the last line is being written"
