@@ -1,6 +1,4 @@
-"""Cross-validation: a study with one row per fold, its mean scores, and the predictions of all rows by models that have
-not seen them.
-"""
+"""Cross-validation: a study with one row per fold, its mean scores, and the out-of-fold predictions of all rows."""
 
 import csv
 import json

@@ -159,7 +159,7 @@ def hold_directory(output: Path, check: Callable[[Path], None] | None = None) ->
 
 
 def take_lock(lock: FileLock, output: Path) -> None:
-    """Take the lock of a directory and write into its file which process has it, unless the file system has no locks.
+    """Take the lock of a directory and write this process into its file; do nothing without locks in the file system.
 
     Raises:
         UsageError: Another process keeps it.

@@ -1,4 +1,4 @@
-"""A piece of a corpus -> its shards, written by this process, by several spawned ones, or by tasks on a Ray cluster.
+"""A piece of a corpus -> its shards, written here, by several processes, or by tasks on a Ray cluster.
 
 A worker writes the shards to the disk that it shares with this process, and only returns lines for the user. Worker
 processes load neither torch nor transformers.
@@ -147,7 +147,7 @@ def write_on_ray(work: BuildWork, job: PieceJob, directory: str) -> list[str]:
 
 @contextmanager
 def start_workers(work: BuildWork, number: int) -> Iterator[Submit]:
-    """Start processes, or join the Ray cluster if `number` is 0, and yield how to give a piece to a worker."""
+    """Start processes, or join a Ray cluster if `number` is 0, and yield a function that submits a piece."""
     if number:
         with open_pool(number, "spawn", leave_signals_to_parent) as pool:
             yield partial(pool.submit, write_apart, work)
