@@ -71,10 +71,6 @@ def search_or_train(
     Args:
         trials: The number of trials; 0: as many as the clock allows.
         clock: The time for everything; None: no limit.
-
-    Raises:
-        UsageError: As for `run`, or the time is too short.
-        Interrupted: As for `run`.
     """
     news = {"output": output, "report": report, "progress": progress}
     if not trials and not clock:
@@ -179,11 +175,11 @@ class Search:
         self.trial = self.clock.limit / 2 / LEAST_TRIALS
         held = int(min(HELD_ROWS, MOST_HELD_BACK * measured.rows))
         self.measured = msgspec.structs.replace(measured, rows=measured.rows - held, evaluated=held, predicted=held)
+        sizes = self.axes["batch_size"].choices if "batch_size" in self.axes else [self.recipe.batch_size]
         try:
-            self.make_trial(self.recipe)
+            return bool(self.make_trial(self.recipe.override(batch_size=max(sizes))))
         except budget.TooShort:
             return False
-        return True
 
     def make_recipe(self, params: Mapping[str, Any]) -> Recipe:
         """Make the recipe with some values; a preset changes no epochs."""
@@ -192,9 +188,8 @@ class Search:
 
     def make_trial(self, recipe: Recipe) -> Recipe:
         """Return the recipe of a trial, which is as long as the time allows."""
-        made = recipe.override(
-            data={"held_back": HELD_ROWS}, patience=0, calibrate=False, baseline=False, train=TRIAL_ONLY
-        )
+        nothing = {"patience": 0, "calibrate": False, "baseline": False}
+        made = recipe.override(data={"held_back": HELD_ROWS}, train=TRIAL_ONLY, **nothing)
         if not self.measured:
             return made
         clock = budget.Clock(self.trial - START_SECONDS, time.monotonic())
@@ -206,7 +201,7 @@ class Search:
         """Open the journal, and give its trials to a study in memory."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         path, direction = self.folder / JOURNAL, "minimize" if self.task.lower_is_better else "maximize"
-        Path(f"{path}.lock").unlink(missing_ok=True)  # of a killed process
+        Path(f"{path}.lock").unlink(missing_ok=True)  # a killed process may have left it
         # With few trials, halving would end all except the best third after one noisy score; the median ends the worse
         # half in the middle of their training, once three are complete.
         pruner = optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=TRIAL_SCORES // 2 - 1)
@@ -220,7 +215,7 @@ class Search:
     def do_trial(self, number: int) -> None:
         """Train with some values, and record the outcome."""
         saved = self.folder / start.RECIPES / f"trial-{number}.toml"
-        begun = load_recipe(saved) if saved.exists() else None  # before the search was stopped
+        begun = load_recipe(saved) if saved.exists() else None  # the search was stopped in this trial
         if begun or number == 1:
             values = (begun or self.recipe).to_dict()
             self.study.enqueue_trial({axis: reduce(getitem, axis.split("."), values) for axis in self.axes})

@@ -48,7 +48,7 @@ DURATION_PART = r"\s*(\d+(?:\.\d+)?)\s*([smhd])"
 CLOCK_FILE, MEASURED_FILE = ".time_used.json", ".measured.json"  # hidden: written before the run has begun
 RECORDED_EVERY = 1.0  # seconds between two records of the time used
 PROBE_SECONDS, PROBE_SHARE = 10.0, 0.05  # for timed updates: in a dry run, and as a share of a budget
-MOST_TIMED = 20  # updates
+MOST_TIMED = 20  # updates are timed
 LONGEST_UPDATE = 4.0  # seconds that a timed update should take; of a larger one only a part is timed
 SAMPLED = 128  # sequences whose tokens are counted, and that are predicted
 DISK_RATE = 2e8  # bytes a second of a checkpoint, until the first one has been timed
@@ -56,11 +56,8 @@ END_SECONDS = 4.0  # for scores, their intervals, the card and the exit, beside 
 SPARE_SHARE, SPARE_END = 0.05, 0.5  # of the time for training, and of that for the end, for a slower machine
 MOST_SLOW = 10.0  # times that what is not measured may take longer beside other work
 LEAST_UPDATES = 20  # updates in a training, unless all epochs have fewer
-TRAIN_ONLY = {
-    **dict.fromkeys(("eval_strategy", "save_strategy", "logging_strategy"), "no"),
-    **dict.fromkeys(("eval_on_start", "load_best_model_at_end"), False),
-    "report_to": "none",
-}
+TRAIN_ONLY = {"eval_strategy": "no", "save_strategy": "no", "logging_strategy": "no", "report_to": "none"}
+TRAIN_ONLY |= {"eval_on_start": False, "load_best_model_at_end": False}
 
 
 class TooShort(UsageError):
@@ -182,7 +179,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
-    """Measure the costs of a recipe with a model that is thrown away; the result is the same in all processes.
+    """Measure the costs of a recipe with a model that is thrown away; all processes return the same.
 
     Args:
         seconds: Time for the updates; at least one is timed for each part of the data.
@@ -314,10 +311,8 @@ def fit(recipe: Recipe, measured: Measured, clock: Clock, output: Path) -> Recip
             return fitted
         updates = max(int(updates * left / needed), 0)
     minutes = ceil((clock.limit - left + 2 * least * each) / 60) + 1
-    raise TooShort(
-        f"the time allows {updates} updates of {each:.2g} s beside evaluation and saving; give --budget "
-        f"{minutes}m or more"
-    )
+    allowed = f"the time allows {updates} updates of {each:.2g} s beside evaluation and saving"
+    raise TooShort(f"{allowed}; give --budget {minutes}m or more")
 
 
 def train_within(
@@ -329,7 +324,7 @@ def train_within(
     progress: Progress = ignore,
     prepared: Prepared | None = None,
 ) -> dict[str, Any]:
-    """Train by a recipe in the time of the clock, as `run`; an unfinished run continues in what is left of it."""
+    """Train by a recipe in the time of the clock, as `run`; an unfinished run continues in the rest."""
     path, is_main = output / MEASURED_FILE, join_processes(recipe).is_main_process
     if has_begun(output):
         if not path.exists():
@@ -350,5 +345,5 @@ def train_within(
         if is_main:
             output.mkdir(parents=True, exist_ok=True)
             write_json(msgspec.to_builtins(measured), path)
-    news = {"output": output, "report": report, "progress": progress}
-    return run(fitted, prepared=prepared, stop=Deadline(clock, measured, fitted.stop_after), **news)
+    stop = Deadline(clock, measured, fitted.stop_after)
+    return run(fitted, output=output, report=report, progress=progress, prepared=prepared, stop=stop)
