@@ -1,12 +1,14 @@
 """A search: its trials, the choice, the last training, kills in between, and a limit of time."""
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from optuna.distributions import FloatDistribution
@@ -104,23 +106,11 @@ def test_given_values_are_not_searched(recipe, tmp_path, monkeypatch):
         make_search(given, tmp_path).run({})
 
 
-class Ended:
-    """Stands for a process that has ended."""
-
-    def __init__(self, code):
-        self.code = code
-
-    def poll(self):
-        return self.code
-
-    def terminate(self):
-        pass
-
-
 def end_trials(monkeypatch, write, code=0):
     """Let the process of a trial do nothing but write what the test says."""
+    process = SimpleNamespace(poll=lambda: code, terminate=lambda: None)
     monkeypatch.setattr(start, "POLL", 0.0)
-    monkeypatch.setattr(start, "launch", lambda path, threads: write(path) or Ended(code))
+    monkeypatch.setattr(start, "launch", lambda path, threads: write(path) or process)
 
 
 def write_score(path, score):
@@ -131,21 +121,20 @@ def write_score(path, score):
 
 
 def test_a_failed_trial_is_a_line_once_another_is_complete(recipe, tmp_path, monkeypatch):
-    """The first trial fails at its first start; the second one has no score, and the third one fails."""
+    """The first trial fails at its first start; the score of the second one is NaN, and the third one fails."""
 
     def fail(path):
         path.with_suffix(".failed").write_text("the loss is nan after update 3")
 
     end_trials(monkeypatch, fail)
-    found = make_search(recipe, tmp_path)
     with pytest.raises(UsageError, match=r"trial-1: the loss is nan after update 3"):
-        found.do_trial(1)
+        make_search(recipe, tmp_path).do_trial(1)
     found = make_search(recipe, tmp_path)
-    for number, write in enumerate(
-        (lambda path: write_score(path, 0.5), lambda path: write_score(path, float("nan")), fail)
-    ):
-        end_trials(monkeypatch, write)
-        found.do_trial(number + 1)
+    end_trials(monkeypatch, lambda path: write_score(path, 0.5 if path.stem == "trial-1" else math.nan))
+    found.do_trial(1)
+    found.do_trial(2)
+    end_trials(monkeypatch, fail)
+    found.do_trial(3)
     ends = [line.rpartition(": ")[2] for line in (tmp_path / TRIALS_FILE).read_text().splitlines()]
     assert ends[1:] == ["the score is nan", "the loss is nan after update 3"]
     states = [TrialState.COMPLETE, TrialState.FAIL, TrialState.FAIL]
