@@ -47,7 +47,7 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.pretraining import choose_starter
 from bertkit.tasks.result import flatten_result
 from bertkit.tasks.task import Task
-from bertkit.training.budget import set_clock
+from bertkit.training.budget import Clock
 from bertkit.training.callbacks import Progress
 from bertkit.training.predictions import TABLE_SUFFIX, read_table
 from bertkit.training.push import push
@@ -135,7 +135,7 @@ def train(
             progress = stack.enter_context(show_bar()) if is_notebook() else ignore
         if definition:
             return train_study(definition, merge(starter, given), output, workers, report, progress)
-        clock = set_clock(budget, given, time.monotonic()) if budget else None
+        clock = Clock.make(budget, given, time.monotonic()) if budget else None
         search_or_train(recipe, output=output, trials=search, clock=clock, report=report, progress=progress)
     return Run(str(output))
 

@@ -391,7 +391,7 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int
     from bertkit.training import budget
     from bertkit.training.run import dry_run
 
-    clock = budget.set_clock(options.budget, settings) if options.budget else None
+    clock = budget.Clock.make(options.budget, settings) if options.budget else None
     with Screen() as screen:
         screen.names |= {row.key: row.name for row in task.table}
         if options.dry_run:
@@ -431,7 +431,7 @@ def compare(
             push.check_push(options.push_to)
         if options.dry_run:
             screen.say(*describe_plan(made))
-            screen.say(*describe_time(made, output))
+            screen.say(*describe_time(made, output, screen.say))
             screen.say(NOTHING_DONE)
             return
         with screen.watch_training(), explain_disk_error(output):

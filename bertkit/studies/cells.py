@@ -15,11 +15,12 @@ from bertkit.model.config import BertConfig
 from bertkit.reports.tables import count
 from bertkit.studies.spec import LONGEST_DIRECTORY, PRETRAIN, Column, Study, Variant, name_directory, set_axis
 from bertkit.studies.tables import name_axes, show_value
-from bertkit.system.progress import describe_duration
+from bertkit.system.progress import Report, describe_duration
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Task
 from bertkit.training import budget
 from bertkit.training.recipe import Recipe, RecipePart, merge
+from bertkit.training.run_dir import FIRST
 
 TEXT_FOLDER = "text"  # holds the corpus, below data_root
 WITHOUT_COST = ("learning_rate", "seed", "max_steps", "num_train_epochs")  # keys that change no cost of a sequence
@@ -235,18 +236,20 @@ def describe_plan(study: Study) -> list[str]:
     return [*lines, f"{count(len(cells), 'cell')}, {count(runs, 'run')}{before}"]
 
 
-def describe_time(study: Study, output: Path) -> list[str]:
+def describe_time(study: Study, output: Path, report: Report) -> list[str]:
     """Return in lines the expected time of all runs; those that differ in length, size or seed are measured once."""
     cells = {cell.directory: cell for cell in list_cells(study, output) if not cell.borrowed}
-    recipes = [origin.recipe for origin in list_pretrainings(study)]
-    recipes += [cell.recipe for cell in cells.values() for _ in cell.runs]
-    recipes += filter(None, (TASKS[recipe.task].pretrain_on(recipe) for recipe in recipes))
+    recipes = [(origin.directory, origin.recipe) for origin in list_pretrainings(study)]
+    recipes += [(place, cell.recipe) for place, cell in cells.items() for _ in cell.runs]
+    earlier = [(f"{place}/{FIRST}", TASKS[recipe.task].pretrain_on(recipe)) for place, recipe in recipes]
     known: dict[str, budget.Measured | str] = {}
     unknown, seconds = Counter[str](), []
-    for recipe in recipes:
+    for place, recipe in [*recipes, *((place, recipe) for place, recipe in earlier if recipe)]:
         same = recipe.override(batch_size=0, train=dict.fromkeys(WITHOUT_COST), data={"fold": 0})
-        name = json.dumps(same.to_dict())
-        if isinstance(measured := known.get(name) or known.setdefault(name, budget.find_costs(recipe)), str):
+        if (name := json.dumps(same.to_dict())) not in known:
+            report(f"measuring some updates of {place}")
+            known[name] = budget.find_costs(recipe)
+        if isinstance(measured := known[name], str):
             unknown[measured] += 1
         else:
             seconds.append(sum(budget.expect(recipe, measured, output)[1:]) + measured.end)

@@ -5,14 +5,14 @@ the score on dev stays honest. The search reads the trial's log and passes its s
 (TPE, Bergstra et al. 2011) and says which trials to end. With a clock, half of the time is for trials.
 """
 
-import gc
 import shutil
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from math import isfinite
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +48,9 @@ HELD_ROWS = 1000  # rows; the standard error of an accuracy of 80 % is 1.3 point
 LEARNING_RATES = (1e-5, 1e-4)  # around those of section A.3
 BATCH_CHOICES = (16, 32)  # section A.3
 EPOCH_CHOICES = (2.0, 3.0, 4.0)  # section A.3
-TRIAL_SCORES = 4  # of a trial
-LEAST_UPDATES = 50  # of a trial that the time shortens
-LEAST_TRIALS = 6  # for which there must be time
-OF_DIVERGENCE = (
-    "lower learning_rate or raise warmup_steps",
-    "lower train.learning_rate",
-)  # in messages about divergence
-START_SECONDS = 10.0  # of a trial's process; also for what the last training does before its updates
+TRIAL_SCORES = 4  # in each trial
+LEAST_TRIALS = 6  # a clock gives each at most this part of the time for trials
+START_SECONDS = 10.0  # a process needs them before its first update
 TRIAL_ONLY = {"eval_strategy": "steps", "eval_steps": 1 / TRIAL_SCORES, "save_strategy": "no"}
 TRIAL_ONLY |= {"eval_on_start": False, "load_best_model_at_end": False}
 
@@ -76,26 +71,15 @@ def search_or_train(
     Args:
         trials: The number of trials; 0: as many as the clock allows.
         clock: The time for everything; None: no limit.
-
-    Raises:
-        UsageError: As for `run`, or the time is too short.
-        Interrupted: As for `run`.
     """
     news = {"output": output, "report": report, "progress": progress}
     if not trials and not clock:
         return run(recipe, **news)
     keeps = clock and join_processes(recipe).is_main_process
-    try:
-        with explain_disk_error(output), clock.keep(output / budget.CLOCK_FILE) if keeps else nullcontext():
-            if trials or "held_back" in TASKS[recipe.task].options:
-                return Search(recipe, output, trials, clock, report).run(news)
-            return budget.train_within(recipe, clock=clock, **news)
-    except budget.TooShort:
-        shutil.rmtree(output / SEARCH, ignore_errors=True)  # so that it can start again with more time
-        (output / budget.CLOCK_FILE).unlink(missing_ok=True)
-        with suppress(OSError):
-            output.rmdir()
-        raise
+    with explain_disk_error(output), clock.keep(output / budget.CLOCK_FILE) if keeps else nullcontext():
+        if trials or "held_back" in TASKS[recipe.task].options:
+            return Search(recipe, output, trials, clock, report).run(news)
+        return budget.train_within(recipe, clock=clock, **news)
 
 
 @dataclass
@@ -107,8 +91,8 @@ class Search:
     most: int
     clock: budget.Clock | None
     report: Report
-    measured: budget.Measured | None = None  # with a clock: the costs of a trial
-    noted: list[int] = field(default_factory=list)  # the signal that stops it
+    measured: budget.Measured | None = None  # the costs of a trial, if there is a clock
+    noted: list[int] = field(default_factory=list)  # signals that were received
 
     def run(self, news: Mapping[str, Any]) -> dict[str, Any]:
         """Do or continue the search and the last training, and return the scores."""
@@ -141,11 +125,7 @@ class Search:
         return run(recipe, prepared=prepared, **news)
 
     def find_best(self, prepared: Prepared) -> dict[str, Any]:
-        """Do the trials that are left, and return the best values.
-
-        Raises:
-            Interrupted: SIGTERM or SIGINT was received; the trial in progress can be continued.
-        """
+        """Do the trials that are left, and return the best values."""
         if self.clock and not self.divide_time(prepared):
             self.report("the time is too short for trials: training with the task's own values")
             return {}
@@ -168,11 +148,7 @@ class Search:
 
     @cached_property
     def axes(self) -> dict[str, BaseDistribution]:
-        """Return the values that are searched: those that a person left open.
-
-        Raises:
-            UsageError: It leaves none open, and there is no clock either.
-        """
+        """Return the values that are searched: those that a person left open."""
         train, given = self.recipe.train, self.recipe.given
         rate, epochs = train["learning_rate"], train["num_train_epochs"]
         axes: dict[str, BaseDistribution] = {
@@ -181,7 +157,9 @@ class Search:
             "preset": CategoricalDistribution(("paper", "stable")),
             "train.num_train_epochs": CategoricalDistribution(sorted({*EPOCH_CHOICES, epochs})),
         }
-        known = given.keys() | given.get("train", {}).keys() | ({"num_train_epochs"} if "max_steps" in train else set())
+        known = given.keys() | given.get("train", {}).keys()
+        if self.clock or "max_steps" in train:  # these decide the length
+            known |= {"num_train_epochs"}
         left = {axis: values for axis, values in axes.items() if axis.rpartition(".")[2] not in known}
         if not left and not self.clock:
             raise UsageError(f"the recipe sets all that would be searched ({', '.join(axes)}); leave one open")
@@ -191,46 +169,39 @@ class Search:
         """Divide the time between trials and the last training, and return whether it is enough for trials."""
         self.report("measuring some updates")
         measured = budget.measure(self.recipe, prepared, budget.PROBE_SHARE * self.clock.limit)
-        gc.collect()
-        torch.cuda.empty_cache()  # for the processes of trials
-        epochs = self.axes.get("train.num_train_epochs")
-        longest = self.recipe.override(train={"num_train_epochs": max(epochs.choices)}) if epochs else self.recipe
-        _, training, evaluation = budget.expect(longest, measured, self.output)
+        _, training, evaluation = budget.expect(self.recipe, measured, self.output)
         self.last = START_SECONDS + 1.2 * (training + evaluation + measured.end) + budget.PROBE_SHARE * self.clock.limit
         self.last = min(self.last, self.clock.limit / 2)
         self.trial = self.clock.limit / 2 / LEAST_TRIALS
         held = int(min(HELD_ROWS, MOST_HELD_BACK * measured.rows))
-        times = {"evaluation": held * measured.row, "end": held * measured.row + budget.END_SECONDS}
-        self.measured = msgspec.structs.replace(measured, rows=measured.rows - held, **times)
+        self.measured = msgspec.structs.replace(measured, rows=measured.rows - held, evaluated=held, predicted=held)
+        sizes = self.axes["batch_size"].choices if "batch_size" in self.axes else [self.recipe.batch_size]
         try:
-            trial = self.make_trial(longest)
+            return bool(self.make_trial(self.recipe.override(batch_size=max(sizes))))
         except budget.TooShort:
             return False
-        if trial.train["max_steps"] < budget.expect(longest, self.measured, self.output)[0]:
-            self.axes.pop("train.num_train_epochs", None)  # no trial would have them
-        return True
 
     def make_recipe(self, params: Mapping[str, Any]) -> Recipe:
-        """Make the recipe with some values."""
-        return self.recipe.changed(**merge(*(set_axis(axis, value) for axis, value in params.items())))
+        """Make the recipe with some values; a preset changes no epochs."""
+        own = {"train.num_train_epochs": self.recipe.train["num_train_epochs"]} if params else {}
+        return self.recipe.changed(**merge(*(set_axis(axis, value) for axis, value in (own | params).items())))
 
     def make_trial(self, recipe: Recipe) -> Recipe:
         """Return the recipe of a trial, which is as long as the time allows."""
-        made = recipe.override(
-            data={"held_back": HELD_ROWS}, patience=0, calibrate=False, baseline=False, train=TRIAL_ONLY
-        )
+        nothing = {"patience": 0, "calibrate": False, "baseline": False}
+        made = recipe.override(data={"held_back": HELD_ROWS}, train=TRIAL_ONLY, **nothing)
         if not self.measured:
             return made
         clock = budget.Clock(self.trial - START_SECONDS, time.monotonic())
-        return budget.fit(made, self.measured, clock, self.folder, LEAST_UPDATES).override(train=TRIAL_ONLY)
+        return budget.fit(made, self.measured, clock, self.folder).override(train=TRIAL_ONLY)
 
     # --- The trials ---------------------------------------------------------------------------------------------------
 
     def open_journal(self) -> None:
-        """Open the journal, and give its trials to a study in memory, from which others are added to it when over."""
+        """Open the journal, and give its trials to a study in memory."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         path, direction = self.folder / JOURNAL, "minimize" if self.task.lower_is_better else "maximize"
-        Path(f"{path}.lock").unlink(missing_ok=True)  # of a killed process
+        Path(f"{path}.lock").unlink(missing_ok=True)  # a killed process may have left it
         # With few trials, halving would end all except the best third after one noisy score; the median ends the worse
         # half in the middle of their training, once three are complete.
         pruner = optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=TRIAL_SCORES // 2 - 1)
@@ -239,14 +210,15 @@ class Search:
             storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), JournalFileOpenLock(str(path))))
             named = {"study_name": SEARCH, "direction": direction, "load_if_exists": True}
             self.journal = optuna.create_study(storage=storage, **named)
-            self.study.add_trials(self.journal.trials)
+            self.study.add_trials(self.journal.trials)  # a trial enters the journal when it is over
 
     def do_trial(self, number: int) -> None:
         """Train with some values, and record the outcome."""
         saved = self.folder / start.RECIPES / f"trial-{number}.toml"
-        begun = load_recipe(saved) if saved.exists() else None  # before the search was stopped
+        begun = load_recipe(saved) if saved.exists() else None  # the search was stopped in this trial
         if begun or number == 1:
-            self.study.enqueue_trial({axis: find_value(begun or self.recipe, axis) for axis in self.axes})
+            values = (begun or self.recipe).to_dict()
+            self.study.enqueue_trial({axis: reduce(getitem, axis.split("."), values) for axis in self.axes})
         draw = np.random.SeedSequence([self.recipe.train["seed"], number]).generate_state(1)
         self.study.sampler = optuna.samplers.TPESampler(seed=int(draw[0]))
         trial = self.study.ask(self.axes)
@@ -258,10 +230,11 @@ class Search:
         value, state = None, TrialState.PRUNED if reason else TrialState.FAIL
         if found.metrics and isfinite(found.metrics["score"]):
             value, state, reason = found.metrics["score"], TrialState.COMPLETE, ""
-        elif not reason and not found.metrics:
+        elif found.metrics:
+            state, reason = TrialState.FAIL, f"the score is {found.metrics['score']}"
+        elif not reason:
             reason = found.reason or start.read_end(saved.with_suffix(".log"))
-            # A lack of memory or of disk space, or a mistake, would end other trials too.
-            if not any(words in reason for words in OF_DIVERGENCE):
+            if not self.study.get_trials(states=[TrialState.COMPLETE]):  # the others would probably fail too
                 raise UsageError(f"{job.output}: {reason}")
         for path in Path(job.output).glob("*"):
             if path.name.startswith(("model", "checkpoint-")):
@@ -289,6 +262,9 @@ class Search:
             if reason or not start.is_death(process.poll()) or await_note(self.noted):
                 break
             self.report(f"the process of {job.output} has died ({start.describe_death(process.poll())})")
+        else:
+            killed = f"its process was killed ({start.describe_death(process.poll())}) {start.TRIES} times"
+            atomic_write(killed, start.locate_failure(path.with_suffix(".toml")))
         return reason
 
     def judge(self, job: start.RunJob, trial: Trial) -> str:
@@ -297,23 +273,17 @@ class Search:
         scores = [entry[key] for entry in log if (key := f"eval_{self.task.metric}") in entry]
         for step in range(len(self.study.trials[-1].intermediate_values), len(scores)):
             trial.report(scores[step], step)
+            if trial.should_prune():
+                return "worse than the median of the other trials"
         if self.clock and self.clock.left < self.last:
             return "the time is over"
-        if self.noted:
-            return "stopped"
-        return "others are better" if trial.should_prune() else ""
+        return "stopped" if self.noted else ""
 
     def describe(self, trial: FrozenTrial) -> str:
         """Return a trial, its score and why it ended early in words."""
         score = [] if trial.value is None else [find_row(self.task.table, self.task.metric).describe(trial.value)]
         words = "; ".join(filter(None, [*score, trial.user_attrs["reason"]]))
         return f"trial {trial.number + 1}: {describe_values(trial.params)}: {words}"
-
-
-def find_value(recipe: Recipe, axis: str) -> Any:
-    """Return the value of an axis in a recipe."""
-    table, _, key = axis.rpartition(".")
-    return getattr(recipe, table)[key] if table else getattr(recipe, key)
 
 
 def describe_values(params: Mapping[str, Any]) -> str:

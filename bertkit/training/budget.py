@@ -5,6 +5,7 @@ training on its ordinary schedule, its evaluations and its end fit into the time
 this number, and repeats the run without a clock. A deadline ends the training earlier if the machine becomes slower.
 """
 
+import gc
 import os
 import re
 import time
@@ -19,6 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import psutil
+import torch
 from torch import Tensor, nn
 from torch.utils.data import Subset
 from transformers import Trainer
@@ -46,20 +48,16 @@ DURATION_PART = r"\s*(\d+(?:\.\d+)?)\s*([smhd])"
 CLOCK_FILE, MEASURED_FILE = ".time_used.json", ".measured.json"  # hidden: written before the run has begun
 RECORDED_EVERY = 1.0  # seconds between two records of the time used
 PROBE_SECONDS, PROBE_SHARE = 10.0, 0.05  # for timed updates: in a dry run, and as a share of a budget
-MOST_TIMED = 20  # updates
+MOST_TIMED = 20  # updates are timed
 LONGEST_UPDATE = 4.0  # seconds that a timed update should take; of a larger one only a part is timed
 SAMPLED = 128  # sequences whose tokens are counted, and that are predicted
 DISK_RATE = 2e8  # bytes a second of a checkpoint, until the first one has been timed
 END_SECONDS = 4.0  # for scores, their intervals, the card and the exit, beside predictions and the model
 SPARE_SHARE, SPARE_END = 0.05, 0.5  # of the time for training, and of that for the end, for a slower machine
 MOST_SLOW = 10.0  # times that what is not measured may take longer beside other work
-LEAST_FITTING = 10  # updates, unless all epochs have fewer
-FITTED = ("max_steps", "warmup_steps", "eval_steps", "save_steps", "logging_steps")  # keys that `resolve` sets
-TRAIN_ONLY = {
-    **dict.fromkeys(("eval_strategy", "save_strategy", "logging_strategy"), "no"),
-    **dict.fromkeys(("eval_on_start", "load_best_model_at_end"), False),
-    "report_to": "none",
-}
+LEAST_UPDATES = 20  # updates in a training, unless all epochs have fewer
+TRAIN_ONLY = {"eval_strategy": "no", "save_strategy": "no", "logging_strategy": "no", "report_to": "none"}
+TRAIN_ONLY |= {"eval_on_start": False, "load_best_model_at_end": False}
 
 
 class TooShort(UsageError):
@@ -78,13 +76,6 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
-def set_clock(budget: str, given: Mapping[str, Any], begun: float | None = None) -> "Clock":
-    """Return the clock of a budget, unless a person has given the number of updates too."""
-    if "max_steps" in given.get("train", {}):
-        raise UsageError("--budget decides the number of updates; leave out train.max_steps (or --steps)")
-    return Clock(parse_duration(budget), begun)
-
-
 class Clock:
     """The time that a command has left, also if it is started again.
 
@@ -100,6 +91,13 @@ class Clock:
         self.begun = time.monotonic() - (time.time() - process.create_time()) if begun is None else begun
         self.limit = limit
         self.earlier = 0.0
+
+    @classmethod
+    def make(cls, budget: str, given: Mapping[str, Any], begun: float | None = None) -> "Clock":
+        """Return the clock of a budget, unless a person has given the number of updates too."""
+        if "max_steps" in given.get("train", {}):
+            raise UsageError("--budget decides the number of updates; leave out train.max_steps (or --steps)")
+        return cls(parse_duration(budget), begun)
 
     @property
     def left(self) -> float:
@@ -136,30 +134,52 @@ class Measured(msgspec.Struct, frozen=True):
     """The costs of a recipe on its data and this machine, in seconds and bytes.
 
     Attributes:
-        rows, batch_size: The number of training sequences, and of those in an update.
-        tokens: The mean number of their tokens.
+        rows, evaluated, predicted: Sequences in training, in an evaluation during it, and predicted at its end.
+        batch_size: Sequences in an update.
+        tokens: The mean number of tokens in a sequence.
         parts: For each part of the data, which has lengths of its own, the share of the training after which it ends,
             and the seconds of an update in it.
-        update, row: Mean seconds of an update, and those of a predicted sequence.
-        evaluation, saving: Seconds of an evaluation and of a checkpoint during the training.
-        end: Seconds of the predictions and the rest of a run's end, without its checkpoint and its model.
+        row: Seconds of a predicted sequence.
+        slowness: Wall time over the time that a thread has worked; more than 1 beside other work.
+        parameters: The number of parameters.
         memory: Bytes of weights, gradients and optimizer in every process.
     """
 
     rows: int
+    evaluated: int
+    predicted: int
     batch_size: int
     tokens: float
     parts: list[tuple[float, float]]
-    update: float
     row: float
-    evaluation: float
-    saving: float
-    end: float
+    slowness: float
+    parameters: int
     memory: dict[str, int]
+
+    @property
+    def update(self) -> float:
+        """Return the mean seconds of an update."""
+        ends, seconds = zip(*self.parts, strict=True)
+        return float(np.dot(np.diff(ends, prepend=0.0), seconds))
+
+    @property
+    def evaluation(self) -> float:
+        """Return the seconds of an evaluation during the training."""
+        return self.evaluated * self.row
+
+    @property
+    def saving(self) -> float:
+        """Return the seconds of a checkpoint during the training."""
+        return (self.memory["weights"] + self.memory["optimizer"]) / DISK_RATE
+
+    @property
+    def end(self) -> float:
+        """Return the seconds of the predictions and the rest of a run's end, without its checkpoint and its model."""
+        return self.predicted * self.row + END_SECONDS * self.slowness
 
 
 def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
-    """Measure the costs of a recipe with a model that is thrown away; the result is the same in all processes.
+    """Measure the costs of a recipe with a model that is thrown away; all processes return the same.
 
     Args:
         seconds: Time for the updates; at least one is timed for each part of the data.
@@ -190,16 +210,19 @@ def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
     memory = {name: sum(x.numel() * x.element_size() for x in kind) for name, kind in kinds.items()}
     found = Measured(
         rows=len(rows),
+        evaluated=len(dev),
+        predicted=sum(map(len, others.values())),
         batch_size=recipe.batch_size,
         tokens=float(np.dot(tokens, shares)),
         parts=list(zip(np.cumsum(shares).tolist(), updates, strict=True)),
-        update=float(np.dot(updates, shares)),
         row=row,
-        evaluation=len(dev) * row,
-        saving=(memory["weights"] + memory["optimizer"]) / DISK_RATE,
-        end=sum(map(len, others.values())) * row + END_SECONDS * slowness,
+        slowness=slowness,
+        parameters=model.num_parameters(),
         memory=memory,
     )
+    del trainer, model
+    gc.collect()
+    torch.cuda.empty_cache()  # for the training, here or in other processes
     return take_first(found)
 
 
@@ -263,7 +286,7 @@ def describe_cost(recipe: Recipe, output: Path) -> list[str]:
     device = "; ".join(machine["gpus"]) or f"{machine['processor']}, {count(machine['threads'], 'thread')}"
     return [
         *lines,
-        f"{updates:,} updates of {recipe.batch_size * measured.tokens:,.0f} tokens",
+        f"{measured.parameters:,} parameters; {updates:,} updates of {recipe.batch_size * measured.tokens:,.0f} tokens",
         f"memory, GB, without activations: {', '.join(f'{x} {size / 1e9:.2f}' for x, size in measured.memory.items())}",
         f"expected here, from a few timed updates: {describe_duration(training)} of training and "
         f"{describe_duration(evaluation + measured.end)} of evaluation ({device})",
@@ -273,28 +296,23 @@ def describe_cost(recipe: Recipe, output: Path) -> list[str]:
 # --- A limit of time --------------------------------------------------------------------------------------------------
 
 
-def fit(recipe: Recipe, measured: Measured, clock: Clock, output: Path, least: int = LEAST_FITTING) -> Recipe:
-    """Return a recipe with the number of updates that fits into the time; its epochs are not exceeded.
-
-    Args:
-        least: Updates that must fit, unless all epochs have fewer.
+def fit(recipe: Recipe, measured: Measured, clock: Clock, output: Path) -> Recipe:
+    """Return a recipe with the number of updates that fits; its length is exceeded only if it has no epochs.
 
     Raises:
-        TooShort: They do not fit.
+        TooShort: LEAST_UPDATES updates do not fit.
     """
     planned, each = expect(recipe, measured, output)[0], measured.update * recipe.batch_size / measured.batch_size
     left = (1 - SPARE_SHARE) * take_first(clock.left - (1 + SPARE_END) * measured.end - 2 * measured.saving)
-    updates = max(int(left / each), 0) if recipe.train.get("max_steps", -1) > 0 else planned
-    while updates >= min(least, planned):
+    updates = planned if "num_train_epochs" in recipe.train else max(int(left / each), 0)
+    while updates >= (least := min(LEAST_UPDATES, planned)):
         fitted = resolve(recipe, updates, planned)
         if (needed := sum(expect(fitted, measured, output)[1:])) <= left:
             return fitted
         updates = max(int(updates * left / needed), 0)
-    minutes = ceil((clock.limit - left + 2 * min(least, planned) * each) / 60) + 1
-    raise TooShort(
-        f"the time allows {updates} updates of {each:.2g} s beside evaluation and saving; give --budget "
-        f"{minutes}m or more"
-    )
+    minutes = ceil((clock.limit - left + 2 * least * each) / 60) + 1
+    allowed = f"the time allows {updates} updates of {each:.2g} s beside evaluation and saving"
+    raise TooShort(f"{allowed}; give --budget {minutes}m or more")
 
 
 def train_within(
@@ -306,18 +324,15 @@ def train_within(
     progress: Progress = ignore,
     prepared: Prepared | None = None,
 ) -> dict[str, Any]:
-    """Train by a recipe in the time of the clock, as `run`; an unfinished run continues in what is left of it.
-
-    Raises:
-        TooShort: The time is too short.
-    """
+    """Train by a recipe in the time of the clock, as `run`; an unfinished run continues in the rest."""
     path, is_main = output / MEASURED_FILE, join_processes(recipe).is_main_process
     if has_begun(output):
         if not path.exists():
             raise UsageError(f"{output} has a run without --budget; name another directory with --output")
         fitted, measured, prepared = load_recipe(output / RECIPE_FILE), read_record(path, Measured), None
-        both = (each.override(stop_after=0, train=dict.fromkeys(FITTED, 0)).to_dict() for each in (fitted, recipe))
-        refuse_other(f"{output} belongs to another run", *map(list_decisive, both))
+        again = resolve(recipe, fitted.train["max_steps"], expect(recipe, measured, output)[0])
+        both = (list_decisive(each.override(stop_after=0).to_dict()) for each in (fitted, again))
+        refuse_other(f"{output} belongs to another run", *both)
     else:
         prepared = prepared or prepare(recipe, report)
         if is_main:
@@ -330,5 +345,5 @@ def train_within(
         if is_main:
             output.mkdir(parents=True, exist_ok=True)
             write_json(msgspec.to_builtins(measured), path)
-    news = {"output": output, "report": report, "progress": progress}
-    return run(fitted, prepared=prepared, deadline=Deadline(clock, measured, fitted.stop_after), **news)
+    stop = Deadline(clock, measured, fitted.stop_after)
+    return run(fitted, output=output, report=report, progress=progress, prepared=prepared, stop=stop)

@@ -392,8 +392,8 @@ def list_decisive(part: Mapping[str, Any]) -> RecipePart:
 def resolve(recipe: Recipe, updates: int, planned: int) -> Recipe:
     """Return a recipe with a number of updates that only a timing tells.
 
-    A warm-up keeps its share. Where max_steps was the length, a fifth of the updates lies between two evaluations and
-    between two checkpoints, and a hundredth between two lines of the log.
+    A warm-up keeps its share. For a task without epochs, a fifth of the updates lies between two evaluations and
+    between two checkpoints, and a hundredth between two lines of the log, unless a person gave fewer.
 
     Args:
         planned: The updates of the recipe itself.
@@ -401,9 +401,10 @@ def resolve(recipe: Recipe, updates: int, planned: int) -> Recipe:
     train: dict[str, Any] = {"max_steps": updates}
     if (warmup := recipe.train.get("warmup_steps", 0)) >= 1:
         train["warmup_steps"] = min(warmup / planned, 0.99)
-    if recipe.train.get("max_steps", -1) > 0:
-        train |= dict.fromkeys(("eval_steps", "save_steps"), math.ceil(updates / 5))
-        train["logging_steps"] = math.ceil(updates / 100)
+    if "num_train_epochs" not in recipe.train:
+        given, fifth = recipe.given.get("train", {}), math.ceil(updates / 5)
+        between = {"eval_steps": fifth, "save_steps": fifth, "logging_steps": math.ceil(updates / 100)}
+        train |= {key: steps for key, steps in between.items() if given.get(key, updates) >= updates}
     return recipe.override(train=train)
 
 

@@ -68,7 +68,7 @@ def run(
     progress: Progress = ignore,
     prepared: "Prepared | None" = None,
     milestones: Collection[int] = (),
-    deadline: StopAfter | None = None,
+    stop: StopAfter | None = None,
 ) -> dict[str, Any]:
     """Train by a recipe and return the scores, as written to `output/metrics.json`; a finished run is not repeated.
 
@@ -80,7 +80,7 @@ def run(
         progress: Called after every logged update.
         prepared: The data, if `prepare` has already made them for a recipe of the same `name_examples`.
         milestones: Updates whose checkpoints are kept, whatever the save settings in `[train]`.
-        deadline: It may end the training before its schedule; the recipe in the directory then gets `stop_after`.
+        stop: It may end the training before its schedule; the recipe in the directory then gets `stop_after`.
 
     Raises:
         UsageError: The data or the directory is wrong; nothing is overwritten.
@@ -114,7 +114,7 @@ def run(
             weights = fingerprint_weights(model)
             commits = {**trace_commit(recipe.checkpoint), **prepared.commits}
             write_environment(output, prepared.fingerprints, weights, commits, goes_on=checkpoint is not None)
-        stop = deadline or StopAfter(recipe.stop_after)
+        stop = stop or StopAfter(recipe.stop_after)
         trainer = make_trainer(task, model, args, prepared.data, recipe, progress, report, milestones, [stop])
         parameters = f"{model.num_parameters():,} parameters"
         if "train" in prepared.data:

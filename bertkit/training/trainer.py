@@ -71,7 +71,7 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
     if (update := trainer.state.global_step) < trainer.state.max_steps:
         is_due = any(x.is_due(trainer.state) for x in trainer.callback_handler.callbacks if isinstance(x, StopAfter))
         reason = (
-            "as its time is over (stop_after)"
+            "because its time was over (stop_after)"
             if is_due
             else f"because {trainer.criterion[0]} did not improve (patience)"
         )

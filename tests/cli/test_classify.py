@@ -96,7 +96,7 @@ def test_a_failed_fold_is_told_and_there_are_no_predictions_of_all_rows(call, sm
     assert not (tmp_path / "runs" / "f" / "out_of_fold.csv").exists()
 
 
-def test_a_search_before_the_run(call, small, tmp_path, runs_in_process):
+def test_a_search_before_the_run(call, small, tmp_path, here):
     code, out, err = call("classify", *small, *NAMED, "--search", "2", "--output", "runs/stars")
     assert (code, err) == (0, "")
     for words in (

@@ -1,12 +1,14 @@
 """A search: its trials, the choice, the last training, kills in between, and a limit of time."""
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from optuna.distributions import FloatDistribution
@@ -14,7 +16,7 @@ from optuna.trial import TrialState
 
 from bertkit.errors import UsageError
 from bertkit.studies import start
-from bertkit.studies.search import OF_DIVERGENCE, SEARCH, TRIALS_FILE, Search, search_or_train
+from bertkit.studies.search import SEARCH, TRIALS_FILE, Search, search_or_train
 from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
@@ -104,21 +106,47 @@ def test_given_values_are_not_searched(recipe, tmp_path, monkeypatch):
         make_search(given, tmp_path).run({})
 
 
-def test_a_trial_that_diverges_is_a_failure_in_the_table(recipe, tmp_path, monkeypatch, here):
-    lines, launch = [], start.launch
+def end_trials(monkeypatch, write, code=0):
+    """Let the process of a trial do nothing but write what the test says."""
+    process = SimpleNamespace(poll=lambda: code, terminate=lambda: None)
+    monkeypatch.setattr(start, "POLL", 0.0)
+    monkeypatch.setattr(start, "launch", lambda path, threads: write(path) or process)
 
-    def fail(path, threads):
-        if path.stem == "trial-1":
-            return launch(path, threads)
-        path.with_suffix(".failed").write_text(f"the loss is nan after update 3; {OF_DIVERGENCE[0]}")
-        return launch(path.with_name("trial-1.json"), threads)
 
-    monkeypatch.setattr(start, "launch", fail)
-    search_or_train(Recipe.make(RTE, recipe), output=tmp_path / "run", trials=2, report=lines.append)
-    assert any(line.startswith("trial 2: ") and line.endswith(OF_DIVERGENCE[0]) for line in lines)
-    monkeypatch.setattr("bertkit.studies.search.OF_DIVERGENCE", ())
-    with pytest.raises(UsageError, match=r"search/trial-2: the loss is nan after update 3"):
-        search_or_train(Recipe.make(RTE, recipe), output=tmp_path / "other", trials=2)
+def write_score(path, score):
+    """Write the score of a trial."""
+    folder = path.parents[1] / path.stem
+    folder.mkdir(exist_ok=True)
+    (folder / "metrics.json").write_text(json.dumps({"score": score}))
+
+
+def test_a_failed_trial_is_a_line_once_another_is_complete(recipe, tmp_path, monkeypatch):
+    """The first trial fails at its first start; the score of the second one is NaN, and the third one fails."""
+
+    def fail(path):
+        path.with_suffix(".failed").write_text("the loss is nan after update 3")
+
+    end_trials(monkeypatch, fail)
+    with pytest.raises(UsageError, match=r"trial-1: the loss is nan after update 3"):
+        make_search(recipe, tmp_path).do_trial(1)
+    found = make_search(recipe, tmp_path)
+    end_trials(monkeypatch, lambda path: write_score(path, 0.5 if path.stem == "trial-1" else math.nan))
+    found.do_trial(1)
+    found.do_trial(2)
+    end_trials(monkeypatch, fail)
+    found.do_trial(3)
+    ends = [line.rpartition(": ")[2] for line in (tmp_path / TRIALS_FILE).read_text().splitlines()]
+    assert ends[1:] == ["the score is nan", "the loss is nan after update 3"]
+    states = [TrialState.COMPLETE, TrialState.FAIL, TrialState.FAIL]
+    assert [trial.state for trial in found.journal.trials] == states
+
+
+def test_a_trial_that_is_killed_three_times_says_so(recipe, tmp_path, monkeypatch):
+    seen = []
+    end_trials(monkeypatch, seen.append, -signal.SIGKILL)
+    with pytest.raises(UsageError, match=r"trial-1: its process was killed \(SIGKILL\) 3 times$"):
+        make_search(recipe, tmp_path).do_trial(1)
+    assert len(seen) == 3
 
 
 def test_searches_with_other_seeds_have_other_proposals_and_continued_ones_the_same(recipe, tmp_path):
@@ -131,7 +159,7 @@ def test_searches_with_other_seeds_have_other_proposals_and_continued_ones_the_s
                 folder = tmp_path / f"{seed} {starts}"
                 found = make_search(merge(recipe, {"train": {"seed": seed}}), folder)
                 found.axes = axes
-            found.follow = lambda job, trial: rates.append(trial.params["train.learning_rate"]) or "others are better"
+            found.follow = lambda job, trial: rates.append(trial.params["train.learning_rate"]) or "worse"
             found.do_trial(len(found.study.trials) + 1)
         assert [trial.state for trial in found.journal.trials] == [TrialState.PRUNED] * 4
         return rates
@@ -143,19 +171,21 @@ def test_searches_with_other_seeds_have_other_proposals_and_continued_ones_the_s
 
 
 def test_a_trial_is_as_long_as_the_time_allows(recipe, tmp_path, monkeypatch):
-    """Without time for all epochs they are not searched, and with less time still there are no trials."""
-    monkeypatch.setattr("bertkit.studies.search.LEAST_UPDATES", 2)
+    """The clock decides the epochs, also of a preset with others, and with too little time there are no trials."""
     monkeypatch.setattr("bertkit.studies.search.START_SECONDS", 0.0)
     monkeypatch.setattr("bertkit.training.budget.END_SECONDS", 0.0)
-    costs = Measured(48, 32, 20.0, [(1.0, 10.0)], 10.0, 0.0, 0.0, 0.0, 0.0, {})
+    monkeypatch.setattr("bertkit.training.budget.LEAST_UPDATES", 2)
+    memory = {"weights": 0, "gradients": 0, "optimizer": 0}
+    costs = Measured(48, 0, 0, 32, 20.0, [(1.0, 10.0)], 0.0, 1.0, 0, memory)
     monkeypatch.setattr("bertkit.studies.search.budget.measure", lambda *_: costs)
-    for limit, updates, epochs in ((12 * 90, 8, True), (12 * 45, 4, False), (12 * 12, 0, False)):
+    for limit, updates in ((12 * 90, 6), (12 * 45, 4), (12 * 12, 0)):
         found = make_search(recipe, tmp_path / "search", Clock(limit, time.monotonic()))
         assert found.divide_time(None) == (updates > 0)
-        assert ("train.num_train_epochs" in found.axes) == (epochs or not updates)
+        assert list(found.axes) == ["train.learning_rate", "batch_size", "preset"]
+        stable = found.make_recipe({"preset": "stable"})
+        assert (stable.train["num_train_epochs"], stable.train["optim"]) == (3.0, "adamw_torch")
         if updates:
-            longest = found.recipe.override(train={"num_train_epochs": 4.0})
-            assert found.make_trial(longest).train["max_steps"] == updates
+            assert found.make_trial(stable).train["max_steps"] == updates
 
 
 @pytest.mark.slow
@@ -200,7 +230,9 @@ def test_a_worse_trial_is_ended_and_a_dead_one_starts_again(recipe, tmp_path, mo
     search_or_train(Recipe.make(RTE, recipe), output=output, trials=2, report=lines.append)
     assert seen == ["trial-1", "trial-1", "trial-2"]
     assert any("has died (SIGKILL)" in line for line in lines)
-    assert next(line for line in lines if line.startswith("trial 2")).endswith("others are better")
+    assert next(line for line in lines if line.startswith("trial 2")).endswith(
+        "worse than the median of the other trials"
+    )
 
 
 @pytest.mark.slow

@@ -32,7 +32,8 @@ from tests.official import write_checkpoint, write_glue, write_squad
 from tests.training.test_run import PRETRAIN, assert_same_bits, make_recipe, read_weights, write_text
 
 RTE = TASKS["rte"]
-COSTS = Measured(96, 32, 20.0, [(1.0, 2.0)], 2.0, 0.1, 3.0, 1.0, 5.0, {"weights": 4, "gradients": 4, "optimizer": 8})
+MEMORY = {"weights": 80_000_000, "gradients": 80_000_000, "optimizer": 120_000_000}  # a checkpoint of 1 s
+COSTS = Measured(96, 30, 10, 32, 20.0, [(1.0, 2.0)], 0.1, 1.0, 20_000_000, MEMORY)
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +97,7 @@ def test_the_costs_of_a_run_are_those_of_its_data_and_model(rte):
     assert min(found.update, found.row) > 0
     assert found.evaluation == pytest.approx(18 * found.row)
     assert found.end >= 28 * found.row + budget.END_SECONDS
+    assert found.memory["weights"] == 4 * found.parameters
     weights, gradients, optimizer = found.memory.values()
     assert weights == gradients
     assert 2 * weights <= optimizer < 2 * weights + 1000, "two moments, and counts of updates"
@@ -142,7 +144,7 @@ def test_a_forecast_without_data_says_why_and_one_with_data_what_it_takes(rte, t
     assert line.startswith("time and memory are unknown: ")
     assert "nowhere" in line
     lines = budget.describe_cost(rte, tmp_path / "run")
-    assert lines[0].startswith("6 updates of ")
+    assert " parameters; 6 updates of " in lines[0]
     assert lines[1].startswith("memory, GB, without activations: weights 0.00, gradients 0.00, optimizer 0.00")
     assert lines[2].startswith("expected here, from a few timed updates: ")
 
@@ -168,14 +170,16 @@ def test_the_training_before_a_run_has_its_own_forecast(tmp_path):
 
 def test_a_study_measures_runs_of_the_same_cost_once(rte, tmp_path, monkeypatch):
     """Eight runs differ in rate, epochs and batch size: 10 s an epoch with its evaluation, and 5 s of each end."""
-    calls = []
-    monkeypatch.setattr(budget, "find_costs", lambda recipe: calls.append(recipe) or COSTS)
+    lines = []
+    monkeypatch.setattr(budget, "find_costs", lambda recipe: COSTS)
     grid = {"batch_size": [16, 32], "train.learning_rate": [1e-5, 2e-5], "train.num_train_epochs": [1.0, 2.0]}
     study = make_study({"tasks": ["rte"], "recipe": dict(rte.given), "grid": grid})
-    assert describe_time(study, tmp_path) == ["8 runs, one after another: 2 min 40 s expected here"]
-    assert len(calls) == 1
+    expected = ["8 runs, one after another: 2 min 40 s expected here"]
+    assert describe_time(study, tmp_path, lines.append) == expected
+    assert len(lines) == 1
+    assert lines[0].startswith("measuring some updates of rte/")
     monkeypatch.setattr(budget, "find_costs", lambda recipe: "it is unknown")
-    assert describe_time(study, tmp_path)[1:] == ["8 runs: it is unknown"]
+    assert describe_time(study, tmp_path, ignore)[1:] == ["8 runs: it is unknown"]
 
 
 # --- What fits --------------------------------------------------------------------------------------------------------
@@ -185,20 +189,24 @@ def start_clock(seconds):
     return Clock(seconds, time.monotonic())
 
 
-def test_as_many_updates_as_fit_and_no_more_epochs_than_given(rte, phases, tmp_path):
+def test_as_many_updates_as_fit_and_no_more_epochs_than_given(rte, phases, tmp_path, monkeypatch):
     """The end needs 1.5 x 5 + 2 x 1 s, and 5 % of the rest are left."""
+    monkeypatch.setattr(budget, "LEAST_UPDATES", 2)
     train = {"eval_strategy": "epoch", "warmup_steps": 3}
     found = budget.fit(rte.override(train=train), COSTS, start_clock(1000), tmp_path).train
     assert (found["max_steps"], found["warmup_steps"], found["eval_strategy"]) == (9, pytest.approx(1 / 3), "epoch")
     assert "save_steps" not in found
-    found = budget.fit(rte.override(train=train), COSTS, start_clock(32.5), tmp_path, least=2).train
+    found = budget.fit(rte.override(train=train), COSTS, start_clock(32.5), tmp_path).train
     assert 2 <= found["max_steps"] <= 7, "21.9 s are for updates and evaluations"
-    long = budget.fit(phases.override(train={"warmup_steps": 2}), COSTS, start_clock(1000), tmp_path).train
+    most = budget.fit(rte.override(train={"max_steps": 4}), COSTS, start_clock(1000), tmp_path).train
+    assert (most["max_steps"], most.get("eval_steps")) == (4, None), "the epochs would have more"
+    own = phases.given | {"train": {"max_steps": 20, "warmup_steps": 2, "eval_strategy": "steps"}}
+    long = budget.fit(Recipe.make(PRETRAIN, own), COSTS, start_clock(1000), tmp_path).train
     left = 0.95 * (1000 - 9.5) - 6 * 3.0 - 5  # six evaluations and five checkpoints
     assert long["max_steps"] == pytest.approx(left / 1.0, abs=8), "16 sequences take half as long as 32"
     assert (long["warmup_steps"], long["eval_steps"]) == (0.1, math.ceil(long["max_steps"] / 5))
     with pytest.raises(TooShort, match=r"updates of 2 s beside evaluation and saving; give --budget \d+m or more"):
-        budget.fit(rte, COSTS, start_clock(20), tmp_path)
+        budget.fit(rte, COSTS, start_clock(10), tmp_path)
 
 
 class World:
@@ -259,8 +267,8 @@ def test_what_a_deadline_has_ended_repeats_bit_for_bit(rte, tmp_path):
     """The learning rates are those of the whole schedule, and an epoch's evaluation is left out at the end alone."""
     recipe = rte.override(train={"max_steps": 6, "eval_strategy": "epoch", "logging_steps": 1, "save_strategy": "no"})
     lines = []
-    metrics = run(recipe, output=tmp_path / "run", deadline=StopAfter(4), report=lines.append)
-    assert "stopped early after update 4, as its time is over (stop_after)" in lines
+    metrics = run(recipe, output=tmp_path / "run", stop=StopAfter(4), report=lines.append)
+    assert "stopped early after update 4, because its time was over (stop_after)" in lines
     written = load_recipe(tmp_path / "run/recipe.toml")
     assert (metrics["updates"], written.stop_after, written.train["max_steps"]) == (4, 4, 6)
     assert run(written, output=tmp_path / "again") == metrics
@@ -277,10 +285,11 @@ def test_a_finished_run_of_an_earlier_version_can_be_loaded(tmp_path):
     assert load_recipe(tmp_path / "recipe.toml").train["max_steps"] == 10
 
 
-def test_too_little_time_is_an_error_and_leaves_nothing(rte, tmp_path):
+def test_too_little_time_is_an_error_and_more_continues(rte, tmp_path):
+    whole = rte.changed(batch_size=32, preset="paper", train={"learning_rate": 2e-5})
     with pytest.raises(TooShort, match=r"beside evaluation and saving; give --budget \d+m or more"):
-        search_or_train(rte, output=tmp_path / "run", clock=start_clock(1))
-    assert not (tmp_path / "run").exists()
+        search_or_train(whole, output=tmp_path / "run", clock=start_clock(1))
+    assert search_or_train(whole, output=tmp_path / "run", clock=start_clock(600))["updates"] == 6
 
 
 @pytest.mark.slow

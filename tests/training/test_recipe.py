@@ -448,6 +448,8 @@ def test_what_a_timing_tells_is_filled_in() -> None:
     assert found.phase == recipe.phase
     keys = ("max_steps", "warmup_steps", "eval_steps", "save_steps", "logging_steps")
     assert [found.train[key] for key in keys] == [401, 0.1, 81, 81, 5]
+    given = make({"train": {"max_steps": 200, "eval_steps": 50, "save_steps": 500}}, task="pretrain")
+    assert [resolve(given, 401, 200).train[key] for key in keys[2:]] == [50, 81, 5]
     stopped = found.override(stop_after=300)
     assert load_saved(stopped) == stopped
     epochs = make({"train": {"num_train_epochs": 2.0}})
