@@ -908,7 +908,7 @@ def test_signals_of_others_do_not_reach_workers_that_feed_a_prediction(recipe, t
 
 FAILING = """
 import sys
-from bertkit.training.recipe import read_recipe
+from bertkit.training.recipe import Recipe, read_recipe
 from bertkit.training.run import run
 from bertkit.tasks import TASKS
 
