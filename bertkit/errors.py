@@ -7,11 +7,13 @@ next step; `bertkit.cli` prints that line and exits with code 2. A bug stays an 
 import errno
 import os
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LONGEST_MESSAGE = 500  # characters of a library's message
+LONGEST_REASON = 300  # characters of why one of many runs or workers has failed
 # HTTP libraries; huggingface_hub has switched between them more than once.
 TRANSPORTS = ("aiohttp", "httpcore", "httpcore2", "httpx", "httpx2", "requests", "urllib3")
 
@@ -177,6 +179,17 @@ def find_path(error: BaseException) -> str:
     name = getattr(error, "filename", None)
     is_path = isinstance(name, str | bytes | os.PathLike)
     return make_printable(UNFINISHED.sub(r"\1", os.fsdecode(name))) if is_path else ""
+
+
+def explain_failure(error: Exception) -> str:
+    """Return one line that says why a run failed."""
+    if isinstance(error, UsageError):
+        return str(error)
+    if line := explain_os_error(error):
+        return line
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {join_lines(error)[:LONGEST_REASON]}{place}"
 
 
 def join_lines(error: BaseException) -> str:

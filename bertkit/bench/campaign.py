@@ -19,8 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from bertkit.errors import UsageError, explain_refusal
-from bertkit.studies.start import explain_failure
+from bertkit.errors import UsageError, explain_failure, explain_refusal
 from bertkit.system.files import hold_directory, write_json
 from bertkit.system.progress import Report, describe_duration
 from bertkit.system.signals import follow_parent

@@ -16,7 +16,6 @@ import math
 import os
 import signal
 import time
-import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -28,8 +27,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from bertkit.errors import UsageError, explain_os_error, join_lines
-from bertkit.system.cluster import LONGEST_REASON, POLL, Command, Remote, count_processes, list_gpus, start_command
+from bertkit.errors import UsageError, explain_failure
+from bertkit.system.cluster import POLL, Command, Remote, count_processes, list_gpus, start_command
 from bertkit.system.files import atomic_write, write_json
 from bertkit.system.progress import Report
 from bertkit.system.signals import Interrupted, await_note, note_signals
@@ -134,17 +133,6 @@ def do_run(recipe: Recipe, listed: ListedRun, prepared: Prepared | None, report:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def explain_failure(error: Exception) -> str:
-    """Return one line that says why a run failed."""
-    if isinstance(error, UsageError):
-        return str(error)
-    if line := explain_os_error(error):
-        return line
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {join_lines(error)[:LONGEST_REASON]}{place}"
 
 
 def follow_starter() -> None:

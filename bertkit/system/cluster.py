@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.errors import UsageError, name_extra
+from bertkit.errors import LONGEST_REASON, UsageError, name_extra
 
-LONGEST_REASON = 300  # characters
 POLL = 0.2  # seconds between two looks at a process
 
 

@@ -128,3 +128,4 @@ def open_pool(number: int, method: str, begin: Callable[[], None]) -> Iterator[P
         pool.shutdown(wait=False, cancel_futures=True)  # first: their end gives errors to what is left
         for process in set(active_children()).difference(others):
             process.kill()  # one may wait forever for a lock that a dead one held
+            process.join()

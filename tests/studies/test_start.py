@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, explain_failure
 from bertkit.studies import start
 from bertkit.studies.runner import make_study, run_study
-from bertkit.studies.start import Lists, RunJob, State, explain_failure, read_end, read_state, share_gpus
+from bertkit.studies.start import Lists, RunJob, State, read_end, read_state, share_gpus
 from bertkit.system import cluster
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe, load_recipe, merge, save_recipe

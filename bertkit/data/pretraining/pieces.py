@@ -23,8 +23,8 @@ import numpy as np
 from bertkit.data.pretraining.sources import Document, Piece, read_piece
 from bertkit.data.pretraining.store import RECORD, Part, read_shard, write_shard
 from bertkit.data.pretraining.tokenize import tokenize_in_parts
-from bertkit.errors import UsageError, join_lines
-from bertkit.system.cluster import LONGEST_REASON, join_cluster
+from bertkit.errors import LONGEST_REASON, UsageError, join_lines
+from bertkit.system.cluster import join_cluster
 from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import await_note, keep_from_interrupts, leave_signals_to_parent, note_signals, open_pool
 
