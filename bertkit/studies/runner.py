@@ -196,12 +196,10 @@ class StudyState:
 
         The runs of a row and column read the same data, which a process reads once for its list.
         """
-        groups: dict[str, list[str]] = {}
+        groups: dict[tuple[str, ...], list[str]] = {}
         for directory in jobs:
-            shared = directory
-            if directory not in self.pretrainings:
-                cell = self.find_cell(directory)
-                shared = next(group[0].directory for group in self.groups if cell in group)
+            cell = None if directory in self.pretrainings else self.find_cell(directory)
+            shared = (cell.row, cell.column.name) if cell else (directory,)
             groups.setdefault(shared, []).append(directory)
         dealt = (group[slot::slots] for group in groups.values() for slot in range(slots))
         return {part[0]: [jobs[directory] for directory in part] for part in dealt if part}
