@@ -6,6 +6,8 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from tempfile import mkdtemp
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +24,7 @@ from torch import Tensor
 
 import bertkit
 from bertkit import cli
+from bertkit.errors import UsageError
 from bertkit.model.config import BertConfig
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import Task
@@ -174,20 +177,26 @@ def call(here, monkeypatch, capsys, tmp_path):
     return call
 
 
-class ListHere:
-    """Does the runs of a list in this process, in place of `start.launch`; `watch` is told of their progress."""
+class RunHere:
+    """Does a run in this process, in place of `start_command`; `watch` is told of its directory and progress."""
 
-    watch = staticmethod(lambda path, done: None)
+    watch = staticmethod(lambda output, done: None)
 
-    def __init__(self, path, threads, gpus=()):
-        from bertkit.studies.start import run_list
+    def __init__(self, words, log, threads, gpus=()):
+        from bertkit.studies.start import do_run
 
+        given = dict(zip(words[1::2], words[2::2], strict=True))
+        recipe, output, kept = Path(given["--recipe"]), Path(given["--output"]), map(int, words[6::2])
         self.code = 0
-        with path.with_suffix(".log").open("a") as log:
+        with log.open("w") as stream:
             try:
-                run_list(path, lambda line: print(line, file=log), lambda done, *_: self.watch(path, done))
+                say, watch = partial(print, file=stream), lambda done, *_: self.watch(output, done)
+                do_run(recipe, output, set(kept), say, watch)
             except Interrupted as stop:
                 self.code = 128 + stop.number
+            except UsageError as error:
+                print(f"bertkit: {error}", file=stream)
+                self.code = 2
 
     def poll(self):
         return self.code
@@ -200,7 +209,8 @@ class ListHere:
 def here():
     """Do the runs of studies in this process: starting one takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bertkit.studies.start.launch", ListHere)
+        patch.setattr("bertkit.studies.runner.start_command", RunHere)
+        patch.setattr("bertkit.studies.search.start_command", RunHere)
         patch.setattr("bertkit.studies.start.POLL", 0.0)
         yield
 

@@ -311,16 +311,24 @@ def study(
 
 
 @app.command(hidden=True)
-def run_list(file: Annotated[Path, PathArgument(help="List of runs, as a study writes it.", metavar="FILE")]) -> None:
-    """Do the runs of a list in turn; ends when standard input closes. Studies start this command.
+def run(
+    recipe: Annotated[Path, PathOption("--recipe", help="Saved recipe of a run.", metavar="FILE")],
+    output: Annotated[Path, PathOption("--output", help="Directory of the run.", metavar="DIR")],
+    keep_step: Annotated[list[int] | None, typer.Option(help="Update whose checkpoint is kept.")] = None,
+) -> None:
+    """Do a run of a study; ends when standard input closes. Studies and searches start this command.
 
-    $ bertkit run-list runs/grid/recipes/rte.json
+    $ bertkit run --recipe runs/grid/recipes/rte.toml --output runs/grid/rte
     """
     from bertkit.studies import start
+    from bertkit.training.processes import ProcessLost
 
     start.follow_starter()
-    with Screen() as screen, screen.watch_training():
-        start.run_list(file, screen.say, screen.advance)
+    try:
+        with Screen() as screen, screen.watch_training():
+            start.do_run(recipe, output, keep_step or [], screen.say, screen.advance)
+    except ProcessLost:  # without a message, so that the study starts the run again
+        sys.exit(1)
 
 
 def set_baseline(options: RunOptions, is_left_out: bool) -> RunOptions:

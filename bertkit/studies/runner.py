@@ -21,15 +21,14 @@ import torch
 from bertkit.data.pretraining.sources import is_built, read_documents
 from bertkit.data.tokenizer import load_tokenizer, save_tokenizer
 from bertkit.errors import UsageError, explain_refusal
-from bertkit.studies import start
 from bertkit.studies.cells import Cell, Pretraining, list_cells, list_pretrainings, name_step
 from bertkit.studies.folds import check_folds
 from bertkit.studies.plots import plot_curve, plot_heatmap
 from bertkit.studies.results import choose, describe_score, find_states, group_cells, judge, list_scores, summarize
 from bertkit.studies.spec import CURVE, HARDWARE, PICTURE, PRETRAIN, STUDY_FILE, TABLE, Study, define, make_study
-from bertkit.studies.start import Lists, RunJob, State, share_gpus
+from bertkit.studies.start import RunJob, Runs, State, share_gpus
 from bertkit.studies.tables import describe_size, write_table
-from bertkit.system.cluster import Command, Remote, count_processes, join_cluster, read_workers
+from bertkit.system.cluster import Command, Remote, count_processes, join_cluster, read_workers, start_command
 from bertkit.system.differences import refuse_other
 from bertkit.system.files import atomic_write, write_json
 from bertkit.system.progress import Report, ignore
@@ -184,25 +183,12 @@ class StudyState:
         if self.ray and num_gpus is None:
             num_gpus = min(self.ray.cluster_resources().get("GPU", 0), 1)
 
-        def begin(path: Path, slot: int) -> Command | Remote:
+        def begin(words: Sequence[str], log: Path, slot: int) -> Command | Remote:
             if self.ray:
-                return start.launch_on_ray(self.ray, path, self.study.num_cpus, num_gpus)
-            return start.launch(path, threads, self.gpus[slot])
+                return Remote(self.ray, words, log, self.study.num_cpus, num_gpus)
+            return start_command(words, log, threads, self.gpus[slot])
 
-        return Lists(self.output, self.deal(jobs, slots), hear, begin, slots).execute()
-
-    def deal(self, jobs: Mapping[str, RunJob], slots: int) -> dict[str, list[RunJob]]:
-        """Return lists of runs by name: each row and column is dealt to the slots; a pretraining is a list of its own.
-
-        The runs of a row and column read the same data, which a process reads once for its list.
-        """
-        groups: dict[tuple[str, ...], list[str]] = {}
-        for directory in jobs:
-            cell = None if directory in self.pretrainings else self.find_cell(directory)
-            shared = (cell.row, cell.column.name) if cell else (directory,)
-            groups.setdefault(shared, []).append(directory)
-        dealt = (group[slot::slots] for group in groups.values() for slot in range(slots))
-        return {part[0]: [jobs[directory] for directory in part] for part in dealt if part}
+        return Runs(self.output, list(jobs.values()), hear, begin, slots).execute()
 
     def compare_data(self, directory: str, state: State) -> State:
         """Return the state of a run; it becomes failed if an earlier run used other data in their place.

@@ -7,11 +7,10 @@ the score on dev stays honest. The search reads the trial's log and passes its s
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
-from math import isfinite
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,15 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from bertkit.errors import UsageError, explain_damage, explain_disk_error
 from bertkit.reports.tables import find_row
-from bertkit.studies import start
+from bertkit.studies.results import judge
 from bertkit.studies.spec import set_axis
+from bertkit.studies.start import RECIPES, RunJob, Runs, State
 from bertkit.studies.tables import show_value
-from bertkit.system.cluster import count_processes
+from bertkit.system.cluster import Command, count_processes, start_command
 from bertkit.system.differences import refuse_other
 from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, ignore
-from bertkit.system.signals import Interrupted, await_note, note_signals
+from bertkit.system.signals import Interrupted, note_signals
 from bertkit.tasks import TASKS
 from bertkit.training import budget
 from bertkit.training.callbacks import Progress
@@ -214,7 +214,7 @@ class Search:
 
     def do_trial(self, number: int) -> None:
         """Train with some values, and record the outcome."""
-        saved = self.folder / start.RECIPES / f"trial-{number}.toml"
+        saved = self.folder / RECIPES / f"trial-{number}.toml"
         begun = load_recipe(saved) if saved.exists() else None  # the search was stopped in this trial
         if begun or number == 1:
             values = (begun or self.recipe).to_dict()
@@ -222,20 +222,27 @@ class Search:
         draw = np.random.SeedSequence([self.recipe.train["seed"], number]).generate_state(1)
         self.study.sampler = optuna.samplers.TPESampler(seed=int(draw[0]))
         trial = self.study.ask(self.axes)
-        job = start.RunJob(begun or self.make_trial(self.make_recipe(trial.params)), str(self.folder / saved.stem))
-        reason = self.follow(job, trial)
-        if self.noted:
+        job = RunJob(begun or self.make_trial(self.make_recipe(trial.params)), str(self.folder / saved.stem))
+
+        def hear(output: str, news: State | str) -> None:
+            if isinstance(news, str):
+                self.report(f"trial {number}: {news}")
+
+        def begin(words: Sequence[str], log: Path, slot: int) -> Command:
+            return start_command(words, log, torch.get_num_threads())
+
+        runs = Runs(self.folder, [job], hear, begin, 1, lambda job: self.find_reason(job, trial), self.noted)
+        if runs.execute():
             raise Interrupted(f"stopped after {number - 1} trials; the same command continues", self.noted[0])
-        found = start.read_state(self.folder, job)
-        value, state = None, TrialState.PRUNED if reason else TrialState.FAIL
-        if found.metrics and isfinite(found.metrics["score"]):
-            value, state, reason = found.metrics["score"], TrialState.COMPLETE, ""
-        elif found.metrics:
-            state, reason = TrialState.FAIL, f"the score is {found.metrics['score']}"
-        elif not reason:
-            reason = found.reason or start.read_end(saved.with_suffix(".log"))
-            if not self.study.get_trials(states=[TrialState.COMPLETE]):  # the others would probably fail too
-                raise UsageError(f"{job.output}: {reason}")
+        self.find_reason(job, trial)  # its last scores
+        found = judge(runs.known.get(job.output, State()))
+        value, state, reason = None, TrialState.FAIL, found.reason
+        if found.status == "finished":
+            value, state = found.metrics["score"], TrialState.COMPLETE
+        elif job.output in runs.ended:
+            state, reason = TrialState.PRUNED, runs.ended[job.output]
+        elif not found.metrics and not self.study.get_trials(states=[TrialState.COMPLETE]):
+            raise UsageError(f"{job.output}: {reason}")  # the others would probably fail too
         for path in Path(job.output).glob("*"):
             if path.name.startswith(("model", "checkpoint-")):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -246,28 +253,7 @@ class Search:
         self.journal.add_trial(over)
         self.report(lines[-1])
 
-    def follow(self, job: start.RunJob, trial: Trial) -> str:
-        """Do a trial in a process, and return why it was ended; empty if it was not."""
-        path = start.write_list(self.folder, Path(job.output).name, [job])
-        for _ in range(start.TRIES):
-            process, reason = start.launch(path, torch.get_num_threads()), ""
-            try:
-                while process.poll() is None:
-                    time.sleep(start.POLL)
-                    if not reason and (reason := self.judge(job, trial)):
-                        process.terminate()
-            finally:
-                start.end_all([process])
-            self.judge(job, trial)
-            if reason or not start.is_death(process.poll()) or await_note(self.noted):
-                break
-            self.report(f"the process of {job.output} has died ({start.describe_death(process.poll())})")
-        else:
-            killed = f"its process was killed ({start.describe_death(process.poll())}) {start.TRIES} times"
-            atomic_write(killed, start.locate_failure(path.with_suffix(".toml")))
-        return reason
-
-    def judge(self, job: start.RunJob, trial: Trial) -> str:
+    def find_reason(self, job: RunJob, trial: Trial) -> str:
         """Pass the new scores of a trial to Optuna, and return why it should end; empty if it goes on."""
         log = read_log(Path(job.output)) if Path(job.output, LOG).exists() else []
         scores = [entry[key] for entry in log if (key := f"eval_{self.task.metric}") in entry]
@@ -275,9 +261,7 @@ class Search:
             trial.report(scores[step], step)
             if trial.should_prune():
                 return "worse than the median of the other trials"
-        if self.clock and self.clock.left < self.last:
-            return "the time is over"
-        return "stopped" if self.noted else ""
+        return "the time is over" if self.clock and self.clock.left < self.last else ""
 
     def describe(self, trial: FrozenTrial) -> str:
         """Return a trial, its score and why it ended early in words."""

@@ -1,15 +1,11 @@
-"""Start runs as processes, a list of runs in each, and follow them by the files that they write.
+"""Start runs as processes, one for each, and follow them by the files that they write.
 
-A list is a file that names the saved recipes and the directories of some runs; `bertkit run-list FILE` does them in
-turn. Runs of one list share the imports and, if they read the same examples, the encoded data; every run sets its own
-seed, so a result does not depend on the list. A process that dies costs its current run alone: the list starts again,
-finished runs are not repeated, and the current one continues from its checkpoint.
+`STUDY/recipes/RUN.toml` is the recipe of a run, and `RUN.log` there is the output of its process: never in the
+directory of the run, which has its own recipe. A process that dies is started again, and its run continues from the
+last checkpoint.
 
 A process ends when its standard input closes, that is, when the process that started it has died. On a Ray cluster each
-list is a task, and all machines share a disk.
-
-A list has the name of its first run: `STUDY/recipes/RUN.json`, and `RUN.log` is its output. The recipe of a run
-is `RUN.toml` there, and why it has failed `RUN.failed`: never in the directory of the run, which has its own recipe.
+run is a task, and all machines share a disk.
 """
 
 import math
@@ -17,30 +13,25 @@ import os
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from threading import Thread
 from typing import Any, Literal
 
-import msgspec
-
 from bertkit.errors import UsageError, explain_failure
-from bertkit.system.cluster import POLL, Command, Remote, count_processes, list_gpus, start_command
-from bertkit.system.files import atomic_write, write_json
+from bertkit.system.cluster import POLL, Command, Remote, list_gpus
 from bertkit.system.progress import Report
 from bertkit.system.signals import Interrupted, await_note, note_signals
-from bertkit.tasks import TASKS
-from bertkit.training.callbacks import Diverged, Progress
-from bertkit.training.prepare import Prepared, name_examples, prepare
+from bertkit.training.callbacks import Progress
 from bertkit.training.processes import ProcessLost
 from bertkit.training.recipe import Recipe, load_recipe, save_recipe
 from bertkit.training.run import run
-from bertkit.training.run_dir import LOG, METRICS_FILE, RECIPE_FILE, read_log, read_metrics, read_record
+from bertkit.training.run_dir import LOG, METRICS_FILE, RECIPE_FILE, read_log, read_metrics
 
-RECIPES = "recipes"  # the folder of a study with the recipes, lists and output of its runs
+RECIPES = "recipes"  # the folder of a study with the recipes of its runs and the output of their processes
 TRIES = 4  # for a run whose processes die without progress: it is started again at most three times
 LINES_READ = 100  # at the end of a process's output; torchrun adds some to the error
 GRACE = 60.0  # seconds for a process to finish an update and write a checkpoint
@@ -81,58 +72,23 @@ class State:
     reason: str = ""
 
 
-class ListedRun(msgspec.Struct, frozen=True):
-    """A run in the file of a list: its saved recipe, its directory, and the updates whose checkpoints are kept."""
-
-    recipe: str
-    output: str
-    milestones: tuple[int, ...] = ()
+# --- A run in its own process -----------------------------------------------------------------------------------------
 
 
-# --- A list of runs, in its own process -------------------------------------------------------------------------------
-
-
-def run_list(path: Path, report: Report, progress: Progress) -> None:
-    """Do the runs of a list in turn; why a run has failed is written beside its recipe.
+def do_run(recipe: Path, output: Path, milestones: Collection[int], report: Report, progress: Progress) -> None:
+    """Do a run of a study; every error but the loss of another process becomes one line.
 
     Raises:
-        Interrupted: SIGTERM or SIGINT stopped a run after a checkpoint was written.
+        UsageError: The run has failed.
+        ProcessLost: Another process of the run was lost.
+        Interrupted: SIGTERM or SIGINT stopped the run after a checkpoint was written.
     """
-    name, prepared = "", None
-    for listed in read_record(path, list[ListedRun]):
-        if (failure := locate_failure(Path(listed.recipe))).exists():  # before the process was started again
-            continue
-        report(f"{listed.output}:")
-        try:
-            recipe = load_recipe(listed.recipe)
-            if not (Path(listed.output) / METRICS_FILE).exists() and name != name_examples(recipe):
-                prepared = prepare(recipe, report) if TASKS[recipe.task].reusable else None
-                name = name_examples(recipe)
-            do_run(recipe, listed, prepared, report, progress)
-        except (Interrupted, ProcessLost):
-            raise
-        except Exception as error:
-            reason = explain_failure(error)
-            report(f"failed: {reason}")
-            if not failure.exists():  # the first of several processes knows the cause
-                atomic_write(reason, failure)
-            if count_processes() > 1 and not isinstance(error, Diverged):
-                raise  # the other processes of this run do not see the error, so continuing would wait for them forever
-
-
-def do_run(recipe: Recipe, listed: ListedRun, prepared: Prepared | None, report: Report, progress: Progress) -> None:
-    """Do one run, and release its memory."""
-    import gc
-
-    import torch
-
-    news = {"report": report, "progress": progress}
     try:
-        run(recipe, output=listed.output, prepared=prepared, milestones=listed.milestones, **news)
-    finally:
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        run(load_recipe(recipe), output=output, milestones=milestones, report=report, progress=progress)
+    except (Interrupted, ProcessLost):
+        raise
+    except Exception as error:
+        raise UsageError(explain_failure(error)) from error
 
 
 def follow_starter() -> None:
@@ -146,46 +102,31 @@ def follow_starter() -> None:
     Thread(target=wait_and_end, daemon=True).start()
 
 
-# --- Starting lists ---------------------------------------------------------------------------------------------------
+# --- Starting runs ----------------------------------------------------------------------------------------------------
 
 
-def write_list(folder: Path, name: str, jobs: Sequence[RunJob]) -> Path:
-    """Write the recipes of some runs and the file of their list, and return its path.
+def locate_recipe(folder: Path, output: str) -> Path:
+    """Return the path of a run's recipe, which is not in the directory of the run.
 
     Args:
-        folder: The directory that the paths of the runs are below.
+        folder: The directory that those of the runs are below.
     """
-    listed = []
-    for job in jobs:
-        recipe = locate_recipe(folder, job)
-        recipe.parent.mkdir(parents=True, exist_ok=True)
-        save_recipe(job.recipe.to_dict(), recipe)
-        locate_failure(recipe).unlink(missing_ok=True)
-        listed.append(ListedRun(str(recipe), job.output, job.milestones))
-    path = folder / RECIPES / f"{name}.json"
-    write_json(msgspec.to_builtins(listed), path)
-    return path
-
-
-def locate_recipe(folder: Path, job: RunJob) -> Path:
-    """Return the path of a run's recipe, which is not in the directory of the run."""
-    place = Path(job.output).relative_to(folder)
+    place = Path(output).relative_to(folder)
     return folder / RECIPES / place.with_name(f"{place.name}.toml")
 
 
-def locate_failure(recipe: Path) -> Path:
-    """Return the path of the file that says why a run has failed."""
-    return recipe.with_suffix(".failed")
+def locate_log(folder: Path, output: str) -> Path:
+    """Return the path of the output of a run's process."""
+    return locate_recipe(folder, output).with_suffix(".log")
 
 
-def launch(path: Path, threads: int, gpus: Sequence[str] | None = None) -> Command:
-    """Start a process that does a list as `start_command` does, and that writes its output beside the list."""
-    return start_command(["run-list", str(path)], path.with_suffix(".log"), threads, gpus)
-
-
-def launch_on_ray(ray: Any, path: Path, num_cpus: float, num_gpus: float) -> Remote:
-    """Start a Ray task that does a list as `launch` does, where the cluster has room for it."""
-    return Remote(ray, ["run-list", str(path)], path.with_suffix(".log"), num_cpus, num_gpus)
+def write_command(folder: Path, job: RunJob) -> list[str]:
+    """Write the recipe of a run, and return the words of the command that does it."""
+    recipe = locate_recipe(folder, job.output)
+    recipe.parent.mkdir(parents=True, exist_ok=True)
+    save_recipe(job.recipe.to_dict(), recipe)
+    kept = [word for update in job.milestones for word in ("--keep-step", str(update))]
+    return ["run", "--recipe", str(recipe), "--output", job.output, *kept]
 
 
 def share_gpus(slots: int, num_gpus: float | None) -> list[list[str]]:
@@ -222,66 +163,66 @@ def end_all(processes: Sequence[Command | Remote]) -> None:
 
 
 @dataclass(eq=False)
-class Lists:
-    """The lists of a study, waiting and at work.
+class Runs:
+    """The runs of a study, waiting and at work.
 
     Args:
         folder: The study's directory.
-        lists: Name -> the runs of a list.
+        jobs: The runs.
         hear: Receives the output directory of a run, and its new state or a line.
-        start: Starts the process of a list, in the slot of the given number.
+        start: Starts a process: the words of its command, the file of its output, and the number of its slot.
         slots: The number of processes at once.
+        give_up: Returns why the process of a run should end, empty if it should not.
+        noted: Receives the signal that stops all.
+
+    Attributes:
+        known: The states of the runs by output directory.
+        ended: Why processes were told to end, by output directory; they are not started again.
     """
 
     folder: Path
-    lists: Mapping[str, Sequence[RunJob]]
+    jobs: Sequence[RunJob]
     hear: Callable[[str, State | str], None]
-    start: Callable[[Path, int], Command | Remote]
+    start: Callable[[Sequence[str], Path, int], Command | Remote]
     slots: int
+    give_up: Callable[[RunJob], str] = lambda job: ""
+    noted: list[int] = field(default_factory=list)
+    known: dict[str, State] = field(default_factory=dict)
+    ended: dict[str, str] = field(default_factory=dict)
 
     def execute(self) -> int:
-        """Do all lists, and return the signal that stopped them, or 0 when all runs are finished or failed."""
-        self.noted: list[int] = []
+        """Do all runs, and return the signal that stopped them, or 0 when all are finished, failed or ended."""
         self.lost, self.done = Counter[str](), Counter[str]()  # by run: processes without progress, and updates
-        self.known: dict[str, State] = {}
-        self.waiting, self.running = deque(self.lists), {}
-        free, told = deque(range(self.slots)), False
+        waiting, free = deque(self.jobs), deque(range(self.slots))
+        running: dict[Command | Remote, tuple[RunJob, int]] = {}
         try:
             with note_signals(self.noted.append):
-                while self.running or (self.waiting and not self.noted):
-                    while self.waiting and free and not self.noted:
-                        name, slot = self.waiting.popleft(), free.popleft()
-                        path = write_list(self.folder, name, self.list_left(name))
-                        self.running[self.start(path, slot)] = name, slot
-                    if self.noted and not told:
-                        told = True
-                        for process in self.running:
-                            process.terminate()
+                while running or (waiting and not self.noted):
+                    while waiting and free and not self.noted:
+                        job, slot = waiting.popleft(), free.popleft()
+                        words = write_command(self.folder, job)
+                        running[self.start(words, locate_log(self.folder, job.output), slot)] = job, slot
                     time.sleep(POLL)
-                    for process, (name, slot) in list(self.running.items()):
-                        code, current = process.poll(), next(iter(self.list_left(name)), None)
-                        self.look(name)
+                    for process, (job, slot) in list(running.items()):
+                        code = process.poll()
+                        self.look(job)
                         if code is not None:
-                            del self.running[process]
+                            del running[process]
                             free.append(slot)
-                            self.take_end(name, code, current)
+                            if self.must_repeat(job, code):
+                                waiting.appendleft(job)
+                        elif job.output not in self.ended and (why := "stopped" if self.noted else self.give_up(job)):
+                            self.ended[job.output] = why
+                            process.terminate()
         finally:
-            end_all(list(self.running))
+            end_all(list(running))
         return self.noted[0] if self.noted else 0
 
-    def list_left(self, name: str) -> list[RunJob]:
-        """Return the runs of a list that are neither finished nor failed."""
-        over = ("finished", "failed")
-        return [job for job in self.lists[name] if self.known.get(job.output, State()).status not in over]
-
-    def look(self, name: str) -> None:
-        """Pass on the new states of the runs of a list."""
-        for job in self.list_left(name):
-            state = read_state(self.folder, job)
-            if state != self.known.get(job.output, State()):
-                self.change(job, state)
-            if state.status in ("waiting", "running"):
-                return  # the later ones wait
+    def look(self, job: RunJob) -> None:
+        """Pass on the state of a run if it is new."""
+        state = read_state(job)
+        if state != self.known.get(job.output, State()):
+            self.change(job, state)
 
     def change(self, job: RunJob, state: State) -> None:
         """Pass on the state of a run."""
@@ -290,26 +231,25 @@ class Lists:
         self.known[job.output] = state
         self.hear(job.output, state)
 
-    def take_end(self, name: str, code: int, current: RunJob | None) -> None:
-        """Start a list again whose process was lost; a run that has lost too many has failed.
-
-        Args:
-            current: The first of the runs that were left before the end was seen.
-        """
-        if current in self.list_left(name):  # it has neither finished nor failed
-            if self.noted or await_note(self.noted):  # a signal to the group may reach the process first
-                return
-            self.lost[current.output] += 1
-            reason = f"its process has ended ({describe_death(code)})"
-            if self.lost[current.output] < TRIES:
-                self.change(current, State())
-                self.hear(current.output, f"{reason}; starting it again")
-            else:
-                last = f"{reason} {TRIES} times; memory may be too small"
-                log = self.folder / RECIPES / f"{name}.log"
-                self.change(current, State("failed", reason=last if is_death(code) else read_end(log)))
-        if self.list_left(name) and not self.noted:
-            self.waiting.appendleft(name)
+    def must_repeat(self, job: RunJob, code: int) -> bool:
+        """Return whether a run whose process has ended starts again; if its process gave a reason, it has failed."""
+        if self.known.get(job.output, State()).status == "finished" or job.output in self.ended:
+            return False
+        if is_death(code) and (self.noted or await_note(self.noted)):  # a signal to the group came to the process first
+            return False
+        message, last = read_end(locate_log(self.folder, job.output))
+        if message and not is_death(code):
+            self.change(job, State("failed", reason=message))
+            return False
+        self.lost[job.output] += 1
+        reason = f"its process has ended ({describe_death(code)})"
+        if self.lost[job.output] < TRIES:
+            self.change(job, State())
+            self.hear(job.output, f"{reason}; starting it again")
+            return True
+        often = f"{reason} {TRIES} times; memory may be too small"
+        self.change(job, State("failed", reason=often if is_death(code) else last))
+        return False
 
 
 def is_death(code: int) -> bool:
@@ -324,14 +264,12 @@ def describe_death(code: int) -> str:
     return f"exit code {code}"
 
 
-def read_state(folder: Path, job: RunJob) -> State:
-    """Return the state of a run as the files of its directory and its recipe tell it."""
-    output, failure = Path(job.output), locate_failure(locate_recipe(folder, job))
+def read_state(job: RunJob) -> State:
+    """Return the state of a run as the files of its directory tell it; they do not tell of a failure."""
+    output = Path(job.output)
     if (output / METRICS_FILE).exists():
         return State("finished", metrics=read_metrics(output / METRICS_FILE))
-    if failure.exists():
-        return State("failed", reason=failure.read_text(encoding="utf-8"))
-    if not (output / RECIPE_FILE).exists():  # its data are read, or it waits for others
+    if not (output / RECIPE_FILE).exists():  # its data are read
         return State()
     log = output / LOG
     if not log.exists() or not (last := find_loss(output, log.stat().st_mtime_ns)):
@@ -349,9 +287,9 @@ def find_loss(output: Path, changed: int) -> Mapping[str, float]:
     return next((entry for entry in reversed(read_log(output)) if "loss" in entry), {})
 
 
-def read_end(log: Path) -> str:
-    """Return the last error in a process's output, or else its last line."""
+def read_end(log: Path) -> tuple[str, str]:
+    """Return the last message of bertkit in a process's output, empty without one, and its last line."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
-    lines = [line for line in lines[-LINES_READ:] if line.strip()]
-    errors = [line.removeprefix("bertkit: ") for line in lines if line.startswith("bertkit: ")]
-    return (errors or lines or ["it wrote nothing"])[-1]
+    lines = [line for line in lines[-LINES_READ:] if line.strip()] or ["it wrote nothing"]
+    messages = [line.removeprefix("bertkit: ") for line in lines if line.startswith("bertkit: ")]
+    return messages[-1] if messages else "", lines[-1]

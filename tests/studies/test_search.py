@@ -8,14 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 
 from bertkit.errors import UsageError
-from bertkit.studies import start
+from bertkit.studies import search, start
 from bertkit.studies.search import SEARCH, TRIALS_FILE, Search, search_or_train
 from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted
@@ -106,16 +105,27 @@ def test_given_values_are_not_searched(recipe, tmp_path, monkeypatch):
         make_search(given, tmp_path).run({})
 
 
+class Fake:
+    """A process that ends with a code; without one it works until it is told to end."""
+
+    def __init__(self, code):
+        self.code = code
+
+    def poll(self):
+        return self.code
+
+    def terminate(self):
+        self.code = 128 + signal.SIGTERM
+
+
 def end_trials(monkeypatch, write, code=0):
-    """Let the process of a trial do nothing but write what the test says."""
-    process = SimpleNamespace(poll=lambda: code, terminate=lambda: None)
+    """Let the process of a trial do nothing but write what the test says, given its directory and output."""
     monkeypatch.setattr(start, "POLL", 0.0)
-    monkeypatch.setattr(start, "launch", lambda path, threads: write(path) or process)
+    monkeypatch.setattr(search, "start_command", lambda words, log, threads: write(Path(words[4]), log) or Fake(code))
 
 
-def write_score(path, score):
+def write_score(folder, score):
     """Write the score of a trial."""
-    folder = path.parents[1] / path.stem
     folder.mkdir(exist_ok=True)
     (folder / "metrics.json").write_text(json.dumps({"score": score}))
 
@@ -123,17 +133,17 @@ def write_score(path, score):
 def test_a_failed_trial_is_a_line_once_another_is_complete(recipe, tmp_path, monkeypatch):
     """The first trial fails at its first start; the score of the second one is NaN, and the third one fails."""
 
-    def fail(path):
-        path.with_suffix(".failed").write_text("the loss is nan after update 3")
+    def fail(folder, log):
+        log.write_text("bertkit: the loss is nan after update 3")
 
-    end_trials(monkeypatch, fail)
+    end_trials(monkeypatch, fail, 2)
     with pytest.raises(UsageError, match=r"trial-1: the loss is nan after update 3"):
         make_search(recipe, tmp_path).do_trial(1)
     found = make_search(recipe, tmp_path)
-    end_trials(monkeypatch, lambda path: write_score(path, 0.5 if path.stem == "trial-1" else math.nan))
+    end_trials(monkeypatch, lambda folder, log: write_score(folder, 0.5 if folder.name == "trial-1" else math.nan))
     found.do_trial(1)
     found.do_trial(2)
-    end_trials(monkeypatch, fail)
+    end_trials(monkeypatch, fail, 2)
     found.do_trial(3)
     ends = [line.rpartition(": ")[2] for line in (tmp_path / TRIALS_FILE).read_text().splitlines()]
     assert ends[1:] == ["the score is nan", "the loss is nan after update 3"]
@@ -143,26 +153,27 @@ def test_a_failed_trial_is_a_line_once_another_is_complete(recipe, tmp_path, mon
 
 def test_a_trial_that_is_killed_too_often_says_so(recipe, tmp_path, monkeypatch):
     seen = []
-    end_trials(monkeypatch, seen.append, -signal.SIGKILL)
-    with pytest.raises(UsageError, match=r"trial-1: its process was killed \(SIGKILL\) 4 times$"):
+    end_trials(monkeypatch, lambda folder, log: seen.append(folder), -signal.SIGKILL)
+    with pytest.raises(UsageError, match=r"trial-1: its process has ended \(SIGKILL\) 4 times; memory may"):
         make_search(recipe, tmp_path).do_trial(1)
     assert len(seen) == 4
 
 
-def test_searches_with_other_seeds_have_other_proposals_and_continued_ones_the_same(recipe, tmp_path):
+def test_searches_with_other_seeds_have_other_proposals_and_continued_ones_the_same(recipe, tmp_path, monkeypatch):
     axes = {"train.learning_rate": FloatDistribution(1e-5, 1e-4, log=True)}
 
     def propose(seed, starts):
-        rates, found = [], None
+        rates, found = {}, None
         for _ in range(4):
             if starts or not found:
                 folder = tmp_path / f"{seed} {starts}"
                 found = make_search(merge(recipe, {"train": {"seed": seed}}), folder)
                 found.axes = axes
-            found.follow = lambda job, trial: rates.append(trial.params["train.learning_rate"]) or "worse"
+            end_trials(monkeypatch, lambda *_: None, None)
+            found.find_reason = lambda job, trial: rates.update({trial.number: trial.params}) or "worse"
             found.do_trial(len(found.study.trials) + 1)
         assert [trial.state for trial in found.journal.trials] == [TrialState.PRUNED] * 4
-        return rates
+        return [params["train.learning_rate"] for params in rates.values()]
 
     one, other = propose(1, False), propose(2, False)
     assert one[0] == other[0] == 2e-5
@@ -216,20 +227,20 @@ def test_a_killed_search_goes_on_and_finds_the_same(recipe, tmp_path):
 @pytest.mark.slow
 def test_a_worse_trial_is_ended_and_a_dead_one_starts_again(recipe, tmp_path, monkeypatch):
     """The fourth trial is told to end by its log; the first one dies once."""
-    output, lines, launch, seen = tmp_path / "run", [], start.launch, []
+    output, lines, begin, seen = tmp_path / "run", [], search.start_command, []
 
-    def follow(path, threads):
-        process = launch(path, threads)
-        seen.append(path.stem)
+    def follow(words, log, threads):
+        process = begin(words, log, threads)
+        seen.append(log.stem)
         if seen == ["trial-1"]:
             process.kill()
         return process
 
-    monkeypatch.setattr(start, "launch", follow)
+    monkeypatch.setattr(search, "start_command", follow)
     monkeypatch.setattr("optuna.trial.Trial.should_prune", lambda trial: len(seen) == 3)
     search_or_train(Recipe.make(RTE, recipe), output=output, trials=2, report=lines.append)
     assert seen == ["trial-1", "trial-1", "trial-2"]
-    assert any("has died (SIGKILL)" in line for line in lines)
+    assert any("trial 1: its process has ended (SIGKILL); starting it again" in line for line in lines)
     assert next(line for line in lines if line.startswith("trial 2")).endswith(
         "worse than the median of the other trials"
     )
@@ -258,13 +269,13 @@ def test_a_budget_is_kept_over_kills(recipe, tmp_path):
 
 
 def test_a_signal_ends_the_trial_and_is_raised(recipe, tmp_path, monkeypatch, here):
-    launch = start.launch
+    begin = search.start_command
 
-    def stop(path, threads):
+    def stop(words, log, threads):
         os.kill(os.getpid(), signal.SIGTERM)
-        return launch(path, threads)
+        return begin(words, log, threads)
 
-    monkeypatch.setattr(start, "launch", stop)
+    monkeypatch.setattr(search, "start_command", stop)
     with pytest.raises(Interrupted, match="stopped after 0 trials; the same command continues"):
         search_or_train(Recipe.make(RTE, recipe), output=tmp_path / "run", trials=2)
     assert Path(tmp_path / "run/search/recipes/trial-1.toml").exists()

@@ -13,7 +13,7 @@ import tomli_w
 from bertkit.errors import UsageError, explain_failure
 from bertkit.studies import start
 from bertkit.studies.runner import make_study, run_study
-from bertkit.studies.start import Lists, RunJob, State, read_end, read_state, share_gpus
+from bertkit.studies.start import RunJob, Runs, State, read_end, read_state, share_gpus, write_command
 from bertkit.system import cluster
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe, load_recipe, merge, save_recipe
@@ -70,16 +70,21 @@ def test_slots_use_the_gpus_in_turn(monkeypatch, gpus, asked, shared):
         share_gpus(3, 5)
 
 
-def test_a_process_gets_its_threads_and_gpus(monkeypatch, tmp_path):
+def test_a_process_gets_its_recipe_threads_and_gpus(recipe, monkeypatch, tmp_path):
     started = []
     monkeypatch.setattr(cluster, "Command", lambda words, **options: started.append((words[1:], options)))
-    start.launch(tmp_path / "a.json", 3, ["1"])
-    start.launch(tmp_path / "b.json", 1, ["0", "2"])
+    job = RunJob(make_job(recipe, tmp_path, "some/run").recipe, str(tmp_path / "some/run"), (2, 4))
+    words = write_command(tmp_path, job)
+    saved = tmp_path / "recipes" / "some" / "run.toml"
+    assert words == ["run", "--recipe", str(saved), "--output", job.output, "--keep-step", "2", "--keep-step", "4"]
+    assert load_recipe(saved) == job.recipe
+    cluster.start_command(words, tmp_path / "a.log", 3, ["1"])
+    cluster.start_command(words, tmp_path / "b.log", 1, ["0", "2"])
     (one, options), (two, others) = started
-    assert one == ["-m", "bertkit", "run-list", f"{tmp_path}/a.json"]
+    assert one == ["-m", "bertkit", *words]
     assert two[:2] == ["-m", "torch.distributed.run"]
     assert "--nproc-per-node=2" in two
-    assert two[-4:] == ["-m", "bertkit", "run-list", f"{tmp_path}/b.json"]
+    assert two[-len(one) :] == one
     assert [options["env"][name] for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")] == ["3", "1"]
     assert others["env"]["CUDA_VISIBLE_DEVICES"] == "0,2"
     assert (tmp_path / "a.log").exists()
@@ -87,44 +92,44 @@ def test_a_process_gets_its_threads_and_gpus(monkeypatch, tmp_path):
 
 def test_the_state_of_a_run_is_in_its_files(recipe, tmp_path):
     job = make_job(recipe, tmp_path, "some/run")
-    output, failure = tmp_path / "some" / "run", tmp_path / "recipes" / "some" / "run.failed"
-    assert read_state(tmp_path, job) == State()
+    output = tmp_path / "some" / "run"
+    assert read_state(job) == State()
     output.mkdir(parents=True)
     (output / "recipe.toml").touch()
-    assert read_state(tmp_path, job) == State("running")
+    assert read_state(job) == State("running")
     entries = ['{"eval_loss": 5, "step": 0, "epoch": 0}', '{"loss": 4.5, "step": 3, "epoch": 0.5}', '{"loss": 4']
     (output / "training_log.jsonl").write_text("\n".join(entries))
-    assert read_state(tmp_path, job) == State("running", 3, 4, 4.5), "the last line is being written"
+    assert read_state(job) == State("running", 3, 4, 4.5), "the last line is being written"
     epochs = RunJob(job.recipe.override(train={"max_steps": -1, "num_train_epochs": 3.0}), job.output)
-    assert read_state(tmp_path, epochs) == State("running", 3, 18, 4.5)
-    failure.parent.mkdir(parents=True)
-    failure.write_text("no memory")
-    assert read_state(tmp_path, job) == State("failed", reason="no memory")
+    assert read_state(epochs) == State("running", 3, 18, 4.5)
     (output / "metrics.json").write_text('{"score": 0.5}')
-    assert read_state(tmp_path, job) == State("finished", metrics={"score": 0.5})
+    assert read_state(job) == State("finished", metrics={"score": 0.5})
     (tmp_path / "log").write_text("one\nthe last\n\n")
-    assert read_end(tmp_path / "log") == "the last"
+    assert read_end(tmp_path / "log") == ("", "the last")
     (tmp_path / "log").write_text("one\nbertkit: the line\n====\n")
-    assert read_end(tmp_path / "log") == "the line", "before the words of torchrun"
-    assert read_end(tmp_path / "none") == "it wrote nothing"
+    assert read_end(tmp_path / "log") == ("the line", "===="), "before the words of torchrun"
+    assert read_end(tmp_path / "none") == ("", "it wrote nothing")
 
 
-CODES = {"once": [-9, 0], "often": [-9, 137, -9, -9, 0], "wrong": [2, 0], "crash": [1, 1, 1, 1, 0]}
+CODES = {"once": [-9, 0], "often": [-9, 137, -9, -9, 0], "wrong": [2, 0], "crash": [1, 1, 1, 1, 0], "whole": [0]}
+OUTPUT = {
+    2: "bertkit: the disk is full; free some space\n",
+    1: "Traceback (most recent call last):\nImportError: torch\n",
+}
 
 
 class Fake:
-    """A process that ends with the next of these codes; with 0 it finishes its runs, with 2 the first has failed."""
+    """A process that ends with the next of these codes; with 0 it finishes its run."""
 
     codes = {}
 
-    def __init__(self, path, slot):
-        runs = json.loads(path.read_text())
-        self.code = self.codes[path.stem].pop(0)
-        if self.code == 2:
-            Path(runs[0]["recipe"]).with_suffix(".failed").write_text("the disk is full; free some space")
-        for one in runs if self.code == 0 else []:
-            Path(one["output"]).mkdir(parents=True)
-            Path(one["output"], "metrics.json").write_text('{"score": 1}')
+    def __init__(self, words, log, slot):
+        output = Path(words[4])
+        self.code = self.codes[output.name].pop(0)
+        log.write_text(OUTPUT.get(self.code, ""))
+        if not self.code:
+            output.mkdir(parents=True)
+            (output / "metrics.json").write_text('{"score": 1}')
 
     def poll(self):
         return self.code
@@ -133,13 +138,10 @@ class Fake:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_process_that_dies_is_started_again_and_costs_its_current_run_alone(recipe, tmp_path, monkeypatch):
+def test_a_process_that_dies_is_started_again_and_one_that_says_why_is_not(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(start, "POLL", 0.0)
     monkeypatch.setattr(start, "await_note", lambda noted: False)
     monkeypatch.setattr(Fake, "codes", {name: list(codes) for name, codes in CODES.items()})
-    lists = {name: [make_job(recipe, tmp_path, f"{name}/{n}") for n in (1, 2)] for name in Fake.codes}
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "crash.log").write_text("Traceback (most recent call last):\nImportError: torch\n")
     said, last = [], {}
 
     def hear(output, news):
@@ -149,17 +151,17 @@ def test_a_process_that_dies_is_started_again_and_costs_its_current_run_alone(re
         else:
             last[name] = news
 
-    assert Lists(tmp_path, lists, hear, Fake, 2).execute() == 0
+    assert Runs(tmp_path, [make_job(recipe, tmp_path, name) for name in CODES], hear, Fake, 2).execute() == 0
     ended = "its process has ended (SIGKILL)"
-    again = [f"{name}/1: {ended}; starting it again" for name in ("often", "often", "often", "once")]
-    assert sorted(said) == ["crash/1: its process has ended (exit code 1); starting it again"] * 3 + again
+    again = [f"{name}: {ended}; starting it again" for name in ("often", "often", "often", "once")]
+    assert sorted(said) == ["crash: its process has ended (exit code 1); starting it again"] * 3 + again
     failures = {name: state.reason for name, state in last.items() if state.status == "failed"}
     assert failures == {
-        "crash/1": "ImportError: torch",
-        "often/1": f"{ended} 4 times; memory may be too small",
-        "wrong/1": "the disk is full; free some space",
+        "crash": "ImportError: torch",
+        "often": f"{ended} 4 times; memory may be too small",
+        "wrong": "the disk is full; free some space",
     }
-    assert {state.status for name, state in last.items() if name not in failures} == {"finished"}
+    assert {name for name, state in last.items() if state.status == "finished"} == {"once", "whole"}
 
 
 # --- Processes --------------------------------------------------------------------------------------------------------
@@ -244,7 +246,7 @@ def whole(recipe, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_run_of_its_own_has_the_bytes_of_one_in_a_list(recipe, tmp_path):
+def test_a_run_of_its_own_has_the_bytes_of_one_in_a_study(recipe, tmp_path):
     study = make_study({"tasks": ["pretrain"], "recipe": recipe, "seeds": [41, 42], "keep": "all"})
     output = tmp_path / "study" / "pretrain" / "seed-42"
     save_recipe(make_job(recipe, tmp_path, "x", seed=42).recipe.to_dict(), tmp_path / "recipe.toml")
@@ -288,7 +290,6 @@ def test_a_signal_lets_the_processes_write_checkpoints(recipe, tmp_path, whole, 
     assert len(list((tmp_path / "made").rglob("checkpoint-*/complete"))) >= 2
     results = json.loads((tmp_path / "made" / "study.json").read_text())
     assert [run["status"] for cell in results["cells"] for run in cell["runs"]] == ["waiting"] * 4
-    assert not list((tmp_path / "made" / "recipes").rglob("*.failed"))
     with start_study(define_two(recipe, **LONG), tmp_path) as process:
         finish_study(process)
     assert read_study_files(tmp_path / "made") == whole

@@ -22,7 +22,7 @@ def test_a_machine_without_the_directory_is_one_line(tmp_path, monkeypatch):
     pytest.importorskip("ray")
     monkeypatch.chdir(tmp_path)
     log = tmp_path / "gone" / "recipes" / "rte.log"
-    assert do_command("/nowhere", ["run-list", "x"], log, threads=1) == socket.gethostname()
+    assert do_command("/nowhere", ["run", "x"], log, threads=1) == socket.gethostname()
     assert Path.cwd() == tmp_path
     task = SimpleNamespace(remote=lambda *given: given)
     ray = SimpleNamespace(
@@ -34,4 +34,4 @@ def test_a_machine_without_the_directory_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(
         UsageError, match=rf"node7 does not see {log.parent}; --workers ray needs a disk that all machines"
     ):
-        Remote(ray, ["run-list", "x"], log, 1, 0).poll()
+        Remote(ray, ["run", "x"], log, 1, 0).poll()
