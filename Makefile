@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/installed
 CLIENTS := .venv-clients
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs check format test browser test-browser test-all peer clients gpu coverage clean
+.PHONY: help install demo docs check format test browser test-browser test-all peer clients bench gpu coverage clean
 
 help: ## 1 s: list these targets, with their time on two cores
 	@sed -n 's/^\([a-z-]*\):.*## \([^:]*\): \(.*\)/  make \1\t\2\t\3/p' $(MAKEFILE_LIST) | expand -t 21,30
@@ -78,8 +78,14 @@ $(CLIENTS)/installed: pyproject.toml # apart, because a library that is there ch
 	$(CLIENTS)/bin/pip install --quiet --quiet --disable-pip-version-check --editable ".[clients]"
 	@touch $@
 
-gpu: ## 20 min: all that needs an accelerator, into runs/gpu; DATA=DIR adds its text/ and squad/
-	$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m bertkit bench gpu --recipe recipes/pretrain/small.toml $(if $(DATA),--data "$(DATA)")
+BENCH := $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m tests.bench
+
+bench: ## 40 min: speed and memory beside plain transformers: fine-tuning, pretraining, prediction, serving
+	mkdir -p runs/bench
+	for each in "train pretrain" "train mrpc" "train ner" predict serve; do $(BENCH) $$each --json "runs/bench/$$each.json" || exit; done
+
+gpu: ## 20 min: all that needs an accelerator, into runs/gpu; DATA=TEXT to pretrain on
+	$(BENCH) gpu $(if $(DATA),--data "$(DATA)")
 
 coverage: $(INSTALLED) ## 12 min: which lines of bertkit no fast test runs
 	rm -f .coverage .coverage.*

@@ -12,13 +12,13 @@ from statistics import median
 
 import torch
 
-from bertkit.bench.measure import alternate, time_call
 from bertkit.model.optim import BertAdam
 from bertkit.model.precision import choose_precision
 from bertkit.tasks import TASKS
 from bertkit.tasks.ner import place_words
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import make_model
+from tests.bench.measure import time_call
 
 
 def run_epoch(model, batches, optimizer):
@@ -83,10 +83,13 @@ def main():
         }
         print(f"loss of the first batch, without an update: {first}")
         sides = {
-            "on disk": lambda: time_call(lambda: run_epoch(model, batch_features(task, data, order), optimizer)),
-            "computed": lambda: time_call(lambda: run_epoch(model, batch_tokens(data, order), optimizer)),
+            "on disk": lambda: run_epoch(model, batch_features(task, data, order), optimizer),
+            "computed": lambda: run_epoch(model, batch_tokens(data, order), optimizer),
         }
-        seconds, _ = alternate(sides, given.rounds, print)
+        seconds = {name: [] for name in sides}
+        for _ in range(given.rounds):
+            for name, run in sides.items():
+                seconds[name].append(time_call(run))
         rates = [slow / fast for slow, fast in zip(seconds["computed"], seconds["on disk"], strict=True)]
         medians = {name: round(median(found), 2) for name, found in seconds.items()}
         print(f"an epoch of {len(data):,} sentences, median: {medians} s; {median(rates):.2f} times as fast")

@@ -212,7 +212,9 @@ def test_the_scripts_that_are_named_have_these_options():
     spans = [span for text in TEXTS for span in find_spans(text) if span.startswith("python -m ")]
     assert spans
     for module, *words in (re.sub(r"[\[\]]", "", span).split()[2:] for span in spans):
-        script = (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+        place = ROOT / module.replace(".", "/")
+        files = place.glob("*.py") if place.is_dir() else [place.with_suffix(".py")]
+        script = "".join(path.read_text(encoding="utf-8") for path in files)
         for option in (word for word in words if word.startswith("--")):
             assert f'add_argument("{option}"' in script
 

@@ -16,14 +16,14 @@ from bertkit.cli.console import LAUNCHED, RARE_COLLECTION, explain_mistakes, lea
 from bertkit.cli.options import app
 from bertkit.errors import UsageError
 
-for _part in ("train", "inference", "data", "bench"):  # they add their commands to `app`
+for _part in ("train", "inference", "data"):  # they add their commands to `app`
     import_module(f"bertkit.cli.{_part}")
 
 
 PANELS = {  # the parts of --help -> their commands
     "Train": "pretrain classify glue squad swag ner study vocab corpus sample triviaqa",
     "Use": "predict evaluate features serve",
-    "Look": "doctor report compare score bench",
+    "Look": "doctor report compare score",
     "Share": "push export reproduce import-tf",
 }
 

@@ -96,25 +96,6 @@ Builders = Annotated[
     ),
 ]
 Cased = Annotated[bool, typer.Option("--cased", help=PRETRAINING_OPTIONS["cased"].help)]
-Device = Annotated[
-    str | None, typer.Option("--device", help="cpu, cuda or cuda:N (default: the first accelerator).", metavar="D")
-]
-Size = Annotated[
-    str | None,
-    typer.Option(
-        "--size",
-        help="Size of a randomly initialised model: tiny, mini, small, medium, base, large or minilm.",
-        metavar="NAME",
-    ),
-]
-Text = Annotated[
-    str | None, PlaceOption("--data", help="Text, as for pretrain --corpus (default: docs).", metavar="FILE|DIR")
-]
-Updates = Annotated[int, typer.Option("--updates", help="Updates per side and round.", min=1)]
-Repeats = Annotated[int, typer.Option("--repeats", help="Number of rounds; the median is reported.", min=1)]
-Compile = Annotated[
-    bool, typer.Option("--compile/--no-compile", help="Also time plain transformers with torch.compile.")
-]
 
 
 def split_names(given: list[str] | None) -> list[str] | None:
@@ -207,5 +188,3 @@ scores = typer.Typer(no_args_is_help=True, help="Score files of predictions from
 app.add_typer(scores, name="score")
 corpora = typer.Typer(no_args_is_help=True, help="Build a corpus of any size on disk, and describe it.")
 app.add_typer(corpora, name="corpus")
-benches = typer.Typer(no_args_is_help=True, help="Compare the speed of bertkit with that of other code.")
-app.add_typer(benches, name="bench")

@@ -50,14 +50,6 @@ def keep_memory() -> None:
     call_library("mallopt", -1, -1)  # M_TRIM_THRESHOLD: never
 
 
-def restore_memory() -> None:
-    """Restore the C library's own behaviour after large blocks were freed, for other code that benches measure."""
-    call_library("mallopt", -4, 65_536)  # M_MMAP_MAX: the default
-    call_library("mallopt", -3, 32 << 20)  # M_MMAP_THRESHOLD: the highest value that glibc itself chooses
-    call_library("mallopt", -1, 64 << 20)  # M_TRIM_THRESHOLD: twice that
-    trim_memory()
-
-
 def trim_memory() -> None:
     """Return the free pages of the heap to the system."""
     call_library("malloc_trim", 0)

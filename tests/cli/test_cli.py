@@ -15,12 +15,11 @@ import tomllib
 import zipfile
 
 import pytest
-import torch
 import typer
 from rich.console import Console
 
 from bertkit import cli
-from bertkit.cli import bench, console
+from bertkit.cli import console
 from bertkit.cli.options import app
 from bertkit.inference.glue_submission import SUBMITTED
 from bertkit.reports.tables import make_table
@@ -859,40 +858,6 @@ def test_triviaqa_becomes_a_file_to_train_on(call, squad, tmp_path):
     code, out, err = call(*squad, "--version", "1", "--extra-train", "trivia.json", "--output", "run")
     assert code == 0, err
     assert "train 1 questions" in out
-
-
-def test_the_bench_of_decoding_prints_and_writes_its_figures(call, tmp_path, monkeypatch):
-    from bertkit.bench import squad as bench
-
-    monkeypatch.setattr(bench, "QUESTIONS", 40)
-    code, out, err = call("bench", "squad", "--json", "figures.json")
-    assert (code, err) == (0, "")
-    assert "figures.json" in out
-    assert json.loads((tmp_path / "figures.json").read_text())
-
-
-@pytest.mark.parametrize("device", ["tpu", "cpu:1", "cuda:first", "cuda:-1", ""])
-def test_an_unknown_device_is_one_line(call, monkeypatch, device):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    code, _, err = call("bench", "finetune", "--device", device)
-    assert (code, err) == (2, f"bertkit: unknown device {device!r}; expected cpu, cuda or cuda:N\n")
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
-
-
-@pytest.mark.parametrize("device", ["cuda", "cuda:3"])
-def test_a_device_that_is_not_there_is_one_line(call, monkeypatch, device):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    code, _, err = call("bench", "pretrain", "--device", device)
-    assert (code, err) == (2, f"bertkit: {device} is not available; leave --device out, or give cpu\n")
-
-
-@pytest.mark.parametrize(("device", "seen"), [(None, "7"), ("cpu", ""), ("cuda", "0"), ("cuda:3", "3")])
-def test_a_device_hides_the_others(monkeypatch, device, seen):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    bench.choose_device(device)
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
 
 
 def build_small(call, tmp_path, *options):

@@ -71,9 +71,7 @@ print(before, measure())
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library than glibc")
-@pytest.mark.parametrize(
-    ("calls", "keep"), [([], False), (["keep_memory"], True), (["keep_memory", "restore_memory"], False)]
-)
+@pytest.mark.parametrize(("calls", "keep"), [([], False), (["keep_memory"], True)])
 def test_blocks_of_an_update_are_kept_for_the_next_one(calls, keep):
     """The first write to a page of a block from the system is a page fault."""
     code = f"""
