@@ -352,7 +352,9 @@ def number_cells(table: Columns, column: str) -> tuple[np.ndarray, list[str]]:
     return encoded.indices.to_numpy(zero_copy_only=False), values
 
 
-def convert_cells(table: Columns, column: str, convert: Callable[[str], Converted]) -> tuple[np.ndarray, list[Converted]]:
+def convert_cells(
+    table: Columns, column: str, convert: Callable[[str], Converted]
+) -> tuple[np.ndarray, list[Converted]]:
     """Return (S,) the index of each row's cell among the different cells of a column, and these, converted.
 
     Raises:
