@@ -6,10 +6,11 @@ The kind and the names are decided once, over all of train. Left out: splits.
 import ast
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from unicodedata import combining, normalize
 
 import msgspec
@@ -46,6 +47,7 @@ LARGEST_NUMBER = float(np.finfo(np.float32).max)
 ADJACENT = re.compile(r"""['"]\s+['"]""")  # texts that Python joins, as in numpy's ['a' 'b']
 DECIMAL_COMMA = re.compile(r"-?[0-9]+,[0-9]+")
 WHOLE = re.compile(r"(0|-?[1-9][0-9]*)(?:\.0*)?")  # a whole number, perhaps spelled as a float
+Converted = TypeVar("Converted")
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,6 @@ class LabelSpace:
         remarks: Lines about labels that look odd.
         separator: The text between several labels in a cell; "" if each cell is a list.
         positions: The labels at the positions of lists of 0 and 1; empty if lists hold the labels.
-        marks: The items of such lists, and whether each means that the label applies.
     """
 
     kind: str
@@ -70,7 +71,6 @@ class LabelSpace:
     remarks: tuple[str, ...] = ()
     separator: str = SEPARATOR
     positions: tuple[str, ...] = ()
-    marks: tuple[tuple[str, bool], ...] = tuple(MARKS.items())
 
     def describe(self) -> str:
         """Return the kind of problem and the labels in words."""
@@ -78,40 +78,38 @@ class LabelSpace:
         found = "numbers" if self.kind == REGRESSION else f"{len(self.names)} labels: {names}"
         return f"{self.kind.replace('_', ' ')} ({self.reason}), {found}; data.problem_type changes it"
 
-    def read(self, table: Columns) -> tuple[np.ndarray, Counter[str]]:
-        """Return the labels of a table, and the count of each label that the space lacks.
+    def read(self, table: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray, Counter[str]]:
+        """Return the labels of a table.
 
         Returns:
             (S,) int64 classes, UNKNOWN_LABEL for an unknown or an empty one; (S, L) float32, 0 or 1 for each of several
-            labels; or (S,) float32 numbers.
+            labels; or (S,) float32 numbers, NaN for a missing one.
+            (S,) whether a row lacks its only label or number, and whether it has a label that the space lacks.
+            The number of rows with each label that the space lacks.
 
         Raises:
             UsageError: A cell cannot be read; the message names its place.
         """
+        none = np.zeros(len(table), bool)
         if self.kind == REGRESSION:
-            return read_numbers(table, self.columns[0]), Counter()
+            codes, numbers = convert_cells(table, self.columns[0], read_number)
+            labels = np.array(numbers, np.float32)[codes]
+            return labels, np.isnan(labels), none, Counter()
         if len(self.columns) > 1:
-            return np.stack([read_flags(table, name) for name in self.columns], axis=1), Counter()
+            return np.stack([read_flags(table, name) for name in self.columns], axis=1), none, none, Counter()
         codes, cells = self.split_cells(table)
-        known = {name: index for index, name in enumerate(self.names)}
-        flags, other = np.zeros((len(cells), len(self.names)), np.float32), Counter()
-        counts = np.bincount(codes, minlength=len(cells))
-        for place, cell in enumerate(cells):
-            for label in cell:
-                if label in known:
-                    flags[place, known[label]] = 1
-                else:
-                    other[label] += int(counts[place])
-        if self.kind == SINGLE:
-            return np.where(flags.any(1), flags.argmax(1), UNKNOWN_LABEL)[codes], other
-        return flags[codes], other
-
-    def find_blank(self, table: Columns) -> np.ndarray:
-        """Return (S,) whether a row lacks its only label or number."""
+        index = {name: place for place, name in enumerate(self.names)}
+        flags = np.zeros((len(cells), len(self.names)), np.float32)
+        for row, cell in zip(flags, cells, strict=True):
+            row[[index[label] for label in cell if label in index]] = 1
+        other = Counter()
+        for cell, count in zip(cells, np.bincount(codes, minlength=len(cells)).tolist(), strict=True):
+            other.update({label: count for label in cell if label not in index})
+        has_other = np.array([not index.keys() >= {*cell} for cell in cells], bool)[codes]
         if self.kind == SEVERAL:
-            return np.zeros(len(table), bool)
-        codes, cells = number_cells(table, self.columns[0]) if self.kind == REGRESSION else self.split_cells(table)
-        return np.array([not "".join(cell).strip() for cell in cells], bool)[codes]
+            return flags[codes], none, has_other, other
+        is_blank = np.array([not cell for cell in cells], bool)[codes]
+        return np.where(flags.any(1), flags.argmax(1), UNKNOWN_LABEL)[codes], is_blank, has_other, other
 
     def spell(self, labels: np.ndarray) -> list[Hashable]:
         """Return the name, the names or the number of each row's label, as `read` returns these."""
@@ -148,15 +146,9 @@ class LabelSpace:
         return [float(given[name]) for name in self.names]
 
     def split_cells(self, table: Columns) -> tuple[np.ndarray, list[list[str]]]:
-        """Return (S,) the place of each row's cell among the different cells of the label column, and their labels."""
-        codes, values = number_cells(table, self.columns[0])
-        cells = []
-        for place, value in enumerate(values):
-            try:
-                cells.append(self.split(value, not self.separator or self.columns[0] in table.lists))
-            except UsageError as error:
-                raise UsageError(f"{table.locate(int((codes == place).argmax()))}: {error}") from None
-        return codes, cells
+        """Return (S,) the index of each row's cell among the different cells of the label column, and their labels."""
+        is_list = not self.separator or self.columns[0] in table.lists
+        return convert_cells(table, self.columns[0], partial(self.split, is_list=is_list))
 
     def split(self, value: str, is_list: bool) -> list[str]:
         """Return the labels of a cell.
@@ -168,7 +160,7 @@ class LabelSpace:
         if is_list and (parts := read_list(value) if value.strip() else []) is None:
             raise UsageError(f"{said} is not a list, but those of train are; correct it")
         if self.positions and value.strip():
-            flags = [dict(self.marks).get(normalise(part)) for part in parts]
+            flags = [MARKS.get(normalise(part)) for part in parts]
             if len(flags) != len(self.positions) or None in flags:
                 raise UsageError(f"{said} is not a list of {len(self.positions)} times 0 or 1 as in train; correct it")
             parts = [name for name, flag in zip(self.positions, flags, strict=True) if flag]
@@ -186,7 +178,7 @@ def find_labels(
     """Return the label space of the training rows; `problem_type` "auto" decides the kind from their values.
 
     Args:
-        labels: The names of the positions of lists of 0 and 1; by default those of class labels, or numbers.
+        labels: The names of the positions of lists of 0 and 1; by default numbers.
         label_sep: The text between several labels in a cell; by default |, or another if several labels are asked for.
 
     Raises:
@@ -205,7 +197,7 @@ def find_labels(
     (column,) = columns
     _, values = number_cells(train, column)
     lists = read_lists(train, column, values)
-    positions, marks = find_positions(lists, train.classes.get(column, ()), labels)
+    positions = find_positions(lists, labels)
     if labels and not positions:
         raise UsageError(f"data.labels names the positions of lists of 0 and 1, but {column!r} has none; leave it out")
     if label_sep and (lists or problem_type not in ("auto", SEVERAL)):
@@ -222,7 +214,7 @@ def find_labels(
     if kind == REGRESSION:
         return LabelSpace(REGRESSION, ("score",), (column,), reason)
     separator = "" if lists else label_sep or find_separator(values) or SEPARATOR
-    space = LabelSpace(kind, (), (column,), reason, (), separator, positions, marks)
+    space = LabelSpace(kind, (), (column,), reason, (), separator, positions)
     _, cells = space.split_cells(train)
     names = {label for cell in cells for label in cell}
     if (len(names) < 2 and kind == SINGLE) or not names:
@@ -310,23 +302,14 @@ def read_list(value: str) -> list[str] | None:
     return list(map(make_text, found)) if is_plain else None
 
 
-def find_positions(
-    lists: Sequence[Sequence[str]], classes: Sequence[str], labels: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[tuple[str, bool], ...]]:
-    """Return the labels of the positions of lists of 0 and 1 of one length, and what its items mean; or nothing.
-
-    Args:
-        classes: The names of class labels, which stand in the lists in place of numbers: the first two for 0 and 1.
-        labels: The names of the positions, if they are given.
-    """
-    marks = dict(zip(map(normalise, classes), (False, True), strict=False)) or MARKS
+def find_positions(lists: Sequence[Sequence[str]], labels: Sequence[str]) -> tuple[str, ...]:
+    """Return the labels of the positions of lists of 0 and 1 of one length: those that are given, or numbers."""
     length = len(lists[0]) if lists else 0
-    are_flags = length > 1 and all(len(x) == length and marks.keys() >= {*map(normalise, x)} for x in lists)
-    if not are_flags or (classes and (length != len(classes) or all(len({*x}) == length for x in lists))):
-        return (), ()
+    if length < 2 or not all(len(found) == length and MARKS.keys() >= {*map(normalise, found)} for found in lists):
+        return ()
     if labels and len({*labels}) != length:
         raise UsageError(f"data.labels has {len({*labels})} different names for lists of {length}; give one for each")
-    return tuple(labels or classes or map(str, range(length))), tuple(marks.items())
+    return tuple(labels or map(str, range(length)))
 
 
 def find_separator(cells: Iterable[str]) -> str:
@@ -369,38 +352,48 @@ def number_cells(table: Columns, column: str) -> tuple[np.ndarray, list[str]]:
     return encoded.indices.to_numpy(zero_copy_only=False), values
 
 
-def read_numbers(table: Columns, column: str) -> np.ndarray:
-    """Return a column as (S,) float32.
+def convert_cells(
+    table: Columns, column: str, convert: Callable[[str], Converted]
+) -> tuple[np.ndarray, list[Converted]]:
+    """Return (S,) the index of each row's cell among the different cells of a column, and these, converted.
 
     Raises:
-        UsageError: A cell is not a finite number.
+        UsageError: `convert` refuses a cell; the message names its place.
     """
-    texts = table.find(column)
-    values = np.empty(len(texts), np.float32)
-    for row, text in enumerate(cell for chunk in texts.chunks for cell in chunk.to_pylist()):
-        if (number := parse_number(text)) is None:
-            raise UsageError(f"{table.locate(row)}: the label {text[:40]!r} is not a number; correct it")
-        if abs(number) > LARGEST_NUMBER:
-            raise UsageError(f"{table.locate(row)}: the label {text[:40]!r} is too large for 32 bits; scale the labels")
-        values[row] = number
-    return values
+    codes, values = number_cells(table, column)
+    found = []
+    for index, value in enumerate(values):
+        try:
+            found.append(convert(value))
+        except UsageError as error:
+            raise UsageError(f"{table.locate(int((codes == index).argmax()))}: {error}") from None
+    return codes, found
+
+
+def read_number(cell: str) -> float:
+    """Return the number in a cell, which must be finite in 32 bits; NaN for a blank one."""
+    if not cell.strip():
+        return np.nan
+    if (number := parse_number(cell)) is None:
+        raise UsageError(f"the label {cell[:40]!r} is not a number; correct it")
+    if abs(number) > LARGEST_NUMBER:
+        raise UsageError(f"the label {cell[:40]!r} is too large for 32 bits; scale the labels")
+    return number
 
 
 def read_flags(table: Columns, column: str) -> np.ndarray:
-    """Return a column of 0 and 1, or of false and true, as (S,) float32.
+    """Return a column of 0 and 1, or of false and true, as (S,) float32."""
 
-    Raises:
-        UsageError: A cell is neither.
-    """
-    codes, values = number_cells(table, column)
-    flags = np.array([MARKS.get(normalise(value), np.nan) for value in values], np.float32)
-    found = flags[codes]
-    if len(rows := np.flatnonzero(np.isnan(found))):
-        raise UsageError(
-            f"{table.locate(int(rows[0]))}: {column!r} is {values[codes[rows[0]]][:40]!r}, but each of several "
-            "label columns must hold 0 and 1; give one column, or columns of 0 and 1"
-        )
-    return found
+    def read(cell: str) -> bool:
+        if (flag := MARKS.get(normalise(cell))) is None:
+            raise UsageError(
+                f"{column!r} is {cell[:40]!r}, but each of several label columns must hold 0 and 1; give one column, "
+                "or columns of 0 and 1"
+            )
+        return flag
+
+    codes, flags = convert_cells(table, column, read)
+    return np.array(flags, np.float32)[codes]
 
 
 def normalise(value: str) -> str:
@@ -444,8 +437,6 @@ def choose_columns(
 ) -> tuple[list[str], list[str]]:
     """Return the columns of the texts and of the labels; those not given are guessed by their names."""
     names = table.table.column_names
-    for name in (*text, *label):
-        table.find(name)
     guessed = " and ".join(["--text"] * (not text) + ["--label"] * (not label))
     spelled = {name.lower(): name for name in names}
     label = list(label) or [spelled[name] for name in LABEL_NAMES if name in spelled and spelled[name] not in text][:1]
@@ -505,7 +496,7 @@ def has_labels(table: Columns, columns: Sequence[str]) -> bool:
     known = set(columns) & set(table.table.column_names)
     if len(known) < len(columns):
         return bool(known)
-    return len(columns) > 1 or any(table.find(columns[0]).unique().to_pylist())
+    return len(columns) > 1 or any(table.table.column(columns[0]).unique().to_pylist())
 
 
 def read_labelled(
@@ -521,8 +512,8 @@ def read_labelled(
     if split == "test" and not has_labels(table, space.columns):
         report(f"{table.source}, test: no labels in {', '.join(map(repr, space.columns))}; predicted, not scored")
         return table, None, []
-    left_out: list[int] = []
-    if (is_blank := space.find_blank(table)).any():
+    labels, is_blank, has_other, other = space.read(table)
+    if is_blank.any():
         said = describe_blank(table, is_blank, "label", space.columns)
         if options.get(UNLABELLED, DROP) == DROP:
             report(f"{said}; left out of {split}")
@@ -530,21 +521,17 @@ def read_labelled(
             report(f"{said}; training stops at them without {LEAVE_OUT}")
         else:
             raise UsageError(f"{said}; give each a label, or leave them out with {LEAVE_OUT}")
-        left_out, table = np.asarray(table.lines)[is_blank].tolist(), table.take(np.flatnonzero(~is_blank))
-    labels, unknown = space.read(table)
-    whose, total = "the model" if space.reason == AS_TRAINED else "train", len(table)
-    if unknown:
-        listed = ", ".join(f"{label!r} ({number:,})" for label, number in unknown.most_common(MOST_SHOWN))
-        known = labels != UNKNOWN_LABEL
-        if space.kind == SEVERAL:
-            flags, _ = replace(space, names=(*space.names, *unknown)).read(table)
-            known = ~flags[:, len(space.names) :].any(axis=1) | (space.reason != AS_TRAINED)
-        ending = "" if known.all() else "; these rows are left out"
+    whose = "the model" if space.reason == AS_TRAINED else "train"
+    if space.kind == SEVERAL and space.reason != AS_TRAINED:  # the other labels of these rows are learned
+        has_other = np.zeros_like(has_other)
+    if other:
+        listed = ", ".join(f"{label!r} ({number:,})" for label, number in other.most_common(MOST_SHOWN))
+        ending = "; these rows are left out" if has_other.any() else ""
         report(f"{table.source}, {split}: {whose} lacks the labels {listed}{ending}")
-        table, labels = table.take(np.flatnonzero(known)), labels[known]
-    if not len(table):
+    kept, total = np.flatnonzero(~is_blank & ~has_other), len(table) - int(is_blank.sum())
+    if not len(kept):
         raise UsageError(
             f"{table.source}, {split}: {whose} has none of the labels in its {total:,} row{'s' * (total != 1)}, but "
             f"{', '.join(space.names[:MOST_SHOWN])}; correct them"
         )
-    return table, labels, left_out
+    return table.take(kept), labels[kept], np.asarray(table.lines)[is_blank].tolist()

@@ -15,11 +15,9 @@ import numpy as np
 from bertkit.data.sequences import Cut, Groups, Pieces, Sequences, cut_longest, encode_inputs, truncate
 from bertkit.data.spans import cut_windows
 from bertkit.system.files import take_fingerprint
-from bertkit.system.progress import Report
 
 HEAD_TAIL = "head+tail"
 POOLED = {"mean": np.add, "max": np.maximum}  # what combines the scores of windows
-MOST_TOKENS = 512  # of the published BERTs
 LONG = ("truncate", HEAD_TAIL, *POOLED)
 
 
@@ -118,22 +116,6 @@ def cut_into_windows(texts: Pieces, room: int, step: int) -> tuple[list[Pieces],
     parts = [texts[longer][start : start + count] for start, count in windows]
     is_shortened = sum(map(len, others)) + lengths[longer] < sum(lengths)
     return [[*others[:longer], part, *others[longer:]] for part in parts], is_shortened
-
-
-def report_long(data: Sequences | WindowedTexts, report: Report) -> None:
-    """Report how many training texts are truncated, or have several windows."""
-    is_windowed = isinstance(data, WindowedTexts)  # then only the shorter text of a pair is truncated
-    sequences = data.sequences if is_windowed else data
-    count = f"of {len(data):,} training texts"
-    if several := int((sequences.counts > 1).sum()):
-        report(f"{several:,} {count} have several windows, {len(sequences):,} windows in all")
-    if truncated := int(sequences.shortened.sum()):
-        length = int(np.diff(sequences.ends, prepend=0).max())
-        ways = [f"data.max_length (up to {MOST_TOKENS})"] * (length < MOST_TOKENS)
-        ways += ["data.long=mean"] * (not is_windowed)
-        remedy = f"; {' or '.join(ways)} reads more of them" if ways else ""
-        what = "have a pair's shorter text truncated" if is_windowed else f"are truncated to {length} tokens"
-        report(f"{truncated:,} {count} {what}{remedy}")
 
 
 def pool_windows(scores: np.ndarray, counts: np.ndarray, pooling: str) -> np.ndarray:

@@ -14,12 +14,14 @@ import numpy as np
 
 from bertkit.data.tokenizer import find_form, find_words
 from bertkit.system.files import take_fingerprint
+from bertkit.system.progress import Report
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 TEXTS_A_BATCH = 10_000  # texts tokenized in one call
 TOKENS_A_BATCH = 8192
+MOST_TOKENS = 512  # positions of the published BERTs
 IGNORED = -100  # label of positions without a loss, as in torch.nn.functional.cross_entropy
 
 Pieces = list[np.ndarray]  # the tokens of a text, or of the two of a pair
@@ -189,6 +191,24 @@ def encode_inputs(
         chunks.append(np.concatenate(parts))  # many small arrays take several times their tokens
     ends, ids = np.cumsum(lengths), np.concatenate(chunks)
     return Sequences(ids, ends, np.array(seconds), labels, np.array(shortened), np.array(counts))
+
+
+def report_cut(data: Sequences, is_windowed: bool, report: Report) -> None:
+    """Report how many training texts are truncated, or have several windows.
+
+    Args:
+        is_windowed: Whether long texts have windows; then only the shorter text of a pair is truncated.
+    """
+    count = f"of {len(data.counts):,} training texts"
+    if several := int((data.counts > 1).sum()):
+        report(f"{several:,} {count} have several windows, {len(data):,} windows in all")
+    if truncated := int(data.shortened.sum()):
+        length = int(np.diff(data.ends, prepend=0).max())
+        ways = [f"data.max_length (up to {MOST_TOKENS})"] * (length < MOST_TOKENS)
+        ways += ["data.long=mean"] * (not is_windowed)
+        remedy = f"; {' or '.join(ways)} reads more of them" if ways else ""
+        what = "have a pair's shorter text truncated" if is_windowed else f"are truncated to {length} tokens"
+        report(f"{truncated:,} {count} {what}{remedy}")
 
 
 def pad(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:

@@ -17,12 +17,12 @@ import os
 import shutil
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -60,26 +60,16 @@ TOKENIZER_REMEDY = (
 )
 
 
-class AnyModel(Struct):
-    """The fields of `model` in tokenizer.json that are read, of any tokenizer."""
+class TokenizerModel(Struct):
+    """The fields of `model` in tokenizer.json that are read."""
 
     vocab: dict[str, int] | list[Any]
 
 
-class WordPieceModel(Struct):
-    """The fields of `model` in the tokenizer.json of a BertTokenizer that are read."""
-
-    vocab: dict[str, int]
-    type: Literal["WordPiece"] = "WordPiece"
-
-
-ReadModel = TypeVar("ReadModel", AnyModel, WordPieceModel)
-
-
-class TokenizerFile(Struct, Generic[ReadModel]):
+class TokenizerFile(Struct):
     """The fields of tokenizer.json that are read."""
 
-    model: ReadModel
+    model: TokenizerModel
     normalizer: dict[str, Any] | None = None
     added_tokens: list[dict[str, Any]] | None = None
 
@@ -295,7 +285,7 @@ def load_tokenizer(source: str | Path, *, cased: bool | None = None) -> Any:
     """
     path = Path(os.path.expanduser(source))  # unlike Path.expanduser, it never fails
     if path.is_file():
-        tokens = _read_tokens(path)
+        tokens = list(read_lines(path))
         _check_tokens(tokens, str(path))
         guess = _guess_cased(tokens)
         if cased and not guess and any(token.isascii() and token.isalpha() for token in tokens):
@@ -336,36 +326,31 @@ def _load_directory(directory: Path, source: str, cased: bool | None) -> Any:
             f"{source} has neither {' nor '.join(files)}, which a {name!r} reads; "
             "name a vocabulary or train one with bertkit vocab"
         )
-    is_plain, tokens, added, settings = issubclass(kind, BertTokenizer), [], set(), {}
-    if (directory / "tokenizer.json").exists():
-        tokens, added, settings = _read_tokenizer_json(directory / "tokenizer.json", is_plain)
-    elif is_plain:
-        tokens = _read_tokens(directory / "vocab.txt")
-        settings["vocab"] = {token: index for index, token in enumerate(tokens)}
-    settings |= {name: config[name] for name in NORMALIZATION.values() if config.get(name) is not None}
-    if cased is not None and settings.get("do_lower_case") is cased:
-        has, wants = ("uncased", "cased") if cased else ("cased", "uncased")
-        raise UsageError(
-            f"the tokenizer of {source} is {has}, but {wants} was requested; name a tokenizer that is {wants}"
-        )
-    if is_plain:
-        # Differs from stock, which lower-cases unless tokenizer_config.json forbids it.
-        settings.setdefault("do_lower_case", not (_guess_cased(tokens) if cased is None else cased))
-        defaults = [token for name, token in zip(CORE_TOKENS, SPECIAL_TOKENS, strict=True) if name not in config]
-        _check_tokens(tokens, source, [token for token in defaults if token not in added])
-    longest = config.get("model_max_length")
-    if not isinstance(longest, int | float) or not 0 < longest < UNLIMITED:
-        settings["model_max_length"] = 512
+    is_plain = issubclass(kind, BertTokenizer)
     stock = BertConfig(tokenizer_class=model_config.get("tokenizer_class"))
     try:
+        tokens, added, settings = _read_vocabulary(directory)
+        settings = settings if is_plain else {}
+        settings |= {name: config[name] for name in NORMALIZATION.values() if config.get(name) is not None}
+        if cased is not None and settings.get("do_lower_case") is cased:
+            has, wants = ("uncased", "cased") if cased else ("cased", "uncased")
+            raise UsageError(
+                f"the tokenizer of {source} is {has}, but {wants} was requested; name a tokenizer that is {wants}"
+            )
+        longest = config.get("model_max_length")
+        if not isinstance(longest, int | float) or not 0 < longest < UNLIMITED:
+            settings["model_max_length"] = 512
+        if is_plain:
+            # Differs from stock, which lower-cases unless tokenizer_config.json forbids it.
+            settings.setdefault("do_lower_case", not (_guess_cased(tokens) if cased is None else cased))
         tokenizer = AutoTokenizer.from_pretrained(directory, config=stock, local_files_only=True, **settings)
         needed = {name: getattr(tokenizer, name) for name in CORE_TOKENS}
         if missing := [name for name in CORE_TOKENS[:4] if needed[name] is None]:
             raise UsageError(f"the tokenizer of {source} has no {missing[0]}; add it to its tokenizer_config.json")
-        _complete(tokenizer)
-        find_words(tokenizer).encode([UNKNOWN], np.int64)  # fails if the unknown token is not in the vocabulary
         if is_plain:
             _check_tokens(tokens, source, [token for token in needed.values() if token and token not in added])
+        _complete(tokenizer)
+        find_words(tokenizer).encode([UNKNOWN], np.int64)  # fails if the unknown token is not in the vocabulary
         find_form(tokenizer)
     except UsageError:
         raise
@@ -375,6 +360,26 @@ def _load_directory(directory: Path, source: str, cased: bool | None) -> Any:
             raise UsageError(f"the tokenizer of {source} needs a package ({trouble!r}); install it") from None
         raise UsageError(f"the tokenizer of {source} is damaged ({trouble!r}); save it again") from None
     return tokenizer
+
+
+def _read_vocabulary(directory: Path) -> tuple[list[str], Collection[str], dict[str, Any]]:
+    """Return the tokens in the order of their ids, the added tokens, and settings of a `BertTokenizer`.
+
+    Without tokenizer_config.json, `BertTokenizer` lower-cases every text, whatever tokenizer.json says.
+    """
+    if not (path := directory / "tokenizer.json").exists():
+        lines = directory / "vocab.txt"
+        tokens = list(read_lines(lines)) if lines.exists() else []
+        return tokens, (), {"vocab": {token: index for index, token in enumerate(tokens)}}
+    content = read_json(path, TokenizerFile, TOKENIZER_REMEDY)
+    ids = content.model.vocab if isinstance(content.model.vocab, dict) else {}
+    normalizer, added = content.normalizer or {}, content.added_tokens or []
+    # tokenizers stores every missing id: a single id of two billion would take 10 GB.
+    most = len(ids) + len(added)
+    if len(set(ids.values())) < len(ids) or not all(0 <= index < most for index in ids.values()):
+        raise UsageError(f"{path} does not number its tokens from 0 without gaps; save the tokenizer again")
+    settings = {name: normalizer[key] for key, name in NORMALIZATION.items() if key in normalizer}
+    return sorted(ids, key=ids.__getitem__), {str(token.get("content")) for token in added}, settings
 
 
 def _complete(tokenizer: Any) -> None:
@@ -403,31 +408,6 @@ def _download(source: str) -> Path:
     except Exception as error:  # includes HTTP errors: huggingface_hub has changed its HTTP library more than once
         reason = trouble or f"the tokenizer of {source!r} cannot be downloaded ({join_lines(error)})"
         raise UsageError(f"{reason}; name a directory with a vocabulary or train one with bertkit vocab") from None
-
-
-def _read_tokenizer_json(path: Path, is_plain: bool) -> tuple[list[str], set[str], dict[str, Any]]:
-    """Return the tokens in the order of their ids, the added tokens, and settings of a `BertTokenizer`.
-
-    Without tokenizer_config.json, `BertTokenizer` lower-cases every text, whatever tokenizer.json says.
-
-    Args:
-        is_plain: Whether a `BertTokenizer` reads the file; for others the tokens and settings are empty.
-    """
-    content = read_json(path, TokenizerFile[WordPieceModel if is_plain else AnyModel], TOKENIZER_REMEDY)
-    ids, normalizer, added = content.model.vocab, content.normalizer or {}, content.added_tokens or []
-    if isinstance(ids, dict):
-        # tokenizers stores every missing id: a single id of two billion would take 10 GB.
-        most = len(ids) + len(added)
-        if len(set(ids.values())) < len(ids) or not all(0 <= index < most for index in ids.values()):
-            raise UsageError(f"{path} does not number its tokens from 0 without gaps; save the tokenizer again")
-    if not is_plain:
-        return [], set(), {}
-    settings = {name: normalizer[key] for key, name in NORMALIZATION.items() if key in normalizer}
-    return sorted(ids, key=ids.__getitem__), {str(token.get("content")) for token in added}, settings
-
-
-def _read_tokens(path: Path) -> list[str]:
-    return list(read_lines(path))
 
 
 def _check_tokens(tokens: Sequence[str], source: str, needed: Sequence[str] = SPECIAL_TOKENS) -> None:

@@ -35,9 +35,10 @@ from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import Interrupted, note_signals
 from bertkit.tasks import TASKS
+from bertkit.tasks.examples import MOST_HELD_BACK
 from bertkit.training import budget
 from bertkit.training.callbacks import Progress
-from bertkit.training.prepare import MOST_HELD_BACK, Prepared, prepare
+from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe, list_decisive, load_recipe, merge, read_recipe, save_recipe
 from bertkit.training.run import run

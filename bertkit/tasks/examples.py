@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bertkit.tasks.task import Task
 
 TEXTS_A_PART = 10_000  # converted from Arrow
+MOST_HELD_BACK = 0.25  # share of the training rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,3 +83,10 @@ def divide(task: "Task", examples: Any, share: float, source: str = "tune_share 
     chosen = {names[place] for place in np.random.default_rng(0).permutation(len(names))[:count]}
     decides = np.array([name in chosen for name in groups])
     return select(examples, np.flatnonzero(decides)), select(examples, np.flatnonzero(~decides))
+
+
+def hold_back(task: "Task", examples: Any, rows: int, dev: str) -> dict[str, Any]:
+    """Return some of the training examples as the first evaluated split, and the others as train."""
+    share = min(rows / len(task.tabulate(examples)), MOST_HELD_BACK)
+    held, others = divide(task, examples, share, "held_back rows of train")
+    return {"train": others, dev: held}

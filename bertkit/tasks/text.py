@@ -32,8 +32,8 @@ from bertkit.data.labels import (
     iterate_keys,
     read_labelled,
 )
-from bertkit.data.long_texts import LONG, POOLED, WindowedTexts, encode_long, pool_windows, report_long
-from bertkit.data.sequences import EncodedInputs, Items, Sequences, pad, pad_choices
+from bertkit.data.long_texts import LONG, POOLED, WindowedTexts, encode_long, pool_windows
+from bertkit.data.sequences import EncodedInputs, Items, Sequences, pad, pad_choices, report_cut
 from bertkit.data.splits import (
     UNLABELLED,
     check_split_options,
@@ -217,7 +217,8 @@ class TextTask(FineTuningTask):
             raise UsageError(
                 "classify needs a table of texts and labels; name a file, a folder or a Hub data set with --data"
             )
-        tables = read_splits(options["dir"], choose_reader(options, report), needs_train=config is None)
+        read = choose_reader(options, report)
+        tables = read_splits(options["dir"], read, needs_train=config is None)
         if config is not None:
             return read_scored(tables, options, config, report)
         train = tables["train"]
@@ -269,7 +270,8 @@ class TextTask(FineTuningTask):
         found = encode_long(examples, examples.labels, tokenizer, **options)
         if split != "train":
             return TextSequences(found, examples.space, examples.rows)
-        report_long(found, report)
+        is_windowed = options["long"] in POOLED
+        report_cut(found.sequences if is_windowed else found, is_windowed, report)
         return TextSequences(found, examples.space)
 
     def configure(self, recipe: Any, tokenizer: Any, examples: Any) -> dict[str, Any]:

@@ -14,14 +14,13 @@ from bertkit.data.tokenizer import load_tokenizer
 from bertkit.system.hub import READ
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.examples import divide
+from bertkit.tasks.examples import divide, hold_back
 from bertkit.tasks.repeats import CheckedRows, check_rows, name_command, tabulate_splits
-from bertkit.tasks.task import TUNE, Task
+from bertkit.tasks.task import TUNE
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import holds_run, start_directory
 
-MOST_HELD_BACK = 0.25  # of the training rows
 FITTED_ROWS = 50_000  # training rows of a baseline, or words
 
 # --- The data ---------------------------------------------------------------------------------------------------------
@@ -100,13 +99,6 @@ def prepare(recipe: Recipe, report: Report = ignore, output: Path | None = None,
 def choose_rows(keys: np.ndarray, most: int) -> np.ndarray:
     """Return the numbers, in order, of the rows with the smallest keys (S,), which are hashes; all if they are few."""
     return np.sort(np.argsort(keys, kind="stable")[:most])
-
-
-def hold_back(task: Task, examples: Any, rows: int, dev: str) -> dict[str, Any]:
-    """Return some of the training examples as the first evaluated split, and the others as train."""
-    share = min(rows / len(task.tabulate(examples)), MOST_HELD_BACK)
-    held, others = divide(task, examples, share, "held_back rows of train")
-    return {"train": others, dev: held}
 
 
 def name_examples(recipe: Recipe) -> str:

@@ -344,8 +344,7 @@ BAD_FILES = [
     ("tokenizer.json", "{", "Input data was truncated; save the tokenizer again"),
     ("tokenizer.json", "[]", "Expected `object`, got `array`"),
     ("tokenizer.json", "{}", "Object missing required field `model`"),
-    ("tokenizer.json", ROBERTA, r"Invalid enum value 'BPE' - at `\$\.model\.type`; .*WordPiece"),
-    ("tokenizer.json", '{"model": {"type": "\\u001b"}}', "Invalid enum value"),
+    ("tokenizer.json", ROBERTA, r"is damaged \("),
     ("tokenizer.json", "[" * 100_000, "Expected `object`, got `array`"),
     ("tokenizer.json", '{"model": 1}', r"Expected `object`, got `int` - at `\$\.model`"),
     (
@@ -362,7 +361,6 @@ BAD_FILES = [
         r"Expected `object \| null`, got `array` - at `\$\.normalizer`",
     ),
     ("tokenizer.json", make_numbered(5, decoder=[1]), r"is damaged \(.*; save it again"),  # tokenizers' own Exception
-    ("tokenizer.json", json.dumps({"model": {"vocab": {"[PAD]": 0}}}), r"it has no \[UNK\], \[CLS\]"),
     ("config.json", "{}", "has neither tokenizer.json nor vocab.txt"),
 ]
 
@@ -380,7 +378,7 @@ def test_an_unknown_word_that_the_vocabulary_does_not_have_is_told_before_a_text
     save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"unk_token": "-1"}))
-    with pytest.raises(UsageError, match=r"is damaged \(.*\); save it again"):
+    with pytest.raises(UsageError, match="is not a BERT vocabulary: it has no -1"):
         load_tokenizer(tmp_path)
 
 

@@ -226,7 +226,7 @@ def test_what_was_read_from_the_hub_is_read_again_at_its_commits(hub, tmp_path, 
             output=tmp_path / "other",
         )
     monkeypatch.setattr("bertkit.data.formats.hub.find_hub_trouble", lambda *_: "the Hub cannot be reached")
-    assert len(load_hub("ada/reviews", None, commits["datasets/ada/reviews"])["train"]) == 72, "the copy in the cache"
+    assert len(load_hub(f"ada/reviews@{commits['datasets/ada/reviews']}")["train"]) == 72, "the copy in the cache"
     with pytest.raises(UsageError, match=r"^the Hub cannot be reached; give "):
-        load_hub("ada/reviews", None, "0" * 40)
+        load_hub(f"ada/reviews@{'0' * 40}")
     find_trouble.cache_clear()

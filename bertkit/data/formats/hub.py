@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from bertkit.data.formats.line import FILE_REMEDY
 from bertkit.errors import UsageError, join_lines
-from bertkit.system.hub import PINNED, READ, find_hub_trouble
+from bertkit.system.hub import PINNED, READ, find_dataset, find_hub_trouble
 
 if TYPE_CHECKING:
     import datasets
@@ -17,7 +17,7 @@ def load_splits(
 ) -> Iterator[tuple[str, str, "datasets.Dataset"]]:
     """Yield every wanted split with its name for messages and its rows."""
     source = f"{name}:{config}"
-    found = load_hub(name, config)
+    found = load_hub(source)
     for split, hub_split in splits.items():
         if hub_split in found:
             yield split, f"{source}, {hub_split}", found[hub_split]
@@ -26,16 +26,17 @@ def load_splits(
             raise UsageError(f"the data set {source} has no split {hub_split!r}; found {listed}; {FILE_REMEDY}")
 
 
-def load_hub(
-    name: str, config: str | None, revision: str | None = None, remedy: str = FILE_REMEDY
-) -> "datasets.DatasetDict":
-    """Load a data set from the Hub, or its copy in the cache of `datasets` if the Hub is unreachable.
+def load_hub(place: str, remedy: str = FILE_REMEDY) -> "datasets.DatasetDict":
+    """Load the data set `owner/name[:config][@revision]`, or its copy in the cache if the Hub is unreachable.
 
     Its commit is noted in `READ`.
 
     Raises:
         UsageError: The Hub cannot serve the data set and no copy is cached; `remedy` ends the message.
     """
+    if (found := find_dataset(place)) is None:
+        raise UsageError(f"{place!r} does not exist; {remedy}")
+    name, config, revision = found
     revision = PINNED.get(f"datasets/{name}") or revision
     trouble = find_hub_trouble(name, "dataset", revision)
     try:
@@ -43,17 +44,15 @@ def load_hub(
         from datasets.packaged_modules.cache.cache import Cache
 
         if not trouble:
-            found = datasets.load_dataset(name, config, **({"revision": revision} if revision else {}))
+            loaded = datasets.load_dataset(name, config, **({"revision": revision} if revision else {}))
         else:
             # load_dataset falls back to this too, but only after retrying for a long time without a network.
             version, commit = ("0.0.0", revision) if revision else ("auto", "auto")  # auto: the latest in the cache
             copy = {"config_name": config, "version": version, "hash": commit}
-            found = Cache(repo_id=name, dataset_name=name.rpartition("/")[2], **copy).as_dataset()
-        files = [file["filename"] for rows in found.values() for file in rows.cache_files]
+            loaded = Cache(repo_id=name, dataset_name=name.rpartition("/")[2], **copy).as_dataset()
+        files = [file["filename"] for rows in loaded.values() for file in rows.cache_files]
         READ.update({f"datasets/{name}": Path(file).parent.name for file in files})
-        return found
+        return loaded
     except Exception as error:  # includes HTTP errors: huggingface_hub has changed its HTTP library more than once
-        trouble = (
-            trouble or f"the data set {name}{f':{config}' if config else ''} cannot be loaded ({join_lines(error)})"
-        )
+        trouble = trouble or f"the data set {place} cannot be loaded ({join_lines(error)})"
     raise UsageError(f"{trouble}; {remedy}")

@@ -7,14 +7,13 @@ line. Left out: a person's own files, whatever their form (`bertkit.data.formats
 import codecs
 import csv
 import datetime
-import difflib
 import gzip
 import io
 import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
@@ -312,15 +311,6 @@ def _write_cell(value: Any) -> str:
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat().removesuffix("T00:00:00")
     return make_text(str(value) if isinstance(value, datetime.timedelta) else value)
-
-
-def find_column(source: str, names: Sequence[str], wanted: str, remedy: str) -> int:
-    """Return the index of a column in `names`."""
-    if wanted in names:
-        return names.index(wanted)
-    nearest = "".join(f" (nearest: {name!r})" for name in difflib.get_close_matches(wanted, names, n=1))
-    listed = ", ".join(repr(name[:LONGEST_QUOTED]) for name in names[:MOST_NAMES])  # a name can be a whole line of text
-    raise UsageError(f"{source} has no column {wanted!r}; found {listed or 'none'}{nearest}; {remedy}")
 
 
 # --- JSON

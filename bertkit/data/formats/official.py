@@ -13,13 +13,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from bertkit.data.formats.hub import load_splits
-from bertkit.data.formats.line import (
-    FILE_REMEDY,
-    LONGEST_QUOTED,
-    find_column,
-    read_lines,
-)
-from bertkit.data.formats.rows import TEXT, Columns, convert_dataset
+from bertkit.data.formats.line import FILE_REMEDY, LONGEST_QUOTED, read_lines
+from bertkit.data.formats.rows import TEXT, Columns, convert_dataset, find_column
 from bertkit.errors import UsageError
 from bertkit.system.progress import Report, ignore
 

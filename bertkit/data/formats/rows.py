@@ -5,6 +5,7 @@ texts in Arrow arrays, chunk by chunk. No text stands for a missing value: "NA",
 Left out: types, which are decided over the whole training split, and what a model requires of an input.
 """
 
+import difflib
 import os
 import re
 import sys
@@ -33,7 +34,6 @@ from bertkit.data.formats.line import (
     ROW,
     UTF8,
     Rows,
-    find_column,
     find_encoding,
     find_fault,
     find_separator,
@@ -50,7 +50,6 @@ from bertkit.data.formats.line import (
     walk_sheet,
 )
 from bertkit.errors import UsageError, check_access, join_lines
-from bertkit.system.hub import find_dataset
 from bertkit.system.progress import Report, ignore
 
 # Suffix -> the unit of its rows' numbers; all except .parquet and .xlsx also with .gz, the last for prediction only.
@@ -149,6 +148,15 @@ class Columns:
                 yield row | {name: msgspec.json.decode(row[name] or "[]") for name in decoded}
 
 
+def find_column(source: str, names: Sequence[str], wanted: str, remedy: str) -> int:
+    """Return the index of a column in `names`."""
+    if wanted in names:
+        return names.index(wanted)
+    nearest = "".join(f" (nearest: {name!r})" for name in difflib.get_close_matches(wanted, names, n=1))
+    listed = ", ".join(repr(name[:LONGEST_QUOTED]) for name in names[:MOST_NAMES])  # a name can be a whole line of text
+    raise UsageError(f"{source} has no column {wanted!r}; found {listed or 'none'}{nearest}; {remedy}")
+
+
 # --- files and splits
 
 
@@ -179,9 +187,7 @@ def read_splits(place: str, read: Callable[[Path], Any] | None = None, needs_tra
             return {"train": read(path)}
     except OSError as error:
         raise UsageError(f"{place} cannot be read ({error.strerror}); check its path and permissions") from None
-    if (dataset := find_dataset(place)) is None:
-        raise UsageError(f"{place!r} does not exist; give {PLACES}")
-    return _convert_splits(place, load_hub(*dataset, f"give {PLACES}"), needs_train)
+    return _convert_splits(place, load_hub(place, f"give {PLACES}"), needs_train)
 
 
 def _convert_splits(place: str, found: Mapping[str, Any], needs_train: bool) -> dict[str, Columns]:

@@ -8,7 +8,7 @@ and whether an answer is where its file says.
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,8 +22,8 @@ from msgspec import Meta, Struct
 
 from bertkit.data.formats.entities import TEXT_COLUMN, check_span, find_columns, read_spans
 from bertkit.data.formats.hub import load_splits
-from bertkit.data.formats.line import AGAIN, LONGEST_QUOTED, Parsed, explain_form, find_column, read_json
-from bertkit.data.formats.rows import CHUNK_ROWS, Columns, convert_dataset, read_columns, read_splits
+from bertkit.data.formats.line import AGAIN, LONGEST_QUOTED, Parsed, explain_form, read_json
+from bertkit.data.formats.rows import CHUNK_ROWS, Columns, convert_dataset, find_column, read_columns, read_splits
 from bertkit.data.spans import Question
 from bertkit.errors import UsageError
 
@@ -108,8 +108,8 @@ class Candidate(Struct):
 def read_squad(path: str | Path, version: int | None = None) -> list[Question]:
     """Read the questions of an official SQuAD file in order; those about one paragraph share its text.
 
-    A missing `answer_start` becomes -1; one that does not fit its text, an empty context and an empty question are
-    accepted.
+    A missing `answer_start` is where its text is, or -1 unless that is only once; one that does not fit its
+    text, an empty context and an empty question are accepted.
 
     Args:
         version: 1 requires an answer to every question; 2 requires a correct `is_impossible`. None accepts both forms
@@ -119,13 +119,9 @@ def read_squad(path: str | Path, version: int | None = None) -> list[Question]:
     Raises:
         UsageError: As `read_json`; or the file is of the other version, has a duplicate id or no question.
     """
-    found = list(_walk_questions(path, read_json(path, SquadFile, SQUAD_REMEDY).data))
-    entries = (
-        (place, Question(asked.id, asked.question, context, *_list_answers(asked, place, version)))
-        for place, context, asked in found
-    )
-    questions = _gather(str(path), entries)
-    if version == 2 and all(asked.is_impossible is None for _, _, asked in found):
+    file = read_json(path, SquadFile, SQUAD_REMEDY)
+    questions = _gather_own("train", [(Path(path), file)], version).questions
+    if version == 2 and all(asked.is_impossible is None for _, _, asked in _walk_questions(path, file.data)):
         raise UsageError(f"{path} looks like a SQuAD 1.1 file: no question has is_impossible; use --version 1")
     return questions
 
@@ -136,20 +132,6 @@ def _walk_questions(path: str | Path, articles: Sequence[SquadArticle]) -> Itera
         for j, paragraph in enumerate(article.paragraphs):
             for k, asked in enumerate(paragraph.qas):
                 yield f"{path}, data[{i}].paragraphs[{j}].qas[{k}]", paragraph.context, asked
-
-
-def _gather(source: str, entries: Iterable[tuple[str, Question]]) -> list[Question]:
-    """Collect the questions and check their ids; messages name a question by its place."""
-    questions: list[Question] = []
-    places: dict[str, str] = {}
-    for place, question in entries:
-        if (first := places.setdefault(question.id, place)) != place:
-            first = first.removeprefix(f"{source}, ")
-            raise UsageError(f"{place} has the same id {question.id[:LONGEST_QUOTED]!r} as {first}; {AGAIN}")
-        questions.append(replace(question, row=len(questions) + 1))
-    if not questions:
-        raise UsageError(f"{source} has no questions; {AGAIN}")
-    return questions
 
 
 def _list_answers(asked: SquadQuestion, place: str, version: int | None) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -283,26 +265,28 @@ def _take_spans(rows: Columns) -> Columns:
 def _gather_own(
     split: str, parts: Sequence[Columns | tuple[Path, SquadFile]], version: int | None, group: str = ""
 ) -> OwnQuestions:
-    """Return the questions of the files of a split."""
+    """Return the questions of the files of a split, and check their ids."""
     source = ",".join(part.source if isinstance(part, Columns) else str(part[0]) for part in parts)
     is_labelled = split != "test" or any(map(_has_answers, parts))
+    questions: list[Question] = []
     contexts: dict[str, str] = {}
+    places: dict[str, str] = {}
     names: Counter[str] = Counter()
-
-    def walk() -> Iterator[tuple[str, Question]]:
-        for part in parts:
-            walked = _walk_table(part, group, is_labelled) if isinstance(part, Columns) else _walk_own(*part, group)
-            for place, context, asked, member in walked:
-                answers, starts = _list_answers(asked, place, version) if is_labelled else ((), ())
-                starts = tuple(
-                    find_only(context, answer) if start == -1 else start
-                    for answer, start in zip(answers, starts, strict=True)
-                )
-                name = asked.id or _name_question(asked.question, context, names)
-                context = contexts.setdefault(context, context)
-                yield place, Question(name, asked.question, context, answers, starts, member)
-
-    return OwnQuestions(source, _gather(source, walk()), is_labelled)
+    for part in parts:
+        walked = _walk_table(part, group, is_labelled) if isinstance(part, Columns) else _walk_own(*part, group)
+        for place, context, asked, member in walked:
+            answers, starts = _list_answers(asked, place, version) if is_labelled else ((), ())
+            pairs = zip(answers, starts, strict=True)
+            starts = tuple(find_only(context, answer) if start == -1 else start for answer, start in pairs)
+            name = asked.id or _name_question(asked.question, context, names)
+            if (first := places.setdefault(name, place)) != place:
+                first = first.removeprefix(f"{source}, ")
+                raise UsageError(f"{place} has the same id {name[:LONGEST_QUOTED]!r} as {first}; {AGAIN}")
+            context = contexts.setdefault(context, context)
+            questions.append(Question(name, asked.question, context, answers, starts, member, len(questions) + 1))
+    if not questions:
+        raise UsageError(f"{source} has no questions; {AGAIN}")
+    return OwnQuestions(source, questions, is_labelled)
 
 
 def _has_answers(part: Columns | tuple[Path, SquadFile]) -> bool:

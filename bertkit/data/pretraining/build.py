@@ -277,7 +277,7 @@ def finish(
     report("measuring")
     corpus = join_shards(shards, index, dtype, mapped=False)
     statistics = {
-        **measure(corpus, tokenizer.unk_token_id, output),
+        **measure(corpus, tokenizer.unk_token_id),
         **before,
         "characters": sum(shard.note["characters"] for shard in raw.values()),
         "vocab_size": len(tokenizer),
@@ -312,7 +312,7 @@ def drop_repeats(
     Args:
         corpus: The corpus of the shards in `raw`.
     """
-    kept = choose_kept(corpus, unit, output)
+    kept = choose_kept(corpus, unit)
     there = keep_whole(output / SHARDS, report)
     start = 0
     for key, shard in raw.items():
@@ -324,7 +324,7 @@ def drop_repeats(
         "documents": corpus.document_count,
         "sentences": len(corpus.sentence_ends),
         "tokens": len(corpus.ids),
-        "repeated": measure_repeats(corpus, output),
+        "repeated": measure_repeats(corpus),
     }
 
 

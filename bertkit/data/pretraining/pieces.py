@@ -4,7 +4,6 @@ A worker writes the shards to the disk that it shares with this process, and onl
 processes load neither torch nor transformers.
 """
 
-import gc
 import os
 import socket
 from collections import deque
@@ -93,23 +92,17 @@ def write_piece(work: BuildWork, job: PieceJob, report: Report, wrote: Callable[
         is_over = True
 
     documents = observe()
-    collects = gc.isenabled()
-    gc.disable()  # nothing here has cycles, and searching for them takes longer than parsing documentation
-    try:
-        for number in count():
-            if number in job.notes:
-                deque(islice(documents, job.notes[number]["documents"]), maxlen=0)
-            else:
-                before = characters
-                corpus, size = next(tokenize_in_parts(documents, backend, work.dtype, work.shard_tokens))
-                part = Part(corpus, size, characters - before, is_over)
-                job.notes[number] = read_shard(write_shard(work.folder, job.number, number, part)).note
-                wrote()
-            if job.is_whole():
-                return
-    finally:
-        if collects:
-            gc.enable()
+    for number in count():
+        if number in job.notes:
+            deque(islice(documents, job.notes[number]["documents"]), maxlen=0)
+        else:
+            before = characters
+            corpus, size = next(tokenize_in_parts(documents, backend, work.dtype, work.shard_tokens))
+            part = Part(corpus, size, characters - before, is_over)
+            job.notes[number] = read_shard(write_shard(work.folder, job.number, number, part)).note
+            wrote()
+        if job.is_whole():
+            return
 
 
 # --- Workers ----------------------------------------------------------------------------------------------------------

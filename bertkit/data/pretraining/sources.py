@@ -7,7 +7,7 @@ Hugging Face Hub, or `docs`: the documentation installed on this machine (`bertk
 
 Sources are divided into pieces, which many processes can read in parallel; together, the pieces hold the documents of
 all sources in order. A process finds the start of its piece of a large file without reading what comes before it, and
-holds one document of bounded length in memory.
+holds one document in memory, of long ones a part.
 
 Sentences are found by `sentencex` (Wikimedia): terminators and hand-compiled abbreviations of some 300 languages in one
 small wheel, nothing to download, above 100 MB/s. nltk's punkt has to be downloaded, spaCy is heavy, and pysbd, last
@@ -18,7 +18,6 @@ Left out: the vocabulary (`bertkit.data.tokenizer`) and the token ids (`bertkit.
 
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -59,9 +58,7 @@ BYTES_A_LOOK = 1 << 16  # bytes searched in one read for the end of a line
 LONGEST_DOCUMENT = 5_000_000  # characters; longer documents are split
 LONGEST_PARAGRAPH = 10_000  # characters passed to the sentence splitter in one call
 SENTENCE_ENDS = (". ", "! ", "? ", "。", "！", "？")
-LONGEST_SOURCE_LINE = 10_000_000  # bytes without the line ending; a line of this length is an error
 JSONL_REMEDY = 'each line of JSONL must be a document, {"text": "..."}'
-SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character in JSON
 
 
 class TextRow(msgspec.Struct):
@@ -396,7 +393,7 @@ def _parse_row(line: str) -> Paragraphs:
         text = msgspec.convert(json.loads(line), TextRow).text
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise UsageError(f"is not a document ({join_lines(error)}); {JSONL_REMEDY}") from None
-    return _list_paragraphs(text.encode(errors="ignore").decode() if SURROGATE.search(line) else text)
+    return _list_paragraphs(text.encode(errors="ignore").decode())  # without halves of characters
 
 
 def _list_paragraphs(text: str) -> Paragraphs:
@@ -406,17 +403,12 @@ def _list_paragraphs(text: str) -> Paragraphs:
 def _read_lines(path: str, start: int, parse: Callable[[str], Parsed]) -> Iterator[tuple[int, Parsed]]:
     """Yield the offset of each line and its parsed value, beginning with the line that holds the byte before `start`.
 
-    The caller therefore sees the line before `start`. At most `LONGEST_SOURCE_LINE` bytes are read in one call.
+    The caller therefore sees the line before `start`.
     """
     with open_file(Path(path)) as stream:
         first = place = _seek_line(stream, start) if start else 0
-        for number, line in enumerate(iter(partial(stream.readline, LONGEST_SOURCE_LINE), b""), 1):
+        for number, line in enumerate(stream, 1):
             try:
-                if len(line) == LONGEST_SOURCE_LINE and not line.endswith(b"\n"):
-                    raise UsageError(
-                        f"has {LONGEST_SOURCE_LINE:,} bytes or more; write one sentence or paragraph per line, or "
-                        "shorter documents in JSONL"
-                    )
                 parsed = parse(decode_line(line, is_first=place == 0))
             except UsageError as error:
                 before = _count_lines(path, first)
@@ -426,19 +418,15 @@ def _read_lines(path: str, start: int, parse: Callable[[str], Parsed]) -> Iterat
 
 
 def _seek_line(stream: BinaryIO, start: int) -> int:
-    """Move the stream to the start of the line that holds the byte before `start`, and return this offset.
-
-    The search ends `LONGEST_SOURCE_LINE` bytes before that byte, enough to detect that the line is too long.
-    """
+    """Move the stream to the start of the line that holds the byte before `start`, and return this offset."""
     stop = start - 1  # a newline at this byte ends the line itself
-    least = max(stop - LONGEST_SOURCE_LINE, 0)
-    while stop > least:
-        place = max(stop - BYTES_A_LOOK, least)
+    while stop:
+        place = max(stop - BYTES_A_LOOK, 0)
         stream.seek(place)
         if found := stream.read(stop - place).rfind(b"\n") + 1:
             return stream.seek(place + found)
         stop = place
-    return stream.seek(least)
+    return stream.seek(0)
 
 
 def _count_lines(path: str, stop: int) -> int:

@@ -1,19 +1,15 @@
 """Statistics of a tokenized corpus: sizes, lengths, unknown tokens, repeats, and the padding of its pairs.
 
 Repeated text is the usual cause of a pretraining with a good loss and a bad model, and padding determines the cost of
-the paper's phase 1 (A.2). All values are exact and computed block by block: only some of the tokens are in memory, one
-byte per sentence and four bytes per pair. The first occurrence of repeated text in the corpus is kept.
+the paper's phase 1 (A.2). All values are exact and computed block by block: only some of the tokens are in memory, nine
+bytes per sentence and four bytes per pair. The first occurrence of repeated text in the corpus is kept.
 
 Repeats are found by 64-bit hashes of token ids: among 200 million lines, two different ones have the same hash with a
 probability of 0.1 %.
 """
 
-import os
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -34,13 +30,10 @@ MOST_REPEATED = {"documents": 0.01, "lines": 0.10}  # share of the documents; sh
 Unit = Literal["documents", "lines"]
 
 
-def measure(corpus: TokenizedCorpus, unknown_id: int, folder: Path | None = None) -> dict[str, Any]:
+def measure(corpus: TokenizedCorpus, unknown_id: int) -> dict[str, Any]:
     """Compute the statistics of a whole corpus.
 
     Rates and shares are fractions. `padding` is the share of [PAD] among all tokens of the pairs of copy 0, seed 0.
-
-    Args:
-        folder: Where to put temporary arrays that do not fit into memory.
 
     Raises:
         UsageError: The corpus has fewer than two documents.
@@ -54,7 +47,7 @@ def measure(corpus: TokenizedCorpus, unknown_id: int, folder: Path | None = None
         "sentence_tokens": describe(corpus.sentence_ends),
         "document_sentences": describe(corpus.document_ends),
         "document_tokens": describe(corpus.find_tokens()[1]),
-        "repeated": measure_repeats(corpus, folder),
+        "repeated": measure_repeats(corpus),
         "pairs": {str(length): measure_pairs(corpus, length) for length in PHASE_LENGTHS},
     }
 
@@ -102,14 +95,14 @@ def describe(ends: np.ndarray) -> dict[str, Any]:
 # --- Repeats ----------------------------------------------------------------------------------------------------------
 
 
-def measure_repeats(corpus: TokenizedCorpus, folder: Path | None = None) -> dict[str, Any]:
+def measure_repeats(corpus: TokenizedCorpus) -> dict[str, Any]:
     """Count the documents and lines that occurred before, and their share of all tokens.
 
     A line is a sentence of the corpus; lines of repeated documents count too.
     """
     found: dict[str, Any] = {}
     for unit, ends in (("documents", corpus.find_tokens()[1]), ("lines", corpus.sentence_ends)):
-        repeated = find_repeats(hash_units(corpus.ids, ends, folder), folder=folder)
+        repeated = find_repeats(hash_units(corpus.ids, ends))
         places = range(0, len(ends), UNITS_A_BLOCK)
         tokens = sum(
             int(lengths[repeated[start : start + UNITS_A_BLOCK]].sum())
@@ -119,17 +112,17 @@ def measure_repeats(corpus: TokenizedCorpus, folder: Path | None = None) -> dict
     return found
 
 
-def choose_kept(corpus: TokenizedCorpus, unit: Unit, folder: Path | None = None) -> np.ndarray:
+def choose_kept(corpus: TokenizedCorpus, unit: Unit) -> np.ndarray:
     """Return (S,) bool, the sentences that remain when repeats are removed.
 
     "documents" removes documents whose tokens occurred before. "lines" also removes each remaining sentence whose
     tokens occurred before.
     """
     ends = corpus.document_ends
-    repeated = find_repeats(hash_units(corpus.ids, corpus.find_tokens()[1], folder), folder=folder)
+    repeated = find_repeats(hash_units(corpus.ids, corpus.find_tokens()[1]))
     kept = np.repeat(~repeated, np.diff(ends, prepend=0))
     if unit == "lines":
-        repeated = find_repeats(hash_units(corpus.ids, corpus.sentence_ends, folder), kept, folder)
+        repeated = find_repeats(hash_units(corpus.ids, corpus.sentence_ends), kept)
         np.greater(kept, repeated, out=kept)
     return kept
 
@@ -143,13 +136,13 @@ def select_sentences(corpus: TokenizedCorpus, kept: np.ndarray) -> TokenizedCorp
     return TokenizedCorpus(ids[np.repeat(kept, lengths)], np.cumsum(lengths[kept]), np.cumsum(counts[counts > 0]))
 
 
-def hash_units(ids: Ids, ends: np.ndarray, folder: Path | None = None) -> np.ndarray:
+def hash_units(ids: Ids, ends: np.ndarray) -> np.ndarray:
     """Return (U,) uint64, a hash of the tokens of each unit that ends at `ends` (U,).
 
     The hash is the sum of a random number for each (token, position), mixed with the length. Equal units have equal
     hashes.
     """
-    hashes = _make_array(len(ends), np.uint64, folder)
+    hashes = np.zeros(len(ends), np.uint64)
     for start in range(0, len(ids), TOKENS_A_HASH):
         block = ids[start : start + TOKENS_A_HASH]
         first = np.searchsorted(ends, start, side="right")  # the unit of the block's first token
@@ -163,36 +156,19 @@ def hash_units(ids: Ids, ends: np.ndarray, folder: Path | None = None) -> np.nda
     return hashes
 
 
-def find_repeats(hashes: np.ndarray, chosen: np.ndarray | None = None, folder: Path | None = None) -> np.ndarray:
+def find_repeats(hashes: np.ndarray, chosen: np.ndarray | None = None) -> np.ndarray:
     """Return (U,) bool, the units whose hash occurred before; only units with `chosen` (U,) are compared."""
-    repeated = _make_array(len(hashes), np.bool_, folder)
+    repeated = np.zeros(len(hashes), bool)
     passes = -(-len(hashes) // HASHES_A_PASS)
     for number in range(passes):
-        places = np.concatenate(list(_find_members(hashes, chosen, number, passes)))
+        places = np.flatnonzero(hashes % np.uint64(passes) == number)
+        if chosen is not None:
+            places = places[chosen[places]]
         members = hashes[places]
         order = np.argsort(members, kind="stable")  # equal hashes stay in the order of the corpus
         members = members[order]
         repeated[places[order[1:][members[1:] == members[:-1]]]] = True
     return repeated
-
-
-def _find_members(hashes: np.ndarray, chosen: np.ndarray | None, number: int, passes: int) -> Iterator[np.ndarray]:
-    """Yield the indices of the hashes compared in a pass, in blocks."""
-    for start in range(0, len(hashes), UNITS_A_BLOCK):
-        wanted = hashes[start : start + UNITS_A_BLOCK] % np.uint64(passes) == number
-        if chosen is not None:
-            wanted &= chosen[start : start + UNITS_A_BLOCK]
-        yield start + np.flatnonzero(wanted)
-
-
-def _make_array(length: int, dtype: type, folder: Path | None) -> np.ndarray:
-    """Return an array of zeros; a large one is mapped from a nameless file, so nothing remains after a kill."""
-    if length <= HASHES_A_PASS:
-        return np.zeros(length, dtype)
-    with tempfile.TemporaryFile(dir=folder) as file:
-        if sys.platform == "linux":  # a full disk must fail here: a write to mapped memory cannot report it
-            os.posix_fallocate(file.fileno(), 0, length * np.dtype(dtype).itemsize)
-        return np.asarray(np.memmap(file, dtype, "w+", shape=(length,)))
 
 
 # --- Pairs ------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@
 
 C is the CRC-32 of the file in hexadecimal digits, so that every shard can be verified by itself. The corpus is its
 shards in the order of piece and part. Writes are atomic, and the manifest is written last: its presence means that the
-corpus is complete. The arrays are aligned, so they are mapped into memory instead of being read.
+corpus is complete. The arrays are mapped into memory instead of being read.
 
 Left out: the source of the tokens and the order of writing (`bertkit.data.pretraining.build`).
 """
@@ -16,16 +16,16 @@ Left out: the source of the tokens and the order of writing (`bertkit.data.pretr
 import json
 import os
 import re
-import struct
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from bertkit.data.pretraining.sources import BUILT_FILES, BUILT_FOLDERS, is_built
 from bertkit.data.pretraining.tokenize import TokenizedCorpus
@@ -40,11 +40,7 @@ CORPUS_INDEX = "index"
 SHARD_SUFFIX = ".safetensors"
 SHARD_NAME = re.compile(r"(\d{5,})-(\d{4,})-([0-9a-f]{8})\.safetensors")
 STORED_DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "I64": np.dtype("<i8")}  # safetensors' names
-LONGEST_HEADER = 1 << 20  # bytes
 BUILD_REMEDY = "the same bertkit corpus build command rebuilds it"
-
-# An array that is written block by block: data type, number of elements, and the blocks.
-Blocks = tuple[np.dtype, int, Iterable[np.ndarray]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,66 +139,37 @@ class ShardedIds:
 # --- Writing ----------------------------------------------------------------------------------------------------------
 
 
-def write_arrays(folder: Path, stem: str, arrays: Mapping[str, Blocks], note: Mapping[str, Any]) -> Path:
-    """Write arrays atomically to `stem`-CCCCCCCC.safetensors in `folder` and return the path.
-
-    Args:
-        arrays: The arrays; the largest data type comes first, so that all of them are aligned.
-    """
-    # One entry: several would have no fixed order.
-    header: dict[str, Any] = {"__metadata__": {"bertkit": json.dumps(note)}}
-    names = {dtype: name for name, dtype in STORED_DTYPES.items()}
-    end = 0
-    for name, (dtype, length, _) in arrays.items():
-        start, end = end, end + length * dtype.itemsize
-        header[name] = {"dtype": names[dtype], "shape": [length], "data_offsets": [start, end]}
-    head = json.dumps(header).encode()
-    head += b" " * (-len(head) % 8)
+def write_arrays(folder: Path, stem: str, arrays: Mapping[str, np.ndarray], note: Mapping[str, Any]) -> Path:
+    """Write arrays atomically to `stem`-CCCCCCCC.safetensors in `folder` and return the path."""
     with open_unfinished(folder / stem, "wb") as (stream, temporary):
-        checksum = 0
-        for content in _list_contents(head, arrays):
-            stream.write(content)
-            checksum = zlib.crc32(content, checksum)
+        save_file(dict(arrays), temporary, {"bertkit": json.dumps(note)})
         flush(stream)
-        path = folder / f"{stem}-{checksum:08x}{SHARD_SUFFIX}"
+        path = folder / f"{stem}-{find_checksum(temporary):08x}{SHARD_SUFFIX}"
         os.replace(temporary, path)
     return path
-
-
-def _list_contents(head: bytes, arrays: Mapping[str, Blocks]) -> Iterator[bytes | memoryview]:
-    yield struct.pack("<Q", len(head)) + head
-    for dtype, _, blocks in arrays.values():
-        for block in blocks:
-            yield np.ascontiguousarray(block, dtype).view(np.uint8).data
 
 
 def write_shard(folder: Path, piece: int, number: int, part: Part) -> Path:
     """Write part `number` of piece `piece` and return its path."""
     corpus = part.corpus
-    columns = {
+    arrays = {
         "sentence_ends": corpus.sentence_ends,
         "document_ends": corpus.document_ends,
         "ids": corpus.ids[0 : len(corpus.ids)],
     }
-    arrays = {name: (column.dtype, len(column), [column]) for name, column in columns.items()}
     note = {"documents": part.documents, "characters": part.characters, "is_last": part.is_last}
     return write_arrays(folder, f"{piece:05d}-{number:04d}", arrays, note)
 
 
 def write_index(directory: Path, shards: Sequence[Shard]) -> Path:
-    """Write the ends of all sentences and documents to one file, with one shard in memory at a time."""
-
-    def shift(name: str, of: str) -> Iterator[np.ndarray]:
-        before = 0
+    """Write the ends of all sentences and documents to one file."""
+    arrays = {}
+    for name, of in (("sentence_ends", "ids"), ("document_ends", "sentence_ends")):
+        arrays[name] = np.zeros(sum(shard.count(name) for shard in shards), np.int64)
+        start = before = 0
         for shard in shards:
-            yield shard.map(name) + before
-            before += shard.count(of)
-
-    integer = STORED_DTYPES["I64"]
-    arrays = {
-        name: (integer, sum(shard.count(name) for shard in shards), shift(name, of))
-        for name, of in (("sentence_ends", "ids"), ("document_ends", "sentence_ends"))
-    }
+            arrays[name][start : start + shard.count(name)] = shard.map(name) + before
+            start, before = start + shard.count(name), before + shard.count(of)
     return write_arrays(directory, CORPUS_INDEX, arrays, {"shards": len(shards)})
 
 
@@ -321,24 +288,13 @@ def proves_whole(path: Path) -> bool:
 
 
 def read_shard(path: Path) -> Shard:
-    """Read the header of a file of arrays; the arrays themselves are not read.
-
-    Raises:
-        UsageError: The header is damaged, or the file does not end where the header says.
-    """
-    try:
-        with path.open("rb") as stream:
-            size = struct.unpack("<Q", stream.read(8))[0]
-            if size > LONGEST_HEADER:
-                raise ValueError("its header is too long")
-            header = json.loads(stream.read(size))
-        note = json.loads(header.pop("__metadata__")["bertkit"])
-        arrays, end = {}, 0
-        for name, array in header.items():
-            start, end = array["data_offsets"]
-            arrays[name] = (STORED_DTYPES[array["dtype"]], 8 + size + start, array["shape"][0])
-        if path.stat().st_size != 8 + size + end:
-            raise ValueError("its size does not match its header")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
-        raise UsageError(f"{path} is truncated or corrupted ({error}); {BUILD_REMEDY}") from None
+    """Read the header of a file of arrays; the arrays themselves are not read."""
+    with path.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+    note = json.loads(header.pop("__metadata__")["bertkit"])
+    arrays = {
+        name: (STORED_DTYPES[array["dtype"]], 8 + size + array["data_offsets"][0], array["shape"][0])
+        for name, array in header.items()
+    }
     return Shard(path, arrays, note)

@@ -124,46 +124,25 @@ def tokenize_in_parts(
     Yields:
         The part, and the number of documents read for it.
     """
-    part, words = Growing(dtype), Words(backend)
+    words = Words(backend)
+    ids, lengths, sizes, tokens = [np.empty(0, dtype)], [np.empty(0, np.int64)], [], 0
     for batch in batch_documents(documents):
-        ids, lengths = words.encode([sentence for document in batch for sentence in document], dtype)
-        part.add(ids, lengths, [len(document) for document in batch])
-        if part.tokens >= tokens_a_part:
-            yield part.finish(), part.documents
-            part = Growing(dtype)
-    yield part.finish(), part.documents
+        encoded = words.encode([sentence for document in batch for sentence in document], dtype)
+        ids.append(encoded[0])
+        lengths.append(encoded[1])
+        sizes += map(len, batch)
+        tokens += len(encoded[0])
+        if tokens >= tokens_a_part:
+            yield join_sentences(ids, lengths, sizes), len(sizes)
+            ids, lengths, sizes, tokens = ids[:1], lengths[:1], [], 0
+    yield join_sentences(ids, lengths, sizes), len(sizes)
 
 
-class Growing:
-    """The arrays of a corpus while documents are added.
-
-    Attributes:
-        documents: The number of documents added.
-        sentences, tokens: The number of sentences and tokens in the arrays.
-    """
-
-    def __init__(self, dtype: type[np.unsignedinteger]) -> None:
-        self.dtype = dtype
-        self.ids, self.sentence_ends, self.document_ends = bytearray(), bytearray(), bytearray()  # these grow in place
-        self.documents = self.sentences = self.tokens = 0
-
-    def add(self, ids: np.ndarray, lengths: np.ndarray, sizes: list[int]) -> None:
-        """Add documents of `sizes` sentences each; sentences have `lengths` tokens each."""
-        owners = np.repeat(np.arange(len(sizes)), sizes)  # the document of each sentence
-        counts = np.bincount(owners[lengths > 0])
-        self.ids += ids.astype(self.dtype, copy=False).tobytes()
-        self.sentence_ends += (self.tokens + np.cumsum(lengths[lengths > 0])).tobytes()
-        self.document_ends += (self.sentences + np.cumsum(counts[counts > 0])).tobytes()
-        self.tokens, self.sentences = self.tokens + int(lengths.sum()), self.sentences + int(counts.sum())
-        self.documents += len(sizes)
-
-    def finish(self) -> TokenizedCorpus:
-        """Return the corpus; nothing can be added afterwards."""
-        return TokenizedCorpus(
-            np.frombuffer(self.ids, self.dtype),
-            np.frombuffer(self.sentence_ends, np.int64),
-            np.frombuffer(self.document_ends, np.int64),
-        )
+def join_sentences(ids: list[np.ndarray], lengths: list[np.ndarray], sizes: list[int]) -> TokenizedCorpus:
+    """Return the corpus of documents of `sizes` sentences, which have `lengths` tokens each, in batches like `ids`."""
+    tokens, owners = np.concatenate(lengths), np.repeat(np.arange(len(sizes)), sizes)
+    counts = np.bincount(owners[tokens > 0])
+    return TokenizedCorpus(np.concatenate(ids), np.cumsum(tokens[tokens > 0]), np.cumsum(counts[counts > 0]))
 
 
 def batch_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:

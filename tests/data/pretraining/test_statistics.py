@@ -1,9 +1,5 @@
 """Statistics of a corpus: computed by hand for a tiny one, and compared with a naive count on random ones."""
 
-import errno
-import os
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -77,7 +73,7 @@ def test_repeats_go_as_a_naive_count_says(documents, unit):
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("unit", ["documents", "lines"])
 @pytest.mark.parametrize("seed", range(5))
-def test_block_by_block_the_same_repeats_go(unit, seed, tmp_path):
+def test_block_by_block_the_same_repeats_go(unit, seed):
     draw = np.random.default_rng(seed)
     sizes = [draw.integers(1, 9, draw.integers(1, 4)) for _ in range(30)]
     documents = [[draw.integers(0, 2, size).tolist() for size in document] for document in sizes]
@@ -85,8 +81,7 @@ def test_block_by_block_the_same_repeats_go(unit, seed, tmp_path):
     corpus = make_corpus(documents)
     expected = drop_repeats(documents, unit)
     assert len(expected) < len(documents)
-    assert list_documents(select_sentences(corpus, choose_kept(corpus, unit, tmp_path))) == expected
-    assert list(tmp_path.iterdir()) == [], "the file of the hashes has no name"
+    assert list_documents(select_sentences(corpus, choose_kept(corpus, unit))) == expected
 
 
 @MANY
@@ -236,12 +231,3 @@ def test_the_table_says_everything_in_words():
     assert rows["unknown tokens"] == "0.000%"
     assert rows["tokens per document"] == "mean 5.0, median 3, p90 7, p99 7, longest 7"
     assert "random next" in rows["pairs of 512 tokens"]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the disk is not asked first")
-def test_a_disk_too_small_for_the_hashes_says_so_at_once(tmp_path, monkeypatch):
-    """A write to mapped memory could not report this: the system would end the process."""
-    monkeypatch.setattr(statistics, "HASHES_A_PASS", 10)
-    monkeypatch.setattr(os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
-    with pytest.raises(OSError, match="No space left"):
-        statistics.hash_units(np.arange(40, dtype=np.uint16), np.arange(2, 42, 2), tmp_path)

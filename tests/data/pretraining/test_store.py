@@ -115,7 +115,7 @@ def test_large_ids_come_back(tmp_path, vocab_size, dtype):
     assert list_documents(corpus) == documents
 
 
-def test_a_shard_is_a_safetensors_file_with_aligned_arrays_and_its_checksum_in_its_name(tmp_path):
+def test_a_shard_is_a_safetensors_file_with_its_checksum_in_its_name(tmp_path):
     corpus = make_corpus([[[1, 2], [3]], [[4]]])
     path = write_shard(tmp_path, 7, 12, Part(corpus, 5, 60, False))
     assert path.name == f"00007-0012-{find_checksum(path):08x}.safetensors"
@@ -126,9 +126,7 @@ def test_a_shard_is_a_safetensors_file_with_aligned_arrays_and_its_checksum_in_i
         "sentence_ends": [2, 3, 4],
         "document_ends": [2, 3],
     }
-    shard = read_shard(path)
-    assert all(offset % dtype.itemsize == 0 for dtype, offset, _ in shard.arrays.values())
-    assert shard.note == {"documents": 5, "characters": 60, "is_last": False}
+    assert read_shard(path).note == {"documents": 5, "characters": 60, "is_last": False}
     assert list_shards(tmp_path) == {(7, 12): path}
     assert [file.name for file in tmp_path.iterdir()] == [path.name], "nothing temporary stays"
 
@@ -193,36 +191,6 @@ def test_every_truncated_file_is_found_and_named_even_without_checksums(made):
             with pytest.raises(UsageError, match=rf"{name} is missing; the same bertkit corpus build command"):
                 open_corpus(made)
             path.write_bytes(whole)
-
-
-def test_a_manifest_of_lists_in_lists_is_damaged(made):
-    (made / MANIFEST).write_text("[" * 100_000)
-    with pytest.raises(UsageError, match=r"corpus.json is truncated or corrupted \(.*\); the same bertkit"):
-        open_corpus(made)
-
-
-@pytest.mark.parametrize(
-    "header", ["[" * 9999, '{"__metadata__": {"bertkit": "1"}, "ids": {"data_offsets": [0, 8], "shape": []}}']
-)
-def test_the_header_of_a_shard_is_not_trusted(tmp_path, header):
-    path = tmp_path / "00000-0000-00000000.safetensors"
-    path.write_bytes(len(header).to_bytes(8, "little") + header.encode())
-    with pytest.raises(UsageError, match=r"00000000.safetensors is truncated or corrupted \(.*\); the same bertkit"):
-        read_shard(path)
-
-
-def test_a_shard_that_is_not_of_the_length_that_it_says_is_damaged(tmp_path):
-    path = write_shard(tmp_path, 0, 0, Part(make_corpus([[[1, 2]]]), 1, 2, True))
-    whole = path.read_bytes()
-    wrong = {
-        "its size does not match its header": (whole + b"\0", whole[:-1]),
-        "its header is too long": ((2**63).to_bytes(8, "little") + whole[8:],),
-    }
-    for message, contents in wrong.items():
-        for content in contents:
-            path.write_bytes(content)
-            with pytest.raises(UsageError, match=rf"{path.name} is truncated or corrupted \({message}\); the same"):
-                read_shard(path)
 
 
 def test_a_newer_format_is_told_from_damage(made):
