@@ -174,7 +174,7 @@ def test_a_chunk_ends_where_it_is_long_enough():
     inputs = ["abcde", {"question": "ab", "context": "cde"}, "f", {"context": "g", "endings": ["12345678", "h"]}, "i"]
     assert [len(chunk) for chunk in cut_into_chunks((Line(given, "x") for given in inputs), 9, 10)] == [2, 2, 1]
     assert [len(chunk) for chunk in cut_into_chunks(inputs, 9, 10)] == [2, 2, 1]
-    assert count_characters({"context": "abcde", "endings": ["x", "yz", ""], "start": "d"}) == 3 * (5 + 1) + 3 + 3
+    assert count_characters({"context": "abcde", "endings": ["x", "yz", ""], "start": "d"}) == 5 + (3 + 3) + 1 + 3
 
 
 # --- Answers ----------------------------------------------------------------------------------------------------------
