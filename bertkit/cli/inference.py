@@ -99,7 +99,7 @@ def predict(
     """
     from bertkit.data.formats.line import is_marked
     from bertkit.data.formats.rows import STDIN, check_output, check_source, read_inputs
-    from bertkit.inference.predictor import Counts, Predictor, write_results
+    from bertkit.inference.predictor import Counts, Predictor
     from bertkit.inference.tables import WRITERS
 
     if bool(texts) == bool(source):
@@ -128,11 +128,13 @@ def predict(
         at_once = 1 if source == STDIN and sys.stdin.isatty() else None  # a person expects an answer to each line
         reading = {"columns": columns or (), "report": complain, **predictor.reading}
         inputs = predictor.group(texts) if texts else read_inputs(source, **reading)
-        if output is not None and explains:
-            tally = write_results(answer(inputs, at_once), output, screen.say)
-        elif output is not None:
-            how = {"is_pipeline": is_pipeline, "is_marked": source not in (None, STDIN) and is_marked(Path(source))}
-            tally = predictor.write(inputs, output, screen.say, at_once=at_once, **how)
+        if output is not None:
+            how = {
+                "answer": answer,
+                "at_once": at_once,
+                "is_marked": source not in (None, STDIN) and is_marked(Path(source)),
+            }
+            tally = predictor.write(inputs, output, screen.say, is_pipeline=is_pipeline, **how)
         else:
             tally = Counts()
             for result in tally.watch(answer(inputs, at_once)):
