@@ -956,15 +956,15 @@ def prepare_server(folder: Path) -> Reader:
     """Send the content of a file to a served model: a body, or with the suffix .http all of a request."""
     pytest.importorskip("fastapi")
     pytest.importorskip("uvicorn")
-    from tests.inference import test_server as tested
+    from tests import served
 
     servers = {}  # which end with the reader
     for name in ("classes", "names", "null", "endings", "masks"):
         (folder / name).mkdir()
-        predictor = Predictor(tested.write_served(folder / name, name))
-        manager = tested.serving(predictor, folder / name)
-        servers[name] = manager, manager.__enter__().port
-        inputs = [*tested.SERVED[name][2], predictor.sample]
+        predictor = Predictor(served.write_served(folder / name, name))
+        manager = served.serving(predictor, folder / name)
+        servers[name] = manager, manager.__enter__()
+        inputs = [*served.SERVED[name][2], predictor.sample]
         (folder / f"{name}.one.json").write_text(json.dumps(inputs[-1]))
         (folder / f"{name}.list.json").write_text(json.dumps(inputs))
     head = b"Host: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"

@@ -50,14 +50,11 @@ class Screen(AbstractContextManager):
         self.trains = False  # training continues when standard output is closed
 
     def __enter__(self) -> "Screen":
-        """Begin the work: collect garbage as usual, but not among the objects that imports have made."""
-        if gc.get_threshold() == RARE_COLLECTION:
-            gc.freeze()
-            gc.set_threshold(*COLLECTION)
+        """Begin the work: collect garbage as usual again."""
+        gc.set_threshold(*COLLECTION)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        gc.unfreeze()  # libraries may complain of objects that are left at the end of the process
         self.finish_progress()
 
     def say(self, *lines: str) -> None:

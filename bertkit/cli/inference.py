@@ -4,7 +4,6 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +11,6 @@ import typer
 from bertkit.cli.console import Screen, complain, print_line
 from bertkit.cli.options import JsonFile, PathArgument, PathOption, PlaceArgument, PlaceOption, app, scores, split_names
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal, name_extra
-from bertkit.system.signals import Interrupted
 
 SERVE_PACKAGES = ("fastapi", "prometheus_client", "uvicorn")
 FORMATS = ("bertkit", "pipeline")  # of predict
@@ -101,8 +99,7 @@ def predict(
     """
     from bertkit.data.formats.line import is_marked
     from bertkit.data.formats.rows import STDIN, check_output, check_source, read_inputs
-    from bertkit.inference.evaluate import LabelCheck
-    from bertkit.inference.predictor import Counts, Predictor, write_results
+    from bertkit.inference.predictor import Counts, Predictor
     from bertkit.inference.tables import WRITERS
 
     if bool(texts) == bool(source):
@@ -131,12 +128,13 @@ def predict(
         at_once = 1 if source == STDIN and sys.stdin.isatty() else None  # a person expects an answer to each line
         reading = {"columns": columns or (), "report": complain, **predictor.reading}
         inputs = predictor.group(texts) if texts else read_inputs(source, **reading)
-        predictor.labels = LabelCheck(run, predictor.settings) if source else None
-        if output is not None and explains:
-            tally = write_results(answer(inputs, at_once), output, screen.say)
-        elif output is not None:
-            how = {"is_pipeline": is_pipeline, "is_marked": source not in (None, STDIN) and is_marked(Path(source))}
-            tally = predictor.write(inputs, output, screen.say, at_once=at_once, **how)
+        if output is not None:
+            how = {
+                "answer": answer,
+                "at_once": at_once,
+                "is_marked": source not in (None, STDIN) and is_marked(Path(source)),
+            }
+            tally = predictor.write(inputs, output, screen.say, is_pipeline=is_pipeline, **how)
         else:
             tally = Counts()
             for result in tally.watch(answer(inputs, at_once)):
@@ -150,9 +148,6 @@ def predict(
                     screen.say(json.dumps(found, ensure_ascii=False))
         if cut := tally.describe_cut():
             complain(cut)
-        if predictor.labels is not None and (line := predictor.labels.describe()):
-            again = f"bertkit evaluate {quote(run)} --data {quote(source)}"
-            complain(f"{line}; {again} gives intervals, mistakes and rows also in train")
         if tally.errors:
             count = f"{tally.errors:,} input{'s' * (tally.errors > 1)}"
             raise UsageError(f"{count} cannot be predicted; the output gives the reason for each")
@@ -237,9 +232,9 @@ def serve(
         str, typer.Option("--host", help="Name or address; 0.0.0.0 or :: for other machines, with --token.")
     ] = "127.0.0.1",
     token: Annotated[
-        str | None,
+        str,
         typer.Option("--token", help="Required of every client: Authorization: Bearer TOKEN.", envvar="BERTKIT_TOKEN"),
-    ] = None,
+    ] = "",
     precision: Precision = "auto",
 ) -> None:
     """Serve a trained model over HTTP, with a page to try it, until Ctrl-C or SIGTERM.
@@ -253,11 +248,7 @@ def serve(
     """
     server = import_server()
     with Screen() as screen:
-        try:
-            server.serve(run, host, port, token, precision, screen.say)
-        except Interrupted as stop:
-            complain(str(stop))
-            sys.exit(128 + stop.number)
+        server.serve(run, host, port, token, precision, screen.say)
 
 
 def import_server() -> Any:

@@ -10,17 +10,14 @@ Left out: training the runs, and ensembles of ensembles, in which runs would not
 """
 
 import math
-import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from bertkit.data.formats.squad import Candidate, read_predictions, read_squad, read_squad_copy
 from bertkit.data.spans import N_BEST, Answer, Question, Span, rank
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError
 from bertkit.system.files import write_json
 from bertkit.tasks.squad import NBEST, SquadTask
 from bertkit.tasks.task import CHOSEN_ON_DEV
@@ -32,7 +29,6 @@ from bertkit.training.run_dir import (
     find_finished,
     hold_run_dir,
     read_metrics,
-    read_record,
 )
 from bertkit.training.scoring import add_limits
 
@@ -42,34 +38,32 @@ LEAST_PROBABILITY = sys.float_info.min  # replaces a probability of 0, whose log
 Candidates = list[tuple[str, float]]  # texts with their probabilities
 
 
-class Members(msgspec.Struct):
-    """The content of `MEMBERS`: the runs of an ensemble, as absolute paths."""
-
-    runs: list[str]
-
-
 def combine(
     task: SquadTask, runs: Sequence[Path], output: Path, data: Path | None, report: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
     """Combine finished runs and write the result to `output`.
 
-    The same runs may be combined again into the same directory.
+    An ensemble in the same directory is replaced.
 
     Args:
-        data: The folder of the official files, or the dev file; None uses the data that the runs were scored on.
+        data: The folder of the official files, or the dev file; None uses that of the first run.
 
     Returns:
         `metrics` of the ensemble, as written to `output/metrics.json`, and `runs`, the metrics of each run by name. The
         metrics are those of `rate` and `score` (F1) with their intervals, and the number of `runs`.
 
     Raises:
-        UsageError: There are fewer than two runs, a run is given twice, is not finished, or is of another task or other
-            questions, or `output` holds other files.
+        UsageError: There are fewer than two runs, one is not finished or is of another task or other questions, or
+            `output` holds other files.
     """
-    check_members(runs)
+    if len(set(runs)) < 2:
+        raise UsageError("an ensemble needs at least two finished runs; give them with --ensemble A B")
     folders, scores = zip(*(read_run(task, run) for run in runs), strict=True)
-    check_output(output, runs)
-    source, questions = read_gold(task, data, runs, folders)
+    if (output / RECIPE_FILE).exists():
+        raise UsageError(f"{output} holds a run; name another directory with --output")
+    if not (output / MEMBERS).exists():
+        find_finished(output, {})  # raises if the directory is not empty
+    source, questions = read_gold(task, data or folders[0])
     report(f"{task.title}: {len(questions):,} questions from {source}, answered by {len(runs)} runs")
     columns = [read_candidates(run, questions, source) for run in runs]
     answers = [average([column[question.id] for column in columns]) for question in questions]
@@ -83,7 +77,6 @@ def combine(
     ranked = [list_entries(answer, task.version.unanswerable) for answer in answers]
     files = task.format_answers(questions, answers, ranked, task.choose(texts, odds, metrics.get("tau")))
     with hold_run_dir(output):
-        check_output(output, runs)  # again: now no other process can write there
         write_output(output, runs, files, metrics)
     return {"metrics": metrics, "runs": {str(run): found for run, found in zip(runs, scores, strict=True)}}
 
@@ -124,65 +117,30 @@ def list_entries(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
 # --- The runs and their data ------------------------------------------------------------------------------------------
 
 
-def check_members(runs: Sequence[Path]) -> None:
-    """Check that there are at least two runs, all different.
-
-    Raises:
-        UsageError: There are too few, or a run is given twice.
-    """
-    if len(runs) < 2:
-        given = f"only {runs[0]}" if runs else "none"
-        raise UsageError(f"an ensemble needs at least two finished runs, got {given}; give them with --ensemble A B")
-    if len({run.resolve() for run in runs}) < len(runs):
-        raise UsageError(f"a run is given twice ({', '.join(map(str, runs))}); give each run once")
-
-
 def read_run(task: SquadTask, run: Path) -> tuple[str, dict[str, Any]]:
     """Return the data folder of a finished run, empty for the Hub's copy, and the run's metrics.
 
     Raises:
         UsageError: It is not a finished run, is of another task, or was scored on a part of dev.
     """
-    with explain_refusal(str(run)):
-        is_run, is_finished = ((run / name).is_file() for name in (RECIPE_FILE, METRICS_FILE))
-    if not is_run:
-        raise UsageError(
-            f"{run} has no {RECIPE_FILE}, so it is not a run; give the --output of a finished run, not an ensemble"
-        )
     recipe = load_recipe(run / RECIPE_FILE)
     if recipe.task != task.name:
         raise UsageError(f"{run} is a run of {recipe.task}, not of {task.name}; combine only runs of {task.title}")
-    if not is_finished:
-        raise UsageError(f"{run} has no {METRICS_FILE}, so it is not finished; repeat its command to continue it")
     metrics = read_metrics(run / METRICS_FILE)
     if recipe.data["tune_share"]:
         raise UsageError(f"{run} was scored on part of dev (tune_share); combine runs that were scored on all of it")
     return recipe.data["dir"], metrics
 
 
-def read_gold(
-    task: SquadTask, data: Path | None, runs: Sequence[Path], folders: Sequence[str]
-) -> tuple[str, list[Question]]:
-    """Return the name and the questions of the dev set, from `data` or the data folder of all runs.
+def read_gold(task: SquadTask, data: Path | str) -> tuple[str, list[Question]]:
+    """Return the name and the questions of the dev set, from a folder or file; "" is the Hub's copy.
 
     Raises:
-        UsageError: The runs had different data folders, or the file cannot be read.
+        UsageError: The file cannot be read.
     """
-    if data is None:
-        places = {
-            Path(name).resolve() if name else task.version.hub: run for name, run in zip(folders, runs, strict=True)
-        }
-        if len(places) > 1:
-            listed = ", ".join(f"{run} on {place}" for place, run in list(places.items())[:2])
-            raise UsageError(f"the runs were not scored on the same data ({listed}); give the dev set with --data DIR")
-        if not folders[0]:
-            return task.version.hub, read_squad_copy(task.version.hub, {"dev": "validation"})["dev"]
-        data = Path(folders[0])
-        if not task.is_official(folders[0]):
-            raise UsageError(
-                f"{data}, the data of {runs[0]}, is not a folder of official files; give one, or the dev set in "
-                "SQuAD's format, with --data"
-            )
+    if not data:
+        return task.version.hub, read_squad_copy(task.version.hub, {"dev": "validation"})["dev"]
+    data = Path(data)
     path = data / task.name_file("dev") if data.is_dir() else data
     return str(path), read_squad(path, task.version.number)
 
@@ -206,42 +164,10 @@ def read_candidates(run: Path, questions: Sequence[Question], source: str) -> di
     return found
 
 
-# --- The directory ----------------------------------------------------------------------------------------------------
-
-
-def check_output(output: Path, runs: Sequence[Path]) -> None:
-    """Check that the directory can be written, and is empty or holds an ensemble of these runs.
-
-    Raises:
-        UsageError: It cannot be written, or holds other files.
-    """
-    remedy = "name another directory with --output"
-    with explain_refusal(f"the directory {output}"):
-        is_run, is_ensemble = ((output / name).exists() for name in (RECIPE_FILE, MEMBERS))
-    if is_run:
-        raise UsageError(f"{output} holds a run; {remedy}")
-    if not is_ensemble:
-        find_finished(output, {})  # raises if the directory is not empty
-        return
-    if not os.access(output, os.W_OK):
-        raise UsageError(f"{output} cannot be written; {remedy}")
-    try:
-        members = read_record(output / MEMBERS, Members).runs
-    except (OSError, ValueError):
-        raise UsageError(f"{output / MEMBERS} is damaged; {remedy}") from None
-    if sorted(members) != sorted(name_members(runs)):
-        raise UsageError(f"{output} holds an ensemble of other runs ({', '.join(members)}); {remedy}")
-
-
-def name_members(runs: Iterable[Path]) -> list[str]:
-    """Return the absolute paths of the runs, which are valid in any working directory."""
-    return [str(run.resolve()) for run in runs]
-
-
 def write_output(output: Path, runs: Sequence[Path], files: Mapping[str, str], metrics: Mapping[str, Any]) -> None:
     """Write the directory in an order that never leaves metrics beside predictions of another ensemble."""
     (output / METRICS_FILE).unlink(missing_ok=True)
-    write_json({"runs": name_members(runs)}, output / MEMBERS)
+    write_json({"runs": [str(run.resolve()) for run in runs]}, output / MEMBERS)
     (output / PREDICTIONS).mkdir(exist_ok=True)
     for name, text in files.items():
         (output / PREDICTIONS / name).write_text(text, encoding="utf-8")

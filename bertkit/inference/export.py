@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.data.tokenizer import TOKENIZER_FILES, save_tokenizer
@@ -37,7 +37,7 @@ from bertkit.training.run_dir import CALIBRATION_FILE, RECIPE_FILE, describe_env
 
 TOLERANCE = 1e-4  # of probabilities
 TIMED_LENGTHS = (16, 128, 512)  # tokens of one text
-TEXTS_AT_ONCE = 8
+TEXTS_AT_ONCE, TIMED_IN_BATCHES = 8, 128  # texts, and the tokens of each
 MOST_CALLS, FEWEST_CALLS, MOST_SECONDS = 200, 5, 10.0  # of each measurement
 EXPORTED = (ONNX_FILE, f"{ONNX_FILE}.data", "config.json", RECIPE_FILE, CARD, *TOKENIZER_FILES)
 
@@ -116,7 +116,10 @@ def export(
                     f"{TOLERANCE:g}; install other versions of torch and onnxruntime"
                 )
             report(f"the exported model differs from {run} by at most {difference:.1e} in probabilities")
-            timings = {"run": time_model(model, count_bytes(model)), "fp32": time_model(exported, find_size(path))}
+            timings = {
+                "run": time_model(model, sum(weight.nbytes for weight in model.parameters())),
+                "fp32": time_model(exported, find_size(path)),
+            }
             record = describe(run, exported, difference, timings)
             if dev:
                 with TemporaryDirectory(dir=output, prefix=PARTS) as variants:
@@ -233,23 +236,13 @@ def time_model(model: Any, size: int) -> Timing:
         seconds = measure_texts(1, length)
         middle, slow = (1000 * np.quantile(seconds, (0.5, 0.99))).tolist()
         latency[str(length)] = Latency(round(middle, 3), round(slow, 3), len(seconds))
-    seconds = float(np.median(measure_texts(TEXTS_AT_ONCE, find_timed_length(config))))
+    seconds = float(np.median(measure_texts(TEXTS_AT_ONCE, min(TIMED_IN_BATCHES, config.max_position_embeddings))))
     return Timing(size, latency, round(TEXTS_AT_ONCE / seconds, 2))
-
-
-def find_timed_length(config: BertConfig) -> int:
-    """Return the number of tokens of each text in timed batches."""
-    return min(128, config.max_position_embeddings)
 
 
 def find_size(path: Path) -> int:
     """Return the bytes of an ONNX file with its weights."""
     return sum(each.stat().st_size for each in path.parent.glob(f"{path.name}*"))
-
-
-def count_bytes(model: nn.Module) -> int:
-    """Return the bytes of a model's weights."""
-    return sum(weight.nbytes for weight in model.parameters())
 
 
 def describe(run: str, exported: OnnxModel, difference: float, timings: dict[str, Timing]) -> ExportRecord:
@@ -261,7 +254,7 @@ def describe(run: str, exported: OnnxModel, difference: float, timings: dict[str
         precision="fp32",
         largest_difference=difference,
         timings=timings,
-        texts_tokens=find_timed_length(exported.config),
+        texts_tokens=min(TIMED_IN_BATCHES, exported.config.max_position_embeddings),
         threads=machine["threads"],
         processor=machine["processor"],
         instruction_set=find_instruction_set(),

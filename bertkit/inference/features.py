@@ -2,9 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any, BinaryIO, TextIO
 
 import numpy as np
@@ -71,7 +69,7 @@ def extract(
         is_text = output.suffix == ".jsonl"
         with atomic_open(output, "w" if is_text else "wb") as file:
             found = describe_texts(model, tokenizer, read_texts(source), layers, pool, str(source))
-            count = write_lines(found, file) if is_text else write_arrays(found, file, output.parent)
+            count = write_lines(found, file) if is_text else write_arrays(found, file)
             if not count:
                 raise UsageError(f"{source} is empty; write one text per line")
     report(f"{count:,} {'text' if count == 1 else 'texts'} in {output}")
@@ -147,31 +145,14 @@ def write_lines(found: Iterable[Mapping[str, Any]], file: TextIO) -> int:
     return count
 
 
-def write_arrays(found: Iterable[Mapping[str, Any]], file: BinaryIO, folder: Path) -> int:
-    """Write a .npz file and return the number of texts; columns are buffered in unnamed files in the folder."""
-    count = rows = width = longest = 0
-    numbers = ("texts", "starts", "ends")
-    with ExitStack() as stack:
-        columns = {
-            name: stack.enter_context(TemporaryFile(dir=folder)) for name in ("vectors", *numbers, "lines", "words")
-        }
-        for number, text in enumerate(found):
-            count = number + 1
-            for row in text.get("words", [text]):
-                columns["vectors"].write(row["vector"].tobytes())
-                rows, width = rows + 1, len(row["vector"])
-                if "word" in row:
-                    for name, value in zip(numbers, (number, row["start"], row["end"]), strict=True):
-                        columns[name].write(np.int64(value).tobytes())
-                    columns["lines"].write(row["word"].encode() + b"\n")
-                    longest = max(longest, len(row["word"]))
-        arrays = {"vectors": np.memmap(columns["vectors"], np.float32, "r+", shape=(rows, width))}
-        if count and "words" in text:
-            arrays |= {name: np.memmap(columns[name], np.int64, "r+", shape=rows) for name in numbers}
-            kind = np.dtype((np.str_, max(longest, 1)))
-            columns["lines"].seek(0)
-            for line in columns["lines"]:
-                columns["words"].write(np.array(line[:-1].decode(), kind).tobytes())
-            arrays["words"] = np.memmap(columns["words"], kind, "r+", shape=rows)
-        np.savez(file, **arrays)
-    return count
+def write_arrays(found: Iterable[Mapping[str, Any]], file: BinaryIO) -> int:
+    """Write a .npz file, whose arrays are made in memory, and return the number of texts."""
+    texts = list(found)
+    rows = [(number, row) for number, text in enumerate(texts) for row in text.get("words", [text])]
+    arrays: dict[str, Any] = {"vectors": [row["vector"] for _, row in rows]}
+    if texts and "words" in texts[0]:
+        arrays["texts"] = np.array([number for number, _ in rows], np.int64)
+        for name, key in (("words", "word"), ("starts", "start"), ("ends", "end")):
+            arrays[name] = [row[key] for _, row in rows]
+    np.savez(file, **arrays)
+    return len(texts)

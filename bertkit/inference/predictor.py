@@ -89,7 +89,6 @@ class Predictor:
             from the same source as the rows of the run that decided; None: no label sets.
 
     Attributes:
-        notice: A line about an int8 export that was made with another kind of processor; empty otherwise.
         input_schema, output_schema: As `Task.schema` returns them.
         reading: The run's settings of reading files: `sep` and `encoding`.
         sample: An input that a person can try.
@@ -157,7 +156,6 @@ class Predictor:
         self.reading = {name: str(data[name]) for name in ("sep", "encoding") if name in data}
         set_limit = None if coverage is None else find_limit(load_conformity(name).scores, coverage)
         self.settings = PredictionSettings(model, tokenizer, lengths, pairs, top, set_limit)
-        self.labels: Any = None  # notes the labels of inputs, if it is set (`bertkit.inference.evaluate.LabelCheck`)
         self.input_schema, self.output_schema = task.schema(self.settings)
         (self.sample,) = self.input_schema["examples"]
 
@@ -208,8 +206,6 @@ class Predictor:
             answers = predict(self.task, list(examples.values()), self.settings, self.precision, note)
             for place, found in zip(examples, answers, strict=True):
                 results[place] |= found
-                if self.labels is not None:
-                    self.labels.note(getattr(chunk[place], "value", None), found)
             yield from results
 
     def read(self, given: Input | Sequence[str] | UsageError) -> Any:
@@ -270,6 +266,7 @@ class Predictor:
         report: Callable[[str], None] = ignore,
         *,
         is_pipeline: bool = False,
+        answer: Callable[..., Iterator[Result]] | None = None,
         at_once: int | None = None,
         is_marked: bool = False,
     ) -> "Counts":
@@ -277,6 +274,7 @@ class Predictor:
 
         Args:
             is_pipeline: Whether to write JSON lines in the form of transformers' `pipeline`.
+            answer: Takes the place of `stream`.
             at_once: As for `stream`.
             is_marked: Whether a table of text begins with a byte order mark, as that of the inputs does.
 
@@ -284,18 +282,19 @@ class Predictor:
             UsageError: The format does not fit the model, or the file cannot be written.
         """
         self.check_format(output, is_pipeline)
+        answer = answer or self.stream
         if output.suffix not in WRITERS:
-            form = self.format_for_pipeline if is_pipeline else None
-            return write_results(self.stream(inputs, at_once), output, report, form)
+            write = partial(write_lines, form=self.format_for_pipeline if is_pipeline else None)
+            return write_file(answer(inputs, at_once), output, report, write)
         inputs, again = tee(take_rows(inputs))  # which differ by one chunk at most
         columns = list_columns(self.output_schema)
 
-        def write(results: Iterable[Result], file: IO[Any]) -> None:
+        def write_table(results: Iterable[Result], file: IO[Any]) -> None:
             if is_marked and output.suffix != ".parquet":
                 file.write("\ufeff")
             write_joined(map(self.make_row, again, results), columns, output, file)
 
-        return write_file(self.stream(inputs, at_once), output, report, write)
+        return write_file(answer(inputs, at_once), output, report, write_table)
 
     def make_row(self, given: Input | Sequence[str] | Line, result: Result) -> Row:
         """Return the columns of an input, and those of its result or its error."""
@@ -414,27 +413,10 @@ class Counts:
         return f"{self.cut:,} of {self.count:,} inputs are too long for this model and were truncated: number {places}"
 
 
-def write_results(
-    results: Iterable[Result],
-    output: Path,
-    report: Callable[[str], None] = ignore,
-    form: Callable[[Result], Any] | None = None,
-) -> Counts:
-    """Write results atomically, one JSON value per line, report errors, and return the counts.
-
-    Args:
-        form: Converts a result before it is written.
-
-    Raises:
-        UsageError: The file cannot be written.
-    """
-    return write_file(results, output, report, partial(write_lines, form=form))
-
-
-def write_lines(results: Iterable[Result], file: IO[str], form: Callable[[Result], Any] | None) -> None:
-    """Write results as JSON lines."""
-    for result in results:
-        file.write(json.dumps(result if form is None else form(result), ensure_ascii=False) + "\n")
+def write_lines(results: Iterable[Result], file: IO[str], form: Callable[[Result], Any] | None = None) -> None:
+    """Write results as JSON lines, in another form if one is given."""
+    for result in results if form is None else map(form, results):
+        file.write(json.dumps(result, ensure_ascii=False) + "\n")
 
 
 def write_file(

@@ -53,7 +53,7 @@ def note_signals(note: Callable[[int], None]) -> Iterator[None]:
     try:
         for number in STOPS:
             with suppress(ValueError):
-                previous[number] = signal.signal(number, handle) or signal.SIG_DFL  # None: not set by Python
+                previous[number] = signal.signal(number, handle)
         yield
     finally:
         for number, handler in previous.items():
@@ -82,11 +82,8 @@ def follow_parent() -> None:
 
 
 def leave_signals_to_parent() -> None:
-    """Make this helper process ignore signals to its group, and end when its parent dies.
-
-    SIGTERM from the parent still ends it where `sigwaitinfo` tells the sender.
-    """
-    if hasattr(signal, "sigwaitinfo"):
+    """Make this helper process end at a SIGTERM from its parent or with it, and ignore signals of others."""
+    if hasattr(signal, "sigwaitinfo"):  # macOS lacks it
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         Thread(target=_obey_parent, daemon=True).start()
     for number in STOPS:  # SIGTERM too: threads that already exist do not block it

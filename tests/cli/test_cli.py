@@ -95,7 +95,6 @@ def test_imports_are_not_searched_for_garbage_and_work_is(monkeypatch):
         with console.Screen():
             seen.append(gc.get_threshold())
     finally:
-        gc.unfreeze()
         gc.set_threshold(*usual)
     assert seen == [console.RARE_COLLECTION, usual]
 

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import pickle
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -307,29 +306,6 @@ def test_both_forms_say_the_same(checkpoint, source, tmp_path):
         assert arrays[name].tolist() == [word[key] for _, word in words]
     assert arrays["vectors"].shape == (len(words), 4 * 32)
     np.testing.assert_allclose(arrays["vectors"], [word["vector"] for _, word in words], rtol=1e-6)
-
-
-@pytest.mark.parametrize("pool", ["words", "mean"])
-def test_the_memory_of_arrays_does_not_grow_with_the_texts(pool, tmp_path):
-    def describe():
-        for number in range(8_000):
-            vector = np.full(2_000, number, np.float32)
-            words = [{"word": f"w{number}", "start": number, "end": number + 3, "vector": vector}]
-            yield {"text": ""} | ({"words": words} if pool == "words" else {"vector": vector})
-
-    tracemalloc.start()
-    with (tmp_path / "a.npz").open("wb") as file:
-        assert module.write_arrays(describe(), file, tmp_path) == 8_000
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 2e7 < (tmp_path / "a.npz").stat().st_size / 2
-    arrays = np.load(tmp_path / "a.npz")
-    assert arrays["vectors"][:, 0].tolist() == list(range(8_000))
-    assert {name: arrays[name].dtype for name in arrays} == {"vectors": np.float32} | (
-        {"texts": np.int64, "starts": np.int64, "ends": np.int64, "words": np.dtype("U5")} if pool == "words" else {}
-    )
-    if pool == "words":
-        assert arrays["words"][[0, -1]].tolist() == ["w0", "w7999"]
 
 
 def test_the_layers_of_a_sum_weigh_the_same(checkpoint, source, tmp_path):

@@ -29,9 +29,10 @@ from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference import predictor as module
 from bertkit.inference.batching import count_characters, cut_into_chunks
-from bertkit.inference.predictor import Predictor, write_results
+from bertkit.inference.predictor import Predictor, write_file, write_lines
 from bertkit.model import heads, pretraining_heads
 from bertkit.model.config import BertConfig
+from bertkit.system.progress import ignore
 from bertkit.tasks.ner import NER
 from bertkit.tasks.squad import SQUAD
 from bertkit.training.recipe import Recipe
@@ -174,7 +175,7 @@ def test_a_chunk_ends_where_it_is_long_enough():
     inputs = ["abcde", {"question": "ab", "context": "cde"}, "f", {"context": "g", "endings": ["12345678", "h"]}, "i"]
     assert [len(chunk) for chunk in cut_into_chunks((Line(given, "x") for given in inputs), 9, 10)] == [2, 2, 1]
     assert [len(chunk) for chunk in cut_into_chunks(inputs, 9, 10)] == [2, 2, 1]
-    assert count_characters({"context": "abcde", "endings": ["x", "yz", ""], "start": "d"}) == 3 * (5 + 1) + 3 + 3
+    assert count_characters({"context": "abcde", "endings": ["x", "yz", ""], "start": "d"}) == 5 + (3 + 3) + 1 + 3
 
 
 # --- Answers ----------------------------------------------------------------------------------------------------------
@@ -648,7 +649,7 @@ def test_a_bad_line_is_named_and_does_not_stop_the_others(name, content, wrong, 
     (tmp_path / name).write_bytes(content)
     lines = []
     results = Exact(classifier).stream(read_inputs(str(tmp_path / name)))
-    errors = write_results(results, tmp_path / "out.jsonl", lines.append).errors
+    errors = write_file(results, tmp_path / "out.jsonl", lines.append, write_lines).errors
     found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert len(found) == 4
     assert errors == len(wrong)
@@ -691,11 +692,11 @@ def test_nothing_is_left_of_an_output_that_fails(tmp_path, classifier):
         raise UsageError("no more")
 
     with pytest.raises(UsageError, match="no more"):
-        write_results(fail(), tmp_path / "out.jsonl")
+        write_file(fail(), tmp_path / "out.jsonl", ignore, write_lines)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written"):
-        write_results([], tmp_path / "file" / "out.jsonl")
+        write_file([], tmp_path / "file" / "out.jsonl", ignore, write_lines)
 
 
 @pytest.mark.slow
@@ -728,18 +729,18 @@ def test_standard_output_that_is_full_or_closed_is_no_traceback(classifier):
 def test_a_link_to_itself_is_one_line(classifier, tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(UsageError, match="loop cannot be written"):
-        write_results(iter([{}]), tmp_path / "loop")
+        write_file(iter([{}]), tmp_path / "loop", ignore, write_lines)
 
 
 def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path):
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "there.jsonl")
-    write_results([{"label": "x"}], tmp_path / "link.jsonl")
+    write_file([{"label": "x"}], tmp_path / "link.jsonl", ignore, write_lines)
     assert (tmp_path / "link.jsonl").is_symlink()
     assert (tmp_path / "there.jsonl").read_text() == '{"label": "x"}\n'
     os.mkfifo(tmp_path / "pipe")
     with ThreadPoolExecutor(1) as pool:
         reader = pool.submit((tmp_path / "pipe").read_text)
-        write_results([{"label": "y"}], tmp_path / "pipe")
+        write_file([{"label": "y"}], tmp_path / "pipe", ignore, write_lines)
         assert reader.result(timeout=10) == '{"label": "y"}\n'
     assert (tmp_path / "pipe").is_fifo()
 

@@ -38,23 +38,13 @@ def test_the_first_signal_is_noted_and_a_later_one_is_not_held_back(number, othe
     assert all(signal.getsignal(each) is signal.default_int_handler for each in STOPS)
 
 
-def test_what_notes_may_raise(monkeypatch):
+def test_what_notes_may_raise():
     def note(number):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError), note_signals(note):
         os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
-
-
-def test_a_handler_that_is_not_pythons_is_no_obstacle(monkeypatch):
-    """`signal.signal` returns None for a handler set by a C library."""
-    set_handler = signal.signal
-    with monkeypatch.context() as patch:
-        patch.setattr(signals.signal, "signal", lambda *given: set_handler(*given) and None)
-        with note_signals(lambda number: None):
-            patch.undo()
-    assert all(signal.getsignal(number) is signal.SIG_DFL for number in STOPS)
 
 
 def test_in_another_thread_nothing_is_caught_and_nothing_fails():
