@@ -88,7 +88,7 @@ def test_the_page_is_used_by_keyboard_alone_light_and_dark(name, browser, tmp_pa
             asked = {event["params"]["request"]["url"] for event in browser.events if "request" in event["params"]}
             assert {url for url in asked if not url.startswith("data:")} <= {page.as_uri(), f"{page.as_uri()}predict"}
             assert browser.ask("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
-            assert browser.ask(WIDE.replace(".scroll table, pre, svg", ".card table, pre")) == []
+            assert browser.ask(WIDE.replace(".scroll table, pre", ".card table, pre")) == []
             assert browser.ask(SMALL) == 0
             labels = "[...document.querySelectorAll('textarea')].every(field => field.labels.length === 1)"
             assert browser.ask(labels)
