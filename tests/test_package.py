@@ -35,13 +35,14 @@ def test_the_metadata_are_valid(built):
 @pytest.mark.parametrize("kind", ["*.tar.gz", "*.whl"])
 def test_an_installed_distribution_trains_and_predicts(built, kind, tmp_path):
     """The new environment sees the libraries of this one, but not its bertkit."""
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "new"], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "new"], check=True)
     programs = tmp_path / "new" / "bin"
     site = tmp_path / "new" / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
-    (site / "libraries.pth").write_text(sysconfig.get_path("purelib"))
+    (site / "libraries.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
     (distribution,) = built.glob(kind)
-    install = [programs / "pip", "install", "--no-index", "--no-deps", "--no-build-isolation", distribution]
-    subprocess.run(install, check=True, env=ALONE)
+    install = [sys.executable, "-m", "pip", "--python", programs / "python", "install"]
+    options = ["--no-index", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*install, *options, distribution], check=True, env=ALONE)
     write_reviews(tmp_path / "reviews.csv")
     write_checkpoint(tmp_path / "bert")
 
