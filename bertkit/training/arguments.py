@@ -66,8 +66,6 @@ def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
             }
         )
         Trainer.get_optimizer_cls_and_kwargs(args)  # checks that its package is installed
-        if args.torch_compile_mode:
-            torch.compile(torch.nn.Identity(), mode=args.torch_compile_mode)  # checks the mode
         get_reporting_integration_callbacks(args.report_to)  # checks the names
         nobody = torch.optim.SGD([torch.zeros(1)])
         get_scheduler(args.lr_scheduler_type, nobody, 0, 1, scheduler_specific_kwargs=args.lr_scheduler_kwargs)
