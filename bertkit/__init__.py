@@ -6,7 +6,7 @@ Public names are imported on first use: `import bertkit` alone loads neither tor
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"  # pyproject.toml reads it; a checkout works without being installed
+__version__ = "0.2.0"  # pyproject.toml reads it; a checkout works without being installed
 
 _HOMES = {
     "bertkit.api": ("Run", "load", "train"),

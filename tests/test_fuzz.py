@@ -58,17 +58,6 @@ from bertkit.inference.features import describe_texts, read_texts
 from bertkit.inference.forms import list_columns
 from bertkit.inference.predictor import Predictor
 from bertkit.inference.tables import WRITERS
-from bertkit.model.tf_release import (
-    choose_head,
-    fill,
-    find_prefix,
-    make_model,
-    match_variables,
-    read_bundle,
-    read_config,
-    read_table,
-    read_tokenizer,
-)
 from bertkit.studies.cells import describe_plan
 from bertkit.studies.spec import define, make_study
 from bertkit.system.files import find_checksum, write_json
@@ -82,7 +71,6 @@ from tests.analysis.test_compare import draw as draw_right
 from tests.analysis.test_compare import write_run
 from tests.conftest import draft
 from tests.conftest import make_model as make_head
-from tests.model.test_tf_release import WRITTEN, make_block, make_table
 
 FEW, MANY = 40, 10_000  # inputs of a reader in the fast suite, and at least in the slow one
 REPEATED = 2  # most inputs made for each one needed: a small file is sometimes spoiled in the same way
@@ -300,24 +288,6 @@ def spoil_weights(chance: Random, content: bytes) -> bytes:
     return struct.pack("<Q", len(head)) + head + content[8 + size :]
 
 
-def spoil_index(chance: Random, content: bytes) -> bytes:
-    """Return a TensorFlow index with a name or a value changed and its checksums updated, or any bytes changed."""
-    try:
-        records = read_table(content)
-    except (ValueError, IndexError):
-        return spoil_bytes(chance, content)
-    if chance.randint(0, 3) == 0 or not records:
-        return spoil_bytes(chance, content)
-    key = chance.choice(sorted(records))
-    how = chance.randint(0, 4)
-    value = records.pop(key)
-    if how == 1:
-        key = spoil_bytes(chance, key)
-    elif how:
-        value = spoil_bytes(chance, value)
-    return make_table(make_block(sorted((records | ({key: value} if how else {})).items())))
-
-
 KINDS = {  # suffix of a file -> how it is spoiled; all files are also spoiled as bytes
     ".json": spoil_json,
     ".jsonl": spoil_jsonl,
@@ -332,7 +302,6 @@ KINDS = {  # suffix of a file -> how it is spoiled; all files are also spoiled a
     ".set": partial(spoil_table, separator="="),
     ".gz": spoil_gzip,
     ".safetensors": spoil_weights,
-    ".index": spoil_index,
 }
 
 
@@ -661,6 +630,7 @@ def prepare_doctor(folder: Path) -> Reader:
         json.dumps(found.findings, allow_nan=False)
         assert all(table.rows for table in list_tables(found.findings))
         if name == "classify":
+            shutil.rmtree(folder / "clean", ignore_errors=True)
             write_clean(found, USUAL_DROPS, folder / ("clean" if place.is_dir() else "clean.jsonl"), lambda line: None)
 
     return Reader(sorted(sources), read)
@@ -909,23 +879,6 @@ def prepare_tokenizer(folder: Path) -> Reader:
     return Reader([*files, *sorted((folder / "old").iterdir())], read)
 
 
-def prepare_release(folder: Path) -> Reader:
-    """Convert TensorFlow's checkpoints, up to writing."""
-    for name in ("uncased_squad", "uncased_pretraining"):
-        shutil.copytree(WRITTEN / name, folder / name, ignore=shutil.ignore_patterns("expected.npz"))
-
-    def read(file: Path) -> None:
-        prefix = find_prefix(file.parent)
-        variables = read_bundle(prefix)
-        config = read_config(prefix.with_name("bert_config.json"), variables)
-        tokenizer = read_tokenizer(prefix.with_name("vocab.txt"), config, None, str)
-        model = make_model(choose_head(variables), config, variables, prefix)
-        fill(model, match_variables(model, variables, prefix), variables)
-        assert len(tokenizer) <= config.vocab_size
-
-    return Reader([file for file in sorted(folder.glob("*/*")) if file.is_file()], read)
-
-
 def prepare_built(folder: Path) -> Reader:
     """Open a corpus on disk as pretraining does."""
     text = folder / "text.txt"
@@ -1047,7 +1000,6 @@ READERS = {
     "model": prepare_model,
     "export": prepare_export,
     "tokenizer": prepare_tokenizer,
-    "release": prepare_release,
     "built": prepare_built,
 }
 

@@ -99,3 +99,29 @@ def test_public_names_are_exported():
     assert list(bertkit.TASKS) == ["pretrain", "classify", *glue, "squad1", "squad2", "swag", "ner"]
     with pytest.raises(AttributeError, match="no attribute 'BertForNothing'"):
         bertkit.BertForNothing  # noqa: B018
+
+
+# Names that transformers asks its models to define, and a function of Python's with its own documentation.
+KNOWN = {"_attn_implementation", "_init_weights", "_from_config", "_exit", "_replace", "_asdict"}
+
+
+def has_private_name(tree: ast.Module) -> bool:
+    """Return whether a module uses a name of another object or module that begins with an underscore."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not (
+            isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+        ):
+            names = [node.attr]
+        elif isinstance(node, ast.ImportFrom):
+            names = [*node.module.split("."), *(alias.name for alias in node.names)]
+        else:
+            continue
+        if any(name.startswith("_") and not name.startswith("__") and name not in KNOWN for name in names):
+            return True
+    return False
+
+
+def test_few_modules_use_private_names_of_libraries():
+    found = [name for name, path in MODULES.items() if has_private_name(ast.parse(path.read_text(encoding="utf-8")))]
+    found = [name for name in found if not name.startswith("bertkit.bench")]
+    assert found == ["bertkit.cli.console", "bertkit.model.attention", "bertkit.model.cpu", "bertkit.training.trainer"]

@@ -45,13 +45,14 @@ class Diagnosis:
     Attributes:
         rows: The rows of each split, without their groups.
         findings: The content of the JSON file. Rows have the numbers of their lines.
+        reading: The settings with which the files were read.
     """
 
     task: Task
     rows: Mapping[str, ExampleRows]
     checked: CheckedRows
-    near: Mapping[str, NearRows]
     findings: Mapping[str, Any]
+    reading: Mapping[str, str]
 
 
 def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Report) -> Diagnosis:
@@ -99,7 +100,8 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
     names = {name for found in splits.values() for name in found.get("labels", ())}
     findings |= {"splits": splits, "columns": check_table(rows), "alike_labels": list_alike(sorted(names))}
     findings |= {"left_out": left_out, "samples": list(list_samples(rows, splits))}
-    return Diagnosis(task, rows, checked, near, findings)
+    reading = {name: options[name] for name in ("sep", "encoding") if name in options}
+    return Diagnosis(task, rows, checked, findings, reading)
 
 
 def load_examples(task: Task, options: Mapping[str, Any], left_out: list[str], report: Report) -> Mapping[str, Any]:

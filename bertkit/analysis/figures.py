@@ -142,7 +142,7 @@ def plot_reliability(probabilities: np.ndarray, labels: np.ndarray, temperature:
         curves.append(Series(name, curve, f"C{number}o{'--' if number else '-'}", spreads))
         errors.append(f"{name} {100 * take_values(measure_calibration(values, labels))['ece']:.1f} %")
     lowest = min(value for series in curves for point in series.points for value in point)
-    diagonal = Series("as often as stated", [(lowest, lowest), (100, 100)], "k:")
+    diagonal = Series("as often as stated", [(lowest, lowest), (100, 100)], "C6:")
     title = f"Reliability, {split}"
     words = f"{title}: calibration error: {', '.join(errors)}; bars are 95 % intervals"
     return Plot(title, "probability (%)", [diagonal, *curves[::-1]], ylabel="how often right (%)", words=words)

@@ -130,10 +130,10 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
             *filter(None, (tabulate_labels(metrics, *split) for split in (task.splits.items() if task else ()))),
         ],
         "comments": getattr(attempt(task.comment, written), "lines", []) if task and written is not None else [],
-        "curves": draw_all(f"{place.id}-curve", list_curves(task, log, metrics)),
+        "curves": draw_all(list_curves(task, log, metrics)),
         "data": attempt(list_tables, read_part(read_object, path / DOCTOR_FILE, notes)) or [],
-        "lengths": draw_all(f"{place.id}-length", list_lengths(path, notes)),
-        "predicted": draw_all(f"{place.id}-figure", [one for one in figures if isinstance(one, Plot)]),
+        "lengths": draw_all(list_lengths(path, notes)),
+        "predicted": draw_all([one for one in figures if isinstance(one, Plot)]),
         "explanations": list(list_explanations(path, notes)),
         "slices": list(list_slices(predicted, task)),
         "tables": [

@@ -42,7 +42,7 @@ def describe_study(place: Place, links: Mapping[Path, str]) -> dict[str, Any]:
         "id": place.id,
         "name": str(path),
         "data": attempt(list_tables, read_part(read_object, path / DOCTOR_FILE, notes)) or [],
-        "predicted": draw_all(f"{place.id}-figure", attempt(list_curves, study) or []),
+        "predicted": draw_all(attempt(list_curves, study) or []),
         "source": read_part(read_text, path / STUDY_FILE, notes) or "",
         "file": STUDY_FILE,
         "command": f"bertkit study {definition} --output {again}",

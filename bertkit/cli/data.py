@@ -83,9 +83,10 @@ def doctor(
 
     $ bertkit doctor reviews.csv --folds 5 --output runs/doctor
     """
-    from bertkit.analysis.cleaning import LABEL_ERROR_DROP, check_outputs, choose_drops, write_clean
+    from bertkit.analysis.cleaning import DROPS, LABEL_ERROR_DROP, USUAL_DROPS, plan_files, write_clean
     from bertkit.analysis.doctor import examine, list_tables
     from bertkit.analysis.label_errors import LABEL_ERRORS, check_folds
+    from bertkit.data.formats.rows import check_output
     from bertkit.studies.spec import propose
     from bertkit.system.cluster import read_workers
     from bertkit.system.files import write_json
@@ -98,7 +99,11 @@ def doctor(
         raise UsageError(f"unknown task {task!r}; {propose(task, known)}")
     if task != "classify" and (text or label):
         raise UsageError(f"--text and --label are for your own texts; leave them or --task {task} out")
-    drops = choose_drops(",".join(drop) if drop else None, write)
+    drops = ",".join(drop).split(",") if drop else USUAL_DROPS
+    if unknown := [name for name in drops if name not in (*DROPS, LABEL_ERROR_DROP)]:
+        raise UsageError(f"unknown {unknown[0]!r} in --drop; expected some of {', '.join(DROPS)}, {LABEL_ERROR_DROP}")
+    if drop and write is None:
+        raise UsageError("--drop names the rows that --write leaves out; add --write, or leave --drop out")
     if folds:
         check_folds(TASKS[task], folds)
         read_workers(workers)
@@ -112,7 +117,10 @@ def doctor(
     given = merge({"checkpoint": model, "data": {"dir": data or None, **columns}}, *map(parse_setting, settings or []))
     with Screen() as screen:
         diagnosis = examine(TASKS[task], merge(written, given), model, screen.say)
-        check_outputs(diagnosis, json_file, write)
+        if write is not None:
+            plan_files(diagnosis, write)
+        if json_file is not None:
+            check_output(data, json_file, "--json")
         for table in list_tables(diagnosis.findings):
             screen.show_table(table)
         screen.say(*(f"left out: {reason}" for reason in diagnosis.findings["left_out"]))
@@ -213,7 +221,7 @@ def import_tf(
         bool | None, typer.Option("--cased/--uncased", help="Keep or remove upper case (default: as the files say).")
     ] = None,
 ) -> None:
-    """Convert the original TensorFlow release of BERT to a checkpoint; TensorFlow is not needed.
+    """Convert the original TensorFlow release of BERT to a checkpoint, by TensorFlow (the extra tensorflow).
 
     $ bertkit import-tf uncased_L-12_H-768_A-12 bert-base-uncased
     """

@@ -1,6 +1,7 @@
 """The commands that train (pretrain, glue, squad, swag, ner, study) and those for finished runs (push, reproduce)."""
 
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,8 @@ from bertkit.tasks.option import (
     SQUAD_OPTIONS,
     SWAG_OPTIONS,
 )
+
+BEGUN = time.monotonic()  # `--budget` also counts the time in which libraries are imported
 
 
 @training_command(PRETRAINING_OPTIONS, duration="steps")
@@ -399,7 +402,7 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int
     from bertkit.training import budget
     from bertkit.training.run import dry_run
 
-    clock = budget.Clock.make(options.budget, settings) if options.budget else None
+    clock = budget.Clock.make(options.budget, settings, BEGUN) if options.budget else None
     with Screen() as screen:
         screen.names |= {row.key: row.name for row in task.table}
         if options.dry_run:

@@ -4,33 +4,35 @@ from collections.abc import Iterable
 from itertools import islice
 
 import numpy as np
+import regex
 
 from bertkit.data.duplicates import ROWS_A_CHECK
 
-COMMON = ("Zyyy", "Zinh", "Zzzz")  # punctuation, digits, combining marks, unassigned
-JAPANESE = ("Hira", "Kana")  # written beside Han, and counted with it
+SCRIPTS = (
+    "Latin Cyrillic Greek Arabic Hebrew Devanagari Bengali Gurmukhi Gujarati Oriya Tamil Telugu Kannada Malayalam "
+    "Sinhala Thai Lao Tibetan Myanmar Khmer Hangul Georgian Armenian Ethiopic Mongolian Thaana Syriac Cherokee"
+)
+JAPANESE = r"\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}"  # written beside each other, and counted as Han
+NAMED = "|".join(rf"(?P<{name}>\p{{Script={name}}})" for name in SCRIPTS.split())
+LETTER = regex.compile(rf"{NAMED}|(?P<Han>[{JAPANESE}])|(?P<other>\p{{L}})")
 
 
 def find_scripts(rows: Iterable[Iterable[str]]) -> tuple[np.ndarray, list[str]]:
     """Return (S,) the script with the most letters in each row's texts, -1 without letters, and the scripts' names.
 
-    The result numbers the names.
+    The result numbers the names; scripts that few people write are `other`.
     """
-    from fontTools import unicodedata
-
     table = np.full(0x110000, -2, np.int16)  # character -> script; -1: none; -2: not asked yet
-    codes: dict[str, int] = {}
+    names: dict[str, int] = {}
     texts, found = (" ".join(row) for row in rows), []
     while batch := list(islice(texts, ROWS_A_CHECK)):
         characters = np.frombuffer("".join(batch).encode("utf-32-le", "surrogatepass"), np.uint32)
         for character in np.unique(characters[table[characters] == -2]).tolist():
-            script = unicodedata.script(chr(character))
-            script = "Hani" if script in JAPANESE else script
-            table[character] = -1 if script in COMMON else codes.setdefault(script, len(codes))
+            letter = LETTER.match(chr(character))
+            table[character] = names.setdefault(letter.lastgroup, len(names)) if letter else -1
         scripts, owners = table[characters], np.repeat(np.arange(len(batch)), list(map(len, batch)))
-        is_letter, width = scripts >= 0, max(len(codes), 1)
+        is_letter, width = scripts >= 0, max(len(names), 1)
         places = owners[is_letter] * width + scripts[is_letter]
         counts = np.bincount(places, minlength=len(batch) * width).reshape(len(batch), width)
         found.append(np.where(counts.any(1), counts.argmax(1), -1))
-    names = [unicodedata.script_name(code).replace("_", " ") for code in codes]
-    return np.concatenate(found) if found else np.empty(0, np.int64), names
+    return np.concatenate(found) if found else np.empty(0, np.int64), list(names)

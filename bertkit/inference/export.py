@@ -31,7 +31,6 @@ from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import Table, make_table
 from bertkit.system.files import atomic_write, find_checksum, hold_directory, refuse_links, write_json
 from bertkit.system.hub import CARD
-from bertkit.system.instructions import find_instruction_set
 from bertkit.system.progress import Report, ignore
 from bertkit.training.run_dir import CALIBRATION_FILE, RECIPE_FILE, describe_environment
 
@@ -257,7 +256,7 @@ def describe(run: str, exported: OnnxModel, difference: float, timings: dict[str
         texts_tokens=min(TIMED_IN_BATCHES, exported.config.max_position_embeddings),
         threads=machine["threads"],
         processor=machine["processor"],
-        instruction_set=find_instruction_set(),
+        instruction_set=machine["instructions"],
         bertkit=machine["bertkit"],
         onnxruntime=version("onnxruntime"),
         onnx=version("onnx"),

@@ -242,7 +242,7 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
         )
     new = set(info["missing_keys"]) | mismatched
     if labels is None and hasattr(model, "classifier") and trained_as != [head.__name__]:
-        draw_anew(model, model.classifier)
+        reset_weights(model, model.classifier)
         new |= {f"classifier.{name}" for name, _ in model.classifier.named_parameters()}
     if labels is not None:
         new |= adopt_labels(model, list(labels.values()), known="classifier.weight" not in new)
@@ -290,11 +290,12 @@ def reinitialize(model: nn.Module, count: int) -> None:
     if model.base_model.pooler is not None:
         modules.append(model.base_model.pooler)
     for module in modules:
-        draw_anew(model, module)
+        reset_weights(model, module)
 
 
-def draw_anew(model: nn.Module, module: nn.Module) -> None:
+def reset_weights(model: nn.Module, module: nn.Module) -> None:
     """Reinitialise the weights of a module of the model at random, as in a new model."""
-    for parameter in module.parameters():
-        parameter._is_hf_initialized = False  # else transformers keeps weights loaded from a checkpoint
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            setattr(part, name, nn.Parameter(parameter.detach()))  # transformers keeps those that it has loaded
     module.apply(model._init_weights)

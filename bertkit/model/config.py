@@ -6,6 +6,7 @@ cross-attention, cached decoding, chunked feed-forward layers and relative posit
 """
 
 import math
+from pathlib import Path
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
@@ -123,9 +124,12 @@ class BertConfig(PreTrainedConfig):
         unset = {name for name in OWN_VALUES if getattr(self, name) is None}
         return {name: value for name, value in super().to_dict().items() if name not in unset}
 
-    def _get_generation_parameters(self) -> dict[str, Any]:
-        """Leave out the temperature, which transformers 5.17 takes for that of text generation and refuses to save."""
-        return {name: value for name, value in super()._get_generation_parameters().items() if name != "temperature"}
+    def save_pretrained(self, save_directory: str | Path, push_to_hub: bool = False, **options) -> None:
+        """Save as in transformers, which up to 5.17 refuses the temperature as one of text generation."""
+        temperature, self.temperature = self.temperature, None
+        super().save_pretrained(save_directory, push_to_hub, **options)
+        self.temperature = temperature
+        self.to_json_file(Path(save_directory, "config.json"))
 
     def validate_architecture(self) -> None:
         """Check that the values are in range and fit together; called by `@strict` at construction.

@@ -26,7 +26,6 @@ from bertkit.model.config import BertConfig
 from bertkit.model.heads import pool_logits
 from bertkit.model.loss import IGNORE_INDEX
 from bertkit.model.packing import find_places
-from bertkit.system.instructions import find_instruction_set
 
 ONNX_FILE = "model.onnx"
 LENGTH = "length"  # the axis of tokens
@@ -277,6 +276,6 @@ def quantize(path: Path, output: Path, exempt: Collection[Layer] = ()) -> None:
             op_types_to_quantize=["MatMul", "Gemm", "Gather"],
             nodes_to_exclude=[*exact, *(f"{name}_MatMul" for name in exact)],  # what a Gemm is replaced with
             per_channel=True,
-            reduce_range=find_instruction_set() not in EXACT_SETS,
+            reduce_range=not any(torch.cpu.get_capabilities().get(name) for name in EXACT_SETS),
             use_external_data_format=path.with_name(f"{path.name}.data").exists(),
         )

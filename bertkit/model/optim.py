@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 BERT_ADAM = "bert_adam"  # its name in `[train] optim`, beside those of TrainingArguments
-LATE = 1e9  # a step at which a power of either beta is 0
+LATE = 1e9  # a step at which a power of either beta is 0, and which is the next one too in 32 bits
 
 
 class BertAdam(torch.optim.Optimizer):
@@ -60,13 +61,14 @@ class BertAdam(torch.optim.Optimizer):
                 self.state[p]["exp_avg_sq"] = torch.zeros_like(p)
         means = [self.state[p]["exp_avg"] for p in params]
         squares = [self.state[p]["exp_avg_sq"] for p in params]
-        torch._fused_adamw_(
+        adamw(
             params,
             [p.grad for p in params],
             means,
             squares,
             [],
             [torch.full((), LATE, device=params[0].device)] * len(params),  # on the device: no copy, no waiting
+            fused=True,
             amsgrad=False,
             lr=group["lr"],
             beta1=group["betas"][0],

@@ -1,7 +1,6 @@
-"""Render tables and plots in HTML, in the colours of the reader's theme."""
+"""Render tables and plots in HTML."""
 
 import re
-import xml.etree.ElementTree as ET
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -18,33 +17,28 @@ TABLE_TEMPLATE, PAGE_TEMPLATE = "table.html.jinja", "page.html.jinja"
 LINES_SHOWN = 30  # longer lists are folded
 XML_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # not allowed in XML
 
-# Colours that plots are drawn with, and the page's colours that replace them.
-SERIES = [f"#0d0d0{number}" for number in range(6)]
-MUTED, LINE, INK = "#808080", "#0d0d06", "#000000"
-COLOURS = {colour: f"var(--c{number})" for number, colour in enumerate(SERIES)} | {
-    MUTED: "var(--muted)",
-    "#666666": "var(--muted)",  # the other grey of `bertkit.reports.plots`
-    LINE: "var(--line)",
-    INK: "var(--ink)",
-}
+# Colours of plots, which stand out from white and from the dark theme's paper, by 3 : 1 at least.
+SERIES = ("#2f7fc9", "#cf5f1c", "#2f8f4e", "#d9455f", "#8a68d0", "#94714a")
+GREY = "#7a7a7a"
 STYLE = {
     "axes.axisbelow": True,
-    "axes.edgecolor": MUTED,
+    "axes.edgecolor": GREY,
     "axes.grid": True,
     "axes.grid.axis": "y",
-    "axes.labelcolor": MUTED,
+    "axes.labelcolor": GREY,
     "axes.linewidth": 0.6,
-    "axes.prop_cycle": f"cycler(color={SERIES})",
+    "axes.prop_cycle": f"cycler(color={[*SERIES, GREY]})",
     "axes.titlesize": 13,
     "font.size": 13,  # three pictures stand side by side, each at two thirds of its size
-    "grid.color": LINE,
+    "grid.alpha": 0.3,
+    "grid.color": GREY,
     "grid.linewidth": 0.6,
     "savefig.transparent": True,
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "bertkit",
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
+    "text.color": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
 }
 
 
@@ -75,7 +69,7 @@ def digest(text: str) -> str:
 
 
 def render(parts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the HTML of the page; everything except pictures is escaped, and lone surrogates become question marks.
+    """Return the HTML of the page; everything is escaped, and lone surrogates become question marks.
 
     Args:
         parts: Texts, tables, pictures (`draw_all`) and pairs of name and text; missing entries are left out.
@@ -100,53 +94,19 @@ def attempt(make: Callable[..., Any], *arguments: Any) -> Any:
 # --- Pictures ---------------------------------------------------------------------------------------------------------
 
 
-def draw_all(prefix: str, plots: Iterable[Plot]) -> list[dict[str, Any]]:
-    """Draw the plots as SVG, each with its description; plots that cannot be drawn are skipped."""
-    drawn = [(plot.words, attempt(draw, f"{prefix}-{number}-", plot)) for number, plot in enumerate(plots)]
-    return [{"label": label, "svg": svg} for label, svg in drawn if svg]
+def draw_all(plots: Iterable[Plot]) -> list[dict[str, str]]:
+    """Draw the plots, each with its description; plots that cannot be drawn are skipped."""
+    drawn = [(plot.words, attempt(draw, plot)) for plot in plots]
+    return [{"label": label, "address": address} for label, address in drawn if address]
 
 
-def draw(prefix: str, plot: Plot) -> str:
-    """Return the SVG of a plot whose ids begin with `prefix`."""
+def draw(plot: Plot) -> str:
+    """Return the SVG of a plot as a data address."""
     stream = BytesIO()
     with load_matplotlib().rc_context(STYLE):
         draw_plots([plot], stream, "svg")
-    return clean(stream.getvalue().decode(), prefix)
-
-
-def clean(svg: str, prefix: str) -> str:
-    """Prepare an SVG for embedding: prefix its ids, use the page's colours, and remove namespaces and metadata."""
-    root = ET.fromstring(XML_CONTROLS.sub("", svg))
-    for parent in root.iter():
-        for child in [child for child in parent if child.tag.rpartition("}")[2] in ("metadata", "style")]:
-            parent.remove(child)
-    for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]
-        values = {name.rpartition("}")[2]: value for name, value in element.items()}
-        element.attrib.clear()
-        element.attrib.update({name: restyle(name, value, prefix) for name, value in values.items()})
-    width, height = root.get("viewBox").split()[2:]
-    for name in ("width", "height", "version"):
-        root.attrib.pop(name, None)
-    # At most as wide as it was drawn; converted from pt to px.
-    root.attrib |= {"aria-hidden": "true", "style": f"max-width: {float(width) * 4 / 3:.0f}px"}
-    root.attrib["viewBox"] = f"0 0 {float(width):g} {float(height):g}"
-    return ET.tostring(root, encoding="unicode")
-
-
-def restyle(name: str, value: str, prefix: str) -> str:
-    """Return the value of an attribute with the page's ids and colours."""
-    if name == "id":
-        return prefix + value
-    if name == "href":
-        return value.replace("#", f"#{prefix}", 1)
-    value = value.replace("url(#", f"url(#{prefix}")
-    if name == "style":
-        value = re.sub("#[0-9a-f]{6}", lambda found: COLOURS.get(found[0], found[0]), value)
-        # Keep only the font's size: the page sets the family. Older versions of matplotlib write both in one property.
-        value = re.sub(r"font: [^;]*?([\d.]+px)[^;]*", r"font-size: \1", value)
-        value = re.sub(r"font-family: [^;]*;? ?", "", value)
-    return value
+    svg = XML_CONTROLS.sub("", stream.getvalue().decode())
+    return f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}"
 
 
 # --- Tables -----------------------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def draw_plot(axis: Any, plot: Plot) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     handles, labels = axis.get_legend_handles_labels()
     if right is not None:
-        right.set_ylabel(plot.published_label, color="0.4")
+        right.set_ylabel(plot.published_label, color="0.5")
         right.spines["top"].set_visible(False)
         published = right.get_legend_handles_labels()
         handles, labels = handles + published[0], labels + published[1]

@@ -13,17 +13,13 @@ from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import optuna
 import torch
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-from optuna.trial import FrozenTrial, Trial, TrialState
 
-from bertkit.errors import UsageError, explain_damage, explain_disk_error
+from bertkit.errors import UsageError, explain_damage, explain_disk_error, name_extra
 from bertkit.reports.tables import find_row
 from bertkit.studies.results import judge
 from bertkit.studies.spec import set_axis
@@ -43,6 +39,10 @@ from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe, list_decisive, load_recipe, merge, read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import LOG, RECIPE_FILE, SEARCH, has_begun, hold_run_dir, read_log
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial, Trial
 
 JOURNAL, TRIALS_FILE = "optuna.log", "trials.md"
 HELD_ROWS = 1000  # rows; the standard error of an accuracy of 80 % is 1.3 points then
@@ -138,7 +138,7 @@ class Search:
                 if self.clock and self.clock.left < self.last + self.trial:
                     break
                 self.do_trial(done + 1)
-        if not self.study.get_trials(states=[TrialState.COMPLETE]):
+        if not self.study.get_trials(states=[self.optuna.trial.TrialState.COMPLETE]):
             self.report("no trial was completed: training with the task's own values")
             return {}
         best = self.study.best_trial.params
@@ -148,15 +148,25 @@ class Search:
     # --- What is searched, and how long -------------------------------------------------------------------------------
 
     @cached_property
-    def axes(self) -> dict[str, BaseDistribution]:
+    def optuna(self) -> Any:
+        """Return the library, which need not be installed."""
+        try:
+            import optuna
+        except ImportError:
+            raise UsageError(f"a search needs Optuna; {name_extra('search')}") from None
+        return optuna
+
+    @cached_property
+    def axes(self) -> dict[str, "BaseDistribution"]:
         """Return the values that are searched: those that a person left open."""
         train, given = self.recipe.train, self.recipe.given
         rate, epochs = train["learning_rate"], train["num_train_epochs"]
+        kinds, rates = self.optuna.distributions, (min(*LEARNING_RATES, rate), max(*LEARNING_RATES, rate))
         axes: dict[str, BaseDistribution] = {
-            "train.learning_rate": FloatDistribution(min(*LEARNING_RATES, rate), max(*LEARNING_RATES, rate), log=True),
-            "batch_size": CategoricalDistribution(sorted({*BATCH_CHOICES, self.recipe.batch_size})),
-            "preset": CategoricalDistribution(("paper", "stable")),
-            "train.num_train_epochs": CategoricalDistribution(sorted({*EPOCH_CHOICES, epochs})),
+            "train.learning_rate": kinds.FloatDistribution(*rates, log=True),
+            "batch_size": kinds.CategoricalDistribution(sorted({*BATCH_CHOICES, self.recipe.batch_size})),
+            "preset": kinds.CategoricalDistribution(("paper", "stable")),
+            "train.num_train_epochs": kinds.CategoricalDistribution(sorted({*EPOCH_CHOICES, epochs})),
         }
         known = given.keys() | given.get("train", {}).keys()
         if self.clock or "max_steps" in train:  # these decide the length
@@ -200,6 +210,7 @@ class Search:
 
     def open_journal(self) -> None:
         """Open the journal, and give its trials to a study in memory."""
+        optuna, journals = self.optuna, self.optuna.storages.journal
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         path, direction = self.folder / JOURNAL, "minimize" if self.task.lower_is_better else "maximize"
         Path(f"{path}.lock").unlink(missing_ok=True)  # a killed process may have left it
@@ -208,7 +219,8 @@ class Search:
         pruner = optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=TRIAL_SCORES // 2 - 1)
         self.study = optuna.create_study(direction=direction, pruner=pruner)
         with explain_damage(path, self.folder):
-            storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), JournalFileOpenLock(str(path))))
+            backend = journals.JournalFileBackend(str(path), journals.JournalFileOpenLock(str(path)))
+            storage = optuna.storages.JournalStorage(backend)
             named = {"study_name": SEARCH, "direction": direction, "load_if_exists": True}
             self.journal = optuna.create_study(storage=storage, **named)
             self.study.add_trials(self.journal.trials)  # a trial enters the journal when it is over
@@ -221,7 +233,7 @@ class Search:
             values = (begun or self.recipe).to_dict()
             self.study.enqueue_trial({axis: reduce(getitem, axis.split("."), values) for axis in self.axes})
         draw = np.random.SeedSequence([self.recipe.train["seed"], number]).generate_state(1)
-        self.study.sampler = optuna.samplers.TPESampler(seed=int(draw[0]))
+        self.study.sampler = self.optuna.samplers.TPESampler(seed=int(draw[0]))
         trial = self.study.ask(self.axes)
         job = RunJob(begun or self.make_trial(self.make_recipe(trial.params)), str(self.folder / saved.stem))
 
@@ -237,12 +249,13 @@ class Search:
             raise Interrupted(f"stopped after {number - 1} trials; the same command continues", self.noted[0])
         self.find_reason(job, trial)  # its last scores
         found = judge(runs.known.get(job.output, State()))
-        value, state, reason = None, TrialState.FAIL, found.reason
+        states = self.optuna.trial.TrialState
+        value, state, reason = None, states.FAIL, found.reason
         if found.status == "finished":
-            value, state = found.metrics["score"], TrialState.COMPLETE
+            value, state = found.metrics["score"], states.COMPLETE
         elif job.output in runs.ended:
-            state, reason = TrialState.PRUNED, runs.ended[job.output]
-        elif not found.metrics and not self.study.get_trials(states=[TrialState.COMPLETE]):
+            state, reason = states.PRUNED, runs.ended[job.output]
+        elif not found.metrics and not self.study.get_trials(states=[states.COMPLETE]):
             raise UsageError(f"{job.output}: {reason}")  # the others would probably fail too
         for path in Path(job.output).glob("*"):
             if path.name.startswith(("model", "checkpoint-")):
@@ -254,7 +267,7 @@ class Search:
         self.journal.add_trial(over)
         self.report(lines[-1])
 
-    def find_reason(self, job: RunJob, trial: Trial) -> str:
+    def find_reason(self, job: RunJob, trial: "Trial") -> str:
         """Pass the new scores of a trial to Optuna, and return why it should end; empty if it goes on."""
         log = read_log(Path(job.output)) if Path(job.output, LOG).exists() else []
         scores = [entry[key] for entry in log if (key := f"eval_{self.task.metric}") in entry]
@@ -264,7 +277,7 @@ class Search:
                 return "worse than the median of the other trials"
         return "the time is over" if self.clock and self.clock.left < self.last else ""
 
-    def describe(self, trial: FrozenTrial) -> str:
+    def describe(self, trial: "FrozenTrial") -> str:
         """Return a trial, its score and why it ended early in words."""
         score = [] if trial.value is None else [find_row(self.task.table, self.task.metric).describe(trial.value)]
         words = "; ".join(filter(None, [*score, trial.user_attrs["reason"]]))

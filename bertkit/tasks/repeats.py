@@ -33,6 +33,12 @@ class CheckedRows:
         found = self.splits.get(split)
         return found.in_train[:, 0] if found and len(found.in_train) < found.size else np.empty(0, np.int64)
 
+    def find_contradictory(self, split: str) -> np.ndarray:
+        """Return (S,) whether the text of each row has different labels in its split, or in another one and train."""
+        wrong = [self.keys[name][rows] for name, one in self.splits.items() for rows in one.contradictory]
+        wrong += [self.keys[name][one.contradicts_train[:, 0]] for name, one in self.splits.items()]
+        return np.isin(self.keys[split], np.concatenate(wrong))
+
     def summarize(self) -> str:
         """Return the counts of all splits with findings in one line; empty without any."""
         parts = [f"{split}: {', '.join(found)}" for split, one in self.splits.items() if (found := _count_words(one))]

@@ -78,10 +78,6 @@ def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
             f"report_to in [train] names {missing[0]}, which is not installed here; pip install {missing[0]}, or choose"
             f" from {', '.join(usable) or 'none'}"
         )
-    if (mode := args.torch_compile_mode) and mode not in (modes := torch._inductor.list_mode_options()):
-        raise UsageError(
-            f"torch_compile_mode = {mode[:40]!r} in [train] is unknown; expected one of {', '.join(modes)}"
-        )
     names, given = list_scores(task), (train.get("metric_for_best_model") or task.metric).removeprefix("eval_")
     if given not in names:
         raise UsageError(
@@ -90,7 +86,6 @@ def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
         )
     if args.accelerator_config.dispatch_batches:
         raise UsageError("dispatch_batches in [train] would split token positions as if they were rows; leave it out")
-    args._n_gpu = min(args.n_gpu, 1)  # several GPUs are several processes (accelerate launch), never DataParallel
     return args
 
 

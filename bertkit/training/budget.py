@@ -6,7 +6,6 @@ this number, and repeats the run without a clock. A deadline ends the training e
 """
 
 import gc
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import psutil
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Subset
@@ -81,19 +79,15 @@ class Clock:
 
     Args:
         limit: Seconds that all of its starts may take.
-        begun: `time.monotonic()` at its start; None: the start of this process, or of the torchrun that started it.
+        begun: `time.monotonic()` at its start.
     """
 
-    def __init__(self, limit: float, begun: float | None = None) -> None:
-        process = psutil.Process()
-        if os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
-            process = process.parent() or process
-        self.begun = time.monotonic() - (time.time() - process.create_time()) if begun is None else begun
-        self.limit = limit
+    def __init__(self, limit: float, begun: float) -> None:
+        self.limit, self.begun = limit, begun
         self.earlier = 0.0
 
     @classmethod
-    def make(cls, budget: str, given: Mapping[str, Any], begun: float | None = None) -> "Clock":
+    def make(cls, budget: str, given: Mapping[str, Any], begun: float) -> "Clock":
         """Return the clock of a budget, unless a person has given the number of updates too."""
         if "max_steps" in given.get("train", {}):
             raise UsageError("--budget decides the number of updates; leave out train.max_steps (or --steps)")

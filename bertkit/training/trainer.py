@@ -93,14 +93,16 @@ class BertTrainer(Trainer):
 
     def __init__(
         self,
-        *args,
+        args: TrainingArguments,
+        *,
         task: Task,
         keep: int = 0,
         milestones: Collection[int] = (),
         patience: int = 0,
         **kwargs,
     ) -> None:
-        super().__init__(*args, **kwargs)
+        args._n_gpu = min(args.n_gpu, 1)  # several GPUs are several processes (accelerate launch), never DataParallel
+        super().__init__(args=args, **kwargs)
         self.task = task
         self.keep = keep
         self.milestones = frozenset(milestones)

@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from bertkit.analysis.cleaning import check_outputs, write_clean
+from bertkit.analysis.cleaning import plan_files, write_clean
 from bertkit.analysis.doctor import FINDINGS, examine, list_tables
 from bertkit.analysis.page import write_page
 from bertkit.errors import UsageError
@@ -156,16 +156,14 @@ def test_objects_keep_their_types(tmp_path, task, rows):
         assert (tmp_path / "out" / f"{split}.jsonl").read_bytes() == (tmp_path / "data" / f"{split}.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["train.tsv", "train.csv.gz", "validation.csv", "test.jsonl"])
-def test_a_folder_with_another_file_of_a_split_is_refused_before_it_is_written(call, faulty, tmp_path, name):
+def test_a_folder_that_exists_is_refused_before_anything_is_shown(call, faulty, tmp_path):
     (tmp_path / "clean").mkdir()
-    (tmp_path / "clean" / name).touch()
     (tmp_path / "clean" / "notes.csv").touch()
     code, out, err = call("doctor", ".", "--text", "text", "--label", "label", "--write", "clean")
     assert (code, err.count("\n")) == (2, 1)
-    assert f"clean already has {name}, which would be read with the new files; name another folder" in err
+    assert "--write is clean; name a new folder for data of several files" in err
     assert "Rows to look at" not in out
-    assert {path.name for path in (tmp_path / "clean").iterdir()} == {name, "notes.csv"}
+    assert [path.name for path in (tmp_path / "clean").iterdir()] == ["notes.csv"]
 
 
 def test_a_split_without_rows_is_not_written(tmp_path):
@@ -174,21 +172,17 @@ def test_a_split_without_rows_is_not_written(tmp_path):
     write_table(tmp_path / "dev.csv", make_rows(texts[:2], ["a", "b"]))
     write_table(tmp_path / "test.csv", [{"text": "one"}])
     found, lines = check("classify", tmp_path, text=["text"], label=["label"]), []
-    write_clean(found, (), tmp_path / "out", ignore)
-    with pytest.raises(UsageError, match=r"out already has dev\.csv"):
-        write_clean(found, ("leaks",), tmp_path / "out", ignore)
     write_clean(found, ("leaks",), tmp_path / "clean", lines.append)
-    assert f"{tmp_path / 'clean' / 'dev.csv'}: 0 of 2 rows, without leaks; not written" in lines
+    assert f"{tmp_path / 'clean' / 'dev.csv'}: 0 rows, without leaks; not written" in lines
     assert {path.name for path in (tmp_path / "clean").iterdir()} == {"train.csv", "test.csv"}
     again = check("classify", tmp_path / "clean", text=["text"], label=["label"]).findings["splits"]
     assert list(again) == ["train", "dev", "unlabelled"]
 
 
-def test_a_table_of_which_no_row_is_left_is_refused(tmp_path):
+def test_a_table_of_which_no_row_is_left_is_not_written(tmp_path):
     rows = [{"text": f"text {number // 2}", "label": number % 2} for number in range(80)]
     write_table(tmp_path / "rows.csv", rows)
-    with pytest.raises(UsageError, match=r"--drop contradictory leaves no row of train to write; name fewer"):
-        write_clean(check("classify", tmp_path / "rows.csv"), ("contradictory",), tmp_path / "clean.csv", ignore)
+    write_clean(check("classify", tmp_path / "rows.csv"), ("contradictory",), tmp_path / "clean.csv", ignore)
     assert not (tmp_path / "clean.csv").exists()
 
 
@@ -272,7 +266,7 @@ def test_mistakes_at_the_command_line(call, tmp_path):
         ((*named, "--drop", "near"), "--drop names the rows that --write leaves out; add --write"),
         ((), "no data to check; name them: bertkit doctor FILE, or --task cola"),
         ((*named, "--json", "reviews.csv/found.json"), "is where a folder is expected"),
-        ((*named, "--write", "clean.txt"), "must end in .csv or .jsonl"),
+        ((*named, "--write", "clean.txt"), "name a file that ends in .csv or .jsonl"),
         ((*named, "--task", "cola"), "--text and --label are for your own texts"),
         (("reviews.csv", "--task", "colo"), "unknown task 'colo'; did you mean 'cola'?"),
         ((*named, "--model", "nothing/there"), "nothing/there"),
@@ -285,8 +279,8 @@ def test_mistakes_at_the_command_line(call, tmp_path):
 
 def test_conll_files_are_not_written(tmp_path):
     found = check("ner", write_conll(tmp_path / "ner"))
-    with pytest.raises(UsageError, match=r"in CSV, TSV, JSON, JSON lines or Parquet, not for .*ner; leave it out"):
-        check_outputs(found, None, tmp_path / "clean")
+    with pytest.raises(UsageError, match=r"--write is for files of your own, not for .*ner; leave it out"):
+        plan_files(found, tmp_path / "clean")
 
 
 def test_outputs_and_workers_are_checked_before_folds_are_trained(call, tmp_path):
@@ -294,9 +288,8 @@ def test_outputs_and_workers_are_checked_before_folds_are_trained(call, tmp_path
     write_glue(tmp_path / "glue")
     own = ("reviews.csv", "--text", "title", "--label", "stars")
     for words, message in (
-        ((*own, "--write", "clean.txt"), "must end in .csv or .jsonl"),
-        ((*own, "--write", "clean.csv", "--json", "./clean.csv"), "--json and --write would both write clean.csv"),
-        (("glue", "--task", "cola", "--write", "clean.csv"), "in CSV, TSV, JSON, JSON lines or Parquet, not for glue;"),
+        ((*own, "--write", "clean.txt"), "name a file that ends in .csv or .jsonl"),
+        (("glue", "--task", "cola", "--write", "clean.csv"), "--write is for files of your own, not for glue;"),
         ((*own, "--workers", "many"), "--workers is 'many'; give a whole number above 0, or ray"),
     ):
         code, out, err = call("doctor", *words, "--folds", 2)
@@ -323,7 +316,6 @@ def test_the_command_writes_tables_json_and_the_clean_table(call, tmp_path):
 
 def test_the_input_is_never_overwritten(call, faulty, tmp_path):
     (tmp_path / "link.csv").symlink_to("train.csv")
-    (tmp_path / "folder").symlink_to(".")
     before = {path.name: path.read_bytes() for path in faulty.glob("*.csv")}
     named = ("--text", "text", "--label", "label")
     for data, option, path in (
@@ -331,8 +323,6 @@ def test_the_input_is_never_overwritten(call, faulty, tmp_path):
         ("link.csv", "--write", "train.csv"),
         ("train.csv", "--write", "link.csv"),
         ("train.csv", "--json", "link.csv"),
-        (".", "--write", "folder"),
-        (".", "--json", "dev.csv"),
     ):
         code, out, err = call("doctor", data, *named, option, path)
         assert code == 2

@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Note at every test which cell of the table it fills: the client, what is run, and the side."""
     for item in items:
         marker = item.get_closest_marker("clients")
-        if marker is not None:
+        if marker is not None and marker.args:
             item.user_properties.append(("cell", [*marker.args, item.callspec.params["side"]]))
 
 

@@ -279,3 +279,9 @@ def test_a_signal_ends_the_trial_and_is_raised(recipe, tmp_path, monkeypatch, he
     with pytest.raises(Interrupted, match="stopped after 0 trials; the same command continues"):
         search_or_train(Recipe.make(RTE, recipe), output=tmp_path / "run", trials=2)
     assert Path(tmp_path / "run/search/recipes/trial-1.toml").exists()
+
+
+def test_the_extra_is_named_where_optuna_is_missing(recipe, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(UsageError, match=r"a search needs Optuna; run pip install -e '\.\[search\]'"):
+        search_or_train(Recipe.make(RTE, recipe), output=tmp_path / "run", trials=1)

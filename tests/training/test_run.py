@@ -197,12 +197,11 @@ OTHERS = {
     "num_train_epochs": 1.0,
     "optim": "adafactor",
     "report_to": "tensorboard",
-    "torch_compile_mode": "fast",
     "warmup_steps": 1.0,
     "include_for_metrics": ["inputs"],
 }
 # Several processes, and minutes of compilation.
-ELSEWHERE = {"ddp_backend", "torch_compile", "torch_compile_backend"}
+ELSEWHERE = {"ddp_backend", "torch_compile", "torch_compile_backend", "torch_compile_mode"}
 
 
 def list_other_values():
@@ -607,7 +606,6 @@ def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
             r"'f1' in \[train\] is not a score of pretrain; expected perplexity, ",
         ),
         ({"train": {"dataloader_multiprocessing_context": "fork"}}, r"\[train\] cannot be used: .*\(num_workers > 0\)"),
-        ({"train": {"torch_compile_mode": "fast"}}, r"= 'fast' in \[train\] is unknown; expected one of default"),
         ({"train": {"label_smoothing_factor": 0.1}}, r"label_smoothing_factor"),
         ({"train": {"push_to_hub": True}}, r"use --push-to-hub REPO"),
         ({"model": {"type_vocab_size": 1}}, r"type_vocab_size is below 2"),

@@ -43,6 +43,7 @@ FIRST_LINES = 20  # in which the separator is looked for
 LONGEST_ROW = 10_000_000  # characters; a quote that is never closed must not collect a whole file
 SHOWN = 60  # characters of an invalid line quoted in a message
 ROW = msgspec.json.Decoder(dict[str, Any], float_hook=str)  # a fraction keeps its digits
+TYPED_ROW = msgspec.json.Decoder(dict[str, Any])
 INPUT = msgspec.json.Decoder(str | dict[str, Any])
 Parsed = TypeVar("Parsed")
 Rows = Iterator[tuple[int, Any]]  # the number of a line or row, from 1; its cells, dict or text, or the error in it

@@ -5,7 +5,6 @@ the corpus, and all others map it. This is a cache and may be deleted at any tim
 stays in memory.
 """
 
-import fcntl
 import os
 import zlib
 from collections.abc import Callable
@@ -13,10 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 
 from bertkit.data.pretraining.pairs import Pairing
 from bertkit.data.pretraining.store import CORPUS_INDEX
-from bertkit.system.files import open_unfinished, remove_lost
+from bertkit.system.files import LOCK, open_unfinished, remove_lost
 
 PLAN_FOLDER = "plans"
 # Version of the algorithm in `pairs.py`: a different algorithm must not reuse these plans.
@@ -57,13 +57,13 @@ def keep_array(folder: Path, name: str, make: Callable[[], np.ndarray]) -> np.nd
 @contextmanager
 def alone(folder: Path):
     """Hold an exclusive lock on the folder."""
-    handle = os.open(folder, os.O_RDONLY)
+    lock = FileLock(folder / LOCK, fallback_to_soft=False)
+    with suppress(OSError):  # some network disks cannot lock; then several processes do the same work
+        lock.acquire()
     try:
-        with suppress(OSError):  # some network disks cannot lock; then several processes do the same work
-            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(handle)
+        lock.release()
 
 
 def read_array(folder: Path, name: str) -> np.ndarray | None:

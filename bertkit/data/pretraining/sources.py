@@ -445,9 +445,9 @@ def _load_hub(source: str) -> Any:
     if trouble := find_hub_trouble(name, "dataset", revision):
         raise UsageError(f"{trouble}; {remedy}")
     import datasets
-    from tqdm import tqdm
 
-    tqdm.set_lock(RLock())  # its default has a semaphore, about which Python warns where a worker process is ended
+    # The default lock has a semaphore, about which Python warns where a worker process is ended.
+    datasets.utils.tqdm.set_lock(RLock())
     try:
         return datasets.load_dataset(name, config, split="train", streaming=True, revision=revision)
     except Exception as error:  # includes HTTP errors

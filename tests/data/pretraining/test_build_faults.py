@@ -418,7 +418,6 @@ def list_commands(place, path):
         ["score", "squad", "--version", "2", path, path],
         ["push", path, "ada/bert"],
         ["reproduce", path],
-        ["import-tf", path, "new"],
         ["triviaqa", path, "--evidence", place, "--output", "new.json"],
         ["triviaqa", place / "qa.json", "--evidence", path, "--output", "new.json"],
         ["sample", path],

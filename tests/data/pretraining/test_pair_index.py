@@ -35,7 +35,7 @@ def test_a_plan_is_made_once_and_mapped(corpus, monkeypatch):
         np.testing.assert_array_equal(found, expected)
         assert (found.dtype, isinstance(found, np.memmap)) == (np.uint32, True)
     assert len(calls) == 1
-    assert len(list((corpus.directory / PLAN_FOLDER).iterdir())) == 1
+    assert len(list((corpus.directory / PLAN_FOLDER).glob("*.npy"))) == 1
 
 
 def test_each_plan_has_its_own_file(corpus, monkeypatch):
@@ -45,7 +45,7 @@ def test_each_plan_has_its_own_file(corpus, monkeypatch):
     pairings += [Pairing(corpus.select(np.arange(30) % 3 > 0), 32, seed=1)]
     for pairing in [*pairings, *pairings]:
         np.testing.assert_array_equal(find_chunks(pairing), pairing.find_chunks())
-    assert len(list((corpus.directory / PLAN_FOLDER).iterdir())) == len(pairings)
+    assert len(list((corpus.directory / PLAN_FOLDER).glob("*.npy"))) == len(pairings)
     assert len(calls) == 3 * len(pairings)  # each made once, and compared twice here
 
 
@@ -70,7 +70,7 @@ def test_in_memory_nothing_is_kept(corpus):
 )
 def test_a_damaged_plan_is_made_anew(corpus, damage):
     expected = np.array(find_chunks(Pairing(corpus, 32, seed=1)))
-    (file,) = (corpus.directory / PLAN_FOLDER).iterdir()
+    (file,) = (corpus.directory / PLAN_FOLDER).glob("*.npy")
     file.write_bytes(damage(file.read_bytes()))
     np.testing.assert_array_equal(find_chunks(Pairing(corpus, 32, seed=1)), expected)
     assert np.load(file).tolist() == expected.tolist()
