@@ -18,7 +18,7 @@ import numpy as np
 NEAR = 0.8  # Jaccard similarity
 PIECE = 5  # characters of the runs that near rows share
 LONGEST_COMPARED = 20_000  # characters of a row that are compared for nearness
-PERMUTATIONS, BANDS = 128, 16  # of MinHash: rows are proposed if they agree in all 8 values of a band
+PERMUTATIONS, BANDS = 128, 16  # rows are proposed if they agree in all 8 MinHash values of a band
 MOST_TRIES = 4  # comparisons of a row that find nothing, so that texts from a template do not take hours
 ROWS_A_CHECK = 4096  # rows held in memory
 TRAIN_SPLIT = "train"
@@ -209,7 +209,7 @@ def find_near(
         is_known = np.concatenate(
             [np.isin(keys[split][own], keys[TRAIN_SPLIT]) for split, own in zip(splits, rows, strict=True)]
         )
-        tries[0, is_known] = MOST_TRIES  # those of train, and those equal to them
+        tries[0, is_known] = MOST_TRIES  # a row of train, or one equal to it, has no partner to find
     else:
         tries[0] = MOST_TRIES
 

@@ -381,7 +381,7 @@ def pick_top(logits: "Tensor", count: int) -> tuple["Tensor", "Tensor"]:
     import torch
 
     scores = logits.detach().numpy() + np.float32(0)  # a copy without -0.0
-    scores[np.isnan(scores)] = np.nan  # without a sign: sorted as the greatest value
+    scores[np.isnan(scores)] = np.nan  # NaN without a sign is sorted as the greatest value
     last = scores.shape[-1] - 1
     bits = scores.view(np.int32)
     ranks = (bits ^ ((bits >> 31) & np.int32(2**31 - 1))).astype(np.int64)  # in the order of the scores
@@ -437,7 +437,7 @@ def find_best(kept: np.ndarray, windows: Windows) -> tuple[np.ndarray, np.ndarra
     best, place = np.empty(len(kept)), np.empty(len(kept), np.int64)
     for chunk in divide_windows(windows.owners):
         scores = score_spans(kept[chunk], windows, chunk)
-        place[chunk] = scores.argmax(axis=1)  # the first of equals
+        place[chunk] = scores.argmax(axis=1)  # argmax returns the first of equal scores
         best[chunk] = scores[np.arange(len(scores)), place[chunk]]
     window = pick_least(-best, windows.owners, len(windows.questions))  # each question's best
     found = np.isfinite(best[window])
@@ -491,7 +491,7 @@ def score_spans(kept: np.ndarray, windows: Windows, chunk: slice) -> np.ndarray:
     start_scores, end_scores = np.where(may_start, start_scores, -np.inf), np.where(may_end, end_scores, -np.inf)
     scores = np.add(start_scores[:, :, None], end_scores[:, None, :], dtype=np.float64)  # (W, K, K)
     further = ends.astype(np.int32)[:, None, :] - starts.astype(np.int32)[:, :, None]
-    refused = further.view(np.uint32) >= windows.max_answer_length  # also negative ones, large when unsigned
+    refused = further.view(np.uint32) >= windows.max_answer_length  # a negative number is large when unsigned
     np.copyto(scores, -np.inf, where=refused)
     return scores.reshape(len(kept), -1)
 

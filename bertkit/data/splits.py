@@ -12,7 +12,7 @@ import numpy as np
 from bertkit.errors import UsageError
 
 UNLABELLED = "unlabelled"  # a test split without labels
-DROP = "drop"  # of the option of this name: leaves out rows without a label
+DROP = "drop"  # a value of the option `unlabelled`: rows without a label are left out
 LEAVE_OUT = f"--set data.unlabelled={DROP}"  # for messages
 MOST_SHOWN = 20  # labels whose shares are shown
 MOST_ERRORS = 3.0  # standard errors between the shares of a label in two splits, before a warning

@@ -29,7 +29,6 @@ from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.progress import ignore
 
 DOCUMENTED_PACKAGES = ("numpy", "scipy", "sklearn", "pandas")
-LEAST_FUNCTIONS = 500  # minimum number of functions for a data set
 SECTION = re.compile(r"^(?:Other )?Parameters\n-{3,}\n", re.MULTILINE)
 NEXT_SECTION = re.compile(r"^\S.*\n-{3,}$", re.MULTILINE)
 PARAMETER_ENTRY = re.compile(r"^(\*{0,2}[A-Za-z_]\w*) ?: (\S.*)$")
@@ -40,7 +39,7 @@ MOST_PARAMETERS = 4  # parameters of a function described in a context; most con
 UNANSWERABLE = 1 / 3  # share of unanswerable questions, as in SQuAD 2.0's training set
 DEV_SHARE = 0.1  # share of the functions in dev
 SAMPLE_SEED = 0
-DESCRIPTIONS = "descriptions.csv"  # of parameters, with their libraries
+DESCRIPTIONS = "descriptions.csv"  # descriptions of parameters, with their libraries
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
         questions: Maximum number of questions in each training set, and of rows in the CSV file.
 
     Raises:
-        UsageError: Too few functions are documented here, or the directory already has one of these names.
+        UsageError: The directory already has one of these names.
         OSError: The directory cannot be made or written to.
     """
     if there := [str(output / name) for name in ("squad", "glue", DESCRIPTIONS) if (output / name).exists()]:
@@ -159,11 +158,6 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
 def fill(folder: Path, questions: int, report: Callable[[str], None]) -> None:
     """Write the data sets into an empty folder."""
     functions = read_functions()
-    if len(functions) < LEAST_FUNCTIONS:
-        raise UsageError(
-            f"found {len(functions):,} documented functions, expected at least {LEAST_FUNCTIONS:,}; install "
-            f"{', '.join(DOCUMENTED_PACKAGES)}"
-        )
     count = sum(len(function.parameters) for function in functions)
     report(f"found {len(functions):,} documented functions with {count:,} parameters")
     rows = make_descriptions(functions, questions)

@@ -27,7 +27,7 @@ from bertkit.errors import UsageError, join_lines, name_extra
 FILE_REMEDY = "give the official files with --data DIR"
 CONVERT = "convert the file, for Western European text with iconv -f cp1252 -t utf-8"
 AGAIN = "correct it or get the file again"
-UTF8, CP1252 = "utf-8-sig", "cp1252"  # the first drops a byte order mark
+UTF8, CP1252 = "utf-8-sig", "cp1252"  # utf-8-sig drops a byte order mark
 CHARACTERS_AT_ONCE = 1 << 16
 BYTE_ORDER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)
 MARKS_UTF16 = tuple(mark.decode("utf-8", "surrogateescape") for mark in BYTE_ORDER_MARKS[:2])
@@ -196,7 +196,7 @@ def split_rows(
     Args:
         is_plain: Whether quotes are ordinary characters.
     """
-    csv.field_size_limit(sys.maxsize)  # of the process; `longest` limits rows
+    csv.field_size_limit(sys.maxsize)  # the limit holds for the whole process; `longest` limits rows
     for number, line in lines:
         if isinstance(line, UsageError):
             yield number, line

@@ -56,7 +56,7 @@ from bertkit.system.progress import Report, ignore
 UNITS = dict.fromkeys((".csv", ".tsv", ".jsonl"), "line") | dict.fromkeys((".json", ".parquet", ".xlsx"), "row")
 SUFFIXES = tuple(UNITS)
 UNITS[".txt"] = "line"
-COLUMN_SUFFIXES = (".csv", ".tsv", ".parquet", ".xlsx")  # whose rows all have the same names
+COLUMN_SUFFIXES = (".csv", ".tsv", ".parquet", ".xlsx")  # all rows of such a file have the same names
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "validation", "val", "valid"), "test": ("test",)}
 SPLIT_FILE = re.compile(rf"(\w+)({'|'.join(map(re.escape, SUFFIXES))})(\.gz)?")
 SAVED = ("dataset_dict.json", "dataset_info.json")  # files of `save_to_disk`: several splits, or one
@@ -266,8 +266,6 @@ def read_columns(path: Path, **reading: Any) -> Columns:
 
     def walk() -> Iterator[tuple[int, dict[str, str]]]:
         for number, row in raise_errors(path, walk_rows(path, **reading), unit):
-            if not row:
-                raise UsageError(f"{path}: the object {number} is empty; give it a key or delete it")
             for key, value in row.items() if is_json else ():
                 is_list = isinstance(value, list)
                 is_nested = isinstance(value, dict) or (is_list and any(isinstance(x, dict | list) for x in value))
@@ -313,7 +311,7 @@ def read_inputs(source: str, columns: Sequence[str] = (), **reading: Any) -> Ite
     rows = walk_rows(Path(source), columns=columns, longest=LONGEST_LINE, decoder=INPUT, **reading)
     texts: dict[str, str] = {}
     for number, row in rows:
-        if isinstance(row, dict) and kind not in COLUMN_SUFFIXES:  # without any text, all are empty, as in a table
+        if isinstance(row, dict) and kind not in COLUMN_SUFFIXES:  # a row without a text has empty ones, as in a table
             texts |= {name: "" for name, value in row.items() if isinstance(value, str)}
             row = row if any(isinstance(value, str | list | dict) for value in row.values()) else texts | row
         yield Line(row, f"{source}, {UNITS[kind]} {number}", kind in COLUMN_SUFFIXES)
@@ -450,7 +448,7 @@ def check_names(place: str, names: Sequence[str], wanted: Sequence[str] = ()) ->
 def _gather(source: str, rows: Iterable[tuple[int, dict[str, str]]]) -> tuple[pa.Table, array]:
     """Return the rows as a table, and their lines."""
     tables, lines, pending, size = [], array("q"), [], 0
-    for number, row in chain(rows, [(0, {})]):  # the last one ends the last chunk
+    for number, row in chain(rows, [(0, {})]):  # an empty row ends the last chunk
         if pending and (not row or size >= CHUNK_CHARACTERS):
             names = dict.fromkeys(chain.from_iterable(pending))
             tables.append(pa.Table.from_pylist(pending, pa.schema([(name, TEXT) for name in names])))
@@ -533,7 +531,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def _write_array(values: pa.Array, names: Sequence[str] | None) -> pa.Array:
     """Return the values as texts, nulls as nulls; `names` are those of class labels."""
-    values = getattr(values, "storage", values)  # of an extension type
+    values = getattr(values, "storage", values)  # an extension type has its values in `storage`
     if pa.types.is_dictionary(values.type):
         return _write_array(values.dictionary_decode(), names)
     if _is_list(values.type):

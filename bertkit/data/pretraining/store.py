@@ -35,7 +35,7 @@ from bertkit.system.progress import ignore
 
 FORMAT = 1  # version of the directory's format
 RECORD, MANIFEST = BUILT_FILES
-SHARDS, PART_FOLDER = BUILT_FOLDERS  # the latter: shards before the removal of repeats
+SHARDS, PART_FOLDER = BUILT_FOLDERS  # PART_FOLDER has the shards before repeats are removed
 CORPUS_INDEX = "index"
 SHARD_SUFFIX = ".safetensors"
 SHARD_NAME = re.compile(r"(\d{5,})-(\d{4,})-([0-9a-f]{8})\.safetensors")
@@ -211,14 +211,12 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_bytes())
         checksum = manifest.pop("checksum")
-        if manifest["format"] == FORMAT and checksum != _seal(manifest):
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"its format is not {FORMAT}")
+        if checksum != _seal(manifest):
             raise ValueError("its checksum differs")
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise UsageError(f"{path} is truncated or corrupted ({error}); {BUILD_REMEDY}") from None
-    if manifest["format"] != FORMAT:
-        raise UsageError(
-            f"{path} has format {json.dumps(manifest['format'])[:40]}, not {FORMAT}; build the corpus again"
-        )
     return manifest
 
 
