@@ -97,14 +97,14 @@ class LabelSpace:
         if len(self.columns) > 1:
             return np.stack([read_flags(table, name) for name in self.columns], axis=1), none, none, Counter()
         codes, cells = self.split_cells(table)
-        index = {name: place for place, name in enumerate(self.names)}
+        known = {name: number for number, name in enumerate(self.names)}
         flags = np.zeros((len(cells), len(self.names)), np.float32)
         for row, cell in zip(flags, cells, strict=True):
-            row[[index[label] for label in cell if label in index]] = 1
+            row[[known[label] for label in cell if label in known]] = 1
         other = Counter()
         for cell, count in zip(cells, np.bincount(codes, minlength=len(cells)).tolist(), strict=True):
-            other.update({label: count for label in cell if label not in index})
-        has_other = np.array([not index.keys() >= {*cell} for cell in cells], bool)[codes]
+            other.update({label: count for label in cell if label not in known})
+        has_other = np.array([not known.keys() >= {*cell} for cell in cells], bool)[codes]
         if self.kind == SEVERAL:
             return flags[codes], none, has_other, other
         is_blank = np.array([not cell for cell in cells], bool)[codes]
@@ -116,7 +116,7 @@ class LabelSpace:
             return labels.astype(np.float64).tolist()
         if labels.ndim == 1:
             return [self.names[label] for label in labels.tolist()]
-        return [tuple(self.names[place] for place in np.flatnonzero(row)) for row in labels]
+        return [tuple(self.names[number] for number in np.flatnonzero(row)) for row in labels]
 
     def count(self, labels: np.ndarray) -> np.ndarray:
         """Return (L,) how many rows have each label."""
@@ -332,7 +332,7 @@ def guess_kind(values: Sequence[str], is_list: bool) -> tuple[str, str]:
 
 
 def number_cells(table: Columns, column: str) -> tuple[np.ndarray, list[str]]:
-    """Return (S,) the place of each cell's text among the column's different texts, and these texts.
+    """Return (S,) the number of each cell's text among the column's different texts, and these texts.
 
     NaN among numbers is a missing value, as pyarrow and polars write it.
     """

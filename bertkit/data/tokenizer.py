@@ -498,14 +498,14 @@ def find_form(tokenizer: Any) -> Form:
     alone, found = backend.encode("a").ids, backend.encode("a", "b")
     owners = found.sequence_ids
     first, second = owners.index(0), owners.index(1)
-    between = [place for place in range(first, second) if owners[place] is None]
+    between = [index for index in range(first, second) if owners[index] is None]
     after = len(owners) - owners[::-1].index(1)
     ids, types = found.ids, found.type_ids
     if (alone[:1], ids[:first], alone[-1:], ids[after:]) != (cls, cls, sep, sep):
         raise UsageError(
             "the tokenizer does not write a text as [CLS] text [SEP], which BERT reads; correct its tokenizer.json"
         )
-    return Form(ids[:first], [ids[place] for place in between], ids[after:], types[second] if has_types else 0)
+    return Form(ids[:first], [ids[index] for index in between], ids[after:], types[second] if has_types else 0)
 
 
 def find_words(tokenizer: Any) -> "Words":

@@ -65,12 +65,12 @@ class Function:
 
     def describe(self) -> tuple[str, dict[str, int]]:
         """Return the context of questions, and the offset of each parameter's type in it."""
-        text, places = f"{self.name} has these parameters.", {}
+        text, starts = f"{self.name} has these parameters.", {}
         for parameter in self.parameters:
             text += f" {parameter.name} is "
-            places[parameter.name] = len(text)
+            starts[parameter.name] = len(text)
             text += f"{parameter.type}: {parameter.description}"
-        return text, places
+        return text, starts
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
@@ -189,14 +189,14 @@ def ask(function: Function, parameter: Parameter) -> str:
 
 def order(functions: Sequence[Function]) -> list[Function]:
     """Return the functions in a random order that is the same on each call."""
-    return [functions[place] for place in np.random.default_rng(SAMPLE_SEED).permutation(len(functions))]
+    return [functions[number] for number in np.random.default_rng(SAMPLE_SEED).permutation(len(functions))]
 
 
 def make_articles(functions: Sequence[Function], limit: int) -> list[dict[str, Any]]:
     """Return SQuAD articles of one paragraph each, until there are `limit` questions."""
     random, articles, count = np.random.default_rng(SAMPLE_SEED), [], 0
     for function in order(functions):
-        context, places = function.describe()
+        context, starts = function.describe()
         found = []
         for parameter in function.parameters:
             if count == limit:
@@ -205,7 +205,7 @@ def make_articles(functions: Sequence[Function], limit: int) -> list[dict[str, A
             other = functions[random.integers(len(functions))]
             is_silent = random.random() < UNANSWERABLE and other is not function
             wanted = other.parameters[random.integers(len(other.parameters))] if is_silent else parameter
-            answer = {"text": parameter.type, "answer_start": places[parameter.name]}
+            answer = {"text": parameter.type, "answer_start": starts[parameter.name]}
             found.append(
                 {
                     "id": f"{function.name}/{parameter.name}",
@@ -256,7 +256,7 @@ def make_descriptions(functions: Sequence[Function], limit: int) -> list[tuple[s
             (f"{one.name} is {one.type}: {one.description}", package, function.name) for one in function.parameters
         ]
     mixed = [row for found in rows.values() for row in found[: limit // len(rows)]]
-    return [mixed[place] for place in np.random.default_rng(SAMPLE_SEED).permutation(len(mixed))]
+    return [mixed[number] for number in np.random.default_rng(SAMPLE_SEED).permutation(len(mixed))]
 
 
 def write_qnli(rows: Sequence[tuple[str, str, str]], path: Path) -> None:

@@ -153,9 +153,9 @@ def read_answers(row: Benchmark, path: Path) -> np.ndarray:
     answers = convert_labels(table, read, expected, "the answer")
     if "index" not in table.table.column_names:
         return np.array(answers)
-    places = {text: place for place, text in enumerate(table.table.column("index").to_pylist())}
+    rows = {text: index for index, text in enumerate(table.table.column("index").to_pylist())}
     try:
-        return np.array([answers[places[str(number)]] for number in range(len(answers))])
+        return np.array([answers[rows[str(number)]] for number in range(len(answers))])
     except KeyError as error:
         raise UsageError(
             f"{path} has no answer with index {error.args[0]}; number the answers from 0 without gaps"

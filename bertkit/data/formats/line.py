@@ -152,18 +152,6 @@ def find_fault(text: str, encoding: str = UTF8) -> str:
     return ""
 
 
-def decode_line(line: bytes, *, is_first: bool) -> str:
-    """Decode a line; a byte order mark is dropped from the first one.
-
-    Raises:
-        UsageError: The line has a NUL byte or is not UTF-8; the message does not name its place.
-    """
-    text = line.decode(UTF8 if is_first else "utf-8", "surrogateescape")
-    if fault := find_fault(text):
-        raise UsageError(fault)
-    return text
-
-
 def read_lines(path: Path, encoding: str = UTF8) -> Iterator[str]:
     """Yield the lines of a file without their ends, and without the blank lines at its end."""
     blank = 0

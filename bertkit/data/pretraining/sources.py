@@ -31,7 +31,7 @@ from typing import Any, BinaryIO, Literal
 
 import msgspec
 
-from bertkit.data.formats.line import Parsed, decode_line, explain_form, open_file
+from bertkit.data.formats.line import UTF8, Parsed, explain_form, find_fault, open_file
 from bertkit.data.pretraining.docstrings import Paragraphs, read_docs
 from bertkit.errors import UsageError, check_access, explain_refusal, join_lines
 from bertkit.system.hub import (
@@ -396,7 +396,10 @@ def _read_lines(path: str, start: int, parse: Callable[[str], Parsed]) -> Iterat
         first = place = _seek_line(stream, start) if start else 0
         for number, line in enumerate(stream, 1):
             try:
-                parsed = parse(decode_line(line, is_first=place == 0))
+                text = line.decode("utf-8" if place else UTF8, "surrogateescape")
+                if fault := find_fault(text):
+                    raise UsageError(fault)
+                parsed = parse(text)
             except UsageError as error:
                 before = _count_lines(path, first)
                 raise UsageError(f"{path}, line {before + number} {error}") from None

@@ -114,18 +114,18 @@ class ShardedIds:
             pieces.append(self._take(number, max(start - before, 0), min(stop, self.ends[number]) - before))
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
-    def take(self, places: np.ndarray) -> np.ndarray:
-        """Return the tokens at `places` (M,), in any order."""
+    def take(self, positions: np.ndarray) -> np.ndarray:
+        """Return the tokens at `positions` (M,), in any order."""
         if len(self.shards) == 1 and self.mapped:
-            return self.maps[0].take(places)
+            return self.maps[0].take(positions)
         ends = np.asarray(self.ends)
-        owners = np.searchsorted(ends, places, side="right")
-        found = np.empty(len(places), self.dtype)
+        owners = np.searchsorted(ends, positions, side="right")
+        found = np.empty(len(positions), self.dtype)
         for number in np.unique(owners).tolist():
             rows = owners == number
             before = self.ends[number - 1] if number else 0
             shard = self.maps[number] if self.mapped else self._take(number, 0, self.shards[number].count("ids"))
-            found[rows] = shard.take(places[rows] - before)
+            found[rows] = shard.take(positions[rows] - before)
         return found
 
     def _take(self, number: int, start: int, stop: int) -> np.ndarray:
