@@ -29,7 +29,6 @@ from bertkit.data.formats.line import (
     ENCODINGS,
     INPUT,
     LONGEST_QUOTED,
-    LONGEST_ROW,
     MOST_NAMES,
     ROW,
     UTF8,
@@ -43,7 +42,6 @@ from bertkit.data.formats.line import (
     parse_line,
     raise_errors,
     read_array,
-    refuse_length,
     split_rows,
     walk_file,
     walk_lines,
@@ -63,7 +61,6 @@ SAVED = ("dataset_dict.json", "dataset_info.json")  # files of `save_to_disk`: s
 STDIN = "-"
 CHUNK_CHARACTERS = 1_000_000  # cells held as Python strings; each cell counts one more
 CHUNK_ROWS = 10_000  # rows of a Parquet file or a Hub data set converted at a time
-LONGEST_LINE = 1_000_000  # characters; as tokens and words, a row takes some hundred times its size
 FEATURES = b"huggingface"  # the key of the schema under which `datasets` keeps the types of its columns
 TEXT = pa.large_string()  # offsets of 32 bits end at 2 GB, also for the result of `take`
 PLACES = f"a file ({', '.join(SUFFIXES)}), a folder with train.csv, or a Hub data set owner/name[:config][@revision]"
@@ -302,13 +299,13 @@ def read_inputs(source: str, columns: Sequence[str] = (), **reading: Any) -> Ite
     """
     check_source(source)
     if source == STDIN:
-        for number, line in enumerate(walk_lines(sys.stdin.buffer, longest=LONGEST_LINE), 1):
+        for number, line in enumerate(walk_lines(sys.stdin.buffer), 1):
             text = line if isinstance(line, UsageError) else line.rstrip("\r\n")
             is_json = isinstance(text, str) and text.lstrip()[:1] in ("{", '"')
             yield Line(parse_line(text) if is_json else text, f"standard input, line {number}")
         return
     kind = find_suffix(source, tuple(UNITS))
-    rows = walk_rows(Path(source), columns=columns, longest=LONGEST_LINE, decoder=INPUT, **reading)
+    rows = walk_rows(Path(source), columns=columns, decoder=INPUT, **reading)
     texts: dict[str, str] = {}
     for number, row in rows:
         if isinstance(row, dict) and kind not in COLUMN_SUFFIXES:  # a row without a text has empty ones, as in a table
@@ -345,7 +342,6 @@ def walk_rows(
     encoding: str = "",
     report: Report = ignore,
     columns: Sequence[str] = (),
-    longest: int = LONGEST_ROW,
     decoder: msgspec.json.Decoder = ROW,
 ) -> Rows:
     """Yield the rows of a file; one that cannot be read is an error in its place, and those after it are still read.
@@ -359,29 +355,28 @@ def walk_rows(
         encoding: "": UTF-8, UTF-16 or, except for JSON, cp1252, as the file is.
         report: Receives a line about a form that is not the usual one.
         columns: Columns that a table must have.
-        longest: Maximum number of characters of a row.
     """
     kind, notes = find_suffix(path, tuple(UNITS)), []
     if kind == ".parquet":
-        return _parse(_walk_parquet(path, columns), longest, decoder)
+        return _parse(_walk_parquet(path, columns), decoder)
     if kind == ".xlsx":
         return _name_cells(path, walk_sheet(path, notes), notes, columns, report)
     found = find_encoding(path, encoding, may_be_western=kind not in (".jsonl", ".json"))
     if not encoding and found != UTF8:
         notes.append(ENCODINGS[found])
-    lines = enumerate(walk_file(path, found, longest), 1)
+    lines = enumerate(walk_file(path, found), 1)
     if kind in COLUMN_SUFFIXES:
         usual = "\t" if kind == ".tsv" else ","
-        mark = find_separator(walk_file(path, found, longest), usual, sep)
+        mark = find_separator(walk_file(path, found), usual, sep)
         if mark not in (usual, sep):
             notes.insert(0, "cells separated by tabs" if mark == "\t" else f'cells separated by "{mark}"')
-        is_plain = mark == "\t" and not is_quoted(walk_file(path, found, longest))
-        return _name_cells(path, split_rows(lines, mark, longest, is_plain), notes, columns, report)
+        is_plain = mark == "\t" and not is_quoted(walk_file(path, found))
+        return _name_cells(path, split_rows(lines, mark, is_plain), notes, columns, report)
     if notes:
         report(f"{path}: {', '.join(notes)}")
-    if kind == ".json" and not _has_objects(walk_file(path, found, longest)):
+    if kind == ".json" and not _has_objects(walk_file(path, found)):
         lines = enumerate(map(bytes, read_array(path, found)), 1)
-    return _parse(lines, longest, None if kind == ".txt" else decoder)
+    return _parse(lines, None if kind == ".txt" else decoder)
 
 
 def _has_objects(lines: Iterable[str | UsageError]) -> bool:
@@ -390,17 +385,13 @@ def _has_objects(lines: Iterable[str | UsageError]) -> bool:
     return len(first) == 2 and all(first)
 
 
-def _parse(
-    contents: Iterable[tuple[int, str | bytes | UsageError]], longest: int, decoder: msgspec.json.Decoder | None
-) -> Rows:
+def _parse(contents: Iterable[tuple[int, str | bytes | UsageError]], decoder: msgspec.json.Decoder | None) -> Rows:
     """Yield the values of JSON texts, or without a decoder the texts, and the errors in their place."""
     for number, content in contents:
         if isinstance(content, bytes):  # lines have been checked
             content = content.decode("utf-8", "surrogateescape")
             if fault := find_fault(content):
                 content = UsageError(fault)
-            elif len(content) > longest:
-                content = refuse_length(longest)
         if isinstance(content, UsageError) or decoder is None:
             yield number, content if isinstance(content, UsageError) else content.rstrip("\r\n")
         elif content.strip():
