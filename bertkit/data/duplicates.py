@@ -18,7 +18,7 @@ import numpy as np
 NEAR = 0.8  # Jaccard similarity
 PIECE = 5  # characters of the runs that near rows share
 LONGEST_COMPARED = 20_000  # characters of a row that are compared for nearness
-PERMUTATIONS, BANDS = 128, 16  # of MinHash: rows are proposed if they agree in all 8 values of a band
+PERMUTATIONS, BANDS = 128, 16  # rows are proposed if they agree in all 8 MinHash values of a band
 MOST_TRIES = 4  # comparisons of a row that find nothing, so that texts from a template do not take hours
 ROWS_A_CHECK = 4096  # rows held in memory
 TRAIN_SPLIT = "train"
@@ -79,10 +79,10 @@ def find_repeats(
     found = {}
     for split, own in keys.items():
         given = answers.get(split)
-        values, first, places = np.unique(own, return_index=True, return_inverse=True)
+        values, first, numbers = np.unique(own, return_index=True, return_inverse=True)
         rows = np.arange(len(own))
-        repeats = np.stack([rows, first[places]], axis=1)[rows != first[places]]
-        contradictory = [] if given is None else _group_contradictions(places, given, len(values))
+        repeats = np.stack([rows, first[numbers]], axis=1)[rows != first[numbers]]
+        contradictory = [] if given is None else _group_contradictions(numbers, given, len(values))
         leaks, contradicts = np.empty((0, 2), np.int64), np.empty((0, 2), np.int64)
         if split != TRAIN_SPLIT and len(train):
             spots = np.searchsorted(distinct, own).clip(max=len(distinct) - 1)
@@ -94,14 +94,14 @@ def find_repeats(
     return found
 
 
-def _group_contradictions(places: np.ndarray, answers: np.ndarray, count: int) -> list[np.ndarray]:
-    """Return the rows of each text with different answers, by the first row; `places` (S,) are the texts' numbers."""
+def _group_contradictions(numbers: np.ndarray, answers: np.ndarray, count: int) -> list[np.ndarray]:
+    """Return the rows of each text with different answers, by the first row; `numbers` (S,) are the texts' numbers."""
     lowest, highest = np.full(count, np.iinfo(np.int64).max), np.full(count, -1)
-    np.minimum.at(lowest, places, answers)
-    np.maximum.at(highest, places, answers)
-    rows = np.flatnonzero((lowest < highest)[places])
-    rows = rows[np.argsort(places[rows], kind="stable")]
-    groups = np.split(rows, np.flatnonzero(np.diff(places[rows])) + 1) if len(rows) else []
+    np.minimum.at(lowest, numbers, answers)
+    np.maximum.at(highest, numbers, answers)
+    rows = np.flatnonzero((lowest < highest)[numbers])
+    rows = rows[np.argsort(numbers[rows], kind="stable")]
+    groups = np.split(rows, np.flatnonzero(np.diff(numbers[rows])) + 1) if len(rows) else []
     return sorted(groups, key=lambda group: group[0])
 
 
@@ -161,21 +161,21 @@ def _hash_pieces(rows: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     lengths = np.array(list(map(len, rows)))
     characters = np.frombuffer("".join(rows).encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
     hashes = np.zeros(len(characters) - PIECE + 1, np.uint64)
-    for place in range(PIECE):
-        hashes = hashes * np.uint64(0x100000001B3) + characters[place : place + len(hashes)]
+    for start in range(PIECE):
+        hashes = hashes * np.uint64(0x100000001B3) + characters[start : start + len(hashes)]
     hashes ^= hashes >> np.uint64(29)  # mixed, because MinHash takes uniform hashes
     hashes *= np.uint64(0xBF58476D1CE4E5B9)
     hashes ^= hashes >> np.uint64(32)
     ends = np.cumsum(lengths)
     is_inside = np.ones(len(characters), bool)
-    for place in range(1, PIECE):
-        is_inside[ends - place] = False  # pieces that reach into the next row
+    for start in range(1, PIECE):
+        is_inside[ends - start] = False  # pieces that reach into the next row
     return hashes[is_inside[: len(hashes)]], np.concatenate([[0], np.cumsum(lengths - PIECE + 1)])
 
 
 def list_pieces(row: str) -> set[str]:
     """Return the pieces of a padded row."""
-    return {row[place : place + PIECE] for place in range(len(row) - PIECE + 1)}
+    return {row[start : start + PIECE] for start in range(len(row) - PIECE + 1)}
 
 
 def is_near(first: str, second: str) -> bool:
@@ -209,7 +209,7 @@ def find_near(
         is_known = np.concatenate(
             [np.isin(keys[split][own], keys[TRAIN_SPLIT]) for split, own in zip(splits, rows, strict=True)]
         )
-        tries[0, is_known] = MOST_TRIES  # those of train, and those equal to them
+        tries[0, is_known] = MOST_TRIES  # a row of train, or one equal to it, has no partner to find
     else:
         tries[0] = MOST_TRIES
 
@@ -222,11 +222,11 @@ def find_near(
             partners[kind, pair[0][found]] = pair[1][found]
             tries[kind, pair[0][~found]] += 1
 
-    def fetch(places: np.ndarray) -> list[str]:
-        texts = np.empty(len(places), object)
-        for owner in np.unique(owners[places]).tolist():
-            chosen = owners[places] == owner
-            texts[chosen] = list(map(pad_row, read(splits[owner], numbers[places[chosen]])))
+    def fetch(indices: np.ndarray) -> list[str]:
+        texts = np.empty(len(indices), object)
+        for owner in np.unique(owners[indices]).tolist():
+            chosen = owners[indices] == owner
+            texts[chosen] = list(map(pad_row, read(splits[owner], numbers[indices[chosen]])))
         return texts.tolist()
 
     for band in range(BANDS):
@@ -234,8 +234,8 @@ def find_near(
         order = np.argsort(values, kind="stable")  # train first
         is_new = np.diff(values[order], prepend=~values[order[:1]]) != 0
         is_first = is_new | (np.diff(owners[order], prepend=-1) != 0)
-        places = np.arange(len(order))
-        first, own = (order[np.maximum.accumulate(np.where(starts, places, 0))] for starts in (is_new, is_first))
+        indices = np.arange(len(order))
+        first, own = (order[np.maximum.accumulate(np.where(starts, indices, 0))] for starts in (is_new, is_first))
         leaks = (owners[order] > 0) & (owners[first] == 0)
         compare(0, order[leaks], first[leaks])
         compare(1, order[~is_first], own[~is_first])
@@ -244,7 +244,7 @@ def find_near(
     for owner, split in enumerate(splits):
         pairs = []
         for kind in (0, 1):
-            places = np.flatnonzero((owners == owner) & (partners[kind] >= 0))
-            pairs.append(np.stack([numbers[places], numbers[partners[kind, places]]], axis=1))
+            indices = np.flatnonzero((owners == owner) & (partners[kind] >= 0))
+            pairs.append(np.stack([numbers[indices], numbers[partners[kind, indices]]], axis=1))
         found[split] = NearRows(*pairs)
     return found

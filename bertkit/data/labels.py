@@ -43,7 +43,6 @@ MARKS = {"1": True, "true": True, "0": False, "false": False}
 UNKNOWN_LABEL = -1
 BALANCED = "balanced"
 ALIKE = "differ only in case, accents or spaces"
-LARGEST_NUMBER = float(np.finfo(np.float32).max)
 ADJACENT = re.compile(r"""['"]\s+['"]""")  # texts that Python joins, as in numpy's ['a' 'b']
 DECIMAL_COMMA = re.compile(r"-?[0-9]+,[0-9]+")
 WHOLE = re.compile(r"(0|-?[1-9][0-9]*)(?:\.0*)?")  # a whole number, perhaps spelled as a float
@@ -98,14 +97,14 @@ class LabelSpace:
         if len(self.columns) > 1:
             return np.stack([read_flags(table, name) for name in self.columns], axis=1), none, none, Counter()
         codes, cells = self.split_cells(table)
-        index = {name: place for place, name in enumerate(self.names)}
+        known = {name: number for number, name in enumerate(self.names)}
         flags = np.zeros((len(cells), len(self.names)), np.float32)
         for row, cell in zip(flags, cells, strict=True):
-            row[[index[label] for label in cell if label in index]] = 1
+            row[[known[label] for label in cell if label in known]] = 1
         other = Counter()
         for cell, count in zip(cells, np.bincount(codes, minlength=len(cells)).tolist(), strict=True):
-            other.update({label: count for label in cell if label not in index})
-        has_other = np.array([not index.keys() >= {*cell} for cell in cells], bool)[codes]
+            other.update({label: count for label in cell if label not in known})
+        has_other = np.array([not known.keys() >= {*cell} for cell in cells], bool)[codes]
         if self.kind == SEVERAL:
             return flags[codes], none, has_other, other
         is_blank = np.array([not cell for cell in cells], bool)[codes]
@@ -117,7 +116,7 @@ class LabelSpace:
             return labels.astype(np.float64).tolist()
         if labels.ndim == 1:
             return [self.names[label] for label in labels.tolist()]
-        return [tuple(self.names[place] for place in np.flatnonzero(row)) for row in labels]
+        return [tuple(self.names[number] for number in np.flatnonzero(row)) for row in labels]
 
     def count(self, labels: np.ndarray) -> np.ndarray:
         """Return (L,) how many rows have each label."""
@@ -185,8 +184,6 @@ def find_labels(
         UsageError: The columns are missing, or their values do not fit the kind.
     """
     if len(columns) > 1:
-        if labels or label_sep:
-            raise UsageError("data.labels and data.label_sep are for one label column; leave them out with several")
         if problem_type not in ("auto", SEVERAL):
             raise UsageError(
                 f"{problem_type} has one label column, but {len(columns)} are given; give one with --label"
@@ -198,16 +195,11 @@ def find_labels(
     _, values = number_cells(train, column)
     lists = read_lists(train, column, values)
     positions = find_positions(lists, labels)
-    if labels and not positions:
-        raise UsageError(f"data.labels names the positions of lists of 0 and 1, but {column!r} has none; leave it out")
-    if label_sep and (lists or problem_type not in ("auto", SEVERAL)):
-        found = "holds lists" if lists else f"is read as {problem_type}"
-        raise UsageError(f"data.label_sep is for several labels in a text, but {column!r} {found}; leave it out")
     if problem_type != "auto":
         kind, reason = problem_type, "as set"
     elif column in train.classes and not lists:  # whatever their names
         kind, reason = SINGLE, "class labels"
-    elif label_sep:
+    elif label_sep and not lists:
         kind, reason = SEVERAL, f"labels separated by {label_sep}"
     else:
         kind, reason = guess_kind(values, bool(lists))
@@ -340,7 +332,7 @@ def guess_kind(values: Sequence[str], is_list: bool) -> tuple[str, str]:
 
 
 def number_cells(table: Columns, column: str) -> tuple[np.ndarray, list[str]]:
-    """Return (S,) the place of each cell's text among the column's different texts, and these texts.
+    """Return (S,) the number of each cell's text among the column's different texts, and these texts.
 
     NaN among numbers is a missing value, as pyarrow and polars write it.
     """
@@ -371,13 +363,11 @@ def convert_cells(
 
 
 def read_number(cell: str) -> float:
-    """Return the number in a cell, which must be finite in 32 bits; NaN for a blank one."""
+    """Return the number in a cell; NaN for a blank one."""
     if not cell.strip():
         return np.nan
     if (number := parse_number(cell)) is None:
         raise UsageError(f"the label {cell[:40]!r} is not a number; correct it")
-    if abs(number) > LARGEST_NUMBER:
-        raise UsageError(f"the label {cell[:40]!r} is too large for 32 bits; scale the labels")
     return number
 
 
@@ -445,8 +435,6 @@ def choose_columns(
         if not found:
             listed = ", ".join(map(repr, names[:MOST_SHOWN]))
             raise UsageError(f"{table.source} has the columns {listed}; name one with {option}")
-        if len(set(found)) < len(found):
-            raise UsageError(f"{option} names a column twice: {', '.join(found)}; name each column once")
     if both := set(text) & set(label):
         raise UsageError(f"the column {both.pop()!r} is both text and label; name different columns")
     by = f", guessed from the names; set {guessed} for others" if guessed else ""

@@ -47,7 +47,7 @@ class WindowedTexts(Groups):
         return self.sequences.shortened
 
     def find_sequences(self, index: int) -> range:
-        """Return the places of a text's windows."""
+        """Return the numbers of a text's windows."""
         return range(self.ends[index] - self.sequences.counts[index], self.ends[index])
 
     def fingerprint(self) -> str:
@@ -111,7 +111,7 @@ def cut_into_windows(texts: Pieces, room: int, step: int) -> tuple[list[Pieces],
     if sum(lengths) <= room:
         return [texts], False
     longer = lengths.index(max(lengths))
-    others = [text[: room // 2] for place, text in enumerate(texts) if place != longer]
+    others = [text[: room // 2] for number, text in enumerate(texts) if number != longer]
     windows = cut_windows(lengths[longer], room - sum(map(len, others)), step)
     parts = [texts[longer][start : start + count] for start, count in windows]
     is_shortened = sum(map(len, others)) + lengths[longer] < sum(lengths)

@@ -85,7 +85,7 @@ class Groups(Items):
     labels: np.ndarray | None
 
     def find_sequences(self, index: int) -> range:
-        """Return the places of an item's sequences."""
+        """Return the numbers of an item's sequences."""
         raise NotImplementedError
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Choices(Groups):
         return len(self.sequences) // self.count
 
     def find_sequences(self, index: int) -> range:
-        """Return the places of a question's sequences."""
+        """Return the numbers of a question's sequences."""
         return range(index * self.count, (index + 1) * self.count)
 
     def fingerprint(self) -> str:
@@ -222,12 +222,12 @@ def pad(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
 
     lengths = torch.tensor([len(item["input_ids"]) for item in items])
     batch = {"attention_mask": (torch.arange(int(lengths.max())) < lengths[:, None]).long()}  # (B, T)
-    places = batch["attention_mask"].bool()
+    is_token = batch["attention_mask"].bool()
     for name in items[0]:
         column = [item[name] for item in items]
         if np.ndim(column[0]) and column[0].dtype.kind != "f":
-            batch[name] = torch.full(places.shape, IGNORED if name == "labels" else 0)
-            batch[name][places] = torch.from_numpy(np.concatenate(column))  # (N,) -> (B, T)
+            batch[name] = torch.full(is_token.shape, IGNORED if name == "labels" else 0)
+            batch[name][is_token] = torch.from_numpy(np.concatenate(column))  # (N,) -> (B, T)
         else:
             batch[name] = torch.from_numpy(np.array(column))  # (B,) or (B, L)
     return batch
@@ -260,11 +260,11 @@ def pad_choices(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
     pairs = [pair for item in items for pair in zip(*(item[name] for name in names), strict=True)]
     flat = pad([dict(zip(names, pair, strict=True)) for pair in pairs])  # (N, T), N = all sequences
     counts = torch.tensor([len(item[names[0]]) for item in items])
-    places = torch.arange(int(counts.max())) < counts[:, None]  # (B, C)
+    is_there = torch.arange(int(counts.max())) < counts[:, None]  # (B, C)
     batch = {}
     for name, column in flat.items():
-        batch[name] = column.new_zeros(*places.shape, column.shape[1])
-        batch[name][places] = column  # (N, T) -> (B, C, T)
+        batch[name] = column.new_zeros(*is_there.shape, column.shape[1])
+        batch[name][is_there] = column  # (N, T) -> (B, C, T)
     others = [name for name in items[0] if name not in names]
     return batch | {name: torch.from_numpy(np.array([item[name] for item in items])) for name in others}
 

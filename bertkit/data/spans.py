@@ -95,9 +95,9 @@ def divide_context(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         context = np.where(right >= 0, np.minimum(left, right) + LENGTH_WEIGHT * lengths[window], -1.0)
         owner = np.where(context >= best, window, owner)  # windows come from right to left: the first wins
         best = np.maximum(context, best)
-    places = np.arange(len(windows))
-    ends = np.searchsorted(owner, places, "right")
-    return list(zip(np.searchsorted(owner, places, "left").tolist(), ends.tolist(), strict=True))
+    numbers = np.arange(len(windows))
+    ends = np.searchsorted(owner, numbers, "right")
+    return list(zip(np.searchsorted(owner, numbers, "left").tolist(), ends.tolist(), strict=True))
 
 
 def locate_answer(offsets: np.ndarray, start: int, end: int) -> tuple[int, int] | None:
@@ -212,12 +212,12 @@ def encode_questions(
             "a checkpoint that reads pairs as BERT does"
         )
     texts = dict.fromkeys(question.context for question in questions)
-    places = {text: place for place, text in enumerate(texts)}
+    numbers = {text: number for number, text in enumerate(texts)}
     context_ids, context_ends, offsets = tokenize(list(texts), tokenizer, with_offsets=True)
     ids, ends, _ = tokenize([question.question for question in questions], tokenizer)
     ids, ends, shortened = shorten(ids, ends, max_query_length)
     lengths = np.diff(ends, prepend=0)
-    contexts = np.array([places[question.context] for question in questions])
+    contexts = np.array([numbers[question.context] for question in questions])
     owners, windows, shares, answers = [], [], [], []
     for index, question in enumerate(questions):
         characters = cut(offsets, context_ends, contexts[index])
@@ -268,10 +268,10 @@ def tokenize(
             ids.append(np.array(encoding.ids, np.int32))
             lengths.append(len(encoding.ids))
             if with_offsets:
-                places = encoding.offsets
+                pairs = encoding.offsets
                 if not is_plain:  # SentencePiece counts the space before a word to its first token
-                    places = [(end - len(text[start:end].lstrip()), end) for start, end in places]
-                offsets.append(np.array(places, np.int32).reshape(-1, 2))
+                    pairs = [(end - len(text[start:end].lstrip()), end) for start, end in pairs]
+                offsets.append(np.array(pairs, np.int32).reshape(-1, 2))
     return np.concatenate(ids), np.cumsum(lengths), np.concatenate(offsets)
 
 
@@ -282,8 +282,8 @@ def shorten(ids: np.ndarray, ends: np.ndarray, limit: int) -> tuple[np.ndarray, 
         The remaining tokens, the end offset of each text, and (T,) whether it was truncated.
     """
     lengths = np.diff(ends, prepend=0)
-    places = np.arange(len(ids)) - np.repeat(ends - lengths, lengths)  # position of each token in its text
-    return ids[places < limit], np.cumsum(np.minimum(lengths, limit)), lengths > limit
+    positions = np.arange(len(ids)) - np.repeat(ends - lengths, lengths)  # position of each token in its text
+    return ids[positions < limit], np.cumsum(np.minimum(lengths, limit)), lengths > limit
 
 
 def find_answer(question: Question, offsets: np.ndarray) -> tuple[int, int] | None:
@@ -364,12 +364,12 @@ def keep_top(start_logits: "Tensor", end_logits: "Tensor") -> "Tensor":
 
     logits = torch.stack([start_logits.float(), end_logits.float()], dim=1)  # (B, 2, T)
     count = min(N_BEST, logits.shape[2])
-    values, places = pick_top(logits, count) if logits.device.type == "cpu" else logits.topk(count)  # (B, 2, K) each
-    places = places.float()  # exact below 2 ** 24
+    values, positions = pick_top(logits, count) if logits.device.type == "cpu" else logits.topk(count)  # (B, 2, K) each
+    positions = positions.float()  # exact below 2 ** 24
     if missing := N_BEST - count:
         values = torch.nn.functional.pad(values, (0, missing), value=float("-inf"))
-        places = torch.nn.functional.pad(places, (0, missing))
-    return torch.cat([torch.stack([values, places], dim=2).flatten(1), logits[:, :, 0]], dim=1)
+        positions = torch.nn.functional.pad(positions, (0, missing))
+    return torch.cat([torch.stack([values, positions], dim=2).flatten(1), logits[:, :, 0]], dim=1)
 
 
 def pick_top(logits: "Tensor", count: int) -> tuple["Tensor", "Tensor"]:
@@ -381,7 +381,7 @@ def pick_top(logits: "Tensor", count: int) -> tuple["Tensor", "Tensor"]:
     import torch
 
     scores = logits.detach().numpy() + np.float32(0)  # a copy without -0.0
-    scores[np.isnan(scores)] = np.nan  # without a sign: sorted as the greatest value
+    scores[np.isnan(scores)] = np.nan  # NaN without a sign is sorted as the greatest value
     last = scores.shape[-1] - 1
     bits = scores.view(np.int32)
     ranks = (bits ^ ((bits >> 31) & np.int32(2**31 - 1))).astype(np.int64)  # in the order of the scores
@@ -408,14 +408,14 @@ def decode(kept: np.ndarray, windows: Windows) -> list[Answer]:
     answers = [Answer([], (start, end)) for start, end in least.tolist()]
     for chunk in divide_windows(windows.owners):
         scores = score_spans(kept[chunk], windows, chunk)
-        window, place = np.nonzero(np.isfinite(scores))
+        window, number = np.nonzero(np.isfinite(scores))
         owners = windows.owners[chunk][window]
-        order = np.lexsort((-scores[window, place], owners))  # stable
+        order = np.lexsort((-scores[window, number], owners))  # stable
         owners = owners[order]
         bounds = np.flatnonzero(np.diff(owners, prepend=-1, append=-1)) if len(owners) else []
-        window, place = chunk.start + window[order], place[order]
-        start, end = np.divmod(place, N_BEST)
-        columns = kept[window, start], kept[window, 2 * N_BEST + end], *find_characters(kept, windows, window, place)
+        window, number = chunk.start + window[order], number[order]
+        start, end = np.divmod(number, N_BEST)
+        columns = kept[window, start], kept[window, 2 * N_BEST + end], *find_characters(kept, windows, window, number)
         rows = list(zip(*(column.tolist() for column in columns), strict=True))
         for begin, end in pairwise(bounds):
             collect(answers[owners[begin]].spans, windows.questions[owners[begin]].context, rows[begin:end])
@@ -425,8 +425,8 @@ def decode(kept: np.ndarray, windows: Windows) -> list[Answer]:
 def decode_best(kept: np.ndarray, windows: Windows) -> tuple[list[str], np.ndarray]:
     """Return the best answer to each question and (Q,) its odds, as `decode` does, in a fraction of the time."""
     firsts, ends, scores, null = find_best(kept, windows)
-    places = zip(windows.questions, firsts.tolist(), ends.tolist(), strict=True)
-    return [question.context[first:end] for question, first, end in places], null - scores
+    found = zip(windows.questions, firsts.tolist(), ends.tolist(), strict=True)
+    return [question.context[first:end] for question, first, end in found], null - scores
 
 
 def find_best(kept: np.ndarray, windows: Windows) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -434,14 +434,14 @@ def find_best(kept: np.ndarray, windows: Windows) -> tuple[np.ndarray, np.ndarra
 
     Start, end and score are 0 if no token of the context is a candidate.
     """
-    best, place = np.empty(len(kept)), np.empty(len(kept), np.int64)
+    best, number = np.empty(len(kept)), np.empty(len(kept), np.int64)
     for chunk in divide_windows(windows.owners):
         scores = score_spans(kept[chunk], windows, chunk)
-        place[chunk] = scores.argmax(axis=1)  # the first of equals
-        best[chunk] = scores[np.arange(len(scores)), place[chunk]]
+        number[chunk] = scores.argmax(axis=1)  # argmax returns the first of equal scores
+        best[chunk] = scores[np.arange(len(scores)), number[chunk]]
     window = pick_least(-best, windows.owners, len(windows.questions))  # each question's best
     found = np.isfinite(best[window])
-    firsts, ends = (np.where(found, column, 0) for column in find_characters(kept, windows, window, place[window]))
+    firsts, ends = (np.where(found, column, 0) for column in find_characters(kept, windows, window, number[window]))
     null = find_least(kept[:, -2:].astype(np.float64), windows.owners, len(windows.questions))
     return firsts, ends, np.where(found, best[window], 0.0), null.sum(axis=1)
 
@@ -491,20 +491,20 @@ def score_spans(kept: np.ndarray, windows: Windows, chunk: slice) -> np.ndarray:
     start_scores, end_scores = np.where(may_start, start_scores, -np.inf), np.where(may_end, end_scores, -np.inf)
     scores = np.add(start_scores[:, :, None], end_scores[:, None, :], dtype=np.float64)  # (W, K, K)
     further = ends.astype(np.int32)[:, None, :] - starts.astype(np.int32)[:, :, None]
-    refused = further.view(np.uint32) >= windows.max_answer_length  # also negative ones, large when unsigned
+    refused = further.view(np.uint32) >= windows.max_answer_length  # a negative number is large when unsigned
     np.copyto(scores, -np.inf, where=refused)
     return scores.reshape(len(kept), -1)
 
 
 def find_characters(
-    kept: np.ndarray, windows: Windows, window: np.ndarray, place: np.ndarray
+    kept: np.ndarray, windows: Windows, window: np.ndarray, number: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the start and end characters (n,) of some spans.
 
     Args:
-        place: The index of each span among the N_BEST * N_BEST of its window.
+        number: The index of each span among the N_BEST * N_BEST of its window.
     """
-    start, end = np.divmod(place, N_BEST)
+    start, end = np.divmod(number, N_BEST)
     shift = windows.starts[window] - windows.find_first()[window]
     shift += np.concatenate([[0], windows.context_ends])[windows.contexts[windows.owners[window]]]
     first, last = kept[window, N_BEST + start].astype(np.int64), kept[window, 3 * N_BEST + end].astype(np.int64)

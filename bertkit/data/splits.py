@@ -12,7 +12,7 @@ import numpy as np
 from bertkit.errors import UsageError
 
 UNLABELLED = "unlabelled"  # a test split without labels
-DROP = "drop"  # of the option of this name: leaves out rows without a label
+DROP = "drop"  # a value of the option `unlabelled`: rows without a label are left out
 LEAVE_OUT = f"--set data.unlabelled={DROP}"  # for messages
 MOST_SHOWN = 20  # labels whose shares are shown
 MOST_ERRORS = 3.0  # standard errors between the shares of a label in two splits, before a warning
@@ -66,23 +66,23 @@ def divide_train(
         raise UsageError(f"folds take dev from train, but {given['dev']} is given; leave out one of them")
     if "dev" in given or options["dev_share"] is None:
         return {}
-    places = hash_keys(keys)
+    hashes = hash_keys(keys)
     if folds:
-        rows = split_fold(places, folds, fold)
+        rows = split_fold(hashes, folds, fold)
     else:
-        rows = split_rows(places, options["dev_share"], 0.0 if "test" in given else options["test_share"])
+        rows = split_rows(hashes, options["dev_share"], 0.0 if "test" in given else options["test_share"])
     if empty := [split for split in ("train", "dev") if not len(rows.get(split, ()))]:
         remedy = f"fewer folds than {folds}" if folds else f"another share or a file for {empty[0]}"
         raise EmptySplitError(
-            f"{given['train']} has {describe_keys(places, unit, options['group'])} none for {empty[0]}; give more "
+            f"{given['train']} has {describe_keys(hashes, unit, options['group'])} none for {empty[0]}; give more "
             f"{unit}s, {remedy}"
         )
     return {split: numbers for split, numbers in rows.items() if len(numbers)}
 
 
-def describe_keys(places: np.ndarray, unit: str, group: str) -> str:
+def describe_keys(hashes: np.ndarray, unit: str, group: str) -> str:
     """Return how many rows there are, with how many different texts or groups, and the verb that follows."""
-    number, different = len(places), len(np.unique(places))
+    number, different = len(hashes), len(np.unique(hashes))
     if number == 1:
         return f"1 {unit}, which leaves"
     kept = f"different {'group' if group else 'text'}{'s' * (different != 1)}"
@@ -96,10 +96,10 @@ def hash_keys(keys: Iterable[str]) -> np.ndarray:
     return numbers / 2.0**53  # 53 bits: no sum is rounded to 1
 
 
-def split_rows(places: np.ndarray, dev_share: float, test_share: float) -> dict[str, np.ndarray]:
+def split_rows(hashes: np.ndarray, dev_share: float, test_share: float) -> dict[str, np.ndarray]:
     """Return the rows of train, dev and test, from `hash_keys`; a share of 0 leaves its split out."""
-    is_test = places < test_share
-    is_dev = ~is_test & (places >= 1 - dev_share)
+    is_test = hashes < test_share
+    is_dev = ~is_test & (hashes >= 1 - dev_share)
     rows = (
         {"train": ~is_test & ~is_dev}
         | ({"dev": is_dev} if dev_share else {})
@@ -108,9 +108,9 @@ def split_rows(places: np.ndarray, dev_share: float, test_share: float) -> dict[
     return {split: np.flatnonzero(is_in) for split, is_in in rows.items()}
 
 
-def split_fold(places: np.ndarray, folds: int, fold: int) -> dict[str, np.ndarray]:
+def split_fold(hashes: np.ndarray, folds: int, fold: int) -> dict[str, np.ndarray]:
     """Return the rows of train and dev of a fold, from 0; each row is in dev of exactly one fold."""
-    is_dev = (places * folds).astype(int) == fold
+    is_dev = (hashes * folds).astype(int) == fold
     return {"train": np.flatnonzero(~is_dev), "dev": np.flatnonzero(is_dev)}
 
 
@@ -127,15 +127,15 @@ def describe_shares(counts: Mapping[str, np.ndarray], sizes: Mapping[str, int], 
         sizes: Split -> the number of rows.
     """
     lines = []
-    for place, name in enumerate(names):
-        shares = {split: counts[split][place] / sizes[split] for split in counts}
+    for label, name in enumerate(names):
+        shares = {split: counts[split][label] / sizes[split] for split in counts}
         odd = [
             split
             for split in counts
-            if split != "train" and differs(counts["train"][place], sizes["train"], counts[split][place], sizes[split])
+            if split != "train" and differs(counts["train"][label], sizes["train"], counts[split][label], sizes[split])
         ]
         warning = f"  warning: {' and '.join(odd)} differ by more than three standard errors" if odd else ""
-        if place < MOST_SHOWN or odd:
+        if label < MOST_SHOWN or odd:
             lines.append(f"  {name}: " + ", ".join(f"{split} {share:.1%}" for split, share in shares.items()) + warning)
     return lines
 

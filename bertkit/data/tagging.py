@@ -132,8 +132,8 @@ class WordWindows(Items):
         """
         shown = self.ids[self.starts[index] : self.stops[index]]
         ids = np.concatenate([[self.cls], shown, [self.sep]]).astype(np.int64)
-        labels, places = np.full_like(ids, IGNORED), self.locate(index)
-        labels[places[places != ABSENT]] = self.labels[self._find_words(index)][places != ABSENT]
+        labels, positions = np.full_like(ids, IGNORED), self.locate(index)
+        labels[positions[positions != ABSENT]] = self.labels[self._find_words(index)][positions != ABSENT]
         return {"input_ids": ids, "token_type_ids": np.zeros_like(ids), "labels": labels}
 
     def fingerprint(self) -> str:
@@ -154,8 +154,8 @@ class WordWindows(Items):
         """
         known = self.firsts != ABSENT
         owners = np.repeat(np.arange(len(self)), np.diff(self.word_ends, prepend=0))[known]
-        places = self.firsts[known] - self.starts[owners] + 1
-        return places, np.cumsum(np.bincount(owners, minlength=len(self))), self.labels[known]
+        positions = self.firsts[known] - self.starts[owners] + 1
+        return positions, np.cumsum(np.bincount(owners, minlength=len(self))), self.labels[known]
 
     def flatten(self) -> Sequences:
         """Return all sequences in flat arrays, without labels."""
@@ -177,7 +177,7 @@ class WordWindows(Items):
         found: list[list[Any]] = [[] for _ in self.text.sentences]
         for index, (owner, row) in enumerate(zip(self.owners.tolist(), rows, strict=True)):
             values = iter(row)
-            found[owner] += [absent if place == ABSENT else next(values) for place in self.locate(index).tolist()]
+            found[owner] += [absent if position == ABSENT else next(values) for position in self.locate(index).tolist()]
         return found
 
     def name_tags(self, rows: Sequence[np.ndarray]) -> list[list[str]]:

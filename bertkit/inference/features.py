@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from bertkit.data.formats.line import find_encoding, walk_file
-from bertkit.data.formats.rows import LONGEST_LINE, check_output
+from bertkit.data.formats.rows import check_output
 from bertkit.data.sequences import encode_texts
 from bertkit.data.tokenizer import find_backend, load_tokenizer
 from bertkit.errors import UsageError, explain_refusal
@@ -82,7 +82,7 @@ def read_texts(source: Path) -> Iterator[str]:
     Raises:
         UsageError: The file cannot be read, or a line is not text, empty or too long.
     """
-    for number, line in enumerate(walk_file(source, find_encoding(source), LONGEST_LINE), 1):
+    for number, line in enumerate(walk_file(source, find_encoding(source)), 1):
         if isinstance(line, UsageError) or not line.strip():
             trouble = line if isinstance(line, UsageError) else "is empty; write one text per line"
             raise UsageError(f"{source}, line {number} {trouble}")

@@ -193,9 +193,6 @@ def test_labels_that_look_odd_are_told(cells, problem_type, remarks):
             r"t\.csv, line 3: the label .* has 2 labels; give each row one,",
         ),
         ([[1, 0], [0, 1]], ("auto", ["a"]), r"data\.labels has 1 different names for lists of 2; give one for each"),
-        (["a", "b"], ("auto", ["a"]), r"data\.labels names the positions of lists of 0 and 1, but 'y' has none; leave"),
-        (["a", "b"], (SINGLE, [], ";"), r"data\.label_sep is .* but 'y' is read as single_label_classification; leave"),
-        ([["a"], ["b"]], ("auto", [], ";"), r"data\.label_sep is for several labels in a text, but 'y' holds lists"),
     ],
 )
 def test_labels_that_cannot_be_read_as_asked_are_one_line(cells, options, message):
@@ -270,7 +267,6 @@ def test_a_table_in_parts_and_a_part_of_a_table_are_read_the_same():
             r"has 40 different texts in 40 rows, too many for labels; .*--label",
         ),
         ([f"{n}.5" for n in range(40)] + ["N/A"], "auto", r"41 rows \('N/A' is not a number\), too many for labels"),
-        (["1.5", "1e39"], "auto", r"t\.csv, line 3: the label '1e39' is too large for 32 bits; scale the labels"),
         (["1", "inf"], REGRESSION, r"t\.csv, line 3: the label 'inf' is not a number"),
     ],
 )

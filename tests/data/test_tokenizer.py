@@ -295,8 +295,6 @@ def test_bare_vocabulary_is_cased_if_it_has_a_capital(tmp_path, end):
         file.write_bytes(end.join([*vocabulary(cased), "[unused1]", ""]).encode())
         expected = make_tokenizer([*vocabulary(cased), "[unused1]"], cased=cased)
         assert load_tokenizer(file)(MIXED) == expected(MIXED)
-    with pytest.raises(UsageError, match="has no capital letter, so it is uncased"):
-        load_tokenizer(tmp_path / "False.txt", cased=True)
 
 
 def test_white_space_in_tokens_is_kept(tmp_path):
@@ -344,7 +342,7 @@ BAD_FILES = [
     ("tokenizer.json", "{", "Input data was truncated; save the tokenizer again"),
     ("tokenizer.json", "[]", "Expected `object`, got `array`"),
     ("tokenizer.json", "{}", "Object missing required field `model`"),
-    ("tokenizer.json", ROBERTA, r"is damaged \("),
+    ("tokenizer.json", ROBERTA, r"cannot be loaded \("),
     ("tokenizer.json", "[" * 100_000, "Expected `object`, got `array`"),
     ("tokenizer.json", '{"model": 1}', r"Expected `object`, got `int` - at `\$\.model`"),
     (
@@ -360,7 +358,11 @@ BAD_FILES = [
         make_numbered(5, normalizer=[1]),
         r"Expected `object \| null`, got `array` - at `\$\.normalizer`",
     ),
-    ("tokenizer.json", make_numbered(5, decoder=[1]), r"is damaged \(.*; save it again"),  # tokenizers' own Exception
+    (
+        "tokenizer.json",
+        make_numbered(5, decoder=[1]),
+        r"cannot be loaded \(.*; save it again",
+    ),  # tokenizers' own Exception
     ("config.json", "{}", "has neither tokenizer.json nor vocab.txt"),
 ]
 
@@ -387,7 +389,7 @@ def test_a_tokenizer_that_names_no_special_token_is_refused(tmp_path, name):
     save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {name: None}))
-    with pytest.raises(UsageError, match=rf"has no {name}; add it to its tokenizer_config.json|is damaged \("):
+    with pytest.raises(UsageError, match=rf"has no {name}; add it to its tokenizer_config.json|cannot be loaded \("):
         load_tokenizer(tmp_path)
 
 

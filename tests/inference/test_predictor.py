@@ -9,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -602,23 +601,6 @@ def test_the_command_does_not_replace_its_input(call, classifier, tmp_path):
     code, _, err = call("predict", classifier, "--input", "a.txt", "--output", "./a.txt")
     assert (code, err.count("\n")) == (2, 1)
     assert (tmp_path / "a.txt").read_text() == "good\n"
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.tsv", "a.jsonl"])
-def test_a_line_that_is_too_long_is_an_error_in_its_place_and_never_held_whole(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("bertkit.data.formats.rows.LONGEST_LINE", 1000)
-    line = '"好好"' if name == "a.jsonl" else "好好"
-    lines = ["text", line, "好" * 1000, "好" * 1001, "x" * 5_000_000, line, "x" * 4005, "x" * 4006, line]
-    (tmp_path / name).write_text("\r\n".join(lines), encoding="utf-8-sig")
-    tracemalloc.start()
-    found = list(read_inputs(str(tmp_path / name)))[-8:]
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    wrong = [number for number, line in enumerate(found, 2) if "longer than 1,000" in str(line.value)]
-    assert wrong == [4, 5, 7, 8]
-    assert found[2].place.endswith("line 4")
-    assert [found[place].value in ("好好", {"text": "好好"}) for place in (0, 4, 7)] == [True] * 3
-    assert peak < 1e6  # bytes
 
 
 BAD = [

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 from dataclasses import replace
@@ -352,12 +351,6 @@ def test_a_test_file_cannot_be_learned(files_of, bert, tmp_path):
     folder, rte = files_of("rte")
     shutil.copy(rte / "test.tsv", rte / "dev.tsv")
     assert_refused("rte", make_recipe(bert, folder), tmp_path / "run", r"RTE/dev\.tsv has no column 'label'")
-
-
-def test_a_tasks_own_folder_is_not_the_one_to_name(files_of, bert, tmp_path):
-    folder, rte = files_of("rte")
-    message = rf"RTE is the folder of RTE only; give its parent, '?{re.escape(str(folder))}'?$"
-    assert_refused("rte", make_recipe(bert, rte), tmp_path / "run", message)
 
 
 def test_the_hubs_test_labels_are_none(hub):

@@ -118,8 +118,6 @@ def test_what_is_named_is_taken_and_a_label_is_no_text(reviews, tmp_path):
         ({"label": ["star"]}, r"star.*stars"),
         ({"text": ["title"], "label": ["title"]}, r"the column 'title' is both text and label; name different columns"),
         ({"label": ["id"]}, r"the column 'id' has .* different texts in .* rows, too many for labels"),
-        ({"label": ["tags", "tags"]}, r"--label names a column twice: tags, tags; name each column once"),
-        ({"text": ["body", "body"]}, r"--text names a column twice: body, body; name each column once"),
         ({"group": "client"}, r"client"),
         ({"dir": ""}, r"classify needs a table of texts and labels; name a file, a folder or a Hub data set"),
         ({"class_weights": {"1": 1.0, "2": 1.0}}, r"class_weights and the labels differ in '3'; .* each of 1, 2, 3"),

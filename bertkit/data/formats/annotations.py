@@ -34,7 +34,7 @@ DECISIONS = {"accept": "", "reject": "rejected", "ignore": "ignored"}  # Prodigy
 BOUND = re.compile(r"T\d+\t(\S+) (\d+)(?: \d+(;)\d+)* (\d+)\t(.*)")  # brat: type, start, end and text of a span
 REGIONS = re.compile(r'\[\{.*"labels":')
 TUPLE = re.compile(rb'\[\s*"[^{]*\{')  # a text and an object
-REGION_REMEDY = "give labels of a plain text, each with start, end and labels"  # as HTML, sound and images have not
+REGION_REMEDY = "give labels of a plain text, each with start, end and labels"  # regions of images have none
 TUPLE_REMEDY = 'give tuples such as ["Ada lived.", {"entities": [[0, 3, "PER"]]}]'
 
 
@@ -78,7 +78,7 @@ class ExportKeys(Struct):
     rows: list[dict[str, Any]] = []
 
 
-Reader = Callable[[Path], Columns]  # of tables
+Reader = Callable[[Path], Columns]  # reads a table
 Marked = tuple[int, dict[str, str], list[MarkedSpan]] | str  # row, its other cells and spans; or why one is left out
 
 

@@ -29,7 +29,6 @@ from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.progress import ignore
 
 DOCUMENTED_PACKAGES = ("numpy", "scipy", "sklearn", "pandas")
-LEAST_FUNCTIONS = 500  # minimum number of functions for a data set
 SECTION = re.compile(r"^(?:Other )?Parameters\n-{3,}\n", re.MULTILINE)
 NEXT_SECTION = re.compile(r"^\S.*\n-{3,}$", re.MULTILINE)
 PARAMETER_ENTRY = re.compile(r"^(\*{0,2}[A-Za-z_]\w*) ?: (\S.*)$")
@@ -40,7 +39,7 @@ MOST_PARAMETERS = 4  # parameters of a function described in a context; most con
 UNANSWERABLE = 1 / 3  # share of unanswerable questions, as in SQuAD 2.0's training set
 DEV_SHARE = 0.1  # share of the functions in dev
 SAMPLE_SEED = 0
-DESCRIPTIONS = "descriptions.csv"  # of parameters, with their libraries
+DESCRIPTIONS = "descriptions.csv"  # descriptions of parameters, with their libraries
 
 
 @dataclass(frozen=True)
@@ -66,12 +65,12 @@ class Function:
 
     def describe(self) -> tuple[str, dict[str, int]]:
         """Return the context of questions, and the offset of each parameter's type in it."""
-        text, places = f"{self.name} has these parameters.", {}
+        text, starts = f"{self.name} has these parameters.", {}
         for parameter in self.parameters:
             text += f" {parameter.name} is "
-            places[parameter.name] = len(text)
+            starts[parameter.name] = len(text)
             text += f"{parameter.type}: {parameter.description}"
-        return text, places
+        return text, starts
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
@@ -142,7 +141,7 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
         questions: Maximum number of questions in each training set, and of rows in the CSV file.
 
     Raises:
-        UsageError: Too few functions are documented here, or the directory already has one of these names.
+        UsageError: The directory already has one of these names.
         OSError: The directory cannot be made or written to.
     """
     if there := [str(output / name) for name in ("squad", "glue", DESCRIPTIONS) if (output / name).exists()]:
@@ -159,11 +158,6 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
 def fill(folder: Path, questions: int, report: Callable[[str], None]) -> None:
     """Write the data sets into an empty folder."""
     functions = read_functions()
-    if len(functions) < LEAST_FUNCTIONS:
-        raise UsageError(
-            f"found {len(functions):,} documented functions, expected at least {LEAST_FUNCTIONS:,}; install "
-            f"{', '.join(DOCUMENTED_PACKAGES)}"
-        )
     count = sum(len(function.parameters) for function in functions)
     report(f"found {len(functions):,} documented functions with {count:,} parameters")
     rows = make_descriptions(functions, questions)
@@ -195,14 +189,14 @@ def ask(function: Function, parameter: Parameter) -> str:
 
 def order(functions: Sequence[Function]) -> list[Function]:
     """Return the functions in a random order that is the same on each call."""
-    return [functions[place] for place in np.random.default_rng(SAMPLE_SEED).permutation(len(functions))]
+    return [functions[number] for number in np.random.default_rng(SAMPLE_SEED).permutation(len(functions))]
 
 
 def make_articles(functions: Sequence[Function], limit: int) -> list[dict[str, Any]]:
     """Return SQuAD articles of one paragraph each, until there are `limit` questions."""
     random, articles, count = np.random.default_rng(SAMPLE_SEED), [], 0
     for function in order(functions):
-        context, places = function.describe()
+        context, starts = function.describe()
         found = []
         for parameter in function.parameters:
             if count == limit:
@@ -211,7 +205,7 @@ def make_articles(functions: Sequence[Function], limit: int) -> list[dict[str, A
             other = functions[random.integers(len(functions))]
             is_silent = random.random() < UNANSWERABLE and other is not function
             wanted = other.parameters[random.integers(len(other.parameters))] if is_silent else parameter
-            answer = {"text": parameter.type, "answer_start": places[parameter.name]}
+            answer = {"text": parameter.type, "answer_start": starts[parameter.name]}
             found.append(
                 {
                     "id": f"{function.name}/{parameter.name}",
@@ -262,7 +256,7 @@ def make_descriptions(functions: Sequence[Function], limit: int) -> list[tuple[s
             (f"{one.name} is {one.type}: {one.description}", package, function.name) for one in function.parameters
         ]
     mixed = [row for found in rows.values() for row in found[: limit // len(rows)]]
-    return [mixed[place] for place in np.random.default_rng(SAMPLE_SEED).permutation(len(mixed))]
+    return [mixed[number] for number in np.random.default_rng(SAMPLE_SEED).permutation(len(mixed))]
 
 
 def write_qnli(rows: Sequence[tuple[str, str, str]], path: Path) -> None:

@@ -27,7 +27,7 @@ from bertkit.errors import UsageError
 from bertkit.system.progress import Report
 
 WORD_COLUMNS, TAG_COLUMNS = ("tokens", "words"), ("ner_tags", "tags")
-TEXT_COLUMN, SPAN_COLUMNS = "text", ("spans", "entities", "label", "labels")  # the last two are doccano's
+TEXT_COLUMN, SPAN_COLUMNS = "text", ("spans", "entities", "label", "labels")  # doccano writes label and labels
 
 Offset = Annotated[int, Meta(ge=0)]
 

@@ -7,7 +7,6 @@ data set; the table of them is in `bertkit.tasks.glue`.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from shlex import quote
 
 import numpy as np
 
@@ -78,12 +77,6 @@ def read_folder(row: Benchmark, folder: Path, report: Report = ignore) -> dict[s
     if not folder.is_dir():
         first = next(iter(row.splits.values())).file
         raise UsageError(f"{folder} is not a folder; give the folder that holds {first}")
-    files = [Path(split.file) for split in row.splits.values()]
-    own = any((folder / file.name).exists() and folder.resolve().name == str(file.parent) for file in files)
-    if own and not any((folder / file).exists() for file in files):
-        raise UsageError(
-            f"{folder} is the folder of {row.title} only; give its parent, {quote(str(folder.resolve().parent))}"
-        )
     return {
         name: read_split(row, name, folder / split.file, report)
         for name, split in row.splits.items()
@@ -160,9 +153,9 @@ def read_answers(row: Benchmark, path: Path) -> np.ndarray:
     answers = convert_labels(table, read, expected, "the answer")
     if "index" not in table.table.column_names:
         return np.array(answers)
-    places = {text: place for place, text in enumerate(table.table.column("index").to_pylist())}
+    rows = {text: index for index, text in enumerate(table.table.column("index").to_pylist())}
     try:
-        return np.array([answers[places[str(number)]] for number in range(len(answers))])
+        return np.array([answers[rows[str(number)]] for number in range(len(answers))])
     except KeyError as error:
         raise UsageError(
             f"{path} has no answer with index {error.args[0]}; number the answers from 0 without gaps"

@@ -27,7 +27,7 @@ from bertkit.errors import UsageError, join_lines, name_extra
 FILE_REMEDY = "give the official files with --data DIR"
 CONVERT = "convert the file, for Western European text with iconv -f cp1252 -t utf-8"
 AGAIN = "correct it or get the file again"
-UTF8, CP1252 = "utf-8-sig", "cp1252"  # the first drops a byte order mark
+UTF8, CP1252 = "utf-8-sig", "cp1252"  # utf-8-sig drops a byte order mark
 CHARACTERS_AT_ONCE = 1 << 16
 BYTE_ORDER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)
 MARKS_UTF16 = tuple(mark.decode("utf-8", "surrogateescape") for mark in BYTE_ORDER_MARKS[:2])
@@ -40,7 +40,6 @@ NOT_CP1252 = re.compile(  # bytes without a character, UTF-8, Cyrillic or East A
 NAN = re.compile(rb'("(?:[^"\\]|\\.)*")|\bNaN\b')
 SEPARATORS = ",;\t|"
 FIRST_LINES = 20  # in which the separator is looked for
-LONGEST_ROW = 10_000_000  # characters; a quote that is never closed must not collect a whole file
 SHOWN = 60  # characters of an invalid line quoted in a message
 ROW = msgspec.json.Decoder(dict[str, Any], float_hook=str)  # a fraction keeps its digits
 TYPED_ROW = msgspec.json.Decoder(dict[str, Any])
@@ -104,40 +103,24 @@ def find_encoding(path: Path, given: str = "", may_be_western: bool = True) -> s
 # --- lines
 
 
-def walk_file(path: Path, encoding: str = UTF8, longest: int = LONGEST_ROW) -> Iterator[str | UsageError]:
+def walk_file(path: Path, encoding: str = UTF8) -> Iterator[str | UsageError]:
     """Yield the lines of a file as `walk_lines` does."""
     with open_file(path) as stream:
-        yield from walk_lines(stream, encoding, longest)
+        yield from walk_lines(stream, encoding)
 
 
-def walk_lines(stream: BinaryIO, encoding: str = UTF8, longest: int = LONGEST_ROW) -> Iterator[str | UsageError]:
-    """Yield each line with its end, or the error in it; the stream stays open.
-
-    Args:
-        longest: Maximum number of characters; a longer line is an error, and never in memory as a whole.
-    """
+def walk_lines(stream: BinaryIO, encoding: str = UTF8) -> Iterator[str | UsageError]:
+    """Yield each line with its end, or the error in it; the stream stays open."""
     text = io.TextIOWrapper(stream, encoding, "surrogateescape", newline="\n")
-    size = longest + len("\r\n")
     try:
-        while line := text.readline(size):
-            if len(line) > longest and len(line.rstrip("\r\n")) > longest:
-                while line and not line.endswith("\n"):
-                    line = text.readline(size)
-                yield refuse_length(longest)
-            elif (line.isascii() and "\0" not in line) or not (fault := find_fault(line, encoding)):
-                yield line
-            else:
-                yield UsageError(fault)
+        for line in text:
+            fault = "" if line.isascii() and "\0" not in line else find_fault(line, encoding)
+            yield UsageError(fault) if fault else line
     except UnicodeError as error:
         yield UsageError(f"is not {encoding} ({join_lines(error)}); the lines after it are not read")
     finally:
         with suppress(ValueError):  # the stream may be closed by now
             text.detach()
-
-
-def refuse_length(longest: int) -> UsageError:
-    """Return the error of an overlong line or row."""
-    return UsageError(f"is longer than {longest:,} characters; split it")
 
 
 def find_fault(text: str, encoding: str = UTF8) -> str:
@@ -151,18 +134,6 @@ def find_fault(text: str, encoding: str = UTF8) -> str:
         name = "UTF-8" if encoding == UTF8 else encoding
         return f"is not {name} (byte {error.object[error.start]:#04x} at position {error.start + 1}); {CONVERT}"
     return ""
-
-
-def decode_line(line: bytes, *, is_first: bool) -> str:
-    """Decode a line; a byte order mark is dropped from the first one.
-
-    Raises:
-        UsageError: The line has a NUL byte or is not UTF-8; the message does not name its place.
-    """
-    text = line.decode(UTF8 if is_first else "utf-8", "surrogateescape")
-    if fault := find_fault(text):
-        raise UsageError(fault)
-    return text
 
 
 def read_lines(path: Path, encoding: str = UTF8) -> Iterator[str]:
@@ -186,9 +157,7 @@ def raise_errors(source: str | Path, rows: Rows, unit: str = "line") -> Rows:
 # --- cells
 
 
-def split_rows(
-    lines: Iterator[tuple[int, str | UsageError]], separator: str, longest: int, is_plain: bool = False
-) -> Rows:
+def split_rows(lines: Iterator[tuple[int, str | UsageError]], separator: str, is_plain: bool = False) -> Rows:
     """Yield the number of the first line and the cells of each row; blank lines are skipped.
 
     A wrong row within one line is an error in its place. After a wrong row of several lines it is unknown where the
@@ -197,7 +166,7 @@ def split_rows(
     Args:
         is_plain: Whether quotes are ordinary characters.
     """
-    csv.field_size_limit(sys.maxsize)  # of the process; `longest` limits rows
+    csv.field_size_limit(sys.maxsize)
     for number, line in lines:
         if isinstance(line, UsageError):
             yield number, line
@@ -210,14 +179,11 @@ def split_rows(
 
         def feed(line: str = line) -> Iterator[str]:
             nonlocal taken
-            size = len(line)
             yield line
             for _, more in lines:
                 taken += 1
                 if isinstance(more, UsageError):
                     raise more
-                if (size := size + len(more)) > longest:
-                    raise UsageError(f"is longer than {longest:,} characters; close its quotes or split it")
                 yield more
 
         try:
@@ -263,7 +229,7 @@ def is_quoted(lines: Iterable[str | UsageError]) -> bool:
     Where some quotes enclose line ends, though each line has a cell for each of several columns, the quotes are there
     by chance and would join rows, unless the header has quotes, too.
     """
-    csv.field_size_limit(LONGEST_ROW)
+    csv.field_size_limit(sys.maxsize)
     by_line: Counter[int] = Counter()
     has_quotes = False
 

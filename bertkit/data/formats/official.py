@@ -52,13 +52,13 @@ def read_tsv(
     if not number:
         raise UsageError(f"{path} is empty; {AGAIN_REMEDY}")
     if any(isinstance(column, int) for column in columns.values()):
-        places = list(columns.values())
-        width, rows = width or max(len(first), *(place + 1 for place in places)), chain([(number, first)], rows)
+        numbers = list(columns.values())
+        width, rows = width or max(len(first), *(column + 1 for column in numbers)), chain([(number, first)], rows)
     else:
-        places = [find_column(str(path), first, column, NAME_REMEDY) for column in columns.values()]
+        numbers = [find_column(str(path), first, column, NAME_REMEDY) for column in columns.values()]
         width = len(first)
-    found, lines, broken = [[] for _ in places], array("q"), 0
-    wanted = [(texts.append, place) for texts, place in zip(found, places, strict=True)]
+    found, lines, broken = [[] for _ in numbers], array("q"), 0
+    wanted = [(texts.append, column) for texts, column in zip(found, numbers, strict=True)]
     for number, cells in rows:
         if len(cells) != width:
             if not skip_broken:
@@ -67,8 +67,8 @@ def read_tsv(
             broken += 1
             continue
         lines.append(number)
-        for append, place in wanted:
-            append(cells[place])
+        for append, column in wanted:
+            append(cells[column])
     if not lines:
         raise UsageError(f"{path} has no rows of {width} columns; {AGAIN_REMEDY}")
     if broken:

@@ -29,7 +29,6 @@ from bertkit.data.formats.line import (
     ENCODINGS,
     INPUT,
     LONGEST_QUOTED,
-    LONGEST_ROW,
     MOST_NAMES,
     ROW,
     UTF8,
@@ -43,7 +42,6 @@ from bertkit.data.formats.line import (
     parse_line,
     raise_errors,
     read_array,
-    refuse_length,
     split_rows,
     walk_file,
     walk_lines,
@@ -56,14 +54,13 @@ from bertkit.system.progress import Report, ignore
 UNITS = dict.fromkeys((".csv", ".tsv", ".jsonl"), "line") | dict.fromkeys((".json", ".parquet", ".xlsx"), "row")
 SUFFIXES = tuple(UNITS)
 UNITS[".txt"] = "line"
-COLUMN_SUFFIXES = (".csv", ".tsv", ".parquet", ".xlsx")  # whose rows all have the same names
+COLUMN_SUFFIXES = (".csv", ".tsv", ".parquet", ".xlsx")  # all rows of such a file have the same names
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "validation", "val", "valid"), "test": ("test",)}
 SPLIT_FILE = re.compile(rf"(\w+)({'|'.join(map(re.escape, SUFFIXES))})(\.gz)?")
 SAVED = ("dataset_dict.json", "dataset_info.json")  # files of `save_to_disk`: several splits, or one
 STDIN = "-"
 CHUNK_CHARACTERS = 1_000_000  # cells held as Python strings; each cell counts one more
 CHUNK_ROWS = 10_000  # rows of a Parquet file or a Hub data set converted at a time
-LONGEST_LINE = 1_000_000  # characters; as tokens and words, a row takes some hundred times its size
 FEATURES = b"huggingface"  # the key of the schema under which `datasets` keeps the types of its columns
 TEXT = pa.large_string()  # offsets of 32 bits end at 2 GB, also for the result of `take`
 PLACES = f"a file ({', '.join(SUFFIXES)}), a folder with train.csv, or a Hub data set owner/name[:config][@revision]"
@@ -266,8 +263,6 @@ def read_columns(path: Path, **reading: Any) -> Columns:
 
     def walk() -> Iterator[tuple[int, dict[str, str]]]:
         for number, row in raise_errors(path, walk_rows(path, **reading), unit):
-            if not row:
-                raise UsageError(f"{path}: the object {number} is empty; give it a key or delete it")
             for key, value in row.items() if is_json else ():
                 is_list = isinstance(value, list)
                 is_nested = isinstance(value, dict) or (is_list and any(isinstance(x, dict | list) for x in value))
@@ -304,16 +299,16 @@ def read_inputs(source: str, columns: Sequence[str] = (), **reading: Any) -> Ite
     """
     check_source(source)
     if source == STDIN:
-        for number, line in enumerate(walk_lines(sys.stdin.buffer, longest=LONGEST_LINE), 1):
+        for number, line in enumerate(walk_lines(sys.stdin.buffer), 1):
             text = line if isinstance(line, UsageError) else line.rstrip("\r\n")
             is_json = isinstance(text, str) and text.lstrip()[:1] in ("{", '"')
             yield Line(parse_line(text) if is_json else text, f"standard input, line {number}")
         return
     kind = find_suffix(source, tuple(UNITS))
-    rows = walk_rows(Path(source), columns=columns, longest=LONGEST_LINE, decoder=INPUT, **reading)
+    rows = walk_rows(Path(source), columns=columns, decoder=INPUT, **reading)
     texts: dict[str, str] = {}
     for number, row in rows:
-        if isinstance(row, dict) and kind not in COLUMN_SUFFIXES:  # without any text, all are empty, as in a table
+        if isinstance(row, dict) and kind not in COLUMN_SUFFIXES:  # a row without a text has empty ones, as in a table
             texts |= {name: "" for name, value in row.items() if isinstance(value, str)}
             row = row if any(isinstance(value, str | list | dict) for value in row.values()) else texts | row
         yield Line(row, f"{source}, {UNITS[kind]} {number}", kind in COLUMN_SUFFIXES)
@@ -347,7 +342,6 @@ def walk_rows(
     encoding: str = "",
     report: Report = ignore,
     columns: Sequence[str] = (),
-    longest: int = LONGEST_ROW,
     decoder: msgspec.json.Decoder = ROW,
 ) -> Rows:
     """Yield the rows of a file; one that cannot be read is an error in its place, and those after it are still read.
@@ -361,29 +355,28 @@ def walk_rows(
         encoding: "": UTF-8, UTF-16 or, except for JSON, cp1252, as the file is.
         report: Receives a line about a form that is not the usual one.
         columns: Columns that a table must have.
-        longest: Maximum number of characters of a row.
     """
     kind, notes = find_suffix(path, tuple(UNITS)), []
     if kind == ".parquet":
-        return _parse(_walk_parquet(path, columns), longest, decoder)
+        return _parse(_walk_parquet(path, columns), decoder)
     if kind == ".xlsx":
         return _name_cells(path, walk_sheet(path, notes), notes, columns, report)
     found = find_encoding(path, encoding, may_be_western=kind not in (".jsonl", ".json"))
     if not encoding and found != UTF8:
         notes.append(ENCODINGS[found])
-    lines = enumerate(walk_file(path, found, longest), 1)
+    lines = enumerate(walk_file(path, found), 1)
     if kind in COLUMN_SUFFIXES:
         usual = "\t" if kind == ".tsv" else ","
-        mark = find_separator(walk_file(path, found, longest), usual, sep)
+        mark = find_separator(walk_file(path, found), usual, sep)
         if mark not in (usual, sep):
             notes.insert(0, "cells separated by tabs" if mark == "\t" else f'cells separated by "{mark}"')
-        is_plain = mark == "\t" and not is_quoted(walk_file(path, found, longest))
-        return _name_cells(path, split_rows(lines, mark, longest, is_plain), notes, columns, report)
+        is_plain = mark == "\t" and not is_quoted(walk_file(path, found))
+        return _name_cells(path, split_rows(lines, mark, is_plain), notes, columns, report)
     if notes:
         report(f"{path}: {', '.join(notes)}")
-    if kind == ".json" and not _has_objects(walk_file(path, found, longest)):
+    if kind == ".json" and not _has_objects(walk_file(path, found)):
         lines = enumerate(map(bytes, read_array(path, found)), 1)
-    return _parse(lines, longest, None if kind == ".txt" else decoder)
+    return _parse(lines, None if kind == ".txt" else decoder)
 
 
 def _has_objects(lines: Iterable[str | UsageError]) -> bool:
@@ -392,17 +385,13 @@ def _has_objects(lines: Iterable[str | UsageError]) -> bool:
     return len(first) == 2 and all(first)
 
 
-def _parse(
-    contents: Iterable[tuple[int, str | bytes | UsageError]], longest: int, decoder: msgspec.json.Decoder | None
-) -> Rows:
+def _parse(contents: Iterable[tuple[int, str | bytes | UsageError]], decoder: msgspec.json.Decoder | None) -> Rows:
     """Yield the values of JSON texts, or without a decoder the texts, and the errors in their place."""
     for number, content in contents:
         if isinstance(content, bytes):  # lines have been checked
             content = content.decode("utf-8", "surrogateescape")
             if fault := find_fault(content):
                 content = UsageError(fault)
-            elif len(content) > longest:
-                content = refuse_length(longest)
         if isinstance(content, UsageError) or decoder is None:
             yield number, content if isinstance(content, UsageError) else content.rstrip("\r\n")
         elif content.strip():
@@ -450,7 +439,7 @@ def check_names(place: str, names: Sequence[str], wanted: Sequence[str] = ()) ->
 def _gather(source: str, rows: Iterable[tuple[int, dict[str, str]]]) -> tuple[pa.Table, array]:
     """Return the rows as a table, and their lines."""
     tables, lines, pending, size = [], array("q"), [], 0
-    for number, row in chain(rows, [(0, {})]):  # the last one ends the last chunk
+    for number, row in chain(rows, [(0, {})]):  # an empty row ends the last chunk
         if pending and (not row or size >= CHUNK_CHARACTERS):
             names = dict.fromkeys(chain.from_iterable(pending))
             tables.append(pa.Table.from_pylist(pending, pa.schema([(name, TEXT) for name in names])))
@@ -533,7 +522,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def _write_array(values: pa.Array, names: Sequence[str] | None) -> pa.Array:
     """Return the values as texts, nulls as nulls; `names` are those of class labels."""
-    values = getattr(values, "storage", values)  # of an extension type
+    values = getattr(values, "storage", values)  # an extension type has its values in `storage`
     if pa.types.is_dictionary(values.type):
         return _write_array(values.dictionary_decode(), names)
     if _is_list(values.type):

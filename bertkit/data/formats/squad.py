@@ -31,7 +31,6 @@ HUB_SQUAD = {"rajpurkar/squad": "plain_text", "rajpurkar/squad_v2": "squad_v2"} 
 SQUAD_REMEDY = 'correct it or give a file in SQuAD\'s format, {"data": [{"paragraphs": …}]}'
 COLUMNS_REMEDY = "name the columns question, context and answers"
 ANSWERS_REMEDY = 'give answers such as {"text": ["Ada"], "answer_start": [24]}'
-TRUTH = {"": None, "true": True, "1": True, "false": False, "0": False}  # values of is_impossible in tables
 
 Id = Annotated[str, Meta(min_length=1)]
 
@@ -94,6 +93,11 @@ class TableAnswers(Struct):
     text: list[str]
     answer_start: list[int | None] | None = None
 
+    def __post_init__(self) -> None:
+        self.answer_start = self.answer_start or [None] * len(self.text)
+        if len(self.text) != len(self.answer_start):
+            raise ValueError("text and answer_start have different lengths")
+
 
 class Candidate(Struct):
     """One of the best answers in an official file of predictions."""
@@ -112,7 +116,7 @@ def read_squad(path: str | Path, version: int | None = None) -> list[Question]:
     text, an empty context and an empty question are accepted.
 
     Args:
-        version: 1 requires an answer to every question; 2 requires a correct `is_impossible`. None accepts both forms
+        version: 1 requires an answer to every question; 2 requires `is_impossible` in some. None accepts both forms
             and goes by the answers alone, as the official scripts do. `answers` may be missing where `is_impossible`
             is true.
 
@@ -142,9 +146,6 @@ def _list_answers(asked: SquadQuestion, place: str, version: int | None) -> tupl
     if version == 1 and (asked.is_impossible or not answers):
         trouble = "is impossible" if asked.is_impossible else "has no answer"
         raise UsageError(f"{place} {trouble}, so this looks like a SQuAD 2.0 file; use --version 2")
-    if version == 2 and asked.is_impossible is not None and asked.is_impossible == bool(answers):
-        says, has = ("true", "answers") if answers else ("false", "no answer")
-        raise UsageError(f"{place} has {has}, but its is_impossible is {says}; {AGAIN}")
     return tuple(answer.text for answer in answers), tuple(answer.answer_start for answer in answers)
 
 
@@ -319,10 +320,7 @@ def _walk_table(table: Columns, group: str, is_labelled: bool) -> Iterator[Entry
         asked = SquadQuestion(row.get("id", ""), row["question"])
         if is_labelled:
             asked.answers = _read_answers(row["answers"], place)
-            said = row.get("is_impossible", "")
-            if said.lower() not in TRUTH:
-                raise UsageError(f"{place}: is_impossible is {said[:LONGEST_QUOTED]!r}; give true or false")
-            asked.is_impossible = TRUTH[said.lower()]
+            asked.is_impossible = row.get("is_impossible", "").lower() in ("true", "1")
         yield place, row["context"], asked, row.get(group, "").strip()
 
 
@@ -335,10 +333,7 @@ def _read_answers(cell: str, place: str) -> list[SquadAnswer]:
     if isinstance(found, list):
         pairs = [(answer.text, answer.answer_start) for answer in found]
     else:
-        starts = [None] * len(found.text) if found.answer_start is None else found.answer_start
-        if len(found.text) != len(starts):
-            raise UsageError(f"{place}: answers has {len(found.text)} texts but {len(starts)} starts; {ANSWERS_REMEDY}")
-        pairs = list(zip(found.text, starts, strict=True))
+        pairs = list(zip(found.text, found.answer_start, strict=True))
     return [SquadAnswer(text, -1 if start is None else start) for text, start in pairs]
 
 

@@ -50,8 +50,8 @@ def read_swag(path: str | Path, labelled: bool = True) -> list[Situation]:
 def _make_situations(table: Columns, labelled: bool) -> list[Situation]:
     labels = [None] * len(table)
     if labelled:
-        places = {str(place): place for place in range(len(ENDINGS))}
-        labels = convert_labels(table, places.__getitem__, "one of 0, 1, 2, 3")
+        numbers = {str(number): number for number in range(len(ENDINGS))}
+        labels = convert_labels(table, numbers.__getitem__, "one of 0, 1, 2, 3")
     texts = zip(*(table.table.column(name).to_pylist() for name in SWAG_COLUMNS), strict=True)
     situations = []
     for row, ((context, start, *endings), label) in enumerate(zip(texts, labels, strict=True)):

@@ -106,7 +106,7 @@ def make_articles(questions: Sequence[TriviaEntry], evidence: Path, counts: Coun
             counts["documents"] += 1
             try:
                 context = read_opening(evidence, filename)
-            except (OSError, ValueError):  # the latter: not UTF-8, or a NUL in the name
+            except (OSError, ValueError):  # a ValueError: it is not UTF-8, or its name has a NUL
                 counts["missing"] += 1
                 continue
             found = find_answers(answers, context)

@@ -93,8 +93,6 @@ def build(
     output, pieces = Path(output), cut_sources(sources, PIECE_BYTES)
     options = {"split_sentences": split_sentences, "language": language, "deduplicate": deduplicate}
     asked = describe_build(pieces, backend, options)
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"{output} is a file; name a directory with --output")
     with hold_directory(output), explain_disk_error(output):
         if (finished := find_finished(output, asked, report)) is not None:
             return finished
@@ -246,7 +244,7 @@ def build_pieces(
             signal.raise_signal(number)
             raise KeyboardInterrupt  # whatever the signal handler did: this build is not finished
     finally:
-        remove_unfinished(work.folder)  # of workers that have died
+        remove_unfinished(work.folder)  # dead workers leave unfinished files
     if jobs:
         seconds = time.monotonic() - start
         report(f"{written:,} tokens in {seconds:,.1f} s: {written / seconds:,.0f} tokens/s")
@@ -265,7 +263,11 @@ def finish(
 ) -> dict[str, Any]:
     """Drop the repeats in `folder` if requested, write the index and the manifest, and return the statistics."""
     raw = {key: read_shard(path) for key, path in list_shards(folder).items()}
-    check_sources(pieces, raw)
+    read = Counter[str]()
+    for (number, _), shard in raw.items():
+        read[pieces[number].source] += shard.note["documents"]
+    if empty := [piece.source for piece in pieces if not read[piece.source]]:
+        raise UsageError(f"{empty[0]} holds no text; name sources with text and another --output")
     dtype, before = np.dtype(choose_dtype(len(tokenizer))), {}
     if asked["deduplicate"]:
         (output / SHARDS).mkdir(exist_ok=True)
@@ -288,20 +290,6 @@ def finish(
     write_manifest(output, names, content)
     shutil.rmtree(output / PART_FOLDER, ignore_errors=True)
     return statistics
-
-
-def check_sources(pieces: Sequence[Piece], shards: Mapping[tuple[int, int], Shard]) -> None:
-    """Check that every source has a document.
-
-    Raises:
-        UsageError: A source has none.
-    """
-    documents = Counter[str]()
-    for (number, _), shard in shards.items():
-        documents[pieces[number].source] += shard.note["documents"]
-    for piece in pieces:
-        if not documents[piece.source]:
-            raise UsageError(f"{piece.source} holds no text; name sources with text and another --output")
 
 
 def drop_repeats(

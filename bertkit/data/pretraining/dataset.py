@@ -135,12 +135,12 @@ class PretrainingData:
 
         number, samples = self._find_phase(np.asarray(positions, np.int64))
         max_length = self.phases[number].max_length
-        epochs, places = self.locate(number, samples)
+        epochs, offsets = self.locate(number, samples)
         pairs, index = np.empty((len(samples), 5), np.int64), np.empty(len(samples), np.int64)
         for epoch in np.unique(epochs):
             rows = epochs == epoch
             pairing, chunks = self.plan(max_length, int(epoch) % self.options["dupe_factor"])
-            index[rows] = permute(draw_key(self.seed, number, epoch), places[rows], len(chunks))
+            index[rows] = permute(draw_key(self.seed, number, epoch), offsets[rows], len(chunks))
             pairs[rows] = pairing.draw_pairs(chunks[index[rows]])
         batch = assemble_pairs(self.corpus.ids, pairs, **self.special)
         lengths = batch.pop("lengths")

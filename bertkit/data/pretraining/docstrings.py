@@ -12,12 +12,10 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures.process import BrokenProcessPool
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bertkit.errors import UsageError
 from bertkit.system.cluster import count_cores
 from bertkit.system.signals import leave_signals_to_parent, open_pool
 
@@ -75,12 +73,7 @@ def _map_in_order(function: Callable[[Any], Mapped], arguments: Iterable[Any], w
         yield from map(function, arguments)
         return
     with open_pool(workers, "fork", _begin) as pool:
-        try:
-            yield from pool.map(function, arguments)
-        except BrokenProcessPool:
-            raise UsageError(
-                "a process that was reading the documentation has died (out of memory?); run the command again"
-            ) from None
+        yield from pool.map(function, arguments)
 
 
 def _begin() -> None:

@@ -71,16 +71,16 @@ class Pairing:
         sizes = ends - starts
         owner = np.repeat(np.arange(len(documents)), sizes)  # (S,) of this block
         stops = np.cumsum(sizes)[owner]  # where the sentence's document ends within the block
-        places = np.arange(len(owner))
-        offsets = places - (stops - sizes[owner])  # within the document
+        indices = np.arange(len(owner))
+        offsets = indices - (stops - sizes[owner])  # within the document
         sentences = starts[owner] + offsets
         token_ends, token_starts = self.corpus.sentence_ends[sentences], start_of(self.corpus.sentence_ends, sentences)
         keys, targets = self._draw_targets(documents)
         # For every sentence: the end of the chunk that begins with it, and the first sentence of the next chunk.
         full = np.searchsorted(token_ends, token_starts + targets[owner]) + 1
         chunk_stops = np.minimum(full, stops)
-        _, a_sizes, random_next = draw_chunks(keys[owner], offsets, chunk_stops - places)
-        return sentences[follow(np.where(random_next, places + a_sizes, chunk_stops))]
+        _, a_sizes, random_next = draw_chunks(keys[owner], offsets, chunk_stops - indices)
+        return sentences[follow(np.where(random_next, indices + a_sizes, chunk_stops))]
 
     def _draw_targets(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the key of each document (K,), and the target length of its chunks in tokens (K,)."""
@@ -198,10 +198,12 @@ def assemble_pairs(ids: Ids, pairs: np.ndarray, *, cls_id: int, sep_id: int, pad
     columns = np.arange(lengths.max())  # (T,)
     in_a = (columns > 0) & (columns < a_sep[:, None])  # (B, T)
     in_b = (columns > a_sep[:, None]) & (columns < b_sep[:, None])
-    places = np.where(in_a, a_start[:, None] + columns - 1, b_start[:, None] + columns - a_sep[:, None] - 1)  # in `ids`
+    positions = np.where(
+        in_a, a_start[:, None] + columns - 1, b_start[:, None] + columns - a_sep[:, None] - 1
+    )  # in `ids`
     is_text = in_a | in_b
     input_ids = np.full(is_text.shape, pad_id, np.int64)
-    input_ids[is_text] = ids.take(places[is_text])
+    input_ids[is_text] = ids.take(positions[is_text])
     input_ids[:, 0] = cls_id
     input_ids[np.arange(len(pairs)), a_sep] = sep_id
     input_ids[np.arange(len(pairs)), b_sep] = sep_id

@@ -28,7 +28,7 @@ from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import await_note, keep_from_interrupts, leave_signals_to_parent, note_signals, open_pool
 
 LOOK = 1.0  # seconds between two looks at the workers and their files
-MOST_LOSSES = 3  # of workers in a row, without a new shard
+MOST_LOSSES = 3  # losses of workers in a row, without a new shard
 
 
 @dataclass(frozen=True)

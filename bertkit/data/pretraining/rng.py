@@ -42,14 +42,14 @@ def draw_key(*numbers: int | np.ndarray) -> np.ndarray:
     return key
 
 
-def permute(key: np.ndarray, places: np.ndarray, counts: np.ndarray | int) -> np.ndarray:
-    """Return (B,) int64, the images of `places` (B,) under random permutations of 0..counts - 1.
+def permute(key: np.ndarray, positions: np.ndarray, counts: np.ndarray | int) -> np.ndarray:
+    """Return (B,) int64, the images of `positions` (B,) under random permutations of 0..counts - 1.
 
     `key` (B,) uint64, or one for all, selects the permutation, which is never stored. It is a Feistel network over the
     smallest nearly square rectangle with at least `counts` cells, applied again to results outside of 0..counts - 1
     until they are inside (Black and Rogaway 2002).
     """
-    found = np.array(places, np.int64)
+    found = np.array(positions, np.int64)
     key, counts = np.broadcast_to(key, found.shape), np.broadcast_to(counts, found.shape)
     height = np.ceil(np.sqrt(counts)).astype(np.int64)
     width = -(-counts // height)

@@ -31,9 +31,9 @@ from typing import Any, BinaryIO, Literal
 
 import msgspec
 
-from bertkit.data.formats.line import Parsed, decode_line, explain_form, open_file
+from bertkit.data.formats.line import UTF8, Parsed, explain_form, find_fault, open_file
 from bertkit.data.pretraining.docstrings import Paragraphs, read_docs
-from bertkit.errors import UsageError, explain_refusal, join_lines
+from bertkit.errors import UsageError, check_access, explain_refusal, join_lines
 from bertkit.system.hub import (
     STREAM_TRIES,
     STREAM_WAIT,
@@ -44,7 +44,7 @@ from bertkit.system.hub import (
 )
 from bertkit.system.progress import ignore
 
-Document = list[str]  # its sentences
+Document = list[str]  # the sentences of a document
 
 DOCS = "docs"
 BUILT_FILES, BUILT_FOLDERS = ("build.json", "corpus.json"), ("shards", "parts")  # files and folders of a built corpus
@@ -269,7 +269,8 @@ def _cut_source(source: str, piece_bytes: int) -> list[Piece]:
     if is_built(path):
         raise UsageError(f"{source} is a built corpus, not text; name the text it was built from")
     with explain_refusal(source):
-        if exists(path):
+        check_access(path)
+        if os.path.exists(path):
             if os.path.isfile(path) and path.removesuffix(".gz").endswith(TABLE_SUFFIXES):
                 raise UsageError(f'{source} is a table; give its texts, one per line, or as JSON lines {{"text": "…"}}')
             return _cut_files(source, _list_files(path) if os.path.isdir(path) else [path], piece_bytes)
@@ -279,19 +280,6 @@ def _cut_source(source: str, piece_bytes: int) -> list[Piece]:
         )
     count = _load_hub(source).num_shards
     return [Piece(source, "hub", source, number, count) for number in range(count)]
-
-
-def exists(path: str) -> bool:
-    """Return whether a path exists.
-
-    Raises:
-        OSError: It cannot be determined: a parent folder is not accessible, a name is too long, or links form a cycle.
-    """
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: NUL in the path
-        return False
-    return True
 
 
 def is_built(path: str | Path) -> bool:
@@ -307,7 +295,7 @@ def _list_files(directory: str) -> list[str]:
     be millions of files.
 
     Raises:
-        OSError: A folder or a text file cannot be accessed.
+        OSError: A folder cannot be accessed.
         UsageError: There are no text files.
     """
     files = []
@@ -315,8 +303,7 @@ def _list_files(directory: str) -> list[str]:
         folders[:] = [name for name in folders if name[0] != "." and not is_built(os.path.join(folder, name))]
         files += [os.path.join(folder, name) for name in names]
     texts = [file for file in files if file.endswith(TEXT_SUFFIXES) and os.path.basename(file)[0] != "."]
-    texts = [file for file in texts if exists(file) and os.path.isfile(file)]
-    texts = sorted(texts, key=lambda file: file.replace(os.sep, "\0"))
+    texts = sorted(filter(os.path.isfile, texts), key=lambda file: file.replace(os.sep, "\0"))
     if not texts:
         raise UsageError(
             f"none of the {len(files)} files in {directory} ends in {', '.join(TEXT_SUFFIXES[:-1])} or "
@@ -409,7 +396,10 @@ def _read_lines(path: str, start: int, parse: Callable[[str], Parsed]) -> Iterat
         first = place = _seek_line(stream, start) if start else 0
         for number, line in enumerate(stream, 1):
             try:
-                parsed = parse(decode_line(line, is_first=place == 0))
+                text = line.decode("utf-8" if place else UTF8, "surrogateescape")
+                if fault := find_fault(text):
+                    raise UsageError(fault)
+                parsed = parse(text)
             except UsageError as error:
                 before = _count_lines(path, first)
                 raise UsageError(f"{path}, line {before + number} {error}") from None

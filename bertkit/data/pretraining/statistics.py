@@ -103,10 +103,10 @@ def measure_repeats(corpus: TokenizedCorpus) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for unit, ends in (("documents", corpus.find_tokens()[1]), ("lines", corpus.sentence_ends)):
         repeated = find_repeats(hash_units(corpus.ids, ends))
-        places = range(0, len(ends), UNITS_A_BLOCK)
+        starts = range(0, len(ends), UNITS_A_BLOCK)
         tokens = sum(
             int(lengths[repeated[start : start + UNITS_A_BLOCK]].sum())
-            for start, lengths in zip(places, list_lengths(ends), strict=True)
+            for start, lengths in zip(starts, list_lengths(ends), strict=True)
         )
         found[unit] = {"count": int(np.count_nonzero(repeated)), "token_share": tokens / max(len(corpus.ids), 1)}
     return found
@@ -161,13 +161,13 @@ def find_repeats(hashes: np.ndarray, chosen: np.ndarray | None = None) -> np.nda
     repeated = np.zeros(len(hashes), bool)
     passes = -(-len(hashes) // HASHES_A_PASS)
     for number in range(passes):
-        places = np.flatnonzero(hashes % np.uint64(passes) == number)
+        indices = np.flatnonzero(hashes % np.uint64(passes) == number)
         if chosen is not None:
-            places = places[chosen[places]]
-        members = hashes[places]
+            indices = indices[chosen[indices]]
+        members = hashes[indices]
         order = np.argsort(members, kind="stable")  # equal hashes stay in the order of the corpus
         members = members[order]
-        repeated[places[order[1:][members[1:] == members[:-1]]]] = True
+        repeated[indices[order[1:][members[1:] == members[:-1]]]] = True
     return repeated
 
 

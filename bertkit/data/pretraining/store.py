@@ -35,7 +35,7 @@ from bertkit.system.progress import ignore
 
 FORMAT = 1  # version of the directory's format
 RECORD, MANIFEST = BUILT_FILES
-SHARDS, PART_FOLDER = BUILT_FOLDERS  # the latter: shards before the removal of repeats
+SHARDS, PART_FOLDER = BUILT_FOLDERS  # PART_FOLDER has the shards before repeats are removed
 CORPUS_INDEX = "index"
 SHARD_SUFFIX = ".safetensors"
 SHARD_NAME = re.compile(r"(\d{5,})-(\d{4,})-([0-9a-f]{8})\.safetensors")
@@ -114,18 +114,18 @@ class ShardedIds:
             pieces.append(self._take(number, max(start - before, 0), min(stop, self.ends[number]) - before))
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
-    def take(self, places: np.ndarray) -> np.ndarray:
-        """Return the tokens at `places` (M,), in any order."""
+    def take(self, positions: np.ndarray) -> np.ndarray:
+        """Return the tokens at `positions` (M,), in any order."""
         if len(self.shards) == 1 and self.mapped:
-            return self.maps[0].take(places)
+            return self.maps[0].take(positions)
         ends = np.asarray(self.ends)
-        owners = np.searchsorted(ends, places, side="right")
-        found = np.empty(len(places), self.dtype)
+        owners = np.searchsorted(ends, positions, side="right")
+        found = np.empty(len(positions), self.dtype)
         for number in np.unique(owners).tolist():
             rows = owners == number
             before = self.ends[number - 1] if number else 0
             shard = self.maps[number] if self.mapped else self._take(number, 0, self.shards[number].count("ids"))
-            found[rows] = shard.take(places[rows] - before)
+            found[rows] = shard.take(positions[rows] - before)
         return found
 
     def _take(self, number: int, start: int, stop: int) -> np.ndarray:
@@ -211,14 +211,12 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_bytes())
         checksum = manifest.pop("checksum")
-        if manifest["format"] == FORMAT and checksum != _seal(manifest):
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"its format is not {FORMAT}")
+        if checksum != _seal(manifest):
             raise ValueError("its checksum differs")
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise UsageError(f"{path} is truncated or corrupted ({error}); {BUILD_REMEDY}") from None
-    if manifest["format"] != FORMAT:
-        raise UsageError(
-            f"{path} has format {json.dumps(manifest['format'])[:40]}, not {FORMAT}; build the corpus again"
-        )
     return manifest
 
 

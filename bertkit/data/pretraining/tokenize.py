@@ -32,7 +32,7 @@ class Ids(Protocol):
 
     def __getitem__(self, span: slice) -> np.ndarray: ...
 
-    def take(self, places: np.ndarray) -> np.ndarray: ...
+    def take(self, positions: np.ndarray) -> np.ndarray: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +88,8 @@ class TokenizedCorpus:
         apart = starts[1:] != ends[:-1]
         first, last = np.append(True, apart)[: len(starts)], np.append(apart, True)[: len(starts)]
         for start, end in zip(starts[first].tolist(), ends[last].tolist(), strict=True):
-            for place in range(start, end, TOKENS_A_BLOCK):
-                block = self.ids[place : min(place + TOKENS_A_BLOCK, end)]
+            for begin in range(start, end, TOKENS_A_BLOCK):
+                block = self.ids[begin : min(begin + TOKENS_A_BLOCK, end)]
                 counts += np.bincount(block, minlength=vocab_size)
         return counts
 

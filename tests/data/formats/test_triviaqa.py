@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.data.formats import triviaqa
@@ -19,7 +19,6 @@ SINCLAIR = """Sinclair Lewis
 
 Harry Sinclair Lewis was an American novelist. In 1930, he became the first writer from the United States to
 receive the Nobel Prize in Literature."""
-SETTINGS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def make_entry(name: str, value: str, aliases: list[str], *filenames: str, **more: Any) -> dict[str, Any]:
@@ -237,38 +236,6 @@ def test_answers_by_their_definition(context, data):
     assert find(answers, context) == find_slowly(answers, context)
 
 
-any_text = st.text(st.characters(codec="utf-8"), max_size=12)
-
-
-@given(
-    words=st.lists(any_text | st.sampled_from(["Rouen", "rouen", "İ", "\u2028"]), max_size=30),
-    answers=st.lists(any_text, max_size=4),
-    question=any_text,
-    title=any_text,
-)
-@SETTINGS
-def test_what_is_written_is_read_and_every_start_is_exact(tmp_path, words, answers, question, title):
-    document, output = " ".join(words), tmp_path / "out.json"
-    output.unlink(missing_ok=True)
-    evidence = make_evidence(tmp_path / "evidence", A=document, B="all of Rouen")
-    entry = make_entry("q", "Rouen", answers, "A.txt", "B.txt", Question=question)
-    entry["EntityPages"][0]["Title"] = title
-    counts = convert(save(tmp_path / "qa.json", entry), evidence, output)
-    questions = read_squad(output, version=1)
-    assert len(questions) == counts["paragraphs"] == 2 - counts["unanswered"]
-    folded = {" ".join(fold(name).split()) for name in ["Rouen", *answers]}
-    for found in questions:
-        assert found.question == question
-        assert len(set(found.answers)) == len(found.answers) > 0
-        assert list(found.starts) == sorted(found.starts)
-        for text, start in zip(found.answers, found.starts, strict=True):
-            assert found.context[start : start + len(text)] == text
-            assert fold(text) in folded
-    contexts = [found.context for found in questions]
-    assert contexts[-1] == "all of Rouen"
-    assert all(document.removeprefix("\ufeff").startswith(context) for context in contexts[:-1])
-
-
 # --- unusable input
 
 
@@ -310,16 +277,6 @@ WITHOUT_ANSWER = {key: value for key, value in make_entry("q", "a", [], "A.txt")
 )
 def test_file_that_is_not_triviaqas(tmp_path, entries, message):
     assert message in refuse(tmp_path, save(tmp_path / "qa.json", *entries))
-
-
-@pytest.mark.parametrize("filename", ["a..b.txt", "sub/A.txt", "Who's “Afraid”?.txt"])
-def test_odd_names_within_the_evidence(tmp_path, filename):
-    path = tmp_path / "evidence" / filename
-    path.parent.mkdir(parents=True)
-    path.write_text("Rouen")
-    qa = save(tmp_path / "qa.json", make_entry("q", "Rouen", [], filename))
-    assert convert(qa, tmp_path / "evidence", tmp_path / "out.json")["paragraphs"] == 1
-    assert read_squad(tmp_path / "out.json")[0].id == f"q--{filename}"
 
 
 @pytest.mark.parametrize("filename", ["x" * 300, "a\0b", "."])
