@@ -149,7 +149,7 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"co
     recipe: RecipePart = {}
     tasks: tuple[str, ...] = ()
     columns: tuple[Column, ...] = ()
-    variants: tuple[Variant, ...] = (Variant(),)
+    variants: Annotated[tuple[Variant, ...], msgspec.Meta(min_length=1)] = (Variant(),)
     restarts: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     pretrain: RecipePart | None = None
 
@@ -308,19 +308,9 @@ def check_tables(tables: Sequence[Column | Variant], place: str) -> None:
             raise UsageError(f"the {place} {table.name!r} sets train.seed; write seeds above the tables")
         if len(tables) > 1 and not name_directory(table.name):
             raise UsageError(f"a {place} has a name without letters or digits, which its directory needs; change it")
-        if len(name_directory(table.name).encode()) > LONGEST_DIRECTORY:
-            raise UsageError(
-                f"the name {table.name[:40]!r}… of a {place} is too long for a directory; shorten it to "
-                f"{LONGEST_DIRECTORY} bytes"
-            )
-    if twice := find_twice([name_directory(table.name) for table in tables]):
-        raise UsageError(f"two {place} tables are called {twice[0]!r}; leave one out, or rename it")
-
-
-def find_twice(items: Sequence[Any]) -> list[Any]:
-    """Return the items that occur in the sequence more than once."""
-    counts = Counter(json.dumps(item, default=str, sort_keys=True) for item in items)
-    return [item for item in items if counts[json.dumps(item, default=str, sort_keys=True)] > 1]
+    counts = Counter(name_directory(table.name) for table in tables)
+    if counts.total() > len(counts):
+        raise UsageError(f"two {place} tables are called {counts.most_common(1)[0][0]!r}; leave one out, or rename it")
 
 
 # --- Columns ----------------------------------------------------------------------------------------------------------
@@ -349,13 +339,11 @@ def find_own(study: Study) -> tuple[Column, ...]:
     """Return the columns that have runs of their own instead of showing the rows' pretrainings.
 
     Raises:
-        UsageError: A column that shows the pretrainings has a recipe, or it would have to show a step's score.
+        UsageError: A column that shows the pretrainings would have to show a step's score.
     """
     if not study.pretrains:
         return study.columns
     for column in study.columns:
-        if column.task == PRETRAIN and column.recipe:
-            raise UsageError(f"the column {column.name!r} shows the rows' pretrainings; leave its recipe out")
         if column.task == PRETRAIN and any(row.step for row in study.variants):
             raise UsageError(
                 f"the column {column.name!r} shows the end of each pretraining, and a row starts from a step of it; "
@@ -365,17 +353,13 @@ def find_own(study: Study) -> tuple[Column, ...]:
 
 
 def check_average(study: Study) -> None:
-    """Check that the average is over at least two different columns, all in percent."""
+    """Check that the average is over columns in percent."""
     names, known = study.average, {column.name: column for column in study.columns}
     for name in names:
         if name not in known:
             raise UsageError(f"average names {name!r}, which is not a column; {propose(name, known)}")
         if not known[name].row.unit:
             raise UsageError(f"average names {name!r}, which is not in percent; leave it out")
-    if names and AVERAGE in known:
-        raise UsageError(f"a column is called {AVERAGE!r}, the name of the average; rename it")
-    if len(names) == 1 or find_twice(names):
-        raise UsageError(f"average = {json.dumps(names)} must name at least two columns, each once")
 
 
 # --- Rows -------------------------------------------------------------------------------------------------------------
@@ -383,8 +367,6 @@ def check_average(study: Study) -> None:
 
 def read_rows(study: Study, asked: RecipePart) -> tuple[Variant, ...]:
     """Read the rows; `asked` is the command line's recipe for their pretrainings."""
-    if not study.variants:
-        raise UsageError("row = [] is empty; leave it out")
     check_tables(study.variants, "[[row]]")
     rows = tuple(read_row(row, study.pretrain, asked) for row in study.variants)
     pretrains = any(row.pretrain is not None for row in rows)
@@ -448,13 +430,11 @@ def read_grid(grid: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def check_axis(axis: str, values: Any) -> None:
-    """Check that an axis has a list of values without duplicates, and at least one."""
+    """Check that an axis has a list of values."""
     name = make_printable(axis)[:LONGEST_NAME]
     if not isinstance(values, list) or not values:
         shown = json.dumps(values, default=str)[:LONGEST_TEXT]
         raise UsageError(f"[grid] {name} = {shown} must be a list with at least one value")
-    if twice := find_twice(values):
-        raise UsageError(f"[grid] {name} has {json.dumps(twice[0], default=str)[:LONGEST_TEXT]} twice; leave one out")
 
 
 def fix_axes(axes: Mapping[str, list[Any]], given: RecipePart) -> tuple[dict[str, list[Any]], RecipePart]:
@@ -498,8 +478,6 @@ def choose_seeds(study: Study, shared: RecipePart, task: Task) -> tuple[int, ...
     first = shared.get("train", {}).get("seed")
     if study.seeds and (study.restarts > 1 or first is not None):
         raise UsageError("seeds are given, and restarts or train.seed too; leave one out")
-    if find_twice(study.seeds):
-        raise UsageError(f"seeds = {list(study.seeds)} must be different")
     first = task.recipe["train"]["seed"] if first is None else first
     return study.seeds or tuple(range(first, first + study.restarts))
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 RecipePart = dict[str, Any]  # some keys of a recipe, as `tomllib` returns them
-PACKAGE = Path(__file__).parents[1]  # has a link to recipes/, in a wheel a copy
 TABLES = ("model", "data", "train")
 
 
@@ -221,15 +220,11 @@ class PhaseTable(msgspec.Struct, forbid_unknown_fields=True):
 def read_recipe(path: str | Path) -> RecipePart:
     """Read a recipe from a TOML file without checking it, with `~` expanded as in `merge`.
 
-    A file of recipes/ that does not exist in this directory is read from the installed package.
-
     Raises:
         UsageError: The file cannot be read, is not TOML, or has two precisions.
     """
     try:
-        given, installed = Path(path), PACKAGE / path
-        found = installed if given.parts[:1] == ("recipes",) and installed.is_file() and not given.exists() else given
-        return merge(tomllib.loads(found.read_bytes().decode("utf-8-sig")))
+        return merge(tomllib.loads(Path(path).read_bytes().decode("utf-8-sig")))
     except OSError as error:
         raise UsageError(f"recipe {path} cannot be read ({error.strerror}); give the path of a TOML file") from None
     except UsageError as error:

@@ -175,16 +175,13 @@ def test_a_file_is_read_and_unquoted_axes_are_understood(fake, tmp_path):
         ({"select": "worst"}, r"invalid enum value 'worst' - at \$.select"),
         ({"restarts": 2, "seeds": [1]}, r"seeds are given, and restarts or train.seed too"),
         ({"seeds": [1], "recipe": {"train": {"seed": 2}}}, r"seeds are given, and restarts or train.seed too"),
-        ({"seeds": [1, 1]}, r"seeds = \[1, 1\] must be different"),
         ({"seeds": [-1]}, r"expected int >= 0 - at \$.seeds"),
         ({"grid": {"batch_size": []}}, r"\[grid\] batch_size = \[\] must be a list with at least one value"),
-        ({"grid": {"batch_size": [8, 8]}}, r"\[grid\] batch_size has 8 twice"),
         ({"grid": {"batch_size": ["8"]}}, r'\[grid\]: batch_size = "8"; expected int'),
         ({"grid": {"train.learning_rat": [1.0]}}, r"\[grid\]: unknown key 'learning_rat' .*'learning_rate'"),
         ({"grid": {"train.seed": [1]}}, r"\[grid\] train.seed is not an axis; write seeds above the tables"),
         ({"recipe": {"batch_sise": 8}}, r"\[recipe\]: unknown key 'batch_sise' .*'batch_size'"),
         ({"row": [{"name": "a"}, {"name": "A"}]}, r"two \[\[row\]\] tables are called 'a'"),
-        ({"row": [{"name": "a"}, {"name": "行" * 51}]}, r"is too long for a directory; shorten it to 150 bytes"),
         ({"row": [{"name": "a", "recipes": {}}]}, r"table contains unknown field recipes - at"),
         ({"row": [{"name": "a", "recipe": {"precison": "fp32"}}]}, r"\[row.recipe\] of 'a': unknown key 'precison'"),
         (
@@ -853,7 +850,7 @@ def test_a_study_inside_several_processes_is_refused(recipe, tmp_path, monkeypat
     [
         ({"grid": {"train.learning_rate": [1e-3]}}, {"train": 5}, r"train = 5 must be a table"),
         ({"row": [{"name": "a", "recipe": {"train": 5}}]}, {}, r"train = 5 must be a table"),
-        ({"row": []}, {}, r"row = \[\] is empty"),
+        ({"row": []}, {}, r"length >= 1 - at \$.row"),
         ({"grid": {"train": [{"seed": 1}]}}, {}, r"\[grid\] train is a table, not an axis"),
         (
             {"data_root": "here", "recipe": {"data": {"dir": "there"}}},

@@ -183,12 +183,7 @@ TWO = [{"name": "a", "task": "rte"}, {"name": "b", "task": "cola"}]
             r"\[column.recipe\] of 'a': unknown key 'batch_sise' at the top level; did you mean 'batch_size'\?",
         ),
         ({"column": [TWO[0] | {"recipe": {"train": {"seed": 1}}}]}, r"the \[\[column\]\] 'a' sets train.seed"),
-        ({"average": ["a"]}, r'average = \["a"\] must name at least two columns'),
         ({"average": ["a", "c"]}, r"average names 'c', which is not a column; expected a, b"),
-        (
-            {"average": ["a", "b"], "column": [*TWO, {"name": "Average", "task": "sst2"}]},
-            r"a column is called 'Average'",
-        ),
         (
             {"average": ["a", "p"], "column": [*TWO, {"name": "p", "task": "pretrain"}]},
             r"average names 'p', which is not in percent",
@@ -230,13 +225,6 @@ TWO = [{"name": "a", "task": "rte"}, {"name": "b", "task": "cola"}]
         (
             {"pretrain": PRETRAIN | {"train": {"max_steps": -1}}, "row": [{"name": "x", "step": 1}]},
             r"the row 'x' has step = 1, but its pretraining has max_steps = -1; give a step",
-        ),
-        (
-            {
-                "column": [*TWO, {"name": "p", "task": "pretrain", "recipe": {"batch_size": 1}}],
-                "pretrain": PRETRAIN,
-            },
-            r"the column 'p' shows the rows' pretrainings; leave its recipe out",
         ),
         (
             {

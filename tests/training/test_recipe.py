@@ -117,15 +117,6 @@ def test_reads_the_nested_dictionary(tmp_path: Path) -> None:
     assert read_recipe(path) == {"batch_size": 8, "data": {"corpus": ["a"]}, "phase": [{"share": 1.0}]}
 
 
-def test_a_recipe_of_the_package_is_found_from_any_directory(monkeypatch, tmp_path):
-    here = read_recipe("recipes/glue/mnli.toml")
-    monkeypatch.chdir(tmp_path)
-    assert read_recipe("recipes/glue/mnli.toml") == here
-    (tmp_path / "recipes/glue").mkdir(parents=True)
-    (tmp_path / "recipes/glue/mnli.toml").write_text("batch_size = 8")
-    assert read_recipe("recipes/glue/mnli.toml") == {"batch_size": 8}
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
