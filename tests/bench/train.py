@@ -188,9 +188,7 @@ class Side:
         collate: The collator for plain transformers' Trainer; None uses this package's Trainer.
     """
 
-    def __init__(
-        self, training: Training, model: PreTrainedModel, recipe: Recipe, collate: Callable | None = None
-    ) -> None:
+    def __init__(self, training: Training, model: PreTrainedModel, recipe: Recipe, collate: Any = None) -> None:
         self.training, self.model, self.recipe, self.collate = training, model, recipe, collate
         self.weights = deepcopy(model.state_dict())
         self.precision = choose_precision(recipe.precision)
@@ -273,12 +271,7 @@ def make_sides(training: Training, compiled: bool) -> dict[str, Side]:
 
 
 def try_side(
-    name: str,
-    training: Training,
-    model: PreTrainedModel,
-    change: Callable[[PreTrainedModel], None],
-    recipe: Recipe,
-    collate: Callable | None = None,
+    name: str, training: Training, model: PreTrainedModel, change: Callable, recipe: Recipe, collate: Any = None
 ) -> dict[str, Side]:
     """Return a side of a changed copy of a model, if it can do an update here; else say that it cannot."""
     other = deepcopy(model)
