@@ -75,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="NAME|RUN", help="checkpoint to fine-tune (default: random weights)")
     parser.add_argument("--size", choices=SIZES, default=size, help="of random weights (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=32, help="sequences per update (default: %(default)s)")
-    parser.add_argument("--updates", type=int, default=5, help="of each side in a round (default: %(default)s)")
+    parser.add_argument("--updates", type=int, default=8, help="of each side in a round (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default: %(default)s)")
     parser.add_argument("--characters", type=int, default=4_000_000, help="of text (default: %(default)s)")
     parser.add_argument("--compile", action="store_true", help="also compile both sides, which takes minutes")
