@@ -20,8 +20,6 @@ CLEAR = Path("/proc/self/clear_refs")
 # Parameters of mallopt: M_MMAP_MAX, M_MMAP_THRESHOLD (the highest that glibc chooses itself), M_TRIM_THRESHOLD.
 MALLOC = {-4: 65_536, -3: 32 << 20, -1: 64 << 20}
 
-Columns = Mapping[str, Mapping[str, str]]  # heading -> side -> text
-
 
 def say(line: str) -> None:
     """Print a line at once, because a log may be read while the bench runs."""
@@ -36,7 +34,7 @@ class Record:
         end: `time.monotonic()` after which no round begins that may not end by then.
         facts: Single figures, and others that are only for the JSON.
         rates: The rates of each side in every round so far, by title.
-        columns: Further columns of a title's table.
+        columns: Further columns of a title's table: heading -> side -> text.
         failure: Why the figures are incomplete or wrong.
     """
 
@@ -45,7 +43,7 @@ class Record:
     end: float
     facts: dict[str, Any] = field(default_factory=dict)
     rates: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    columns: dict[str, Columns] = field(default_factory=dict)
+    columns: dict[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
     failure: str = ""
 
     def alternate(self, title: str, sides: Mapping[str, Callable[[], float]], rounds: int) -> None:
@@ -63,7 +61,7 @@ class Record:
             say(f"  round {number} of {rounds}, per second: {rates}")
 
 
-def tabulate(rates: Mapping[str, list[float]], columns: Columns) -> list[list[str]]:
+def tabulate(rates: Mapping[str, list[float]], columns: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
     """Return the headings and the row of each side that has run."""
     table = [["side", "per second, median (range)", f"{BERTKIT} is", *columns]]
     for name, own in rates.items():

@@ -75,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="NAME|RUN", help="checkpoint to fine-tune (default: random weights)")
     parser.add_argument("--size", choices=SIZES, default=size, help="of random weights (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=32, help="sequences per update (default: %(default)s)")
-    parser.add_argument("--updates", type=int, default=5, help="of each side in a round (default: %(default)s)")
+    parser.add_argument("--updates", type=int, default=8, help="of each side in a round (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default: %(default)s)")
     parser.add_argument("--characters", type=int, default=4_000_000, help="of text (default: %(default)s)")
     parser.add_argument("--compile", action="store_true", help="also compile both sides, which takes minutes")
@@ -188,9 +188,7 @@ class Side:
         collate: The collator for plain transformers' Trainer; None uses this package's Trainer.
     """
 
-    def __init__(
-        self, training: Training, model: PreTrainedModel, recipe: Recipe, collate: Callable | None = None
-    ) -> None:
+    def __init__(self, training: Training, model: PreTrainedModel, recipe: Recipe, collate: Any = None) -> None:
         self.training, self.model, self.recipe, self.collate = training, model, recipe, collate
         self.weights = deepcopy(model.state_dict())
         self.precision = choose_precision(recipe.precision)
@@ -273,12 +271,7 @@ def make_sides(training: Training, compiled: bool) -> dict[str, Side]:
 
 
 def try_side(
-    name: str,
-    training: Training,
-    model: PreTrainedModel,
-    change: Callable[[PreTrainedModel], None],
-    recipe: Recipe,
-    collate: Callable | None = None,
+    name: str, training: Training, model: PreTrainedModel, change: Callable, recipe: Recipe, collate: Any = None
 ) -> dict[str, Side]:
     """Return a side of a changed copy of a model, if it can do an update here; else say that it cannot."""
     other = deepcopy(model)
