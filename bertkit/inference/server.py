@@ -242,7 +242,8 @@ class Application(FastAPI):
 
 async def refuse(request: Request, error: HTTPException) -> Response:
     """Answer a request with an object whose only key is `error`."""
-    return Response(msgspec.json.encode({"error": error.detail}), error.status_code, error.headers, JSON)
+    hint = "; GET /openapi.json lists the paths" if error.status_code in (404, 405) else ""
+    return Response(msgspec.json.encode({"error": error.detail + hint}), error.status_code, error.headers, JSON)
 
 
 def describe_predict(predictor: Predictor) -> dict[str, Any]:
