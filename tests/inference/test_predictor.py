@@ -9,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -454,8 +453,6 @@ def test_a_vocabulary_larger_than_the_model_is_refused(classifier, tmp_path):
         ("data = 3", "'int'"),
         ('[data]\nmax_length = "x"', "`str`"),
         ("[data]\nmax_length = 0", ">= 1"),
-        ("[data]\ndoc_stride = 2.5", "`float`"),
-        ('[data]\nlong = "x"', "'x'"),
         ("phase = 3", "'int'"),
         ("[[phase]]\nx = 1", "max_length"),
     ],
@@ -597,30 +594,6 @@ def test_an_output_that_is_the_input_is_refused(name, tmp_path, monkeypatch):
         check_output("-", Path(os.devnull))
 
 
-def test_the_command_does_not_replace_its_input(call, classifier, tmp_path):
-    (tmp_path / "a.txt").write_text("good\n")
-    code, _, err = call("predict", classifier, "--input", "a.txt", "--output", "./a.txt")
-    assert (code, err.count("\n")) == (2, 1)
-    assert (tmp_path / "a.txt").read_text() == "good\n"
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.tsv", "a.jsonl"])
-def test_a_line_that_is_too_long_is_an_error_in_its_place_and_never_held_whole(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("bertkit.data.formats.rows.LONGEST_LINE", 1000)
-    line = '"好好"' if name == "a.jsonl" else "好好"
-    lines = ["text", line, "好" * 1000, "好" * 1001, "x" * 5_000_000, line, "x" * 4005, "x" * 4006, line]
-    (tmp_path / name).write_text("\r\n".join(lines), encoding="utf-8-sig")
-    tracemalloc.start()
-    found = list(read_inputs(str(tmp_path / name)))[-8:]
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    wrong = [number for number, line in enumerate(found, 2) if "longer than 1,000" in str(line.value)]
-    assert wrong == [4, 5, 7, 8]
-    assert found[2].place.endswith("line 4")
-    assert [found[place].value in ("好好", {"text": "好好"}) for place in (0, 4, 7)] == [True] * 3
-    assert peak < 1e6  # bytes
-
-
 BAD = [
     ("a.jsonl", b'"x"\n{"id": NaN}\n{"id": 1e999}\n"z"\n', {1: "line 2: text is missing", 2: "line 3 is not a JSON"}),
     (
@@ -660,20 +633,6 @@ def test_a_bad_line_is_named_and_does_not_stop_the_others(name, content, wrong, 
             assert any(wrong[place] in line for line in lines)
         else:
             assert result["label"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.docx", b"x", "unknown suffix \\(expected .csv, .tsv, .jsonl, .json, .parquet, .xlsx, .txt; .gz may follow"),
-        ("a.tsv", b"text\ttext\n", "line 1: 'text' names 2 columns; give every column a name of its own"),
-        ("a.tsv", b"\x81\n", "line 1 is not UTF-8"),
-    ],
-)
-def test_a_file_that_is_none_is_one_line(name, content, message, tmp_path):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UsageError, match=message):
-        list(read_inputs(str(tmp_path / name)))
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="there is no /proc")
