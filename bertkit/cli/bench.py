@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from bertkit.cli.console import Screen
-from bertkit.cli.inference import import_server
 from bertkit.cli.options import (
     Compile,
     Data,
@@ -111,7 +110,6 @@ def bench_serve(
 
     $ bertkit bench serve runs/sst2 --tokens 64 --json serve.json
     """
-    import_server()
     from bertkit.bench import serve
 
     run_bench(serve.bench_serve, as_json, run, tokens, limit, seconds)

@@ -59,7 +59,6 @@ UVICORN = {  # nothing is logged, and no header about the client is trusted
     "timeout_graceful_shutdown": 35,  # seconds after a signal in which requests are answered
 }
 
-
 SERVED_REQUESTS = Counter("bertkit_requests", "Requests to /predict.", ["status"])
 SERVED_SECONDS = Histogram("bertkit_request_seconds", "Seconds from request to answer.")
 SERVED_INPUTS = Counter("bertkit_inputs", "Inputs given to the model.")
