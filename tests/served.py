@@ -6,6 +6,10 @@ import threading
 import time
 from contextlib import contextmanager
 
+import pytest
+
+pytest.importorskip("fastapi")  # the extra `serve`; without it files that import this one are skipped
+
 import uvicorn
 
 from bertkit.inference.server import UVICORN, Application, bind

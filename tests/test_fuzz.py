@@ -907,8 +907,6 @@ def prepare_built(folder: Path) -> Reader:
 
 def prepare_server(folder: Path) -> Reader:
     """Send the content of a file to a served model: a body, or with the suffix .http all of a request."""
-    pytest.importorskip("fastapi")
-    pytest.importorskip("uvicorn")
     from tests import served
 
     servers = {}  # which end with the reader

@@ -4,7 +4,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,7 +12,6 @@ from bertkit.cli.console import Screen, complain, print_line
 from bertkit.cli.options import JsonFile, PathArgument, PathOption, PlaceArgument, PlaceOption, app, scores, split_names
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal, name_extra
 
-SERVE_PACKAGES = ("fastapi", "prometheus_client", "uvicorn")
 FORMATS = ("bertkit", "pipeline")  # of predict
 Precision = Annotated[str, typer.Option("--precision", help="auto (bf16 where it is faster), fp32, bf16 or fp16.")]
 
@@ -246,24 +245,12 @@ def serve(
 
     $ bertkit serve runs/sst2 --host 0.0.0.0 --port 80 --token SECRET
     """
-    server = import_server()
-    with Screen() as screen:
-        server.serve(run, host, port, token, precision, screen.say)
-
-
-def import_server() -> Any:
-    """Return the module of the server.
-
-    Raises:
-        UsageError: The extra `serve` is not installed.
-    """
     try:
-        from bertkit.inference import server
-    except ModuleNotFoundError as error:
-        if error.name not in SERVE_PACKAGES:
-            raise
+        from bertkit.inference.server import serve as serve_model
+    except ModuleNotFoundError:
         raise UsageError(f"bertkit serve needs packages that are not installed; {name_extra('serve')}") from None
-    return server
+    with Screen() as screen:
+        serve_model(run, host, port, token, precision, screen.say)
 
 
 @app.command()

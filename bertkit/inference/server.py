@@ -59,7 +59,6 @@ UVICORN = {  # nothing is logged, and no header about the client is trusted
     "timeout_graceful_shutdown": 35,  # seconds after a signal in which requests are answered
 }
 
-
 SERVED_REQUESTS = Counter("bertkit_requests", "Requests to /predict.", ["status"])
 SERVED_SECONDS = Histogram("bertkit_request_seconds", "Seconds from request to answer.")
 SERVED_INPUTS = Counter("bertkit_inputs", "Inputs given to the model.")
@@ -242,7 +241,8 @@ class Application(FastAPI):
 
 async def refuse(request: Request, error: HTTPException) -> Response:
     """Answer a request with an object whose only key is `error`."""
-    return Response(msgspec.json.encode({"error": error.detail}), error.status_code, error.headers, JSON)
+    hint = "; GET /openapi.json lists the paths" if error.status_code in (404, 405) else ""
+    return Response(msgspec.json.encode({"error": error.detail + hint}), error.status_code, error.headers, JSON)
 
 
 def describe_predict(predictor: Predictor) -> dict[str, Any]:

@@ -453,8 +453,6 @@ def test_a_vocabulary_larger_than_the_model_is_refused(classifier, tmp_path):
         ("data = 3", "'int'"),
         ('[data]\nmax_length = "x"', "`str`"),
         ("[data]\nmax_length = 0", ">= 1"),
-        ("[data]\ndoc_stride = 2.5", "`float`"),
-        ('[data]\nlong = "x"', "'x'"),
         ("phase = 3", "'int'"),
         ("[[phase]]\nx = 1", "max_length"),
     ],
@@ -642,20 +640,6 @@ def test_a_bad_line_is_named_and_does_not_stop_the_others(name, content, wrong, 
             assert any(wrong[place] in line for line in lines)
         else:
             assert result["label"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.docx", b"x", "unknown suffix \\(expected .csv, .tsv, .jsonl, .json, .parquet, .xlsx, .txt; .gz may follow"),
-        ("a.tsv", b"text\ttext\n", "line 1: 'text' names 2 columns; give every column a name of its own"),
-        ("a.tsv", b"\x81\n", "line 1 is not UTF-8"),
-    ],
-)
-def test_a_file_that_is_none_is_one_line(name, content, message, tmp_path):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UsageError, match=message):
-        list(read_inputs(str(tmp_path / name)))
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="there is no /proc")

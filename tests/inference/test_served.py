@@ -11,10 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-pytest.importorskip("fastapi")
-pytest.importorskip("uvicorn")
-pytest.importorskip("prometheus_client")
-
 from bertkit.inference.predictor import Predictor
 from tests.inference.test_predictor import make_texts
 from tests.served import Client, serving, write_served
@@ -54,30 +50,20 @@ class Program:
         return self.process.returncode, output, errors
 
 
-def test_64_clients_get_the_answers_of_predict(folder):
+def test_many_clients_get_the_answers_of_predict(folder):
     predictor = Predictor(folder, precision="fp32")
     requests = [make_texts(1 + number % 5, seed=number) for number in range(20 * CLIENTS)]
-    requests = [texts[0] if len(texts) == 1 else texts for texts in requests]
-    expected = [predictor([given])[0] if isinstance(given, str) else predictor(given) for given in requests]
+    expected = [predictor(texts) for texts in requests]
     with serving(predictor, folder) as port, ThreadPoolExecutor(CLIENTS) as pool:
-
-        def ask_some(first):
-            client = Client(port)
-            return [client.predict(given) for given in requests[first::CLIENTS]]
-
         before = Client(port).read_metrics()
-        found = list(pool.map(ask_some, range(CLIENTS)))
+        found = list(pool.map(lambda texts: Client(port).predict(texts), requests))
         after = Client(port).read_metrics()
-    inputs, batches = (
-        after[name] - before[name] for name in ("bertkit_batch_inputs_sum", "bertkit_batch_inputs_count")
-    )
-    assert inputs == sum(1 if isinstance(given, str) else len(given) for given in requests)
-    assert batches < len(requests), "clients shared batches"
-    for number, right in enumerate(expected):
-        status, answer = found[number % CLIENTS][number // CLIENTS]
+    names = ("bertkit_batch_inputs_sum", "bertkit_batch_inputs_count")
+    inputs, batches = (after[name] - before[name] for name in names)
+    assert (inputs, batches < len(requests)) == (sum(map(len, requests)), True), "clients shared batches"
+    for (status, answer), right in zip(found, expected, strict=True):
         assert status == 200
-        pair = ([value] if isinstance(value, dict) else value for value in (answer, right))
-        for one, other in zip(*pair, strict=True):
+        for one, other in zip(answer, right, strict=True):
             assert one["label"] == other["label"]
             assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
 

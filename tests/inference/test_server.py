@@ -16,9 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("fastapi")
-pytest.importorskip("uvicorn")
-pytest.importorskip("prometheus_client")
+pytest.importorskip("fastapi")  # the extra `serve`
 
 from jsonschema import Draft202012Validator
 
@@ -94,16 +92,13 @@ def test_an_invalid_input_of_a_list_has_its_error_in_its_place(client):
     assert client.predict("good " * 500)[1]["cut"] is True
 
 
-DEEP = b"[" * 100_000
 REFUSED = [  # body, status, message
     (b"", 400, r"the request is not JSON \(Input data was truncated\); correct it"),
-    (b"[1,]", 400, "the request is not JSON"),
     (b"NaN", 400, "the request is not JSON"),
     (b'{"text": 1e999}', 400, "the request is not JSON"),
     (b'"\\ud800"', 400, "the request is not JSON"),
     (b'"\xff"', 400, "the request is not JSON"),
-    (DEEP, 400, "the request is not JSON"),
-    (b'{"text": "a", "b": ' + DEEP, 400, "the request is not JSON"),
+    (b"[" * 100_000, 400, "the request is not JSON"),
     (b"null", 422, "got NoneType; give a text as a string, or an object"),
     (b"9" * 400, 422, "got int; give"),
     (b'{"text": ["a"]}', 422, r"text is \"\['a'\]\", not a string; the input has text"),
@@ -127,9 +122,7 @@ def test_what_is_not_an_input_is_refused_in_one_line(body, status, message, clie
     ("method", "path", "headers", "status"),
     [
         ("POST", "/predict", {"Content_Type": "text/plain"}, 415),
-        ("POST", "/predict", {}, 415),
         ("GET", "/predict", {}, 405),
-        ("GET", "/../etc/passwd", {}, 404),
         ("GET", "/docs", {}, 404),
         ("OPTIONS", "/predict", {"Origin": "http://far.away", "Access_Control_Request_Method": "POST"}, 405),
         ("GET", "/health", {"Host": "far.away"}, 400),
