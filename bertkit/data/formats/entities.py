@@ -105,9 +105,9 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
             raise UsageError(f"{place} has no {marked}; {remedy}, or leave such rows out with {LEAVE_OUT}")
         entities = None
         if is_text:
-            places = split_words(cell)
-            words = [cell[start:end] for start, end in places]
-            tags, entities = _tag_words(cell, places, read_spans(mark, place, marked), place, alignment)
+            offsets = split_words(cell)
+            words = [cell[start:end] for start, end in offsets]
+            tags, entities = _tag_words(cell, offsets, read_spans(mark, place, marked), place, alignment)
         else:
             words = read_list(cell, f"{place}: {given}")
             tags = _read_tags(mark, f"{place}: {marked}") if is_labelled else ["O"] * len(words)
@@ -199,11 +199,11 @@ def check_span(start: int, end: int, text: str, place: str) -> None:
 
 
 def _tag_words(
-    text: str, places: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int, str]], place: str, found: Alignment
+    text: str, offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int, str]], place: str, found: Alignment
 ) -> tuple[list[str], dict[tuple[int, int, str], str] | None]:
-    """Return the tags in IOB2 of the words at these places, and `Sentence.entities`; count altered spans in `found`."""
-    starts, ends = [start for start, _ in places], [end for _, end in places]
-    tags, behind, entities = ["O"] * len(places), 0, {}
+    """Return the IOB2 tags of the words at these offsets, and `Sentence.entities`; count altered spans in `found`."""
+    starts, ends = [start for start, _ in offsets], [end for _, end in offsets]
+    tags, behind, entities = ["O"] * len(offsets), 0, {}
     for number, (start, end, label) in enumerate(spans):
         check_span(start, end, text, place)
         if start < behind:
@@ -226,8 +226,8 @@ def _tag_words(
     return tags, None if all(first != ABSENT for first, _, _ in entities) else entities
 
 
-def list_spans(places: Sequence[tuple[int, int]], entities: Iterable[tuple[int, int, str]]) -> list[dict[str, object]]:
-    """Return entities, each first word, end and type, as spans of the text whose words are at these places."""
+def list_spans(offsets: Sequence[tuple[int, int]], entities: Iterable[tuple[int, int, str]]) -> list[dict[str, object]]:
+    """Return entities, each first word, end and type, as spans of the text whose words are at these offsets."""
     return [
-        {"start": places[first][0], "end": places[behind - 1][1], "label": kind} for first, behind, kind in entities
+        {"start": offsets[first][0], "end": offsets[behind - 1][1], "label": kind} for first, behind, kind in entities
     ]

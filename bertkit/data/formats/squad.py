@@ -54,6 +54,9 @@ class SquadQuestion(Struct):
     is_impossible: bool | None = None
 
 
+Entry = tuple[str, str, SquadQuestion, str]  # place, context, record and group of a question
+
+
 class SquadParagraph(Struct):
     """A paragraph in an official file."""
 
@@ -125,17 +128,17 @@ def read_squad(path: str | Path, version: int | None = None) -> list[Question]:
     """
     file = read_json(path, SquadFile, SQUAD_REMEDY)
     questions = _gather_own("train", [(Path(path), file)], version).questions
-    if version == 2 and all(asked.is_impossible is None for _, _, asked in _walk_questions(path, file.data)):
+    if version == 2 and all(asked.is_impossible is None for _, _, asked, _ in _walk_questions(path, file.data)):
         raise UsageError(f"{path} looks like a SQuAD 1.1 file: no question has is_impossible; use --version 1")
     return questions
 
 
-def _walk_questions(path: str | Path, articles: Sequence[SquadArticle]) -> Iterator[tuple[str, str, SquadQuestion]]:
-    """Yield place, context and record of every question."""
+def _walk_questions(path: str | Path, articles: Sequence[SquadArticle]) -> Iterator[Entry]:
+    """Yield place, context and record of every question, and the title of its article."""
     for i, article in enumerate(articles):
         for j, paragraph in enumerate(article.paragraphs):
             for k, asked in enumerate(paragraph.qas):
-                yield f"{path}, data[{i}].paragraphs[{j}].qas[{k}]", paragraph.context, asked
+                yield f"{path}, data[{i}].paragraphs[{j}].qas[{k}]", paragraph.context, asked, article.title
 
 
 def _list_answers(asked: SquadQuestion, place: str, version: int | None) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -186,8 +189,6 @@ def read_squad_copy(name: str, splits: Mapping[str, str]) -> dict[str, list[Ques
 
 
 # --- A person's own questions -----------------------------------------------------------------------------------------
-
-Entry = tuple[str, str, SquadQuestion, str]  # place, context, record and group of a question
 
 
 @dataclass(frozen=True)
@@ -294,16 +295,15 @@ def _has_answers(part: Columns | tuple[Path, SquadFile]) -> bool:
     if isinstance(part, Columns):
         return "answers" in part.table.column_names and any(part.table.column("answers").unique().to_pylist())
     found = _walk_questions(part[0], part[1].data)
-    return any(asked.answers is not None or asked.is_impossible is not None for _, _, asked in found)
+    return any(asked.answers is not None or asked.is_impossible is not None for _, _, asked, _ in found)
 
 
 def _walk_own(path: Path, file: SquadFile, group: str) -> Iterator[Entry]:
     """Yield the questions of a file in the official form."""
     if group not in ("", "title"):
         raise UsageError(f"{path} has no column {group!r}; a file in SQuAD's format has the group title only")
-    titles = (article.title for article in file.data for paragraph in article.paragraphs for _ in paragraph.qas)
-    for entry, title in zip(_walk_questions(path, file.data), titles, strict=True):
-        yield *entry, title.strip() if group else ""
+    for place, context, asked, title in _walk_questions(path, file.data):
+        yield place, context, asked, title.strip() if group else ""
 
 
 def _walk_table(table: Columns, group: str, is_labelled: bool) -> Iterator[Entry]:

@@ -239,10 +239,10 @@ def _cut(paragraph: str) -> Iterator[str]:
     start = 0
     while (middle := start + LONGEST_PARAGRAPH) < len(paragraph):
         before = [(paragraph.rfind(end, start, middle), len(end)) for end in SENTENCE_ENDS]
-        stop = max((place + length for place, length in before if place >= 0), default=0)
+        stop = max((offset + length for offset, length in before if offset >= 0), default=0)
         if not stop:
             after = [(paragraph.find(end, middle - 1), len(end)) for end in SENTENCE_ENDS]
-            stop = min((place + length for place, length in after if place >= 0), default=len(paragraph))
+            stop = min((offset + length for offset, length in after if offset >= 0), default=len(paragraph))
         yield paragraph[start:stop]
         start = stop
     if start < len(paragraph):
@@ -353,22 +353,22 @@ def _read_files(piece: Piece) -> Iterator[str]:
 def _read_text(path: str, start: int, stop: int) -> Iterator[str]:
     """Yield the lines of the documents that begin in `start` to `stop` - 1, with empty lines between documents."""
     inside = mine = False  # inside a document; inside a document of this piece
-    for place, line in _read_lines(path, start, str.strip):
+    for offset, line in _read_lines(path, start, str.strip):
         if not (inside and line):
-            mine = bool(line) and start <= place < stop
+            mine = bool(line) and start <= offset < stop
         inside = bool(line)
         if mine or not line:
             yield line
-        if place >= stop and not mine:
+        if offset >= stop and not mine:
             return
 
 
 def _read_jsonl(path: str, start: int, stop: int) -> Iterator[str]:
     """Yield the paragraphs of the documents whose lines begin in `start` to `stop` - 1, and an empty line each."""
-    for place, paragraphs in _read_lines(path, start, _parse_row):
-        if place >= stop:
+    for offset, paragraphs in _read_lines(path, start, _parse_row):
+        if offset >= stop:
             return
-        if place >= start:
+        if offset >= start:
             yield from paragraphs
             yield ""
 
@@ -393,29 +393,29 @@ def _read_lines(path: str, start: int, parse: Callable[[str], Parsed]) -> Iterat
     The caller therefore sees the line before `start`.
     """
     with open_file(Path(path)) as stream:
-        first = place = _seek_line(stream, start) if start else 0
+        first = offset = _seek_line(stream, start) if start else 0
         for number, line in enumerate(stream, 1):
             try:
-                text = line.decode("utf-8" if place else UTF8, "surrogateescape")
+                text = line.decode("utf-8" if offset else UTF8, "surrogateescape")
                 if fault := find_fault(text):
                     raise UsageError(fault)
                 parsed = parse(text)
             except UsageError as error:
                 before = _count_lines(path, first)
                 raise UsageError(f"{path}, line {before + number} {error}") from None
-            yield place, parsed
-            place += len(line)
+            yield offset, parsed
+            offset += len(line)
 
 
 def _seek_line(stream: BinaryIO, start: int) -> int:
     """Move the stream to the start of the line that holds the byte before `start`, and return this offset."""
     stop = start - 1  # a newline at this byte ends the line itself
     while stop:
-        place = max(stop - BYTES_A_LOOK, 0)
-        stream.seek(place)
-        if found := stream.read(stop - place).rfind(b"\n") + 1:
-            return stream.seek(place + found)
-        stop = place
+        offset = max(stop - BYTES_A_LOOK, 0)
+        stream.seek(offset)
+        if found := stream.read(stop - offset).rfind(b"\n") + 1:
+            return stream.seek(offset + found)
+        stop = offset
     return stream.seek(0)
 
 
@@ -424,7 +424,9 @@ def _count_lines(path: str, stop: int) -> int:
     if not stop:  # a pipe cannot be opened again
         return 0
     with open(path, "rb") as stream:
-        return sum(stream.read(min(BYTES_A_LOOK, stop - place)).count(b"\n") for place in range(0, stop, BYTES_A_LOOK))
+        return sum(
+            stream.read(min(BYTES_A_LOOK, stop - offset)).count(b"\n") for offset in range(0, stop, BYTES_A_LOOK)
+        )
 
 
 @lru_cache(maxsize=1)  # called for each shard of a data set

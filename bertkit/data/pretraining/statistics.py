@@ -1,8 +1,8 @@
 """Statistics of a tokenized corpus: sizes, lengths, unknown tokens, repeats, and the padding of its pairs.
 
 Repeated text is the usual cause of a pretraining with a good loss and a bad model, and padding determines the cost of
-the paper's phase 1 (A.2). All values are exact and computed block by block: only some of the tokens are in memory, nine
-bytes per sentence and four bytes per pair. The first occurrence of repeated text in the corpus is kept.
+the paper's phase 1 (A.2). All values are exact and computed block by block: only some of the tokens are in memory, some
+20 bytes per sentence and four bytes per pair. The first occurrence of repeated text in the corpus is kept.
 
 Repeats are found by 64-bit hashes of token ids: among 200 million lines, two different ones have the same hash with a
 probability of 0.1 %.
