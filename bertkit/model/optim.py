@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 BERT_ADAM = "bert_adam"  # its name in `[train] optim`, beside those of TrainingArguments
-LATE = 1e9  # a step at which a power of either beta is 0, and which is the next one too in 32 bits
+LATE = 1e9  # a step at which a power of either beta is 0; adding 1 to it changes no float of 32 bits
 
 
 class BertAdam(torch.optim.Optimizer):
