@@ -24,7 +24,7 @@ from bertkit.data.sequences import IGNORED
 from bertkit.model.config import BertConfig
 from bertkit.model.precision import DTYPES, find_device, use_precision
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.prediction import add_places
+from bertkit.tasks.prediction import add_indices
 
 PARITY_HEADS = (
     "BertForPreTraining",
@@ -106,12 +106,12 @@ def compare_head(ours: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, d
     stock.load_state_dict(ours.state_dict())
     stock.to(ours.device)
     placed = {name: x.to(ours.device) for name, x in batch.items()}
-    with_places = {name: x.to(ours.device) for name, x in add_places(batch, type(ours)).items()}
+    with_indices = {name: x.to(ours.device) for name, x in add_indices(batch, type(ours)).items()}
     exact = take_update(stock.double(), placed, "fp32")
     stock.float()
     found = {}
     for precision in HALF_UNITS:
-        sides = {"bertkit": take_update(ours, with_places, precision), "stock": take_update(stock, placed, precision)}
+        sides = {"bertkit": take_update(ours, with_indices, precision), "stock": take_update(stock, placed, precision)}
         losses = {name: abs(loss / exact[0] - 1) for name, (loss, _) in sides.items()}
         gradients = {name: measure_error(one, exact[1]) for name, (_, one) in sides.items()}
         limits = HALF_UNITS[precision], SMALLEST_ERROR

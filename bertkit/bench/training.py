@@ -360,7 +360,7 @@ def compile_model(model: PreTrainedModel, report: Report, *, dynamic: bool) -> b
     try:
         model.to(find_device()).compile(dynamic=dynamic)
         ids = torch.ones(2, 8, dtype=torch.int64, device=model.device)
-        places = model.find_places(attention_mask=ids) if isinstance(model, BertHead) else {}
+        places = model.find_indices(attention_mask=ids) if isinstance(model, BertHead) else {}
         model(input_ids=ids, attention_mask=ids, **places)
     except Exception as error:  # compilers raise errors of many kinds
         report(f"torch.compile fails here, so no side uses it: {type(error).__name__}")

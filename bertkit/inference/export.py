@@ -39,7 +39,7 @@ TOLERANCE = 1e-4  # of probabilities
 TIMED_LENGTHS = (16, 128, 512)  # tokens of one text
 TEXTS_AT_ONCE = 8
 MOST_CALLS, FEWEST_CALLS, MOST_SECONDS = 200, 5, 10.0  # of each measurement
-EXPORTED = (ONNX_FILE, f"{ONNX_FILE}.data", "config.json", RECIPE_FILE, CARD, *TOKENIZER_FILES)
+EXPORTED = (ONNX_FILE, "config.json", RECIPE_FILE, CARD, *TOKENIZER_FILES)
 
 CARD_SECTION = """
 ## As ONNX

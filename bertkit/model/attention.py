@@ -113,8 +113,7 @@ def attend_flash(
 
     `torch.nn.attention.varlen.varlen_attn` reaches the same kernel without dropout, which BERT trains with.
     """
-    whole = layout.whole or layout
-    lengths = layout.bounds, whole.bounds, layout.shape[1], whole.shape[1]
+    lengths = layout.bounds, layout.whole.bounds, *2 * [layout.shape[1]]
     return torch.ops.aten._flash_attention_forward(
         query, key, value, *lengths, dropout, causal, return_debug_mask=False, scale=scaling
     )[0]
@@ -124,11 +123,12 @@ def attend_unpacked(
     query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
 ) -> Tensor:
     """Compute packed attention (N, A, D) over the padded batch (B, T), whose shape does not depend on lengths."""
-    whole = layout.whole or layout
-    states = (part.unpack(x).transpose(1, 2) for x, part in ((query, layout), (key, whole), (value, whole)))
-    visible = whole.unpack(torch.ones_like(key[:, 0, 0], dtype=torch.bool))[:, None, None]  # (B, 1, 1, T)
+    states = (
+        part.unpack(x).transpose(1, 2) for x, part in zip((query, key, value), layout.sides, strict=True)
+    )  # (B, A, T, D)
+    visible = layout.whole.unpack(torch.ones_like(key[:, 0, 0], dtype=torch.bool))[:, None, None]  # (B, 1, 1, T)
     if causal:
-        visible = visible & torch.ones(*2 * whole.shape[1:], dtype=torch.bool, device=query.device).tril()
+        visible = visible & torch.ones(*2 * layout.shape[1:], dtype=torch.bool, device=query.device).tril()
     mixed = nn.functional.scaled_dot_product_attention(
         *states, attn_mask=visible, dropout_p=dropout, scale=scaling
     )  # (B, A, T, D)
@@ -146,10 +146,8 @@ def attend_jagged(
         )
         return jagged.transpose(1, 2)  # (B, A, jagged, D)
 
-    whole = layout.whole or layout
-    mixed = nn.functional.scaled_dot_product_attention(
-        jag(query, layout), jag(key, whole), jag(value, whole), dropout_p=dropout, is_causal=causal, scale=scaling
-    )
+    states = map(jag, (query, key, value), layout.sides)
+    mixed = nn.functional.scaled_dot_product_attention(*states, dropout_p=dropout, is_causal=causal, scale=scaling)
     return mixed.transpose(1, 2).values()  # (N, A, D)
 
 
@@ -157,27 +155,26 @@ def attend_grouped(
     query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
 ) -> Tensor:
     """Compute packed attention (N, A, D) by plain attention over groups of similar length."""
-    whole = layout.whole or layout
-    states = (_divide(x, part) for x, part in ((query, layout), (key, whole), (value, whole)))
+    states = map(_divide, (query, key, value), layout.sides)
     mixed = [
         _attend_group(*parts, group, dropout, scaling, causal)  # (b * t, H)
-        for group, *parts in zip(whole.groups, *states, strict=True)
+        for group, *parts in zip(layout.whole.groups, *states, strict=True)
     ]
     if layout.is_even:
         return mixed[0].view(query.shape)  # (N, A, D)
-    tokens, places, real = layout.find_moves()
-    return move(torch.cat(mixed), places, tokens, real).view(query.shape)  # (N, A, D)
+    rows, slots, real = layout.find_moves()
+    return move(torch.cat(mixed), slots, rows, real).view(query.shape)  # (N, A, D)
 
 
 def _divide(x: Tensor, layout: Packed) -> Iterator[Tensor]:
     """Yield the part (b, A, t, D) of each group of x (N, A, D).
 
-    A padded place repeats a token. No gradient reaches it, because it is masked as a key and left out of the result.
+    Padding repeats a token. No gradient reaches it, because it is masked as a key and left out of the result.
     """
     moved = x.reshape(len(x), -1)  # (N, H)
     if not layout.is_even:
-        tokens, places, _ = layout.find_moves()
-        moved = move(moved, tokens, places)  # (M, H)
+        rows, slots, _ = layout.find_moves()
+        moved = move(moved, rows, slots)  # (M, H)
     for group, part in zip(layout.groups, layout.divide(moved), strict=True):
         yield part.view(*group.shape, *x.shape[1:]).transpose(1, 2)  # (b, A, t, D)
 

@@ -77,10 +77,10 @@ class BertBiLSTM(nn.Module):
         """
         if torch.compiler.is_exporting() or torch.jit.is_tracing():
             raise ValueError("a BiLSTM cannot be exported or traced; use a model without one")
-        packed = layout if isinstance(layout, Packed) else lay_out(layout.shape, layout.mask, PACKED, states.device)
-        tokens = states if isinstance(layout, Packed) else packed.pack(states)  # (N, F)
-        tokens = run_bilstm(self.lstm, tokens, packed)  # (N, 2 * units)
-        return tokens if isinstance(layout, Packed) else packed.unpack(tokens)  # (packed, 2 * units)
+        if isinstance(layout, Packed):
+            return run_bilstm(self.lstm, states, layout)  # (N, 2 * units)
+        packed = lay_out(layout.shape, layout.real, PACKED, states.device)
+        return packed.unpack(run_bilstm(self.lstm, packed.pack(states), packed))  # (B, T, 2 * units)
 
     def read_sentence(self, states: Tensor, layout: Packed | Padded) -> Tensor:
         """Return each direction's final states (B, 2 * units): forward at the last token, backward at the first.
