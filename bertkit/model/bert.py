@@ -84,7 +84,8 @@ class BertSelfAttention(nn.Module):
         """
         states = self.query(read), self.key(hidden), self.value(hidden)  # (packed, H) each
         *states, mask = layout.to_kernel(*states, attention_mask)
-        states = (x.unflatten(-1, (-1, self.attention_head_size)).transpose(1, 2) for x in states)  # (B, A, T, D) each
+        size = self.attention_head_size
+        states = (x.view(*x.shape[:-1], -1, size).transpose(1, 2) for x in states)  # (B, A, T, D) each
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, attend_eagerly)
         rate = self.dropout.p if self.training else 0.0
         mixed, probabilities = attend(self, *states, mask, dropout=rate, scaling=self.scaling, layout=layout)

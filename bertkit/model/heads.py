@@ -3,6 +3,7 @@
 Classes, arguments and outputs are those of plain transformers; hidden states and attentions are returned on request.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from bertkit.model.cpu import Dropout
 from bertkit.model.loss import IGNORE_INDEX, classify_each_loss, classify_loss, regress_loss, weigh_labels
 from bertkit.model.packing import Layout, find_indices, find_read_indices, keep_first
 
+Inputs = Sequence[Tensor | None]  # the first five arguments of `BertModel.forward`
 Encoded = BaseModelOutputWithPooling
 Count = Tensor | int | None  # number of labels of the whole update, over all micro-batches and processes
 Scored = tuple[Tensor, Tensor | None]  # logits, and the loss if labels are given
@@ -85,15 +87,7 @@ class BertHead(BertPreTrainedModel):
         return {"real_indices": find_indices(keep_first(attention_mask.flatten(0, -2).bool()))}  # (N,)
 
     def encode(
-        self,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        token_type_ids: Tensor | None,
-        position_ids: Tensor | None,
-        inputs_embeds: Tensor | None,
-        real_indices: Tensor | None = None,
-        read_indices: Tensor | None = None,
-        **kwargs,
+        self, inputs: Inputs, real_indices: Tensor | None = None, read_indices: Tensor | None = None, **kwargs
     ) -> tuple[Encoded, Layout]:
         """Return the encoder's outputs, packed, and their layout; recorded hidden states are (B, T, H).
 
@@ -101,7 +95,7 @@ class BertHead(BertPreTrainedModel):
             read_indices: (W,) those of tokens, all first tokens among them; if given, only their states may be
                 computed.
         """
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        input_ids, attention_mask, _, _, inputs_embeds = inputs
         layout = self.bert.lay_out(input_ids, attention_mask, inputs_embeds, real_indices)
         if (self.reads_sentences or read_indices is not None) and not self.has_bilstm:
             layout = self.bert.narrow(layout, read_indices, attention_mask, **kwargs)
@@ -126,7 +120,8 @@ class BertHead(BertPreTrainedModel):
         **kwargs,
     ) -> ModelOutput:
         """Return `logits`, and `loss` if `labels` are given; `compute_scores` says their shapes."""
-        outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs, layout = self.encode(inputs, **kwargs)
         if labels is not None and self.labels_tokens:
             labels = ignore_masked(labels, attention_mask)
         logits, loss = self.compute_scores(outputs, layout, labels, num_items_in_batch)
@@ -245,7 +240,7 @@ class BertForSequenceClassification(BertWithClassifier):
                 mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
                 window_indices = find_indices(mask.any(-1))  # (R,)
             inputs = [None if x is None else x.flatten(0, 1).index_select(0, window_indices) for x in inputs]  # (R, T)
-        outputs, _ = self.encode(*inputs, **kwargs)
+        outputs, _ = self.encode(inputs, **kwargs)
         logits = self.classifier(self.dropout(outputs.pooler_output))  # (B, L) or (R, L)
         if len(shape) == 2:
             logits = pool_logits(logits, window_indices, shape, pooling)  # (B, L)
@@ -282,12 +277,11 @@ class BertForMultipleChoice(BertWithClassifier):
     has_pooler = reads_sentences = True
     score_count = 1
 
-    def encode(self, input_ids: Tensor | None, *rest: Tensor | None, **kwargs) -> tuple[Encoded, Layout]:
+    def encode(self, inputs: Inputs, **kwargs) -> tuple[Encoded, Layout]:
         """Return the encoder's outputs for inputs (B, C, T), with `pooler_output` (B, C, H)."""
-        inputs = (input_ids, *rest)
-        choices = next(x for x in (input_ids, rest[-1]) if x is not None).shape[1]
+        choices = next(x for x in inputs if x is not None).shape[1]
         flat = [None if x is None else x.flatten(0, 1) for x in inputs]  # each (B * C, T, ...)
-        outputs, layout = super().encode(*flat, **kwargs)
+        outputs, layout = super().encode(flat, **kwargs)
         outputs.pooler_output = outputs.pooler_output.unflatten(0, (-1, choices))  # (B, C, H)
         return outputs, layout
 
@@ -359,7 +353,8 @@ class BertForQuestionAnswering(BertHead):
             start_positions: (B,), the first token of the answer; positions outside [0, T) are ignored.
             end_positions: (B,), the last token of the answer, treated likewise.
         """
-        outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs, layout = self.encode(inputs, **kwargs)
         logits = self.qa_outputs(outputs.last_hidden_state)  # (packed, 2)
         logits = layout.unpack(logits, fill=torch.finfo(logits.dtype).min)  # (B, T, 2)
         start_logits, end_logits = (x.squeeze(-1).contiguous() for x in logits.split(1, dim=-1))  # (B, T) each

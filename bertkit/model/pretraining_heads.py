@@ -16,7 +16,7 @@ from transformers.utils.generic import can_return_tuple
 from bertkit.model.bert import StartsAtZero
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import is_adapted, is_transformed
-from bertkit.model.heads import BertHead, Count, Encoded, Scored, finish, ignore_masked
+from bertkit.model.heads import BertHead, Count, Encoded, Inputs, Scored, finish, ignore_masked
 from bertkit.model.loss import IGNORE_INDEX, classify_loss, decode_loss
 from bertkit.model.packing import PACKED, Layout, find_indices, find_read_indices, keep_first
 
@@ -149,7 +149,7 @@ class BertLMHead(BertHead):
 
     def predict(
         self,
-        inputs: tuple[Tensor | None, ...],
+        inputs: Inputs,
         labels: Tensor | None,
         count: Count,
         targets_only: bool | None,
@@ -159,8 +159,8 @@ class BertLMHead(BertHead):
     ) -> tuple[Encoded, Tensor | None, Tensor | None, Tensor | None]:
         """Return the encoder's outputs, token logits, their loss if labels are given, and any next-sentence logits.
 
-        Args:
-            inputs: The first five arguments of `forward`.
+        The arguments are those of `forward`. Training returns no token logits of labelled positions: nobody reads them,
+        and not computing M * V of them is the gain.
         """
         labels = None if labels is None else self.align(labels, inputs[1])
         few = labels is not None and (self.training if targets_only is None else targets_only)
@@ -172,7 +172,7 @@ class BertLMHead(BertHead):
         elif target_indices is None:
             mask = torch.ones_like(labels) if inputs[1] is None else inputs[1]
             target_indices, read_indices = self.find_targets(labels, keep_first(mask.bool()))
-        outputs, layout = self.encode(*inputs, read_indices=read_indices, **kwargs)
+        outputs, layout = self.encode(inputs, read_indices=read_indices, **kwargs)
         hidden, pooled = outputs.last_hidden_state, outputs.pooler_output
         scores = relationship = None
         if is_hooked and self.has_pooler:
@@ -181,42 +181,23 @@ class BertLMHead(BertHead):
             scores = self.cls(layout.unpack(hidden))  # (B, T, V)
         elif self.has_pooler:
             relationship = self.cls.seq_relationship(pooled)  # (B, 2)
-        logits, loss = self.decode(hidden, labels, count, layout, few, target_indices, scores)
-        return outputs, logits, loss, relationship
-
-    def decode(
-        self,
-        hidden: Tensor,
-        labels: Tensor | None,
-        count: Count,
-        layout: Layout,
-        few: bool,
-        indices: Tensor | None,
-        scores: Tensor | None,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Return token logits (B, T, V), and the loss if labels (B, T), from `align`, are given.
-
-        Args:
-            few: Whether to return only the logits (M, V) of the labelled positions, in training none: nobody reads
-                them, and not computing M * V of them is the gain.
-            indices: (M,) those of the labelled positions if only they are decoded.
-            scores: (B, T, V), if a hooked head has already computed them.
-        """
-        if indices is not None:
-            hidden = layout.select(hidden, indices)  # (M, H)
-            labels = labels.flatten().index_select(0, indices.to(labels.device))  # (M,)
+        if target_indices is None:
+            logits = self.cls.predictions(hidden) if scores is None else layout.pack(scores)  # (packed, V)
+            labels = None if labels is None else layout.pack(labels)  # (packed)
+        else:
+            hidden = layout.select(hidden, target_indices)  # (M, H)
+            labels = labels.flatten().index_select(0, target_indices.to(labels.device))  # (M,)
             if self.training:
-                return None, self.cls.predictions(hidden, labels, count)
+                return outputs, None, self.cls.predictions(hidden, labels, count), relationship
             logits = self.cls.predictions(hidden)  # (M, V)
-            return logits, classify_loss(logits, labels, count)
-        logits = self.cls.predictions(hidden) if scores is None else layout.pack(scores)  # (packed, V)
-        if labels is None:
-            return layout.unpack(logits), None
-        labels = layout.pack(labels)  # (packed)
-        loss = classify_loss(logits, labels, count)
-        if few:
-            return None if self.training else logits[labels.to(logits.device) != IGNORE_INDEX], loss  # (M, V)
-        return layout.unpack(logits), loss
+        loss = None if labels is None else classify_loss(logits, labels, count)
+        if not few:
+            logits = layout.unpack(logits)  # (B, T, V)
+        elif self.training:
+            logits = None
+        elif target_indices is None:
+            logits = logits[labels.to(logits.device) != IGNORE_INDEX]  # (M, V)
+        return outputs, logits, loss, relationship
 
     @can_return_tuple
     def forward(
@@ -253,7 +234,7 @@ class BertLMHead(BertHead):
         if keeps_all:
             outputs, logits, loss, _ = self.predict(inputs, labels, num_items_in_batch, targets_only, **kwargs)
         else:
-            outputs, layout = self.encode(*inputs, **kwargs)
+            outputs, layout = self.encode(inputs, **kwargs)
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits, loss = self.cls(layout.unpack(outputs.last_hidden_state)[:, kept]), None  # (B, K, V)
         return finish(self.output_class, outputs, loss=loss, logits=logits)

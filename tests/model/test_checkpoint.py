@@ -208,9 +208,7 @@ def test_a_study_and_a_file_are_no_checkpoints(tmp_path):
 def test_weights_of_other_sizes_than_the_configuration_are_refused(tmp_path, values, named):
     path = write_checkpoint(tmp_path, labels=("yes", "no")) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
-    with pytest.raises(
-        UsageError, match=rf"is damaged: its weights do not fit .* \(bert.{named}\); restore"
-    ):
+    with pytest.raises(UsageError, match=rf"is damaged: its weights do not fit .* \(bert.{named}\); restore"):
         load_model(BertForSequenceClassification, str(tmp_path), {})
 
 

@@ -494,19 +494,3 @@ def test_an_export_by_tracing_takes_batches_of_any_size_and_length(kernel: str, 
         states = session.run(None, {name: x.numpy() for name, x in batch.items()})[0]
         real = batch["attention_mask"].bool()
         assert differ(torch.from_numpy(states)[real], model(**batch)[0][real]) < 2e-6
-
-
-@pytest.mark.parametrize("strict", [pytest.param(True, marks=pytest.mark.slow), False])
-@pytest.mark.parametrize("kernel", ["packed", "sdpa"])
-def test_an_export_takes_batches_of_any_size_and_length(kernel: str, strict: bool) -> None:
-    """`make clients` exports every head."""
-    head = "BertForSequenceClassification"
-    model, dynamic = make_model(head, kernel), torch.export.Dim.DYNAMIC
-    batch = shape_for(head, make_batch(LENGTHS))
-    shapes = {name: {0: dynamic, x.dim() - 1: dynamic} for name, x in batch.items()}
-    exported = torch.export.export(model, (), batch, dynamic_shapes=shapes, strict=strict).module()
-    for lengths in ([2, 9, 5, 13], [4, 4], [20, 3, 11, 1, 7, 30]):
-        batch = shape_for(head, make_batch(lengths))
-        with torch.no_grad():
-            got, expected = (collect(x(**batch), batch["attention_mask"]) for x in (exported, model))
-        assert max(differ(got[name], expected[name]) for name in expected) < 2e-6
