@@ -67,18 +67,9 @@ def attend_packed(
 
     Returns:
         The mixed values (1, N, A, D) or (1, W, A, D), and None.
-
-    Raises:
-        ValueError: A transformers model was built from a configuration of this package.
     """
-    if layout is None:
-        raise ValueError(
-            f"attn_implementation is {PACKED!r}, which only bertkit's models have, not those of "
-            f"{type(module).__module__}; create this model with attn_implementation='sdpa'"
-        )
-    if isinstance(layout, Padded):  # a traced model
-        options = {"dropout": dropout, "scaling": scaling}
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    if not isinstance(layout, Packed):  # a traced model, or one of transformers with a configuration of this package
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling)
     layout = layout.to(query.device)
     if can_flash(query):
         attend = attend_flash

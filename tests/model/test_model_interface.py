@@ -444,15 +444,11 @@ def test_gradients_of_each_example_by_vmap(head: str) -> None:
 
 
 @pytest.mark.parametrize("head", ["BertModel", "BertForMaskedLM"])
-def test_a_stock_model_of_our_configuration_says_what_to_choose(head: str) -> None:
-    config = make_model(head).config
-    stock = getattr(transformers, head)(config)
-    with pytest.raises(
-        ValueError, match=r"only bertkit's models have, .* create this model with attn_implementation='sdpa'"
-    ):
-        stock(**make_batch(LENGTHS))
+def test_a_stock_model_of_our_configuration_attends_as_with_sdpa(head: str) -> None:
+    stock, batch = getattr(transformers, head)(make_model(head).config).eval(), make_batch(LENGTHS)
+    found = stock(**batch)[0]
     stock.set_attn_implementation("sdpa")
-    stock(**make_batch(LENGTHS))
+    assert torch.equal(found, stock(**batch)[0])
 
 
 def test_a_configuration_that_wants_attentions_has_them(tmp_path) -> None:
