@@ -13,7 +13,7 @@ from transformers.masking_utils import sdpa_mask
 
 from bertkit.model.cpu import attend_on_cpu, is_transformed, move, trains_on_cpu
 from bertkit.model.cpu import dropout as apply_dropout
-from bertkit.model.packing import PACKED, Group, Packed, Padded
+from bertkit.model.packing import PACKED, Group, Layout, Packed
 
 LARGEST_HEAD = 192  # of the flash kernel with dropout and gradients on every GPU that has it
 
@@ -52,7 +52,7 @@ def attend_packed(
     attention_mask: None,
     dropout: float = 0.0,
     scaling: float = 1.0,
-    layout: Packed | Padded | None = None,
+    layout: Layout | None = None,
     **kwargs,
 ) -> tuple[Tensor, None]:
     """Compute the attention of every token of a layout to the tokens of its own sequence.

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -352,11 +351,7 @@ class BertModel(BertPreTrainedModel):
         self, hidden: Tensor, attention_mask: Tensor | None, layout: Layout, **kwargs
     ) -> BaseModelOutputWithPooling:
         """Return the encoder's outputs, packed because transformers' recorder stores what the layers return."""
-        mask = None
-        if isinstance(layout.whole, Padded):
-            make_mask = create_causal_mask if self.config.is_decoder else create_bidirectional_mask
-            cache = (None,) if self.config.is_decoder else ()  # required; its name depends on transformers' version
-            mask = make_mask(self.config, hidden, attention_mask, *cache)
+        mask = layout.whole.make_mask(self.config, hidden, attention_mask)
         hidden = self.encoder(hidden, mask, layout)  # (packed, H)
         pooled = None
         if self.pooler is not None:

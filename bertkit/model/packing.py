@@ -15,9 +15,12 @@ each of which holds a token or padding. An index is the number of a token in the
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
 PACKED = "packed"
 LOWEST = torch.finfo(torch.float32).min
@@ -40,6 +43,10 @@ class Layout:
         """Return the states of the layout's own tokens, from those of all tokens."""
         return hidden
 
+    def make_mask(self, config: PreTrainedConfig, hidden: Tensor, attention_mask: Tensor | None) -> Any:
+        """Return the mask of attention in the form of its kernel; None if the layout takes its place."""
+        return None
+
 
 @dataclass(frozen=True)
 class Padded(Layout):
@@ -47,6 +54,11 @@ class Padded(Layout):
 
     shape: tuple[int, int]
     real: Tensor  # (B, T) bool
+
+    def make_mask(self, config: PreTrainedConfig, hidden: Tensor, attention_mask: Tensor | None) -> Any:
+        make = create_causal_mask if config.is_decoder else create_bidirectional_mask
+        cache = (None,) if config.is_decoder else ()  # required; its name depends on transformers' version
+        return make(config, hidden, attention_mask, *cache)
 
     def to_kernel(self, *states: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return query, key and value (B, T, H), and the mask, as attention takes them: unchanged."""
