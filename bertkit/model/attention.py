@@ -13,7 +13,7 @@ from transformers.masking_utils import sdpa_mask
 
 from bertkit.model.cpu import attend_on_cpu, is_transformed, move, trains_on_cpu
 from bertkit.model.cpu import dropout as apply_dropout
-from bertkit.model.packing import PACKED, Group, Packed, Padded
+from bertkit.model.packing import PACKED, Group, Layout, Packed
 
 LARGEST_HEAD = 192  # of the flash kernel with dropout and gradients on every GPU that has it
 
@@ -52,7 +52,7 @@ def attend_packed(
     attention_mask: None,
     dropout: float = 0.0,
     scaling: float = 1.0,
-    layout: Packed | Padded | None = None,
+    layout: Layout | None = None,
     **kwargs,
 ) -> tuple[Tensor, None]:
     """Compute the attention of every token of a layout to the tokens of its own sequence.
@@ -67,18 +67,9 @@ def attend_packed(
 
     Returns:
         The mixed values (1, N, A, D) or (1, W, A, D), and None.
-
-    Raises:
-        ValueError: A transformers model was built from a configuration of this package.
     """
-    if layout is None:
-        raise ValueError(
-            f"attn_implementation is {PACKED!r}, which only bertkit's models have, not those of "
-            f"{type(module).__module__}; create this model with attn_implementation='sdpa'"
-        )
-    if isinstance(layout, Padded):  # a traced model
-        options = {"dropout": dropout, "scaling": scaling}
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    if not isinstance(layout, Packed):  # a traced model, or one of transformers with a configuration of this package
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling)
     layout = layout.to(query.device)
     if can_flash(query):
         attend = attend_flash
@@ -113,8 +104,7 @@ def attend_flash(
 
     `torch.nn.attention.varlen.varlen_attn` reaches the same kernel without dropout, which BERT trains with.
     """
-    whole = layout.whole or layout
-    lengths = layout.bounds, whole.bounds, layout.shape[1], whole.shape[1]
+    lengths = layout.bounds, layout.whole.bounds, *2 * [layout.shape[1]]
     return torch.ops.aten._flash_attention_forward(
         query, key, value, *lengths, dropout, causal, return_debug_mask=False, scale=scaling
     )[0]
@@ -124,11 +114,12 @@ def attend_unpacked(
     query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
 ) -> Tensor:
     """Compute packed attention (N, A, D) over the padded batch (B, T), whose shape does not depend on lengths."""
-    whole = layout.whole or layout
-    states = (part.unpack(x).transpose(1, 2) for x, part in ((query, layout), (key, whole), (value, whole)))
-    visible = whole.unpack(torch.ones_like(key[:, 0, 0], dtype=torch.bool))[:, None, None]  # (B, 1, 1, T)
+    states = (
+        part.unpack(x).transpose(1, 2) for x, part in zip((query, key, value), layout.sides, strict=True)
+    )  # (B, A, T, D)
+    visible = layout.whole.unpack(torch.ones_like(key[:, 0, 0], dtype=torch.bool))[:, None, None]  # (B, 1, 1, T)
     if causal:
-        visible = visible & torch.ones(*2 * whole.shape[1:], dtype=torch.bool, device=query.device).tril()
+        visible = visible & torch.ones(*2 * layout.shape[1:], dtype=torch.bool, device=query.device).tril()
     mixed = nn.functional.scaled_dot_product_attention(
         *states, attn_mask=visible, dropout_p=dropout, scale=scaling
     )  # (B, A, T, D)
@@ -146,10 +137,8 @@ def attend_jagged(
         )
         return jagged.transpose(1, 2)  # (B, A, jagged, D)
 
-    whole = layout.whole or layout
-    mixed = nn.functional.scaled_dot_product_attention(
-        jag(query, layout), jag(key, whole), jag(value, whole), dropout_p=dropout, is_causal=causal, scale=scaling
-    )
+    states = map(jag, (query, key, value), layout.sides)
+    mixed = nn.functional.scaled_dot_product_attention(*states, dropout_p=dropout, is_causal=causal, scale=scaling)
     return mixed.transpose(1, 2).values()  # (N, A, D)
 
 
@@ -157,27 +146,26 @@ def attend_grouped(
     query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
 ) -> Tensor:
     """Compute packed attention (N, A, D) by plain attention over groups of similar length."""
-    whole = layout.whole or layout
-    states = (_divide(x, part) for x, part in ((query, layout), (key, whole), (value, whole)))
+    states = map(_divide, (query, key, value), layout.sides)
     mixed = [
         _attend_group(*parts, group, dropout, scaling, causal)  # (b * t, H)
-        for group, *parts in zip(whole.groups, *states, strict=True)
+        for group, *parts in zip(layout.whole.groups, *states, strict=True)
     ]
     if layout.is_even:
         return mixed[0].view(query.shape)  # (N, A, D)
-    tokens, places, real = layout.find_moves()
-    return move(torch.cat(mixed), places, tokens, real).view(query.shape)  # (N, A, D)
+    rows, slots, real = layout.find_moves()
+    return move(torch.cat(mixed), slots, rows, real).view(query.shape)  # (N, A, D)
 
 
 def _divide(x: Tensor, layout: Packed) -> Iterator[Tensor]:
     """Yield the part (b, A, t, D) of each group of x (N, A, D).
 
-    A padded place repeats a token. No gradient reaches it, because it is masked as a key and left out of the result.
+    Padding repeats a token. No gradient reaches it, because it is masked as a key and left out of the result.
     """
     moved = x.reshape(len(x), -1)  # (N, H)
     if not layout.is_even:
-        tokens, places, _ = layout.find_moves()
-        moved = move(moved, tokens, places)  # (M, H)
+        rows, slots, _ = layout.find_moves()
+        moved = move(moved, rows, slots)  # (M, H)
     for group, part in zip(layout.groups, layout.divide(moved), strict=True):
         yield part.view(*group.shape, *x.shape[1:]).transpose(1, 2)  # (b, A, t, D)
 

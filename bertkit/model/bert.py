@@ -4,7 +4,8 @@ Parameter names, head classes, outputs and the `PreTrainedModel` API are those o
 load in both directions and Trainer, accelerate and pipelines work. It differs in four ways: nothing is computed on
 padding (`packing.py`), the masked-LM decoder sees only the masked positions in training, weights start from a truncated
 normal as in the reference code, and no loss depends on the division into micro-batches. Shape letters are defined in
-`packing.py`; "packed" is (N, ...) under packed attention and (B, T, ...) under the others.
+`packing.py`; "packed" is (N, ...) under packed attention and (B, T, ...) under the others, and in the last layer
+(W, ...) if a head reads only W tokens.
 
 Left out: cross-attention, cached decoding, chunked feed-forward layers.
 """
@@ -21,20 +22,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from bertkit.model.attention import attend_eagerly
 from bertkit.model.config import BertConfig
-from bertkit.model.cpu import Dropout, is_adapted, is_traced, move
-from bertkit.model.packing import PACKED, Layout, Packed, Padded, lay_out, narrow, unpack_all
-
-logger = logging.get_logger(__name__)
+from bertkit.model.cpu import Dropout, is_adapted, is_traced
+from bertkit.model.packing import PACKED, Layout, Padded, lay_out, narrow
 
 
 class BertEmbeddings(nn.Module):
@@ -77,38 +74,21 @@ class BertSelfAttention(nn.Module):
         self.is_causal = config.is_decoder
 
     def forward(
-        self,
-        hidden: Tensor,
-        attention_mask: Tensor | None,
-        layout: Layout,
-        query_states: Tensor | None = None,
-        **kwargs,
+        self, read: Tensor, hidden: Tensor, attention_mask: Tensor | None, layout: Layout, **kwargs
     ) -> tuple[Tensor, Tensor | None]:
         """Return the mixed values (packed, H), and the probabilities (B, A, T, T) if the kernel has them.
 
         Args:
-            query_states: (W, H), the states of the tokens of a narrowed layout; only they attend.
+            read: (packed, H), the states that attend to `hidden`, the states of all tokens.
         """
-        query_states = hidden if query_states is None else query_states
-        states = [self.query(query_states), self.key(hidden), self.value(hidden)]
-        is_padded = isinstance(layout, Packed) and isinstance(layout.whole, Padded)
-        if is_padded:  # (B, Q, H) of the query, Q being the largest number of its tokens in a sequence
-            there, back, real = layout.to(hidden.device).find_moves()
-            states[0] = move(states[0], there, back).unflatten(0, (len(hidden), -1))
-            attention_mask = None if attention_mask is None else attention_mask[:, :, :1]  # (B, 1, 1, T)
-        elif isinstance(layout, Packed):
-            states = [x[None] for x in states]  # (1, N, H), or (1, W, H) of the query
-        query, key, value = (
-            x.view(*x.shape[:-1], -1, self.attention_head_size).transpose(1, 2) for x in states
-        )  # (1, A, N, D) or (B, A, T, D)
+        states = self.query(read), self.key(hidden), self.value(hidden)  # (packed, H) each
+        *states, mask = layout.to_kernel(*states, attention_mask)
+        size = self.attention_head_size
+        states = (x.view(*x.shape[:-1], -1, size).transpose(1, 2) for x in states)  # (B, A, T, D) each
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, attend_eagerly)
         rate = self.dropout.p if self.training else 0.0
-        mixed, probabilities = attend(
-            self, query, key, value, attention_mask, dropout=rate, scaling=self.scaling, layout=layout
-        )  # (1, N, A, D) or (B, T, A, D)
-        if is_padded:
-            mixed = move(mixed.flatten(2).flatten(0, 1), back, there, real)  # (W, H)
-        return mixed.reshape(query_states.shape).contiguous(), probabilities  # (packed, H)
+        mixed, probabilities = attend(self, *states, mask, dropout=rate, scaling=self.scaling, layout=layout)
+        return layout.from_kernel(mixed), probabilities  # (packed, H)
 
 
 class BertOutput(nn.Module):
@@ -132,12 +112,10 @@ class BertAttention(nn.Module):
         self.self = BertSelfAttention(config)
         self.output = BertOutput(config, config.hidden_size)
 
-    def forward(
-        self, hidden: Tensor, attention_mask: Tensor | None, layout: Layout, narrowed: Packed | None = None
-    ) -> Tensor:
-        query_states = hidden if narrowed is None else layout.select(hidden, narrowed.indices)  # (packed, H) or (W, H)
-        mixed, _ = self.self(hidden, attention_mask, narrowed or layout, query_states)
-        return self.output(mixed, query_states)  # (packed, H) or (W, H)
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None, layout: Layout) -> Tensor:
+        read = layout.read(hidden)  # (packed, H)
+        mixed, _ = self.self(read, hidden, attention_mask, layout)
+        return self.output(mixed, read)  # (packed, H)
 
 
 class BertIntermediate(nn.Module):
@@ -161,11 +139,9 @@ class BertLayer(GradientCheckpointingLayer):
         self.intermediate = BertIntermediate(config)
         self.output = BertOutput(config, config.intermediate_size)
 
-    def forward(
-        self, hidden: Tensor, attention_mask: Tensor | None, layout: Layout, narrowed: Packed | None = None
-    ) -> Tensor:
-        hidden = self.attention(hidden, attention_mask, layout, narrowed)
-        return self.output(self.intermediate(hidden), hidden)  # (packed, H) or (W, H)
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None, layout: Layout) -> Tensor:
+        hidden = self.attention(hidden, attention_mask, layout)
+        return self.output(self.intermediate(hidden), hidden)  # (packed, H)
 
 
 class BertEncoder(nn.Module):
@@ -175,13 +151,11 @@ class BertEncoder(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
 
-    def forward(
-        self, hidden: Tensor, attention_mask: Tensor | None, layout: Layout, narrowed: Packed | None = None
-    ) -> Tensor:
-        """Return the states (packed, H), or those (W, H) of a narrowed layout, which the last layer computes alone."""
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None, layout: Layout) -> Tensor:
+        """Return the states (packed, H); all layers but the last compute those of all tokens."""
         for number, layer in enumerate(self.layer, 1):
-            hidden = layer(hidden, attention_mask, layout, narrowed if number == len(self.layer) else None)
-        return hidden
+            hidden = layer(hidden, attention_mask, layout if number == len(self.layer) else layout.whole)
+        return hidden  # (packed, H)
 
 
 class BertPooler(nn.Module):
@@ -197,7 +171,6 @@ class BertPooler(nn.Module):
         return self.activation(self.dense(hidden[:, 0]))  # (B, H)
 
 
-PADDED_EXPORT = "packed attention cannot be exported; the exported model has sdpa attention instead"
 NARROWED = ("packed", "eager", "sdpa")  # attention implementations whose last layer computes only what is read
 
 
@@ -252,22 +225,11 @@ class BertPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
 
 
-# Arguments of transformers' models that would change a result -> the alternative, for the message.
-UNSUPPORTED = {
-    **dict.fromkeys(
-        ("encoder_hidden_states", "encoder_attention_mask"),
-        "there is no cross-attention: use transformers' BertModel",
-    ),
-    **dict.fromkeys(("cache", "past_key_values"), "there is no cache: pass the whole text"),
-    "head_mask": "heads cannot be masked",
-    "is_causal": "set is_decoder in the configuration",
-    **dict.fromkeys(
-        ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"),
-        "pass a batch (B, T) with an attention_mask: nothing is computed on its padding",
-    ),
-    "logits_to_keep": "only BertLMHeadModel and BertForMaskedLM support it",
-    "shift_labels": "pass labels, which only BertLMHeadModel shifts",
-}
+# Arguments of transformers' models that would change a result.
+UNSUPPORTED = (
+    *("encoder_hidden_states", "encoder_attention_mask", "cache", "past_key_values", "head_mask", "is_causal"),
+    *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "logits_to_keep", "shift_labels"),
+)
 
 
 class BertModel(BertPreTrainedModel):
@@ -292,9 +254,9 @@ class BertModel(BertPreTrainedModel):
         input_ids: Tensor | None,
         attention_mask: Tensor | None,
         inputs_embeds: Tensor | None = None,
-        real_places: Tensor | None = None,
+        indices: Tensor | None = None,
     ) -> Layout:
-        """Return the layout of a batch, for a head that works on packed states.
+        """Return the layout of a batch, for a head that works on packed states; see `packing.lay_out`.
 
         Raises:
             ValueError: Both or none of `input_ids` and `inputs_embeds` are given, or packed attention cannot take the
@@ -304,32 +266,30 @@ class BertModel(BertPreTrainedModel):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         given = input_ids if inputs_embeds is None else inputs_embeds
         implementation = self.config._attn_implementation
-        if implementation == PACKED and real_places is None and is_traced():  # shapes cannot depend on the mask
+        if implementation == PACKED and indices is None and is_traced():  # shapes cannot depend on the mask
             implementation = "sdpa"
-            if torch.compiler.is_exporting() or torch.jit.is_tracing():
-                logger.warning_once(PADDED_EXPORT)
-        return lay_out(tuple(given.shape[:2]), attention_mask, implementation, given.device, real_places)
+        return lay_out(tuple(given.shape[:2]), attention_mask, implementation, given.device, indices)
 
-    def narrow(self, layout: Layout, places: Tensor | None, mask: Tensor | None, **kwargs) -> Packed | None:
-        """Return the layout of the states that a head reads, if the last layer can compute them alone, else None.
+    def narrow(self, layout: Layout, indices: Tensor | None, mask: Tensor | None, **kwargs) -> Layout:
+        """Return the layout of the tokens that a head reads, or the same layout if the last layer computes all states.
 
         It computes all states if hidden states or attentions are requested (in `kwargs` or in the configuration), if a
         hook would see fewer (transformers' own hooks stay after the first such request), for causal attention, for
         masks other than (B, T), when exported, and with flash and flex attention over padded batches.
 
         Args:
-            places: (W,) the places of the states in the flattened batch; None: those of the first tokens.
+            indices: (W,) those of the tokens in the flattened batch; None: those of the first tokens.
             mask: The attention mask.
         """
         config, kinds = self.config, ("output_hidden_states", "output_attentions")
         asked = any(getattr(config, kind) if kwargs.get(kind) is None else kwargs[kind] for kind in kinds)
         if asked or config.is_decoder or config._attn_implementation not in NARROWED:
-            return None
+            return layout
         if (mask is not None and mask.dim() != 2) or (isinstance(layout, Padded) and is_traced()):
-            return None
+            return layout
         if not self.encoder.layer or any(map(is_adapted, (self, self.encoder, *self.encoder.layer[-1].modules()))):
-            return None
-        return narrow(layout, places)
+            return layout
+        return narrow(layout, indices)
 
     @can_return_tuple
     def forward(
@@ -340,7 +300,6 @@ class BertModel(BertPreTrainedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         layout: Layout | None = None,
-        narrowed: Packed | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPooling:
         """Encode a batch.
@@ -350,8 +309,7 @@ class BertModel(BertPreTrainedModel):
             attention_mask: (B, T), nonzero at real tokens; None: all are real. States at padding are zero when packed.
             token_type_ids: (B, T), the segment of each token: 0 for A, 1 for B; None: all 0.
             position_ids: (B, T) or (1, T), each below `max_position_embeddings`; None: 0 to T - 1.
-            layout: Result of `lay_out`; with it all states are returned packed.
-            narrowed: Result of `narrow`; with it only the states (W, H) of its tokens are returned.
+            layout: Result of `lay_out` or `narrow`; with it the last states are returned packed.
             output_hidden_states: Whether to return the outputs of the embeddings and of every layer, L + 1 in all.
             output_attentions: Whether to return the probabilities (B, A, T, T) of each layer; needs
                 `attn_implementation="eager"`.
@@ -363,42 +321,40 @@ class BertModel(BertPreTrainedModel):
             ValueError: Attention probabilities are requested of another implementation, T exceeds
                 `max_position_embeddings` without `position_ids`, or an argument is in `UNSUPPORTED`.
         """
-        unpacked = layout is None
-        layout = layout or self.lay_out(input_ids, attention_mask, inputs_embeds)
         self.check_request(kwargs)
+        is_packed = layout is not None
+        layout = layout or self.lay_out(input_ids, attention_mask, inputs_embeds)
+        length, most = layout.shape[1], self.config.max_position_embeddings
         if position_ids is None:
-            position_ids = self._number_positions(layout, input_ids if inputs_embeds is None else inputs_embeds)
+            if length > most:
+                raise ValueError(
+                    f"a sequence has {length} tokens, but the model has {most} positions; truncate it "
+                    "(tokenizer(..., truncation=True))"
+                )
+            given = input_ids if inputs_embeds is None else inputs_embeds
+            position_ids = torch.arange(length, device=given.device)[None]  # (1, T)
         if token_type_ids is None:
             token_type_ids = position_ids.new_zeros(1, 1)
         segments, positions = token_type_ids.expand(layout.shape), position_ids.expand(layout.shape)  # (B, T) each
-        hidden = self.embed(input_ids, segments, positions, inputs_embeds, layout)  # (packed, H)
+        hidden = self.embed(input_ids, segments, positions, inputs_embeds, layout.whole)  # (packed, H)
         asked = {key: value for key, value in kwargs.items() if key.startswith("output_")}
-        outputs = self.encode(hidden, attention_mask, layout, narrowed, return_dict=True, **asked)
-        if unpacked:
+        outputs = self.encode(hidden, attention_mask, layout, return_dict=True, **asked)
+        if outputs.hidden_states is not None:  # those of chosen layers may be None
+            states = (None if x is None else layout.unpack(x) for x in outputs.hidden_states)
+            outputs.hidden_states = tuple(states)  # (B, T, H) each
+        if not is_packed:
             outputs.last_hidden_state = layout.unpack(outputs.last_hidden_state)  # (B, T, H)
-            outputs.hidden_states = unpack_all(outputs.hidden_states, layout)
         return outputs
 
     @capture_outputs
     def encode(
-        self,
-        hidden: Tensor,
-        attention_mask: Tensor | None,
-        layout: Layout,
-        narrowed: Packed | None = None,
-        **kwargs,
+        self, hidden: Tensor, attention_mask: Tensor | None, layout: Layout, **kwargs
     ) -> BaseModelOutputWithPooling:
         """Return the encoder's outputs, packed because transformers' recorder stores what the layers return."""
-        if isinstance(layout, Padded):
-            make_mask = create_causal_mask if self.config.is_decoder else create_bidirectional_mask
-            cache = (None,) if self.config.is_decoder else ()  # required; its name depends on transformers' version
-            mask = make_mask(self.config, hidden, attention_mask, *cache)
-        else:
-            mask = None
-        hidden = self.encoder(hidden, mask, layout, narrowed)  # (packed, H) or (W, H)
+        mask = layout.whole.make_mask(self.config, hidden, attention_mask)
+        hidden = self.encoder(hidden, mask, layout)  # (packed, H)
         pooled = None
         if self.pooler is not None:
-            layout = narrowed or layout
             sentence = layout.last(hidden) if self.config.is_decoder else layout.first(hidden)  # (B, H)
             pooled = self.pooler(sentence[:, None])  # (B, H)
         return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
@@ -412,12 +368,15 @@ class BertModel(BertPreTrainedModel):
         layout: Layout,
     ) -> Tensor:
         """Return the first layer's input (packed, H); hooks on the embeddings see (B, T, H), as in transformers."""
-        words, given = self.embeddings.word_embeddings, {"token_type_ids": token_type_ids, "position_ids": position_ids}
-        if any(is_adapted(module) for module in self.embeddings.modules() if module is not words):
-            return layout.pack(self.embeddings(input_ids=input_ids, inputs_embeds=inputs_embeds, **given))
-        if inputs_embeds is None and (type(words) is not nn.Embedding or is_adapted(words)):
-            input_ids, inputs_embeds = None, words(input_ids)  # (B, T, H)
-        given |= {"input_ids": input_ids, "inputs_embeds": inputs_embeds}
+        given = {
+            "input_ids": input_ids,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }
+        is_replaced = type(self.embeddings.word_embeddings) is not nn.Embedding
+        if is_replaced or any(map(is_adapted, self.embeddings.modules())):
+            return layout.pack(self.embeddings(**given))  # (packed, H)
         return self.embeddings(**{name: None if x is None else layout.pack(x) for name, x in given.items()})
 
     def check_request(self, kwargs: dict) -> None:
@@ -426,21 +385,12 @@ class BertModel(BertPreTrainedModel):
         Raises:
             ValueError: An argument is in `UNSUPPORTED`, or attentions are requested without eager attention.
         """
-        for name in sorted(UNSUPPORTED.keys() & kwargs.keys()):
-            if kwargs[name] is not None:
-                raise ValueError(f"bertkit's models do not take {name}; {UNSUPPORTED[name]}")
+        for name in UNSUPPORTED:
+            if kwargs.get(name) is not None:
+                raise ValueError(f"bertkit's models do not take {name}; leave it out, or use transformers' BertModel")
         wanted = kwargs.get("output_attentions", self.config.output_attentions)
         if wanted and self.config._attn_implementation != "eager":
             raise ValueError(
                 f"attention probabilities exist only with attn_implementation='eager', got "
                 f"{self.config._attn_implementation!r}; load the model with it or call set_attn_implementation('eager')"
             )
-
-    def _number_positions(self, layout: Layout, given: Tensor) -> Tensor:
-        """Return the positions (1, T) on the device of `given`, or raise a ValueError if T is too large."""
-        if layout.shape[1] > self.config.max_position_embeddings:
-            raise ValueError(
-                f"a sequence has {layout.shape[1]} tokens, but the model has {self.config.max_position_embeddings} "
-                "positions; truncate it (tokenizer(..., truncation=True))"
-            )
-        return torch.arange(layout.shape[1], device=given.device)[None]  # (1, T)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bertkit.model.bert import StartsAtZero
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import can_run_padded, run_bilstm_on_cpu
-from bertkit.model.packing import PACKED, Packed, Padded, lay_out
+from bertkit.model.packing import PACKED, Layout, Packed, lay_out
 
 
 def run_bilstm(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
@@ -69,7 +69,7 @@ class BertBiLSTM(nn.Module):
         super().__init__()
         self.lstm = nn.LSTM(input_size, units, num_layers=2, bidirectional=True)
 
-    def forward(self, states: Tensor, layout: Packed | Padded) -> Tensor:
+    def forward(self, states: Tensor, layout: Layout) -> Tensor:
         """Return (packed, 2 * units) from (packed, `input_size`); states depend only on real tokens.
 
         Raises:
@@ -77,12 +77,12 @@ class BertBiLSTM(nn.Module):
         """
         if torch.compiler.is_exporting() or torch.jit.is_tracing():
             raise ValueError("a BiLSTM cannot be exported or traced; use a model without one")
-        packed = layout if isinstance(layout, Packed) else lay_out(layout.shape, layout.mask, PACKED, states.device)
-        tokens = states if isinstance(layout, Packed) else packed.pack(states)  # (N, F)
-        tokens = run_bilstm(self.lstm, tokens, packed)  # (N, 2 * units)
-        return tokens if isinstance(layout, Packed) else packed.unpack(tokens)  # (packed, 2 * units)
+        if isinstance(layout, Packed):
+            return run_bilstm(self.lstm, states, layout)  # (N, 2 * units)
+        packed = lay_out(layout.shape, layout.real, PACKED, states.device)
+        return packed.unpack(run_bilstm(self.lstm, packed.pack(states), packed))  # (B, T, 2 * units)
 
-    def read_sentence(self, states: Tensor, layout: Packed | Padded) -> Tensor:
+    def read_sentence(self, states: Tensor, layout: Layout) -> Tensor:
         """Return each direction's final states (B, 2 * units): forward at the last token, backward at the first.
 
         Differs from the paper: it does not say which states of the BiLSTM a sentence head reads.

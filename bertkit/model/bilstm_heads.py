@@ -65,13 +65,13 @@ class BertFeaturesForTokenClassification(BertHead):
         self.freeze_encoder()
         self.post_init()
 
-    def count_labels(self, labels: Tensor, word_places: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
+    def count_labels(self, labels: Tensor, word_positions: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
         """Count labelled words."""
-        words = batch.get("attention_mask") if word_places is None else word_places >= 0  # (B, W)
+        words = batch.get("attention_mask") if word_positions is None else word_positions >= 0  # (B, W)
         return super().count_labels(ignore_masked(labels, words))
 
     @classmethod
-    def find_places(cls, **batch: Tensor) -> dict[str, Tensor]:
+    def find_indices(cls, **batch: Tensor) -> dict[str, Tensor]:
         """Return an empty dict: most batches hold features of words instead of tokens."""
         return {}
 
@@ -83,7 +83,7 @@ class BertFeaturesForTokenClassification(BertHead):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        word_places: Tensor | None = None,
+        word_positions: Tensor | None = None,
         features: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Count = None,
@@ -92,8 +92,8 @@ class BertFeaturesForTokenClassification(BertHead):
         """Return `logits` (B, W, L), undefined beyond a sequence's words, and `loss` if labels are given.
 
         Args:
-            word_places: (B, W) the place of each word's first token in `input_ids`, -1 where there is no word; None:
-                every token is a word.
+            word_positions: (B, W) the position of each word's first token in `input_ids`, -1 where there is no word;
+                None: every token is a word.
             features: (B, W, K, H) precomputed activations (`tasks/frozen.py`) instead of `input_ids`; then
                 `attention_mask` (B, W) is nonzero at words.
             labels: (B, W), -100 where there is no word.
@@ -105,11 +105,11 @@ class BertFeaturesForTokenClassification(BertHead):
             with torch.no_grad():
                 outputs = self.bert(*inputs, output_hidden_states=True, return_dict=True, **kwargs)
             features = select_features(outputs.hidden_states, self.config.feature_layers)  # (B, T, K, H)
-            if word_places is not None:
-                word_places = word_places.to(features.device)
-                words = word_places >= 0  # (B, W)
-                rows = torch.arange(len(word_places), device=features.device)[:, None]
-                features = features[rows, word_places.clamp(min=0)]  # (B, W, K, H)
+            if word_positions is not None:
+                word_positions = word_positions.to(features.device)
+                words = word_positions >= 0  # (B, W)
+                rows = torch.arange(len(word_positions), device=features.device)[:, None]
+                features = features[rows, word_positions.clamp(min=0)]  # (B, W, K, H)
         layout = lay_out(tuple(features.shape[:2]), words, PACKED, features.device)
         states = self.dropout(self.mix(layout.pack(features).to(self.classifier.weight.dtype)))  # (N, F)
         logits = self.classifier(self.dropout(self.bilstm(states, layout)))  # (N, L)

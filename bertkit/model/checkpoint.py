@@ -22,19 +22,11 @@ from bertkit.model.config import BertConfig, check_attention
 from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_hub_trouble, split_revision
 
-RUNS_SHOWN = 3
 MOST_LABELS = 100_000  # a file with more is damaged
-SHAPES = {  # parameter of the encoder -> the configuration's names of its sizes
-    "embeddings.word_embeddings.weight": ("vocab_size", "hidden_size"),
-    "embeddings.position_embeddings.weight": ("max_position_embeddings", "hidden_size"),
-    "embeddings.token_type_embeddings.weight": ("type_vocab_size", "hidden_size"),
-    "encoder.layer.0.intermediate.dense.weight": ("intermediate_size", "hidden_size"),
-}
 BERT_KEYS = {"vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "type_vocab_size"}
 # Names of DataParallel, and of layers in NVIDIA's code, which have their activation inside.
 RENAMED = {r"^module\.": "", r"\.dense_act\.": ".dense."}
-OTHER_WEIGHTS = {"*.h5": "from_tf", "*.msgpack": "from_flax"}  # file -> option of transformers 4 that reads it
-LAYER = re.compile(r"(?:bert\.)?encoder\.layer\.(\d{1,9})\..*")
+ENCODER = re.compile(r"(bert\.)?(embeddings|encoder)\.")
 TRAINED = ("tau", "thresholds", "temperature", "text_columns", "window_pooling")
 RETURNED = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
 
@@ -48,26 +40,25 @@ class ConfigFile(msgspec.Struct):
     num_labels: Annotated[int, msgspec.Meta(ge=1, le=MOST_LABELS)] | None = None
 
 
-def find_weights(checkpoint: str) -> list[Path]:
-    """Return the safetensors files of a checkpoint; empty for one on the Hub with several shards.
+def check_weights(checkpoint: str) -> None:
+    """Check that a checkpoint has complete files of weights in safetensors if it is a directory.
 
     Raises:
-        UsageError: A directory has no weights in safetensors.
+        UsageError: It has none, or a file is damaged.
     """
     folder = Path(checkpoint)
-    if not folder.is_dir():
-        return list(filter(None, [find_file(checkpoint, "model.safetensors")]))
-    if files := sorted(folder.glob("model*.safetensors")):
-        return files
+    files = sorted(folder.glob("model*.safetensors"))
+    for file in files:
+        with explain_refusal(str(file)), safe_open(file, "pt"):
+            pass
+    if files or not folder.is_dir():
+        return
     remedy = "; give a directory with a BERT checkpoint"
     if pickles := sorted(path.name for path in folder.glob("*.bin")):
         remedy = (
             f" but {pickles[0]}, a pickle, which can run any code; if you trust it, load it with transformers and "
             "save it again with save_pretrained"
         )
-    for pattern, option in OTHER_WEIGHTS.items():
-        if found := sorted(path.name for path in folder.glob(pattern)):
-            remedy = f" but {found[0]}; load it with transformers 4 and {option}=True, and save it with save_pretrained"
     raise UsageError(f"{checkpoint} has no weights in safetensors{remedy}")
 
 
@@ -117,9 +108,7 @@ def load_config(checkpoint: str) -> BertConfig:
             if Path(checkpoint, "recipe.toml").is_file():
                 raise UsageError(f"the run in {checkpoint} is not finished; repeat the command that started it")
             if Path(checkpoint, "study.json").is_file():
-                configs = sorted(Path(checkpoint).glob("*/*/config.json"))[:RUNS_SHOWN]
-                runs = ", ".join(str(path.parent) for path in configs)
-                raise UsageError(f"{checkpoint} is a study; give one of its runs ({runs or 'none has finished'})")
+                raise UsageError(f"{checkpoint} is a study; give one of its runs")
             raise UsageError(f"{checkpoint} holds no config.json; {remedy}")
         if Path(checkpoint).is_file():
             raise UsageError(f"{checkpoint} is a file; {remedy}")
@@ -153,40 +142,6 @@ def load_config(checkpoint: str) -> BertConfig:
             raise UsageError(f"the configuration of {checkpoint} is damaged ({trouble!r}); {remedy}") from None
 
 
-def check_sizes(checkpoint: str, config: BertConfig) -> None:
-    """Check that a checkpoint's weights have the sizes in its configuration, before reading any of them.
-
-    Missing weights are initialised, so a damaged size could take all memory or time.
-
-    Raises:
-        UsageError: The weights are damaged or of other sizes.
-    """
-    if not (files := find_weights(checkpoint)):
-        return
-    layers = {-1}
-    for file in files:
-        with explain_refusal(str(file)), safe_open(file, "pt") as weights:
-            for key in weights.keys():  # noqa: SIM118 - not a dictionary
-                name = key
-                for old, new in RENAMED.items():
-                    name = re.sub(old, new, name)
-                if found := LAYER.fullmatch(name):
-                    layers.add(int(found[1]))
-                sizes = SHAPES.get(name.removeprefix("bert."))
-                shape = weights.get_slice(key).get_shape() if sizes else []
-                if sizes and shape != [getattr(config, size) for size in sizes]:
-                    raise UsageError(describe_mismatch(checkpoint, f"{name} does not have the size"))
-    if (count := config.num_hidden_layers) != max(layers) + 1:
-        raise UsageError(describe_mismatch(checkpoint, f"its weights have {max(layers) + 1} layers, not the {count}"))
-
-
-def describe_mismatch(checkpoint: str, trouble: str) -> str:
-    """Return the message for a checkpoint whose weights do not match its configuration."""
-    return (
-        f"{checkpoint} is damaged: {trouble} that its configuration gives; restore the config.json that belongs to it"
-    )
-
-
 def make_config(values: Mapping[str, Any]) -> BertConfig:
     """Return the BertConfig with these values.
 
@@ -208,7 +163,8 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
         The model, and the names of the weights that are randomly initialised.
 
     Raises:
-        UsageError: There are no weights in safetensors, or the vocabulary is smaller than the tokenizer's.
+        UsageError: There are no weights in safetensors, they do not fit the configuration, or the vocabulary is smaller
+            than the tokenizer's.
     """
     # TRAINED belongs to the model that was trained with it, and class weights to a training run; the caller decides
     # what a model returns.
@@ -217,7 +173,8 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
     tokens, labels = settings.pop("vocab_size", 0), settings.pop("id2label", None)
     if labels is not None:  # a problem type belongs to the checkpoint's own labels
         settings.setdefault("problem_type", None)
-    check_sizes(checkpoint, load_config(checkpoint))
+    load_config(checkpoint)
+    check_weights(checkpoint)
     with explain_refusal(f"the model {checkpoint} (in safetensors)"):
         check_attention(settings.get("attn_implementation"))
         name, revision = split_revision(checkpoint)
@@ -234,15 +191,20 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
         )
     trained_as = model.config.architectures or [head.__name__]
     mismatched = {name for name, *_ in info["mismatched_keys"]}
-    if other := sorted(name for name in mismatched if not name.startswith(("classifier.", "bilstm.", "mix."))):
-        raise UsageError(describe_mismatch(checkpoint, f"{other[0]} does not have the size"))
+    wrong = {name for name in mismatched if not name.startswith(("classifier.", "bilstm.", "mix."))}
+    wrong |= {name for name in info["missing_keys"] | info["unexpected_keys"] if ENCODER.match(name)}
+    if wrong:
+        raise UsageError(
+            f"{checkpoint} is damaged: its weights do not fit its configuration ({min(wrong)}); restore the "
+            "config.json that belongs to it"
+        )
     if tokens > (known := model.config.vocab_size):
         raise UsageError(
             f"the tokenizer has {tokens:,} tokens, but {checkpoint} only {known:,}; use the checkpoint's own vocabulary"
         )
     new = set(info["missing_keys"]) | mismatched
     if labels is None and hasattr(model, "classifier") and trained_as != [head.__name__]:
-        reset_weights(model, model.classifier)
+        initialize(model, model.classifier)
         new |= {f"classifier.{name}" for name, _ in model.classifier.named_parameters()}
     if labels is not None:
         new |= adopt_labels(model, list(labels.values()), known="classifier.weight" not in new)
@@ -290,10 +252,10 @@ def reinitialize(model: nn.Module, count: int) -> None:
     if model.base_model.pooler is not None:
         modules.append(model.base_model.pooler)
     for module in modules:
-        reset_weights(model, module)
+        initialize(model, module)
 
 
-def reset_weights(model: nn.Module, module: nn.Module) -> None:
+def initialize(model: nn.Module, module: nn.Module) -> None:
     """Reinitialise the weights of a module of the model at random, as in a new model."""
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):

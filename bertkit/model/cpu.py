@@ -144,17 +144,16 @@ class _AttendOnCPU(torch.autograd.Function):
         ctx, query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
     ) -> Tensor:
         shape, dtype, heads = query.shape, query.dtype, query.shape[1]
-        whole = layout.whole or layout
         with torch.autocast("cpu", enabled=False):
             query, key, value = (
                 x.reshape(-1, shape[2]).index_select(0, part.find_moves(heads)[0])
-                for x, part in ((query, layout), (key, whole), (value, whole))
+                for x, part in zip((query, key, value), layout.sides, strict=True)
             )  # (M * A, D) each
             query.mul_(scaling)
             value.mul_(find_scale(dropout))
             mixed, kept = torch.empty_like(query), []
-            parts = _divide_heads(layout, heads, query, mixed), _divide_heads(whole, heads, key, value)
-            for group, (queries, out), (keys, values) in zip(whole.groups, *parts, strict=True):
+            parts = _divide_heads(layout, heads, query, mixed), _divide_heads(layout.whole, heads, key, value)
+            for group, (queries, out), (keys, values) in zip(layout.whole.groups, *parts, strict=True):
                 # (b * A, t, D) each
                 scores = torch.bmm(queries, keys.transpose(1, 2))  # (b * A, t, t)
                 scores = scores.to(torch.promote_types(dtype, torch.float32))
@@ -178,16 +177,15 @@ class _AttendOnCPU(torch.autograd.Function):
             )
         query, key, value, *kept = ctx.saved_tensors
         _, heads, size = gradient.shape
-        whole = ctx.layout.whole or ctx.layout
-        there, back, real = ctx.layout.find_moves(heads)
+        rows, _, real = ctx.layout.find_moves(heads)
         with torch.autocast("cpu", enabled=False):
-            gradient = gradient.reshape(-1, size).index_select(0, there)  # (M * A, D)
-            if real is not None:  # padded places have no gradient
+            gradient = gradient.reshape(-1, size).index_select(0, rows)  # (M * A, D)
+            if real is not None:  # padding has no gradient
                 gradient.mul_(real.to(gradient.dtype))
             gradients = [torch.empty_like(x) for x in (query, key, value)]  # (M * A, D) each
             parts = (
                 _divide_heads(ctx.layout, heads, query, gradient, gradients[0]),
-                _divide_heads(whole, heads, key, value, *gradients[1:]),
+                _divide_heads(ctx.layout.whole, heads, key, value, *gradients[1:]),
             )
             saved = zip(kept[::2], kept[1::2], strict=True)  # (b * A, t, t) each
             for (probabilities, mask), (queries, upstream, to_queries), (keys, values, to_keys, to_values) in zip(
@@ -198,9 +196,9 @@ class _AttendOnCPU(torch.autograd.Function):
                 scores = torch._softmax_backward_data(scores, probabilities, -1, probabilities.dtype)
                 torch.bmm(scores, keys, out=to_queries)
                 torch.bmm(scores.transpose(1, 2), queries, out=to_keys)
-            backs = back, *2 * [whole.find_moves(heads)[1]]
             query, key, value = (
-                x.index_select(0, places).view(-1, heads, size) for x, places in zip(gradients, backs, strict=True)
+                x.index_select(0, part.find_moves(heads)[1]).view(-1, heads, size)
+                for x, part in zip(gradients, ctx.layout.sides, strict=True)
             )  # (N, A, D) each
             query.mul_(ctx.scaling)
             value.mul_(find_scale(ctx.dropout))
@@ -356,7 +354,7 @@ KERNELS = 32  # several times those of one batch
 def limit_kernels() -> None:
     """Let oneDNN keep KERNELS kernels, unless the environment names another number; before the first operation.
 
-    There is one for each layer's size and each size of a batch. By default 1,024 are kept in both places, which in a
+    There is one for each layer's size and each size of a batch. By default 1,024 are kept in either, which in a
     process that lives long are hundreds of MB.
     """
     for name in CACHES:
@@ -380,14 +378,14 @@ def can_run_padded(lstm: nn.LSTM, tokens: Tensor) -> bool:
 
 def run_bilstm_on_cpu(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
     """Compute `run_bilstm` of fp32 tokens (N, F), with both directions run forwards over groups of padded sequences."""
-    there, back, real = layout.find_moves()  # (M,), (N,), (M, 1); M places in all groups
+    rows, slots, real = layout.find_moves()  # (M,), (N,), (M, 1)
     turn = find_mirrored(layout)  # (N,)
-    directions = (there, back), (turn[there], back[turn])
+    directions = (rows, slots), (turn[rows], slots[turn])
     for layer in range(lstm.num_layers):
         states = []
-        for weights, (there, back) in zip(lstm.all_weights[2 * layer : 2 * layer + 2], directions, strict=True):
-            moved = move(tokens, there, back)  # (M, F)
-            states.append(move(_run_forward(moved, weights, layout), back, there, real))  # (N, U)
+        for weights, (rows, slots) in zip(lstm.all_weights[2 * layer : 2 * layer + 2], directions, strict=True):
+            moved = move(tokens, rows, slots)  # (M, F)
+            states.append(move(_run_forward(moved, weights, layout), slots, rows, real))  # (N, U)
         tokens = torch.cat(states, dim=-1)  # (N, 2U), the next layer's input
     return tokens
 
@@ -395,12 +393,12 @@ def run_bilstm_on_cpu(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
 def find_mirrored(layout: Packed) -> Tensor:
     """Return for each token the one (N,) at the mirrored position of its sequence."""
     lengths = layout.offsets.diff()  # (B,)
-    ends = (layout.offsets[:-1] + layout.offsets[1:] - 1).repeat_interleave(lengths)  # (N,) first plus last place
+    ends = (layout.offsets[:-1] + layout.offsets[1:] - 1).repeat_interleave(lengths)  # (N,) the first plus the last
     return ends - torch.arange(len(ends), device=ends.device)
 
 
 def _run_forward(moved: Tensor, weights: list[Tensor], layout: Packed) -> Tensor:
-    """Return the states (M, U) of one layer in one direction over the places (M, F) of all groups."""
+    """Return the states (M, U) of one layer in one direction over the slots (M, F) of all groups."""
     states = []
     for group, part in zip(layout.groups, layout.divide(moved), strict=True):
         zero = moved.new_zeros(1, group.shape[0], weights[1].shape[1])  # (1, b, U)
@@ -424,8 +422,8 @@ def move(x: Tensor, there: Tensor, back: Tensor, kept: Tensor | None = None) -> 
     """Return the rows x[there]; the backward pass is a gather, which is much faster than a scatter on a CPU.
 
     Args:
-        back: The place of each row of x in the result.
-        kept: (rows, 1) of the result, True where its gradient counts, which excludes padded places.
+        back: The number of each row of x in the result.
+        kept: (rows, 1) of x, True where its gradient counts, which excludes padding.
     """
     return x.index_select(0, there) if is_transformed() else _Move.apply(x, there, back, kept)
 

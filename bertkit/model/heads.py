@@ -3,6 +3,7 @@
 Classes, arguments and outputs are those of plain transformers; hidden states and attentions are returned on request.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,8 +23,9 @@ from bertkit.model.bilstm import BertBiLSTM
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import Dropout
 from bertkit.model.loss import IGNORE_INDEX, classify_each_loss, classify_loss, regress_loss, weigh_labels
-from bertkit.model.packing import Layout, find_places, find_read_places, keep_first, unpack_all
+from bertkit.model.packing import Layout, find_indices, find_read_indices, keep_first
 
+Inputs = Sequence[Tensor | None]  # the first five arguments of `BertModel.forward`
 Encoded = BaseModelOutputWithPooling
 Count = Tensor | int | None  # number of labels of the whole update, over all micro-batches and processes
 Scored = tuple[Tensor, Tensor | None]  # logits, and the loss if labels are given
@@ -76,39 +78,28 @@ class BertHead(BertPreTrainedModel):
         return {"num_items_in_batch": (labels != IGNORE_INDEX).sum()}
 
     @classmethod
-    def find_places(cls, attention_mask: Tensor, **batch: Tensor) -> dict[str, Tensor]:
-        """Return the places of a batch's real tokens, by argument name of `forward`.
+    def find_indices(cls, attention_mask: Tensor, **batch: Tensor) -> dict[str, Tensor]:
+        """Return the indices of a batch's real tokens, by argument name of `forward`.
 
-        Without them `forward` finds the places itself, and synchronises with an accelerator in the middle of an update;
-        a token classifier then computes all tokens.
+        Without them `forward` finds them itself, and synchronises with an accelerator in the middle of an update; a
+        token classifier then computes all tokens.
         """
-        return {"real_places": find_places(keep_first(attention_mask.flatten(0, -2).bool()))}  # (N,)
+        return {"real_indices": find_indices(keep_first(attention_mask.flatten(0, -2).bool()))}  # (N,)
 
     def encode(
-        self,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        token_type_ids: Tensor | None,
-        position_ids: Tensor | None,
-        inputs_embeds: Tensor | None,
-        real_places: Tensor | None = None,
-        read_places: Tensor | None = None,
-        **kwargs,
+        self, inputs: Inputs, real_indices: Tensor | None = None, read_indices: Tensor | None = None, **kwargs
     ) -> tuple[Encoded, Layout]:
         """Return the encoder's outputs, packed, and their layout; recorded hidden states are (B, T, H).
 
         Args:
-            read_places: (W,) places in the flattened batch, those of all first tokens among them; if given, only their
-                states may be computed.
+            read_indices: (W,) those of tokens, all first tokens among them; if given, only their states may be
+                computed.
         """
-        layout = self.bert.lay_out(input_ids, attention_mask, inputs_embeds, real_places)
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        narrowed = None
-        if (self.reads_sentences or read_places is not None) and not self.has_bilstm:
-            narrowed = self.bert.narrow(layout, read_places, attention_mask, **kwargs)
-        outputs = self.bert(*inputs, layout=layout, narrowed=narrowed, return_dict=True, **kwargs)
-        layout = narrowed or layout
-        outputs.hidden_states = unpack_all(outputs.hidden_states, layout)
+        input_ids, attention_mask, _, _, inputs_embeds = inputs
+        layout = self.bert.lay_out(input_ids, attention_mask, inputs_embeds, real_indices)
+        if (self.reads_sentences or read_indices is not None) and not self.has_bilstm:
+            layout = self.bert.narrow(layout, read_indices, attention_mask, **kwargs)
+        outputs = self.bert(*inputs, layout=layout, return_dict=True, **kwargs)
         if self.has_bilstm:
             outputs.last_hidden_state = self.bilstm(outputs.last_hidden_state, layout)  # (packed, H)
             if self.has_pooler:
@@ -129,7 +120,8 @@ class BertHead(BertPreTrainedModel):
         **kwargs,
     ) -> ModelOutput:
         """Return `logits`, and `loss` if `labels` are given; `compute_scores` says their shapes."""
-        outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs, layout = self.encode(inputs, **kwargs)
         if labels is not None and self.labels_tokens:
             labels = ignore_masked(labels, attention_mask)
         logits, loss = self.compute_scores(outputs, layout, labels, num_items_in_batch)
@@ -198,12 +190,12 @@ class BertForSequenceClassification(BertWithClassifier):
         return {"num_items_in_batch": weigh_labels(labels, weights).sum()}
 
     @classmethod
-    def find_places(cls, attention_mask: Tensor, **batch: Tensor) -> dict[str, Tensor]:
-        """Return the places of a batch's real tokens, and of its real windows if it has windows."""
+    def find_indices(cls, attention_mask: Tensor, **batch: Tensor) -> dict[str, Tensor]:
+        """Return the indices of a batch's real tokens, and of its real windows if it has windows."""
         if attention_mask.dim() == 2:
-            return super().find_places(attention_mask)
-        places = find_places(attention_mask.any(-1))  # (R,)
-        return {"window_places": places, **super().find_places(attention_mask.flatten(0, 1)[places])}
+            return super().find_indices(attention_mask)
+        windows = find_indices(attention_mask.any(-1))  # (R,)
+        return {"window_indices": windows, **super().find_indices(attention_mask.flatten(0, 1)[windows])}
 
     def make_weights(self, device: torch.device) -> Tensor | None:
         """Return the configuration's class weights (L,) in fp32, or None if there are none."""
@@ -222,7 +214,7 @@ class BertForSequenceClassification(BertWithClassifier):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Count = None,
-        window_places: Tensor | None = None,
+        window_indices: Tensor | None = None,
         **kwargs,
     ) -> SequenceClassifierOutput:
         """Return `logits` (B, L), and the `loss` of the problem type if labels are given.
@@ -233,8 +225,8 @@ class BertForSequenceClassification(BertWithClassifier):
 
         Args:
             labels: (B,) classes; (B, L) scores, or (B,) if L = 1; or (B, L), 0 or 1 for each independent label.
-            window_places: (R,) the places of the real windows in the flattened (B * W), and `real_places` (N,) those
-                of the tokens in (R * T), from `find_places`; None: they are computed here.
+            window_indices: (R,) those of the real windows in the flattened (B * W), and `real_indices` (N,) those of
+                the tokens in (R * T), from `find_indices`; None: they are computed here.
 
         Raises:
             ValueError: There are windows, but `window_pooling` is not set.
@@ -244,14 +236,14 @@ class BertForSequenceClassification(BertWithClassifier):
         if len(shape) == 2:
             if (pooling := self.config.window_pooling) is None:
                 raise ValueError("inputs are windows (B, W, T), but window_pooling is not set; set it to mean or max")
-            if window_places is None:
+            if window_indices is None:
                 mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-                window_places = find_places(mask.any(-1))  # (R,)
-            inputs = [None if x is None else x.flatten(0, 1).index_select(0, window_places) for x in inputs]  # (R, T)
-        outputs, _ = self.encode(*inputs, **kwargs)
+                window_indices = find_indices(mask.any(-1))  # (R,)
+            inputs = [None if x is None else x.flatten(0, 1).index_select(0, window_indices) for x in inputs]  # (R, T)
+        outputs, _ = self.encode(inputs, **kwargs)
         logits = self.classifier(self.dropout(outputs.pooler_output))  # (B, L) or (R, L)
         if len(shape) == 2:
-            logits = pool_logits(logits, window_places, shape, pooling)  # (B, L)
+            logits = pool_logits(logits, window_indices, shape, pooling)  # (B, L)
         loss = None if labels is None else self.compute_loss(logits, labels, num_items_in_batch)
         return finish(SequenceClassifierOutput, outputs, loss=loss, logits=logits)
 
@@ -262,19 +254,19 @@ class BertForSequenceClassification(BertWithClassifier):
         return compute_loss(logits, labels, count, *([] if weights is None else [weights]))
 
 
-def pool_logits(logits: Tensor, places: Tensor, shape: tuple[int, int], pooling: str) -> Tensor:
+def pool_logits(logits: Tensor, indices: Tensor, shape: tuple[int, int], pooling: str) -> Tensor:
     """Return the mean or the maximum (B, L) in fp32 of the windows' logits (R, L) of each text.
 
     Args:
-        places: (R,) the windows' places in the flattened (B * W).
+        indices: (R,) those of the windows in the flattened (B * W).
         shape: (B, W).
     """
-    logits, places = logits.float(), places.to(logits.device)
+    logits, indices = logits.float(), indices.to(logits.device)
     spread = logits.new_full((shape[0] * shape[1], logits.shape[1]), 0.0 if pooling == "mean" else -torch.inf)
-    spread = spread.index_copy(0, places, logits).unflatten(0, shape)  # (B, W, L)
+    spread = spread.index_copy(0, indices, logits).unflatten(0, shape)  # (B, W, L)
     if pooling == "max":
         return spread.amax(1)  # (B, L)
-    counts = logits.new_zeros(shape[0] * shape[1]).index_fill(0, places, 1.0).view(shape).sum(1)  # (B,)
+    counts = logits.new_zeros(shape[0] * shape[1]).index_fill(0, indices, 1.0).view(shape).sum(1)  # (B,)
     return spread.sum(1) / counts[:, None]  # (B, L)
 
 
@@ -285,12 +277,11 @@ class BertForMultipleChoice(BertWithClassifier):
     has_pooler = reads_sentences = True
     score_count = 1
 
-    def encode(self, input_ids: Tensor | None, *rest: Tensor | None, **kwargs) -> tuple[Encoded, Layout]:
+    def encode(self, inputs: Inputs, **kwargs) -> tuple[Encoded, Layout]:
         """Return the encoder's outputs for inputs (B, C, T), with `pooler_output` (B, C, H)."""
-        inputs = (input_ids, *rest)
-        choices = next(x for x in (input_ids, rest[-1]) if x is not None).shape[1]
+        choices = next(x for x in inputs if x is not None).shape[1]
         flat = [None if x is None else x.flatten(0, 1) for x in inputs]  # each (B * C, T, ...)
-        outputs, layout = super().encode(*flat, **kwargs)
+        outputs, layout = super().encode(flat, **kwargs)
         outputs.pooler_output = outputs.pooler_output.unflatten(0, (-1, choices))  # (B, C, H)
         return outputs, layout
 
@@ -307,18 +298,18 @@ class BertForTokenClassification(BertWithClassifier):
     labels_tokens = True
 
     @classmethod
-    def find_places(cls, attention_mask: Tensor, labels: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
-        """Return the places of a batch's real tokens, and of those to read, by argument name of `forward`."""
-        places = super().find_places(attention_mask)
+    def find_indices(cls, attention_mask: Tensor, labels: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
+        """Return the indices of a batch's real tokens, and of those to read, by argument name of `forward`."""
+        indices = super().find_indices(attention_mask)
         if labels is not None:
             mask = keep_first(attention_mask.bool())
-            places["read_places"] = find_read_places(mask, labels != IGNORE_INDEX)
-        return places
+            indices["read_indices"] = find_read_indices(mask, labels != IGNORE_INDEX)
+        return indices
 
     def compute_scores(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
         """Return logits (B, T, L), zero at padding when packed, and the loss if labels are given.
 
-        With `read_places` from `find_places` logits at tokens without a label may be zero, too.
+        With `read_indices` from `find_indices` logits at tokens without a label may be zero, too.
 
         Args:
             labels: (B, T), -100 at tokens without a label. See `ignore_masked`.
@@ -362,7 +353,8 @@ class BertForQuestionAnswering(BertHead):
             start_positions: (B,), the first token of the answer; positions outside [0, T) are ignored.
             end_positions: (B,), the last token of the answer, treated likewise.
         """
-        outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs, layout = self.encode(inputs, **kwargs)
         logits = self.qa_outputs(outputs.last_hidden_state)  # (packed, 2)
         logits = layout.unpack(logits, fill=torch.finfo(logits.dtype).min)  # (B, T, 2)
         start_logits, end_logits = (x.squeeze(-1).contiguous() for x in logits.split(1, dim=-1))  # (B, T) each

@@ -2,7 +2,8 @@
 
 The graph is that of transformers' exporter with padded attention, in standard operators only. Fusing it, with
 transformers or onnxruntime, changes neither its speed nor its answers, because onnxruntime fuses at loading.
-Left out: files beside the graph, and the comparison with the model (`bertkit.inference.export`).
+Left out: weights beside the graph, which only models above 2 GB need, and the comparison with the model
+(`bertkit.inference.export`).
 """
 
 import ast
@@ -25,13 +26,11 @@ from bertkit.errors import UsageError, name_extra
 from bertkit.model.config import BertConfig
 from bertkit.model.heads import pool_logits
 from bertkit.model.loss import IGNORE_INDEX
-from bertkit.model.packing import find_places
+from bertkit.model.packing import find_indices
 
 ONNX_FILE = "model.onnx"
 LENGTH = "length"  # the axis of tokens
 CHOOSES = "BertForMultipleChoice"  # the head whose every input has three dimensions
-LARGEST_FILE = (1 << 31) - (1 << 24)  # bytes of weights in one protobuf file
-DECODED_AT_ONCE = 1 << 25  # logits of a masked LM that are in memory, which are V for each token
 SCOPES = "pkg.torch.onnx.name_scopes"  # metadata of a node: the modules it comes from, as a list in Python
 ENCODER_LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)\.")
 EMBEDDINGS, HEAD = "embeddings", "head"  # the parts beside the layers of the encoder
@@ -102,8 +101,10 @@ def write_onnx(model: nn.Module, path: Path) -> None:
             program = OnnxExporter().export(model, batch, config=OnnxConfig(dynamic_shapes=shapes)).program
     finally:
         model.set_attn_implementation(attention)
+    import onnx_ir
+
     name_parts(program, axes)
-    save_program(program, path)
+    onnx_ir.save(program, str(path))
 
 
 def name_parts(program: Any, axes: list[str]) -> None:
@@ -121,14 +122,6 @@ def name_parts(program: Any, axes: list[str]) -> None:
             value.metadata_props.clear()
             if not value.is_graph_output():
                 value.shape = None  # its symbols have other names
-
-
-def save_program(program: Any, path: Path) -> None:
-    """Write an ONNX program into one file, or with its weights beside it if it is too large for one."""
-    import onnx_ir
-
-    size = sum(value.const_value.nbytes for value in program.graph.initializers.values())
-    onnx_ir.save(program, str(path), external_data=f"{path.name}.data" if size > LARGEST_FILE else None)
 
 
 # --- The exported model -----------------------------------------------------------------------------------------------
@@ -174,13 +167,15 @@ class OnnxModel:
                 those without a real token are absent. Other names are ignored.
         """
         mask = batch["attention_mask"]
-        if targets_only:
-            return self.decode_targets(batch, labels)
         if mask.dim() == 2 or self.head == CHOOSES:
-            return self.run(batch)
-        places = find_places(mask.any(-1))  # (R,)
-        windows = {name: batch[name].flatten(0, 1).index_select(0, places) for name in self.inputs}  # (R, T)
-        logits = pool_logits(self.run(windows).logits, places, tuple(mask.shape[:2]), self.config.window_pooling)
+            outputs = self.run(batch)
+            if targets_only:
+                targets = labels != IGNORE_INDEX
+                return ModelOutput({name: x[targets] if x.dim() == 3 else x for name, x in outputs.items()})
+            return outputs
+        indices = find_indices(mask.any(-1))  # (R,)
+        windows = {name: batch[name].flatten(0, 1).index_select(0, indices) for name in self.inputs}  # (R, T)
+        logits = pool_logits(self.run(windows).logits, indices, tuple(mask.shape[:2]), self.config.window_pooling)
         return ModelOutput(logits=logits)  # (B, L)
 
     def run(self, batch: dict[str, Tensor]) -> ModelOutput:
@@ -193,26 +188,12 @@ class OnnxModel:
         """Return the outputs of the session for each input without its padding, where outputs become 0."""
         longest = inputs["attention_mask"].shape[-1]
         rows = []
-        for place, mask in enumerate(inputs["attention_mask"]):
+        for number, mask in enumerate(inputs["attention_mask"]):
             length = max(int(mask.sum(-1).max()), 1)
-            one = {name: given[place, None, ..., :length] for name, given in inputs.items()}
+            one = {name: given[number, None, ..., :length] for name, given in inputs.items()}
             found = zip(self.session.run(self.outputs, one), self.has_tokens, strict=True)
             rows.append([pad_tokens(each, longest) if has_tokens else each for each, has_tokens in found])
         return [np.concatenate(found) for found in zip(*rows, strict=True)]
-
-    def decode_targets(self, batch: dict[str, Tensor], labels: Tensor) -> ModelOutput:
-        """Return the outputs with the token logits (M, V) of labelled positions, a few sequences at a time.
-
-        The graph computes the logits of all positions, so these are never in memory for a whole batch.
-        """
-        rows = max(1, DECODED_AT_ONCE // (labels.shape[1] * self.config.vocab_size))
-        parts: dict[str, list[Tensor]] = {name: [] for name in self.outputs}
-        for start in range(0, len(labels), rows):
-            some = slice(start, start + rows)
-            targets = labels[some] != IGNORE_INDEX
-            for name, found in self.run({name: batch[name][some] for name in self.inputs}).items():
-                parts[name].append(found[targets] if found.dim() == 3 else found)  # (M, V)
-        return ModelOutput({name: torch.cat(found) for name, found in parts.items()})
 
 
 def pad_tokens(found: np.ndarray, longest: int) -> np.ndarray:
@@ -240,11 +221,11 @@ def find_matrices(path: Path) -> dict[str, Layer]:
         for tensor in graph.initializer
         if len(tensor.dims) == 2 and tensor.data_type == onnx.TensorProto.FLOAT
     }
-    places = {"MatMul": 1, "Gemm": 1, "Gather": 0}  # of the weights among a node's inputs
+    positions = {"MatMul": 1, "Gemm": 1, "Gather": 0}  # of the weights among a node's inputs
     return {
         node.name: name_layer(node.name)
         for node in graph.node
-        if node.op_type in places and node.input[places[node.op_type]] in weights
+        if node.op_type in positions and node.input[positions[node.op_type]] in weights
     }
 
 
@@ -277,5 +258,4 @@ def quantize(path: Path, output: Path, exempt: Collection[Layer] = ()) -> None:
             nodes_to_exclude=[*exact, *(f"{name}_MatMul" for name in exact)],  # what a Gemm is replaced with
             per_channel=True,
             reduce_range=not any(torch.cpu.get_capabilities().get(name) for name in EXACT_SETS),
-            use_external_data_format=path.with_name(f"{path.name}.data").exists(),
         )

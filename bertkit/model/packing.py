@@ -1,21 +1,26 @@
-"""The layout of a batch: the positions of its real tokens (paper section 3, "Model").
+"""The layout of a batch: which tokens are real, and which of them a head reads (paper section 3, "Model").
 
 A batch arrives as (B, T) token ids and a mask. `Packed` keeps only its N real tokens, one sequence after the other, so
-that every layer works on (N, H); `Padded` leaves it unchanged. The model is written against their common interface.
-The attention implementation's name, as transformers sets it, chooses between them: `packed` (ours, registered in
+that every layer works on (N, H); `Padded` leaves it unchanged. `Narrowed` keeps the W tokens that a head reads, whose
+states the last layer computes alone. The model is written against their common interface, `Layout`. The attention
+implementation's name, as transformers sets it, chooses between the first two: `packed` (ours, registered in
 `attention.py`, the default), or `eager`, `sdpa` and the flash names, which run as in stock BERT and are the reference
 of the tests.
 
-Shape letters, here and in the other files of this package: B batch, T tokens, N packed tokens, H hidden, A heads, D
-head size, V vocabulary, L labels, C choices; M places in all groups of sequences of similar length.
+Shape letters, here and in the other files of this package: B batch, T tokens, N packed tokens, W tokens that are read,
+H hidden, A heads, D head size, V vocabulary, L labels, C choices; M slots in all groups of sequences of similar length,
+each of which holds a token or padding. An index is the number of a token in the flattened batch (B * T).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
 PACKED = "packed"
 LOWEST = torch.finfo(torch.float32).min
@@ -24,13 +29,44 @@ LOWEST = torch.finfo(torch.float32).min
 _MAX_GROUPS = 4
 
 
+class Layout:
+    """The interface of all layouts. "Packed" states are those of a layout's tokens, in its own shape and order."""
+
+    shape: tuple[int, int]  # (B, T)
+
+    @property
+    def whole(self) -> "Packed | Padded":
+        """Return the layout of all tokens."""
+        return self
+
+    def read(self, hidden: Tensor) -> Tensor:
+        """Return the states of the layout's own tokens, from those of all tokens."""
+        return hidden
+
+    def make_mask(self, config: PreTrainedConfig, hidden: Tensor, attention_mask: Tensor | None) -> Any:
+        """Return the mask of attention in the form of its kernel; None if the layout takes its place."""
+        return None
+
+
 @dataclass(frozen=True)
-class Padded:
+class Padded(Layout):
     """The plain layout: states stay (B, T, ...), padding included."""
 
     shape: tuple[int, int]
-    mask: Tensor | None  # (B, T) bool, True at real tokens; None: all are real
-    device: torch.device  # of the batch
+    real: Tensor  # (B, T) bool
+
+    def make_mask(self, config: PreTrainedConfig, hidden: Tensor, attention_mask: Tensor | None) -> Any:
+        make = create_causal_mask if config.is_decoder else create_bidirectional_mask
+        cache = (None,) if config.is_decoder else ()  # required; its name depends on transformers' version
+        return make(config, hidden, attention_mask, *cache)
+
+    def to_kernel(self, *states: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return query, key and value (B, T, H), and the mask, as attention takes them: unchanged."""
+        return states
+
+    def from_kernel(self, mixed: Tensor) -> Tensor:
+        """Return the result of attention (B, T, A, D) as (B, T, H)."""
+        return mixed.flatten(2)
 
     def pack(self, x: Tensor) -> Tensor:
         """Return x (B, T, ...) unchanged."""
@@ -38,33 +74,30 @@ class Padded:
 
     def unpack(self, x: Tensor, fill: float | None = None) -> Tensor:
         """Return x (B, T, ...), with `fill` at padding if given."""
-        if fill is None or self.mask is None:
+        if fill is None:
             return x
-        mask = self.mask.to(x.device).view(*self.shape, *[1] * (x.dim() - 2))  # (B, T, 1...)
-        return x.masked_fill(~mask, fill)
+        return x.masked_fill(~self.real.to(x.device).view(*self.shape, *[1] * (x.dim() - 2)), fill)
 
-    def select(self, x: Tensor, places: Tensor) -> Tensor:
-        """Return x (B, T, ...) at places (M,) of the flattened batch, as (M, ...)."""
-        return x.flatten(0, 1).index_select(0, places.to(x.device))  # (M, ...)
+    def select(self, x: Tensor, indices: Tensor) -> Tensor:
+        """Return x (B, T, ...) at indices (M,), as (M, ...)."""
+        return x.flatten(0, 1).index_select(0, indices.to(x.device))  # (M, ...)
 
     def first(self, hidden: Tensor) -> Tensor:
         """Return the states (B, H) of the first real token, [CLS]; stock BERT takes the first token, real or not."""
-        if self.mask is None:
-            return hidden[:, 0]  # (B, H)
         return self.select(hidden, self.find_firsts())  # (B, H)
 
     def last(self, hidden: Tensor) -> Tensor:
         """Return the states (B, H) of the last real token, the final [SEP]."""
-        if self.mask is None:
-            return hidden[:, -1]  # (B, H)
-        columns = torch.arange(self.shape[1], device=hidden.device)
-        lasts = (self.mask.to(hidden.device) * columns).argmax(dim=1)  # (B,)
-        return hidden[torch.arange(self.shape[0], device=hidden.device), lasts]  # (B, H)
+        columns = torch.arange(self.shape[1], device=self.real.device)
+        return self.select(hidden, self._index((self.real * columns).argmax(dim=1)))  # (B, H)
 
     def find_firsts(self) -> Tensor:
-        """Return the places (B,) of each sequence's first real token in the flattened batch."""
-        starts = torch.arange(self.shape[0], device=self.device) * self.shape[1]  # (B,)
-        return starts if self.mask is None else starts + self.mask.int().argmax(dim=1).to(self.device)
+        """Return the indices (B,) of each sequence's first real token."""
+        return self._index(self.real.int().argmax(dim=1))
+
+    def _index(self, positions: Tensor) -> Tensor:
+        """Return the indices (B,) of the tokens at these positions (B,) of their sequences."""
+        return torch.arange(self.shape[0], device=positions.device) * self.shape[1] + positions
 
     def divide_sequences(self, device: torch.device) -> Sequence[Tensor]:
         """Return the numbers (b,) of the sequences in each group: all in one."""
@@ -75,16 +108,17 @@ class Padded:
 class Group:
     """Sequences of similar length that share one padded product: b of them, at most t tokens long."""
 
-    tokens: Tensor  # (b * t,) packed token numbers; a padded place repeats its sequence's last token
+    tokens: Tensor  # (b * t,) numbers of packed tokens; at padding, that of the sequence's last token
     shape: tuple[int, int]  # (b, t)
     real: Tensor | None  # (b, t) bool; None: all b are t long
+    biases: dict[bool, Tensor | None] = field(default_factory=dict, init=False)
 
     def spread(self, x: Tensor, heads: int) -> Tensor:
         """Repeat x (b * t,) for each head, as (b, A, t)."""
         return x.view(self.shape[0], 1, -1).expand(-1, heads, -1)
 
     def flag_real(self) -> Tensor:
-        """Return (b * t,) bool, False at padded places."""
+        """Return (b * t,) bool, False at padding."""
         return torch.ones_like(self.tokens, dtype=torch.bool) if self.real is None else self.real.flatten()
 
     def find_visible(self, causal: bool) -> Tensor | None:
@@ -98,45 +132,50 @@ class Group:
 
     def get_bias(self, causal: bool) -> Tensor | None:
         """Return `find_visible` as an fp32 bias for the scores: 0 or the lowest fp32 number; shared by all layers."""
-        if causal not in self._biases:
+        if causal not in self.biases:
             visible = self.find_visible(causal)
             if visible is not None:
                 visible = torch.zeros_like(visible, dtype=torch.float32).masked_fill_(~visible, LOWEST)
-            self._biases[causal] = visible
-        return self._biases[causal]
-
-    @cached_property
-    def _biases(self) -> dict[bool, Tensor | None]:
-        return {}
+            self.biases[causal] = visible
+        return self.biases[causal]
 
 
 @dataclass(frozen=True)
-class Packed:
+class Packed(Layout):
     """The packed layout: states are (N, ...), the real tokens of all sequences, one sequence after the other.
 
-    With `whole` they are the W tokens of another layout that a head reads, see `narrow`. States may be on another
-    device than the layout, because a model's layers may be spread over several devices.
+    States may be on another device than the layout, because a model's layers may be spread over several devices.
     """
 
     shape: tuple[int, int]
-    indices: Tensor | None  # (N,) places in the flattened (B * T); None: all are real
+    indices: Tensor | None  # (N,); None: all are real
     offsets: Tensor  # (B + 1,) int64; sequence b is tokens offsets[b] to offsets[b + 1]
-    whole: "Packed | Padded | None" = None  # the layout of all tokens, whose groups have the same sequences
+    copies: dict[torch.device, "Packed"] = field(default_factory=dict, init=False)
+    moves: dict[int, tuple[Tensor, Tensor, Tensor | None]] = field(default_factory=dict, init=False)
 
     def to(self, device: torch.device | str | int) -> "Packed":
         """Return the layout on `device`, copied once per device. accelerate's hooks call it, too."""
         device = torch.device(device)
         if device == self.offsets.device:
             return self
-        if device not in self._copies:
-            indices = None if self.indices is None else self.indices.to(device)
-            whole = self.whole.to(device) if isinstance(self.whole, Packed) else self.whole
-            self._copies[device] = Packed(self.shape, indices, self.offsets.to(device), whole)
-        return self._copies[device]
+        if device not in self.copies:
+            values = {each.name: getattr(self, each.name) for each in fields(self)}
+            moved = {name: value.to(device) for name, value in values.items() if hasattr(value, "to")}
+            self.copies[device] = replace(self, **moved)
+        return self.copies[device]
 
-    @cached_property
-    def _copies(self) -> dict[torch.device, "Packed"]:
-        return {}
+    @property
+    def sides(self) -> "tuple[Packed, Packed, Packed]":
+        """Return the layouts of query, key and value."""
+        return self, self.whole, self.whole
+
+    def to_kernel(self, query: Tensor, key: Tensor, value: Tensor, mask: None) -> tuple[Tensor | None, ...]:
+        """Return query, key and value (N, H) as attention takes them: (1, N, H), the form of packed sequences."""
+        return query[None], key[None], value[None], mask
+
+    def from_kernel(self, mixed: Tensor) -> Tensor:
+        """Return the result of attention (1, N, A, D) as (N, H)."""
+        return mixed[0].flatten(1)
 
     def pack(self, x: Tensor) -> Tensor:
         """Return the real tokens (N, ...) of x (B, T, ...)."""
@@ -152,11 +191,11 @@ class Packed:
             x = flat.index_copy(0, indices, x)  # (B * T, ...)
         return x.unflatten(0, self.shape)  # (B, T, ...)
 
-    def select(self, x: Tensor, places: Tensor) -> Tensor:
-        """Return x (N, ...) at places (M,) of the flattened batch, all of them real, as (M, ...)."""
+    def select(self, x: Tensor, indices: Tensor) -> Tensor:
+        """Return x (N, ...) at the indices (M,) of real tokens, as (M, ...)."""
         if self.indices is not None:
-            places = torch.searchsorted(self.indices, places.to(self.indices.device))
-        return x.index_select(0, places.to(x.device))  # (M, ...)
+            indices = torch.searchsorted(self.indices, indices.to(self.indices.device))
+        return x.index_select(0, indices.to(x.device))  # (M, ...)
 
     def first(self, hidden: Tensor) -> Tensor:
         """Return the states (B, H) of each sequence's first token, [CLS]."""
@@ -167,7 +206,7 @@ class Packed:
         return hidden.index_select(0, self.to(hidden.device).offsets[1:] - 1)  # (B, H)
 
     def find_firsts(self) -> Tensor:
-        """Return the places (B,) of each sequence's first token in the flattened batch."""
+        """Return the indices (B,) of each sequence's first token."""
         firsts = self.offsets[:-1]
         return firsts if self.indices is None else self.indices.index_select(0, firsts)
 
@@ -186,47 +225,41 @@ class Packed:
     @cached_property
     def groups(self) -> list[Group]:
         """Return the tokens in groups of sequences of similar length (reads the lengths on the host)."""
-        lengths = self.offsets.diff()  # (B,)
-        divided = (self.whole or self).divide_sequences(lengths.device)
-        return [_make_group(self.offsets, lengths, members) for members in divided]
+        divided = self.whole.divide_sequences(self.offsets.device)
+        return [_make_group(self.offsets, members) for members in divided]
 
     @property
     def is_even(self) -> bool:
-        """Return whether all sequences have the same length, so that the groups' places are the tokens in order."""
-        return len(self.groups) == 1 and all(part.groups[0].real is None for part in (self, self.whole or self))
+        """Return whether all sequences have the same length, so that the slots of the group are the tokens in order."""
+        return len(self.groups) == 1 and all(part.groups[0].real is None for part in (self, self.whole))
 
     def find_moves(self, heads: int = 1) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the indices that move rows into the groups and back.
+        """Return how rows move into the slots of the groups and back.
 
-        A row belongs to a token, or with `heads` > 1 to one head of a token. A group has (b, A, t) rows; M is the
-        number of places in all groups, padding included.
+        A row belongs to a token, or with `heads` > 1 to one head of a token. A group has (b, A, t) slots.
 
         Returns:
-            (M * A,) the packed row at each place, (N * A,) the place of each packed row, and (M * A, 1) whether a place
-            is real, or None if all are.
+            (M * A,) the row in each slot, (N * A,) the slot of each row, and (M * A, 1) whether a slot holds a token,
+            or None if all do.
         """
-        if heads not in self._moves:
+        if heads not in self.moves:
             head = torch.arange(heads, device=self.offsets.device)[:, None]  # (A, 1)
             firsts = [group.spread(group.tokens * heads, heads) for group in self.groups]  # (b, A, t) each
             rows = torch.cat([(first + head).flatten() for first in firsts])  # (M * A,)
             real = torch.cat([group.spread(group.flag_real(), heads).flatten() for group in self.groups])  # (M * A,)
-            places = rows.new_empty(int(self.offsets[-1]) * heads)  # (N * A,)
-            places[rows[real]] = real.nonzero().squeeze(1)
-            self._moves[heads] = rows, places, None if len(places) == len(rows) else real[:, None]
-        return self._moves[heads]
-
-    @cached_property
-    def _moves(self) -> dict[int, tuple[Tensor, Tensor, Tensor | None]]:
-        return {}
+            slots = rows.new_empty(int(self.offsets[-1]) * heads)  # (N * A,)
+            slots[rows[real]] = real.nonzero().squeeze(1)
+            self.moves[heads] = rows, slots, None if len(slots) == len(rows) else real[:, None]
+        return self.moves[heads]
 
     def divide(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Split x (M, ...), the places of all groups, into the parts (b * t, ...) of each group."""
+        """Split x (M, ...), the slots of all groups, into the parts (b * t, ...) of each group."""
         return x.split([len(group.tokens) for group in self.groups])
 
 
-def _make_group(offsets: Tensor, lengths: Tensor, members: Tensor) -> Group:
+def _make_group(offsets: Tensor, members: Tensor) -> Group:
     """Return the group of the sequences with the numbers `members` (b,)."""
-    lengths = lengths[members]  # (b,)
+    lengths = offsets.diff()[members]  # (b,)
     longest = int(lengths.max())
     columns = torch.arange(longest, device=offsets.device)
     tokens = offsets[members, None] + columns.minimum(lengths[:, None] - 1)  # (b, t)
@@ -234,31 +267,55 @@ def _make_group(offsets: Tensor, lengths: Tensor, members: Tensor) -> Group:
     return Group(tokens.flatten(), (len(members), longest), real)
 
 
-Layout = Packed | Padded
+@dataclass(frozen=True)
+class Narrowed(Packed):
+    """The W tokens of another layout that a head reads. Only they attend in the last layer, to all tokens."""
 
+    others: Packed | Padded  # the layout of all tokens, whose groups have the same sequences
 
-def unpack_all(states: tuple[Tensor, ...] | None, layout: Layout) -> tuple[Tensor | None, ...] | None:
-    """Return recorded states, each (packed, H), as (B, T, H)."""
-    return None if states is None else tuple(None if state is None else layout.unpack(state) for state in states)
+    @property
+    def whole(self) -> Packed | Padded:
+        return self.others
+
+    def read(self, hidden: Tensor) -> Tensor:
+        return self.whole.select(hidden, self.indices)  # (W, H)
+
+    def to_kernel(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return query (W, H) beside key and value of all tokens; padded, Q is the most query tokens of a sequence."""
+        if isinstance(self.whole, Packed):
+            return super().to_kernel(query, key, value, mask)
+        rows, _, _ = self.to(query.device).find_moves()
+        query = query.index_select(0, rows).unflatten(0, (self.shape[0], -1))  # (B, Q, H)
+        return query, key, value, None if mask is None else mask[:, :, :1]  # (B, T, H) twice, (B, 1, 1, T)
+
+    def from_kernel(self, mixed: Tensor) -> Tensor:
+        """Return the result of attention (1, W, A, D), or (B, Q, A, D) if padded, as (W, H)."""
+        if isinstance(self.whole, Packed):
+            return super().from_kernel(mixed)
+        _, slots, _ = self.to(mixed.device).find_moves()
+        return mixed.flatten(2).flatten(0, 1).index_select(0, slots)  # (W, H)
 
 
 def lay_out(
-    shape: tuple[int, int], mask: Tensor | None, implementation: str, device: torch.device, places: Tensor | None = None
-) -> Layout:
+    shape: tuple[int, int],
+    mask: Tensor | None,
+    implementation: str,
+    device: torch.device,
+    indices: Tensor | None = None,
+) -> Packed | Padded:
     """Return the layout of a batch of `shape` (B, T) for an attention implementation.
 
     A row of the mask without a real token keeps its first one, so that every sequence has a [CLS].
 
     Args:
-        places: (N,) the real tokens, from `find_places`; without them the host waits for an accelerator.
+        indices: (N,) those of the real tokens, from `find_indices`; without them the host waits for an accelerator.
 
     Raises:
         ValueError: Attention is packed, and the mask is not (B, T).
     """
-    if mask is not None and mask.dim() == 2:
-        mask = mask.bool()
     if implementation != PACKED:
-        return Padded(shape, mask if mask is not None and mask.dim() == 2 else None, device)
+        has_padding = mask is not None and mask.dim() == 2
+        return Padded(shape, mask.bool() if has_padding else torch.ones(shape, dtype=torch.bool, device=device))
     if mask is None:
         return Packed(shape, None, torch.arange(shape[0] + 1, device=device) * shape[1])
     if tuple(mask.shape) != shape:
@@ -266,36 +323,36 @@ def lay_out(
             f"attention_mask has the shape {tuple(mask.shape)}; packed attention expects {shape}: "
             "choose attn_implementation='sdpa' for other masks"
         )
-    mask = keep_first(mask)
+    mask = keep_first(mask.bool())
     offsets = nn.functional.pad(mask.sum(dim=1).cumsum(0), (1, 0))  # (B + 1,)
-    return Packed(shape, find_places(mask) if places is None else places, offsets)
+    return Packed(shape, find_indices(mask) if indices is None else indices, offsets)
 
 
-def narrow(layout: Layout, places: Tensor | None) -> Packed:
+def narrow(layout: Packed | Padded, indices: Tensor | None) -> Narrowed:
     """Return the layout of the W tokens that a head reads.
 
     Args:
-        places: (W,) in the flattened batch, sorted, the first real token of each sequence among them; None: only those.
+        indices: (W,) sorted, the first real token of each sequence among them; None: only those.
     """
     firsts = layout.find_firsts()  # (B,)
     numbers = torch.arange(layout.shape[0] + 1, device=firsts.device)  # (B + 1,)
-    if places is None:
-        return Packed(layout.shape, firsts, numbers, layout)
-    places = places.to(firsts.device)
-    return Packed(layout.shape, places, torch.searchsorted(places, numbers * layout.shape[1]), layout)
+    if indices is None:
+        return Narrowed(layout.shape, firsts, numbers, layout)
+    indices = indices.to(firsts.device)
+    return Narrowed(layout.shape, indices, torch.searchsorted(indices, numbers * layout.shape[1]), layout)
 
 
 def keep_first(mask: Tensor) -> Tensor:
-    """Return the mask (B, T) bool, with the first place set in every row that has no real token."""
+    """Return the mask (B, T) bool, with the first token set in every row that has no real token."""
     first = torch.arange(mask.shape[1], device=mask.device) == 0
     return mask | (first & ~mask.any(dim=1, keepdim=True))  # (B, T)
 
 
-def find_places(mask: Tensor) -> Tensor:
-    """Return the places (N,) in the flattened batch where a mask (B, T) is True."""
+def find_indices(mask: Tensor) -> Tensor:
+    """Return the indices (N,) of the tokens where a mask (B, T) is True."""
     return mask.flatten().nonzero().squeeze(1)  # (N,)
 
 
-def find_read_places(mask: Tensor, is_target: Tensor) -> Tensor:
-    """Return the places (W,) of the real tokens that are targets (B, T) or the first of their sequence."""
-    return find_places(mask & (is_target | (mask.cumsum(dim=1) == 1)))
+def find_read_indices(mask: Tensor, is_target: Tensor) -> Tensor:
+    """Return the indices (W,) of the real tokens that are targets (B, T) or the first of their sequence."""
+    return find_indices(mask & (is_target | (mask.cumsum(dim=1) == 1)))

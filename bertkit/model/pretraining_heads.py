@@ -10,15 +10,17 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import CausalLMOutput, MaskedLMOutput, NextSentencePredictorOutput
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, logging
 from transformers.utils.generic import can_return_tuple
 
-from bertkit.model.bert import StartsAtZero, logger
+from bertkit.model.bert import StartsAtZero
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import is_adapted, is_transformed
-from bertkit.model.heads import BertHead, Count, Encoded, Scored, finish, ignore_masked
+from bertkit.model.heads import BertHead, Count, Encoded, Inputs, Scored, finish, ignore_masked
 from bertkit.model.loss import IGNORE_INDEX, classify_loss, decode_loss
-from bertkit.model.packing import PACKED, Layout, find_places, find_read_places, keep_first
+from bertkit.model.packing import PACKED, Layout, find_indices, find_read_indices, keep_first
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass
@@ -126,81 +128,76 @@ class BertLMHead(BertHead):
         return super().count_labels(self.align(labels, attention_mask))
 
     @classmethod
-    def find_places(cls, attention_mask: Tensor, labels: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
-        """Return the places of a batch's real and predicted tokens, and of those to read, by argument of `forward`."""
-        places = super().find_places(attention_mask)
+    def find_indices(cls, attention_mask: Tensor, labels: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
+        """Return the indices of a batch's real and predicted tokens, and of those to read, by argument of `forward`."""
+        indices = super().find_indices(attention_mask)
         if labels is not None:
             targets, read = cls.find_targets(cls.align(labels, attention_mask), keep_first(attention_mask.bool()))
-            places |= {"target_places": targets, "read_places": read}
-        return places
+            indices |= {"target_indices": targets, "read_indices": read}
+        return indices
 
     @classmethod
     def find_targets(cls, labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the places (M,) of the aligned labels, and (W,) of the tokens to read, from labels and mask (B, T)."""
+        """Return the indices (M,) of aligned labels, and (W,) of the tokens to read, from labels and mask (B, T)."""
         is_target = labels != IGNORE_INDEX  # (B, T)
-        return find_places(is_target), find_read_places(mask, is_target)
+        return find_indices(is_target), find_read_indices(mask, is_target)
 
     def is_hooked(self) -> bool:
         """Return whether `cls` is hooked or replaced; it is then called for all positions, as in transformers."""
         is_ours = isinstance(self.cls, BertOnlyMLMHead) and not is_adapted(self.cls)
         return not is_ours or type(self.cls.predictions) is not BertLMPredictionHead or is_adapted(self.cls.predictions)
 
-    def choose_places(
+    def predict(
         self,
+        inputs: Inputs,
         labels: Tensor | None,
-        targets_only: bool | None,
-        attention_mask: Tensor | None,
-        *given: Tensor | None,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Return the places (M,) of the labelled tokens if only they are decoded, and (W,) of those to read, or None.
-
-        Args:
-            targets_only: Whether only they should be; None: in training.
-            given: Both from `find_places`; None: they are computed here, the second only for packed attention.
-        """
-        few = labels is not None and (self.training if targets_only is None else targets_only)
-        if not few or self.is_hooked() or is_transformed():  # transforms cannot index with a mask
-            return None, None
-        if given[0] is not None:
-            return given
-        if self.config._attn_implementation != PACKED:
-            return find_places(labels != IGNORE_INDEX), None
-        mask = torch.ones_like(labels, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-        return self.find_targets(labels, keep_first(mask))
-
-    def predict_tokens(
-        self,
-        hidden: Tensor,
-        labels: Tensor | None,
-        layout: Layout,
-        targets_only: bool | None,
         count: Count,
-        places: Tensor | None,
-        scores: Tensor | None = None,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Return logits (B, T, V), and the loss if labels (B, T), from `align`, are given.
+        targets_only: bool | None,
+        target_indices: Tensor | None = None,
+        read_indices: Tensor | None = None,
+        **kwargs,
+    ) -> tuple[Encoded, Tensor | None, Tensor | None, Tensor | None]:
+        """Return the encoder's outputs, token logits, their loss if labels are given, and any next-sentence logits.
 
-        Args:
-            targets_only: Whether to return only the logits (M, V) of the labelled positions; None: in training.
-                Training then returns no logits: nobody reads them, and not computing M * V of them is the gain.
-            places: (M,) the labelled positions if only they are decoded, from `choose_places`.
-            scores: (B, T, V), if a hooked head has already computed them.
+        The arguments are those of `forward`. Training returns no token logits of labelled positions: nobody reads them,
+        and not computing M * V of them is the gain.
         """
-        if places is None:
+        labels = None if labels is None else self.align(labels, inputs[1])
+        few = labels is not None and (self.training if targets_only is None else targets_only)
+        is_hooked = self.is_hooked()
+        if not few or is_hooked or is_transformed():  # transforms cannot index with a mask
+            target_indices = read_indices = None
+        elif target_indices is None and self.config._attn_implementation != PACKED:
+            target_indices, read_indices = find_indices(labels != IGNORE_INDEX), None
+        elif target_indices is None:
+            mask = torch.ones_like(labels) if inputs[1] is None else inputs[1]
+            target_indices, read_indices = self.find_targets(labels, keep_first(mask.bool()))
+        outputs, layout = self.encode(inputs, read_indices=read_indices, **kwargs)
+        hidden, pooled = outputs.last_hidden_state, outputs.pooler_output
+        scores = relationship = None
+        if is_hooked and self.has_pooler:
+            scores, relationship = self.cls(layout.unpack(hidden), pooled)  # (B, T, V), (B, 2)
+        elif is_hooked:
+            scores = self.cls(layout.unpack(hidden))  # (B, T, V)
+        elif self.has_pooler:
+            relationship = self.cls.seq_relationship(pooled)  # (B, 2)
+        if target_indices is None:
             logits = self.cls.predictions(hidden) if scores is None else layout.pack(scores)  # (packed, V)
-            if labels is None:
-                return layout.unpack(logits), None
-            labels = layout.pack(labels)  # (packed)
-            loss = classify_loss(logits, labels, count)
-            if self.training if targets_only is None else targets_only:
-                return None if self.training else logits[labels.to(logits.device) != IGNORE_INDEX], loss  # (M, V)
-            return layout.unpack(logits), loss
-        hidden = layout.select(hidden, places)  # (M, H)
-        labels = labels.flatten().index_select(0, places.to(labels.device))  # (M,)
-        if self.training:
-            return None, self.cls.predictions(hidden, labels, count)
-        logits = self.cls.predictions(hidden)  # (M, V)
-        return logits, classify_loss(logits, labels, count)
+            labels = None if labels is None else layout.pack(labels)  # (packed)
+        else:
+            hidden = layout.select(hidden, target_indices)  # (M, H)
+            labels = labels.flatten().index_select(0, target_indices.to(labels.device))  # (M,)
+            if self.training:
+                return outputs, None, self.cls.predictions(hidden, labels, count), relationship
+            logits = self.cls.predictions(hidden)  # (M, V)
+        loss = None if labels is None else classify_loss(logits, labels, count)
+        if not few:
+            logits = layout.unpack(logits)  # (B, T, V)
+        elif self.training:
+            logits = None
+        elif target_indices is None:
+            logits = logits[labels.to(logits.device) != IGNORE_INDEX]  # (M, V)
+        return outputs, logits, loss, relationship
 
     @can_return_tuple
     def forward(
@@ -212,8 +209,6 @@ class BertLMHead(BertHead):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         targets_only: bool | None = None,
-        target_places: Tensor | None = None,
-        read_places: Tensor | None = None,
         num_items_in_batch: Count = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs,
@@ -236,16 +231,12 @@ class BertLMHead(BertHead):
                 "logits_to_keep must be an integer or a vector (K,), and only without labels; leave it out"
             )
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        labels = None if labels is None else self.align(labels, attention_mask)
-        places, read = self.choose_places(labels, targets_only, attention_mask, target_places, read_places)
-        outputs, layout = self.encode(*inputs, read_places=read, **kwargs)
-        hidden = outputs.last_hidden_state
         if keeps_all:
-            scores = self.cls(layout.unpack(hidden)) if self.is_hooked() else None
-            logits, loss = self.predict_tokens(hidden, labels, layout, targets_only, num_items_in_batch, places, scores)
+            outputs, logits, loss, _ = self.predict(inputs, labels, num_items_in_batch, targets_only, **kwargs)
         else:
+            outputs, layout = self.encode(inputs, **kwargs)
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits, loss = self.cls(layout.unpack(hidden)[:, kept]), None  # (B, K, V)
+            logits, loss = self.cls(layout.unpack(outputs.last_hidden_state)[:, kept]), None  # (B, K, V)
         return finish(self.output_class, outputs, loss=loss, logits=logits)
 
 
@@ -275,8 +266,6 @@ class BertForPreTraining(BertLMHead):
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
         targets_only: bool | None = None,
-        target_places: Tensor | None = None,
-        read_places: Tensor | None = None,
         num_items_in_batch: Count = None,
         num_sequences_in_batch: Count = None,
         **kwargs,
@@ -288,28 +277,23 @@ class BertForPreTraining(BertLMHead):
             next_sentence_label: (B,), 0 if B follows A, 1 if B is random.
             targets_only: Whether to decode only the labelled positions; None: in training. Training then returns no
                 token logits.
-            target_places: (M,) the labelled positions, `read_places` (W,) those and the first tokens, and `real_places`
-                (N,) the real tokens, from `find_places`.
             num_items_in_batch: Labelled tokens of the whole update, which divide the masked-LM loss.
             num_sequences_in_batch: Sequences of the whole update, which divide the next-sentence loss. If only the
                 tokens are known (stock Trainer), the batch is weighted by its share of the labelled tokens.
+            kwargs: `target_indices` (M,) of the labelled positions, `read_indices` (W,) of those and the first tokens,
+                and `real_indices` (N,) of the real tokens, all from `find_indices`.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        labels = None if labels is None else self.align(labels, attention_mask)
-        places, read = self.choose_places(labels, targets_only, attention_mask, target_places, read_places)
-        outputs, layout = self.encode(*inputs, read_places=read, **kwargs)
-        hidden, pooled = outputs.last_hidden_state, outputs.pooler_output
-        if self.is_hooked():
-            scores, relationship = self.cls(layout.unpack(hidden), pooled)  # (B, T, V), (B, 2)
-        else:
-            scores, relationship = None, self.cls.seq_relationship(pooled)  # (B, 2)
-        logits, mlm_loss = self.predict_tokens(hidden, labels, layout, targets_only, num_items_in_batch, places, scores)
+        outputs, logits, mlm_loss, relationship = self.predict(
+            inputs, labels, num_items_in_batch, targets_only, **kwargs
+        )
         nsp_loss = None
         if next_sentence_label is not None:
             nsp_loss = classify_loss(relationship, next_sentence_label, num_sequences_in_batch)
             if num_sequences_in_batch is None and num_items_in_batch is not None and labels is not None:
                 count = torch.as_tensor(num_items_in_batch, device=labels.device)
-                share = (labels != IGNORE_INDEX).sum() / count.clamp(min=1)
+                labelled = self.align(labels, attention_mask) != IGNORE_INDEX
+                share = labelled.sum() / count.clamp(min=1)
                 nsp_loss = nsp_loss * share.to(nsp_loss.device)
         losses = [loss for loss in (mlm_loss, nsp_loss) if loss is not None]
         return finish(

@@ -465,13 +465,13 @@ def describe_types(texts: Mapping[str, TaggedText], types: Sequence[str]) -> lis
 
 
 def place_words(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
-    """Return the batch of some sequences with `word_places` and `labels` (B, W), for a head that reads words."""
+    """Return the batch of some sequences with `word_positions` and `labels` (B, W), for a head that reads words."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
     places = [torch.from_numpy(np.flatnonzero(item["labels"] != IGNORED)) for item in items]
     return pad(items) | {
-        "word_places": pad_sequence(places, batch_first=True, padding_value=ABSENT),
+        "word_positions": pad_sequence(places, batch_first=True, padding_value=ABSENT),
         "labels": pad_sequence(list(map(torch.zeros_like, places)), batch_first=True, padding_value=IGNORED),
     }
 

@@ -57,7 +57,7 @@ def compute(task: Task, model: Any, batch: dict[str, Tensor], precision: str) ->
     """Return a model's outputs for a batch in main memory, and the batch on the model's device."""
     check_types(batch, model.config)
     if isinstance(model, BertHead):  # otherwise an export
-        batch = add_places(batch, type(model))
+        batch = add_indices(batch, type(model))
     batch = {name: column.to(model.device) for name, column in batch.items()}
     with use_precision(precision, model.device):
         return model(**batch, **task.evaluation_options), batch
@@ -77,19 +77,19 @@ def check_types(batch: Mapping[str, Tensor], config: BertConfig) -> None:
         )
 
 
-def collate_with_places(
+def collate_with_indices(
     collate: Callable[[list], dict[str, Tensor]], head: type[BertHead], rows: list
 ) -> dict[str, Tensor]:
-    """Collate rows and add the places of `add_places`."""
-    return add_places(collate(rows), head)
+    """Collate rows and add the indices of `add_indices`."""
+    return add_indices(collate(rows), head)
 
 
-def add_places(batch: dict[str, Tensor], head: type[BertHead]) -> dict[str, Tensor]:
-    """Return a batch with the places of the tokens that the head computes.
+def add_indices(batch: dict[str, Tensor], head: type[BertHead]) -> dict[str, Tensor]:
+    """Return a batch with the indices of the tokens that the head computes.
 
     They are found here because the batch is still in main memory.
     """
-    return batch | head.find_places(**batch) if "attention_mask" in batch else batch
+    return batch | head.find_indices(**batch) if "attention_mask" in batch else batch
 
 
 def limit_batch(device: torch.device) -> int:

@@ -1,14 +1,13 @@
 """The network that a recipe asks for: its head, and whether its sizes fit the checkpoint and the texts."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedConfig
 
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.model import bilstm
-from bertkit.model.checkpoint import check_sizes, load_config, make_config
+from bertkit.model.checkpoint import check_weights, load_config, make_config
 from bertkit.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ CHECKPOINT_SIZES = (  # fixed by a checkpoint
 
 
 def check_model(task: Task, recipe: "Recipe", config: PreTrainedConfig | None = None) -> None:
-    """Check that the checkpoint exists and its sizes fit, and that texts are no longer than its positions.
+    """Check that the checkpoint exists, and that texts are no longer than its positions.
 
     Raises:
         UsageError: One of these is not the case, or `[model]` or `reinit_layers` does not fit the task or the model.
@@ -36,8 +35,7 @@ def check_model(task: Task, recipe: "Recipe", config: PreTrainedConfig | None = 
     if recipe.checkpoint:
         if config is None:
             config = load_config(recipe.checkpoint)
-            if Path(recipe.checkpoint).is_dir():
-                check_sizes(recipe.checkpoint, config)
+            check_weights(recipe.checkpoint)
         if not task.metric:
             labels = task.configure(recipe, None, None)["id2label"].values()
             if {label.lower() for label in labels} != {str(label).lower() for label in config.id2label.values()}:

@@ -33,7 +33,7 @@ from bertkit.reports.tables import OWN_DATA, name_limits
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.prediction import check_types, collate_with_places
+from bertkit.tasks.prediction import check_types, collate_with_indices
 from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, Task, score_summaries
 from bertkit.training.arguments import make_arguments
 from bertkit.training.baselines import Baseline, fit_baselines, score_baselines
@@ -247,7 +247,7 @@ def make_trainer(
             patience=recipe.patience,
             train_dataset=data.get("train"),
             eval_dataset=dev,
-            data_collator=partial(collate_with_places, task.collate, type(model)),
+            data_collator=partial(collate_with_indices, task.collate, type(model)),
             compute_metrics=lambda prediction: score_summaries(task, prediction.predictions, dev),
             optimizer_cls_and_kwargs=optimizer,
             callbacks=[StopOnSignal(Path(args.output_dir), progress), PredictionProgress(report), *callbacks],

@@ -344,7 +344,7 @@ def test_the_flash_kernel_has_the_form_that_is_given_to_it(dtype: torch.dtype) -
     layout = lay_out_lengths([5, 3, 9])
     for part in (layout, narrow(layout, None)):
         count = int(part.offsets[-1])
-        meta = Packed(part.shape, None, part.offsets.to("meta"), None if part is layout else layout.to("meta"))
+        meta = part.to("meta")
         states = [torch.empty(n, 2, 64, dtype=dtype, device="meta", requires_grad=True) for n in (count, 17, 17)]
         mixed = attend_flash(*states, meta, 0.1, 0.125, False)
         gradients = torch.autograd.grad(mixed.sum(), states)

@@ -258,7 +258,7 @@ def test_features_that_were_computed_before_give_the_same(layers: str) -> None:
     batch = make_batch(LENGTHS)
     places = torch.tensor([[1, 4, 7], [1, 2, -1], [5, 6, 30], [2, -1, -1]])
     labels = torch.tensor([[0, 1, 2], [1, 1, -100], [2, 0, 1], [2, -100, -100]])
-    expected = model(**batch, word_places=places, labels=labels)
+    expected = model(**batch, word_positions=places, labels=labels)
     states = model.bert(**batch, output_hidden_states=True).hidden_states
     chosen = select_features(states, layers)[torch.arange(4)[:, None], places.clamp(min=0)]  # (B, W, K, H)
     found = model(features=chosen, attention_mask=(places >= 0).long(), labels=labels)
@@ -270,7 +270,7 @@ def test_features_that_were_computed_before_give_the_same(layers: str) -> None:
 def test_without_places_every_token_is_a_word() -> None:
     model, batch = make_features_model(), make_batch(LENGTHS)
     places = torch.where(batch["attention_mask"].bool(), torch.arange(max(LENGTHS)), -1)
-    torch.testing.assert_close(model(**batch).logits, model(**batch, word_places=places).logits)
+    torch.testing.assert_close(model(**batch).logits, model(**batch, word_positions=places).logits)
 
 
 def test_the_encoder_of_a_feature_based_model_is_frozen_and_the_rest_learns(tmp_path: Path) -> None:

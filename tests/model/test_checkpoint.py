@@ -8,11 +8,11 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load, load_file, save_file
 
-from bertkit import BertConfig, BertForMultipleChoice, BertForSequenceClassification
+from bertkit import BertForMultipleChoice, BertForSequenceClassification
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
-from bertkit.model.checkpoint import check_sizes, find_trouble, load_config, load_model, make_config
+from bertkit.model.checkpoint import check_weights, find_trouble, load_config, load_model, make_config
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
@@ -81,7 +81,7 @@ def test_an_encoder_of_another_size_than_its_configuration_says_is_damaged(tmp_p
     weights["encoder.layer.0.output.dense.weight"] = torch.zeros(32, 63)
     save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(
-        UsageError, match=r"is damaged: bert.encoder.layer.0.output.dense.weight does not have the size"
+        UsageError, match=r"is damaged: its weights do not fit .* \(bert.encoder.layer.0.output.dense.weight\); restore"
     ):
         load_model(BertForMultipleChoice, str(tmp_path), {})
 
@@ -169,13 +169,6 @@ def test_weights_of_data_parallel_and_of_nvidia_are_read(tmp_path):
     assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items() if name in weights)
 
 
-@pytest.mark.parametrize(("name", "option"), [("tf_model.h5", "from_tf"), ("flax_model.msgpack", "from_flax")])
-def test_weights_of_other_libraries_are_named(tmp_path, name, option):
-    (write_checkpoint(tmp_path) / "model.safetensors").rename(tmp_path / name)
-    with pytest.raises(UsageError, match=rf"has no weights in safetensors but {name}; load it .* {option}=True, and"):
-        load_model(BertForSequenceClassification, str(tmp_path), {})
-
-
 def test_pairs_need_two_token_types(tmp_path):
     folder = write_checkpoint(tmp_path / "bert", labels=("yes", "no"), type_vocab_size=1)
     message = r"the model has 1 token type \(type_vocab_size\), but pairs.* need 2; use single texts, or"
@@ -197,41 +190,25 @@ def test_a_run_that_is_not_finished_is_no_checkpoint_yet(tmp_path):
 
 def test_a_study_and_a_file_are_no_checkpoints(tmp_path):
     (tmp_path / "study.json").touch()
-    with pytest.raises(UsageError, match=r"is a study; give one of its runs \(none has finished\)$"):
-        load_config(str(tmp_path))
-    write_checkpoint(tmp_path / "fold-1" / "classify")
-    with pytest.raises(UsageError, match=r"is a study; give one of its runs \(.*/fold-1/classify\)$"):
+    with pytest.raises(UsageError, match=r"is a study; give one of its runs$"):
         load_config(str(tmp_path))
     with pytest.raises(UsageError, match=r"study\.json is a file; give a directory with a BERT checkpoint"):
         load_config(str(tmp_path / "study.json"))
 
 
 @pytest.mark.parametrize(
-    ("size", "message"),
+    ("values", "named"),
     [
-        ("vocab_size", "bert.embeddings.word_embeddings.weight does not have the size"),
-        ("max_position_embeddings", "bert.embeddings.position_embeddings.weight does not have the size"),
-        ("type_vocab_size", "bert.embeddings.token_type_embeddings.weight does not have the size"),
-        ("intermediate_size", "bert.encoder.layer.0.intermediate.dense.weight does not have the size"),
-        ("hidden_size", "bert.embeddings.position_embeddings.weight does not have the size"),
-        ("num_hidden_layers", "its weights have 2 layers, not the 256"),
+        ({"vocab_size": 256}, "embeddings.word_embeddings.weight"),
+        ({"hidden_size": 64}, "embeddings.LayerNorm.bias"),
+        ({"num_hidden_layers": 3}, "encoder.layer.2.attention.output.LayerNorm.bias"),
+        ({"num_hidden_layers": 1}, "encoder.layer.1.attention.output.LayerNorm.bias"),
     ],
 )
-def test_no_memory_is_asked_for_where_the_weights_are_smaller(tmp_path, monkeypatch, size, message):
-    """Missing weights are randomly initialised, so a vocabulary of 2**40 tokens would exhaust memory."""
+def test_weights_of_other_sizes_than_the_configuration_are_refused(tmp_path, values, named):
     path = write_checkpoint(tmp_path, labels=("yes", "no")) / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {size: 256 if size == "num_hidden_layers" else 2**40}))
-    monkeypatch.setattr(BertForSequenceClassification, "from_pretrained", lambda *_, **__: pytest.fail("was begun"))
-    with pytest.raises(UsageError, match=rf"is damaged: {message} .*that its configuration gives; restore the config"):
-        load_model(BertForSequenceClassification, str(tmp_path), {})
-
-
-def test_fewer_layers_than_the_weights_have_are_refused(tmp_path):
-    path = write_checkpoint(tmp_path, labels=("yes", "no")) / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 1}))
-    with pytest.raises(
-        UsageError, match=r"its weights have 2 layers, not the 1 that its configuration gives; restore the"
-    ):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    with pytest.raises(UsageError, match=rf"is damaged: its weights do not fit .* \(bert.{named}\); restore"):
         load_model(BertForSequenceClassification, str(tmp_path), {})
 
 
@@ -239,7 +216,7 @@ def test_a_name_in_damaged_weights_does_not_reach_the_terminal_as_it_is(tmp_path
     header = b'{"a": {"dtype": "\\u001b[31m", "shape": [1], "data_offsets": [0, 4]}}'
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     with pytest.raises(UsageError, match=r"model.safetensors cannot be used: .*\[31m.*; correct it") as error:
-        check_sizes(str(tmp_path), BertConfig())
+        check_weights(str(tmp_path))
     assert str(error.value).isprintable()
 
 

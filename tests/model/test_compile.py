@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from transformers.utils import logging
 
-from bertkit.model import bert
 from tests.conftest import HEADS, NO_DROPOUT, collect, differ, make_batch, make_labels, make_model, shape_for
 
 LOSS_HEADS = HEADS[1:]
@@ -55,7 +53,7 @@ def test_training_compiles_to_one_graph(head, places):
     compiled = torch.compile(model, backend=counter, dynamic=True, fullgraph=True)
     for lengths in BATCHES[:2]:
         inputs = make_inputs(head, lengths)
-        inputs |= model.find_places(**inputs) if places else {}
+        inputs |= model.find_indices(**inputs) if places else {}
         found, expected = (take_step(model, each, inputs) for each in (compiled, model))
         largest = max(x.abs().max() for x in expected)
         assert all((x - y).abs().max() <= 2e-6 * largest for x, y in zip(found, expected, strict=True))
@@ -70,7 +68,7 @@ def test_other_lengths_are_not_compiled_again():
     compiled = torch.compile(model, backend=counter, dynamic=True, fullgraph=True)
     for lengths in BATCHES:
         inputs = make_inputs(head, lengths)
-        compiled(**inputs | model.find_places(**inputs)).loss.backward()
+        compiled(**inputs | model.find_indices(**inputs)).loss.backward()
         counts.append(counter.frame_count)
     assert counts == [counts[0]] * len(BATCHES)
 
@@ -83,7 +81,7 @@ def test_inductor_trains_as_eager_does(head):
     compiled = torch.compile(model, dynamic=True, fullgraph=True)
     for lengths in BATCHES:
         inputs = make_inputs(head, lengths)
-        inputs |= model.find_places(**inputs)
+        inputs |= model.find_indices(**inputs)
         found, expected = (take_step(model, each, inputs) for each in (compiled, model))
         largest = max(x.abs().max() for x in expected)
         assert all((x - y).abs().max() <= 2e-6 * largest for x, y in zip(found, expected, strict=True))
@@ -99,15 +97,6 @@ def test_a_packed_model_is_exported_with_padded_attention(head):
         batch = shape_for(head, make_batch(lengths))
         found, expected = (collect(dict(each(**batch)), batch["attention_mask"]) for each in (exported, model))
         assert all(differ(x, expected[name]) < 2e-6 for name, x in found.items())
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_an_export_says_that_its_attention_is_padded(monkeypatch):
-    lines = []
-    monkeypatch.setattr(logging.get_logger(bert.__name__), "warning_once", lines.append)
-    model, batch = make_model("BertForSequenceClassification"), make_batch(BATCHES[0])
-    torch.jit.trace(model, (batch["input_ids"],), strict=False)
-    assert set(lines) == {bert.PADDED_EXPORT}
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")

@@ -364,7 +364,7 @@ def test_kernels_have_the_same_gradients(head: str) -> None:
 def test_known_places_change_nothing(head: str, kernel: str) -> None:
     model, inputs = make_model(head, kernel, **NO_DROPOUT), make_inputs(head, [3, 9, 5, 13])
     model.train()
-    looked_for, known = (take_gradients(model, given) for given in (inputs, inputs | model.find_places(**inputs)))
+    looked_for, known = (take_gradients(model, given) for given in (inputs, inputs | model.find_indices(**inputs)))
     narrows = head == "BertForTokenClassification" or kernel == "sdpa"  # the last layer, only if the places are known
     tolerance = 1e-6 if narrows else 0.0
     assert all((gradient - known[name]).abs().max() <= tolerance for name, gradient in looked_for.items())
@@ -377,7 +377,7 @@ def test_known_places_are_of_real_tokens_though_padding_has_labels(head: str, le
     inputs = batch | make_labels(head, batch)
     inputs["labels"] = torch.randint(1, 20, batch["input_ids"].shape)
     model.train()
-    looked_for, known = (model(**given).loss for given in (inputs, inputs | model.find_places(**inputs)))
+    looked_for, known = (model(**given).loss for given in (inputs, inputs | model.find_indices(**inputs)))
     assert torch.equal(looked_for, known)
 
 
@@ -426,7 +426,7 @@ def test_an_update_waits_for_no_accelerator(head: str, values: dict, monkeypatch
     model, inputs = make_model(head, **values), make_inputs(head, [3, 9, 5, 13])
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    counts, places = model.count_labels(**inputs), model.find_places(**inputs)
+    counts, places = model.count_labels(**inputs), model.find_indices(**inputs)
     with Unhurried():
         model(**inputs, **counts, **places).loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

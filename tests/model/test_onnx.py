@@ -63,19 +63,17 @@ def test_outputs_are_those_of_the_head_at_any_batch_size_and_length(head):
             torch.testing.assert_close(values, same, atol=1e-4, rtol=1e-4)
 
 
-def test_only_the_logits_of_targets_are_returned_a_few_sequences_at_a_time(monkeypatch):
+def test_only_the_logits_of_targets_are_returned():
     model, exported = load_sides("BertForPreTraining")
     batch = make_batch("BertForPreTraining", [9, 4, 6, 9, 2])
     labels = torch.full_like(batch["input_ids"], IGNORE_INDEX)
     labels[0, [2, 5]] = labels[2, 1] = labels[4, 1] = 7
     with torch.inference_mode():
         expected = model(**batch, labels=labels, targets_only=True)
-    for limit in (module.DECODED_AT_ONCE, 1, 2 * 9 * exported.config.vocab_size):
-        monkeypatch.setattr(module, "DECODED_AT_ONCE", limit)
-        found = exported(**batch, labels=labels, targets_only=True)
-        assert found.prediction_logits.shape == (4, exported.config.vocab_size)
-        torch.testing.assert_close(found.prediction_logits, expected.prediction_logits, atol=1e-4, rtol=1e-4)
-        assert found.seq_relationship_logits.shape == (5, 2)
+    found = exported(**batch, labels=labels, targets_only=True)
+    assert found.prediction_logits.shape == (4, exported.config.vocab_size)
+    torch.testing.assert_close(found.prediction_logits, expected.prediction_logits, atol=1e-4, rtol=1e-4)
+    assert found.seq_relationship_logits.shape == (5, 2)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "max"])

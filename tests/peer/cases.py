@@ -52,11 +52,6 @@ DIFFERENCES = {
     "test_sdpa_can_dispatch_non_composite_models": Difference(
         (PACKED, "eager"), "False is not true", "Expects sdpa as the default, which is packed, or here eager."
     ),
-    "test_load_with_mismatched_shapes": Difference(
-        (PACKED,),
-        "which only bertkit's models have",
-        "Gives our configuration object to transformers' BERT, which has no packed attention.",
-    ),
     "test_bc_cache_name_forward": Difference(
         OURS, "Do not take a cache", "There is no cache: the whole text is given."
     ),
