@@ -4,6 +4,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -98,6 +99,7 @@ def predict(
     """
     from bertkit.data.formats.line import is_marked
     from bertkit.data.formats.rows import STDIN, check_output, check_source, read_inputs
+    from bertkit.inference.evaluate import LabelCheck
     from bertkit.inference.predictor import Counts, Predictor
     from bertkit.inference.tables import WRITERS
 
@@ -127,6 +129,7 @@ def predict(
         at_once = 1 if source == STDIN and sys.stdin.isatty() else None  # a person expects an answer to each line
         reading = {"columns": columns or (), "report": complain, **predictor.reading}
         inputs = predictor.group(texts) if texts else read_inputs(source, **reading)
+        predictor.labels = LabelCheck(run, predictor.settings) if source else None
         if output is not None:
             how = {
                 "answer": answer,
@@ -147,6 +150,9 @@ def predict(
                     screen.say(json.dumps(found, ensure_ascii=False))
         if cut := tally.describe_cut():
             complain(cut)
+        if predictor.labels is not None and (line := predictor.labels.describe()):
+            again = f"bertkit evaluate {quote(run)} --data {quote(source)}"
+            complain(f"{line}; {again} gives intervals, mistakes and rows also in train")
         if tally.errors:
             count = f"{tally.errors:,} input{'s' * (tally.errors > 1)}"
             raise UsageError(f"{count} cannot be predicted; the output gives the reason for each")
@@ -231,9 +237,9 @@ def serve(
         str, typer.Option("--host", help="Name or address; 0.0.0.0 or :: for other machines, with --token.")
     ] = "127.0.0.1",
     token: Annotated[
-        str,
+        str | None,
         typer.Option("--token", help="Required of every client: Authorization: Bearer TOKEN.", envvar="BERTKIT_TOKEN"),
-    ] = "",
+    ] = None,
     precision: Precision = "auto",
 ) -> None:
     """Serve a trained model over HTTP, with a page to try it, until Ctrl-C or SIGTERM.

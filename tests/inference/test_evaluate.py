@@ -172,7 +172,7 @@ def test_labels_that_the_model_lacks_are_counted_and_named(reviews, tmp_path):
     assert one.metrics["rows"] == len(rows)
 
 
-def test_of_several_labels_rows_with_unknown_ones_are_left_out(finish, tmp_path):
+def test_of_several_labels_rows_with_unknown_ones_are_left_out(finish, tmp_path, call):
     folder = finish("classify, several labels")
     rows = pd.read_csv(folder / "reviews" / "test.csv", keep_default_na=False).to_dict("records")[:9]
     known = rows[1:]
@@ -180,6 +180,9 @@ def test_of_several_labels_rows_with_unknown_ones_are_left_out(finish, tmp_path)
     file = write_rows(tmp_path / "new.csv", [rows[0] | {"tags": "slow|new"}, *known])
     (one,) = evaluate(str(folder / "run"), str(file), tmp_path / "x")
     assert one.metrics["rows"] == len(known)
+    _, _, err = call("predict", folder / "run", "--input", file, "--output", "out.csv", "--precision", "fp32")
+    exact = f"exact match {100 * one.metrics['exact_match']:.1f} %"
+    assert f"8 rows have a label (1 with labels that the model lacks left out): {exact}" in err
 
 
 def test_evaluations_are_compared(reviews, tmp_path):
@@ -246,3 +249,16 @@ def test_refusals(reviews, tmp_path, call):
     code, _, err = call("evaluate", start, "--data", file)
     assert code == 2
     assert "has the head BertModel" in err
+
+
+def test_predict_tells_the_scores_of_a_file_with_labels(reviews, tmp_path, call):
+    place, rows = reviews
+    file = write_rows(tmp_path / "new.csv", rows)
+    (one,) = evaluate(str(place), str(file), tmp_path / "x")
+    code, _, err = call("predict", place, "--input", file, "--output", "out.csv", "--precision", "fp32")
+    assert code == 0
+    accuracy = 100 * one.metrics["accuracy"]
+    assert f"bertkit: {len(rows)} rows have a label: accuracy {accuracy:.1f} %, macro F1 " in err
+    assert f"bertkit evaluate {place} --data {file}" in err
+    without = write_rows(tmp_path / "texts.csv", [{name: row[name] for name in ("title", "body")} for row in rows])
+    assert "have a label" not in call("predict", place, "--input", without, "--output", "out.csv")[2]
