@@ -206,11 +206,11 @@ def find_tau(odds: ArrayLike, answered: ArrayLike, unanswered: ArrayLike) -> flo
     cuts = np.flatnonzero(np.concatenate([[True], ranked[1:] > ranked[:-1], [True]]))
     totals = np.cumsum(np.concatenate([[0.0], (answered - unanswered)[order]]))[cuts]
     equal = totals >= totals.max() - len(order) ** 2 * np.finfo(np.float64).eps
-    taus = -_place_thresholds(ranked, cuts)[equal]
+    taus = -_list_thresholds(ranked, cuts)[equal]
     return float(taus[np.abs(taus).argmin()]) + 0.0  # never -0.0
 
 
-def _place_thresholds(ranked: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+def _list_thresholds(ranked: np.ndarray, cuts: np.ndarray) -> np.ndarray:
     # Smaller odds are answered. A step of 1.0 may be lost to rounding, hence nextafter. The mean of two adjacent floats
     # is one of the two: then take the upper one, so that only the lower one is smaller.
     below = min(ranked[0] - 1.0, np.nextafter(ranked[0], -np.inf))

@@ -249,9 +249,7 @@ def test_bad_input_to_a_module():
     with pytest.raises(UsageError, match=r"unknown metric in \['accuracy', 'mcc'\]"):
         make_metric("accuracy", "mcc")
     for seven in (range(7), "abcdefg"):
-        with pytest.raises(
-            UsageError, match=r"f1 is that of one of two labels, here 1, .*; give average='macro', 'micro'"
-        ):
+        with pytest.raises(ValueError, match="choose another average setting"):
             make_metric("f1").compute(predictions=list(seven), references=list(seven))
     with pytest.raises(UsageError, match="prediction 1 of 2 is inf"):
         make_metric("pearson").compute(predictions=[math.inf, 0.0], references=[1.0, 2.0])
