@@ -60,9 +60,9 @@ def explain_answers(codes: np.ndarray, answers: np.ndarray) -> float:
     _, classes, counts = np.unique(answers, return_inverse=True, return_counts=True)
     shares = counts / len(answers)
     total = len(answers) * (1 - (shares**2).sum())
-    pairs, places, together = np.unique(groups * len(counts) + classes, return_inverse=True, return_counts=True)
+    pairs, indices, together = np.unique(groups * len(counts) + classes, return_inverse=True, return_counts=True)
     squares = np.bincount(pairs // len(counts), together.astype(np.float64) ** 2, len(sizes))[groups]
-    same = together[places]  # (S,) rows of the group with the row's own class, itself included
+    same = together[indices]  # (S,) rows of the group with the class of the row, the row included
     by = np.maximum(others, 1)
     errors = 1 - 2 * (same - 1) / by + (squares - 2 * same + 1) / by**2
     errors = np.where(others > 0, errors, 1 - 2 * shares[classes] + (shares**2).sum())

@@ -26,13 +26,13 @@ from bertkit.data.splits import EmptySplitError
 from bertkit.data.tokenizer import find_words, load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.reports.tables import MISSING, Table, make_table
-from bertkit.system.progress import Report
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.repeats import CheckedRows, check_rows, tabulate_splits
 from bertkit.tasks.task import Task, shorten_text
 from bertkit.training.recipe import Recipe
 
-LABELS_SHOWN = 20  # in the table; the others are counted
+LABELS_SHOWN = 20  # in the table, which counts the other labels
 WORDS_SHOWN = 10  # of the unknown words, the most frequent ones
 SAMPLES_SHOWN = 2  # of each finding, of different splits if several have it
 ROWS_SHOWN = 5  # of a sample
@@ -91,7 +91,7 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
             found |= measure(task, rows[split], tokenizer, options["max_length"])
         if left_out_rows := getattr(examples[split], "left_out", ()):
             found |= {"unlabelled": len(left_out_rows), "unlabelled_rows": left_out_rows}
-        found["blank"], found["blank_rows"] = list_places(find_blank(rows[split]), rows[split].lines)
+        found["blank"], found["blank_rows"] = list_rows(find_blank(rows[split]), rows[split].lines)
     findings = {"data": options["dir"], "task": task.name, "script": usual}
     if tokenizer is not None:
         findings |= {"tokenizer": model or recipe.checkpoint, "max_length": options["max_length"]}
@@ -104,18 +104,11 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
 
 def load_examples(task: Task, options: Mapping[str, Any], left_out: list[str], report: Report) -> Mapping[str, Any]:
     """Return the splits that training would use; if train cannot be divided, it stays whole, as `left_out` says."""
-    said = set()
-
-    def say(line: str) -> None:
-        if line not in said:
-            said.add(line)
-            report(line)
-
     try:
-        return task.load(options, say)
+        return task.load(options, report)
     except EmptySplitError as error:
         left_out.append(f"the split of train, which training needs: {error}")
-        return task.load({**options, "dev_share": None}, say)
+        return task.load({**options, "dev_share": None}, ignore)
 
 
 # --- Checks -----------------------------------------------------------------------------------------------------------
@@ -125,9 +118,9 @@ def compare_all(rows: Mapping[str, ExampleRows], checked: CheckedRows) -> dict[s
     """Return the nearly equal rows of each split."""
 
     def read(split: str, numbers: np.ndarray) -> Iterator[tuple[str, ...]]:
-        distinct, places = np.unique(numbers, return_inverse=True)
+        distinct, indices = np.unique(numbers, return_inverse=True)
         texts = list(rows[split].walk_texts(distinct))
-        return (texts[place] for place in places.tolist())
+        return (texts[index] for index in indices.tolist())
 
     bands = {split: hash_bands(one.walk_texts()) for split, one in rows.items()}
     return find_near(checked.keys, bands, read)
@@ -164,9 +157,9 @@ def find_usual_script(scripts: np.ndarray, names: Sequence[str]) -> str:
 
 def list_scripts(scripts: np.ndarray, names: Sequence[str], usual: str, lines: Sequence[int]) -> dict[str, Any]:
     """Return how many rows are in each script, and the rows in another one than the usual one."""
-    counts = {name: int((scripts == place).sum()) for place, name in enumerate(names)}
+    counts = {name: int((scripts == number).sum()) for number, name in enumerate(names)}
     own = names.index(usual) if usual in names else -1
-    number, rows = list_places(np.flatnonzero((scripts >= 0) & (scripts != own)), lines)
+    number, rows = list_rows(np.flatnonzero((scripts >= 0) & (scripts != own)), lines)
     counts = {name: value for name, value in sorted(counts.items(), key=lambda item: -item[1]) if value}
     return {"scripts": counts, "other_scripts": number, "other_scripts_rows": rows}
 
@@ -183,11 +176,11 @@ def measure(task: Task, rows: ExampleRows, tokenizer: Any, max_length: int) -> d
         counts = np.concatenate([[0], np.cumsum(ids == unknown)])
         is_odd = counts[ends] > counts[ends - sizes]  # (texts,)
         flags.append(is_odd.reshape(len(batch), -1).any(1))
-        for place in np.flatnonzero(is_odd).tolist():
-            missed.update(word for word in flat[place].split(" ") if unknown in words.ids.get(word, ()))
+        for number in np.flatnonzero(is_odd).tolist():
+            missed.update(word for word in flat[number].split(" ") if unknown in words.ids.get(word, ()))
     tokens = np.concatenate(lengths)
-    longer, longer_rows = list_places(np.flatnonzero(tokens > max_length), rows.lines)
-    odd, odd_rows = list_places(np.flatnonzero(np.concatenate(flags)), rows.lines)
+    longer, longer_rows = list_rows(np.flatnonzero(tokens > max_length), rows.lines)
+    odd, odd_rows = list_rows(np.flatnonzero(np.concatenate(flags)), rows.lines)
     quantiles = {name: float(np.quantile(tokens, share)) for name, share in (("median", 0.5), ("p95", 0.95))}
     return {
         "tokens": {"mean": float(tokens.mean()), **quantiles, "max": int(tokens.max())},
@@ -212,7 +205,7 @@ def find_blank(rows: ExampleRows) -> np.ndarray:
     return np.flatnonzero(np.fromiter(is_blank, bool))
 
 
-def list_places(numbers: np.ndarray, lines: Sequence[int]) -> tuple[int, list[int]]:
+def list_rows(numbers: np.ndarray, lines: Sequence[int]) -> tuple[int, list[int]]:
     """Return how many rows these are, and their lines."""
     return len(numbers), [lines[number] for number in numbers.tolist()]
 
@@ -327,7 +320,7 @@ def list_samples(rows: Mapping[str, ExampleRows], splits: Mapping[str, Mapping[s
     """Yield the first rows of each finding, with the text of the first; `splits` are the findings of each split."""
     for key in FINDINGS:
         listed = {split: found.get(f"{key}_rows", ())[:SAMPLES_SHOWN] for split, found in splits.items()}
-        ranked = [(place, split, entry) for split, entries in listed.items() for place, entry in enumerate(entries)]
+        ranked = [(rank, split, entry) for split, entries in listed.items() for rank, entry in enumerate(entries)]
         for _, split, entry in sorted(ranked, key=itemgetter(0))[:SAMPLES_SHOWN]:
             found = entry[:ROWS_SHOWN] if isinstance(entry, list) else [entry]
             text = ""

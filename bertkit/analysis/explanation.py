@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertkit.analysis.targets import NO_WORD, find_targets
+from bertkit.analysis.targets import NO_WORD, find_explainer
 from bertkit.data.formats.rows import Input, Line
 from bertkit.errors import UsageError, name_extra
 from bertkit.inference.predictor import Predictor, take_rows
@@ -68,7 +68,7 @@ def check_explainable(predictor: Predictor) -> None:
     settings = predictor.settings
     if isinstance(settings.model, OnnxModel):
         raise UsageError("an export has no gradients to explain its results by; explain the run it was made from")
-    if find_targets(predictor.task) is None or isinstance(settings.model, BertFeaturesForTokenClassification):
+    if find_explainer(predictor.task) is None or isinstance(settings.model, BertFeaturesForTokenClassification):
         raise UsageError(
             f"the results of {settings.head} cannot be explained; give a run with classes, answers or names"
         )
@@ -95,13 +95,12 @@ def import_captum() -> Any:
 def explain_example(predictor: Predictor, example: Any, result: Result) -> list[dict[str, Any]]:
     """Return the explanation of an example's result."""
     task, settings = predictor.task, predictor.settings
-    targets = find_targets(task)
     inputs = task.encode_inputs([example], settings)
-    words, owners = targets.locate_words(inputs.data, example, settings)
     found = []
     with use_padded_path(settings.model):
         kept = run_model(task, inputs, settings)
-        for target in targets.find(result, kept, inputs.data, example, settings):
+        words, owners, targets = find_explainer(task)(result, kept, inputs.data, example, settings)
+        for target in targets:
             paths: dict[int, GradientPath] = {}
             for logit in target.logits:
                 number = logit.sequence
@@ -113,7 +112,7 @@ def explain_example(predictor: Predictor, example: Any, result: Result) -> list[
             values = np.concatenate(tokens)[read != NO_WORD]
             read = read[read != NO_WORD]
             sums = np.bincount(read, values, len(words)).tolist()
-            own = [{**words[place]._asdict(), "attribution": sums[place]} for place in np.unique(read).tolist()]
+            own = [{**words[word]._asdict(), "attribution": sums[word]} for word in np.unique(read).tolist()]
             found.append({"target": target.name, "logit": value, "baseline": baseline, "error": error, "words": own})
     return found
 
@@ -155,7 +154,7 @@ class GradientPath:
     def read(self, ids: Tensor, segments: Tensor) -> Tensor:
         """Return the weighted sum of the logits (B,) of some points of the line, as captum calls it."""
         outputs = self.model(input_ids=ids, token_type_ids=segments)
-        parts = [logit.weight * outputs[logit.output][:, *logit.place] for logit in self.logits]
+        parts = [logit.weight * outputs[logit.output][:, *logit.index] for logit in self.logits]
         return torch.stack(parts).sum(0)  # (B,)
 
     @torch.no_grad()

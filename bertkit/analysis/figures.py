@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-from scipy.special import expit, logit
 
 from bertkit.data.labels import SINGLE
 from bertkit.metrics.calibration import bin_probabilities, measure_calibration
@@ -25,23 +24,16 @@ from bertkit.metrics.table import (
     read_numbers,
     read_probabilities,
 )
-from bertkit.reports.html import SERIES, show_minus
+from bertkit.reports.html import show_minus
 from bertkit.reports.plots import Plot, Series
 from bertkit.reports.tables import Table, TableCell, make_table, tabulate_types
 
 MOST_CONFUSED = 20  # labels of a confusion matrix
-MOST_TRACED = 10  # curves
-TRACED_POINTS = 200  # per curve
-LONGEST_LABEL = 18  # characters in a legend beside the curves
 CUTS = 201  # values of tau in a curve
 
 
-def draw_figures(rows: pa.Table, split: str, temperature: float | None) -> list[Plot | Table]:
-    """Return the plots and tables that a prediction table has the columns for.
-
-    Args:
-        temperature: That of calibrated probabilities, which are shown beside those without it.
-    """
+def draw_figures(rows: pa.Table, split: str) -> list[Plot | Table]:
+    """Return the plots and tables that a prediction table has the columns for."""
     if "null_odds" in rows.column_names:
         return [plot_taus(rows, split)]
     if "strict_found" in rows.column_names:
@@ -49,16 +41,10 @@ def draw_figures(rows: pa.Table, split: str, temperature: float | None) -> list[
     names = read_facts(rows).get("names", [])
     if (probabilities := read_probabilities(rows, names)) is None:
         return []
-    given, found = [rows.column(name).to_pylist() for name in (PREDICTION, LABEL)], []
-    if find_kind(rows) == SINGLE:
-        answers, labels = (number_names(values, names) for values in given)
-        found.append(tabulate_confusion(answers, labels, names, split))
-        predicted, correct = (numbers[:, None] == np.arange(len(names)) for numbers in (answers, labels))
-    else:
-        predicted, correct = (mark_names(values, names) for values in given)
-        labels = correct
-    found.append(plot_precision(probabilities, predicted, correct, names, split))
-    return [*found, plot_reliability(probabilities, labels, temperature, split)]
+    if find_kind(rows) != SINGLE:
+        return [plot_reliability(probabilities, mark_names(rows.column(LABEL).to_pylist(), names), split)]
+    answers, labels = (number_names(rows.column(name).to_pylist(), names) for name in (PREDICTION, LABEL))
+    return [tabulate_confusion(answers, labels, names, split), plot_reliability(probabilities, labels, split)]
 
 
 def tabulate_confusion(answers: np.ndarray, labels: np.ndarray, names: Sequence[str], split: str) -> Table:
@@ -71,12 +57,13 @@ def tabulate_confusion(answers: np.ndarray, labels: np.ndarray, names: Sequence[
         labels: (S,) correct classes.
         names: The name of each class.
     """
-    kept = find_frequent(np.bincount(labels, minlength=len(names)), MOST_CONFUSED)
-    places = np.full(len(names), len(kept))
-    places[kept] = np.arange(len(kept))
+    counts = np.bincount(labels, minlength=len(names))
+    kept = sorted(np.argsort(-counts, kind="stable")[:MOST_CONFUSED].tolist())
+    lines_of = np.full(len(names), len(kept))
+    lines_of[kept] = np.arange(len(kept))
     shown = [names[label] for label in kept] + ["(others)"] * (len(kept) < len(names))
     counts = np.zeros((len(shown), len(shown)), int)
-    np.add.at(counts, (places[labels], places[answers]), 1)
+    np.add.at(counts, (lines_of[labels], lines_of[answers]), 1)
     lines = []
     for label, row in zip(shown, counts.tolist(), strict=True):
         total = sum(row) or 1
@@ -85,76 +72,21 @@ def tabulate_confusion(answers: np.ndarray, labels: np.ndarray, names: Sequence[
     return make_table(f"Confusion matrix, {split}", ["true ↓  predicted →", *shown], lines, "matrix")
 
 
-def plot_precision(
-    probabilities: np.ndarray, predicted: np.ndarray, correct: np.ndarray, names: Sequence[str], split: str
-) -> Plot:
-    """Return precision over recall in percent, with a curve for each of the MOST_TRACED most frequent labels.
-
-    A curve has the best precision at TRACED_POINTS recalls at most. Labels without positives have none.
-
-    Args:
-        probabilities: (S, L).
-        predicted: (S, L) bool, whether a label is predicted: the marked point of its curve.
-        correct: (S, L) bool, whether a label is correct.
-        names: The name of each label.
-    """
-    from sklearn.metrics import average_precision_score, precision_recall_curve
-
-    counts = correct.sum(axis=0)
-    series, averages = [], []
-    for number, label in enumerate(label for label in find_frequent(counts, MOST_TRACED) if counts[label]):
-        right = correct[:, label]
-        precision, recall, _ = precision_recall_curve(right, probabilities[:, label])
-        precision, recall = precision[-2::-1], recall[-2::-1]  # from the likeliest on, without scikit-learn's (0, 1)
-        places = np.unique(np.searchsorted(recall, np.linspace(0, 1, TRACED_POINTS)))
-        found = right[predicted[:, label]]
-        point = (100 * found.sum() / counts[label], 100 * found.mean() if len(found) else 0.0)
-        name, colour = names[label], f"C{number % len(SERIES)}"
-        shown = name if len(name) <= LONGEST_LABEL else f"{name[: LONGEST_LABEL - 1]}…"
-        curve = list(zip(100 * recall[places], 100 * precision[places], strict=True))
-        series += [Series(shown, curve, colour + ("--" if number >= len(SERIES) else "-"))]
-        series += [Series("", [point], f"{colour}o")]
-        averages.append(f"{name} {100 * average_precision_score(right, probabilities[:, label]):.1f}")
-    title = f"Precision over recall, {split}"
-    words = f"{title}: average precision {', '.join(averages)}; each dot is the label as predicted"
-    return Plot(title, "recall (%)", series, ylabel="precision (%)", words=words, has_legend_beside=True)
-
-
-def plot_reliability(probabilities: np.ndarray, labels: np.ndarray, temperature: float | None, split: str) -> Plot:
+def plot_reliability(probabilities: np.ndarray, labels: np.ndarray, split: str) -> Plot:
     """Return how often labels of a probability are right: below the diagonal probabilities are too high.
 
     Args:
         probabilities: (S, L).
         labels: (S,) classes, or (S, L) several labels.
-        temperature: As for `draw_figures`.
     """
-    shown = {"this model": probabilities}
-    if temperature is not None:
-        shown = {
-            "calibrated": probabilities,
-            "as trained": undo_temperature(probabilities, temperature, labels.ndim == 2),
-        }
-    curves, errors = [], []
-    for number, (name, values) in enumerate(shown.items()):
-        stated, right, counts = bin_probabilities(values, labels)
-        spreads = [find_reach(*pair) for pair in zip(right, counts.tolist(), strict=True)] if number == 0 else ()
-        curve = list(zip(100 * stated, 100 * right, strict=True))
-        curves.append(Series(name, curve, f"C{number}o{'--' if number else '-'}", spreads))
-        errors.append(f"{name} {100 * take_values(measure_calibration(values, labels))['ece']:.1f} %")
-    lowest = min(value for series in curves for point in series.points for value in point)
+    stated, right, counts = bin_probabilities(probabilities, labels)
+    spreads = [find_reach(*pair) for pair in zip(right, counts.tolist(), strict=True)]
+    lowest = 100 * min(stated.min(), right.min())
     diagonal = Series("as often as stated", [(lowest, lowest), (100, 100)], "k:")
-    title = f"Reliability, {split}"
-    words = f"{title}: calibration error: {', '.join(errors)}; bars are 95 % intervals"
-    return Plot(title, "probability (%)", [diagonal, *curves[::-1]], ylabel="how often right (%)", words=words)
-
-
-def undo_temperature(probabilities: np.ndarray, temperature: float, several: bool) -> np.ndarray:
-    """Return the probabilities (S, L) of the logits before their division by a temperature."""
-    if several:
-        with np.errstate(divide="ignore"):
-            return expit(temperature * logit(probabilities))
-    powers = probabilities**temperature
-    return powers / powers.sum(axis=1, keepdims=True)
+    curve = Series("this model", list(zip(100 * stated, 100 * right, strict=True)), "C0o--", spreads)
+    title, error = f"Reliability, {split}", take_values(measure_calibration(probabilities, labels))["ece"]
+    words = f"{title}: calibration error {100 * error:.1f} %; bars are 95 % intervals"
+    return Plot(title, "probability (%)", [diagonal, curve], ylabel="how often right (%)", words=words)
 
 
 def find_reach(share: float, count: int) -> tuple[float, float]:
@@ -177,12 +109,7 @@ def plot_taus(rows: pa.Table, split: str) -> Plot:
         series.append(Series(name, list(zip(taus, percent, strict=True)), f"C{number}-"))
         series.append(Series("", [(tau, percent[chosen])], f"C{number}o"))
         values.append(f"{name} {percent[chosen]:.1f}")
-    marked = "the best tau" if np.isclose(percent[chosen], percent.max()) else "tau"  # that of F1
+    marked = "the best tau" if np.isclose(percent[chosen], percent.max()) else "tau"  # F1 is the last of the two
     title = f"Scores over tau, {split}"
     words = f"{title}: at {marked}, tau = {show_minus(f'{tau:.3f}')}, {', '.join(values)}"
     return Plot(title, "tau", series, ylabel="%", marks={marked: tau}, words=words)
-
-
-def find_frequent(counts: np.ndarray, most: int) -> list[int]:
-    """Return the places of the largest counts, in their order; of equal ones the first."""
-    return sorted(np.argsort(-counts, kind="stable")[:most].tolist())

@@ -3,7 +3,7 @@
 Left out: tasks whose results are not explained (SWAG, masked words, next sentences), and the attributions themselves.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from bertkit.data.sequences import Sequences
 from bertkit.data.spans import Question, Windows, cut, locate_answer, tokenize
 from bertkit.data.tagging import ABSENT, WordWindows, group_tokens
 from bertkit.data.tokenizer import find_form
-from bertkit.tasks.ner import NerTask
+from bertkit.tasks.ner import NerTask, Tagged
 from bertkit.tasks.option import TEXT_OPTIONS, list_defaults
 from bertkit.tasks.squad import SquadTask
 from bertkit.tasks.task import PredictionSettings, Result, Task
@@ -28,7 +28,8 @@ class Word(NamedTuple):
 
     Attributes:
         field: The name of its text.
-        start: Its first character, or its number if the input was a list of words; `end` likewise.
+        start: Its first character, or its number if the input was a list of words.
+        end: The character or the number behind it.
     """
 
     field: str
@@ -42,13 +43,13 @@ class Logit(NamedTuple):
 
     Attributes:
         output: The name among the model's outputs, such as `logits`.
-        place: The indices behind that of the batch.
+        index: The indices behind that of the batch.
         weight: Its factor in the explained sum.
     """
 
     sequence: int
     output: str
-    place: tuple[int, ...]
+    index: tuple[int, ...]
     weight: float = 1.0
 
 
@@ -60,142 +61,97 @@ class Target:
     logits: Sequence[Logit]
 
 
-Located = tuple[list[Word], list[np.ndarray]]  # the words of an input, and (T,) each sequence's words or NO_WORD
+# The words of an input, (T,) each sequence's words or NO_WORD, and the targets of its result.
+Explained = tuple[list[Word], list[np.ndarray], list[Target]]
 
 
-class Targets:
-    """Finds the parts of a result that can be explained, and the words of its input."""
+def explain_labels(
+    result: Result, kept: Sequence[np.ndarray], data: Sequences, example: Sequence[str], settings: PredictionSettings
+) -> Explained:
+    """Return the words of a text or a pair, and a target for each predicted label or score.
 
-    def find(
-        self, result: Result, kept: Sequence[np.ndarray], data: Any, example: Any, settings: PredictionSettings
-    ) -> list[Target]:
-        """Return the targets of a result; the arguments are those of `Task.answer` for a single example."""
-        raise NotImplementedError
-
-    def locate_words(self, data: Any, example: Any, settings: PredictionSettings) -> Located:
-        """Return the words of an example, and for each of its sequences the word of each token."""
-        raise NotImplementedError
-
-
-class TextTargets(Targets):
-    """The predicted class, every predicted label, or the scores of a text or a pair."""
-
-    fields = ("text", "text_pair")
-
-    def find(
-        self,
-        result: Result,
-        kept: Sequence[np.ndarray],
-        data: Sequences,
-        example: Sequence[str],
-        settings: PredictionSettings,
-    ) -> list[Target]:
-        """Return a target for each label or score: its logit, in the windows that decide it.
-
-        With "max" that is the window with the largest logit, with "mean" all windows, with equal weights.
-        """
-        labels = settings.labels
-        if "score" in result:
-            chosen = {"score": 0}
-        else:
-            names = [result["label"]] if "label" in result else result.get("labels", labels)
-            chosen = {name: labels.index(name) for name in names}
-        targets = []
-        for name, place in chosen.items():
-            sequences = range(len(kept))
-            if settings.lengths.get("long") == "max":
-                sequences = [max(sequences, key=lambda number: kept[number][place])]
-            weight = 1 / len(sequences)
-            targets.append(Target(name, [Logit(number, "logits", (place,), weight) for number in sequences]))
-        return targets
-
-    def locate_words(self, data: Sequences, example: Sequence[str], settings: PredictionSettings) -> Located:
-        """Return the words of the texts, and the word of each token of each window."""
-        lengths = {**list_defaults(TEXT_OPTIONS), **settings.lengths}
-        words, owners = find_words(zip(self.fields, example, strict=False), settings.tokenizer)
-        form = find_form(settings.tokenizer)
-        room = settings.max_length - form.count(len(owners))
-        windows, _ = choose_cut(lengths["long"], lengths["doc_stride"])(owners, room)
-        return words, [join_with_specials(parts, len(form.between)) for parts in windows]
+    Its logit is read in the windows that decide it: with "max" in the window with the largest logit, with "mean" in all
+    windows, with equal weights.
+    """
+    lengths = {**list_defaults(TEXT_OPTIONS), **settings.lengths}
+    words, owners = find_words(zip(("text", "text_pair"), example, strict=False), settings.tokenizer)
+    form = find_form(settings.tokenizer)
+    room = settings.max_length - form.count(len(owners))
+    windows, _ = choose_cut(lengths["long"], lengths["doc_stride"])(owners, room)
+    if "score" in result:
+        chosen = {"score": 0}
+    else:
+        names = [result["label"]] if "label" in result else result.get("labels", settings.labels)
+        chosen = {name: settings.labels.index(name) for name in names}
+    targets = []
+    for name, label in chosen.items():
+        sequences = range(len(kept))
+        if lengths["long"] == "max":
+            sequences = [max(sequences, key=lambda number: kept[number][label])]
+        weight = 1 / len(sequences)
+        targets.append(Target(name, [Logit(number, "logits", (label,), weight) for number in sequences]))
+    return words, [join_with_specials(parts, len(form.between)) for parts in windows], targets
 
 
-class AnswerTargets(Targets):
-    """The best span of a context."""
+def explain_answer(
+    result: Result, kept: Sequence[np.ndarray], data: Windows, example: Question, settings: PredictionSettings
+) -> Explained:
+    """Return the words of question and context, and the best span, also if it is not given as the answer.
 
-    def find(
-        self,
-        result: Result,
-        kept: Sequence[np.ndarray],
-        data: Windows,
-        example: Question,
-        settings: PredictionSettings,
-    ) -> list[Target]:
-        """Return the best span, also if it is not given as the answer: S.T_i + E.T_j in the window that decides."""
-        best = result["best"]
-        tokens = locate_answer(cut(data.offsets, data.context_ends, data.contexts[0]), best["start"], best["end"])
-        if tokens is None:  # the context has no token
-            return []
-        first, last = tokens
-        window = int(np.flatnonzero((data.shares[:, 0] <= first) & (first < data.shares[:, 1]))[0])
-        shift = int(data.find_first()[window] - data.starts[window])
-        places = {"start_logits": first, "end_logits": last}
-        return [Target(best["text"], [Logit(window, name, (place + shift,)) for name, place in places.items()])]
-
-    def locate_words(self, data: Windows, example: Question, settings: PredictionSettings) -> Located:
-        """Return the words of question and context, and the word of each token of each window."""
-        texts = (("question", example.question), ("context", example.context))
-        words, owners = find_words(texts, settings.tokenizer)
-        question, context = owners[0][: data.ends[0]], owners[1]
-        windows = zip(data.starts.tolist(), data.lengths.tolist(), strict=True)
-        return words, [join_with_specials([question, context[start : start + count]]) for start, count in windows]
+    The span's target is S.T_i + E.T_j in the window that decides; a context without a token has none.
+    """
+    words, owners = find_words((("question", example.question), ("context", example.context)), settings.tokenizer)
+    question, context = owners[0][: data.ends[0]], owners[1]
+    windows = zip(data.starts.tolist(), data.lengths.tolist(), strict=True)
+    shown = [join_with_specials([question, context[start : start + count]]) for start, count in windows]
+    best = result["best"]
+    tokens = locate_answer(cut(data.offsets, data.context_ends, data.contexts[0]), best["start"], best["end"])
+    if tokens is None:
+        return words, shown, []
+    first, last = tokens
+    window = int(np.flatnonzero((data.shares[:, 0] <= first) & (first < data.shares[:, 1]))[0])
+    shift = int(data.find_first()[window] - data.starts[window])
+    logits = [Logit(window, "start_logits", (first + shift,)), Logit(window, "end_logits", (last + shift,))]
+    return words, shown, [Target(best["text"], logits)]
 
 
-class NameTargets(Targets):
-    """The entities of a text."""
-
-    def find(
-        self,
-        result: Result,
-        kept: Sequence[np.ndarray],
-        data: WordWindows,
-        example: Any,
-        settings: PredictionSettings,
-    ) -> list[Target]:
-        """Return the entities: the sum of the logits of the tags of their words."""
-        sequences = [(number, place) for number in range(len(data)) for place in data.locate(number).tolist()]
-        tags = {name: number for number, name in enumerate(settings.labels)}
-        targets = []
-        for entity in result.get("entities", ()):
-            own = [
-                number
-                for number, (start, end) in enumerate(example.places)
-                if entity["start"] <= start and end <= entity["end"]
-            ]
-            logits = [
-                Logit(sequences[number][0], "logits", (sequences[number][1], tags[result["tags"][number]]))
-                for number in own
-                if sequences[number][1] != ABSENT
-            ]
-            targets.append(Target(f"{entity['text']}: {entity['type']}", logits))
-        return targets
-
-    def locate_words(self, data: WordWindows, example: Any, settings: PredictionSettings) -> Located:
-        """Return the words as they were tagged, and the word of each token of each sequence."""
-        field = "words" if example.text is None else "text"
-        places = zip(example.words, example.places, strict=True)
-        words = [Word(field, word, start, end) for word, (start, end) in places]
-        known = np.flatnonzero(data.firsts != ABSENT)
-        owners = known[np.searchsorted(data.firsts[known], np.arange(len(data.ids)), "right") - 1]
-        shown = zip(data.starts.tolist(), data.stops.tolist(), strict=True)
-        return words, [join_with_specials([owners[start:stop]]) for start, stop in shown]
+def explain_names(
+    result: Result, kept: Sequence[np.ndarray], data: WordWindows, example: Tagged, settings: PredictionSettings
+) -> Explained:
+    """Return the words as they were tagged, and the entities: the sum of the logits of the tags of their words."""
+    field = "words" if example.text is None else "text"
+    pairs = zip(example.words, example.spans, strict=True)
+    words = [Word(field, word, start, end) for word, (start, end) in pairs]
+    known = np.flatnonzero(data.firsts != ABSENT)
+    owners = known[np.searchsorted(data.firsts[known], np.arange(len(data.ids)), "right") - 1]
+    shown = zip(data.starts.tolist(), data.stops.tolist(), strict=True)
+    positions = [(number, position) for number in range(len(data)) for position in data.locate(number).tolist()]
+    tags = {name: number for number, name in enumerate(settings.labels)}
+    targets = []
+    for entity in result.get("entities", ()):
+        own = [n for n, word in enumerate(words) if entity["start"] <= word.start and word.end <= entity["end"]]
+        logits = [
+            Logit(positions[n][0], "logits", (positions[n][1], tags[result["tags"][n]]))
+            for n in own
+            if positions[n][1] != ABSENT
+        ]
+        targets.append(Target(f"{entity['text']}: {entity['type']}", logits))
+    return words, [join_with_specials([owners[start:stop]]) for start, stop in shown], targets
 
 
-TARGETS: dict[type[Task], Targets] = {TextTask: TextTargets(), SquadTask: AnswerTargets(), NerTask: NameTargets()}
+EXPLAINERS: dict[type[Task], Callable[..., Explained]] = {
+    TextTask: explain_labels,
+    SquadTask: explain_answer,
+    NerTask: explain_names,
+}
 
 
-def find_targets(task: Task) -> Targets | None:
-    """Return the targets of a task's results; None if they cannot be explained."""
-    return next((targets for kind, targets in TARGETS.items() if isinstance(task, kind)), None)
+def find_explainer(task: Task) -> Callable[..., Explained] | None:
+    """Return the function that explains a task's results; None if they cannot be explained.
+
+    Its arguments are a result, and those of `Task.answer` for a single example.
+    """
+    return next((explain for kind, explain in EXPLAINERS.items() if isinstance(task, kind)), None)
 
 
 def find_words(texts: Iterable[tuple[str, str]], tokenizer: Any) -> tuple[list[Word], list[np.ndarray]]:
@@ -203,9 +159,9 @@ def find_words(texts: Iterable[tuple[str, str]], tokenizer: Any) -> tuple[list[W
     words, owners = [], []
     for field, text in texts:
         _, _, offsets = tokenize([text], tokenizer, with_offsets=True)
-        places, found = group_tokens(text, offsets)
+        spans, found = group_tokens(text, offsets)
         owners.append(found + len(words))
-        words += [Word(field, text[start:end], start, end) for start, end in places]
+        words += [Word(field, text[start:end], start, end) for start, end in spans]
     return words, owners
 
 

@@ -3,7 +3,7 @@
 import re
 import xml.etree.ElementTree as ET
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.resources import files
@@ -89,21 +89,12 @@ def render(parts: Sequence[Mapping[str, Any]]) -> str:
     return page.encode(errors="replace").decode()
 
 
-def attempt(make: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of `make`, or None if the values have another form, as in files of another version."""
-    try:
-        return make(*arguments)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        return None
-
-
 # --- Pictures ---------------------------------------------------------------------------------------------------------
 
 
 def draw_all(prefix: str, plots: Iterable[Plot]) -> list[dict[str, Any]]:
-    """Draw the plots as SVG, each with its description; plots that cannot be drawn are skipped."""
-    drawn = [(plot.words, attempt(draw, f"{prefix}-{number}-", plot)) for number, plot in enumerate(plots)]
-    return [{"label": label, "svg": svg} for label, svg in drawn if svg]
+    """Draw the plots as SVG, each with its description."""
+    return [{"label": plot.words, "svg": draw(f"{prefix}-{number}-", plot)} for number, plot in enumerate(plots)]
 
 
 def draw(prefix: str, plot: Plot) -> str:
@@ -158,12 +149,12 @@ def style_columns(table: Table) -> list[dict[str, str]]:
     A column is numeric if most of its lines are numbers; these may have words beside them.
     """
     columns = []
-    for place, head in enumerate(table.heads):
-        found = [line for row in table.rows for line in row[place].lines if line[0] not in ("", MISSING)]
+    for number, head in enumerate(table.heads):
+        found = [line for row in table.rows for line in row[number].lines if line[0] not in ("", MISSING)]
         numbers = sum(NUMBER.fullmatch(text) is not None for text, _ in found)
         is_worded = any(split_number(*line)[1] for line in found)
         style = ("worded" if is_worded else "number") if 2 * numbers > len(found) else ""
-        columns.append({"head": head, "style": style if place else ""})
+        columns.append({"head": head, "style": style if number else ""})
     return columns
 
 

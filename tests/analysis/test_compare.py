@@ -138,13 +138,13 @@ def test_wrong_sources_are_one_promised_line(tmp_path):
     other = write_run(tmp_path / "other", draw(2, rows=400), order=np.arange(300, 400))
     with pytest.raises(UsageError, match="have no row in common"):
         compare([second, other])
-    with pytest.raises(UsageError, match="a has scored rows of dev, but not of 'test'; choose with --split"):
+    with pytest.raises(UsageError, match="a has no scored rows of 'test'; choose with --split"):
         compare([first, other], split="test")
     (second / "predictions" / "dev.parquet").write_bytes(b"PK")
     with pytest.raises(UsageError, match=r"dev.parquet is damaged"):
         compare([first, second])
     (second / "predictions" / "dev.parquet").unlink()
-    with pytest.raises(UsageError, match=rf"dev.parquet not found, .* write it: bertkit evaluate {second}$"):
+    with pytest.raises(UsageError, match=rf"no scored rows of 'dev'; .*: bertkit evaluate {second}$"):
         compare([first, second])
     (second / "metrics.json").unlink()
     with pytest.raises(UsageError, match="is not a finished run"):
