@@ -233,8 +233,8 @@ class GlueTask(TextTask):
         tables = read_folder(row, folder, report) if options["dir"] else read_copy(row, report)
         for name, split in row.splits.items():
             if name not in tables:
-                place = folder / split.file if options["dir"] else name
-                report(f"{row.title}: {place} not found, skipping")
+                missing = folder / split.file if options["dir"] else name
+                report(f"{row.title}: {missing} not found, skipping")
         examples = {name: self.read(name, table) for name, table in tables.items()}
         if "train" in examples:
             examples["train"] = examples["train"].limit(options["max_train_samples"])

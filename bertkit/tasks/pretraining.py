@@ -63,10 +63,10 @@ MASK = "[MASK]"
 KNOWN_LOSSES = {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}
 KNOWN_ACCURACY = {"the most frequent token": "unigram_accuracy"}
 FOREIGN_SHARE = 0.3  # share of unknown tokens; above it a vocabulary is for another script
-PIECES_LOOKED_AT = 10_000_000  # tokens, for whole_word_masking
-LEAST_PIECES = 0.001  # share of them that must be ## pieces
+PIECES_LOOKED_AT = 10_000_000  # tokens that are searched for ## pieces
+LEAST_PIECES = 0.001  # share of the tokens that must be ## pieces for whole_word_masking
 FORECAST_CHARACTERS = 20_000_000  # of text, for a forecast of a run's cost
-DOCUMENTS_SHOWN = 100  # documents of a built corpus from which the shown predictions are chosen
+DOCUMENTS_SHOWN = 100  # of a built corpus, among which predictions are shown
 
 # The defaults of `bertkit pretrain` without a recipe or a model: those of recipes/demo/pretrain.toml.
 STARTER = {
@@ -412,7 +412,7 @@ class PretrainingTask(Task):
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> dict[str, np.ndarray]:
         """Return the sequence of one or two texts with masks; `labels` (T,) are IGNORED except at the masks."""
         texts, tokenizer = read_texts(given, settings.pairs), settings.tokenizer
-        with_pair = settings.head == self.head  # which says whether a text follows another
+        with_pair = settings.head == self.head  # the head says whether a text follows another
         if not any(MASK in text for text in texts) and not (with_pair and len(texts) == 2):
             also = " and no text_pair" if with_pair else ""
             raise UsageError(f"there is no {MASK} to fill in{also}; put {MASK} where a word is missing")
@@ -553,14 +553,13 @@ def choose_masked(documents: Sequence[Document], settings: PredictionSettings) -
     for document in documents:
         sentence = min(document, key=lambda sentence: abs(len(sentence) - 70))
         words = sentence.split()
-        places = sorted(range(1, len(words) - 1), key=lambda place: abs(place - len(words) // 2))
-        for place in places:
-            ids = tokenizer(words[place], add_special_tokens=False)["input_ids"]
-            if len(words[place]) > 3 and words[place].isalpha() and len(ids) == 1 and ids[0] < len(tokenizer) // 2:
-                text = " ".join([*words[:place], MASK, *words[place + 1 :]])
+        for index in sorted(range(1, len(words) - 1), key=lambda index: abs(index - len(words) // 2)):
+            ids = tokenizer(words[index], add_special_tokens=False)["input_ids"]
+            if len(words[index]) > 3 and words[index].isalpha() and len(ids) == 1 and ids[0] < len(tokenizer) // 2:
+                text = " ".join([*words[:index], MASK, *words[index + 1 :]])
                 is_whole = len(encode_masked(text, settings)) + 2 <= settings.max_length and text.count(MASK) == 1
                 if is_whole and 40 <= len(sentence) <= 110:
-                    yield text, words[place]
+                    yield text, words[index]
                 break
 
 

@@ -65,7 +65,7 @@ def tabulate_splits(task: Task, examples: Mapping[str, Any]) -> dict[str, Exampl
     for split in sorted(examples, key=lambda split: split != TRAIN_SPLIT):
         if (found := task.tabulate(examples[split])) is None:
             return {}
-        rows[split] = replace(found, groups=())  # which may hold all texts
+        rows[split] = replace(found, groups=())  # groups may hold all texts
     return rows
 
 
@@ -81,8 +81,8 @@ def check_rows(rows: Mapping[str, ExampleRows]) -> CheckedRows:
 
 def name_command(task: Task, options: Mapping[str, Any]) -> str:
     """Return the command that lists the findings on a task's data."""
-    place = f" {quote(options['dir'])}" if options["dir"] else ""
-    return f"bertkit doctor{place}{_name_task(task, options)}"
+    data = f" {quote(options['dir'])}" if options["dir"] else ""
+    return f"bertkit doctor{data}{_name_task(task, options)}"
 
 
 def _name_task(task: Task, options: Mapping[str, Any]) -> str:

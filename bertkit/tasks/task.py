@@ -102,7 +102,7 @@ class Task:
         name: The name in `recipe.task` and on the command line.
         title: The name of its data.
         head: The name of a class in `bertkit.model`.
-        heads: Option of `[data]` -> some of its values -> the heads that they ask for in place of `head`.
+        heads: Option of `[data]` -> some of its values -> the heads that they ask for instead of `head`.
         options: The options of `[data]`.
         recipe: The paper's complete recipe; its `[data]` table has the defaults of `options`.
         stable: The changes that `preset = "stable"` makes to the recipe.
@@ -193,7 +193,7 @@ class Task:
         """
         raise NotImplementedError
 
-    def is_official(self, place: str) -> bool:
+    def is_official(self, source: str) -> bool:
         """Return whether `[data] dir` names official files or, if it is empty, their copy on the Hub."""
         return bool(self.copies)
 
@@ -206,7 +206,7 @@ class Task:
 
         Tokenizer and examples are None in a dry run.
         """
-        return {} if tokenizer is None else {"vocab_size": len(tokenizer)}  # which has to hold all tokens
+        return {} if tokenizer is None else {"vocab_size": len(tokenizer)}  # the model needs a row for each token
 
     def encode(self, examples: Any, tokenizer: Any, recipe: Any, split: str, report: Report = ignore) -> Any:
         """Return a split's map-style data set, whose columns are arguments of the head's `forward`.

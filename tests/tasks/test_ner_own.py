@@ -216,12 +216,6 @@ def test_folds_predict_every_sentence(start, tmp_path, form):
         assert found == [words for words, _ in rows]
 
 
-def test_conll_files_beside_tables_are_named(tmp_path):
-    write_form(tmp_path / "train", "tokens", make_rows(60))
-    write_form(tmp_path / "dev", "IOB2", make_rows(9))
-    assert load(tmp_path)[1][0] == f"{tmp_path}: the tables are read, but not dev.conll"
-
-
 def test_a_group_needs_a_table(tmp_path):
     with pytest.raises(UsageError, match=r"group is 'writer', but .*t\.conll has no columns of that kind; remove it"):
         load(write_form(tmp_path / "t", "IOB2", make_rows(9)), group="writer")
