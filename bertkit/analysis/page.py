@@ -65,7 +65,7 @@ from bertkit.training.run_dir import (
 POINTS = 600  # per curve at most, about as many as a screen shows
 MOST_EXPLAINED = 10  # inputs whose explanations are shown
 MISTAKES_LISTED = 10
-EXAMPLE = re.compile(r"(.*)  →  (.*)  \((.*)\)")
+FILLED_MASK = re.compile(r"(.*)  →  (.*)  \((.*)\)")
 
 
 @dataclass(frozen=True)
@@ -319,7 +319,7 @@ def tabulate_mistakes(split: str, rows: pa.Table) -> Iterator[Table]:
 
 def tabulate_examples(path: Path) -> list[Table]:
     """Return the table of the example predictions that a pretraining has written, if there are some."""
-    lines = [found.groups() for found in map(EXAMPLE.fullmatch, read_text(path).splitlines()) if found]
+    lines = [found.groups() for found in map(FILLED_MASK.fullmatch, read_text(path).splitlines()) if found]
     heads = ["input", "predicted", "true"]
     return [make_table("Predictions on held-out text", heads, lines, "text")] if lines else []
 

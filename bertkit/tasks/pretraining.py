@@ -63,8 +63,6 @@ MASK = "[MASK]"
 KNOWN_LOSSES = {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}
 KNOWN_ACCURACY = {"the most frequent token": "unigram_accuracy"}
 FOREIGN_SHARE = 0.3  # share of unknown tokens; above it a vocabulary is for another script
-PIECES_LOOKED_AT = 10_000_000  # tokens that are searched for ## pieces
-LEAST_PIECES = 0.001  # share of the tokens that must be ## pieces for whole_word_masking
 FORECAST_CHARACTERS = 20_000_000  # of text, for a forecast of a run's cost
 DOCUMENTS_SHOWN = 100  # of a built corpus, among which predictions are shown
 
@@ -276,11 +274,6 @@ class PretrainingTask(Task):
                 "give one that fits the text, or remove --vocab to train one"
             )
         data = PretrainingData(corpus, tokenizer, phases, options, seed)
-        if data.continues is not None and data.continues[corpus.ids[:PIECES_LOOKED_AT]].mean() < LEAST_PIECES:
-            raise UsageError(
-                "whole_word_masking would change nothing: in this text almost every word is one token, without ## "
-                "pieces after it, as in Chinese; remove it"
-            )
         if options["objective"] == "mlm+nsp" and (corpus.document_ends - corpus.document_starts <= 1).all():
             report("no document has two sentences, so every next sentence is random; use --set data.objective=mlm")
         return data

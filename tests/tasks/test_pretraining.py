@@ -233,16 +233,6 @@ def test_whole_words_are_masked_together(corpus, tokenizer):
     assert together[inside].all()
 
 
-def test_whole_words_of_one_token_are_refused():
-    documents = [["我们喜欢读书。", "他们喜欢 bert。"] * 100] * 2
-    tokenizer = make_tokenizer([*TOKENS[:5], *"我们喜欢读书他。", "be", "##rt"], cased=False, max_length=64)
-    recipe = draft(PRETRAINING, {"data": {"whole_word_masking": True}})
-    assert len(PRETRAINING.encode(documents, tokenizer, recipe, "train"))  # a twentieth are ## pieces
-    documents = [[sentences[0]] for sentences in documents]
-    with pytest.raises(UsageError, match=r"^whole_word_masking would change nothing: .* as in Chinese; remove it$"):
-        PRETRAINING.encode(documents, tokenizer, recipe, "train")
-
-
 def test_baselines_by_hand(tokenizer):
     """Return two documents of two sentences; three of eight tokens are 7."""
     ids = np.array([7, 7, 8, 9, 7, 10, 11, 12], np.uint16)

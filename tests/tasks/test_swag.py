@@ -2,9 +2,7 @@
 
 import csv
 import json
-import os
 import shutil
-import signal
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -23,7 +21,6 @@ from bertkit.data.sequences import pad_choices
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer
 from bertkit.errors import UsageError
 from bertkit.system.progress import ignore
-from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.swag import SWAG, SWAG_FILES
 from bertkit.tasks.task import score_summaries
@@ -367,32 +364,3 @@ def test_plain_transformers_loads_a_finished_run(finished, swag):
     torch.testing.assert_close(compute(stock, data).logits, logits, rtol=0, atol=1e-10)
     predicted = [int(row["pred"]) for row in read_rows(output / "predictions" / "test.csv")]
     assert logits.argmax(dim=1).tolist() == predicted
-
-
-def read_losses(output):
-    entries = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
-    return [entry["loss"] for entry in entries if "loss" in entry]
-
-
-def test_accumulation_changes_nothing(bert, swag, tmp_path):
-    """8 = 4 x 2."""
-    recipe = make_recipe(bert, swag, num_train_epochs=1.0, learning_rate=1e-3, logging_steps=1)
-    run(Recipe.make(SWAG, recipe), output=tmp_path / "whole")
-    run(Recipe.make(SWAG, merge(recipe, {"train": {"per_device_train_batch_size": 2}})), output=tmp_path / "parts")
-    losses = [read_losses(tmp_path / cut) for cut in ("whole", "parts")]
-    assert len(losses[0]) == 6
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
-
-
-def test_a_stopped_run_continues_bit_for_bit(bert, swag, tmp_path):
-    recipe = make_recipe(bert, swag, num_train_epochs=2.0, logging_steps=1)
-    expected = run(Recipe.make(SWAG, recipe), output=tmp_path / "straight")
-
-    def stop(done, total, log):
-        if done == 3 and "loss" in log:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted, match="after update 4;"):
-        run(Recipe.make(SWAG, recipe), output=tmp_path / "run", progress=stop)
-    assert run(Recipe.make(SWAG, recipe), output=tmp_path / "run") == expected
-    assert read_losses(tmp_path / "run") == read_losses(tmp_path / "straight")
