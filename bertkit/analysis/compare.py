@@ -159,8 +159,6 @@ def compare(sources: Sequence[Path], split: str | None = None, report: Report = 
         UsageError: There are fewer than two methods, or no rows in common; a source does not exist, is not finished,
             has no prediction table, or cannot be read.
     """
-    if missing := next((source for source in sources if not source.exists()), None):
-        raise UsageError(f"{missing} does not exist; give runs, studies, or tables of predictions")
     groups: dict[str, list[Method]] = {}
     for method in read_methods(sources, split):
         groups.setdefault(method.task.name, []).append(method)

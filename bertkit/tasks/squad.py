@@ -370,16 +370,11 @@ class SquadTask(FineTuningTask):
             lines = sorted([*lines, line], key=lambda line: line.startswith("warning: "))  # a warning comes last
         if output is None:
             return Comments(lines, [])
-        gold = Path(recipe.data.get("dir") or "SQUAD", self.name_file("dev"))
         run, other, both = (quote(f"{output}{behind}") for behind in ("", "-43", "-both"))
-        answers = quote(str(output / "predictions" / ANSWERS))
         if not self.is_official(recipe.data.get("dir", "")):
             use = f"bertkit predict {run} --input questions.jsonl --output answers.jsonl"
             return Comments(lines, [use, *another])
-        if recipe.data.get("tune_share"):  # some questions of the file have no answer
-            return Comments(lines, another)
-        again = f"bertkit score {self.command} {quote(str(gold))} {answers}"
-        return Comments(lines, [again, *another, f"bertkit {self.command} --ensemble {run} {other} --output {both}"])
+        return Comments(lines, [*another, f"bertkit {self.command} --ensemble {run} {other} --output {both}"])
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 

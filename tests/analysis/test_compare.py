@@ -158,7 +158,7 @@ def test_wrong_sources_are_one_promised_line(tmp_path):
         compare([first, tmp_path])
     with pytest.raises(UsageError, match="only one method"):
         compare([first])
-    with pytest.raises(UsageError, match=r"nothing.csv does not exist"):
+    with pytest.raises(UsageError, match=r"nothing.csv is neither a run nor a study"):
         compare([tmp_path / "nothing.csv", first])
 
 

@@ -40,7 +40,6 @@ from bertkit.training.recipe import Recipe, read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
 from tests.browser import PROBLEMS
-from tests.data.pretraining.test_build_faults import limit_files
 from tests.official import write_checkpoint, write_conll, write_glue, write_squad
 from tests.studies.test_tables import PAPER, make_results, score_by_hand
 from tests.studies.test_tables import TASKS as COLUMNS
@@ -520,15 +519,6 @@ def test_the_command_writes_the_page_and_says_where(root, tmp_path, monkeypatch,
     assert not stop.value.code
     assert capsys.readouterr().out == f"1 run in {tmp_path / 'page.html'}\n"
     assert read_page(tmp_path / "page.html").find("h1") == [str(root / "mrpc")]
-
-
-def test_a_full_disk_is_one_line_and_leaves_no_page(root, call, tmp_path, undrawn):
-    call("report", root / "mrpc", "--output", "whole.html")
-    with limit_files((tmp_path / "whole.html").stat().st_size // 2):
-        code, _, err = call("report", root / "mrpc", "--output", "page.html")
-    assert (code, err.count("\n")) == (2, 1)
-    assert err.startswith("bertkit: the page page.html cannot be written to: the disk is full (")
-    assert [path.name for path in tmp_path.iterdir()] == ["whole.html"]
 
 
 # --- Escaped text -----------------------------------------------------------------------------------------------------
