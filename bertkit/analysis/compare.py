@@ -216,14 +216,13 @@ def read_methods(sources: Sequence[Path], split: str | None) -> list[Method]:
 
     If this leaves a single method, each run is one. A table of another program belongs to the task of the first run.
     """
-    named: dict[str, tuple[str, dict[Path, Path]]] = {}  # of each method, its name and its runs by their real paths
+    named: dict[str, tuple[str, list[Path]]] = {}
     for source in sources:
         for name, paths in list_runs(source):
             is_lone = len(paths) == 1 and paths[0].is_dir()
             key = drop_seed(read_recipe(paths[0] / RECIPE_FILE)) if is_lone else name
-            known = named.setdefault(key, (name, {}))[1]
-            known |= {path.resolve(): path for path in paths if path.resolve() not in known}
-    found = [(name, list(paths.values())) for name, paths in named.values()]
+            named.setdefault(key, (name, []))[1].extend(paths)
+    found = list(named.values())
     if len(found) == 1:
         found = [(str(path), [path]) for path in found[0][1]]
     for _, paths in found:

@@ -19,7 +19,6 @@ import numpy as np
 from bertkit.analysis.columns import check_columns
 from bertkit.analysis.label_errors import LABEL_ERRORS, tabulate_label_errors
 from bertkit.data.duplicates import ROWS_A_CHECK, TRAIN_SPLIT, NearRows, find_near, hash_bands, number_answers
-from bertkit.data.labels import ALIKE, list_alike
 from bertkit.data.long_texts import POOLED
 from bertkit.data.scripts import find_scripts
 from bertkit.data.splits import EmptySplitError
@@ -96,9 +95,8 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
     if tokenizer is not None:
         findings |= {"tokenizer": model or recipe.checkpoint, "max_length": options["max_length"]}
         findings["long"] = "read in windows" if options.get("long") in POOLED else task.long
-    names = {name for found in splits.values() for name in found.get("labels", ())}
-    findings |= {"splits": splits, "columns": check_table(rows), "alike_labels": list_alike(sorted(names))}
-    findings |= {"left_out": left_out, "samples": list(list_samples(rows, splits))}
+    findings |= {"splits": splits, "columns": check_table(rows), "left_out": left_out}
+    findings["samples"] = list(list_samples(rows, splits))
     return Diagnosis(task, rows, checked, near, findings)
 
 
@@ -248,8 +246,6 @@ def list_tables(findings: Mapping[str, Any]) -> list[Table]:
     if samples := findings.get("samples"):
         rows = [[FINDINGS[one["finding"]], one["split"], describe_rows(one), one["text"]] for one in samples]
         tables.append(make_table("Rows to look at", ["finding", "split", "rows", "text"], rows, "text"))
-    if alike := findings.get("alike_labels"):
-        tables.append(make_table("Labels", ["labels", "finding"], [[group, ALIKE] for group in alike], "text"))
     if rows := list(describe_columns(findings.get("columns", {}))):
         tables.append(make_table("Columns", ["column", "finding"], rows, "text"))
     if found := findings.get(LABEL_ERRORS):

@@ -16,26 +16,20 @@ from bertkit.metrics.rows import take_values
 from bertkit.metrics.table import (
     LABEL,
     PREDICTION,
-    find_decided,
     find_kind,
     mark_names,
     number_names,
     read_facts,
-    read_numbers,
     read_probabilities,
 )
-from bertkit.reports.html import show_minus
 from bertkit.reports.plots import Plot, Series
 from bertkit.reports.tables import Table, TableCell, make_table, tabulate_types
 
 MOST_CONFUSED = 20  # labels of a confusion matrix
-CUTS = 201  # values of tau in a curve
 
 
 def draw_figures(rows: pa.Table, split: str) -> list[Plot | Table]:
     """Return the plots and tables that a prediction table has the columns for."""
-    if "null_odds" in rows.column_names:
-        return [plot_taus(rows, split)]
     if "strict_found" in rows.column_names:
         return [table] if (table := tabulate_types(score_types(rows), split)) else []
     names = read_facts(rows).get("names", [])
@@ -93,23 +87,3 @@ def find_reach(share: float, count: int) -> tuple[float, float]:
     """Return how far the 95 % interval of a share of `count` rows reaches below and above it, in percent."""
     interval = find_share_interval(round(share * count), count, 100.0)
     return 100 * share - interval.low, interval.high - 100 * share
-
-
-def plot_taus(rows: pa.Table, split: str) -> Plot:
-    """Return the scores of SQuAD 2.0 over the threshold tau, at quantiles of the odds and at the chosen tau."""
-    odds, tau = read_numbers(rows, "null_odds"), find_decided(rows)["tau"]
-    order = np.argsort(odds)
-    taus = np.unique(np.append(-np.quantile(odds, np.linspace(0, 1, CUTS), method="nearest"), tau))
-    given = np.searchsorted(odds[order], -taus)  # how many are answered: their odds are below -tau
-    chosen = np.searchsorted(taus, tau)
-    series, values, percent = [], [], np.zeros(len(taus))
-    for number, (name, key) in enumerate({"exact match": "em", "F1": "f1"}.items()):
-        best, none = (read_numbers(rows, f"{answer}_{key}") for answer in ("best", "none"))
-        percent = 100 * (none.sum() + np.append(0.0, np.cumsum((best - none)[order]))[given]) / len(odds)
-        series.append(Series(name, list(zip(taus, percent, strict=True)), f"C{number}-"))
-        series.append(Series("", [(tau, percent[chosen])], f"C{number}o"))
-        values.append(f"{name} {percent[chosen]:.1f}")
-    marked = "the best tau" if np.isclose(percent[chosen], percent.max()) else "tau"  # F1 is the last of the two
-    title = f"Scores over tau, {split}"
-    words = f"{title}: at {marked}, tau = {show_minus(f'{tau:.3f}')}, {', '.join(values)}"
-    return Plot(title, "tau", series, ylabel="%", marks={marked: tau}, words=words)

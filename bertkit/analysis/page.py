@@ -9,7 +9,6 @@ Left out: every number that no run has written.
 
 import json
 import math
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +44,7 @@ from bertkit.studies.spec import STUDY_FILE
 from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import EXAMPLES, Task, repeat_run
+from bertkit.tasks.task import Task, repeat_run
 from bertkit.training.model_card import describe_machine
 from bertkit.training.predictions import TABLE_SUFFIX, read_table, show_mistakes
 from bertkit.training.recipe import read_recipe
@@ -65,7 +64,6 @@ from bertkit.training.run_dir import (
 POINTS = 600  # per curve at most, about as many as a screen shows
 MOST_EXPLAINED = 10  # inputs whose explanations are shown
 MISTAKES_LISTED = 10
-FILLED_MASK = re.compile(r"(.*)  →  (.*)  \((.*)\)")
 
 
 @dataclass(frozen=True)
@@ -220,7 +218,6 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
         "tables": [
             *(one for one in figures if isinstance(one, Table)),
             *(tabulate_mistakes(*dev) if dev else ()),
-            *read_if_there(tabulate_examples, path / PREDICTIONS / EXAMPLES),
         ],
         "source": read_if_there(read_text, path / RECIPE_FILE),
         "file": RECIPE_FILE,
@@ -315,13 +312,6 @@ def tabulate_mistakes(split: str, rows: pa.Table) -> Iterator[Table]:
     if lines := show_mistakes(rows, MISTAKES_LISTED):
         heads = ["row", *read_facts(rows)["texts"], "predicted", "true"]
         yield make_table(f"Mistakes, {split}, worst first", heads, lines, "text")
-
-
-def tabulate_examples(path: Path) -> list[Table]:
-    """Return the table of the example predictions that a pretraining has written, if there are some."""
-    lines = [found.groups() for found in map(FILLED_MASK.fullmatch, read_text(path).splitlines()) if found]
-    heads = ["input", "predicted", "true"]
-    return [make_table("Predictions on held-out text", heads, lines, "text")] if lines else []
 
 
 def read_explanations(path: Path) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ With `features` it is the feature-based approach: the frozen encoder runs once, 
 activations of each word's first sub-token, which are cached on disk (`bertkit.tasks.frozen`).
 """
 
-from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -34,7 +33,7 @@ from bertkit.data.formats.conll import (
 from bertkit.data.formats.entities import WORD_COLUMNS, drop_unmarked, find_columns, read_entities, read_list
 from bertkit.data.formats.rows import choose_reader, has_splits
 from bertkit.data.sequences import IGNORED, EncodedInputs, pad
-from bertkit.data.splits import DROP, UNLABELLED, check_split_options, describe_shares, divide_train, name_split
+from bertkit.data.splits import DROP, UNLABELLED, check_split_options, divide_train, name_split
 from bertkit.data.tagging import ABSENT, Features, Sentence, TaggedText, WordWindows, encode_words, split_words
 from bertkit.data.tags import TAG, from_iob2
 from bertkit.errors import UsageError
@@ -193,9 +192,6 @@ class NerTask(FineTuningTask):
         tags = {tag for sentence in (train.sentences if options["folds"] else sentences) for tag in sentence.tags}
         if not tags - {"O"}:
             raise UsageError(f"{train.source} has no entity to learn; give sentences with tags or spans")
-        if taken:
-            for line in describe_types(texts, sorted({tag[2:] for tag in tags - {"O"}})):
-                report(line)
         labels = ("O", *sorted(tags - {"O"}))
         return {split: TaggedExamples(text, labels, options["group"]) for split, text in texts.items()}
 
@@ -446,16 +442,6 @@ def list_keys(text: TaggedText, group: str) -> Iterator[str]:
             yield from ["\n".join(own)] * len(own)
     else:
         yield from words
-
-
-def describe_types(texts: Mapping[str, TaggedText], types: Sequence[str]) -> list[str]:
-    """Return the share of each split's sentences that have an entity of a type."""
-    labelled = {split: text for split, text in texts.items() if text.is_labelled}
-    counts = {}
-    for split, text in labelled.items():
-        found = Counter(kind for sentence in text.sentences for kind in {tag[2:] for tag in sentence.tags})
-        counts[split] = np.array([found[kind] for kind in types])
-    return describe_shares(counts, {split: len(text.sentences) for split, text in labelled.items()}, types)
 
 
 def locate_words(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:

@@ -10,7 +10,7 @@ afresh in every epoch (the pairs still come from `dupe_factor` copies, used in t
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from pathlib import Path
 from shlex import quote
@@ -27,7 +27,6 @@ from bertkit.data.pretraining.tokenize import (
     TokenizedCorpus,
     check_documents,
     choose_held_out,
-    start_of,
     tokenize_documents,
 )
 from bertkit.data.sequences import IGNORED, EncodedInputs
@@ -64,7 +63,6 @@ KNOWN_LOSSES = {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}
 KNOWN_ACCURACY = {"the most frequent token": "unigram_accuracy"}
 FOREIGN_SHARE = 0.3  # share of unknown tokens; above it a vocabulary is for another script
 FORECAST_CHARACTERS = 20_000_000  # of text, for a forecast of a run's cost
-DOCUMENTS_SHOWN = 100  # of a built corpus, among which predictions are shown
 
 # The defaults of `bertkit pretrain` without a recipe or a model: those of recipes/demo/pretrain.toml.
 STARTER = {
@@ -470,17 +468,6 @@ class PretrainingTask(Task):
         ]
         return "; ".join([*parts, describe_pair(result)] if "next_sentence" in result else parts)
 
-    def list_samples(
-        self, examples: list[Document] | TokenizedCorpus, settings: PredictionSettings
-    ) -> Iterable[tuple[str, dict[str, np.ndarray], str]]:
-        """Return sentences with a word masked, and the word; none for a model that reads from left to right."""
-        if settings.model.config.is_decoder:
-            return
-        if isinstance(examples, TokenizedCorpus):
-            examples = read_sentences(examples, settings.tokenizer, DOCUMENTS_SHOWN)
-        for text, word in choose_masked(examples, settings):
-            yield text, self.read_input({"text": text}, settings), word
-
 
 def open_built(options: Mapping[str, Any], report: Report) -> TokenizedCorpus:
     """Open the corpus that `bertkit corpus build` has made.
@@ -525,35 +512,6 @@ def check_vocabulary(corpus: str | Path, tokenizer: Any, owner: str) -> None:
             f"{corpus} was built with a different vocabulary from that of {owner}; build one with it: "
             "bertkit corpus build … --vocab DIR"
         )
-
-
-def read_sentences(corpus: TokenizedCorpus, tokenizer: Any, count: int) -> list[Document]:
-    """Decode the first `count` documents from their tokens."""
-    documents = []
-    for start, end in zip(corpus.document_starts[:count], corpus.document_ends[:count], strict=True):
-        sentences = np.arange(start, end)
-        spans = zip(start_of(corpus.sentence_ends, sentences), corpus.sentence_ends[sentences], strict=True)
-        documents.append([tokenizer.decode(corpus.ids[a:b].tolist()) for a, b in spans])
-    return documents
-
-
-def choose_masked(documents: Sequence[Document], settings: PredictionSettings) -> Iterable[tuple[str, str]]:
-    """Return sentences of different documents with one ordinary word masked, and the word.
-
-    A word is ordinary if it has four letters or more and is one token of the more frequent half of the vocabulary.
-    """
-    tokenizer = settings.tokenizer
-    for document in documents:
-        sentence = min(document, key=lambda sentence: abs(len(sentence) - 70))
-        words = sentence.split()
-        for index in sorted(range(1, len(words) - 1), key=lambda index: abs(index - len(words) // 2)):
-            ids = tokenizer(words[index], add_special_tokens=False)["input_ids"]
-            if len(words[index]) > 3 and words[index].isalpha() and len(ids) == 1 and ids[0] < len(tokenizer) // 2:
-                text = " ".join([*words[:index], MASK, *words[index + 1 :]])
-                is_whole = len(encode_masked(text, settings)) + 2 <= settings.max_length and text.count(MASK) == 1
-                if is_whole and 40 <= len(sentence) <= 110:
-                    yield text, words[index]
-                break
 
 
 def encode_masked(text: str, settings: PredictionSettings) -> list[int]:

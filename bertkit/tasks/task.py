@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from bertkit.model.config import BertConfig
     from bertkit.model.onnx import OnnxModel
 
-EXAMPLES = "examples.txt"  # among the predictions of a pretraining
 LONGEST_SHOWN = 80  # characters of a text in a line
 DIVERGED = "the model's outputs are NaN or infinite: training has diverged; lower train.learning_rate"
 
@@ -301,13 +300,6 @@ class Task:
     def describe_result(self, result: Result) -> str:
         """Return a result in words."""
         raise NotImplementedError
-
-    def list_samples(self, examples: Any, settings: PredictionSettings) -> Iterable[tuple[str, Any, str]]:
-        """Yield samples of a split as returned by `load`.
-
-        Each has a shortened text, the example in the form of `read_input`, and the correct answer in words.
-        """
-        return ()
 
 
 def score_summaries(

@@ -3,23 +3,17 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix
 
 from bertkit.analysis.figures import (
     MOST_CONFUSED,
     draw_figures,
     plot_reliability,
-    plot_taus,
     tabulate_confusion,
 )
 from bertkit.data.labels import REGRESSION, SINGLE
-from bertkit.data.spans import Question
-from bertkit.metrics.rows import take_values
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows
 from bertkit.tasks.result import tabulate_logits
-from bertkit.tasks.squad import SQUAD
 
 
 def read_matrix(table):
@@ -56,27 +50,6 @@ def test_reliability_bars_stay_between_0_and_100_percent():
     limits = [(y - below, y + above) for (_, y), (below, above) in zip(series.points, series.spreads, strict=True)]
     assert limits[1] == pytest.approx((2.5, 100), abs=0.01)
     assert all(0 <= low <= y <= high <= 100 for (_, y), (low, high) in zip(series.points, limits, strict=True))
-
-
-@given(st.lists(st.tuples(st.integers(-4, 4), st.booleans(), st.sampled_from(["a", "a b", "c"])), min_size=1))
-def test_each_point_of_the_tau_curve_is_a_score(rows):
-    """Check the figure with equal odds, unanswerable questions and half-right answers."""
-    questions = [
-        Question(str(i), "?", "a b", ("a b",) if answerable else (), (0,) if answerable else ())
-        for i, (_, answerable, _) in enumerate(rows)
-    ]
-    assume(any(question.answers for question in questions))
-    answered = questions, [row[2] for row in rows], [float(row[0]) for row in rows]
-    task = SQUAD["squad2"]
-    rows = task.tabulate_answers(*answered)
-    metrics, plot = take_values(task.score(rows)), plot_taus(rows, "dev")
-    assert plot.marks == {"the best tau": metrics["tau"]}
-    exact, _, f1, marked = plot.series
-    assert marked.points == [pytest.approx((metrics["tau"], metrics["f1"]))]
-    assert max(y for _, y in f1.points) == pytest.approx(metrics["f1"])
-    for (tau, em), (_, y) in zip(exact.points, f1.points, strict=True):
-        scores = take_values(task.score(task.tabulate_answers(*answered, tau)))
-        assert (em, y) == pytest.approx((scores["exact"], scores["f1"]))
 
 
 def test_numbers_and_answers_that_must_exist_have_no_figures():

@@ -277,14 +277,6 @@ def test_the_confusion_matrix_counts_the_predictions(root, whole):
     assert not any("Confusion" in caption for caption in read_tables(find_part(whole, str(root / "stsb"))))
 
 
-def test_the_tau_curve_marks_the_chosen_tau(root, whole):
-    metrics = json.loads((root / "squad2" / "metrics.json").read_text())
-    found = Reader(find_part(whole, str(root / "squad2")))
-    words = f"Scores over tau, dev: at the best tau, tau = {show_minus(format(metrics['tau'], '.3f'))}, "
-    assert f"{words}exact match {metrics['exact']:.1f}, F1 {metrics['f1']:.1f}" in found.find("figcaption")
-    assert any("the best tau" in text and "exact match" in text for text in found.find("svg"))
-
-
 def test_types_of_entities_have_scores_of_their_own(root, whole):
     scores = score_types(read_table(root / "ner" / "predictions" / "dev.parquet"))
     tables = read_tables(find_part(whole, str(root / "ner")))
@@ -302,10 +294,6 @@ def test_the_predictions_to_look_at_are_in_a_table(root, whole):
         assert heads == ["row", *read_facts(table)["texts"], "predicted", "true"]
         assert [int(line[0]) for line in lines] == [table["row"][n].as_py() for n in find_mistakes(table)[:10].tolist()]
         assert all(": " in line[-1] or line[-1] == "nothing" for line in lines) == (name == "ner"), "entities"
-    lines = (root / "pretrain" / "predictions" / "examples.txt").read_text(encoding="utf-8").splitlines()
-    heads, *rows = read_tables(find_part(whole, str(root / "pretrain")))["Predictions on held-out text"]
-    assert heads == ["input", "predicted", "true"]
-    assert [f"{a} → {b} ({c})" for a, b, c in rows] == [" ".join(line.split()) for line in lines]
 
 
 def test_lengths_are_those_of_the_sequences(root, whole):
@@ -533,7 +521,6 @@ def test_hostile_words_stay_words(root, tmp_path, whole):
     texts = ExampleRows({HOSTILE: [HOSTILE] * 3}, names, rows["label"].to_pylist(), (), (1, 2, 3))
     table = join_rows(rows, texts, load_tokenizer(str(folder)))
     (folder / "predictions" / "dev.parquet").write_bytes(pack_table(table))
-    (folder / "predictions" / "examples.txt").write_text(f"{HOSTILE}  →  {HOSTILE}  ({HOSTILE})\n{HOSTILE}\n")
     environment = json.loads((folder / "environment.json").read_text()) | {"processor": HOSTILE, "python": HOSTILE}
     (folder / "environment.json").write_text(json.dumps(environment))
     grid = {HOSTILE: [HOSTILE, "b"]}
