@@ -8,7 +8,8 @@ With `features` it is the feature-based approach: the frozen encoder runs once, 
 activations of each word's first sub-token, which are cached on disk (`bertkit.tasks.frozen`).
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -30,14 +31,24 @@ from bertkit.data.formats.conll import (
     read_conll,
     read_conll_copy,
 )
-from bertkit.data.formats.entities import WORD_COLUMNS, drop_unmarked, find_columns, read_entities, read_list
-from bertkit.data.formats.rows import choose_reader, has_splits
+from bertkit.data.formats.entities import (
+    SPAN_COLUMNS,
+    TEXT_COLUMN,
+    WORD_COLUMNS,
+    drop_unmarked,
+    find_columns,
+    list_spans,
+    read_entities,
+    read_list,
+)
+from bertkit.data.formats.rows import Columns, choose_reader, has_splits
+from bertkit.data.formats.writer import write_beside
 from bertkit.data.sequences import IGNORED, EncodedInputs, pad
 from bertkit.data.splits import DROP, UNLABELLED, check_split_options, divide_train, name_split
 from bertkit.data.tagging import ABSENT, Features, Sentence, TaggedText, WordWindows, encode_words, split_words
 from bertkit.data.tags import TAG, from_iob2
 from bertkit.errors import UsageError
-from bertkit.metrics.ner import count_entities, find_entities, score_entities
+from bertkit.metrics.ner import Entity, count_entities, find_entities, score_entities
 from bertkit.metrics.rows import RowScore
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows
 from bertkit.reports.tables import ScoreRow
@@ -46,7 +57,6 @@ from bertkit.system.hub import find_dataset
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask, name_baselines
-from bertkit.tasks.ner_files import find_gold, number_rows, write_conll, write_rows
 from bertkit.tasks.option import NER_OPTIONS
 from bertkit.tasks.result import take_text
 from bertkit.tasks.schema import INDEX, PROBABILITY, STRING, Schema, make_array, make_object
@@ -66,6 +76,8 @@ NER_PAPER = {  # Table 7
 }
 
 BILSTM_SIZE = 768  # units a direction: section 5.3's "two-layer 768-dimensional BiLSTM"
+PREDICTED_COLUMN = "predicted"  # the column of predictions in the rows of a table
+BLANK = re.compile(r"[ \t\r\n]")  # separates columns and lines of CoNLL files
 
 
 @dataclass(frozen=True, eq=False)
@@ -492,6 +504,42 @@ def list_rows() -> tuple[ScoreRow, ...]:
             key, title = name.format(metric), word if split == "dev" else f"{word}, {split}"
             rows.append(ScoreRow(title, key, nothing.get(key, {}), "fraction", NER_PAPER.get(key, {})))
     return tuple(rows)
+
+
+# --- Predicted tags in files ------------------------------------------------------------------------------------------
+
+
+def number_rows(text: TaggedText) -> Sequence[int]:
+    """Return the row of each sentence: its document, or without documents the sentence itself."""
+    return text.number_documents().tolist() if text.documents > 1 else range(len(text.sentences))
+
+
+def find_gold(sentence: Sentence) -> Collection[Entity]:
+    """Return the entities of a sentence as its file has them."""
+    return find_entities(sentence.tags) if sentence.entities is None else sentence.entities.keys()
+
+
+def write_rows(rows: Columns, predicted: Sequence[Sequence[str]]) -> str:
+    """Return JSON lines with the rows of a table and `predicted`: tags, or the spans of a text."""
+    given, marked = find_columns(rows.table.column_names)
+    decoded = rows.lists | ({marked} if marked in SPAN_COLUMNS else set())
+    found: Sequence[Any] = list(map(list, predicted))
+    if given == TEXT_COLUMN:
+        pairs = zip(rows.find(given).to_pylist(), predicted, strict=True)
+        found = [list_spans(split_words(text), find_entities(tags)) for text, tags in pairs]
+    return write_beside(rows, [{PREDICTED_COLUMN: one} for one in found], ".jsonl", decoded)
+
+
+def write_conll(text: TaggedText, predicted: Sequence[Sequence[str]]) -> str:
+    """Return the lines of a text with predicted tags and -DOCSTART- lines."""
+    parts, document = [], 0
+    for sentence, tags in zip(text.sentences, predicted, strict=True):
+        if sentence.document > document:
+            parts.append(f"{DOCSTART} O O\n")
+            document = sentence.document
+        rows = zip(sentence.words, sentence.official, tags, strict=True)
+        parts.append("".join(f"{BLANK.sub('_', word) or '_'} {tag} {guess}\n" for word, tag, guess in rows))
+    return "\n".join(parts)
 
 
 NER = NerTask()

@@ -13,7 +13,7 @@ from bertkit.bench.squad import LISTS, bench_squad
 from bertkit.data.spans import N_BEST, cut, decode, is_placed
 from bertkit.data.tokenizer import train_tokenizer
 from bertkit.errors import UsageError
-from bertkit.tasks.squad_versions import VERSIONS
+from bertkit.tasks.squad import VERSIONS
 from tests.official import encode_questions
 
 ROW = {"questions", "windows", "scores", "seconds", "median_seconds", "questions_per_second", "bytes"}

@@ -18,8 +18,7 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.examples import divide
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.option import list_defaults
-from bertkit.tasks.squad import SQUAD
-from bertkit.tasks.squad_versions import VERSIONS
+from bertkit.tasks.squad import SQUAD, VERSIONS
 from bertkit.tasks.task import score_summaries
 from bertkit.training import budget
 from bertkit.training.network import name_head

@@ -17,8 +17,7 @@ from bertkit.metrics.rows import take_values
 from bertkit.metrics.squad import score_answers, score_squad1, score_squad2
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
-from bertkit.tasks.squad import SQUAD, describe_windows, find_squad
-from bertkit.tasks.squad_versions import VERSIONS
+from bertkit.tasks.squad import SQUAD, VERSIONS, describe_windows, find_squad
 from bertkit.tasks.task import score_summaries
 from bertkit.training.recipe import Recipe, load_recipe
 from bertkit.training.run import run

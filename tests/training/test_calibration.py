@@ -10,8 +10,7 @@ import pytest
 import transformers
 
 from bertkit import Predictor
-from bertkit.analysis.figures import draw_figures
-from bertkit.analysis.page import write_page
+from bertkit.analysis.page import draw_figures, write_page
 from bertkit.errors import UsageError
 from bertkit.inference import export as export_module
 from bertkit.inference.export import export
