@@ -7,8 +7,8 @@ has taught to stand for a word that is not known; [PAD] is never computed on her
 word's attribution is the sum over its tokens. All attributions add up to the logit's rise above the baseline, except
 for the error of the integral, which is reported as a share of the logit; steps are doubled until it is small.
 
-The model runs on the padded path, in fp32. Left out: heads without targets, and exports, which have no
-gradients, SWAG, masked words and next sentences.
+The model runs on the padded path, in fp32. Left out: SWAG, masked words, next sentences, and exports,
+which have no gradients.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

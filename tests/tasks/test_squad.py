@@ -369,17 +369,6 @@ def test_a_run_leaves_what_the_official_scripts_take(tmp_path, start, version):
     assert torch.allclose(ours.end_logits, theirs.end_logits, atol=1e-5)
 
 
-def test_tau_of_the_model_one_starts_from_is_not_kept(tmp_path, start):
-    first = tmp_path / "two"
-    run(Recipe.make(TASKS["squad2"], make_recipe(tmp_path, start, TWO)), output=first)
-    config = json.loads((first / "config.json").read_text())
-    config["tau"] = 123.0
-    (first / "config.json").write_text(json.dumps(config))
-    recipe = make_recipe(tmp_path, str(first), ONE)
-    run(Recipe.make(TASKS["squad1"], recipe), output=tmp_path / "one")
-    assert "tau" not in json.loads((tmp_path / "one" / "config.json").read_text())
-
-
 def test_another_file_comes_first(tmp_path, start):
     extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
     recipe = make_recipe(tmp_path, start, TWO, extra_train=str(extra), max_train_samples=6)
@@ -558,31 +547,6 @@ def test_predictions_belong_to_their_questions_however_training_is_ordered(tmp_p
     assert metrics["f1"] == score_summaries(task, np.concatenate(kept), data)["f1"]
 
 
-@pytest.mark.slow
-def test_a_study_compares_both_versions(tmp_path, start):
-    from bertkit.studies.runner import make_study, run_study
-
-    for version in VERSIONS:
-        write_squad(tmp_path / "squad", version.number)
-    extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
-    settings = {"data": SMALL, "train": {"max_steps": 2}, "batch_size": 8, "checkpoint": start}
-    definition = {
-        "tasks": ["squad1", "squad2"],
-        "restarts": 2,
-        "recipe": settings,
-        "row": [{"name": "plain"}, {"name": "extra", "recipe": {"data": {"extra_train": str(extra)}}}],
-        "data_root": str(tmp_path),
-    }
-    study = make_study(definition, where="here")
-    results = run_study(study, output=tmp_path / "study", workers="1")
-    assert results["finished"]
-    assert [cell["n"] for cell in results["cells"]] == [2] * 4
-    assert all(0 <= cell["mean"] <= 100 for cell in results["cells"])
-    table = (tmp_path / "study" / "table.md").read_text(encoding="utf-8")
-    assert "88.5" in table, "the paper's"
-    assert not list((tmp_path / "study").rglob(FIRST)), "files from before the run are not kept"
-
-
 def test_a_tau_does_not_outlive_its_task(tmp_path, start):
     run(Recipe.make(TASKS["squad2"], make_recipe(tmp_path, start, TWO)), output=tmp_path / "two")
     glue = write_glue(tmp_path / "glue")
@@ -617,11 +581,3 @@ def test_an_extra_file_without_a_fitting_answer_is_named(tmp_path, start):
     with pytest.raises(UsageError, match=r"no answer in .*extra.* is at its answer_start"):
         run(Recipe.make(TASKS["squad2"], recipe), output=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_no_update_at_all_is_refused(tmp_path, start):
-    with pytest.raises(UsageError, match="max_steps is 0"):
-        run(
-            Recipe.make(TASKS["squad1"], make_recipe(tmp_path, start, ONE) | {"train": {"max_steps": 0}}),
-            output=tmp_path / "run",
-        )
