@@ -36,7 +36,6 @@ from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE, STU
 UNDECIDED_VERDICT = "not told apart"
 MOST_ROWS = 10  # shown of the rows on which methods differ, over all comparisons
 MOST_TEXTS = 2  # shown of a row
-MOST_FACTOR = 1000  # of rows that a verdict asks for
 SMALLEST = 1e-9  # points; a smaller difference is that of rounding
 COUNT_COLUMNS = ("em", "strict_found")  # answers and tags are scored by them instead of labels
 
@@ -126,10 +125,8 @@ class MethodComparison:
             return said
         if (factor := self.estimate()) is None:
             return f"{said}: the scores are equal"
-        if factor > MOST_FACTOR:
-            return f"{said}; more than {MOST_FACTOR:,} times as many would be needed for so small a difference"
         seeds = "" if self.contrast.seed_error is None else " and seeds"
-        return f"{said}; about {factor:.1f} times as many rows{seeds} would be enough"
+        return f"{said}; about {factor:,.1f} times as many rows{seeds} would be enough"
 
     def list_differing(self) -> list[dict[str, Any]]:
         """Return the rows with different answers, first those on which one method is right and the other wrong."""

@@ -28,7 +28,7 @@ from bertkit.errors import UsageError
 from bertkit.reports.tables import MISSING, Table, make_table
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
-from bertkit.tasks.repeats import CheckedRows, check_rows, tabulate_splits
+from bertkit.tasks.repeats import CheckedRows, check_rows, count_rows, tabulate_splits
 from bertkit.tasks.task import Task, shorten_text
 from bertkit.training.recipe import Recipe
 
@@ -92,8 +92,8 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
         if tokenizer is not None:
             found |= measure(task, rows[split], tokenizer, options["max_length"])
         if left_out_rows := getattr(examples[split], "left_out", ()):
-            found |= {"unlabelled": len(left_out_rows), "unlabelled_rows": left_out_rows}
-        found["blank"], found["blank_rows"] = list_rows(find_blank(rows[split]), rows[split].lines)
+            found |= count_rows(unlabelled=left_out_rows)
+        found |= count_rows(blank=find_blank(rows[split]))
     findings = {"data": options["dir"], "task": task.name, "script": usual}
     if tokenizer is not None:
         findings |= {"tokenizer": model or recipe.checkpoint, "max_length": options["max_length"]}
@@ -129,11 +129,10 @@ def compare_all(rows: Mapping[str, ExampleRows], checked: CheckedRows) -> dict[s
 
 def format_near(checked: CheckedRows, near: Mapping[str, NearRows], split: str) -> dict[str, Any]:
     """Return the counts and rows of a split's nearly equal rows."""
-    found = {}
+    found = {"near_repeats": checked.pair_lines(split, split, near[split].repeats)}
     if split != TRAIN_SPLIT:
-        found["near_train_rows"] = checked.pair_lines(split, TRAIN_SPLIT, near[split].in_train)
-    found["near_repeats_rows"] = checked.pair_lines(split, split, near[split].repeats)
-    return {name.removesuffix("_rows"): len(rows) for name, rows in found.items()} | found
+        found["near_train"] = checked.pair_lines(split, TRAIN_SPLIT, near[split].in_train)
+    return count_rows(**found)
 
 
 def list_labels(rows: Mapping[str, ExampleRows], split: str) -> dict[str, Any]:
@@ -158,11 +157,11 @@ def find_usual_script(scripts: np.ndarray, names: Sequence[str]) -> str:
 
 def list_scripts(scripts: np.ndarray, names: Sequence[str], usual: str, lines: Sequence[int]) -> dict[str, Any]:
     """Return how many rows are in each script, and the rows in another one than the usual one."""
-    counts = {name: int((scripts == number).sum()) for number, name in enumerate(names)}
+    counts = np.bincount(scripts[scripts >= 0], minlength=len(names))
     own = names.index(usual) if usual in names else -1
-    number, rows = list_rows(np.flatnonzero((scripts >= 0) & (scripts != own)), lines)
-    counts = {name: value for name, value in sorted(counts.items(), key=lambda item: -item[1]) if value}
-    return {"scripts": counts, "other_scripts": number, "other_scripts_rows": rows}
+    found = {names[number]: int(counts[number]) for number in np.argsort(-counts, kind="stable") if counts[number]}
+    others = np.flatnonzero((scripts >= 0) & (scripts != own))
+    return {"scripts": found} | count_rows(other_scripts=[lines[number] for number in others.tolist()])
 
 
 def measure(task: Task, rows: ExampleRows, tokenizer: Any, max_length: int) -> dict[str, Any]:
@@ -180,17 +179,13 @@ def measure(task: Task, rows: ExampleRows, tokenizer: Any, max_length: int) -> d
         for number in np.flatnonzero(is_odd).tolist():
             missed.update(word for word in flat[number].split(" ") if unknown in words.ids.get(word, ()))
     tokens = np.concatenate(lengths)
-    longer, longer_rows = list_rows(np.flatnonzero(tokens > max_length), rows.lines)
-    odd, odd_rows = list_rows(np.flatnonzero(np.concatenate(flags)), rows.lines)
+    marks = {"longer": tokens > max_length, "unknown": np.concatenate(flags)}
+    found = {name: [rows.lines[n] for n in np.flatnonzero(marked).tolist()] for name, marked in marks.items()}
     quantiles = {name: float(np.quantile(tokens, share)) for name, share in (("median", 0.5), ("p95", 0.95))}
     return {
         "tokens": {"mean": float(tokens.mean()), **quantiles, "max": int(tokens.max())},
-        "longer": longer,
-        "unknown": odd,
         "unknown_words": dict(missed.most_common(WORDS_SHOWN)),
-        "longer_rows": longer_rows,
-        "unknown_rows": odd_rows,
-    }
+    } | count_rows(**found)
 
 
 def measure_lengths(tokens: np.ndarray, choices: int) -> np.ndarray:
@@ -200,15 +195,10 @@ def measure_lengths(tokens: np.ndarray, choices: int) -> np.ndarray:
     return tokens[:, :-choices].sum(1) + tokens[:, -choices:].max(1) + 3
 
 
-def find_blank(rows: ExampleRows) -> np.ndarray:
-    """Return the numbers of the rows that have an empty text."""
-    is_blank = (not all(map(str.strip, texts)) for texts in rows.walk_texts())
-    return np.flatnonzero(np.fromiter(is_blank, bool))
-
-
-def list_rows(numbers: np.ndarray, lines: Sequence[int]) -> tuple[int, list[int]]:
-    """Return how many rows these are, and their lines."""
-    return len(numbers), [lines[number] for number in numbers.tolist()]
+def find_blank(rows: ExampleRows) -> list[int]:
+    """Return the lines of the rows that have an empty text."""
+    texts = zip(rows.lines, rows.walk_texts(), strict=True)
+    return [line for line, own in texts if not all(map(str.strip, own))]
 
 
 def check_table(rows: Mapping[str, ExampleRows]) -> dict[str, Any]:

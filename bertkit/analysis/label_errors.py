@@ -266,7 +266,7 @@ def write_label_errors(described: Mapping[str, Any], rows: pa.Table, path: Path)
         path.unlink(missing_ok=True)
         return
     names = rows.column_names
-    names = names[names.index(UNKNOWN_COUNT) + 1 : names.index(LABEL)]  # of the input
+    names = names[names.index(UNKNOWN_COUNT) + 1 : names.index(LABEL)]  # the columns of the input
     numbers = pc.index_in(pa.array([entry["row"] for entry in entries]), rows.column(ROW_NUMBER))
     results = [
         {name: entry[name] for name in ("row", "given", "suggested", "score")}

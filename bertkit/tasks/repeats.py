@@ -51,12 +51,16 @@ class CheckedRows:
         }
         if split == TRAIN_SPLIT:
             del listed["in_train"], listed["contradicts_train"]
-        counts = {name: len(rows) for name, rows in listed.items()}
-        return {"rows": found.size, **counts, **{f"{name}_rows": rows for name, rows in listed.items()}}
+        return {"rows": found.size, **count_rows(**listed)}
 
     def pair_lines(self, split: str, other: str, pairs: np.ndarray) -> list[list[int]]:
         """Return the lines of pairs (N, 2) of a row of a split and a row of another."""
         return [[self.lines[split][row], self.lines[other][partner]] for row, partner in pairs.tolist()]
+
+
+def count_rows(**found: Sequence[Any]) -> dict[str, Any]:
+    """Return the number of rows of each finding, and the rows as `<name>_rows`, for JSON."""
+    return {name: len(rows) for name, rows in found.items()} | {f"{name}_rows": rows for name, rows in found.items()}
 
 
 def tabulate_splits(task: Task, examples: Mapping[str, Any]) -> dict[str, ExampleRows]:
