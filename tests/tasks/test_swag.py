@@ -161,21 +161,8 @@ def test_the_hubs_copy_gives_what_the_official_files_give(swag, monkeypatch):
 
 BAD = [
     ("train.csv", None, r"train\.csv does not exist"),
-    ("val.csv", None, r"val\.csv does not exist"),
     ("val.csv", lambda text: text.replace(",label\n", ",gold\n"), r"val\.csv has no column 'label'"),
-    ("val.csv", lambda text: text.replace("ending3", "more"), r"val\.csv has no column 'ending3'"),
-    (
-        "train.csv",
-        lambda text: text.replace(",gold,", ",", 1),
-        r"train\.csv, line 2 has 11 cells, but the header 12",
-    ),
-    (
-        "test.csv",
-        lambda text: text.replace(",gold,", ",,gold,", 1),
-        r"line 2 has 12 cells, but the header 11",
-    ),
-    ("test.csv", lambda text: text.partition("\n")[0], r"test\.csv has no rows"),
-    ("train.csv", lambda text: "", r"train\.csv has no rows"),
+    ("train.csv", lambda text: text.replace(",gold,", ",", 1), r"train\.csv, line 2 has 11 cells, but the header 12"),
 ]
 
 
