@@ -15,7 +15,7 @@ import torch
 from bertkit.model.optim import BertAdam
 from bertkit.model.precision import choose_precision
 from bertkit.tasks import TASKS
-from bertkit.tasks.ner import place_words
+from bertkit.tasks.ner import locate_words
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import make_model
 from tests.bench.measure import time_call
@@ -42,7 +42,7 @@ def batch_features(task, data, order):
 def batch_tokens(data, order):
     """Return the same batches as token ids, with one label per word."""
     for numbers in order:
-        batch = place_words(data.words.__getitems__(numbers))
+        batch = locate_words(data.words.__getitems__(numbers))
         labels = [torch.from_numpy(data[number]["labels"]) for number in numbers]
         yield batch | {"labels": torch.nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=-100)}
 

@@ -5,8 +5,9 @@ by one. A table of another program is a method as well. Each method is compared 
 corrected for the number of comparisons. The statistics are in `bertkit.metrics.intervals`.
 """
 
+import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, reduce
 from itertools import groupby
@@ -17,7 +18,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bertkit.analysis.places import drop_seed, is_run
 from bertkit.data.labels import REGRESSION
 from bertkit.errors import UsageError
 from bertkit.metrics import intervals
@@ -29,16 +29,15 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Task, shorten_text
 from bertkit.tasks.text import CLASSIFICATION
-from bertkit.training.predictions import GROUP, KEY, MISTAKES, TABLE_SUFFIX, read_table, spell_answers
+from bertkit.training.predictions import GROUP, KEY, TABLE_SUFFIX, read_table, spell_answers
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE, STUDY_RESULT, read_study
 
 UNDECIDED_VERDICT = "not told apart"
-MOST_ROWS = 10  # shown of those on which methods differ, over all comparisons
+MOST_ROWS = 10  # shown of the rows on which methods differ, over all comparisons
 MOST_TEXTS = 2  # shown of a row
-MOST_FACTOR = 1000  # of rows that a verdict asks for
 SMALLEST = 1e-9  # points; a smaller difference is that of rounding
-COUNT_COLUMNS = ("em", "strict_found")  # columns by which answers and tags are scored, instead of labels
+COUNT_COLUMNS = ("em", "strict_found")  # answers and tags are scored by them instead of labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,10 +125,8 @@ class MethodComparison:
             return said
         if (factor := self.estimate()) is None:
             return f"{said}: the scores are equal"
-        if factor > MOST_FACTOR:
-            return f"{said}; more than {MOST_FACTOR:,} times as many would be needed for so small a difference"
         seeds = "" if self.contrast.seed_error is None else " and seeds"
-        return f"{said}; about {factor:.1f} times as many rows{seeds} would be enough"
+        return f"{said}; about {factor:,.1f} times as many rows{seeds} would be enough"
 
     def list_differing(self) -> list[dict[str, Any]]:
         """Return the rows with different answers, first those on which one method is right and the other wrong."""
@@ -159,8 +156,6 @@ def compare(sources: Sequence[Path], split: str | None = None, report: Report = 
         UsageError: There are fewer than two methods, or no rows in common; a source does not exist, is not finished,
             has no prediction table, or cannot be read.
     """
-    if missing := next((source for source in sources if not source.exists()), None):
-        raise UsageError(f"{missing} does not exist; give runs, studies, or tables of predictions")
     groups: dict[str, list[Method]] = {}
     for method in read_methods(sources, split):
         groups.setdefault(method.task.name, []).append(method)
@@ -218,14 +213,13 @@ def read_methods(sources: Sequence[Path], split: str | None) -> list[Method]:
 
     If this leaves a single method, each run is one. A table of another program belongs to the task of the first run.
     """
-    named: dict[str, tuple[str, dict[Path, Path]]] = {}  # of each method, its name and its runs by their real paths
+    named: dict[str, tuple[str, list[Path]]] = {}
     for source in sources:
         for name, paths in list_runs(source):
             is_lone = len(paths) == 1 and paths[0].is_dir()
             key = drop_seed(read_recipe(paths[0] / RECIPE_FILE)) if is_lone else name
-            known = named.setdefault(key, (name, {}))[1]
-            known |= {path.resolve(): path for path in paths if path.resolve() not in known}
-    found = [(name, list(paths.values())) for name, paths in named.values()]
+            named.setdefault(key, (name, []))[1].extend(paths)
+    found = list(named.values())
     if len(found) == 1:
         found = [(str(path), [path]) for path in found[0][1]]
     for _, paths in found:
@@ -257,6 +251,16 @@ def list_runs(source: Path) -> Iterator[tuple[str, list[Path]]]:
         raise UsageError(f"{source} is neither a run nor a study; give --output directories, or tables")
 
 
+def is_run(path: Path) -> bool:
+    """Return whether a directory holds a run, or an ensemble of runs."""
+    return (path / RECIPE_FILE).is_file() or (path / METRICS_FILE).is_file()
+
+
+def drop_seed(recipe: Mapping[str, Any]) -> str:
+    """Return a key that is equal for recipes that differ only in their seed."""
+    return json.dumps({**recipe, "train": {**recipe["train"], "seed": None}}, sort_keys=True)
+
+
 def find_task(run: Path) -> Task | None:
     """Return the task of a run; None if its rows are not scored, as in pretraining."""
     task = TASKS.get(str(read_recipe(run / RECIPE_FILE).get("task")))
@@ -284,9 +288,10 @@ def read_run(path: Path, split: str | None) -> pa.Table:
     file = path / PREDICTIONS / f"{split}{TABLE_SUFFIX}"
     if file.is_file() and LABEL in (rows := read_table(file)).column_names:
         return rows
-    if scored := sorted({x.name.removesuffix(MISTAKES) for x in file.parent.glob(f"*{MISTAKES}")} - {split}):
-        raise UsageError(f"{path} has scored rows of {', '.join(scored)}, but not of {split!r}; choose with --split")
-    raise UsageError(f"{file} not found, as in runs of earlier versions; write it: bertkit evaluate {quote(str(path))}")
+    raise UsageError(
+        f"{path} has no scored rows of {split!r}; choose with --split, or write the table of an earlier version's run: "
+        f"bertkit evaluate {quote(str(path))}"
+    )
 
 
 # --- Results ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ than leaving rows out.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
@@ -16,26 +16,28 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.analysis.columns import check_columns
 from bertkit.analysis.label_errors import LABEL_ERRORS, tabulate_label_errors
 from bertkit.data.duplicates import ROWS_A_CHECK, TRAIN_SPLIT, NearRows, find_near, hash_bands, number_answers
-from bertkit.data.labels import ALIKE, list_alike
+from bertkit.data.formats.rows import Columns
+from bertkit.data.labels import number_cells, parse_number
 from bertkit.data.long_texts import POOLED
 from bertkit.data.scripts import find_scripts
 from bertkit.data.splits import EmptySplitError
 from bertkit.data.tokenizer import find_words, load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.reports.tables import MISSING, Table, make_table
-from bertkit.system.progress import Report
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
-from bertkit.tasks.repeats import CheckedRows, check_rows, tabulate_splits
+from bertkit.tasks.repeats import CheckedRows, check_rows, count_rows, tabulate_splits
 from bertkit.tasks.task import Task, shorten_text
 from bertkit.training.recipe import Recipe
 
-LABELS_SHOWN = 20  # in the table; the others are counted
+LABELS_SHOWN = 20  # in the table, which counts the other labels
 WORDS_SHOWN = 10  # of the unknown words, the most frequent ones
 SAMPLES_SHOWN = 2  # of each finding, of different splits if several have it
 ROWS_SHOWN = 5  # of a sample
+MOST_GROUPS = 100  # different numbers of a column; more are divided into ranges with equally many rows
+GIVEN_AWAY = 0.95  # share of the label's variance that a column explains
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,33 +93,25 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
         if tokenizer is not None:
             found |= measure(task, rows[split], tokenizer, options["max_length"])
         if left_out_rows := getattr(examples[split], "left_out", ()):
-            found |= {"unlabelled": len(left_out_rows), "unlabelled_rows": left_out_rows}
-        found["blank"], found["blank_rows"] = list_places(find_blank(rows[split]), rows[split].lines)
+            found |= count_rows(unlabelled=left_out_rows)
+        found |= count_rows(blank=find_blank(rows[split]))
     findings = {"data": options["dir"], "task": task.name, "script": usual}
     if tokenizer is not None:
         findings |= {"tokenizer": model or recipe.checkpoint, "max_length": options["max_length"]}
         findings["long"] = "read in windows" if options.get("long") in POOLED else task.long
-    names = {name for found in splits.values() for name in found.get("labels", ())}
-    findings |= {"splits": splits, "columns": check_table(rows), "alike_labels": list_alike(sorted(names))}
-    findings |= {"left_out": left_out, "samples": list(list_samples(rows, splits))}
+    findings |= {"splits": splits, "columns": check_table(rows), "left_out": left_out}
+    findings["samples"] = list(list_samples(rows, splits))
     reading = {name: options[name] for name in ("sep", "encoding") if name in options}
     return Diagnosis(task, rows, checked, findings, reading)
 
 
 def load_examples(task: Task, options: Mapping[str, Any], left_out: list[str], report: Report) -> Mapping[str, Any]:
     """Return the splits that training would use; if train cannot be divided, it stays whole, as `left_out` says."""
-    said = set()
-
-    def say(line: str) -> None:
-        if line not in said:
-            said.add(line)
-            report(line)
-
     try:
-        return task.load(options, say)
+        return task.load(options, report)
     except EmptySplitError as error:
         left_out.append(f"the split of train, which training needs: {error}")
-        return task.load({**options, "dev_share": None}, say)
+        return task.load({**options, "dev_share": None}, ignore)
 
 
 # --- Checks -----------------------------------------------------------------------------------------------------------
@@ -127,9 +121,9 @@ def compare_all(rows: Mapping[str, ExampleRows], checked: CheckedRows) -> dict[s
     """Return the nearly equal rows of each split."""
 
     def read(split: str, numbers: np.ndarray) -> Iterator[tuple[str, ...]]:
-        distinct, places = np.unique(numbers, return_inverse=True)
+        distinct, indices = np.unique(numbers, return_inverse=True)
         texts = list(rows[split].walk_texts(distinct))
-        return (texts[place] for place in places.tolist())
+        return (texts[index] for index in indices.tolist())
 
     bands = {split: hash_bands(one.walk_texts()) for split, one in rows.items()}
     return find_near(checked.keys, bands, read)
@@ -137,11 +131,10 @@ def compare_all(rows: Mapping[str, ExampleRows], checked: CheckedRows) -> dict[s
 
 def format_near(checked: CheckedRows, near: Mapping[str, NearRows], split: str) -> dict[str, Any]:
     """Return the counts and rows of a split's nearly equal rows."""
-    found = {}
+    found = {"near_repeats": checked.pair_lines(split, split, near[split].repeats)}
     if split != TRAIN_SPLIT:
-        found["near_train_rows"] = checked.pair_lines(split, TRAIN_SPLIT, near[split].in_train)
-    found["near_repeats_rows"] = checked.pair_lines(split, split, near[split].repeats)
-    return {name.removesuffix("_rows"): len(rows) for name, rows in found.items()} | found
+        found["near_train"] = checked.pair_lines(split, TRAIN_SPLIT, near[split].in_train)
+    return count_rows(**found)
 
 
 def list_labels(rows: Mapping[str, ExampleRows], split: str) -> dict[str, Any]:
@@ -166,11 +159,11 @@ def find_usual_script(scripts: np.ndarray, names: Sequence[str]) -> str:
 
 def list_scripts(scripts: np.ndarray, names: Sequence[str], usual: str, lines: Sequence[int]) -> dict[str, Any]:
     """Return how many rows are in each script, and the rows in another one than the usual one."""
-    counts = {name: int((scripts == place).sum()) for place, name in enumerate(names)}
+    counts = np.bincount(scripts[scripts >= 0], minlength=len(names))
     own = names.index(usual) if usual in names else -1
-    number, rows = list_places(np.flatnonzero((scripts >= 0) & (scripts != own)), lines)
-    counts = {name: value for name, value in sorted(counts.items(), key=lambda item: -item[1]) if value}
-    return {"scripts": counts, "other_scripts": number, "other_scripts_rows": rows}
+    found = {names[number]: int(counts[number]) for number in np.argsort(-counts, kind="stable") if counts[number]}
+    others = np.flatnonzero((scripts >= 0) & (scripts != own))
+    return {"scripts": found} | count_rows(other_scripts=[lines[number] for number in others.tolist()])
 
 
 def measure(task: Task, rows: ExampleRows, tokenizer: Any, max_length: int) -> dict[str, Any]:
@@ -185,20 +178,16 @@ def measure(task: Task, rows: ExampleRows, tokenizer: Any, max_length: int) -> d
         counts = np.concatenate([[0], np.cumsum(ids == unknown)])
         is_odd = counts[ends] > counts[ends - sizes]  # (texts,)
         flags.append(is_odd.reshape(len(batch), -1).any(1))
-        for place in np.flatnonzero(is_odd).tolist():
-            missed.update(word for word in flat[place].split(" ") if unknown in words.ids.get(word, ()))
+        for number in np.flatnonzero(is_odd).tolist():
+            missed.update(word for word in flat[number].split(" ") if unknown in words.ids.get(word, ()))
     tokens = np.concatenate(lengths)
-    longer, longer_rows = list_places(np.flatnonzero(tokens > max_length), rows.lines)
-    odd, odd_rows = list_places(np.flatnonzero(np.concatenate(flags)), rows.lines)
+    marks = {"longer": tokens > max_length, "unknown": np.concatenate(flags)}
+    found = {name: [rows.lines[n] for n in np.flatnonzero(marked).tolist()] for name, marked in marks.items()}
     quantiles = {name: float(np.quantile(tokens, share)) for name, share in (("median", 0.5), ("p95", 0.95))}
     return {
         "tokens": {"mean": float(tokens.mean()), **quantiles, "max": int(tokens.max())},
-        "longer": longer,
-        "unknown": odd,
         "unknown_words": dict(missed.most_common(WORDS_SHOWN)),
-        "longer_rows": longer_rows,
-        "unknown_rows": odd_rows,
-    }
+    } | count_rows(**found)
 
 
 def measure_lengths(tokens: np.ndarray, choices: int) -> np.ndarray:
@@ -208,15 +197,10 @@ def measure_lengths(tokens: np.ndarray, choices: int) -> np.ndarray:
     return tokens[:, :-choices].sum(1) + tokens[:, -choices:].max(1) + 3
 
 
-def find_blank(rows: ExampleRows) -> np.ndarray:
-    """Return the numbers of the rows that have an empty text."""
-    is_blank = (not all(map(str.strip, texts)) for texts in rows.walk_texts())
-    return np.flatnonzero(np.fromiter(is_blank, bool))
-
-
-def list_places(numbers: np.ndarray, lines: Sequence[int]) -> tuple[int, list[int]]:
-    """Return how many rows these are, and their lines."""
-    return len(numbers), [lines[number] for number in numbers.tolist()]
+def find_blank(rows: ExampleRows) -> list[int]:
+    """Return the lines of the rows that have an empty text."""
+    texts = zip(rows.lines, rows.walk_texts(), strict=True)
+    return [line for line, own in texts if not all(map(str.strip, own))]
 
 
 def check_table(rows: Mapping[str, ExampleRows]) -> dict[str, Any]:
@@ -226,6 +210,66 @@ def check_table(rows: Mapping[str, ExampleRows]) -> dict[str, Any]:
     are_numbers = isinstance(train.labels[0], float)
     values = np.array(train.labels) if are_numbers else number_answers(train.labels, {})  # a set of labels is a class
     return check_columns(train.source, train.used, values)
+
+
+# --- Columns ----------------------------------------------------------------------------------------------------------
+
+
+def check_columns(rows: Columns, used: Collection[str], answers: np.ndarray) -> dict[str, Any]:
+    """Return the empty and the constant columns, and how well each column that gives the label away explains it.
+
+    Args:
+        used: The columns of texts and labels, which do not give labels away.
+        answers: (S,) int64 classes or float numbers.
+    """
+    found: dict[str, Any] = {"empty": [], "constant": [], "gives_label_away": {}}
+    for name in (name for name in rows.table.column_names if name not in rows.faults):
+        codes, values = number_cells(rows, name)
+        if not any(value.strip() for value in values):
+            found["empty"].append(name)
+        elif len(values) == 1:
+            found["constant"].append(name)
+        elif name not in used:
+            share = explain_answers(divide_numbers(codes, values), answers)
+            if share >= GIVEN_AWAY:
+                found["gives_label_away"][name] = round(share, 4)
+    return found
+
+
+def divide_numbers(codes: np.ndarray, values: list[str]) -> np.ndarray:
+    """Return (S,) the ranges of a column of many numbers; unchanged `codes`, its different values, of any other."""
+    numbers = [parse_number(value) if value.strip() else 0.0 for value in values]
+    if len(values) <= MOST_GROUPS or None in numbers:
+        return codes
+    cells = np.array(numbers)[codes]
+    return np.searchsorted(np.quantile(cells, np.linspace(0, 1, MOST_GROUPS + 1)[1:-1]), cells)
+
+
+def explain_answers(codes: np.ndarray, answers: np.ndarray) -> float:
+    """Return the share of the answers' variance that the groups `codes` (S,) explain, at most 1.
+
+    A row's answer is predicted by the mean of the other rows of its group, or of all rows if it is alone, so a column
+    of names that never repeat explains nothing. For classes it is the mean over indicators of the classes (the tau of
+    Goodman and Kruskal).
+    """
+    _, groups, sizes = np.unique(codes, return_inverse=True, return_counts=True)
+    others = sizes[groups] - 1.0  # (S,)
+    if answers.dtype.kind == "f":
+        values = answers.astype(np.float64)
+        total = ((values - values.mean()) ** 2).sum()
+        sums = np.bincount(groups, values)[groups] - values
+        errors = (values - np.where(others > 0, sums / np.maximum(others, 1), values.mean())) ** 2
+        return 1 - errors.sum() / total if total > 0 else 0.0
+    _, classes, counts = np.unique(answers, return_inverse=True, return_counts=True)
+    shares = counts / len(answers)
+    total = len(answers) * (1 - (shares**2).sum())
+    pairs, indices, together = np.unique(groups * len(counts) + classes, return_inverse=True, return_counts=True)
+    squares = np.bincount(pairs // len(counts), together.astype(np.float64) ** 2, len(sizes))[groups]
+    same = together[indices]  # (S,) rows of the group with the class of the row, the row included
+    by = np.maximum(others, 1)
+    errors = 1 - 2 * (same - 1) / by + (squares - 2 * same + 1) / by**2
+    errors = np.where(others > 0, errors, 1 - 2 * shares[classes] + (shares**2).sum())
+    return 1 - errors.sum() / total if total > 0 else 0.0
 
 
 # --- Tables -----------------------------------------------------------------------------------------------------------
@@ -257,8 +301,6 @@ def list_tables(findings: Mapping[str, Any]) -> list[Table]:
     if samples := findings.get("samples"):
         rows = [[FINDINGS[one["finding"]], one["split"], describe_rows(one), one["text"]] for one in samples]
         tables.append(make_table("Rows to look at", ["finding", "split", "rows", "text"], rows, "text"))
-    if alike := findings.get("alike_labels"):
-        tables.append(make_table("Labels", ["labels", "finding"], [[group, ALIKE] for group in alike], "text"))
     if rows := list(describe_columns(findings.get("columns", {}))):
         tables.append(make_table("Columns", ["column", "finding"], rows, "text"))
     if found := findings.get(LABEL_ERRORS):
@@ -329,7 +371,7 @@ def list_samples(rows: Mapping[str, ExampleRows], splits: Mapping[str, Mapping[s
     """Yield the first rows of each finding, with the text of the first; `splits` are the findings of each split."""
     for key in FINDINGS:
         listed = {split: found.get(f"{key}_rows", ())[:SAMPLES_SHOWN] for split, found in splits.items()}
-        ranked = [(place, split, entry) for split, entries in listed.items() for place, entry in enumerate(entries)]
+        ranked = [(rank, split, entry) for split, entries in listed.items() for rank, entry in enumerate(entries)]
         for _, split, entry in sorted(ranked, key=itemgetter(0))[:SAMPLES_SHOWN]:
             found = entry[:ROWS_SHOWN] if isinstance(entry, list) else [entry]
             text = ""

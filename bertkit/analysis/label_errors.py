@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from bertkit.data.formats.rows import Columns
 from bertkit.data.formats.writer import write_beside
 from bertkit.data.labels import REGRESSION, SEVERAL
-from bertkit.data.splits import describe_keys, hash_keys, split_fold
 from bertkit.errors import UsageError
 from bertkit.metrics.table import (
     LABEL,
@@ -34,21 +33,19 @@ from bertkit.metrics.table import (
     read_probabilities,
 )
 from bertkit.reports.tables import Table, count, make_table
-from bertkit.studies.cells import list_cells
 from bertkit.studies.folds import OUT_OF_FOLD, gather_folds
 from bertkit.studies.results import check_all_finished
-from bertkit.studies.runner import check_directory, make_study, run_study
+from bertkit.studies.runner import make_study, run_study
 from bertkit.studies.spec import define_folds
 from bertkit.system.files import atomic_open, atomic_write
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.glue import GlueTask
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.task import Task, shorten_text
 from bertkit.tasks.text import CLASSIFICATION, TextExamples, TextTask
-from bertkit.training.predictions import KEY, ROW_NUMBER, TABLE_SUFFIX, UNKNOWN_COUNT, hash_rows, pack_table, read_table
-from bertkit.training.recipe import RecipePart
+from bertkit.training.predictions import ROW_NUMBER, TABLE_SUFFIX, UNKNOWN_COUNT, pack_table, read_table
+from bertkit.training.recipe import Recipe, RecipePart
 
 TRAINING_ROWS = ".train.parquet"  # training rows in a form that `classify` reads; a new study may have hidden files
 LABEL_ERRORS = "label_errors"  # the key in JSON, and the name of the CSV file
@@ -115,7 +112,7 @@ def describe_label_errors(rows: pa.Table) -> dict[str, Any]:
     lines = rows.column(ROW_NUMBER).to_pylist() if ROW_NUMBER in rows.column_names else range(1, len(rows) + 1)
     entries = []
     for number, own, suggested in zip(found.tolist(), texts, suggestions, strict=True):
-        better = [names[place] for place in np.flatnonzero(suggested)] if is_several else names[suggested]
+        better = [names[label] for label in np.flatnonzero(suggested)] if is_several else names[suggested]
         entries.append(
             {
                 "row": lines[number],
@@ -164,8 +161,7 @@ def predict_out_of_fold(
 ) -> pa.Table:
     """Train one classifier per fold, and return the prediction table of all training rows, by models without them.
 
-    The folds are a study in `output`, which continues if it was stopped. If they are finished and the training rows
-    only have another order now, the table is returned in this order.
+    The folds are a study in `output`, which continues if it was stopped.
 
     Args:
         task: `classify`, or a GLUE task with classes, whose training rows are copied to `output`.
@@ -178,35 +174,25 @@ def predict_out_of_fold(
     """
     check_folds(task, folds)
     recipe = {key: value for key, value in recipe.items() if key != "task"}
-    few = make_study(define_folds("classify", recipe, 2), *given, where=task.name)  # thousands take seconds
-    options = {**list_cells(few)[0].recipe.data, "folds": folds}
+    options = Recipe.make(CLASSIFICATION, recipe, *given).data
     if limit := options["max_train_samples"]:
         raise UsageError(f"data.max_train_samples is {limit}, but --folds predicts all training rows; leave it out")
-    train, place = read_rows(task, options, output)
-    space, rows = train.space, CLASSIFICATION.tabulate(train)
+    train, source = read_rows(task, options, output)
+    space = train.space
     if space.kind == REGRESSION:
         raise UsageError(
-            f"{place}: the labels in {space.columns[0]!r} are numbers; suspected errors are found among classes, so "
+            f"{source}: the labels in {space.columns[0]!r} are numbers; suspected errors are found among classes, so "
             "leave out --folds, or set data.problem_type"
         )
-    places = hash_keys(rows.groups)
-    if any(not len(split_fold(places, folds, fold)["dev"]) for fold in range(folds)):
-        found = describe_keys(places, "row", train.group)
-        raise UsageError(f"{place} has {found} a fold of {folds:,} without rows; give fewer with --folds")
-    data = {"dir": place, "text": list(train.text), "label": list(space.columns), "problem_type": space.kind}
+    data = {"dir": source, "text": list(train.text), "label": list(space.columns), "problem_type": space.kind}
     study = make_study(define_folds("classify", recipe, folds), *given, {"data": data}, where=task.name)
-    path = output / f"{OUT_OF_FOLD}{TABLE_SUFFIX}"
-    numbers = match_rows(path, rows)
-    if numbers is None or (np.diff(numbers) > 0).all():
-        results = run_study(study, output=output, workers=workers, report=report, progress=progress)
-        check_all_finished(results, output)
-        gather_folds(results, output)
-        numbers = match_rows(path, rows)
-    else:  # folds are not continued in another order
-        check_directory(study, output)
-    found = read_table(path).take(numbers)
-    columns = dict(zip(found.column_names, found.columns, strict=True)) | {ROW_NUMBER: pa.array(rows.lines, pa.int64())}
-    return make_rows(columns, **read_facts(found), unit=train.rows.unit)
+    results = run_study(study, output=output, workers=workers, report=report, progress=progress)
+    check_all_finished(results, output)
+    gather_folds(results, output)
+    rows = read_table(output / f"{OUT_OF_FOLD}{TABLE_SUFFIX}")
+    columns = dict(zip(rows.column_names, rows.columns, strict=True))
+    columns[ROW_NUMBER] = pa.array(train.rows.lines, pa.int64())
+    return make_rows(columns, **read_facts(rows), unit=train.rows.unit)
 
 
 def check_folds(task: Task, folds: int) -> None:
@@ -222,15 +208,6 @@ def check_folds(task: Task, folds: int) -> None:
             f"--folds finds label errors of classifiers, not of {task.name}; give a table of texts and labels, or one "
             f"of {', '.join(known)} with --task"
         )
-
-
-def match_rows(path: Path, rows: ExampleRows) -> pa.Array | None:
-    """Return (S,) the number of each row in a prediction table's file; None if its rows are others."""
-    if not path.exists():
-        return None
-    known = read_table(path).column(KEY)
-    found = pc.index_in(pa.array(hash_rows(rows.walk_texts(), rows.labels), pa.uint64()), known)
-    return None if found.null_count or len(found) < len(known) else found
 
 
 def read_rows(task: Task, options: Mapping[str, Any], output: Path) -> tuple[TextExamples, str]:
@@ -289,7 +266,7 @@ def write_label_errors(described: Mapping[str, Any], rows: pa.Table, path: Path)
         path.unlink(missing_ok=True)
         return
     names = rows.column_names
-    names = names[names.index(UNKNOWN_COUNT) + 1 : names.index(LABEL)]  # of the input
+    names = names[names.index(UNKNOWN_COUNT) + 1 : names.index(LABEL)]  # the columns of the input
     numbers = pc.index_in(pa.array([entry["row"] for entry in entries]), rows.column(ROW_NUMBER))
     results = [
         {name: entry[name] for name in ("row", "given", "suggested", "score")}

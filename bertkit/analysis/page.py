@@ -1,46 +1,49 @@
-"""Write one HTML page of runs and studies: scores beside the paper's, curves, figures of predictions, recipes to copy.
+"""The page of `bertkit report`: one self-contained HTML file on runs and studies, made from the files that they wrote.
 
-The page is self-contained: matplotlib draws its pictures as inline SVG, in colours that follow the reader's theme. Each
-part is a plain dictionary made from the files of a directory: a run's here, a study's in `study_page.py`. A missing or
-unreadable file removes only what depends on it. Whatever is shown of predictions comes from the prediction tables.
+A part says what is in the files of a run or a study, and a file that is missing takes only what depends on it away.
+Whatever is shown of predictions comes from the prediction tables. Results of `bertkit predict --explain` are shown if
+they were written to `explanations.jsonl` among the predictions of a run.
 
-Results of `bertkit predict --explain` are shown if they were written to `explanations.jsonl` beside the predictions.
-
-Left out: every number that no run has written.
+Left out: every number that no run has written. Shape letters: S rows, L labels.
 """
 
 import json
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from bertkit.analysis.compare import drop_seed, is_run
 from bertkit.analysis.doctor import list_tables
 from bertkit.analysis.explanation import EXPLANATIONS, describe_words, list_parts
-from bertkit.analysis.figures import draw_figures
-from bertkit.analysis.places import (
-    Place,
-    find_others,
-    keep_numbers,
-    list_places,
-    read_entries,
-    read_object,
-    read_part,
-    read_text,
-)
 from bertkit.analysis.slices import tabulate_slices
-from bertkit.analysis.study_page import describe_study
-from bertkit.errors import UsageError, explain_refusal
-from bertkit.metrics.table import LABEL, read_facts
-from bertkit.reports.html import attempt, draw_all, render
+from bertkit.data.labels import SINGLE
+from bertkit.errors import UsageError, explain_refusal, join_lines
+from bertkit.metrics.calibration import bin_probabilities, measure_calibration
+from bertkit.metrics.intervals import find_share_interval
+from bertkit.metrics.ner import score_types
+from bertkit.metrics.rows import take_values
+from bertkit.metrics.table import (
+    LABEL,
+    PREDICTION,
+    find_kind,
+    mark_names,
+    number_names,
+    read_facts,
+    read_probabilities,
+)
+from bertkit.reports.html import draw_all, render
 from bertkit.reports.plots import LOSS, Plot, Series, list_logged, trace
 from bertkit.reports.tables import (
+    INTERVAL,
     ScoreRow,
     Table,
+    TableCell,
     count,
     find_row,
     list_shown,
@@ -48,11 +51,14 @@ from bertkit.reports.tables import (
     name_limits,
     tabulate_labels,
     tabulate_scores,
+    tabulate_types,
 )
+from bertkit.studies import plots, tables
+from bertkit.studies.spec import STUDY_FILE
 from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import EXAMPLES, Task, repeat_run
+from bertkit.tasks.task import Task, repeat_run
 from bertkit.training.model_card import describe_machine
 from bertkit.training.predictions import TABLE_SUFFIX, read_table, show_mistakes
 from bertkit.training.recipe import read_recipe
@@ -64,88 +70,179 @@ from bertkit.training.run_dir import (
     METRICS_FILE,
     PREDICTIONS,
     RECIPE_FILE,
+    STUDY_RESULT,
+    read_log,
     read_metrics,
 )
 
 POINTS = 600  # per curve at most, about as many as a screen shows
-BARS = 48  # per histogram, at most
 MOST_EXPLAINED = 10  # inputs whose explanations are shown
 MISTAKES_LISTED = 10
+MOST_CONFUSED = 20  # labels of a confusion matrix
 
 
-def write_page(sources: Sequence[Path], output: Path, report: Report = ignore) -> None:
+@dataclass(frozen=True)
+class Source:
+    """A run or a study that has a part of the page.
+
+    Attributes:
+        study: The content of study.json; empty for a run.
+        is_part: Whether a run is included only because of its study.
+    """
+
+    path: Path
+    id: str
+    study: Mapping[str, Any]
+    is_part: bool = False
+
+
+def write_page(paths: Sequence[Path], output: Path, report: Report = ignore) -> None:
     """Write the page of some runs and studies, finished or not; a study includes its chosen runs.
 
     Raises:
-        UsageError: A source is neither a run nor a study, or the page cannot be written.
+        UsageError: A source is neither a run nor a study or has a damaged file, or the page cannot be written.
     """
     if output.suffix not in ("", ".html", ".htm"):
         raise UsageError(f"{output} must end in .html, the format of the page")
-    places = list_places(sources)
-    if not places:
+    if not paths:
         raise UsageError("there is nothing to report; give runs or studies")
-    links = {place.path.resolve(): f"#{place.id}" for place in places}
-    others = find_others(places)
+    sources = list_sources(paths)
+    others = find_others(sources)
+    links = {source.path.resolve(): f"#{source.id}" for source in sources}
     parts = []
-    for place in places:
-        part = describe_run(place, others) if place.study is None else describe_study(place, links)
-        for note in part["notes"]:
-            report(f"{place.path}: {note}")
-        parts.append(part)
+    for source in sources:
+        try:
+            parts.append(describe_study(source, links) if source.study else describe_run(source, others))
+        except UsageError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise UsageError(f"{source.path} cannot be shown ({join_lines(error)}); leave it out") from None
     page = render(parts)
     with explain_refusal(f"the page {output}"):
         output.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(page, output)
-    counts = [sum(place.study is None for place in places), sum(place.study is not None for place in places)]
-    numbers = [count(counts[0], "run"), count(counts[1], "study", "studies")]
-    report(f"{' and '.join(words for words, number in zip(numbers, counts, strict=True) if number)} in {output}")
+    studies = sum(bool(source.study) for source in sources)
+    counts = {count(len(sources) - studies, "run"): len(sources) - studies, count(studies, "study", "studies"): studies}
+    report(f"{' and '.join(words for words, number in counts.items() if number)} in {output}")
 
 
-def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+# --- The files --------------------------------------------------------------------------------------------------------
+
+
+def list_sources(paths: Sequence[Path]) -> list[Source]:
+    """Return the runs and studies, each once, and after each study its pretrainings and chosen runs."""
+    sources: dict[Path, Source] = {}
+
+    def add(path: Path, study: Mapping[str, Any], is_part: bool = False) -> None:
+        number = sum(bool(source.study) == bool(study) for source in sources.values()) + 1
+        sources.setdefault(path.resolve(), Source(path, f"{'study' if study else 'run'}-{number}", study, is_part))
+
+    for path in paths:
+        if path.name in ("", ".."):  # show the real name of the working directory, or of one above it
+            path = path.resolve()
+        study = read_object(path / STUDY_RESULT)
+        if not study and not is_run(path):
+            raise UsageError(f"{path} is neither a run nor a study; give the --output of one")
+        add(path, study)
+        origins = [origin["directory"] for origin in study.get("pretrainings", [])]
+        for name in dict.fromkeys([*origins, *(winner["run"] for winner in study.get("chosen", []))]):
+            if is_run(path / name):
+                add(path / name, {}, is_part=True)
+    return list(sources.values())
+
+
+def find_others(sources: Sequence[Source]) -> dict[Path, list[dict[str, Any]]]:
+    """Return, for each run, the metrics of all finished runs with the same recipe except the seed, itself included.
+
+    In a study these are the runs of its cell; otherwise the sources with the same recipe.
+    """
+    groups: dict[str, list[Path]] = {}
+    for path in (source.path for source in sources if not source.study and not source.is_part):
+        recipe = read_if_there(read_recipe, path / RECIPE_FILE)
+        groups.setdefault(drop_seed(recipe) if recipe else str(path), []).append(path)
+    found: dict[Path, list[dict[str, Any]]] = {}
+    for group in groups.values():
+        metrics = [read_metrics(path / METRICS_FILE) for path in group if (path / METRICS_FILE).is_file()]
+        found |= {path.resolve(): metrics for path in group}
+    for source in sources:
+        for cell in source.study.get("cells", []):
+            done = [run["metrics"] for run in cell["runs"] if run["status"] == "finished"]
+            found |= {(source.path / run["directory"]).resolve(): done for run in cell["runs"]}
+    return found
+
+
+def read_if_there(read: Callable[[Path], Any], path: Path) -> Any:
+    """Read a file with `read`; return an empty value if it does not exist."""
+    return read(path) if path.is_file() else {}
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read the object in a JSON file; empty without the file.
+
+    Raises:
+        UsageError: The file is damaged.
+    """
+    try:
+        return json.loads(read_text(path)) if path.is_file() else {}
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged ({error}); delete it, or leave it out of the report") from None
+
+
+def read_text(path: Path) -> str:
+    """Read the text of a file."""
+    return path.read_text(encoding="utf-8")
+
+
+# --- A run ------------------------------------------------------------------------------------------------------------
+
+
+def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """Return the page's part on a run; `others` is the result of `find_others`."""
-    path, notes = place.path, []
-    recipe = read_part(read_recipe, path / RECIPE_FILE, notes) or {}
-    log = read_part(read_entries, path / LOG, notes) or []
-    written = read_part(read_metrics, path / METRICS_FILE, notes)
-    metrics = keep_numbers(written if written is not None else find_latest(log))
-    task = attempt(TASKS.get, recipe.get("task"))
-    step = max((entry.get("step", 0) for entry in log), default=0)
+    path, id = source.path, source.id
+    recipe = read_if_there(read_recipe, path / RECIPE_FILE)
+    log = [entry for entry in map(keep_numbers, read_log(path)) if "step" in entry] if (path / LOG).is_file() else []
+    written = read_if_there(read_metrics, path / METRICS_FILE)
+    metrics = keep_numbers(written) if written else find_latest(log)
+    task, step = TASKS.get(recipe.get("task")), max((entry["step"] for entry in log), default=0)
     limits = {name for key in metrics for name in name_limits(key)}
     untold = [ScoreRow(key, key) for key in metrics if key not in limits]
     rows = list_shown(task.table, task.metric, metrics) if task else untold
-    label = "ours" if written is not None else f"at update {step:,}"
-    predicted = read_tables(path, task, written is not None, notes)
-    given = ((rows, split, metrics.get("temperature")) for split, rows in predicted.items())
-    figures = [figure for one in given for figure in attempt(draw_figures, *one) or []]
+    label = "ours" if written else f"at update {step:,}"
+    scores = [tabulate_scores(rows, metrics, label, others.get(path.resolve(), ()))]
+    labels = [tabulate_labels(metrics, *split) for split in (task.splits.items() if task else ())]
+    predicted = read_predictions(path)
+    figures = [one for split, table in predicted.items() for one in draw_figures(table, split)]
+    dev = next(iter(predicted.items()), None)
+    has_lengths = dev and "table" in read_facts(dev[1])  # a table that another program wrote has none
+    sliced = tabulate_slices(dev[1], find_row(task.table, task.metric), dev[0]) if task and has_lengths else None
     return {
         "kind": "run",
-        "id": place.id,
-        "name": str(place.path),
-        "is_part": place.is_part,
-        "state": "" if written is not None else f"unfinished, {count(step, 'update')} so far",
-        "summary": describe_score(task, metrics) if written is not None else "unfinished",
-        "facts": list_facts(path, recipe, log, notes),
-        "scores": [
-            *([tabulate_scores(rows, metrics, label, others.get(path.resolve(), []))] if rows else []),
-            *filter(None, (tabulate_labels(metrics, *split) for split in (task.splits.items() if task else ()))),
-        ],
-        "comments": getattr(attempt(task.comment, written), "lines", []) if task and written is not None else [],
+        "id": id,
+        "name": str(path),
+        "is_part": source.is_part,
+        "state": "" if written else f"unfinished, {count(step, 'update')} so far",
+        "summary": describe_score(task, metrics) if written else "unfinished",
+        "facts": [*list_facts(path, recipe, log), *describe_lengths(read_object(path / LENGTHS_FILE))],
+        "scores": [*(scores if rows else []), *filter(None, labels)],
+        "comments": task.comment(written).lines if task and written else [],
         "curves": draw_all(list_curves(task, log, metrics)),
-        "data": attempt(list_tables, read_part(read_object, path / DOCTOR_FILE, notes)) or [],
-        "lengths": draw_all(list_lengths(path, notes)),
+        "data": list_tables(found) if (found := read_object(path / DOCTOR_FILE)) else [],
         "predicted": draw_all([one for one in figures if isinstance(one, Plot)]),
-        "explanations": list(list_explanations(path, notes)),
-        "slices": list(list_slices(predicted, task)),
+        "explanations": read_if_there(read_explanations, path / PREDICTIONS / EXPLANATIONS),
+        "slices": [sliced] if sliced else [],
         "tables": [
             *(one for one in figures if isinstance(one, Table)),
-            *list_mistakes(predicted),
-            *list_examples(path, notes),
+            *(tabulate_mistakes(*dev) if dev else ()),
         ],
-        "source": read_part(read_text, path / RECIPE_FILE, notes) or "",
+        "source": read_if_there(read_text, path / RECIPE_FILE),
         "file": RECIPE_FILE,
         "command": f"bertkit {task.command} {repeat_run(path, 'again')}" if task else "",
-        "notes": notes,
     }
+
+
+def keep_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are numbers."""
+    return {key: value for key, value in values.items() if isinstance(value, int | float)}
 
 
 def find_latest(log: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -161,19 +258,16 @@ def describe_score(task: Task | None, metrics: Mapping[str, float]) -> str:
     return f"{task.name}, {find_row(task.table, task.metric).describe(metrics[task.metric])}"
 
 
-def list_facts(
-    path: Path, recipe: Mapping[str, Any], log: Sequence[Mapping[str, float]], notes: list[str]
-) -> list[tuple[str, str]]:
+def list_facts(path: Path, recipe: Mapping[str, Any], log: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
     """Return the facts on a run that its files contain, as names and texts."""
-    found = read_part(read_object, path / ENVIRONMENT, notes) or {}
-    config = read_part(read_object, path / "config.json", notes) or {}
+    found = read_object(path / ENVIRONMENT)
     facts = {
         "Task": recipe.get("task", ""),
-        "Model": attempt(describe_model, recipe, config),
-        "Data": attempt(describe_data, recipe) if recipe else "",
-        "Training": attempt(describe_training, recipe, log) if recipe else "",
-        "Date": str(found.get("date", "")).partition("T")[0],
-        "Environment": (attempt(describe_machine, found) or "").replace("`", ""),
+        "Model": describe_model(recipe, read_object(path / "config.json")),
+        "Data": describe_data(recipe) if recipe else "",
+        "Training": describe_training(recipe, log) if recipe else "",
+        "Date": found.get("date", "").partition("T")[0],
+        "Environment": describe_machine(found).replace("`", "") if found else "",
     }
     return [(name, text) for name, text in facts.items() if text]
 
@@ -184,8 +278,7 @@ def describe_model(recipe: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     sizes = config or recipe.get("model", {})
     words = {"num_hidden_layers": "layer", "hidden_size": "hidden unit", "num_attention_heads": "head"}
     shown = [count(sizes[key], word) for key, word in words.items() if key in sizes]
-    head = [name for name in config.get("architectures") or [] if isinstance(name, str)]
-    return "; ".join(text for text in (str(start), ", ".join(shown), *head) if text)
+    return "; ".join(text for text in (start, ", ".join(shown), *(config.get("architectures") or [])) if text)
 
 
 def describe_data(recipe: Mapping[str, Any]) -> str:
@@ -209,46 +302,31 @@ def describe_training(recipe: Mapping[str, Any], log: Sequence[Mapping[str, floa
     return ", ".join(parts)
 
 
-def read_tables(path: Path, task: Task | None, is_finished: bool, notes: list[str]) -> dict[str, pa.Table]:
+def describe_lengths(lengths: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield the name of each split with its sequence lengths in words."""
+    for split, found in lengths.items():
+        counts = dict(zip(found["lengths"], found["counts"], strict=True))
+        total, full = sum(counts.values()), counts.get(found["max_length"], 0)
+        mean = sum(length * number for length, number in counts.items()) / total
+        many = count(total, "sequence") + (f" of {found['sequences']:,}" if found["sequences"] > total else "")
+        room = f"max_length ({found['max_length']:,})"
+        cut = f"{full:,} ({full / total:.1%}) reach {room}, at which longer inputs are truncated or split"
+        if not full:
+            cut = f"none reaches {room}, so none is truncated"
+        yield f"Inputs, {split}", f"{many}, {mean:.1f} tokens on average, at most {max(counts):,}; {cut}"
+
+
+def read_predictions(path: Path) -> dict[str, pa.Table]:
     """Return the prediction tables with right answers that a run has written, by split: dev is the first."""
-    files = sorted((path / PREDICTIONS).glob(f"*{TABLE_SUFFIX}"))
-    if is_finished and task and task.splits and not files:
-        notes.append(f"it has no prediction tables, as in earlier versions; bertkit evaluate {path} writes them")
-    found = {file.stem: read_part(read_table, file, notes) for file in files}
-    return {split: rows for split, rows in found.items() if rows is not None and LABEL in rows.column_names}
+    found = {file.stem: read_table(file) for file in sorted((path / PREDICTIONS).glob(f"*{TABLE_SUFFIX}"))}
+    return {split: rows for split, rows in found.items() if LABEL in rows.column_names}
 
 
-def list_mistakes(predicted: Mapping[str, pa.Table]) -> Iterator[Table]:
-    """Yield the table of the worst mistakes of the first of some splits."""
-    for split, rows in islice(predicted.items(), 1):
-        if lines := attempt(show_mistakes, rows, MISTAKES_LISTED):
-            heads = ["row", *read_facts(rows)["texts"], "predicted", "true"]
-            yield make_table(f"Mistakes, {split}, worst first", heads, lines, "text")
-
-
-def list_examples(path: Path, notes: list[str]) -> Iterator[Table]:
-    """Yield the table of example predictions, which pretraining writes."""
-    text = read_part(read_text, path / PREDICTIONS / EXAMPLES, notes)
-    if not text:
-        return
-    lines = []
-    for line in text.splitlines():
-        question, _, rest = line.rpartition("  →  ")
-        answer, _, right = rest.rpartition("  (")
-        lines.append([question, answer, right.removesuffix(")")] if question and answer else [line, "", ""])
-    yield make_table("Predictions on held-out text", ["input", "predicted", "true"], lines, "text")
-
-
-def list_slices(predicted: Mapping[str, pa.Table], task: Task | None) -> Iterator[Table]:
-    """Yield the table of the slices of the first of some splits, if it has slices."""
-    for split, rows in islice(predicted.items(), 1):
-        if task and (table := attempt(tabulate_slices, rows, find_row(task.table, task.metric), split)):
-            yield table
-
-
-def list_explanations(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the explained results of the first inputs, if a file among the predictions has any."""
-    yield from read_part(read_explanations, path / PREDICTIONS / EXPLANATIONS, notes) or []
+def tabulate_mistakes(split: str, rows: pa.Table) -> Iterator[Table]:
+    """Yield the table of a split's worst mistakes, if there are some."""
+    if lines := show_mistakes(rows, MISTAKES_LISTED):
+        heads = ["row", *read_facts(rows)["texts"], "predicted", "true"]
+        yield make_table(f"Mistakes, {split}, worst first", heads, lines, "text")
 
 
 def read_explanations(path: Path) -> list[dict[str, Any]]:
@@ -273,45 +351,120 @@ def list_curves(task: Task | None, log: Sequence[Mapping[str, float]], metrics: 
 
 def thin(log: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
     """Return the log with all evaluations, at most POINTS evenly spaced training entries, and the last one."""
-    plain = [place for place, entry in enumerate(log) if "loss" in entry]
+    plain = [number for number, entry in enumerate(log) if "loss" in entry]
     step = math.ceil(len(plain) / POINTS) or 1
     dropped = set(plain) - set(plain[::step]) - set(plain[-1:])
-    return [entry for place, entry in enumerate(log) if place not in dropped]
+    return [entry for number, entry in enumerate(log) if number not in dropped]
 
 
-def list_lengths(path: Path, notes: list[str]) -> list[Plot]:
-    """Return a histogram of the sequence lengths of each split."""
-    found = read_part(read_object, path / LENGTHS_FILE, notes) or {}
-    plots = [attempt(plot_lengths, split, lengths) for split, lengths in found.items()]
-    return [plot for plot in plots if plot]
+# --- Predictions of classes -------------------------------------------------------------------------------------------
 
 
-def describe_lengths(split: str, found: Mapping[str, Any]) -> str:
-    """Describe a histogram of lengths in words."""
-    counts = dict(zip(found["lengths"], found["counts"], strict=True))
-    total, full = sum(counts.values()), counts.get(found["max_length"], 0)
-    mean = sum(length * number for length, number in counts.items()) / total
-    many = count(total, "sequence") + (f" of {found['sequences']:,}" if found["sequences"] > total else "")
-    room = f"max_length ({found['max_length']:,})"
-    cut = f"{full:,} ({full / total:.1%}) reach {room}, at which longer inputs are truncated or split"
-    if not full:
-        cut = f"none reaches {room}, so none is truncated"
-    return f"{split}: {many}, {mean:.1f} tokens on average, at most {max(counts):,}; {cut}"
+def draw_figures(rows: pa.Table, split: str) -> list[Plot | Table]:
+    """Return the plots and tables that a prediction table has the columns for."""
+    if "strict_found" in rows.column_names:
+        return [table] if (table := tabulate_types(score_types(rows), split)) else []
+    names = read_facts(rows).get("names", [])
+    if (probabilities := read_probabilities(rows, names)) is None:
+        return []
+    if find_kind(rows) != SINGLE:
+        return [plot_reliability(probabilities, mark_names(rows.column(LABEL).to_pylist(), names), split)]
+    answers, labels = (number_names(rows.column(name).to_pylist(), names) for name in (PREDICTION, LABEL))
+    return [tabulate_confusion(answers, labels, names, split), plot_reliability(probabilities, labels, split)]
 
 
-def plot_lengths(split: str, found: Mapping[str, Any]) -> Plot:
-    """Return the histogram of a split's sequence lengths in tokens, with a mark at max_length."""
-    most = max(found["max_length"], found["lengths"][-1])
-    width = math.ceil(most / BARS)
-    heights = Counter[int]()
-    for length, number in zip(found["lengths"], found["counts"], strict=True):
-        heights[length // width] += number
-    bars = [(width * place + (width - 1) / 2, heights[place]) for place in range(most // width + 1)]
-    return Plot(
-        f"Input lengths, {split}",
-        "tokens",
-        [Series("", bars, "", width=width)],
-        ylabel="sequences",
-        marks={"max_length": found["max_length"]},
-        words=describe_lengths(split, found),
-    )
+def tabulate_confusion(answers: np.ndarray, labels: np.ndarray, names: Sequence[str], split: str) -> Table:
+    """Return the confusion matrix, with correct labels by row; a cell's shade is its share of the row.
+
+    Beyond the MOST_CONFUSED most frequent labels the others share a row and a column.
+
+    Args:
+        answers: (S,) predicted classes.
+        labels: (S,) correct classes.
+        names: The name of each class.
+    """
+    counts = np.bincount(labels, minlength=len(names))
+    kept = sorted(np.argsort(-counts, kind="stable")[:MOST_CONFUSED].tolist())
+    lines_of = np.full(len(names), len(kept))
+    lines_of[kept] = np.arange(len(kept))
+    shown = [names[label] for label in kept] + ["(others)"] * (len(kept) < len(names))
+    counts = np.zeros((len(shown), len(shown)), int)
+    np.add.at(counts, (lines_of[labels], lines_of[answers]), 1)
+    lines = []
+    for label, row in zip(shown, counts.tolist(), strict=True):
+        total = sum(row) or 1
+        cells = [TableCell(((f"{number:,}", f"{number / total:.0%}"),), share=number / total) for number in row]
+        lines.append([label, *cells])
+    return make_table(f"Confusion matrix, {split}", ["true ↓  predicted →", *shown], lines, "matrix")
+
+
+def plot_reliability(probabilities: np.ndarray, labels: np.ndarray, split: str) -> Plot:
+    """Return how often labels of a probability are right: below the diagonal probabilities are too high.
+
+    Args:
+        probabilities: (S, L).
+        labels: (S,) classes, or (S, L) several labels.
+    """
+    stated, right, counts = bin_probabilities(probabilities, labels)
+    spreads = [find_reach(*pair) for pair in zip(right, counts.tolist(), strict=True)]
+    lowest = 100 * min(stated.min(), right.min())
+    diagonal = Series("as often as stated", [(lowest, lowest), (100, 100)], "C6:")
+    curve = Series("this model", list(zip(100 * stated, 100 * right, strict=True)), "C0o--", spreads)
+    title, error = f"Reliability, {split}", take_values(measure_calibration(probabilities, labels))["ece"]
+    words = f"{title}: calibration error {100 * error:.1f} %; bars are 95 % intervals"
+    return Plot(title, "probability (%)", [diagonal, curve], ylabel="how often right (%)", words=words)
+
+
+def find_reach(share: float, count: int) -> tuple[float, float]:
+    """Return how far the 95 % interval of a share of `count` rows reaches below and above it, in percent."""
+    interval = find_share_interval(round(share * count), count, 100.0)
+    return 100 * share - interval.low, interval.high - 100 * share
+
+
+# --- A study ----------------------------------------------------------------------------------------------------------
+
+
+def describe_study(source: Source, links: Mapping[Path, str]) -> dict[str, Any]:
+    """Return the page's part on a study; `links` has the address of each run on the page."""
+    path, study, size = source.path, source.study, tables.describe_size(source.study).replace(" x ", " × ")
+    definition, again = shlex.quote(str(path / STUDY_FILE)), shlex.quote(f"{path}-again")
+
+    def find_link(directory: str) -> str:
+        return links.get((path / directory).resolve(), "")
+
+    pretrainings = [tables.tabulate_pretrainings(study, find_link)] if study["pretrainings"] else []
+    return {
+        "kind": "study",
+        "id": source.id,
+        "name": str(path),
+        "state": "" if study["finished"] else f"unfinished, {study['over']} of {study['runs']} runs so far",
+        "summary": size,
+        "scores": [tables.tabulate_summary(study, find_link)],
+        "comments": [f"{size}.", tables.explain_scores(study)],
+        "note": tables.join_note(study),
+        "columns": tables.list_columns(study),
+        "data": list_tables(found) if (found := read_object(path / DOCTOR_FILE)) else [],
+        "predicted": draw_all(plots.list_curves(study)),
+        "tables": [*pretrainings, *plots.tabulate_grids(study, find_link)],
+        "details": [*tables.tabulate_cells(study), tabulate_runs(study, find_link)],
+        "failures": list(tables.list_failures(study).items()),
+        "source": read_if_there(read_text, path / STUDY_FILE),
+        "file": STUDY_FILE,
+        "command": f"bertkit study {definition} --output {again}",
+    }
+
+
+def tabulate_runs(study: Mapping[str, Any], find_link: Callable[[str], str]) -> Table:
+    """Return the table of all runs, with links to those on the page."""
+    axes, with_intervals = list(study["definition"].get("grid", {})), tables.has_intervals(study)
+    lines = []
+    for cell in study["cells"]:
+        row = tables.find_row(study, cell["column"])
+        for run in cell["runs"]:
+            name = TableCell(((run["directory"], ""),), find_link(run["directory"]))
+            settings = [tables.show_value(cell["setting"][axis]) for axis in axes]
+            metrics = run.get("metrics", {})
+            figures = [tables.show_score(row, metrics.get(row.key)), *[row.show_interval(metrics)] * with_intervals]
+            lines.append([name, cell["column"], *settings, str(run["seed"]), run["status"], *figures])
+    heads = ["run", "column", *tables.name_axes(axes), "seed", "state", "score", *[INTERVAL] * with_intervals]
+    return make_table("All runs", heads, lines, "quiet")

@@ -242,21 +242,19 @@ class Screen(AbstractContextManager):
             self.say(f"Next{activate}:", *(f"  {command}" for command in commands))
 
     def show_predictions(self, task: Any, output: Path) -> None:
-        """Print the worst mistakes of the first evaluated split, or the examples of a pretraining."""
-        from bertkit.tasks.task import EXAMPLES
+        """Print the worst mistakes of the first evaluated split."""
         from bertkit.training.predictions import TABLE_SUFFIX, read_table, show_mistakes
         from bertkit.training.run_dir import PREDICTIONS
 
         split = next(iter(task.splits), "")
-        table, examples = (output / PREDICTIONS / name for name in (f"{split}{TABLE_SUFFIX}", EXAMPLES))
-        title, lines = f"The worst mistakes on {split}", []
-        if examples.is_file():
-            title, lines = "Predictions on held-out text", examples.read_text(encoding="utf-8").splitlines()
-        elif table.is_file():
+        table, lines = output / PREDICTIONS / f"{split}{TABLE_SUFFIX}", []
+        if table.is_file():
             for row, *texts, predicted, right in show_mistakes(read_table(table), MISTAKES_PRINTED):
                 lines.append(f"row {row}: {'  |  '.join(texts)}  →  {predicted}  ({right})")
         if lines:
-            self.say(f"{title} (the right answer in parentheses):", *(f"  {line}" for line in lines))
+            self.say(
+                f"The worst mistakes on {split} (the right answer in parentheses):", *(f"  {line}" for line in lines)
+            )
 
     def warn(self, task: str, cells: list[Mapping[str, Any]]) -> None:
         """Print how many of a task's runs have learned nothing, with the likely causes."""

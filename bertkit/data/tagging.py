@@ -311,7 +311,7 @@ class Features(Items):
     """S sequences of words with the activations of each word's first token, on disk.
 
     Attributes:
-        path: A .npy file (M, K, H), followed by its CRC-32.
+        path: A .npy file (M, K, H).
         ends: (S,) the number of words up to each sequence's end.
         labels: (M,) the labels of the words.
     """

@@ -45,7 +45,7 @@ def describe_words(words: Sequence[str]) -> Iterator[list[str]]:
     own = [[word.lower(), find_shape(word), word[-3:].lower()] for word in words]
     padded = [["<s>"], *own, ["</s>"]]
     for before, terms, after in zip(padded, own, padded[2:], strict=False):
-        numbered = [f"{place} {term}" for place, term in enumerate(terms)]
+        numbered = [f"{number} {term}" for number, term in enumerate(terms)]
         yield [*numbered, *(f"before {term}" for term in before[:2]), *(f"after {term}" for term in after[:2])]
 
 

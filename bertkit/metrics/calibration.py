@@ -1,6 +1,6 @@
 """Calibration of a classifier: errors of its probabilities, one temperature, and label sets by conformal prediction.
 
-`temper` is the only place that applies a temperature: logits that have passed it give calibrated probabilities, and the
+`temper` alone applies a temperature: logits that have passed it give calibrated probabilities, and the
 same labels. The temperature is that of Guo et al. (2017, "On Calibration of Modern Neural Networks", ICML).
 
 Label sets are split conformal, with the score of LAC (Sadinle, Lei and Wasserman 2019, "Least Ambiguous Set-Valued
@@ -26,7 +26,7 @@ BINS = 15  # of equal width; a bin includes its upper edge
 EDGES = np.linspace(0, 1, BINS + 1)
 TEMPERATURES = (0.1, 10.0)  # least and highest
 DIGITS = 4  # of a temperature
-FOLDS = 5  # in which a temperature is tried on rows that it was not fitted on
+FOLDS = 5  # parts of the rows; each tries a temperature that is fitted on the others
 ROUNDING = 1e-9  # in products of a coverage and a number of rows
 
 
@@ -130,10 +130,10 @@ def bin_probabilities(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np
         probabilities: (S, L).
     """
     stated, right = (values.ravel() for values in find_statements(probabilities, labels))
-    places = find_bins(stated)
-    counts = np.bincount(places, minlength=BINS)
+    bins = find_bins(stated)
+    counts = np.bincount(bins, minlength=BINS)
     filled = np.flatnonzero(counts)
-    sums = (np.bincount(places, values, minlength=BINS)[filled] for values in (stated, right))
+    sums = (np.bincount(bins, values, minlength=BINS)[filled] for values in (stated, right))
     probability, share = (total / counts[filled] for total in sums)
     return probability, share, counts[filled]
 
@@ -191,11 +191,11 @@ def find_limit(scores: Sequence[float], coverage: float) -> float:
     """
     if not 0 < coverage < 1:
         raise UsageError(f"coverage is {coverage:g}; give a share between 0 and 1, such as 0.95")
-    place = math.ceil((len(scores) + 1) * coverage - ROUNDING)
-    if place > len(scores):
+    rank = math.ceil((len(scores) + 1) * coverage - ROUNDING)
+    if rank > len(scores):
         needed = math.ceil(coverage / (1 - coverage) - ROUNDING)
         raise UsageError(
             f"a coverage of {coverage:g} needs {needed:,} or more rows that decide (dev, or its tune_share), got "
             f"{len(scores):,}; lower the coverage, or train again with more"
         )
-    return float(scores[place - 1])
+    return float(scores[rank - 1])

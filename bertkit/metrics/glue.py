@@ -4,13 +4,13 @@ Names are those of `evaluate`, values are fractions as plain floats.
 """
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bertkit.errors import UsageError
-from bertkit.metrics.rows import RowScore, measure_classes, measure_label, measure_mean, measure_numbers, take_values
+from bertkit.metrics.rows import measure_classes, measure_mean, measure_numbers, take_values
 
 if TYPE_CHECKING:
     import evaluate
@@ -28,8 +28,7 @@ GLUE_CITATION = "Wang et al. (2019). GLUE: A Multi-Task Benchmark and Analysis P
 
 
 GLUE_METRICS = ("accuracy", "f1", "matthews_correlation", "pearson", "spearmanr")
-OF_NUMBERS = frozenset({"pearson", "spearmanr"})  # the other metrics take class ids
-AVERAGES = {"macro": "macro_f1", "weighted": "weighted_f1"}  # of scikit-learn's f1_score -> their names here
+OF_NUMBERS = frozenset({"pearson", "spearmanr"})  # all metrics but these take class ids
 
 
 def compute_scores(names: Sequence[str], predictions: Any, references: Any, **f1: Any) -> dict[str, float]:
@@ -40,15 +39,15 @@ def compute_scores(names: Sequence[str], predictions: Any, references: Any, **f1
     Args:
         predictions: (N,) class ids, labels as texts, or numbers.
         references: (N,) the correct ones.
-        f1: `average` and `pos_label` of `measure_f1`.
+        f1: Arguments of scikit-learn's f1_score, such as `average` and `pos_label`.
 
     Raises:
-        UsageError: A prediction is NaN or infinite, or `f1` needs an average.
+        UsageError: A prediction is NaN or infinite.
     """
     predictions, references = np.asarray(predictions), np.asarray(references)
-    if predictions.dtype.kind != "U" and len(places := np.flatnonzero(~np.isfinite(predictions))):
+    if predictions.dtype.kind != "U" and len(wrong := np.flatnonzero(~np.isfinite(predictions))):
         raise UsageError(
-            f"prediction {places[0] + 1} of {len(predictions):,} is {predictions[places[0]]}, which cannot be scored; "
+            f"prediction {wrong[0] + 1} of {len(predictions):,} is {predictions[wrong[0]]}, which cannot be scored; "
             "a model whose training diverged predicts such values: try a lower learning rate"
         )
     if not OF_NUMBERS.isdisjoint(names):
@@ -58,36 +57,10 @@ def compute_scores(names: Sequence[str], predictions: Any, references: Any, **f1
         found = measure_classes(*np.split(numbers, 2), len(classes))
         found["accuracy"] = measure_mean(predictions == references)
         if "f1" in names:
-            found["f1"] = measure_f1(predictions, references, found, **f1)
+            from sklearn.metrics import f1_score
+
+            found["f1"] = float(f1_score(references, predictions, zero_division=0.0, **f1))
     return take_values({name: found[name] for name in names})
-
-
-def measure_f1(
-    predictions: np.ndarray,
-    references: np.ndarray,
-    found: Mapping[str, RowScore],
-    average: str = "binary",
-    pos_label: int | str = 1,
-) -> RowScore:
-    """Return the F1 of one of two classes, by default class 1, or the average of any number of classes.
-
-    Args:
-        found: The other scores, among them the averages.
-        average: "binary", "macro", "micro" or "weighted", as for scikit-learn's f1_score.
-
-    Raises:
-        UsageError: There are other classes than the one and another, and no average is given.
-    """
-    if average != "binary":
-        return found["accuracy" if average == "micro" else AVERAGES[average]]
-    classes = set(np.union1d(predictions, references).tolist())
-    if len(classes) > 2 or (pos_label not in classes and not classes <= {0, 1}):
-        shown = ", ".join(map(str, sorted(classes)[:5])) + (", …" if len(classes) > 5 else "")
-        raise UsageError(
-            f"f1 is that of one of two labels, here {pos_label}, and the labels are {shown}; give average='macro', "
-            "'micro' or 'weighted' to compute, or pos_label='…' of two labels"
-        )
-    return measure_label(predictions == pos_label, references == pos_label)["f1"]
 
 
 def make_metric(*names: str) -> "evaluate.Metric":

@@ -35,7 +35,7 @@ OUTSIDE = (1 - LEVEL) / 2
 BOOTSTRAP_SAMPLES = 2_000
 LEAST_SAMPLES = 500  # where all samples together would have more values than MOST_VALUES
 MOST_VALUES = 1 << 26
-WEIGHTS_A_BLOCK = 1 << 18  # computed at once: 2 MB, which stays in the cache
+WEIGHTS_A_BLOCK = 1 << 18  # weights computed at once: 2 MB stay in the cache of the processor
 LEAST_SPREAD = 1e-9  # of samples; a smaller one is rounding
 POWER = 0.8  # the chance of telling the difference, with the rows that are called enough
 
@@ -171,8 +171,8 @@ def gather_units(scores: Sequence[RowScore], groups: Sequence[Hashable] | None) 
     """Return what is drawn of the rows of some scores: groups of rows, or the rows."""
     if groups is not None and len(distinct := dict.fromkeys(groups)) < len(groups):
         if not all(score.is_additive for score in scores):
-            places = {group: number for number, group in enumerate(distinct)}
-            return Units(scores, np.ones(len(places)), np.array([places[group] for group in groups]))
+            numbers = {group: number for number, group in enumerate(distinct)}
+            return Units(scores, np.ones(len(numbers)), np.array([numbers[group] for group in groups]))
         scores = [score.join(groups) for score in scores]
     flat = np.concatenate([score.rows.reshape(len(score), -1) for score in scores], axis=1)
     _, first, counts = np.unique(flat, axis=0, return_index=True, return_counts=True)

@@ -24,12 +24,12 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
     """
     entities: list[Entity] = []
     start = 0
-    for place, (tag, after) in enumerate(pairwise([*tags, "O"])):
+    for index, (tag, after) in enumerate(pairwise([*tags, "O"])):
         if after[0] in "IEL" and after[2:] == tag[2:] and tag[0] in "BI":
             continue
         if tag != "O":
-            entities.append((start, place + 1, tag[2:]))
-        start = place + 1
+            entities.append((start, index + 1, tag[2:]))
+        start = index + 1
     return entities
 
 

@@ -53,9 +53,9 @@ class RowScore:
             return _divide(2 * right, found + wanted, 1.0)  # neither predicted nor correct: right
         return self.rows[:, 0]
 
-    def take(self, places: np.ndarray) -> "RowScore":
+    def take(self, numbers: np.ndarray) -> "RowScore":
         """Return the same score of some of the rows."""
-        return replace(self, rows=self.rows[places])
+        return replace(self, rows=self.rows[numbers])
 
     def join(self, groups: Sequence[Hashable]) -> "RowScore":
         """Return the same score with a row for each group (S,).
@@ -108,7 +108,7 @@ def _rate_gaps(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def measure_counts(right: np.ndarray, found: np.ndarray, wanted: np.ndarray, score: str) -> RowScore:
-    """Return a score of COUNT_SCORES.
+    """Return one of COUNT_SCORES.
 
     Args:
         right: (S, L) how often a label is both predicted and correct.
@@ -134,52 +134,30 @@ def measure_label(found: np.ndarray, wanted: np.ndarray) -> dict[str, RowScore]:
     return {name: measure_counts(*rows, name) for name in ("precision", "recall", "f1")}
 
 
+COUNT_SCORES = ("precision", "recall", "f1", "macro_f1", "labels_f1", "weighted_f1", "matthews_correlation")
+
+
 def _rate_counts(rows: np.ndarray, weights: np.ndarray, score: str) -> np.ndarray:
-    sums = np.tensordot(weights, rows, 1)  # (R, 3, L)
-    return COUNT_SCORES[score](*np.moveaxis(sums, 1, 0))
-
-
-def _rate_precision(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    return _divide(right.sum(1), found.sum(1))
-
-
-def _rate_recall(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    return _divide(right.sum(1), wanted.sum(1))
-
-
-def _rate_f1(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    return _divide(2 * right.sum(1), (found + wanted).sum(1))
-
-
-def _rate_macro_f1(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    occurring = ((found + wanted) > 0).sum(1)
-    return _divide(_divide(2 * right, found + wanted).sum(1), occurring)
-
-
-def _rate_labels_f1(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    return _divide(2 * right, found + wanted).mean(1)
-
-
-def _rate_weighted_f1(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    return _divide((_divide(2 * right, found + wanted) * wanted).sum(1), wanted.sum(1))
-
-
-def _rate_matthews(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return a score of COUNT_SCORES (R,); precision, recall and F1 are over all labels together."""
+    right, found, wanted = np.moveaxis(np.tensordot(weights, rows, 1), 1, 0)  # (R, L) each
+    each = _divide(2 * right, found + wanted)  # (R, L) the F1 of each label
+    match score:
+        case "precision":
+            return _divide(right.sum(1), found.sum(1))
+        case "recall":
+            return _divide(right.sum(1), wanted.sum(1))
+        case "f1":
+            return _divide(2 * right.sum(1), (found + wanted).sum(1))
+        case "macro_f1":  # the mean over the labels that occur
+            return _divide(each.sum(1), ((found + wanted) > 0).sum(1))
+        case "labels_f1":  # the mean over all labels
+            return each.mean(1)
+        case "weighted_f1":
+            return _divide((each * wanted).sum(1), wanted.sum(1))
     total = wanted.sum(1)
     # The sum of x (total - x) is exactly 0 for a single class, total² - sum of x² is not.
     spreads = [(counts * (counts.sum(1, keepdims=True) - counts)).sum(1) for counts in (found, wanted)]
     return _divide(right.sum(1) * total - (found * wanted).sum(1), np.sqrt(spreads[0] * spreads[1])).clip(-1, 1)
-
-
-COUNT_SCORES: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {  # from sums (R, L)
-    "precision": _rate_precision,  # over all labels together, as the next two
-    "recall": _rate_recall,
-    "f1": _rate_f1,
-    "macro_f1": _rate_macro_f1,  # mean over the classes that occur
-    "labels_f1": _rate_labels_f1,  # mean over all labels
-    "weighted_f1": _rate_weighted_f1,
-    "matthews_correlation": _rate_matthews,
-}
 
 
 # --- Numbers ----------------------------------------------------------------------------------------------------------

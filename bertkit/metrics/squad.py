@@ -206,15 +206,6 @@ def find_tau(odds: ArrayLike, answered: ArrayLike, unanswered: ArrayLike) -> flo
     cuts = np.flatnonzero(np.concatenate([[True], ranked[1:] > ranked[:-1], [True]]))
     totals = np.cumsum(np.concatenate([[0.0], (answered - unanswered)[order]]))[cuts]
     equal = totals >= totals.max() - len(order) ** 2 * np.finfo(np.float64).eps
-    taus = -_place_thresholds(ranked, cuts)[equal]
+    middle = (ranked[cuts[1:-1] - 1] + ranked[cuts[1:-1]]) / 2
+    taus = -np.concatenate([[ranked[0] - 1.0], middle, [ranked[-1] + 1.0]])[equal]
     return float(taus[np.abs(taus).argmin()]) + 0.0  # never -0.0
-
-
-def _place_thresholds(ranked: np.ndarray, cuts: np.ndarray) -> np.ndarray:
-    # Smaller odds are answered. A step of 1.0 may be lost to rounding, hence nextafter. The mean of two adjacent floats
-    # is one of the two: then take the upper one, so that only the lower one is smaller.
-    below = min(ranked[0] - 1.0, np.nextafter(ranked[0], -np.inf))
-    above = max(ranked[-1] + 1.0, np.nextafter(ranked[-1], np.inf))
-    last, first = ranked[cuts[1:-1] - 1], ranked[cuts[1:-1]]
-    middle = last / 2 + first / 2  # their sum may overflow
-    return np.concatenate([[below], np.where(middle > last, middle, first), [above]])

@@ -67,9 +67,9 @@ def list_names(rows: pa.Table) -> list[str]:
 
 
 def number_names(values: Sequence[str], names: Sequence[str]) -> np.ndarray:
-    """Return (S,) the place of each value among the names; one behind the last for another value."""
-    places = {name: place for place, name in enumerate(names)}
-    return np.array([places.get(value, len(names)) for value in values], np.int64)
+    """Return (S,) the index of each value among the names; that behind the last one for another value."""
+    indices = {name: index for index, name in enumerate(names)}
+    return np.array([indices.get(value, len(names)) for value in values], np.int64)
 
 
 def mark_names(values: Iterable[Sequence[str]], names: Sequence[str]) -> np.ndarray:

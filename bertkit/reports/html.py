@@ -2,7 +2,7 @@
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.resources import files
@@ -83,21 +83,12 @@ def render(parts: Sequence[Mapping[str, Any]]) -> str:
     return page.encode(errors="replace").decode()
 
 
-def attempt(make: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of `make`, or None if the values have another form, as in files of another version."""
-    try:
-        return make(*arguments)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        return None
-
-
 # --- Pictures ---------------------------------------------------------------------------------------------------------
 
 
 def draw_all(plots: Iterable[Plot]) -> list[dict[str, str]]:
-    """Draw the plots, each with its description; plots that cannot be drawn are skipped."""
-    drawn = [(plot.words, attempt(draw, plot)) for plot in plots]
-    return [{"label": label, "address": address} for label, address in drawn if address]
+    """Draw the plots, each with its description."""
+    return [{"label": plot.words, "address": draw(plot)} for plot in plots]
 
 
 def draw(plot: Plot) -> str:
@@ -118,12 +109,12 @@ def style_columns(table: Table) -> list[dict[str, str]]:
     A column is numeric if most of its lines are numbers; these may have words beside them.
     """
     columns = []
-    for place, head in enumerate(table.heads):
-        found = [line for row in table.rows for line in row[place].lines if line[0] not in ("", MISSING)]
+    for number, head in enumerate(table.heads):
+        found = [line for row in table.rows for line in row[number].lines if line[0] not in ("", MISSING)]
         numbers = sum(NUMBER.fullmatch(text) is not None for text, _ in found)
         is_worded = any(split_number(*line)[1] for line in found)
         style = ("worded" if is_worded else "number") if 2 * numbers > len(found) else ""
-        columns.append({"head": head, "style": style if place else ""})
+        columns.append({"head": head, "style": style if number else ""})
     return columns
 
 

@@ -27,7 +27,6 @@ class Series:
     Attributes:
         style: Colour, marker and line as a matplotlib format string.
         spreads: The half-length of each point's error bar, or how far it reaches below and above the point.
-        width: The width of the bars; 0 draws a line.
         is_published: Whether the values are published ones, which have an axis of their own.
     """
 
@@ -35,7 +34,6 @@ class Series:
     points: Sequence[tuple[float, float]]
     style: str
     spreads: Sequence[float] | Sequence[tuple[float, float]] = ()
-    width: float = 0.0
     is_published: bool = False
 
 
@@ -48,7 +46,6 @@ class Plot:
         marks: Vertical lines, as a mapping from label to x.
         published_label: The label of the axis for published values.
         words: A description for readers who cannot see the plot.
-        has_legend_beside: Whether the legend stands beside the axes, for series that fill them.
     """
 
     title: str
@@ -59,7 +56,6 @@ class Plot:
     marks: Mapping[str, float] = field(default_factory=dict)
     published_label: str = ""
     words: str = ""
-    has_legend_beside: bool = False
 
 
 # --- Drawing ----------------------------------------------------------------------------------------------------------
@@ -113,9 +109,6 @@ def draw_plot(axis: Any, plot: Plot) -> None:
     right = axis.twinx() if any(series.is_published for series in plot.series) else None
     for series in plot.series:
         xs, ys = zip(*series.points, strict=True)
-        if series.width:
-            axis.bar(xs, ys, width=0.9 * series.width, label=series.name)
-            continue
         home, alpha = (right, 0.6) if series.is_published else (axis, 1)
         home.plot(xs, ys, series.style, label=series.name, markersize=4, alpha=alpha)
         if series.spreads:
@@ -132,10 +125,7 @@ def draw_plot(axis: Any, plot: Plot) -> None:
         right.spines["top"].set_visible(False)
         published = right.get_legend_handles_labels()
         handles, labels = handles + published[0], labels + published[1]
-    place: dict[str, Any] = {"loc": "best" if right is None else "lower right"}
-    if plot.has_legend_beside:
-        place = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
-    axis.legend(handles, labels, fontsize="small", frameon=False, **place)
+    axis.legend(handles, labels, fontsize="small", frameon=False, loc="best" if right is None else "lower right")
 
 
 # --- Heat maps --------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from bertkit.tasks.task import BERT_TRAIN, Comments, Task, repeat_run
 if TYPE_CHECKING:
     from torch import Tensor
 
-TRAIN = BERT_TRAIN | {  # A.3: as in pre-training, except batch size, learning rate and epochs, which each task sets
+TRAIN = BERT_TRAIN | {  # A.3; batch size, learning rate and epochs are set by each task
     "warmup_steps": 0.1,  # a share of all updates
     "save_total_limit": 1,
     "logging_steps": 0.01,  # a share of all updates

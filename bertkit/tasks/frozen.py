@@ -9,8 +9,6 @@ Left out: training by gradients (`BertFeaturesForTokenClassification` learns fro
 
 import hashlib
 import json
-import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -31,14 +29,13 @@ from bertkit.model.bilstm import FEATURE_LAYERS, check_feature_layers, select_fe
 from bertkit.model.checkpoint import load_config, load_model
 from bertkit.model.loss import IGNORE_INDEX
 from bertkit.model.precision import find_device
-from bertkit.system.files import atomic_open, find_checksum
+from bertkit.system.files import atomic_open
 
-COUNTED = ("hidden_size", "num_attention_heads", "hidden_act", "layer_norm_eps", "is_decoder")  # besides the weights
-DAY = 86_400.0  # seconds
+# Beside the weights, these values of the configuration decide the vectors.
+COUNTED = ("hidden_size", "num_attention_heads", "hidden_act", "layer_norm_eps", "is_decoder")
 POOLING = {"cls": itemgetter(0), "mean": partial(torch.mean, dim=0)}  # (T, H) to (H,)
 NEVER = -50.0  # the logit of an answer that no row has
 SOLVER_STEPS = 1000  # of a logistic regression
-RESIDUE = 0x2144DF1C  # the CRC-32 of any data followed by its own CRC-32
 
 
 # --- The encoder ------------------------------------------------------------------------------------------------------
@@ -160,18 +157,16 @@ def cache_features(
     checkpoint: str,
     layers: str,
     sequences: Sequences,
-    places: np.ndarray,
+    positions: np.ndarray,
     ends: np.ndarray,
     *,
     folder: str | Path = "",
     half: bool = False,
-) -> tuple[Path, bool]:
-    """Return the file of the features (M, K, H) of S sequences' words, and whether a damaged one was replaced.
-
-    They are computed unless the folder has the file with a valid checksum.
+) -> Path:
+    """Return the file of the features (M, K, H) of S sequences' words, which are computed if there is none.
 
     Args:
-        places: (M,) the position of each word's first token in its sequence.
+        positions: (M,) the position of each word's first token in its sequence.
         ends: (S,) the number of words up to each sequence's end.
         folder: The folder of feature files; empty: `bertkit/features` among the assets of huggingface_hub's cache.
         half: Whether to store 16 bits per number instead of 32.
@@ -181,18 +176,18 @@ def cache_features(
     """
     model = load_encoder(checkpoint, layers)
     facts = [list_layers(model, layers), half]
-    name = name_vectors(model, facts, sequences.ids, sequences.ends, sequences.seconds, places, ends)
+    name = name_vectors(model, facts, sequences.ids, sequences.ends, sequences.seconds, positions, ends)
     remedy = "give a folder for features with --set data.features_dir=DIR"
     with explain_refusal("the cache of features (change it with --set data.features_dir=DIR)", remedy):
         kept = Path(folder) if folder else find_cache()
     path = kept / f"{name}.npy"
     # The first process on each machine computes the features, and the others read its file.
     with PartialState().local_main_process_first(), explain_refusal(f"the folder {kept}", remedy):
-        if is_whole(path):
-            return path, False
-        is_damaged = path.exists()
-        write_checked(path, partial(write_features, model, layers, sequences, places, ends, half))
-    return path, is_damaged
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_open(path, "wb") as file:
+                write_features(model, layers, sequences, positions, ends, half, file)
+    return path
 
 
 def find_cache() -> Path:
@@ -200,43 +195,19 @@ def find_cache() -> Path:
     return cached_assets_path("bertkit", namespace="features")
 
 
-def is_whole(path: Path) -> bool:
-    """Return whether a cached file exists and ends with its checksum."""
-    return path.is_file() and find_checksum(path) == RESIDUE
-
-
-def write_checked(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Write a file of the cache atomically, with its checksum at the end."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    remove_remains(path.parent)
-    with atomic_open(path, "wb") as file:
-        write(file)
-        file.flush()
-        checksum = find_checksum(Path(file.name))
-        file.seek(0, os.SEEK_END)
-        file.write(checksum.to_bytes(4, "little"))
-
-
 def keep_array(name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
     """Return the array of this name from the cache, where it is put if the disk allows that."""
     path = None
     with suppress(OSError, ValueError):
         path = find_cache() / f"{name}.npy"
-        if is_whole(path):
-            return np.load(path)
+        return np.load(path)
     array = make()
     with suppress(OSError):
         if path is not None:
-            write_checked(path, partial(np.save, arr=array))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_open(path, "wb") as file:
+                np.save(file, array)
     return array
-
-
-def remove_remains(folder: Path) -> None:
-    """Remove partial files of killed runs that have not been written to for a day."""
-    for path in folder.glob(".*.npy.*"):
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > DAY:
-                path.unlink()
 
 
 def name_vectors(model: BertModel, facts: Sequence[Any], *columns: np.ndarray) -> str:
@@ -259,7 +230,7 @@ def write_features(
     model: BertModel,
     layers: str,
     sequences: Sequences,
-    places: np.ndarray,
+    positions: np.ndarray,
     ends: np.ndarray,
     half: bool,
     file: BinaryIO,
@@ -270,12 +241,13 @@ def write_features(
     """
     kind = np.dtype(np.float16 if half else np.float32)
     count, width = len(list_layers(model, layers)), model.config.hidden_size
-    form = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": (len(places), count, width)}
+    shape = (len(positions), count, width)
+    form = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, form)
     start, size = file.tell(), count * width * kind.itemsize
     starts = np.concatenate([[0], ends[:-1]])
     for numbers, states, _ in run_encoder(model, sequences, layers):
         for row, number in enumerate(numbers.tolist()):
-            chosen = torch.from_numpy(places[starts[number] : ends[number]].astype(np.int64)).to(states.device)
+            chosen = torch.from_numpy(positions[starts[number] : ends[number]].astype(np.int64)).to(states.device)
             file.seek(start + int(starts[number]) * size)
             file.write(states[row, chosen].cpu().numpy().astype(kind).tobytes())

@@ -10,7 +10,6 @@ the submission (`bertkit.inference.glue_submission`) follows the paper.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -233,8 +232,8 @@ class GlueTask(TextTask):
         tables = read_folder(row, folder, report) if options["dir"] else read_copy(row, report)
         for name, split in row.splits.items():
             if name not in tables:
-                place = folder / split.file if options["dir"] else name
-                report(f"{row.title}: {place} not found, skipping")
+                missing = folder / split.file if options["dir"] else name
+                report(f"{row.title}: {missing} not found, skipping")
         examples = {name: self.read(name, table) for name, table in tables.items()}
         if "train" in examples:
             examples["train"] = examples["train"].limit(options["max_train_samples"])
@@ -299,16 +298,10 @@ class GlueTask(TextTask):
         lines, _ = super().comment(metrics)
         if output is None or not self.splits:
             return Comments(lines, [])
-        dev = self.row.splits[next(iter(self.splits))].file
-        gold, ours = Path(recipe.data.get("dir") or "GLUE", dev), output / "predictions" / Path(dev).name
+        # max_steps would override the epochs of the grid.
         grid = [f"bertkit {self.command} {repeat_run(output, 'grid')} --grid  # the paper's grid"]
-        again = [f"bertkit score {self.command} {quote(str(gold))} {quote(str(ours))}  # the same scores"]
-        commands = [
-            *(grid if recipe.train.get("max_steps", -1) <= 0 else []),  # max_steps would override the grid's epochs
-            *([] if recipe.data.get("tune_share") else again),  # some rows have no prediction
-            use_pipeline(output, ["A man eats.", "Somebody eats."][: len(self.row.texts)]),
-        ]
-        return Comments(lines, commands)
+        tried = use_pipeline(output, ["A man eats.", "Somebody eats."][: len(self.row.texts)])
+        return Comments(lines, [*(grid if recipe.train.get("max_steps", -1) <= 0 else []), tried])
 
 
 def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:

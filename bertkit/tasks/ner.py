@@ -8,8 +8,8 @@ With `features` it is the feature-based approach: the frozen encoder runs once, 
 activations of each word's first sub-token, which are cached on disk (`bertkit.tasks.frozen`).
 """
 
-from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -31,14 +31,24 @@ from bertkit.data.formats.conll import (
     read_conll,
     read_conll_copy,
 )
-from bertkit.data.formats.entities import WORD_COLUMNS, drop_unmarked, find_columns, read_entities, read_list
-from bertkit.data.formats.rows import choose_reader, has_splits
+from bertkit.data.formats.entities import (
+    SPAN_COLUMNS,
+    TEXT_COLUMN,
+    WORD_COLUMNS,
+    drop_unmarked,
+    find_columns,
+    list_spans,
+    read_entities,
+    read_list,
+)
+from bertkit.data.formats.rows import Columns, choose_reader, has_splits
+from bertkit.data.formats.writer import write_beside
 from bertkit.data.sequences import IGNORED, EncodedInputs, pad
-from bertkit.data.splits import DROP, UNLABELLED, check_split_options, describe_shares, divide_train, name_split
+from bertkit.data.splits import DROP, UNLABELLED, check_split_options, divide_train, name_split
 from bertkit.data.tagging import ABSENT, Features, Sentence, TaggedText, WordWindows, encode_words, split_words
 from bertkit.data.tags import TAG, from_iob2
 from bertkit.errors import UsageError
-from bertkit.metrics.ner import count_entities, find_entities, score_entities
+from bertkit.metrics.ner import Entity, count_entities, find_entities, score_entities
 from bertkit.metrics.rows import RowScore
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows
 from bertkit.reports.tables import ScoreRow
@@ -47,10 +57,9 @@ from bertkit.system.hub import find_dataset
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask, name_baselines
-from bertkit.tasks.ner_files import find_gold, number_rows, write_conll, write_rows
 from bertkit.tasks.option import NER_OPTIONS
 from bertkit.tasks.result import take_text
-from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_object
+from bertkit.tasks.schema import INDEX, PROBABILITY, STRING, Schema, make_array, make_object
 from bertkit.tasks.task import DIVERGED, Comments, PredictionSettings, Result
 
 if TYPE_CHECKING:
@@ -59,7 +68,7 @@ if TYPE_CHECKING:
     from bertkit.model.config import BertConfig
 
 UNDECIDED = -1  # label where the logits are NaN or infinite
-ENTITY_SCORES = ("precision", "recall", "f1", "strict_f1")
+ENTITY_SCORES = {"precision": "precision", "recall": "recall", "f1": "F1", "strict_f1": "strict F1"}
 NER_SCORES = {"dev": "{}", "test": "test_{}"}
 NER_PAPER = {  # Table 7
     "f1": {"BERT-base, dev": 0.964, "BERT-large, dev": 0.966},
@@ -67,6 +76,8 @@ NER_PAPER = {  # Table 7
 }
 
 BILSTM_SIZE = 768  # units a direction: section 5.3's "two-layer 768-dimensional BiLSTM"
+PREDICTED_COLUMN = "predicted"  # the column of predictions in the rows of a table
+BLANK = re.compile(r"[ \t\r\n]")  # separates columns and lines of CoNLL files
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +118,10 @@ NerData = WordWindows | FeaturedWords
 
 @dataclass(frozen=True)
 class Tagged:
-    """The words of a text with start and end of each, in characters, or in words if `text` is None."""
+    """The words of a text with the start and end of each, in characters, or in words if `text` is None."""
 
     words: Sequence[str]
-    places: list[tuple[int, int]]
+    spans: list[tuple[int, int]]
     text: str | None
 
 
@@ -140,7 +151,7 @@ class NerTask(FineTuningTask):
     def __init__(self) -> None:
         self.table = list_rows()
         self.recipe = self.make_recipe(
-            32,  # A.3's grid, as the rate and the epochs; section 5.3 does not say which
+            32,  # A.3's grid also has the rate and the epochs; section 5.3 does not say which
             checkpoint="google-bert/bert-base-cased",  # section 5.3: a case-preserving WordPiece model
             num_train_epochs=3.0,
             learning_rate=5e-5,
@@ -169,7 +180,7 @@ class NerTask(FineTuningTask):
         """Read the examples of train, dev and, if it is there, test; splits that are missing are taken from train."""
         texts = self.read(options, report, needs_train=config is None)
         if config is not None:
-            names = tuple(config.id2label[place] for place in range(config.num_labels))
+            names = tuple(config.id2label[label] for label in range(config.num_labels))
             found = {split: text for split, text in texts.items() if split != "train"} or texts
             return {split: TaggedExamples(text, names, "") for split, text in found.items() if text.is_labelled}
         for text in texts.values():
@@ -193,9 +204,6 @@ class NerTask(FineTuningTask):
         tags = {tag for sentence in (train.sentences if options["folds"] else sentences) for tag in sentence.tags}
         if not tags - {"O"}:
             raise UsageError(f"{train.source} has no entity to learn; give sentences with tags or spans")
-        if taken:
-            for line in describe_types(texts, sorted({tag[2:] for tag in tags - {"O"}})):
-                report(line)
         labels = ("O", *sorted(tags - {"O"}))
         return {split: TaggedExamples(text, labels, options["group"]) for split, text in texts.items()}
 
@@ -203,23 +211,21 @@ class NerTask(FineTuningTask):
         """Read the sentences of each split: CoNLL files, a person's own tables or exports, or CoNLL-2003 on the Hub."""
         if not options["dir"]:
             return read_conll_copy()
-        place = Path(options["dir"])
-        is_table = place.is_file() or find_dataset(options["dir"]) or has_splits(place) or find_brat(options["dir"])
-        if is_table and place.suffix not in CONLL_SUFFIXES:
+        source = Path(options["dir"])
+        is_table = source.is_file() or find_dataset(options["dir"]) or has_splits(source) or find_brat(options["dir"])
+        if is_table and source.suffix not in CONLL_SUFFIXES:
             tables = read_exports(options["dir"], choose_reader(options, report), report, needs_train)
-            if others := [name for names in NER_FILES for name in names if (place / name).is_file()]:
-                report(f"{place}: the tables are read, but not {', '.join(others)}")
             if options.get("is_check") or options.get("unlabelled") == DROP:
                 tables = {split: drop_unmarked(rows, report) for split, rows in tables.items()}
             return {split: read_entities(rows, report) for split, rows in tables.items()}
-        is_file = place.suffix in CONLL_SUFFIXES and not place.is_dir()
-        paths, encoding = {"train": place} if is_file else find_conll(place, report), options.get("encoding", "")
+        is_file = source.suffix in CONLL_SUFFIXES and not source.is_dir()
+        paths, encoding = {"train": source} if is_file else find_conll(source, report), options.get("encoding", "")
         return {split: read_conll(path, report=report, encoding=encoding) for split, path in paths.items()}
 
-    def is_official(self, place: str) -> bool:
+    def is_official(self, source: str) -> bool:
         """Return whether this is a folder of CoNLL-2003's files, or with such a folder, or their copy on the Hub."""
         train = NER_FILES[0][0]
-        return not place or any(found for form in (train, f"*/{train}") for found in Path(place).glob(form))
+        return not source or any(found for form in (train, f"*/{train}") for found in Path(source).glob(form))
 
     def encode(
         self, examples: TaggedExamples, tokenizer: Any, recipe: Any, split: str, report: Report = ignore
@@ -232,19 +238,11 @@ class NerTask(FineTuningTask):
             return words
         from bertkit.tasks.frozen import cache_features
 
-        places, ends, labels = words.locate_all()
-        path, is_renewed = cache_features(
-            recipe.checkpoint,
-            options["features"],
-            words.flatten(),
-            places,
-            ends,
-            folder=options["features_dir"],
-            half=options["half_features"],
-        )
-        again = ", recomputed because the checksum of the cached file was wrong" * is_renewed
-        kept = f"{path} ({path.stat().st_size / 1e6:,.1f} MB)"
-        report(f"{split}: features of {len(labels):,} words in {kept}{again}")
+        positions, ends, labels = words.locate_all()
+        sequences, kept = words.flatten(), {"folder": options["features_dir"], "half": options["half_features"]}
+        path = cache_features(recipe.checkpoint, options["features"], sequences, positions, ends, **kept)
+        size = f"{path.stat().st_size / 1e6:,.1f} MB"
+        report(f"{split}: features of {len(labels):,} words in {path} ({size})")
         return FeaturedWords(path, ends, labels, words)
 
     def tabulate(self, examples: TaggedExamples) -> ExampleRows:
@@ -344,10 +342,10 @@ class NerTask(FineTuningTask):
         needed = {"anyOf": [{"required": [name]} for name in kinds]}
         sample = {"text": "Ada Lovelace met Charles Babbage in London."}
         given = {"type": "object", "properties": kinds, **needed, "examples": [sample]}
-        texts = {"text": STRING, "type": STRING, "start": PLACE, "end": PLACE, "score": PROBABILITY}
+        texts = {"text": STRING, "type": STRING, "start": INDEX, "end": INDEX, "score": PROBABILITY}
         is_known = all(TAG.fullmatch(label) for label in settings.labels)
         entities = {"entities": make_array(make_object(texts))} if is_known else {}
-        pair = make_array(PLACE) | {"minItems": 2, "maxItems": 2}
+        pair = make_array(INDEX) | {"minItems": 2, "maxItems": 2}
         tags = make_array({"enum": settings.labels})
         return given, make_object(entities | {"tags": tags, "places": make_array(pair)}, optional=("places",))
 
@@ -357,10 +355,10 @@ class NerTask(FineTuningTask):
             words = read_list(given[name], name) if isinstance(given[name], str) else given[name]
             if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
                 raise UsageError(f"{name} must be a list of strings; for a single string use the key text")
-            return take_words(words)
+            return Tagged(words, [(number, number + 1) for number in range(len(words))], None)
         text = take_text(given, "text")
-        places = split_words(text)
-        return Tagged([text[start:end] for start, end in places], places, text)
+        spans = split_words(text)
+        return Tagged([text[start:end] for start, end in spans], spans, text)
 
     def encode_inputs(self, examples: Sequence[Tagged], settings: PredictionSettings) -> EncodedInputs:
         """Return a sequence for each text, or several for a long one, so that none is truncated.
@@ -369,11 +367,13 @@ class NerTask(FineTuningTask):
         """
         from bertkit.model.bilstm_heads import BertFeaturesForTokenClassification
 
-        sentences = [make_sentence(example.words, number) for number, example in enumerate(examples, 1)]
+        tags = [["O"] * len(example.words) for example in examples]
+        pairs = enumerate(zip(examples, tags, strict=True), 1)
+        sentences = [Sentence(example.words, own, own, number, 0) for number, (example, own) in pairs]
         text = TaggedText("the input", sentences, len(examples), "IOB2", 0)
         data = encode_words(text, settings.labels, settings.tokenizer, settings.max_length)
         is_featured = isinstance(settings.model, BertFeaturesForTokenClassification)
-        collate = place_words if is_featured else pad
+        collate = locate_words if is_featured else pad
         return EncodedInputs(data, data.stops - data.starts + 2, [False] * len(examples), collate)
 
     def keep(self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings) -> list[np.ndarray]:
@@ -393,13 +393,15 @@ class NerTask(FineTuningTask):
         results = []
         for example, found, scores in zip(examples, tags, likely, strict=True):
             result = {"entities": list_entities(example, found, scores)} if is_known else {}
-            places = {} if example.text is None else {"places": [list(place) for place in example.places]}
-            results.append(result | {"tags": found} | places)
+            spans = {} if example.text is None else {"places": list(map(list, example.spans))}
+            results.append(result | {"tags": found} | spans)
         return results
 
     def describe_result(self, result: Result) -> str:
         """Return the entities, or all tags."""
-        return describe_entities(result["entities"]) if "entities" in result else " ".join(result["tags"])
+        if "entities" not in result:
+            return " ".join(result["tags"])
+        return ", ".join(f"{found['text']}: {found['type']}" for found in result["entities"]) or "(nothing)"
 
 
 # --- Words and tags ---------------------------------------------------------------------------------------------------
@@ -427,12 +429,12 @@ def decide(summaries: np.ndarray, data: NerData) -> list[list[str]]:
 
 
 def gather_words(values: "Tensor", known: "Tensor") -> "Tensor":
-    """Return (B, W): of the values (B, T) those at the `known` places (B, T), padded with IGNORED."""
+    """Return (B, W): the values (B, T) at the `known` positions (B, T), padded with IGNORED."""
     import torch
 
     counts = known.sum(1, keepdim=True)
-    places = torch.arange(max(int(counts.max()), 1), device=known.device) < counts  # (B, W)
-    return torch.full_like(places, IGNORED, dtype=values.dtype).masked_scatter(places, values[known])
+    is_word = torch.arange(max(int(counts.max()), 1), device=known.device) < counts  # (B, W)
+    return torch.full_like(is_word, IGNORED, dtype=values.dtype).masked_scatter(is_word, values[known])
 
 
 def list_keys(text: TaggedText, group: str) -> Iterator[str]:
@@ -454,53 +456,27 @@ def list_keys(text: TaggedText, group: str) -> Iterator[str]:
         yield from words
 
 
-def describe_types(texts: Mapping[str, TaggedText], types: Sequence[str]) -> list[str]:
-    """Return the share of each split's sentences that have an entity of a type."""
-    labelled = {split: text for split, text in texts.items() if text.is_labelled}
-    counts = {}
-    for split, text in labelled.items():
-        found = Counter(kind for sentence in text.sentences for kind in {tag[2:] for tag in sentence.tags})
-        counts[split] = np.array([found[kind] for kind in types])
-    return describe_shares(counts, {split: len(text.sentences) for split, text in labelled.items()}, types)
-
-
-def place_words(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
+def locate_words(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
     """Return the batch of some sequences with `word_positions` and `labels` (B, W), for a head that reads words."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
-    places = [torch.from_numpy(np.flatnonzero(item["labels"] != IGNORED)) for item in items]
+    positions = [torch.from_numpy(np.flatnonzero(item["labels"] != IGNORED)) for item in items]
     return pad(items) | {
-        "word_positions": pad_sequence(places, batch_first=True, padding_value=ABSENT),
-        "labels": pad_sequence(list(map(torch.zeros_like, places)), batch_first=True, padding_value=IGNORED),
+        "word_positions": pad_sequence(positions, batch_first=True, padding_value=ABSENT),
+        "labels": pad_sequence(list(map(torch.zeros_like, positions)), batch_first=True, padding_value=IGNORED),
     }
-
-
-def make_sentence(words: Sequence[str], document: int) -> Sentence:
-    """Return words without tags."""
-    tags = ["O"] * len(words)
-    return Sentence(words, tags, tags, document, 0)
-
-
-def take_words(words: Sequence[str]) -> Tagged:
-    """Return words that come without a text, their places being their numbers."""
-    return Tagged(words, [(place, place + 1) for place in range(len(words))], None)
 
 
 def list_entities(example: Tagged, tags: Sequence[str], scores: Sequence[float]) -> list[dict[str, Any]]:
     """Return the entities of a text, each with its text, type, start and end, and the mean score of its words."""
     entities = []
     for first, behind, kind in find_entities(tags):
-        start, end = example.places[first][0], example.places[behind - 1][1]
+        start, end = example.spans[first][0], example.spans[behind - 1][1]
         text = " ".join(example.words[first:behind]) if example.text is None else example.text[start:end]
         score = sum(scores[first:behind]) / (behind - first)
         entities.append({"text": text, "type": kind, "start": start, "end": end, "score": score})
     return entities
-
-
-def describe_entities(entities: Sequence[Mapping[str, Any]]) -> str:
-    """Return entities in words."""
-    return ", ".join(f"{found['text']}: {found['type']}" for found in entities) or "(nothing)"
 
 
 def describe_words(data: WordWindows, split: str) -> str:
@@ -521,14 +497,49 @@ def describe_words(data: WordWindows, split: str) -> str:
 
 def list_rows() -> tuple[ScoreRow, ...]:
     """Return the lines of the table: each metric on each split."""
-    words = {"precision": "precision", "recall": "recall", "f1": "F1", "strict_f1": "strict F1"}
     nothing = {"f1": {"never tagging": "majority_f1"} | name_baselines(NerTask.baselines, "f1")}
     rows = []
     for split, name in NER_SCORES.items():
-        for metric, word in words.items():
+        for metric, word in ENTITY_SCORES.items():
             key, title = name.format(metric), word if split == "dev" else f"{word}, {split}"
             rows.append(ScoreRow(title, key, nothing.get(key, {}), "fraction", NER_PAPER.get(key, {})))
     return tuple(rows)
+
+
+# --- Predicted tags in files ------------------------------------------------------------------------------------------
+
+
+def number_rows(text: TaggedText) -> Sequence[int]:
+    """Return the row of each sentence: its document, or without documents the sentence itself."""
+    return text.number_documents().tolist() if text.documents > 1 else range(len(text.sentences))
+
+
+def find_gold(sentence: Sentence) -> Collection[Entity]:
+    """Return the entities of a sentence as its file has them."""
+    return find_entities(sentence.tags) if sentence.entities is None else sentence.entities.keys()
+
+
+def write_rows(rows: Columns, predicted: Sequence[Sequence[str]]) -> str:
+    """Return JSON lines with the rows of a table and `predicted`: tags, or the spans of a text."""
+    given, marked = find_columns(rows.table.column_names)
+    decoded = rows.lists | ({marked} if marked in SPAN_COLUMNS else set())
+    found: Sequence[Any] = list(map(list, predicted))
+    if given == TEXT_COLUMN:
+        pairs = zip(rows.find(given).to_pylist(), predicted, strict=True)
+        found = [list_spans(split_words(text), find_entities(tags)) for text, tags in pairs]
+    return write_beside(rows, [{PREDICTED_COLUMN: one} for one in found], ".jsonl", decoded)
+
+
+def write_conll(text: TaggedText, predicted: Sequence[Sequence[str]]) -> str:
+    """Return the lines of a text with predicted tags and -DOCSTART- lines."""
+    parts, document = [], 0
+    for sentence, tags in zip(text.sentences, predicted, strict=True):
+        if sentence.document > document:
+            parts.append(f"{DOCSTART} O O\n")
+            document = sentence.document
+        rows = zip(sentence.words, sentence.official, tags, strict=True)
+        parts.append("".join(f"{BLANK.sub('_', word) or '_'} {tag} {guess}\n" for word, tag, guess in rows))
+    return "\n".join(parts)
 
 
 NER = NerTask()

@@ -1,7 +1,6 @@
 """The core of prediction, from examples to results, for every task. `bertkit.inference` is its interface."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from bertkit.model.precision import use_precision
 from bertkit.system.progress import ignore
 from bertkit.tasks.task import PredictionSettings, Result, Task
 
-SAMPLES = 5  # examples shown per run
 TOKENS_ON_CPU = 1024  # of a batch, whose activations then fit into a core's cache
 
 
@@ -95,16 +93,3 @@ def add_indices(batch: dict[str, Tensor], head: type[BertHead]) -> dict[str, Ten
 def limit_batch(device: torch.device) -> int:
     """Return the tokens of a batch in prediction."""
     return TOKENS_ON_CPU if device.type == "cpu" else TOKENS_A_BATCH
-
-
-def show_examples(task: Task, examples: Mapping[str, Any], settings: PredictionSettings) -> list[str]:
-    """Return lines with input, predicted and correct answer for samples of the first evaluated split."""
-    split = next((split for split in task.splits if split in examples), None)
-    if split is None:
-        return []
-    samples = list(islice(task.list_samples(examples[split], settings), SAMPLES))
-    results = predict(task, [example for _, example, _ in samples], settings)
-    return [
-        f"{words}  →  {' '.join(task.describe_result(result).splitlines())}  ({right})"
-        for (words, _, right), result in zip(samples, results, strict=True)
-    ]

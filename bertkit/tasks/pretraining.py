@@ -10,7 +10,7 @@ afresh in every epoch (the pairs still come from `dupe_factor` copies, used in t
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from pathlib import Path
 from shlex import quote
@@ -27,7 +27,6 @@ from bertkit.data.pretraining.tokenize import (
     TokenizedCorpus,
     check_documents,
     choose_held_out,
-    start_of,
     tokenize_documents,
 )
 from bertkit.data.sequences import IGNORED, EncodedInputs
@@ -63,10 +62,7 @@ MASK = "[MASK]"
 KNOWN_LOSSES = {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}
 KNOWN_ACCURACY = {"the most frequent token": "unigram_accuracy"}
 FOREIGN_SHARE = 0.3  # share of unknown tokens; above it a vocabulary is for another script
-PIECES_LOOKED_AT = 10_000_000  # tokens, for whole_word_masking
-LEAST_PIECES = 0.001  # share of them that must be ## pieces
 FORECAST_CHARACTERS = 20_000_000  # of text, for a forecast of a run's cost
-DOCUMENTS_SHOWN = 100  # documents of a built corpus from which the shown predictions are chosen
 
 # The defaults of `bertkit pretrain` without a recipe or a model: those of recipes/demo/pretrain.toml.
 STARTER = {
@@ -276,11 +272,6 @@ class PretrainingTask(Task):
                 "give one that fits the text, or remove --vocab to train one"
             )
         data = PretrainingData(corpus, tokenizer, phases, options, seed)
-        if data.continues is not None and data.continues[corpus.ids[:PIECES_LOOKED_AT]].mean() < LEAST_PIECES:
-            raise UsageError(
-                "whole_word_masking would change nothing: in this text almost every word is one token, without ## "
-                "pieces after it, as in Chinese; remove it"
-            )
         if options["objective"] == "mlm+nsp" and (corpus.document_ends - corpus.document_starts <= 1).all():
             report("no document has two sentences, so every next sentence is random; use --set data.objective=mlm")
         return data
@@ -412,7 +403,7 @@ class PretrainingTask(Task):
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> dict[str, np.ndarray]:
         """Return the sequence of one or two texts with masks; `labels` (T,) are IGNORED except at the masks."""
         texts, tokenizer = read_texts(given, settings.pairs), settings.tokenizer
-        with_pair = settings.head == self.head  # which says whether a text follows another
+        with_pair = settings.head == self.head  # the head says whether a text follows another
         if not any(MASK in text for text in texts) and not (with_pair and len(texts) == 2):
             also = " and no text_pair" if with_pair else ""
             raise UsageError(f"there is no {MASK} to fill in{also}; put {MASK} where a word is missing")
@@ -477,17 +468,6 @@ class PretrainingTask(Task):
         ]
         return "; ".join([*parts, describe_pair(result)] if "next_sentence" in result else parts)
 
-    def list_samples(
-        self, examples: list[Document] | TokenizedCorpus, settings: PredictionSettings
-    ) -> Iterable[tuple[str, dict[str, np.ndarray], str]]:
-        """Return sentences with a word masked, and the word; none for a model that reads from left to right."""
-        if settings.model.config.is_decoder:
-            return
-        if isinstance(examples, TokenizedCorpus):
-            examples = read_sentences(examples, settings.tokenizer, DOCUMENTS_SHOWN)
-        for text, word in choose_masked(examples, settings):
-            yield text, self.read_input({"text": text}, settings), word
-
 
 def open_built(options: Mapping[str, Any], report: Report) -> TokenizedCorpus:
     """Open the corpus that `bertkit corpus build` has made.
@@ -532,36 +512,6 @@ def check_vocabulary(corpus: str | Path, tokenizer: Any, owner: str) -> None:
             f"{corpus} was built with a different vocabulary from that of {owner}; build one with it: "
             "bertkit corpus build … --vocab DIR"
         )
-
-
-def read_sentences(corpus: TokenizedCorpus, tokenizer: Any, count: int) -> list[Document]:
-    """Decode the first `count` documents from their tokens."""
-    documents = []
-    for start, end in zip(corpus.document_starts[:count], corpus.document_ends[:count], strict=True):
-        sentences = np.arange(start, end)
-        spans = zip(start_of(corpus.sentence_ends, sentences), corpus.sentence_ends[sentences], strict=True)
-        documents.append([tokenizer.decode(corpus.ids[a:b].tolist()) for a, b in spans])
-    return documents
-
-
-def choose_masked(documents: Sequence[Document], settings: PredictionSettings) -> Iterable[tuple[str, str]]:
-    """Return sentences of different documents with one ordinary word masked, and the word.
-
-    A word is ordinary if it has four letters or more and is one token of the more frequent half of the vocabulary.
-    """
-    tokenizer = settings.tokenizer
-    for document in documents:
-        sentence = min(document, key=lambda sentence: abs(len(sentence) - 70))
-        words = sentence.split()
-        places = sorted(range(1, len(words) - 1), key=lambda place: abs(place - len(words) // 2))
-        for place in places:
-            ids = tokenizer(words[place], add_special_tokens=False)["input_ids"]
-            if len(words[place]) > 3 and words[place].isalpha() and len(ids) == 1 and ids[0] < len(tokenizer) // 2:
-                text = " ".join([*words[:place], MASK, *words[place + 1 :]])
-                is_whole = len(encode_masked(text, settings)) + 2 <= settings.max_length and text.count(MASK) == 1
-                if is_whole and 40 <= len(sentence) <= 110:
-                    yield text, words[place]
-                break
 
 
 def encode_masked(text: str, settings: PredictionSettings) -> list[int]:

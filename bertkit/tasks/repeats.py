@@ -57,12 +57,16 @@ class CheckedRows:
         }
         if split == TRAIN_SPLIT:
             del listed["in_train"], listed["contradicts_train"]
-        counts = {name: len(rows) for name, rows in listed.items()}
-        return {"rows": found.size, **counts, **{f"{name}_rows": rows for name, rows in listed.items()}}
+        return {"rows": found.size, **count_rows(**listed)}
 
     def pair_lines(self, split: str, other: str, pairs: np.ndarray) -> list[list[int]]:
         """Return the lines of pairs (N, 2) of a row of a split and a row of another."""
         return [[self.lines[split][row], self.lines[other][partner]] for row, partner in pairs.tolist()]
+
+
+def count_rows(**found: Sequence[Any]) -> dict[str, Any]:
+    """Return the number of rows of each finding, and the rows as `<name>_rows`, for JSON."""
+    return {name: len(rows) for name, rows in found.items()} | {f"{name}_rows": rows for name, rows in found.items()}
 
 
 def tabulate_splits(task: Task, examples: Mapping[str, Any]) -> dict[str, ExampleRows]:
@@ -71,7 +75,7 @@ def tabulate_splits(task: Task, examples: Mapping[str, Any]) -> dict[str, Exampl
     for split in sorted(examples, key=lambda split: split != TRAIN_SPLIT):
         if (found := task.tabulate(examples[split])) is None:
             return {}
-        rows[split] = replace(found, groups=())  # which may hold all texts
+        rows[split] = replace(found, groups=())  # groups may hold all texts
     return rows
 
 
@@ -87,8 +91,8 @@ def check_rows(rows: Mapping[str, ExampleRows]) -> CheckedRows:
 
 def name_command(task: Task, options: Mapping[str, Any]) -> str:
     """Return the command that lists the findings on a task's data."""
-    place = f" {quote(options['dir'])}" if options["dir"] else ""
-    return f"bertkit doctor{place}{_name_task(task, options)}"
+    data = f" {quote(options['dir'])}" if options["dir"] else ""
+    return f"bertkit doctor{data}{_name_task(task, options)}"
 
 
 def _name_task(task: Task, options: Mapping[str, Any]) -> str:

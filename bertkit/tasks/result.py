@@ -130,7 +130,7 @@ def tabulate_logits(
 
 def spell_marks(marks: np.ndarray, names: Sequence[str]) -> pa.Array:
     """Return the names whose mark (S, L) is not 0, for each row."""
-    return pa.array([[names[place] for place in np.flatnonzero(row)] for row in marks], NAMES)
+    return pa.array([[names[label] for label in np.flatnonzero(row)] for row in marks], NAMES)
 
 
 def name_results(

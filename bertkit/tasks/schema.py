@@ -7,7 +7,7 @@ Schema = dict[str, Any]
 
 STRING: Schema = {"type": "string"}
 NUMBER_SCHEMA: Schema = {"type": "number"}
-PLACE: Schema = {"type": "integer", "minimum": 0}
+INDEX: Schema = {"type": "integer", "minimum": 0}
 PROBABILITY: Schema = {"type": "number", "minimum": 0, "maximum": 1}
 
 

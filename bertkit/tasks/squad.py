@@ -9,9 +9,9 @@ after as many windows as there are questions.
 """
 
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -49,13 +49,13 @@ from bertkit.metrics.squad import (
     score_squad2,
 )
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, find_decided, make_rows, read_numbers
+from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows, select
 from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.option import SQUAD_OPTIONS, WINDOW_OPTIONS, list_defaults
 from bertkit.tasks.result import take_text
-from bertkit.tasks.schema import NUMBER_SCHEMA, PLACE, STRING, Schema, make_input, make_object
-from bertkit.tasks.squad_versions import VERSIONS, Version, list_score_rows
+from bertkit.tasks.schema import INDEX, NUMBER_SCHEMA, STRING, Schema, make_input, make_object
 from bertkit.tasks.task import DIVERGED, Comments, PredictionSettings, Result, check_finite
 
 if TYPE_CHECKING:
@@ -65,6 +65,70 @@ if TYPE_CHECKING:
 
 SQUAD_SPLITS = {"train": "train", "dev": "validation"}
 ANSWERS, NBEST, ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"  # the reference code's
+
+SQUAD_BASE, SQUAD_LARGE = "BERT-base, dev", "BERT-large, dev"  # Tables 2 and 3
+ENSEMBLE = "BERT-large, 7 models, dev"  # Table 2
+TRIVIAQA, BOTH = "BERT-large, TriviaQA first, dev", "BERT-large, 7 models, TriviaQA first, dev"  # Table 2
+
+
+@dataclass(frozen=True)
+class Version:
+    """A row of the table below.
+
+    Attributes:
+        number: The version on the command line.
+        release: The version in the names of the files.
+        hub: The copy on the Hub.
+        batch_size: The paper's.
+        epochs: The paper's.
+        unanswerable: Whether a context may have no answer.
+        exact: The name of exact match in metrics.json.
+        paper: Metric -> model -> published score.
+        combined: The same for ensembles.
+    """
+
+    number: int
+    release: str
+    hub: str
+    batch_size: int
+    epochs: float
+    unanswerable: bool
+    exact: str
+    paper: Mapping[str, Mapping[str, float]]
+    combined: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Return the task's name."""
+        return f"squad{self.number}"
+
+
+VERSIONS = (
+    Version(
+        number=1,
+        release="1.1",
+        hub="rajpurkar/squad",
+        batch_size=32,
+        epochs=3.0,
+        unanswerable=False,
+        exact="exact_match",
+        paper={
+            "exact_match": {SQUAD_BASE: 80.8, SQUAD_LARGE: 84.1, TRIVIAQA: 84.2},
+            "f1": {SQUAD_BASE: 88.5, SQUAD_LARGE: 90.9, TRIVIAQA: 91.1},
+        },
+        combined={"exact_match": {ENSEMBLE: 85.8, BOTH: 86.2}, "f1": {ENSEMBLE: 91.8, BOTH: 92.2}},
+    ),
+    Version(
+        number=2,
+        release="2.0",
+        hub="rajpurkar/squad_v2",
+        batch_size=48,
+        epochs=2.0,
+        unanswerable=True,
+        exact="exact",
+        paper={"exact": {SQUAD_LARGE: 78.7}, "f1": {SQUAD_LARGE: 81.9}},
+    ),
+)
 
 
 class OwnWindows(Windows):
@@ -140,12 +204,12 @@ class SquadTask(FineTuningTask):
         report(f"{title}: " + ", ".join(f"{name} {len(found):,} questions" for name, found in examples.items()))
         return examples
 
-    def is_official(self, place: str) -> bool:
-        """Return whether a place is a folder of the official files, or a folder without splits of a person's own."""
-        if not place:
+    def is_official(self, source: str) -> bool:
+        """Return whether this is a folder of the official files, or a folder without splits of a person's own."""
+        if not source:
             return True
-        files = (os.path.join(place, self.name_file(split)) for split in SQUAD_SPLITS)
-        return os.path.isdir(place) and (any(map(os.path.exists, files)) or not has_splits(place))
+        files = (os.path.join(source, self.name_file(split)) for split in SQUAD_SPLITS)
+        return os.path.isdir(source) and (any(map(os.path.exists, files)) or not has_splits(source))
 
     def read_examples(self, options: Mapping[str, Any], report: Report) -> dict[str, list[Question]]:
         """Read the official files, the Hub's copy or own questions, with `train_file` for training if given."""
@@ -160,11 +224,11 @@ class SquadTask(FineTuningTask):
         folder, number = Path(options["dir"]), self.version.number
         return examples | {name: read_squad(folder / self.name_file(name), number) for name in wanted}
 
-    def read_scored(self, place: str, read: Callable[[Path], Columns]) -> dict[str, list[Question]]:
+    def read_scored(self, source: str, read: Callable[[Path], Columns]) -> dict[str, list[Question]]:
         """Read the questions of a file, of the official dev, or of a person's own dev and test with answers."""
-        if self.is_official(place):
-            return {"dev": read_squad(Path(place, self.name_file("dev")), self.version.number)}
-        found = read_own_squad(place, self.version.number, needs_train=False, read=read)
+        if self.is_official(source):
+            return {"dev": read_squad(Path(source, self.name_file("dev")), self.version.number)}
+        found = read_own_squad(source, self.version.number, needs_train=False, read=read)
         scored = {split: part for split, part in found.items() if split != "train"} or found
         return {split: part.questions for split, part in scored.items() if part.is_labelled}
 
@@ -328,10 +392,7 @@ class SquadTask(FineTuningTask):
     ) -> dict[str, str]:
         """Return the files of the chosen answers: name -> JSON."""
         ids = [question.id for question in questions]
-        files: dict[str, Sequence[Any]] = {
-            ANSWERS: chosen,
-            NBEST: ranked,
-        }
+        files: dict[str, Sequence[Any]] = {ANSWERS: chosen, NBEST: ranked}
         if self.version.unanswerable:
             files[ODDS] = [answer.odds for answer in answers]
         return {
@@ -352,26 +413,16 @@ class SquadTask(FineTuningTask):
             UsageError: A file cannot be read or has the other version, or answers are missing.
         """
         can_be_none = self.version.unanswerable
-        if math.isnan(threshold):
-            raise UsageError("--na-prob-thresh is NaN; give a number")
         if (odds is not None or threshold != 1.0) and not can_be_none:
             raise UsageError("SQuAD 1.1 has no unanswerable questions; remove --null-odds and --na-prob-thresh")
         # The official script for 2.0 looks at the answers only, and so takes files of both versions.
         questions = read_squad(gold, None if can_be_none else self.version.number)
         references, answers = collect_answers(questions), read_predictions(predictions, str)
-        if not references.keys() & answers:
-            raise UsageError(f"{predictions} answers no question of {gold}; give the predictions for this file")
         if not can_be_none:
             if missing := len(references.keys() - answers):
                 report(f"{missing:,} of {len(references):,} questions have no answer in {predictions} and score 0")
             return score_squad1(references, answers)
-        doubts = None if odds is None else read_predictions(odds, float)
-        if doubts is not None and threshold == 1.0 and (logs := sum(not 0 <= value <= 1 for value in doubts.values())):
-            report(
-                f"{logs:,} of {len(doubts):,} odds in {odds} are not probabilities; as in the official script, those "
-                "above 1 count as no answer unless --na-prob-thresh is given"
-            )
-        return score_squad2(references, answers, doubts, threshold)
+        return score_squad2(references, answers, None if odds is None else read_predictions(odds, float), threshold)
 
     def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
         """Return also a line that explains tau, and commands that use the fine-tuned model."""
@@ -384,16 +435,11 @@ class SquadTask(FineTuningTask):
             lines = sorted([*lines, line], key=lambda line: line.startswith("warning: "))  # a warning comes last
         if output is None:
             return Comments(lines, [])
-        gold = Path(recipe.data.get("dir") or "SQUAD", self.name_file("dev"))
         run, other, both = (quote(f"{output}{behind}") for behind in ("", "-43", "-both"))
-        answers = quote(str(output / "predictions" / ANSWERS))
         if not self.is_official(recipe.data.get("dir", "")):
             use = f"bertkit predict {run} --input questions.jsonl --output answers.jsonl"
             return Comments(lines, [use, *another])
-        if recipe.data.get("tune_share"):  # some questions of the file have no answer
-            return Comments(lines, another)
-        again = f"bertkit score {self.command} {quote(str(gold))} {answers}"
-        return Comments(lines, [again, *another, f"bertkit {self.command} --ensemble {run} {other} --output {both}"])
+        return Comments(lines, [*another, f"bertkit {self.command} --ensemble {run} {other} --output {both}"])
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
@@ -401,7 +447,7 @@ class SquadTask(FineTuningTask):
         """Return the schemas of a question with its context and of the answer; with tau also the score without one."""
         context = "Ada Lovelace wrote the first published program, for a machine that Charles Babbage designed."
         sample = {"question": "Who designed the machine?", "context": context}
-        best = make_object({"text": STRING, "start": PLACE, "end": PLACE, "score": NUMBER_SCHEMA})
+        best = make_object({"text": STRING, "start": INDEX, "end": INDEX, "score": NUMBER_SCHEMA})
         null = {} if settings.model.config.tau is None else dict.fromkeys(("null_score", "tau"), NUMBER_SCHEMA)
         return make_input(dict.fromkeys(sample, STRING), sample), make_object({"answer": STRING, "best": best, **null})
 
@@ -417,11 +463,6 @@ class SquadTask(FineTuningTask):
         lengths = {name: settings.lengths.get(name, value) for name, value in list_defaults(WINDOW_OPTIONS).items()}
         lengths["max_length"] = min(lengths["max_length"], settings.model.config.max_position_embeddings)
         lengths["max_query_length"] = min(lengths["max_query_length"], lengths["max_length"] // 2)
-        if lengths["max_length"] < lengths["max_query_length"] + 4:  # as `check` has it
-            raise UsageError(
-                f"the model takes {lengths['max_length']} tokens, which leaves no room for a context beside a "
-                "question; give a model that takes more"
-            )
         data = encode_questions(examples, settings.tokenizer, **lengths)
         return EncodedInputs(data, data.find_first() + data.lengths + 1, data.shortened)
 
@@ -492,6 +533,25 @@ def describe_windows(data: Windows, split: str) -> str:
             f"more than {data.max_answer_length} tokens"
         )
     return line
+
+
+def list_score_rows(version: Version) -> tuple[ScoreRow, ...]:
+    """Return the lines of a version's table."""
+    rows = []
+    for name, key in (("EM", version.exact), ("F1", "f1")):
+        baselines = {"never answering": f"majority_{key}"} if version.unanswerable else {}
+        rows.append(ScoreRow(name, key, baselines, "percent", version.paper[key]))
+    if version.unanswerable:
+        rows += [
+            ScoreRow("EM, tau = 0", "tau0_exact", unit="percent"),
+            ScoreRow("F1, tau = 0", "tau0_f1", unit="percent"),
+            ScoreRow("EM, answerable", "HasAns_exact", unit="percent"),
+            ScoreRow("F1, answerable", "HasAns_f1", unit="percent"),
+            ScoreRow("EM, unanswerable", "NoAns_exact", unit="percent"),
+            ScoreRow("tau", "tau"),
+        ]
+    tests = [ScoreRow(f"{row.name}, test", f"test_{row.key}", {}, row.unit) for row in rows]
+    return (*rows, *tests)
 
 
 SQUAD = {task.name: task for task in map(SquadTask, VERSIONS)}

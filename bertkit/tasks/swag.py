@@ -29,7 +29,7 @@ from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.option import SWAG_OPTIONS
 from bertkit.tasks.result import add_label_set, describe_label_set, tabulate_logits, take_text
-from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_input, make_object
+from bertkit.tasks.schema import INDEX, PROBABILITY, STRING, Schema, make_array, make_input, make_object
 from bertkit.tasks.task import Comments, PredictionSettings, Result, use_transformers
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ SWAG_FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 SWAG_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 SWAG_PAPER = {"BERT-base, dev": 0.816, "BERT-large, dev": 0.866, "BERT-large, test": 0.863}  # Table 4
 ACCURACY = ScoreRow("accuracy", "accuracy", {"the majority ending": "majority_accuracy"}, "fraction", SWAG_PAPER)
-CHOICES = tuple(f"ending {place + 1}" for place in range(len(ENDINGS)))
+CHOICES = tuple(f"ending {index + 1}" for index in range(len(ENDINGS)))
 NUMBERED_ENDING = re.compile(r"ending\d+")
 
 Continuations = tuple[str, list[str]]  # a context and its possible continuations
@@ -131,14 +131,14 @@ class SwagTask(FineTuningTask):
         return {row.key: found[row.key] for row in self.table if row.key in found}
 
     def score_nothing(self, dev: Choices) -> dict[str, float]:
-        """Return the accuracy of always choosing the dev set's most frequent correct place."""
+        """Return the accuracy of always choosing the dev set's most frequent right ending."""
         return compute_scores(("accuracy",), np.full(len(dev), np.bincount(dev.labels).argmax()), dev.labels)
 
     def format_predictions(
         self, summaries: np.ndarray, data: Choices, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
-        """Return a file named as the split's, number of the question and place of the ending as CSV."""
-        rows = "".join(f"{index},{place}\n" for index, place in enumerate(summaries.argmax(axis=1)))
+        """Return a file named as the split's, the number of each question and of its ending as CSV."""
+        rows = "".join(f"{question},{ending}\n" for question, ending in enumerate(summaries.argmax(axis=1)))
         return {SWAG_FILES[split]: f"index,pred\n{rows}"}
 
     def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
@@ -159,8 +159,8 @@ class SwagTask(FineTuningTask):
         endings = ["She takes a bow and leaves the stage.", "The piano eats the notes of the song."]
         sample = {"context": "A girl plays the last notes of a song on the piano.", "endings": endings}
         kinds = {"context": STRING, "start": STRING, "endings": make_array(STRING) | {"minItems": 2}}
-        sets = {} if settings.set_limit is None else {"label_set": make_array(PLACE)}
-        result = make_object({"ending": PLACE, "probabilities": make_array(PROBABILITY)} | sets)
+        sets = {} if settings.set_limit is None else {"label_set": make_array(INDEX)}
+        result = make_object({"ending": INDEX, "probabilities": make_array(PROBABILITY)} | sets)
         return make_input(kinds, sample), result
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Continuations:
@@ -196,7 +196,7 @@ class SwagTask(FineTuningTask):
 
     def describe_result(self, result: Result) -> str:
         """Return the number of the ending, from 1, and how likely it is."""
-        sets = describe_label_set([str(place + 1) for place in result["label_set"]]) if "label_set" in result else ""
+        sets = describe_label_set([str(index + 1) for index in result["label_set"]]) if "label_set" in result else ""
         return f"ending {result['ending'] + 1}  ({result['probabilities'][result['ending']]:.1%}){sets}"
 
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from bertkit.model.config import BertConfig
     from bertkit.model.onnx import OnnxModel
 
-EXAMPLES = "examples.txt"  # among the predictions of a pretraining
 LONGEST_SHOWN = 80  # characters of a text in a line
 DIVERGED = "the model's outputs are NaN or infinite: training has diverged; lower train.learning_rate"
 
@@ -102,7 +101,7 @@ class Task:
         name: The name in `recipe.task` and on the command line.
         title: The name of its data.
         head: The name of a class in `bertkit.model`.
-        heads: Option of `[data]` -> some of its values -> the heads that they ask for in place of `head`.
+        heads: Option of `[data]` -> some of its values -> the heads that they ask for instead of `head`.
         options: The options of `[data]`.
         recipe: The paper's complete recipe; its `[data]` table has the defaults of `options`.
         stable: The changes that `preset = "stable"` makes to the recipe.
@@ -193,7 +192,7 @@ class Task:
         """
         raise NotImplementedError
 
-    def is_official(self, place: str) -> bool:
+    def is_official(self, source: str) -> bool:
         """Return whether `[data] dir` names official files or, if it is empty, their copy on the Hub."""
         return bool(self.copies)
 
@@ -206,7 +205,7 @@ class Task:
 
         Tokenizer and examples are None in a dry run.
         """
-        return {} if tokenizer is None else {"vocab_size": len(tokenizer)}  # which has to hold all tokens
+        return {} if tokenizer is None else {"vocab_size": len(tokenizer)}  # the model needs a row for each token
 
     def encode(self, examples: Any, tokenizer: Any, recipe: Any, split: str, report: Report = ignore) -> Any:
         """Return a split's map-style data set, whose columns are arguments of the head's `forward`.
@@ -301,13 +300,6 @@ class Task:
     def describe_result(self, result: Result) -> str:
         """Return a result in words."""
         raise NotImplementedError
-
-    def list_samples(self, examples: Any, settings: PredictionSettings) -> Iterable[tuple[str, Any, str]]:
-        """Yield samples of a split as returned by `load`.
-
-        Each has a shortened text, the example in the form of `read_input`, and the correct answer in words.
-        """
-        return ()
 
 
 def score_summaries(

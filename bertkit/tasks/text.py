@@ -265,7 +265,7 @@ class TextTask(FineTuningTask):
         self, examples: TextExamples, tokenizer: Any, recipe: Any, split: str, report: Report = ignore
     ) -> TextSequences:
         """Return the sequences of a split; all but train keep their rows, for the files of predictions."""
-        pa.default_memory_pool().release_unused()  # of the whole table, which has been divided
+        pa.default_memory_pool().release_unused()  # the whole table has been divided, and its memory is free
         options = {name: recipe.data[name] for name in TEXT_OPTIONS}
         found = encode_long(examples, examples.labels, tokenizer, **options)
         if split != "train":
@@ -334,7 +334,7 @@ class TextTask(FineTuningTask):
         from bertkit.model.checkpoint import load_config
 
         data = recipe.data
-        is_saved = (output / "config.json").is_file()  # with the columns, which may have been guessed
+        is_saved = (output / "config.json").is_file()  # it has the columns, even if they were guessed
         text = load_config(str(output)).text_columns if is_saved else data["text"]
         is_file = Path(data["dir"]).is_file()
         table = quote(data["dir"]) if is_file else "FILE.csv"
@@ -418,7 +418,7 @@ def read_scored(
     """
     scored = {split: table for split, table in tables.items() if split != "train"} or {"data": tables["train"]}
     given, kind = options["text"] or config.text_columns or [], find_problem_type(config)
-    names, examples = tuple(config.id2label[place] for place in range(config.num_labels)), {}
+    names, examples = tuple(config.id2label[label] for label in range(config.num_labels)), {}
     for split, table in scored.items():
         columns = table.table.column_names
         if not set(columns) & set(usual := options["label"] or LABEL_NAMES):
@@ -458,7 +458,7 @@ def list_rows() -> tuple[ScoreRow, ...]:
     names = {"score": "score"}  # the lines of studies name it
     for found in SCORES.values():
         names |= found
-    hidden = {"score": "score", "micro_f1": "accuracy"}  # they repeat another line
+    hidden = {"score": "score", "micro_f1": "accuracy"}  # their lines would repeat another one
     rows = {}
     for key, name in names.items():
         is_error = key in ("rmse", "ece", "brier")  # lower is better

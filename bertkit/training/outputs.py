@@ -13,8 +13,7 @@ from bertkit.data.tokenizer import save_tokenizer
 from bertkit.reports.tables import list_shown
 from bertkit.system.files import write_json
 from bertkit.system.progress import Report
-from bertkit.tasks.prediction import show_examples
-from bertkit.tasks.task import EXAMPLES, PredictionSettings, Task
+from bertkit.tasks.task import Task
 from bertkit.training.model_card import list_benchmarks, place_score, write_card
 from bertkit.training.prepare import Prepared
 from bertkit.training.recipe import Recipe, save_recipe
@@ -34,7 +33,6 @@ from bertkit.training.run_dir import (
 )
 from bertkit.training.trainer import BertTrainer
 
-SHOWN_WORDS = 3  # for each mask in the examples
 MEASURED = 4096  # sequences of a split whose lengths are recorded
 
 
@@ -50,15 +48,12 @@ def write_results(
     """Write log, card and predictions beside the saved model, then the metrics."""
     (output / "training_args.bin").unlink(missing_ok=True)  # a pickle; recipe.toml holds the same
     write_log(trainer.state.log_history, output)
-    # The examples come from the saved model, which is complete even where training has sharded it.
+    # The card is of the saved model, which is complete even where training has sharded it.
     model = type(trainer.accelerator.unwrap_model(trainer.model)).from_pretrained(output).eval()
     sizes = {split: len(data) for split, data in prepared.data.items()}
     environment = read_environment(output) | describe_environment()
     card = write_card(task, str(output), recipe, metrics, environment, model, sizes)
     (output / "README.md").write_text(card, encoding="utf-8")
-    settings = PredictionSettings(model, prepared.tokenizer, recipe.data, task.pairs, SHOWN_WORDS)
-    if lines := show_examples(task, prepared.examples, settings):
-        files = {**files, EXAMPLES: "".join(f"{line}\n" for line in lines)}
     (output / PREDICTIONS).mkdir(exist_ok=True)
     for name, content in files.items():
         (output / PREDICTIONS / name).write_bytes(content if isinstance(content, bytes) else content.encode())

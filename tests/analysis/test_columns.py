@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.analysis.columns import GIVEN_AWAY, divide_numbers, explain_answers
+from bertkit.analysis.doctor import GIVEN_AWAY, divide_numbers, explain_answers
 
 SMALL = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=2, max_size=30)
 

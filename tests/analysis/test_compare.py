@@ -138,13 +138,13 @@ def test_wrong_sources_are_one_promised_line(tmp_path):
     other = write_run(tmp_path / "other", draw(2, rows=400), order=np.arange(300, 400))
     with pytest.raises(UsageError, match="have no row in common"):
         compare([second, other])
-    with pytest.raises(UsageError, match="a has scored rows of dev, but not of 'test'; choose with --split"):
+    with pytest.raises(UsageError, match="a has no scored rows of 'test'; choose with --split"):
         compare([first, other], split="test")
     (second / "predictions" / "dev.parquet").write_bytes(b"PK")
     with pytest.raises(UsageError, match=r"dev.parquet is damaged"):
         compare([first, second])
     (second / "predictions" / "dev.parquet").unlink()
-    with pytest.raises(UsageError, match=rf"dev.parquet not found, .* write it: bertkit evaluate {second}$"):
+    with pytest.raises(UsageError, match=rf"no scored rows of 'dev'; .*: bertkit evaluate {second}$"):
         compare([first, second])
     (second / "metrics.json").unlink()
     with pytest.raises(UsageError, match="is not a finished run"):
@@ -152,13 +152,11 @@ def test_wrong_sources_are_one_promised_line(tmp_path):
     again = write_run(tmp_path / "again", draw(0))
     with pytest.raises(UsageError, match=r"two of \S+a, \S+again, .*have the same recipe and seed; give one"):
         compare([first, again, other, write_run(tmp_path / "more", draw(4), rate=3.0)])
-    with pytest.raises(UsageError, match="only one method"):
-        compare([first, tmp_path / "b" / ".." / "a"])
     with pytest.raises(UsageError, match="neither a run nor a study"):
         compare([first, tmp_path])
     with pytest.raises(UsageError, match="only one method"):
         compare([first])
-    with pytest.raises(UsageError, match=r"nothing.csv does not exist"):
+    with pytest.raises(UsageError, match=r"nothing.csv is neither a run nor a study"):
         compare([tmp_path / "nothing.csv", first])
 
 

@@ -113,15 +113,11 @@ def test_each_finding_has_one_or_two_samples(faulty, model):
     assert (caption, len(lines)) == ("Rows to look at", len(found["samples"]))
 
 
-def test_rows_without_a_label_and_labels_that_are_alike_are_listed(tmp_path):
-    rows = [{"text": f"Text {n}", "label": ["very good", "Very  Good", "bad", ""][n % 4]} for n in range(60)]
+def test_rows_without_a_label_are_listed(tmp_path):
+    rows = [{"text": f"Text {n}", "label": ["good", "so", "bad", ""][n % 4]} for n in range(60)]
     found = check("classify", write_table(tmp_path / "rows.csv", rows), test_share=0).findings
     lines = sorted(line for split in found["splits"].values() for line in split["unlabelled_rows"])
     assert lines == list(range(5, 62, 4))
-    assert found["alike_labels"] == ["'Very  Good', 'very good'"]
-    (table,) = (table for table in list_tables(found) if table.caption == "Labels")
-    (((line, _),), ((said, _),)) = (cell.lines for cell in table.rows[0])
-    assert (line, said) == ("'Very  Good', 'very good'", "differ only in case, accents or spaces")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
@@ -200,12 +196,10 @@ def test_every_task_s_data_can_be_checked(task, tmp_path, model):
 
 def test_a_file_that_cannot_be_divided_is_checked_as_train(tmp_path):
     write_table(tmp_path / "rows.csv", [{"text": "same", "label": n % 2} for n in range(40)])
-    lines = []
-    found = examine(TASKS["classify"], {"data": {"dir": str(tmp_path / "rows.csv")}}, None, lines.append).findings
+    found = examine(TASKS["classify"], {"data": {"dir": str(tmp_path / "rows.csv")}}, None, ignore).findings
     assert {split: one["repeats"] for split, one in found["splits"].items()} == {"train": 39}
     assert found["left_out"][-1].startswith("the split of train, which training needs: ")
     assert "rows.csv has 40 rows with 1 different text, which leave none for dev; give more" in found["left_out"][-1]
-    assert len(lines) == len(set(lines)), "the file is read twice"
 
 
 def test_rows_without_a_label_or_a_text_are_listed(tmp_path):

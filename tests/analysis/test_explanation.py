@@ -12,9 +12,8 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from bertkit.analysis import explanation as module
-from bertkit.analysis.explanation import GradientPath, attribute, describe_words, explain, list_parts
-from bertkit.analysis.page import list_explanations
-from bertkit.analysis.targets import Logit
+from bertkit.analysis.explanation import GradientPath, Logit, attribute, describe_words, explain, list_parts
+from bertkit.analysis.page import read_explanations
 from bertkit.cli.console import Screen
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
@@ -299,13 +298,8 @@ def test_the_page_shows_the_explanations_beside_a_runs_predictions(tmp_path):
     lines = [{"label": "x", "explanation": [{"target": "good", "words": words}]}, {"other": 1}]
     (tmp_path / "predictions").mkdir()
     file = tmp_path / "predictions" / module.EXPLANATIONS
-    content, notes = "".join(f"{json.dumps(line)}\n" for line in lines), []
-    for damaged in ("{damaged\n", "[]\n", '{"explanation": [{"target": "x", "words": 5}]}\n'):
-        file.write_text(content + damaged, encoding="utf-8")
-        assert list(list_explanations(tmp_path, notes)) == []
-    assert [note.startswith("explanations.jsonl cannot be read, skipping (") for note in notes] == [True] * 3
-    file.write_text(content, encoding="utf-8")
-    (one,) = list_explanations(tmp_path, [])
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    (one,) = read_explanations(file)
     page = render([{"name": "a", "kind": "run", "id": "run-1", "explanations": [one]}])
     assert '<span class="against" style="--share: 0.500">Not</span> <span class="for"' in page
     assert "&lt;bad&gt;" in page

@@ -3,30 +3,17 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
-from scipy.special import expit, softmax
 from sklearn.metrics import confusion_matrix
 
-from bertkit.analysis.figures import (
+from bertkit.analysis.page import (
     MOST_CONFUSED,
-    MOST_TRACED,
-    TRACED_POINTS,
     draw_figures,
-    plot_precision,
     plot_reliability,
-    plot_taus,
     tabulate_confusion,
-    undo_temperature,
 )
-from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE
-from bertkit.data.spans import Question
-from bertkit.metrics.classification import score_table
-from bertkit.metrics.rows import take_values
+from bertkit.data.labels import REGRESSION, SINGLE
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows
-from bertkit.reports.plots import Plot
 from bertkit.tasks.result import tabulate_logits
-from bertkit.tasks.squad import SQUAD
 
 
 def read_matrix(table):
@@ -47,89 +34,25 @@ def test_rare_labels_share_a_row_and_a_column():
     assert np.array_equal(counts[:-1, :-1], confusion_matrix(labels, answers)[np.ix_(kept, kept)])
 
 
-def test_a_curve_passes_each_correct_row():
-    """Rows in the order of their probability: right, wrong, right, right, wrong.
-
-    The precision is 1/1 at the first right row, 2/3 at the second and 3/4 at the third. Above 0.7 there are the first
-    two rows: recall 1/3, precision 1/2.
-    """
-    probabilities, right = np.array([[0.9, 0.8, 0.7, 0.6, 0.5]]).T, np.array([[1, 0, 1, 1, 0]], bool).T
-    plot = plot_precision(probabilities, probabilities > 0.7, right, ["a"], "dev")
-    curve, point = plot.series
-    assert np.array(curve.points) == pytest.approx(np.array([[100 / 3, 100], [200 / 3, 200 / 3], [100, 75]]))
-    assert point.points[0] == pytest.approx((100 / 3, 50))
-    assert "a 80.6" in plot.words, "the mean of the three precisions"
-
-
-def test_figures_of_many_rows_and_labels_stay_small():
+def test_the_matrix_of_many_labels_stays_small():
     rng = np.random.default_rng(0)
-    rows = tabulate_logits(
-        rng.normal(size=(3000, 31)), rng.integers(0, 30, 3000), [f"n{label}" for label in range(31)], SINGLE
-    )
-    matrix, curves, _ = draw_figures(rows, "dev", None)
+    names = [f"n{label}" for label in range(31)]
+    rows = tabulate_logits(rng.normal(size=(3000, 31)), rng.integers(0, 30, 3000), names, SINGLE)
+    matrix, _ = draw_figures(rows, "dev")
     assert len(matrix.rows) == MOST_CONFUSED + 1
-    assert len(curves.series) == 2 * MOST_TRACED
-    assert all(len(series.points) <= TRACED_POINTS for series in curves.series)
-
-
-@pytest.mark.parametrize("kind", [SINGLE, SEVERAL])
-def test_points_are_the_scores_of_the_predictions(kind):
-    rng = np.random.default_rng(0)
-    correct = rng.random((300, 3)) < [0.5, 0.1, 0.0]
-    labels = correct if kind == SEVERAL else correct[:, 1].astype(int)
-    logits = rng.normal(size=(300, 3)) + correct[:, [1, 0, 2]]
-    rows = tabulate_logits(logits, labels, ["a", "b", "never"], kind, [0.6, 0.4, 0.5] if kind == SEVERAL else None)
-    scores = take_values(score_table(rows))
-    plot = next(found for found in draw_figures(rows, "dev", None) if isinstance(found, Plot))
-    assert [series.name for series in plot.series] == ["a", "", "b", ""], "a label without positives has no curve"
-    for name, series in zip("ab", plot.series[1::2], strict=True):
-        assert series.points[0] == pytest.approx([100 * scores[f"{key}_{name}"] for key in ("recall", "precision")])
-
-
-@pytest.mark.parametrize("several", [False, True])
-def test_probabilities_as_trained_are_those_of_the_logits(several):
-    rng = np.random.default_rng(0)
-    logits, labels = rng.normal(size=(50, 3)), rng.integers(0, 2, (50, 3) if several else 50)
-    spread = expit if several else lambda values: softmax(values, axis=1)
-    assert undo_temperature(spread(logits / 2.5), 2.5, several) == pytest.approx(spread(logits), rel=1e-12)
-    calibrated = plot_reliability(spread(logits / 2.5), labels, 2.5, "dev")
-    assert [series.name for series in calibrated.series] == ["as often as stated", "as trained", "calibrated"]
-    plain = plot_reliability(spread(logits), labels, None, "dev")
-    assert np.array(calibrated.series[1].points) == pytest.approx(np.array(plain.series[1].points))
 
 
 def test_reliability_bars_stay_between_0_and_100_percent():
     """A single row that is right says little: its interval is from 2.5 to 100 %."""
     stated = np.array([0.65] * 3 + [0.75] + [0.99] * 40)
     labels = np.array([1] * 3 + [0] + [0] * 39 + [1])
-    series = plot_reliability(np.stack([stated, 1 - stated], axis=1), labels, None, "dev").series[-1]
+    series = plot_reliability(np.stack([stated, 1 - stated], axis=1), labels, "dev").series[-1]
     limits = [(y - below, y + above) for (_, y), (below, above) in zip(series.points, series.spreads, strict=True)]
     assert limits[1] == pytest.approx((2.5, 100), abs=0.01)
     assert all(0 <= low <= y <= high <= 100 for (_, y), (low, high) in zip(series.points, limits, strict=True))
 
 
-@given(st.lists(st.tuples(st.integers(-4, 4), st.booleans(), st.sampled_from(["a", "a b", "c"])), min_size=1))
-def test_each_point_of_the_tau_curve_is_a_score(rows):
-    """Check the figure with equal odds, unanswerable questions and half-right answers."""
-    questions = [
-        Question(str(i), "?", "a b", ("a b",) if answerable else (), (0,) if answerable else ())
-        for i, (_, answerable, _) in enumerate(rows)
-    ]
-    assume(any(question.answers for question in questions))
-    answered = questions, [row[2] for row in rows], [float(row[0]) for row in rows]
-    task = SQUAD["squad2"]
-    rows = task.tabulate_answers(*answered)
-    metrics, plot = take_values(task.score(rows)), plot_taus(rows, "dev")
-    assert plot.marks == {"the best tau": metrics["tau"]}
-    exact, _, f1, marked = plot.series
-    assert marked.points == [pytest.approx((metrics["tau"], metrics["f1"]))]
-    assert max(y for _, y in f1.points) == pytest.approx(metrics["f1"])
-    for (tau, em), (_, y) in zip(exact.points, f1.points, strict=True):
-        scores = take_values(task.score(task.tabulate_answers(*answered, tau)))
-        assert (em, y) == pytest.approx((scores["exact"], scores["f1"]))
-
-
 def test_numbers_and_answers_that_must_exist_have_no_figures():
     numbers = tabulate_logits(np.ones((3, 1)), np.ones(3), (), REGRESSION)
     answers = make_rows({LABEL: pa.array([["a"]], NAMES), PREDICTION: ["a"], "em": [1.0], "f1": [1.0]})
-    assert draw_figures(numbers, "dev", None) == draw_figures(answers, "dev", None) == []
+    assert draw_figures(numbers, "dev") == draw_figures(answers, "dev") == []

@@ -11,7 +11,6 @@ from cleanlab.multilabel_classification.filter import find_label_issues as find_
 from cleanlab.rank import get_label_quality_scores
 from pyarrow import parquet
 
-from bertkit.analysis import label_errors
 from bertkit.analysis.label_errors import (
     check_folds,
     describe_label_errors,
@@ -23,7 +22,6 @@ from bertkit.analysis.label_errors import (
 from bertkit.analysis.page import write_page
 from bertkit.errors import UsageError
 from bertkit.metrics.table import read_facts, read_probabilities
-from bertkit.studies.runner import make_study
 from bertkit.tasks import TASKS
 from tests.official import write_checkpoint, write_glue, write_reviews, write_table
 
@@ -172,22 +170,6 @@ def test_probabilities_are_not_given_to_other_rows(done, bert):
         write_table(path, given)
 
 
-def test_probabilities_follow_their_rows_into_another_order(done, bert):
-    rows, given, output = done
-    path = output.parent / "data" / "train.csv"
-    recipe = make_recipe(bert, path.parent)
-    try:
-        write_table(path, sorted(given, key=lambda row: row["body"]))
-        again = predict_out_of_fold(TASKS["classify"], recipe, folds=2, output=output)
-        with pytest.raises(UsageError, match="holds another study"):
-            predict_out_of_fold(TASKS["classify"], recipe | {"batch_size": 4}, folds=2, output=output)
-    finally:
-        write_table(path, given)
-    order = np.argsort([row["body"] for row in given], kind="stable")
-    assert again.drop(["row"]).equals(rows.take(order).drop(["row"]))
-    assert again.column("row").to_pylist() == list(range(2, 62))
-
-
 def test_the_rows_of_a_glue_task_keep_their_lines(bert, tmp_path):
     """CoLA's official file has no header line."""
     folder = write_glue(tmp_path / "glue")
@@ -233,23 +215,12 @@ def test_limited_training_rows_are_refused(bert, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_more_folds_than_texts_are_refused_before_a_study_is_made(bert, tmp_path, monkeypatch):
-    rows = [{"text": f"text {n // 2}", "label": n // 2 % 2} for n in range(60)]
-    write_table(tmp_path / "rows.csv", rows)
-    recipe, made = make_recipe(bert, tmp_path / "rows.csv"), []
-
-    def make(definition, *given, **options):
-        made.append(definition)
-        return make_study(definition, *given, **options)
-
-    monkeypatch.setattr(label_errors, "make_study", make)
-    with pytest.raises(UsageError) as caught:
-        predict_out_of_fold(TASKS["classify"], recipe, folds=1000, output=tmp_path / "out")
-    assert str(caught.value) == (
-        f"{tmp_path / 'rows.csv'} has 60 rows with 30 different texts, which leave a fold of 1,000 without rows; give "
-        "fewer with --folds"
-    )
-    assert max(len(found["row"]) for found in made) == 2
+def test_more_folds_than_texts_are_refused(bert, tmp_path):
+    write_table(tmp_path / "rows.csv", [{"text": f"text {n // 20}", "label": n // 20 % 2} for n in range(60)])
+    with pytest.raises(UsageError, match=r"rows\.csv has 60 rows with 3 different texts, .* fewer folds than 9"):
+        predict_out_of_fold(
+            TASKS["classify"], make_recipe(bert, tmp_path / "rows.csv"), folds=9, output=tmp_path / "out"
+        )
     assert not (tmp_path / "out").exists()
 
 

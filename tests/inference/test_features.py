@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import pickle
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from bertkit.errors import UsageError
 from bertkit.inference import features as module
 from bertkit.inference.features import extract
 from bertkit.model.bilstm import FEATURE_LAYERS, select_features
-from bertkit.system.files import atomic_open
 from bertkit.tasks import frozen as features
 from bertkit.tasks.frozen import cache_features, load_encoder, pad_features
 from tests.official import write_checkpoint
@@ -54,7 +52,7 @@ def cache(checkpoint: str, sequences: Sequences, folder: Path, layers: str = "su
     """Return the features of PLACES, read from the folder or written to it."""
     places = np.concatenate(PLACES).astype(np.int64)
     ends = np.cumsum([len(some) for some in PLACES])
-    path, _ = cache_features(checkpoint, layers, sequences, places, ends, folder=folder, **options)
+    path = cache_features(checkpoint, layers, sequences, places, ends, folder=folder, **options)
     return Features(path, ends, np.arange(len(places)))
 
 
@@ -123,46 +121,6 @@ def test_a_killed_computation_leaves_nothing_that_is_taken_for_whole(checkpoint,
     )
 
 
-@pytest.mark.parametrize("damage", ["half", "empty", "header", "zeros", "other", "a bit", "half zeros", "no checksum"])
-def test_a_damaged_file_is_computed_again(damage, checkpoint, sequences, tmp_path):
-    whole = cache(checkpoint, sequences, tmp_path)
-    path, content = whole.path, whole.path.read_bytes()
-    others = {"half": content[: len(content) // 2], "empty": b"", "header": content[:60], "zeros": bytes(len(content))}
-    others |= {
-        "a bit": content[:-40] + bytes([content[-40] ^ 1]) + content[-39:],
-        "half zeros": content[: len(content) // 2].ljust(len(content) - 4, b"\0") + content[-4:],
-        "no checksum": content[:-4],
-    }
-    if damage == "other":
-        np.save(path, np.zeros((3, 2, 2), np.float32))
-    else:
-        path.write_bytes(others[damage])
-    again = cache(checkpoint, sequences, tmp_path)
-    assert again.path == path
-    assert path.read_bytes() == content
-
-
-def test_what_a_killed_run_has_left_half_written_goes_after_a_day(checkpoint, sequences, tmp_path):
-    (tmp_path / "kept").mkdir()
-    remains = []
-    for name in ("old", "fresh"):
-        with atomic_open(tmp_path / f"{name}.npy", "wb"):
-            (path,) = tmp_path.glob(f".{name}*")  # as left by a process that is killed now
-        remains.append(tmp_path / "kept" / path.name)
-        remains[-1].write_bytes(b"x")
-    old, fresh = remains
-    os.utime(old, (0, 0))
-    kept = cache(checkpoint, sequences, tmp_path / "kept").path
-    assert sorted((tmp_path / "kept").iterdir()) == sorted([fresh, kept])
-    readable = 0o666 & ~read_umask()
-    assert kept.stat().st_mode & 0o777 == readable, "as readable as any other file"
-
-
-def read_umask():
-    os.umask(mask := os.umask(0))
-    return mask
-
-
 def test_a_full_disk_is_one_line_and_leaves_nothing(checkpoint, sequences, tmp_path, monkeypatch):
     def fill(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -196,10 +154,8 @@ def test_sums_and_concatenations_share_a_file_and_other_ends_do_not(checkpoint, 
     paths = [cache(checkpoint, sequences, tmp_path, layers).path for layers in ("sum-last-four", "concat-last-four")]
     assert paths[0] == paths[1]
     places = np.concatenate(PLACES).astype(np.int64)
-    assert (
-        cache_features(checkpoint, "sum-last-four", sequences, places, np.array([3, 5, 5, 9]), folder=tmp_path)[0]
-        != paths[0]
-    )
+    other = cache_features(checkpoint, "sum-last-four", sequences, places, np.array([3, 5, 5, 9]), folder=tmp_path)
+    assert other != paths[0]
 
 
 def test_features_travel_to_other_processes_without_their_values(checkpoint, sequences, tmp_path):
@@ -224,7 +180,7 @@ def test_a_batch_is_padded_to_its_most_words(checkpoint, sequences, tmp_path):
 
 def test_no_word_at_all_is_a_file_without_rows(checkpoint, sequences, tmp_path):
     nothing, ends = np.zeros(0, np.int64), np.zeros(4, np.int64)
-    data = Features(cache_features(checkpoint, "last", sequences, nothing, ends, folder=tmp_path)[0], ends, nothing)
+    data = Features(cache_features(checkpoint, "last", sequences, nothing, ends, folder=tmp_path), ends, nothing)
     assert data.values.shape == (0, 1, 32)
     assert data[3]["labels"].tolist() == []
 

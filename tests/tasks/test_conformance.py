@@ -18,10 +18,8 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.examples import divide
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.option import list_defaults
-from bertkit.tasks.prediction import show_examples
-from bertkit.tasks.squad import SQUAD
-from bertkit.tasks.squad_versions import VERSIONS
-from bertkit.tasks.task import PredictionSettings, score_summaries
+from bertkit.tasks.squad import SQUAD, VERSIONS
+from bertkit.tasks.task import score_summaries
 from bertkit.training import budget
 from bertkit.training.network import name_head
 from bertkit.training.predictions import KEY, join_rows, read_table
@@ -418,14 +416,6 @@ def test_predictions_are_texts_in_files_of_their_own(case):
         names += files
     assert len(set(names)) == len(names)
     assert all(Path(name).name == name for name in names)
-
-
-def test_what_is_shown_of_a_model_is_a_line_each(case):
-    task, recipe, examples, tokenizer, _, model, _ = case
-    settings = PredictionSettings(model.eval(), tokenizer, recipe.data, task.pairs, 3)
-    lines = show_examples(task, {split: examples[split] for split in examples if split != "train"}, settings)
-    assert task.splits or not lines
-    assert all(line and "\n" not in line for line in lines)
 
 
 def test_the_recipe_of_the_paper_is_complete_and_passes_its_own_check(tmp_path):

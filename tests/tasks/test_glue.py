@@ -310,21 +310,11 @@ def put(number, old, new):
 
 BAD = [
     ("rte", "train.tsv", None, r"RTE/train\.tsv does not exist"),
-    ("rte", "dev.tsv", None, r"RTE/dev\.tsv does not exist"),
     ("mnli", "dev_matched.tsv", None, r"MNLI/dev_matched\.tsv does not exist"),
-    ("rte", "train.tsv", put(4, "\t", "\tmore\t"), r"RTE/train\.tsv, line 4 has 5 columns, expected 4"),
-    ("rte", "test.tsv", put(4, "\t", " "), r"RTE/test\.tsv, line 4 has 2 columns, expected 3"),
-    ("cola", "dev.tsv", put(1, "\t", " "), r"CoLA/dev\.tsv, line 1 has 3 columns, expected 4"),
     ("rte", "dev.tsv", put(5, "not_entailment", "perhaps"), r"dev\.tsv, line 5: label 'perhaps' must be one of ent"),
     ("sst2", "train.tsv", put(3, "1", "2"), r"SST-2/train\.tsv, line 3: label '2' must be one of 0, 1; correct"),
-    ("cola", "train.tsv", put(1, "gj04\t0", "gj04\t"), r"CoLA/train\.tsv, line 1: label '' must be one of 0, 1"),
-    ("mnli", "dev_mismatched.tsv", put(4, "contradiction", "-"), r"dev_mismatched\.tsv, line 4: label '-' must be one"),
     ("stsb", "train.tsv", put(2, "0.000", "7"), r"STS-B/train\.tsv, line 2: label '7' must be a score from 0 to 5"),
     ("stsb", "dev.tsv", put(2, "0.000", "nan"), r"STS-B/dev\.tsv, line 2: label 'nan' must be a score from 0 to 5"),
-    ("stsb", "dev.tsv", put(4, "0.000", "high"), r"STS-B/dev\.tsv, line 4: label 'high' must be a score from 0 to 5"),
-    ("rte", "train.tsv", lambda lines: lines[:1], r"RTE/train\.tsv has no rows"),
-    ("rte", "dev.tsv", lambda lines: [], r"RTE/dev\.tsv is empty"),
-    ("mnli", "test_matched.tsv", lambda lines: lines[:1], r"MNLI/test_matched\.tsv has no rows"),
     ("qnli", "dev.tsv", put(1, "\tlabel", "\tgold"), r"QNLI/dev\.tsv has no column 'label'; found .*'gold'"),
 ]
 

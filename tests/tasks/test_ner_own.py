@@ -147,12 +147,11 @@ def test_a_text_longer_than_the_model_is_tagged_whole(finished):
 
 def test_splits_are_shared_with_classify(tmp_path):
     path = write_form(tmp_path / "t", "tokens", make_rows(200))
-    examples, lines = load(path, group="writer")
+    examples, _ = load(path, group="writer")
     sizes = {split: len(found.text.sentences) for split, found in examples.items()}
     assert sum(sizes.values()) == 200
     assert all(size % 5 == 0 for size in sizes.values()), "the rows of a writer stay together"
     assert set(sizes) == {"train", "dev", "test"}
-    assert any(line.startswith("  LOC: train ") for line in lines)
     for rows in divide(NER, examples["train"], 0.5):
         assert len(rows.text.sentences) % 5 == 0, "also where a part of dev decides"
     more = write_form(tmp_path / "more", "tokens", make_rows(200) + make_rows(50, seed=2))
@@ -214,12 +213,6 @@ def test_folds_predict_every_sentence(start, tmp_path, form):
         blocks = (tmp_path / "out" / "out_of_fold.conll").read_text().split("\n\n")
         found = [[line.split(" ")[0] for line in block.splitlines()] for block in blocks if block]
         assert found == [words for words, _ in rows]
-
-
-def test_conll_files_beside_tables_are_named(tmp_path):
-    write_form(tmp_path / "train", "tokens", make_rows(60))
-    write_form(tmp_path / "dev", "IOB2", make_rows(9))
-    assert load(tmp_path)[1][0] == f"{tmp_path}: the tables are read, but not dev.conll"
 
 
 def test_a_group_needs_a_table(tmp_path):

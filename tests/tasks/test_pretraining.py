@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from bertkit import BertConfig, BertForMaskedLM, BertForPreTraining
 from bertkit.data.pretraining.dataset import Phase, PretrainingData
 from bertkit.data.pretraining.tokenize import TokenizedCorpus
 from bertkit.data.tokenizer import make_tokenizer
 from bertkit.errors import UsageError
-from bertkit.tasks.prediction import show_examples
-from bertkit.tasks.pretraining import PRETRAINING, STARTER, choose_masked, choose_starter, list_phases
-from bertkit.tasks.task import PredictionSettings, score_summaries
+from bertkit.tasks.pretraining import PRETRAINING, STARTER, choose_starter, list_phases
+from bertkit.tasks.task import score_summaries
 from bertkit.training.recipe import merge
 from tests.conftest import draft
 
@@ -233,16 +231,6 @@ def test_whole_words_are_masked_together(corpus, tokenizer):
     assert together[inside].all()
 
 
-def test_whole_words_of_one_token_are_refused():
-    documents = [["我们喜欢读书。", "他们喜欢 bert。"] * 100] * 2
-    tokenizer = make_tokenizer([*TOKENS[:5], *"我们喜欢读书他。", "be", "##rt"], cased=False, max_length=64)
-    recipe = draft(PRETRAINING, {"data": {"whole_word_masking": True}})
-    assert len(PRETRAINING.encode(documents, tokenizer, recipe, "train"))  # a twentieth are ## pieces
-    documents = [[sentences[0]] for sentences in documents]
-    with pytest.raises(UsageError, match=r"^whole_word_masking would change nothing: .* as in Chinese; remove it$"):
-        PRETRAINING.encode(documents, tokenizer, recipe, "train")
-
-
 def test_baselines_by_hand(tokenizer):
     """Return two documents of two sentences; three of eight tokens are 7."""
     ids = np.array([7, 7, 8, 9, 7, 10, 11, 12], np.uint16)
@@ -279,41 +267,6 @@ def test_scores_weigh_every_token_and_every_pair_once(corpus, tokenizer):
         "clm_accuracy",
         "perplexity",
     }
-
-
-SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "abcd", ".", *LETTERS, "rare"]
-
-
-def test_a_sentence_to_fill_has_one_ordinary_word_masked():
-    words = make_tokenizer(WORDS, cased=False, max_length=40)
-    good = "Aa rare " + "aa " * 8 + "abcd bb " + "bb " * 6 + "bb."
-    taken = good.replace("rare", "[MASK]")  # it has a mask already
-    long = good.replace("aa aa", "x-y-z-x-y-z-x-y-z-x-y-z-x-y-z-x-y-z")  # too many tokens, few letters
-    documents = [["Too short."], [taken], [long], ["No ordinary word: rare."], [good], [good]]
-    model = BertForMaskedLM(BertConfig(**SMALL, vocab_size=len(words)))
-    found = {longest: PredictionSettings(model, words, {"max_length": longest}, None, 3) for longest in (40, 10)}
-    assert list(choose_masked(documents, found[40])) == [(good.replace("abcd", "[MASK]"), "abcd")] * 2
-    assert list(choose_masked(documents, found[10])) == []
-
-
-@pytest.mark.parametrize("head", [BertForPreTraining, BertForMaskedLM])
-def test_the_likeliest_words_are_shown_beside_the_right_one(head):
-    """Return a model whose decoder bias makes it predict "bb" for every input."""
-    words = make_tokenizer(WORDS, cased=False, max_length=40)
-    model = head(BertConfig(**SMALL, vocab_size=len(words) + 3)).eval()
-    with torch.no_grad():
-        model.cls.predictions.bias[words.convert_tokens_to_ids("bb")] = 50.0
-        model.cls.predictions.bias[-3:] = 40.0  # of no token
-    sentence = "Aa " + "aa " * 10 + "abcd bb " + "bb " * 6 + "bb."
-    settings = PredictionSettings(model, words, {}, None, 3)
-    lines = show_examples(PRETRAINING, {"dev": [[sentence]] * 7}, settings)
-    assert len(lines) == 5
-    assert lines[0].startswith(sentence.replace("abcd", "[MASK]"))
-    assert "'bb' 100%" in lines[0]
-    assert lines[0].endswith("(abcd)")
-    assert lines[0].count("%") == 3
-    assert show_examples(PRETRAINING, {"dev": []}, settings) == []
 
 
 def test_the_left_to_right_baseline_counts_separators(tokenizer, corpus):

@@ -16,8 +16,7 @@ from bertkit.errors import UsageError
 from bertkit.metrics.squad import score_squad1
 from bertkit.reports.tables import list_shown
 from bertkit.tasks import TASKS
-from bertkit.tasks.squad import SQUAD, collect_answers, list_keys
-from bertkit.tasks.squad_versions import VERSIONS
+from bertkit.tasks.squad import SQUAD, VERSIONS, collect_answers, list_keys
 from bertkit.training import model_card
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run

@@ -164,21 +164,8 @@ def test_the_hubs_copy_gives_what_the_official_files_give(swag, monkeypatch):
 
 BAD = [
     ("train.csv", None, r"train\.csv does not exist"),
-    ("val.csv", None, r"val\.csv does not exist"),
     ("val.csv", lambda text: text.replace(",label\n", ",gold\n"), r"val\.csv has no column 'label'"),
-    ("val.csv", lambda text: text.replace("ending3", "more"), r"val\.csv has no column 'ending3'"),
-    (
-        "train.csv",
-        lambda text: text.replace(",gold,", ",", 1),
-        r"train\.csv, line 2 has 11 cells, but the header 12",
-    ),
-    (
-        "test.csv",
-        lambda text: text.replace(",gold,", ",,gold,", 1),
-        r"line 2 has 12 cells, but the header 11",
-    ),
-    ("test.csv", lambda text: text.partition("\n")[0], r"test\.csv has no rows"),
-    ("train.csv", lambda text: "", r"train\.csv has no rows"),
+    ("train.csv", lambda text: text.replace(",gold,", ",", 1), r"train\.csv, line 2 has 11 cells, but the header 12"),
 ]
 
 
@@ -193,23 +180,9 @@ def test_a_bad_file_is_one_line_and_nothing_is_written(swag, bert, tmp_path, fil
     assert_refused(make_recipe(bert, folder), tmp_path / "run", message)
 
 
-MISTAKES = [
-    (
-        {"data": {"dir": "no/folder"}},
-        r"no/folder is not a folder; give the folder that holds train\.csv",
-    ),
-    ({"data": {"max_length": 4}}, r"max_length is 4 in \[data\]; it must be at least 5"),
-    ({"data": {"max_length": 129}}, r"max_length 129 exceeds the model's 128 positions"),
-    ({"data": {"max_train_samples": -1}}, r"max_train_samples is -1 in \[data\]; it must be at least 0"),
-    ({"checkpoint": ""}, r"swag needs a BERT to fine-tune; give one with --model"),
-    ({"phase": [{"share": 1.0, "max_length": 20}]}, r"\[\[phase\]\] is for pretraining"),
-    ({"task": "rte"}, r"the recipe is for the task 'rte', not 'swag'"),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), MISTAKES)
-def test_a_mistake_in_the_recipe_is_one_line_and_nothing_is_written(swag, bert, tmp_path, change, message):
-    assert_refused(merge(make_recipe(bert, swag), change), tmp_path / "run", message)
+def test_a_wrong_folder_is_one_line_and_nothing_is_written(bert, tmp_path):
+    message = r"no/folder is not a folder; give the folder that holds train\.csv"
+    assert_refused(make_recipe(bert, "no/folder"), tmp_path / "run", message)
 
 
 def assert_refused(recipe, output, message):

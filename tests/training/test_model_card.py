@@ -26,7 +26,7 @@ from bertkit.model.checkpoint import find_trouble
 from bertkit.studies.runner import run_study
 from bertkit.studies.spec import make_study
 from bertkit.tasks import TASKS
-from bertkit.tasks.squad_versions import VERSIONS
+from bertkit.tasks.squad import VERSIONS
 from bertkit.training import model_card, push
 from bertkit.training.recipe import Recipe, load_recipe, merge, read_recipe
 from bertkit.training.run import make_model, run

@@ -12,7 +12,7 @@ from bertkit.data.formats.glue import read_folder
 from bertkit.metrics.intervals import find_interval
 from bertkit.metrics.rows import measure_mean, take_values
 from bertkit.tasks import TASKS
-from bertkit.tasks.squad_versions import VERSIONS
+from bertkit.tasks.squad import VERSIONS
 from bertkit.training.outputs import summarize_results
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
