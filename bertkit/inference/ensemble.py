@@ -10,7 +10,6 @@ Left out: training the runs, and ensembles of ensembles, in which runs would not
 """
 
 import math
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ import msgspec
 from bertkit.data.formats.squad import Candidate, read_predictions, read_squad, read_squad_copy
 from bertkit.data.spans import N_BEST, Answer, Question, Span, rank
 from bertkit.errors import UsageError, explain_refusal
-from bertkit.system.files import write_json
+from bertkit.system.files import hold_directory, write_json
 from bertkit.tasks.squad import NBEST, SquadTask
 from bertkit.tasks.task import CHOSEN_ON_DEV
 from bertkit.training.recipe import load_recipe
@@ -30,7 +29,6 @@ from bertkit.training.run_dir import (
     PREDICTIONS,
     RECIPE_FILE,
     find_finished,
-    hold_run_dir,
     read_metrics,
     read_record,
 )
@@ -82,7 +80,7 @@ def combine(
         metrics[CHOSEN_ON_DEV] = "tau"
     ranked = [list_entries(answer, task.version.unanswerable) for answer in answers]
     files = task.format_answers(questions, answers, ranked, task.choose(texts, odds, metrics.get("tau")))
-    with hold_run_dir(output):
+    with hold_directory(output):
         check_output(output, runs)  # again: now no other process can write there
         write_output(output, runs, files, metrics)
     return {"metrics": metrics, "runs": {str(run): found for run, found in zip(runs, scores, strict=True)}}
@@ -210,10 +208,10 @@ def read_candidates(run: Path, questions: Sequence[Question], source: str) -> di
 
 
 def check_output(output: Path, runs: Sequence[Path]) -> None:
-    """Check that the directory can be written, and is empty or holds an ensemble of these runs.
+    """Check that the directory is empty or holds an ensemble of these runs.
 
     Raises:
-        UsageError: It cannot be written, or holds other files.
+        UsageError: It holds other files.
     """
     remedy = "name another directory with --output"
     with explain_refusal(f"the directory {output}"):
@@ -223,8 +221,6 @@ def check_output(output: Path, runs: Sequence[Path]) -> None:
     if not is_ensemble:
         find_finished(output, {})  # raises if the directory is not empty
         return
-    if not os.access(output, os.W_OK):
-        raise UsageError(f"{output} cannot be written; {remedy}")
     try:
         members = read_record(output / MEMBERS, Members).runs
     except (OSError, ValueError):

@@ -24,14 +24,14 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from bertkit.errors import UsageError, explain_damage, explain_disk_error
+from bertkit.errors import UsageError, explain_disk_error, explain_refusal
 from bertkit.reports.tables import find_row
 from bertkit.studies import start
 from bertkit.studies.spec import set_axis
 from bertkit.studies.tables import show_value
 from bertkit.system.cluster import count_processes
 from bertkit.system.differences import refuse_other
-from bertkit.system.files import atomic_write
+from bertkit.system.files import atomic_write, hold_directory
 from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import Interrupted, await_note, note_signals
 from bertkit.tasks import TASKS
@@ -41,7 +41,7 @@ from bertkit.training.prepare import MOST_HELD_BACK, Prepared, prepare
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe, list_decisive, load_recipe, merge, read_recipe, save_recipe
 from bertkit.training.run import run
-from bertkit.training.run_dir import LOG, RECIPE_FILE, SEARCH, has_begun, hold_run_dir, read_log
+from bertkit.training.run_dir import LOG, RECIPE_FILE, SEARCH, has_begun, read_log
 
 JOURNAL, TRIALS_FILE = "optuna.log", "trials.md"
 HELD_ROWS = 1000  # rows; the standard error of an accuracy of 80 % is 1.3 points then
@@ -117,7 +117,7 @@ class Search:
             recipe = load_recipe(self.output / RECIPE_FILE)
         else:
             prepared = prepare(self.recipe, self.report)
-            with hold_run_dir(self.folder):
+            with hold_directory(self.folder):
                 save_recipe(identity, path)
                 recipe = self.make_recipe(self.find_best(prepared))
         if self.clock:
@@ -206,7 +206,7 @@ class Search:
         # half in the middle of their training, once three are complete.
         pruner = optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=TRIAL_SCORES // 2 - 1)
         self.study = optuna.create_study(direction=direction, pruner=pruner)
-        with explain_damage(path, self.folder):
+        with explain_refusal(str(path), f"delete {self.folder} to start again"):
             storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), JournalFileOpenLock(str(path))))
             named = {"study_name": SEARCH, "direction": direction, "load_if_exists": True}
             self.journal = optuna.create_study(storage=storage, **named)

@@ -4,9 +4,7 @@ import os
 from pathlib import Path
 
 import torch
-from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments, get_scheduler
-from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
 
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.model.optim import BERT_ADAM
@@ -21,8 +19,7 @@ def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
     """Return TrainingArguments from `[train]` and the other keys of a recipe.
 
     Raises:
-        UsageError: transformers rejects a value, a package is not installed, the batch cannot be divided, or one
-            process would split the batches for the others (`dispatch_batches`).
+        UsageError: transformers rejects a value, or the batch cannot be divided.
     """
     task, train = TASKS[recipe.task], dict(recipe.train)
     per_device, accumulation = split_batch(
@@ -31,11 +28,7 @@ def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
         per_device=train.pop("per_device_train_batch_size", None),
     )
     precision = choose_precision(recipe.precision)
-    if (asked := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", precision):  # it would win
-        raise UsageError(
-            f"accelerate asks for {asked} (--mixed_precision, ACCELERATE_MIXED_PRECISION) and the recipe for "
-            f"{precision}; remove --mixed_precision, and set precision in the recipe"
-        )
+    os.environ["ACCELERATE_MIXED_PRECISION"] = "no"  # that of accelerate launch would win over the recipe's
     if train.get("optim") == BERT_ADAM:
         del train["optim"]  # bertkit's own, passed by `make_trainer`
     train.pop("save_total_limit", None)  # BertTrainer rotates: the Trainer deletes before the new one is complete
@@ -66,30 +59,14 @@ def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
             }
         )
         Trainer.get_optimizer_cls_and_kwargs(args)  # checks that its package is installed
-        get_reporting_integration_callbacks(args.report_to)  # checks the names
         nobody = torch.optim.SGD([torch.zeros(1)])
         get_scheduler(args.lr_scheduler_type, nobody, 0, 1, scheduler_specific_kwargs=args.lr_scheduler_kwargs)
-        context = args.dataloader_multiprocessing_context
-        DataLoader([], num_workers=args.dataloader_num_workers, multiprocessing_context=context)
-    usable = get_available_reporting_integrations() if args.report_to else []
-    # These two are not listed everywhere that they are installed.
-    if missing := [name for name in args.report_to if name not in (*usable, "azure_ml", "flyte")]:
-        raise UsageError(
-            f"report_to in [train] names {missing[0]}, which is not installed here; pip install {missing[0]}, or choose"
-            f" from {', '.join(usable) or 'none'}"
-        )
-    if (mode := args.torch_compile_mode) and mode not in (modes := torch._inductor.list_mode_options()):
-        raise UsageError(
-            f"torch_compile_mode = {mode[:40]!r} in [train] is unknown; expected one of {', '.join(modes)}"
-        )
     names, given = list_scores(task), (train.get("metric_for_best_model") or task.metric).removeprefix("eval_")
     if given not in names:
         raise UsageError(
             f"metric_for_best_model = {given[:40]!r} in [train] is not a score of {task.name}; expected "
             f"{', '.join(names) or 'none, because it has no labels'}"
         )
-    if args.accelerator_config.dispatch_batches:
-        raise UsageError("dispatch_batches in [train] would split token positions as if they were rows; leave it out")
     args._n_gpu = min(args.n_gpu, 1)  # several GPUs are several processes (accelerate launch), never DataParallel
     return args
 

@@ -15,10 +15,10 @@ from bertkit.errors import UsageError
 from bertkit.inference import ensemble
 from bertkit.inference.ensemble import average, combine, list_entries, list_lines
 from bertkit.system import files
+from bertkit.system.files import hold_directory
 from bertkit.tasks.squad import SQUAD
 from bertkit.training.recipe import Recipe, save_recipe
 from bertkit.training.run import run as train
-from bertkit.training.run_dir import hold_run_dir
 from tests.official import write_checkpoint, write_squad
 
 ONE, TWO = SQUAD.values()
@@ -507,7 +507,7 @@ def test_directories_that_hold_something_else(tmp_path, monkeypatch, task, runs)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("mine")
     assert "notes is not empty" in refuse(task, runs, tmp_path / "notes")
-    assert "mine.txt is a file; name a directory" in refuse(task, runs, tmp_path / "notes" / "mine.txt")
+    assert "mine.txt cannot be used: Not a directory" in refuse(task, runs, tmp_path / "notes" / "mine.txt")
     assert "cannot be used: " in refuse(task, runs, tmp_path / ("x" * 300))
     out = tmp_path / "both"
     join(task, runs, out)
@@ -517,10 +517,7 @@ def test_directories_that_hold_something_else(tmp_path, monkeypatch, task, runs)
         assert refuse(task, others, out) == (
             f"{out} holds an ensemble of other runs ({a}, {b}); name another directory with --output"
         )
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "access", lambda path, mode: False)
-        assert refuse(task, runs, out) == f"{out} cannot be written; name another directory with --output"
-    with hold_run_dir(out):
+    with hold_directory(out):
         monkeypatch.setattr(files, "LOCK_PATIENCE", 0.1)
         assert f"{out} is in use by process {os.getpid()} on " in refuse(task, runs, out)
     assert read(out) == before
@@ -532,11 +529,11 @@ def test_directories_that_hold_something_else(tmp_path, monkeypatch, task, runs)
 def test_a_directory_that_another_process_has_taken_meanwhile(tmp_path, monkeypatch, task, runs):
     @contextmanager
     def wait(path):
-        with hold_run_dir(path):
+        with hold_directory(path):
             (path / "recipe.toml").write_text("")
             yield
 
-    monkeypatch.setattr(ensemble, "hold_run_dir", wait)
+    monkeypatch.setattr(ensemble, "hold_directory", wait)
     assert refuse(task, runs, tmp_path / "both") == (
         f"{tmp_path}/both holds a run; name another directory with --output"
     )

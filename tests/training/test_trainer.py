@@ -75,21 +75,6 @@ def stop_at(update):
     return stop
 
 
-@pytest.fixture
-def stop_at_once(monkeypatch):
-    """Return a function that adds a stop signal to the next batch of PRETRAIN."""
-    waiting, collate = [], PRETRAIN.collate
-
-    def collate_and_stop(batch):
-        if waiting:
-            waiting.pop()
-            os.kill(os.getpid(), signal.SIGTERM)
-        return collate(batch)
-
-    monkeypatch.setattr(PRETRAIN, "collate", collate_and_stop)
-    return lambda: waiting.append(True)
-
-
 def test_the_curve_has_what_a_resume_could_change(recipe, straight):
     """Losses in two parts, rates, norms and evaluations; the epochs of the data end inside both phases."""
     curve = read_curve(straight)
@@ -122,51 +107,6 @@ def test_a_signal_changes_nothing_of_curve_and_weights(recipe, straight, tmp_pat
     assert_same_run(tmp_path / "run", straight)
     (last,) = [entry for entry in read_log(tmp_path / "run") if "train_runtime" in entry]
     assert last["resumed_at"] == update, "the time since the resume"
-
-
-@pytest.mark.slow
-def test_several_signals_change_nothing(recipe, straight, tmp_path, stop_at_once):
-    """Stop twice between two logs, and once directly after a log."""
-    with pytest.raises(Interrupted, match="after update 4"):
-        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", progress=stop_at(4))
-    for update in (5, 6):
-        stop_at_once()
-        with pytest.raises(Interrupted, match=f"after update {update}"):
-            run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
-    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
-    assert_same_run(tmp_path / "run", straight)
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import torch
-from bertkit.training.recipe import Recipe, read_recipe
-from bertkit.training.run import run
-from bertkit.tasks import TASKS
-
-def kill(done, total, log):
-    if done == int(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-torch.set_num_threads(1)
-run(Recipe.make(TASKS["pretrain"], read_recipe(Path(sys.argv[1]))), output=sys.argv[2], progress=kill)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("update", "workers"), [(7, 0), (12, 2), (9, 2), (13, 0)])
-def test_kill_9_changes_nothing_of_curve_and_weights(recipe, straight, tmp_path, update, workers):
-    """The checkpoints are from updates 5 and 10; neither is logged."""
-    recipe = merge(recipe, {"train": {"dataloader_num_workers": workers}})
-    save_recipe(recipe, tmp_path / "recipe.toml")
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "recipe.toml"), str(tmp_path / "run"), str(update)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
-    lines = []
-    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", report=lines.append)
-    assert f"continues after checkpoint-{5 * (update // 5)}" in lines
-    assert_same_run(tmp_path / "run", straight)
 
 
 def make_short_recipe(folder, **train):
