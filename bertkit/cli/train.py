@@ -163,11 +163,10 @@ def squad(
     from bertkit.tasks.squad import find_squad
 
     found = find_squad(version)
-    if runs and not ensemble:
-        raise UsageError(f"runs ({runs[0]}) are for --ensemble; see bertkit squad --help")
+    trains = extra_train or replace(options, output=None) != RunOptions()
+    if trains if ensemble else runs:
+        raise UsageError("--ensemble takes runs, --data and --output; leave out the options of training")
     if ensemble:
-        if extra_train or replace(options, output=None) != RunOptions():
-            raise UsageError("--ensemble takes runs, --data and --output; leave out the options of training")
         output = options.output or Path("runs") / f"{found.name}-ensemble"
         combine(found, runs or [], Path(data) if data else None, output)
         return

@@ -221,10 +221,7 @@ def check_output(output: Path, runs: Sequence[Path]) -> None:
     if not is_ensemble:
         find_finished(output, {})  # raises if the directory is not empty
         return
-    try:
-        members = read_record(output / MEMBERS, Members).runs
-    except (OSError, ValueError):
-        raise UsageError(f"{output / MEMBERS} is damaged; {remedy}") from None
+    members = read_record(output / MEMBERS, Members, remedy).runs
     if sorted(members) != sorted(name_members(runs)):
         raise UsageError(f"{output} holds an ensemble of other runs ({', '.join(members)}); {remedy}")
 

@@ -104,7 +104,4 @@ def load_conformity(run: str) -> Conformity:
             f"{run} has no {CALIBRATION_FILE}, which label sets need; bertkit writes it for the last model of a "
             "classifier (not for best/, numbers, answers and names): train it again, or leave out the coverage"
         )
-    try:
-        return read_record(path, Conformity)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is damaged ({error}); restore it, or train again") from None
+    return read_record(path, Conformity, "restore it, or train again")

@@ -427,13 +427,10 @@ def _find_type(default: Any) -> Any:
 def _check_table(table: str, values: Any, task: Task) -> RecipePart:
     """Check one table and return its values, converted to their types."""
     prefix = f"[{table}] " if table else ""
-    if not isinstance(values, dict):
-        raise UsageError(f"{table} = {show_toml(values)} must be a table; write [{table}] above its keys")
+    values = check_value(table, values, dict) if table else values
     fields = _list_fields(table, task) if values else {}
-    for key in [key for key in values if key not in fields]:
-        if key in RESERVED:
-            raise UsageError(f"{prefix}{key} cannot be set here; {RESERVED[key]}")
-        raise UsageError(_explain_unknown_key(key, table, task))
+    if unknown := [key for key in values if key not in fields]:
+        raise UsageError(_explain_unknown_key(unknown[0], table, task))
     checked: RecipePart = {}
     for key, value in values.items():
         checked[key] = check_value(key, value, fields[key], prefix)
@@ -443,7 +440,9 @@ def _check_table(table: str, values: Any, task: Task) -> RecipePart:
 
 
 def _explain_unknown_key(key: str, table: str, task: Task) -> str:
-    """Return the error message for an unknown key, with the table it belongs to or the nearest key."""
+    """Return the error message for a key that is not the user's, with the table it belongs to or the nearest key."""
+    if key in RESERVED:
+        return f"{key} cannot be set here; {RESERVED[key]}"
     where = {"": "at the top level", **{table: f"in [{table}]" for table in TABLES}}
     problem = f"unknown key {key[:LONGEST_NAME]!r} {where[table]}"
     for home in ("", "data", "train", "model"):

@@ -98,23 +98,19 @@ def read_metrics(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: The file is damaged.
     """
-    try:
-        return read_record(path, dict[str, Any])
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is damaged ({error}); delete it, and the same command completes the run") from None
+    return read_record(path, dict[str, Any], "delete it, and the same command completes the run")
 
 
-def read_record(path: Path, kind: Any) -> Any:
-    """Read a JSON file as a value of the given type.
+def read_record(path: Path, kind: Any, remedy: str = "delete it") -> Any:
+    """Read a JSON file that bertkit has written as a value of the given type.
 
     Raises:
-        OSError: The file cannot be read.
-        ValueError: The file is not JSON, or its value has another type.
+        UsageError: The file cannot be read, is not JSON, or its value has another type.
     """
     try:
         return msgspec.convert(json.loads(path.read_bytes()), kind)  # json also accepts NaN, as in scores
-    except (RecursionError, msgspec.ValidationError) as error:
-        raise ValueError(str(error)) from None
+    except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
+        raise UsageError(f"{path} is damaged ({join_lines(error)}); {remedy}") from None
 
 
 def holds_run(output: Path, recipe: Recipe) -> bool:
@@ -176,7 +172,7 @@ def check_data(output: Path, data: Mapping[str, str]) -> Mapping[str, Any]:
         UsageError: The run was started with other data.
     """
     found: Mapping[str, Any] = {}
-    with suppress(OSError, ValueError):
+    with suppress(UsageError):
         found = read_environment(output)
     known = found.get("data") or data  # older runs have no fingerprints
     if changed := sorted({split for split, _ in known.items() ^ data.items()}):
@@ -192,8 +188,7 @@ def read_environment(output: Path) -> dict[str, Any]:
     """Read a run's environment.json, without the date.
 
     Raises:
-        OSError: There is no such file.
-        ValueError: The file is damaged.
+        UsageError: The file is lost or damaged.
     """
     found = read_record(output / ENVIRONMENT, dict[str, Any])
     return {key: value for key, value in found.items() if key != "date"}
@@ -246,7 +241,7 @@ def is_intact(checkpoint: Path) -> bool:
     try:
         known = read_record(checkpoint / COMPLETE, dict[str, str])
         return bool(known) and list(known.values()) == compute_checksums([checkpoint / name for name in known])
-    except (ValueError, OSError):  # the marker itself is damaged, or a file is lost
+    except (UsageError, OSError):  # the marker itself is damaged, or a file is lost
         return False
 
 
@@ -341,10 +336,4 @@ def read_study(folder: Path) -> StudyResult:
     Raises:
         UsageError: The file is lost, damaged, or written by another program.
     """
-    path = folder / STUDY_RESULT
-    try:
-        return read_record(path, StudyResult)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{path} is not the result of a study ({join_lines(error)}); delete it, or name another folder"
-        ) from None
+    return read_record(folder / STUDY_RESULT, StudyResult, "delete it, or name another folder")

@@ -273,7 +273,7 @@ def test_mistakes_at_the_command_line(call, tmp_path):
         ((), "no data to check; name them: bertkit doctor FILE, or --task cola"),
         ((*named, "--json", "reviews.csv/found.json"), "is where a folder is expected"),
         ((*named, "--write", "clean.txt"), "must end in .csv or .jsonl"),
-        ((*named, "--task", "cola"), "--text and --label are for your own texts"),
+        ((*named, "--task", "cola"), "unknown key 'text' in [data]"),
         (("reviews.csv", "--task", "colo"), "unknown task 'colo'; did you mean 'cola'?"),
         ((*named, "--model", "nothing/there"), "nothing/there"),
     ):

@@ -461,7 +461,7 @@ def test_a_run_that_was_scored_on_a_part_is_refused(runs, tmp_path, task):
 
 def test_a_damaged_recipe(tmp_path, task, runs):
     (runs[1] / "recipe.toml").write_text(f'task = "{task.name}"\ndata = 3')
-    assert refuse(task, runs, tmp_path / "both").startswith(f"{runs[1]}/recipe.toml: data = 3 must be a table; ")
+    assert refuse(task, runs, tmp_path / "both").startswith(f"{runs[1]}/recipe.toml: data = 3; expected table, got int")
 
 
 def test_data_that_are_not_the_runs_own(tmp_path, task, runs):
@@ -523,7 +523,7 @@ def test_directories_that_hold_something_else(tmp_path, monkeypatch, task, runs)
     assert read(out) == before
     for content in ("{", "[]", "{}", '{"runs": 3}'):
         (out / "ensemble.json").write_text(content)
-        assert refuse(task, runs, out) == f"{out}/ensemble.json is damaged; name another directory with --output"
+        assert refuse(task, runs, out).startswith(f"{out}/ensemble.json is damaged (")
 
 
 def test_a_directory_that_another_process_has_taken_meanwhile(tmp_path, monkeypatch, task, runs):

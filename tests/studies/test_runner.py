@@ -858,8 +858,8 @@ def test_a_study_inside_several_processes_is_refused(recipe, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("definition", "given", "words"),
     [
-        ({"grid": {"train.learning_rate": [1e-3]}}, {"train": 5}, r"train = 5 must be a table"),
-        ({"row": [{"name": "a", "recipe": {"train": 5}}]}, {}, r"train = 5 must be a table"),
+        ({"grid": {"train.learning_rate": [1e-3]}}, {"train": 5}, r"train = 5; expected table, got int"),
+        ({"row": [{"name": "a", "recipe": {"train": 5}}]}, {}, r"train = 5; expected table, got int"),
         ({"row": []}, {}, r"row = \[\] is empty"),
         ({"grid": {"train": [{"seed": 1}]}}, {}, r"\[grid\] train is a table, not an axis"),
         (
