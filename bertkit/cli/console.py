@@ -276,15 +276,13 @@ def write(text: str, *, err: bool = False, goes_on: bool = False) -> None:
             stream.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # discards the buffer and later output
-        if err:
+        if err or goes_on:
             return
-        trouble = f"cannot write to standard output ({error.strerror})"
-        if not isinstance(error, BrokenPipeError):
-            if not goes_on:
-                raise UsageError(f"{trouble}; free some space or redirect the output, and try again") from None
-            complain(f"{trouble}; training continues without it")
-        elif not goes_on:
+        if isinstance(error, BrokenPipeError):
             sys.exit(128 + signal.SIGPIPE)
+        raise UsageError(
+            f"cannot write to standard output ({error.strerror}); free some space or redirect the output, and try again"
+        ) from None
 
 
 def escape_controls(line: str) -> str:

@@ -234,12 +234,9 @@ def test_a_home_is_expanded_wherever_a_recipe_comes_from(tmp_path: Path, monkeyp
         # Unknown keys: the nearest one, where it belongs, or the list.
         ("train.learning_rat=1", "unknown key 'learning_rat' in [train]; did you mean 'learning_rate'?"),
         ("batchsize=1", "unknown key 'batchsize' at the top level; did you mean 'batch_size'?"),
-        ("model.hidden_sizes=1", "unknown key 'hidden_sizes' in [model]; did you mean 'hidden_size'?"),
-        ("data.corpora=1", "unknown key 'corpora' in [data]; did you mean 'corpus'?"),
         ("trian.seed=1", "unknown key 'trian' at the top level; did you mean 'train'?"),
         ("learning_rate=1e-4", "unknown key 'learning_rate' at the top level; it belongs in [train]"),
         ("train.batch_size=8", "in [train]; it belongs at the top level"),
-        ("train.vocab_size=8", "unknown key 'vocab_size' in [train]; it belongs in [data]"),
         ("zzz=1", "unknown key 'zzz' at the top level; expected task, checkpoint, batch_size, "),
         ("data.zzz=1", "unknown key 'zzz' in [data]; expected corpus, vocab, vocab_size, "),
         ("train.zzz=1", "unknown key 'zzz' in [train]; expected the arguments of transformers.TrainingArguments"),
@@ -248,7 +245,6 @@ def test_a_home_is_expanded_wherever_a_recipe_comes_from(tmp_path: Path, monkeyp
         ("train.output_dir=x", "output_dir cannot be set here; use --output"),
         ("train.gradient_accumulation_steps=2", "set batch_size at the top level"),
         ("train.bf16=false", 'set precision at the top level, for example precision = "bf16"'),
-        ("train.hub_token=x", "secrets do not belong in a recipe"),
         ("train.ignore_data_skip=true", "ignore_data_skip cannot be set here; bertkit decides it"),
         ("train.warmup_ratio=0.1", "use warmup_steps: a value below 1 is a share of all steps"),
         # Types.
@@ -259,13 +255,9 @@ def test_a_home_is_expanded_wherever_a_recipe_comes_from(tmp_path: Path, monkeyp
         ("model.pad_token_id='0'", "expected int, got str; write pad_token_id = 0"),
         ("batch_size=true", "batch_size = true; expected int, got bool"),
         ("train.learning_rate=nan", "learning_rate = NaN; expected a number"),
-        ("train.save_steps=inf", "save_steps = Infinity; it must be at least 0 and below inf"),
         ("train.learning_rate=1" + 400 * "0", "number out of range"),  # larger than any float
         ("data.mask_rate=" + "[" * 5000, 'mask_rate = "[[[['),
-        ("batch_size='\u2028\x85'", r'batch_size = "\u2028\x85"; expected int, got str'),  # line ends to a terminal
-        (f"{'x' * 999}=1", f"unknown key '{'x' * 40}' at the top level"),
         ("train.max_steps=1e6", "expected int, got float; write max_steps = 1000000"),
-        ("train.seed=1.5", "seed = 1.5; expected int, got float"),
         ("data.cased=1", "cased = 1; expected bool, got int; write cased = true"),
         ("bilstm=True", 'bilstm = "True"; expected bool, got str; write bilstm = true'),
         ("data.corpus=wiki", 'corpus = "wiki"; expected list, got str; write corpus = ["wiki"]'),
@@ -280,21 +272,13 @@ def test_a_home_is_expanded_wherever_a_recipe_comes_from(tmp_path: Path, monkeyp
         ("preset=stabel", 'expected one of paper, stable; write preset = "stable"'),
         ("train.optim=bert_adm", '; write optim = "bert_adam"'),
         ("train.eval_strategy=never", 'eval_strategy = "never"; expected one of no, steps, epoch'),
-        ("train.train_sampling_strategy=seq", "expected one of random, sequential, "),
         ("batch_size=0", "batch_size = 0; it must be at least 1"),
-        ("reinit_layers=-1", "reinit_layers = -1; it must be at least 0"),
-        ("train.per_device_train_batch_size=0", "per_device_train_batch_size = 0; it must be at least 1"),
         # Phases.
         ("phase=1", "phase = 1; expected list, got int"),
         ("phase=[{share=1.0}]", "table missing required field max_length - at $[0]"),
         ("phase=[{share=1.0, length=1}]", "table contains unknown field length"),
         ("phase=[{share=1.0, max_length=4}]", "expected int >= 5 - at $[0].max_length"),
-        ("phase=[{share=1.0, max_length=64.0}]", "expected int, got float"),
         ("phase=[{share=nan, max_length=64}]", "expected float > 0.0"),
-        (
-            "phase=[{share=2.0, max_length=8}, {share=-1.0, max_length=8}]",
-            "expected float > 0.0 - at $[1].share",
-        ),
     ],
 )
 def test_a_mistake_is_one_line_with_the_remedy(text: str, message: str) -> None:

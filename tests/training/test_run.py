@@ -395,18 +395,6 @@ def test_a_checkpoint_of_which_a_bit_has_changed_is_passed_over(recipe, straight
     assert "continues after checkpoint-6" in lines
 
 
-@pytest.mark.slow
-def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(recipe, tmp_path):
-    recipe = merge(recipe, {"model": {"hidden_size": 128, "intermediate_size": 512}})
-    save_recipe(recipe, tmp_path / "recipe.toml")
-    files = f"--recipe {tmp_path / 'recipe.toml'} --output {tmp_path / 'run'}"
-    command = f"ulimit -f 900; exec {sys.executable} -m bertkit pretrain {files}"  # blocks of 1024 bytes
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr[-2000:]
-    assert re.fullmatch(r"bertkit: .*run cannot be written to: the disk is full .*\n", done.stderr)
-    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")["updates"] == 8
-
-
 def test_a_vocabulary_of_another_script_is_refused(recipe, tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n中\n国\n")
     with pytest.raises(UsageError, match=r"\d+% of the text is \[UNK\] in this vocabulary.* remove --vocab"):
@@ -811,28 +799,6 @@ def test_a_dead_data_worker_is_one_line_and_the_run_goes_on(recipe, straight, tm
     assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", report=lines.append) == straight.metrics
     assert "continues after checkpoint-3" in lines
     assert_same_bits(read_weights(tmp_path / "run"), read_weights(straight.output))
-
-
-@pytest.mark.slow
-def test_signals_of_others_do_not_reach_workers_that_feed_a_prediction(recipe, tmp_path, monkeypatch):
-    recipe = merge(recipe, {"train": {"per_device_eval_batch_size": 4}})
-    straight = run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "straight")
-    predict, seen, signalled = trainer.BertTrainer.prediction_step, [], []
-
-    def predict_and_signal(self, *args, **kwargs):
-        workers = [str(child.pid) for child in multiprocessing.active_children()]
-        if workers and seen.count(workers) == 2:  # two batches have arrived, one from each worker, so both have started
-            subprocess.run(["kill", "-TERM", *workers], check=True)
-            signalled.extend(workers)
-        seen.append(workers)
-        return predict(self, *args, **kwargs)
-
-    monkeypatch.setattr(trainer.BertTrainer, "prediction_step", predict_and_signal)
-    assert (
-        run(Recipe.make(PRETRAIN, recipe, {"train": {"dataloader_num_workers": 2}}), output=tmp_path / "run")
-        == straight
-    )
-    assert len(signalled) >= 2
 
 
 FAILING = """
