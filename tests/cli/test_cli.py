@@ -32,7 +32,6 @@ from tests.official import (
     write_glue,
     write_questions,
     write_squad,
-    write_swag,
 )
 from tests.studies.test_tables import make_results, score_by_hand
 from tests.training.test_run import write_text
@@ -108,9 +107,7 @@ def test_every_command_explains_itself_with_an_example(call, command):
     [
         (["ner", "--data", "no/ner", "--model", "bert"], ["no/ner"]),
         (["ner", "--data", "NER", "--model", "bert", "--features", "first"], ["unknown layers 'first'", "sum-all"]),
-        (["ner", "--data", "BAD", "--model", "bert"], ["eng.train, line 3", "X-PER"]),
         (["swag", "--data", "no/swag", "--model", "bert"], ["no/swag"]),
-        (["swag", "--data", "SWAG", "--model", "bert"], ["train.csv, line 2", "13 cells"]),
         (["features", "bert", "--input", "no.txt", "--output", "a.npz"], ["no.txt"]),
         (["features", "bert", "--input", "text.txt", "--layers", "first", "--output", "a.npz"], ["--layers first"]),
         (["features", "bert", "--input", "text.txt", "--output", "a.txt"], [".jsonl or .npz"]),
@@ -119,12 +116,6 @@ def test_every_command_explains_itself_with_an_example(call, command):
 def test_a_mistake_with_names_endings_and_features_is_one_line(call, tmp_path, arguments, words):
     write_checkpoint(tmp_path / "bert", max_position_embeddings=512)
     write_conll(tmp_path / "NER")
-    write_conll(tmp_path / "BAD")
-    lines = (tmp_path / "BAD" / "eng.train").read_text().splitlines()
-    (tmp_path / "BAD" / "eng.train").write_text("\n".join([lines[0], "", "Ada NN I-NP X-PER", *lines[2:]]) + "\n")
-    write_swag(tmp_path / "SWAG")
-    rows = (tmp_path / "SWAG" / "train.csv").read_text().splitlines()
-    (tmp_path / "SWAG" / "train.csv").write_text("\n".join([rows[0], f"{rows[1]},one more", *rows[2:]]) + "\n")
     (tmp_path / "text.txt").write_text("good\n")
     call("--version")  # takes what writing the model has printed
     code, _, err = call(*arguments, *(["--output", "run"] if arguments[0] != "features" else []))
@@ -151,17 +142,9 @@ def test_version(call):
 def bad(tmp_path):
     """Files that a run must refuse, by name."""
     files = {
-        "empty.txt": b"",
-        "blank.txt": b"\n \n\t\n",
-        "single.txt": b"One sentence here.\nAnother sentence here.\nAnd a third one here.\n",
-        "binary.txt": b"some text\n\x00\x01\x02\x03\n",
         "latin1.txt": b"a line\ncaf\xe9\n\nanother\n",
-        "long.txt": b"x" * 10_000_000 + b"\n\nshort line\n",
-        "broken.txt.gz": b"this is not gzip",
         "broken.toml": b"[train\nlearning_rate = 1",
         "unknown.toml": b"[train]\nlearning_rat = 1e-4\n",
-        "table.toml": b"[trian]\nlearning_rate = 1e-4\n",
-        "quoted.toml": b'[train]\nlearning_rate = "2e-5"\n',
         "heads.toml": b"[model]\nhidden_size = 100\nnum_attention_heads = 3\n",
         "long.toml": b"[data]\nmax_length = 1024\n",
     }
@@ -178,28 +161,12 @@ def bad(tmp_path):
     ("arguments", "words"),
     [
         (["--corpus", "missing.txt"], ["missing.txt"]),
-        (["--corpus", "empty.txt"], ["empty.txt"]),
-        (["--corpus", "blank.txt"], ["blank.txt"]),
-        (["--corpus", "nothing"], ["nothing", ".txt"]),
-        (["--corpus", "single.txt"], ["1 document", "needs two", "blank line"]),
-        (["--corpus", "binary.txt"], ["binary.txt"]),
         (["--corpus", "latin1.txt"], ["latin1.txt", "2", "UTF-8"]),
-        (["--corpus", "long.txt"], ["long.txt", "1"]),
-        (["--corpus", "broken.txt.gz"], ["broken.txt.gz", "gzip"]),
         (["--corpus", "good.txt", "--vocab", "missing-vocab.txt"], ["missing-vocab.txt"]),
-        (["--corpus", "good.txt", "--set", "data.vocab_size=12"], ["too small", "12"]),
-        (["--corpus", "good.txt", "--recipe", "missing.toml"], ["missing.toml"]),
         (["--corpus", "good.txt", "--recipe", "broken.toml"], ["broken.toml", "line 1"]),
         (["--corpus", "good.txt", "--recipe", "unknown.toml"], ["unknown.toml", "learning_rat", "learning_rate"]),
-        (["--corpus", "good.txt", "--recipe", "table.toml"], ["table.toml", "trian", "train"]),
-        (
-            ["--corpus", "good.txt", "--recipe", "quoted.toml"],
-            ["quoted.toml", "write learning_rate = 2e-05"],
-        ),
         (["--corpus", "good.txt", "--recipe", "heads.toml"], ["hidden_size 100", "num_attention_heads 3"]),
         (["--corpus", "good.txt", "--recipe", "long.toml"], ["1024", "512 positions"]),
-        (["--corpus", "good.txt", "--set", "train.learning_rate"], ["train.learning_rate", "key=value"]),
-        (["--corpus", "good.txt", "--set", "nonsense=1"], ["nonsense"]),
         (["--corpus", "good.txt", "--output", "other"], ["other", "--output"]),
         (["--corpus", "good.txt", "--model", "nothing"], ["nothing"]),
         (["--corpus", "no-such/hub-data-set"], ["no-such/hub-data-set", "docs"]),
@@ -455,77 +422,25 @@ def glue(tmp_path, capsys):
     return ["--data", "GLUE", "--model", "bert", *TINY]
 
 
-def spoil(path, line, change):
-    """Changes a line of a file."""
-    lines = path.read_text(encoding="utf-8").split("\n")
-    lines[line - 1] = change(lines[line - 1])
-    path.write_text("\n".join(lines), encoding="utf-8")
-
-
-SPOILT = {  # what is wrong -> how it comes about
-    "no train": lambda data: (data / "RTE" / "train.tsv").unlink(),
-    "no dev": lambda data: (data / "RTE" / "dev.tsv").unlink(),
-    "columns": lambda data: spoil(data / "RTE" / "train.tsv", 7, lambda line: line + "\tmore"),
-    "label": lambda data: spoil(data / "RTE" / "dev.tsv", 5, lambda line: line.rpartition("\t")[0] + "\tmaybe"),
-    "empty": lambda data: (data / "RTE" / "dev.tsv").write_text("index\tsentence1\tsentence2\tlabel\n"),
-    "no labels": lambda data: (data / "RTE" / "dev.tsv").write_bytes((data / "RTE" / "test.tsv").read_bytes()),
-}
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ("no train", ["RTE/train.tsv", "does not exist"]),
-        ("no dev", ["RTE/dev.tsv", "does not exist"]),
-        ("columns", ["RTE/train.tsv", "line 7", "5 columns", "expected 4"]),
-        ("label", ["RTE/dev.tsv", "line 5", "maybe", "entailment, not_entailment"]),
-        ("empty", ["RTE/dev.tsv", "no rows"]),
-        ("no labels", ["RTE/dev.tsv", "'label'"]),
-    ],
-)
-@pytest.mark.parametrize("more", [[], ["--restarts", "2"]])
-def test_wrong_files_are_one_line_and_nothing_is_written(call, glue, tmp_path, wrong, words, more):
-    SPOILT[wrong](tmp_path / "GLUE")
-    code, _, err = call("glue", "--task", "rte", *glue, *more)
-    assert code == 2
-    assert len(err.splitlines()) == 1, err
-    for word in words:
-        assert word in err
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["glue", "--task", "mnlii", "--data", "GLUE"], ["mnlii", "cola, sst2", "all"]),
-        (["glue", "--task", "rte", "--data", "nowhere", "--model", "bert"], ["nowhere", "RTE/train.tsv"]),
         (["glue", "--task", "rte", "--data", "GLUE", "--model", "GLUE"], ["GLUE"]),
         (["glue", "--task", "rte", "--data", "GLUE", "--model", "gpt"], ["gpt2", "not bert"]),
         (["glue", "--task", "rte", "--data", "GLUE"], ["google-bert/bert-base-uncased", "--model"]),
         (["glue", "--task", "rte", "--submit", "x.zip"], ["--task all"]),
-        (["glue", "--task", "all", "--submit", "x.txt"], ["x.txt", "zip"]),
-        (["glue", "--task", "all", "--submit", "no/x.zip"], ["no"]),
         (["glue", "--task", "all", "--submit", "x.zip"], ["google-bert/bert-base-uncased", "--model"]),
         (["glue", "--task", "all", "--data", "GLUE/RTE", "--submit", "x.zip"], ["CoLA/train.tsv", "diagnostic.tsv"]),
         (["glue", "--task", "rte", "--data", "GLUE", "--submit-partial"], ["--submit-partial are for --task all"]),
         (["glue", "--task", "rte", "--data", "GLUE", "--workers", "2"], ["--workers is for"]),
         (["glue", "--task", "ax", "--data", "GLUE"], ["ax", "MNLI", "--model"]),
-        (["glue", "--task", "ax", "--data", "GLUE", "--model", "bert"], ["no head", "entailment", "--model"]),
         (["glue", "--task", "ax", "--data", "GLUE", "--model", "bert", "--grid"], ["ax", "no labels"]),
-        (
-            ["glue", "--task", "rte", "--data", "GLUE", "--model", "bert", "--set", "freeze=head"],
-            ["freeze", "expected one of encoder"],
-        ),
         (["glue", "--task", "rte", "--data", "GLUE", "--model", "bert", "--restarts", "0"], ["--restarts"]),
-        (["glue", "--task", "rte", "--data", "GLUE", "--model", "bert", "--grid", "--workers", "some"], ["some"]),
         (["study", "missing.toml"], ["missing.toml"]),
         (["study", "odd.toml"], ["odd.toml", "taks", "tasks"]),
         (["study", "good.toml", "--data", "GLUE", "--model", "bert"], ["GLUE/glue", "--data ROOT"]),
         (["score", "glue", "--task", "rte", "GLUE/RTE/test.tsv", "answers.txt"], ["RTE/test.tsv", "no column 'label'"]),
-        (["score", "glue", "--task", "ax", "GLUE/RTE/test.tsv", "answers.txt"], ["ax", "no labels"]),
-        (["score", "glue", "--task", "rte", "GLUE/RTE/dev.tsv", "answers.txt"], ["2 answers", "18 labels"]),
-        (["score", "glue", "--task", "qnli", "GLUE/RTE/dev.tsv", "answers.txt"], ["question"]),
-        (["score", "glue", "--task", "rte", "GLUE/RTE/dev.tsv", "missing.txt"], ["missing.txt"]),
     ],
 )
 def test_a_mistake_with_glue_is_one_line_and_nothing_is_written(call, glue, tmp_path, arguments, words):
@@ -692,9 +607,6 @@ def squad(tmp_path, capsys):
         (["--version", "2", "--data", "no.jsonl"], ["'no.jsonl' does not exist; give a file"]),
         (["--version", "2", "--ensemble", "runs/a", "runs/b", "--set", "batch_size=8"], ["--ensemble takes runs"]),
         (["--version", "2", "--extra-train", "no.json"], ["no.json not found"]),
-        (["--version", "2", "--set", "data.doc_strid=3"], ["doc_strid", "doc_stride"]),
-        (["--version", "2", "--set", "data.max_length=11"], ["max_length 11 leaves no room"]),
-        (["--version", "2", "--set", "freeze=encoder", "--set", "reinit_layers=1"], ["freeze would leave"]),
     ],
 )
 def test_a_mistake_with_squad_is_one_line_and_nothing_is_written(call, squad, tmp_path, arguments, words):
@@ -704,25 +616,6 @@ def test_a_mistake_with_squad_is_one_line_and_nothing_is_written(call, squad, tm
     assert err.count("\n") == 1
     assert all(word in err for word in words), err
     assert "Traceback" not in out + err
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (lambda path: path.write_text(path.read_text()[:-20]), ["train-v2.0.json", "Input data was truncated"]),
-        (lambda path: path.write_text('{"version": "v2.0"}'), ["train-v2.0.json", "missing required field `data`"]),
-        (lambda path: path.write_text(path.with_name("train-v1.1.json").read_text()), ["use --version 1"]),
-        (lambda path: path.unlink(), ["train-v2.0.json does not exist"]),
-        (lambda path: path.write_text(path.read_text().replace("train-0-0-1", "train-0-0-0")), ["the same id"]),
-    ],
-)
-def test_wrong_squad_files_are_one_line_and_nothing_is_written(call, squad, tmp_path, spoil, words):
-    spoil(tmp_path / "squad" / "train-v2.0.json")
-    code, _, err = call(*squad, "--version", "2", "--output", tmp_path / "run")
-    assert code == 2
-    assert err.count("\n") == 1
-    assert all(word in err for word in words), err
     assert not (tmp_path / "run").exists()
 
 
@@ -898,9 +791,7 @@ def test_the_next_command_does_not_train_in_the_corpus(call, tmp_path):
     [
         (["--workers", "none"], ["--workers is 'none'; give a whole number above 0, or ray"]),
         (["--deduplicate", "words"], ["deduplicate is 'words', expected documents or lines"]),
-        (["--cased"], ["vocab", "uncased"]),
         (["--output", "other"], ["other is not empty and holds no corpus; name another directory with --output"]),
-        (["missing.txt"], ["missing.txt"]),
     ],
 )
 def test_a_corpus_that_cannot_be_built_is_one_line(call, bad, options, words):
