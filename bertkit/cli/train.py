@@ -164,7 +164,7 @@ def squad(
 
     found = find_squad(version)
     trains = extra_train or replace(options, output=None) != RunOptions()
-    if trains if ensemble else runs:
+    if (trains and ensemble) or (runs and not ensemble):
         raise UsageError("--ensemble takes runs, --data and --output; leave out the options of training")
     if ensemble:
         output = options.output or Path("runs") / f"{found.name}-ensemble"
@@ -179,7 +179,7 @@ def swag(options: RunOptions, data: Data = None) -> None:
 
     $ bertkit swag --data SWAG --output runs/swag
     """
-    execute("swag", options, {"dir": data})
+    train(["swag"], options, {"dir": data})
 
 
 @training_command(NER_OPTIONS, *STUDIED)
