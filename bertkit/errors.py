@@ -81,7 +81,7 @@ def explain_refusal(what: str, remedy: str = "") -> Iterator[None]:
         from safetensors import SafetensorError
         from yaml import YAMLError
 
-        known = (ValueError, TypeError, ArithmeticError, ImportError, LookupError, RuntimeError, OSError)
+        known = (ValueError, TypeError, ArithmeticError, ImportError, RuntimeError, OSError)
         if not isinstance(error, (*known, SafetensorError, StrictDataclassError, YAMLError)):
             raise
         found = join_lines(error.__cause__ or error).rstrip(".")

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,7 +190,6 @@ class Screen(AbstractContextManager):
     def show_results(self, task: Any, metrics: Mapping[str, Any], output: Path) -> None:
         """Print the task's table of scores, some predictions, the paths of the files, and commands to try next."""
         from bertkit.reports.plots import plot_log
-        from bertkit.system.files import hold_directory
         from bertkit.training.recipe import load_recipe
         from bertkit.training.run_dir import METRICS_FILE, RECIPE_FILE, read_log
 
@@ -201,8 +200,7 @@ class Screen(AbstractContextManager):
         self.say(*lines)
         self.show_predictions(task, output)
         curves = output / "curves.png"
-        with suppress(UsageError), hold_directory(output):  # another start of this run draws the same curves
-            plot_log(read_log(output), rows, metrics, curves)
+        plot_log(read_log(output), rows, metrics, curves)
         self.say(f"Scores: {output / METRICS_FILE}" + (f"; curves: {curves}" if curves.exists() else ""))
         if commands:
             self.say("Next:", *(f"  {command}" for command in commands))

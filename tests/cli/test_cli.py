@@ -350,18 +350,6 @@ def test_the_bare_command_learns_from_the_installed_documentation(call):
 
 
 @pytest.mark.slow
-def test_what_a_killed_start_had_begun_to_draw_goes_with_the_next_one(call, tmp_path):
-    write_text(tmp_path / "good.txt")
-    command = ["pretrain", "--corpus", "good.txt", "--output", "made", *SMALL]
-    assert call(*command)[0] == 0
-    (tmp_path / "made" / "curves.png").rename(tmp_path / "made" / ".curves.png.123.unfinished")
-    code, out, err = call(*command)
-    assert (code, err) == (0, "")
-    assert "made is finished" in out
-    assert [path.name for path in (tmp_path / "made").glob("*curves*")] == ["curves.png"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_training_is_one_line_too(tmp_path, number):
     write_text(tmp_path / "good.txt", documents=20_000)
