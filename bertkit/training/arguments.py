@@ -28,7 +28,7 @@ def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
         per_device=train.pop("per_device_train_batch_size", None),
     )
     precision = choose_precision(recipe.precision)
-    os.environ["ACCELERATE_MIXED_PRECISION"] = "no"  # that of accelerate launch would win over the recipe's
+    os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # accelerate launch sets it, and it would win over the recipe
     if train.get("optim") == BERT_ADAM:
         del train["optim"]  # bertkit's own, passed by `make_trainer`
     train.pop("save_total_limit", None)  # BertTrainer rotates: the Trainer deletes before the new one is complete
