@@ -123,17 +123,6 @@ def test_what_the_run_had_no_time_for_is_not_compared(finished, tmp_path):
     assert (found.scores, found.predictions) == ({"test_f1": (0.5, None)}, {"test.tsv": (1, 1)})
 
 
-def test_another_seed_is_another_run(finished, tmp_path):
-    """The comparison detects a difference in the trained weights."""
-    save_recipe(merge(read_recipe(finished / "recipe.toml"), {"train": {"seed": 43}}), tmp_path / "other.toml")
-    run(Recipe.make(PRETRAIN, read_recipe(tmp_path / "other.toml")), output=tmp_path / "other")
-    found = compare_runs(finished, tmp_path / "other")
-    assert not found.is_exact
-    assert {"mlm_loss", "score"} <= found.scores.keys()
-    assert len(found.weights) > 20
-    assert [line.partition(":")[0] for line in found.environment] == ["weights_at_start"]
-
-
 def test_other_data_are_listed_as_the_reason(finished, tmp_path):
     """The same recipe over a text in which one sentence has changed."""
     text = finished.parent / "corpus.txt"

@@ -133,22 +133,6 @@ def test_a_run_that_dies_in_its_last_evaluation_does_it_again(tmp_path, monkeypa
     assert any("eval_accuracy" in entry for entry in read_curve(tmp_path / "run"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "train", [{"max_steps": 4, "eval_strategy": "epoch"}, {"num_train_epochs": 0.4, "eval_strategy": "no"}]
-)
-def test_a_stop_after_the_last_update_changes_nothing(tmp_path, train):
-    """Stop in the middle of an epoch, where the Trainer would continue training."""
-    recipe = make_short_recipe(tmp_path, **train)
-    metrics = run(Recipe.make(TASKS["rte"], recipe), output=tmp_path / "straight")
-    last = metrics["updates"]
-    assert last in (4, 5)
-    with pytest.raises(Interrupted, match=f"after update {last}; the same command continues"):
-        run(Recipe.make(TASKS["rte"], recipe), output=tmp_path / "run", progress=stop_at(last))
-    assert run(Recipe.make(TASKS["rte"], recipe), output=tmp_path / "run") == metrics
-    assert_same_run(tmp_path / "run", tmp_path / "straight")
-
-
 def test_a_checkpoint_of_an_older_version_resumes(recipe, straight, tmp_path):
     """It has no loss sums: the first loss after it is the mean since then; everything else is the same."""
     with pytest.raises(Interrupted):
