@@ -335,13 +335,18 @@ def reword(error: msgspec.ValidationError) -> str:
 def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
     """Write a recipe atomically, so that `read_recipe` returns an equal one.
 
-    TOML has no null, so keys that are None are left out.
+    Order: top-level keys, `[model]`, `[data]`, `[[phase]]`, `[train]`. TOML has no null, so keys that are None are left
+    out.
     """
     import tomli_w
 
     recipe = expand_recipe(recipe)
-    order = [key for key in (*TOP_KEYS, "model", "data", "phase", "train") if key in recipe]
-    atomic_write(tomli_w.dumps({key: recipe[key] for key in order} | recipe), Path(path))
+    phases, train = recipe.pop("phase", []), recipe.pop("train", {})
+    listed = ["[[phase]]\n" + tomli_w.dumps(phase) for phase in phases]
+    order = [key for key in (*TOP_KEYS, "model", "data") if key in recipe]
+    first = tomli_w.dumps({key: recipe[key] for key in order} | recipe)
+    last = tomli_w.dumps({"train": train} if train else {})
+    atomic_write("\n".join(filter(None, [first, *listed, last])), Path(path))
 
 
 def list_decisive(part: Mapping[str, Any]) -> RecipePart:

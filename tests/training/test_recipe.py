@@ -376,8 +376,10 @@ def test_a_saved_recipe_reads_well(tmp_path: Path) -> None:
     }
     save_recipe(recipe, tmp_path / "recipe.toml")
     assert (tmp_path / "recipe.toml").read_text() == (
-        'task = "pretraining"\nbatch_size = 256\nphase = [\n    { share = 0.9, max_length = 128 },\n'
-        '    { share = 0.1, max_length = 512 },\n]\n\n[data]\ncorpus = [\n    "a",\n]\n\n'
+        'task = "pretraining"\nbatch_size = 256\n\n'
+        '[data]\ncorpus = [\n    "a",\n]\n\n'
+        "[[phase]]\nshare = 0.9\nmax_length = 128\n\n"
+        "[[phase]]\nshare = 0.1\nmax_length = 512\n\n"
         "[train]\nlearning_rate = 0.0001\n\n[train.lr_scheduler_kwargs]\nnum_cycles = 3\n"
     )
 
