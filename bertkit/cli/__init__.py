@@ -3,7 +3,6 @@
 A user's mistake gives one line on standard error and exit code 2; a run stopped by a signal ends with 128 + its number.
 """
 
-import gc
 import os
 import re
 import sys
@@ -12,9 +11,8 @@ from inspect import getdoc
 
 import typer
 
-from bertkit.cli.console import LAUNCHED, RARE_COLLECTION, explain_mistakes, leave_at_once, silence_libraries
+from bertkit.cli.console import explain_mistakes, leave_at_once, silence_libraries
 from bertkit.cli.options import app
-from bertkit.errors import UsageError
 
 for _part in ("train", "inference", "data"):  # they add their commands to `app`
     import_module(f"bertkit.cli.{_part}")
@@ -48,45 +46,13 @@ arrange_help()
 unwrap_help(app)
 
 
-def check_words(words: list[str]) -> None:
-    """Check that each word of the command is UTF-8, because it may be written to a recipe or log.
-
-    Raises:
-        UsageError: A word is not UTF-8.
-    """
-    for word in words:
-        try:
-            word.encode()
-        except UnicodeEncodeError:
-            raise UsageError(f"{word!a} is not UTF-8; use UTF-8, or rename the file") from None
-
-
-def check_launcher() -> None:
-    """Check that the environment has all or none of the variables that torchrun and accelerate launch set.
-
-    Raises:
-        UsageError: A variable indicates several processes, but another one is missing.
-    """
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "-1"}
-    said = [name for name, value in alone.items() if os.environ.get(name, value) != value]
-    missing = sorted(LAUNCHED - os.environ.keys())
-    if said and missing:
-        raise UsageError(
-            f"{said[0]} = {os.environ[said[0]]} in the environment means several processes, but these variables are "
-            f"not set: {', '.join(missing)}; unset {said[0]}, or start the processes with torchrun or accelerate launch"
-        )
-
-
 def main() -> None:
     """Run the console command."""
-    gc.set_threshold(*RARE_COLLECTION)  # imports leave no garbage to look for
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # escapes characters that the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
     try:
         with explain_mistakes():
-            check_words(sys.argv)
-            check_launcher()
             silence_libraries()
             code = app(standalone_mode=False)
         if os.environ.get("WORLD_SIZE", "1") != "1":  # set by torchrun and accelerate launch

@@ -1,15 +1,13 @@
 """Output and exit of the command line: progress, tables, one line for a mistake, signals."""
 
 import atexit
-import gc
 import os
 import re
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +22,10 @@ from bertkit.tasks.option import Options
 
 # Control characters, line and paragraph separators, and marks that change the text direction.
 TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # the variables set for each of several processes
 FOR, AGAINST = (90, 160, 255), (255, 150, 60)  # colours of the largest attributions, in red, green and blue
 LEAST_COLOURED = 0.1  # share of the largest attribution
 MISTAKES_PRINTED = 5  # after a run
 NOTHING_DONE = "dry run: nothing was trained or written"
-COLLECTION = gc.get_threshold()
-RARE_COLLECTION = (100_000, *COLLECTION[1:])  # new objects before a collection, while libraries are imported
 
 
 class Screen(AbstractContextManager):
@@ -44,15 +39,10 @@ class Screen(AbstractContextManager):
         self.names: dict[str, str] = {"loss": "loss"}  # log entry -> its displayed name
         self.bar: Any = None
         self.shown = -1
-        self.began: tuple[float, int] | None = None  # start time of a build, and the bytes already done
+        self.began = 0.0  # the start of a build
         self.done = 0
         self.latest: dict[str, float] = {}
         self.trains = False  # training continues when standard output is closed
-
-    def __enter__(self) -> "Screen":
-        """Begin the work: collect garbage as usual again."""
-        gc.set_threshold(*COLLECTION)
-        return self
 
     def __exit__(self, *exception: Any) -> None:
         self.finish_progress()
@@ -101,47 +91,32 @@ class Screen(AbstractContextManager):
         self.done = done
         self.latest |= {self.names[key]: value for key, value in log.items() if key in self.names}
         state = ", ".join(f"{name} {value:.3f}" for name, value in self.latest.items())
-        if self.console.is_terminal:
-            from rich.progress import MofNCompleteColumn
-
-            self._move_bar("training", done, total, MofNCompleteColumn(), state)
-        elif done * 20 // max(total, 1) > self.shown:
-            self.shown = done * 20 // max(total, 1)
-            self.say(f"  update {done:,} of {total:,}  {state}".rstrip())
-
-    def _move_bar(self, name: str, done: int, total: int | None, count: Any, state: str) -> None:
-        """Update the progress bar; `count` is rich's column for the amount done, `state` the text at the end."""
-        if self.bar is None:
-            from rich import progress
-
-            self.bar = progress.Progress(
-                progress.TextColumn(name),
-                progress.BarColumn(),
-                count,
-                progress.TimeRemainingColumn(),
-                progress.TextColumn("{task.fields[state]}", markup=False),
-                console=self.console,
-            )
-            self.bar.start()
-            self.bar.add_task(name, total=total, state=state)
-        self.bar.update(self.bar.task_ids[0], completed=done, state=state)
+        self._move_bar(done, total, f"update {done:,} of {total:,}  {state}".rstrip())
 
     def show_build(self, done: int, total: int, tokens: int) -> None:
         """Show the progress of a corpus build in bytes of text; if the total is unknown (0), only the tokens."""
-        now = time.monotonic()
-        self.began = self.began or (now, done)
-        seconds, read = now - self.began[0], done - self.began[1]
-        rate = f"{tokens:,} tokens, {tokens / max(seconds, 1):,.0f} per second" if tokens else ""
-        if self.console.is_terminal:
-            from rich.progress import DownloadColumn
+        self.began = self.began or time.monotonic()
+        rate = f"{tokens:,} tokens, {tokens / max(time.monotonic() - self.began, 1):,.0f} per second"
+        self._move_bar(done, total, f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB, {rate}" if total else rate)
 
-            self._move_bar("building", done, total or None, DownloadColumn(), rate)
-        elif rate and (done * 20 // total > self.shown if total else seconds > self.shown + 30):
-            self.shown = done * 20 // total if total else int(seconds)
-            left = f", {seconds * (total - done) / read:,.0f} s left" if total and read else ""
-            digits = int(total < 1e7)
-            share = f"{done / 1e6:,.{digits}f} of {total / 1e6:,.{digits}f} MB, " if total else ""
-            self.say(f"  {share}{rate}{left}")
+    def _move_bar(self, done: int, total: int, state: str) -> None:
+        """Move the progress bar, or without a terminal print the state at every twentieth, or every half minute."""
+        if not self.console.is_terminal:
+            part = done * 20 // total if total else int(time.monotonic()) // 30
+            if part > self.shown:
+                self.shown = part
+                self.say(f"  {state}")
+            return
+        if self.bar is None:
+            from rich import progress
+
+            text = progress.TextColumn("{task.fields[state]}", markup=False)
+            self.bar = progress.Progress(
+                progress.BarColumn(), progress.TimeRemainingColumn(), text, console=self.console
+            )
+            self.bar.start()
+            self.bar.add_task("", total=total or None, state=state)
+        self.bar.update(self.bar.task_ids[0], completed=done, state=state)
 
     def show_statistics(self, statistics: Mapping[str, Any], directory: Path) -> None:
         """Print the statistics of a corpus, with warnings about unusual ones."""
@@ -169,24 +144,15 @@ class Screen(AbstractContextManager):
         leave_processes()
 
     def finish_progress(self) -> None:
-        """End the progress bar or the live table."""
+        """End the progress bar."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
 
     def show_study(self, results: Mapping[str, Any]) -> None:
-        """Update the live table of a study, only on a terminal: each finished run also prints a line."""
-        if self.quiet or not self.console.is_terminal:
-            return
-        from rich.live import Live
-
-        from bertkit.studies.tables import tabulate_progress
-
-        table = draw_table(tabulate_progress(results, limit=max(self.console.height - 8, 4)))
-        if self.bar is None:
-            self.bar = Live(console=self.console, transient=True, refresh_per_second=4)
-            self.bar.start()
-        self.bar.update(table)
+        """Move the bar of a study, only on a terminal: each finished run also prints a line."""
+        if self.console.is_terminal and not self.quiet:
+            self._move_bar(results["over"], results["runs"], f"{results['over']} of {results['runs']} runs")
 
     def show_study_results(self, results: Mapping[str, Any], output: Path) -> None:
         """Print the tables of a study and the paths of its files."""
@@ -225,7 +191,7 @@ class Screen(AbstractContextManager):
         """Print the task's table of scores, some predictions, the paths of the files, and commands to try next."""
         from bertkit.reports.plots import plot_log
         from bertkit.training.recipe import load_recipe
-        from bertkit.training.run_dir import METRICS_FILE, RECIPE_FILE, hold_run_dir, read_log
+        from bertkit.training.run_dir import METRICS_FILE, RECIPE_FILE, read_log
 
         rows = list_shown(task.table, task.metric, metrics)
         if rows:
@@ -234,12 +200,10 @@ class Screen(AbstractContextManager):
         self.say(*lines)
         self.show_predictions(task, output)
         curves = output / "curves.png"
-        with suppress(UsageError), hold_run_dir(output):  # another start of this run draws the same curves
-            plot_log(read_log(output), rows, metrics, curves)
+        plot_log(read_log(output), rows, metrics, curves)
         self.say(f"Scores: {output / METRICS_FILE}" + (f"; curves: {curves}" if curves.exists() else ""))
-        activate = "" if shutil.which("bertkit") else f" (first run: source {Path(sys.prefix) / 'bin' / 'activate'})"
         if commands:
-            self.say(f"Next{activate}:", *(f"  {command}" for command in commands))
+            self.say("Next:", *(f"  {command}" for command in commands))
 
     def show_predictions(self, task: Any, output: Path) -> None:
         """Print the worst mistakes of the first evaluated split."""
@@ -308,15 +272,13 @@ def write(text: str, *, err: bool = False, goes_on: bool = False) -> None:
             stream.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # discards the buffer and later output
-        if err:
+        if err or goes_on:
             return
-        trouble = f"cannot write to standard output ({error.strerror})"
-        if not isinstance(error, BrokenPipeError):
-            if not goes_on:
-                raise UsageError(f"{trouble}; free some space or redirect the output, and try again") from None
-            complain(f"{trouble}; training continues without it")
-        elif not goes_on:
+        if isinstance(error, BrokenPipeError):
             sys.exit(128 + signal.SIGPIPE)
+        raise UsageError(
+            f"cannot write to standard output ({error.strerror}); free some space or redirect the output, and try again"
+        ) from None
 
 
 def escape_controls(line: str) -> str:
@@ -342,7 +304,7 @@ def draw_table(table: Table, **options: Any) -> Any:
 
 def is_first_process() -> bool:
     """Return whether this process prints: the only one, or the first of several."""
-    return os.environ.get("RANK", "0") == "0" or not os.environ.keys() >= LAUNCHED
+    return os.environ.get("RANK", "0") == "0"
 
 
 def complain(message: str, speaks: bool | None = None) -> None:

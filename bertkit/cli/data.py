@@ -97,8 +97,6 @@ def doctor(
     task = task.lower()
     if task not in (known := [name for name in TASKS if name != "pretrain"]):
         raise UsageError(f"unknown task {task!r}; {propose(task, known)}")
-    if task != "classify" and (text or label):
-        raise UsageError(f"--text and --label are for your own texts; leave them or --task {task} out")
     drops = ",".join(drop).split(",") if drop else USUAL_DROPS
     if unknown := [name for name in drops if name not in (*DROPS, LABEL_ERROR_DROP)]:
         raise UsageError(f"unknown {unknown[0]!r} in --drop; expected some of {', '.join(DROPS)}, {LABEL_ERROR_DROP}")
@@ -181,8 +179,6 @@ def vocab(
     from bertkit.data.pretraining.sources import read_documents
     from bertkit.data.tokenizer import TOKENIZER_FILES, save_tokenizer, train_tokenizer
 
-    if output.is_file():
-        raise UsageError(f"{output} is a file; name a directory with --output")
     for name in TOKENIZER_FILES:
         if (output / name).exists():
             raise UsageError(f"{output} holds a tokenizer already ({name}); name another directory with --output")

@@ -5,7 +5,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,7 +13,6 @@ from bertkit.cli.console import Screen, complain, print_line
 from bertkit.cli.options import JsonFile, PathArgument, PathOption, PlaceArgument, PlaceOption, app, scores, split_names
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal, name_extra
 
-FORMATS = ("bertkit", "pipeline")  # of predict
 Precision = Annotated[str, typer.Option("--precision", help="auto (bf16 where it is faster), fp32, bf16 or fp16.")]
 
 
@@ -67,7 +66,8 @@ def predict(
         typer.Option("--text", help="Columns of the texts (default: as in training).", metavar="COLUMN[,COLUMN]"),
     ] = None,
     form: Annotated[
-        str, typer.Option("--format", help="bertkit; pipeline: JSON lines as of transformers' pipelines.")
+        Literal["bertkit", "pipeline"],
+        typer.Option("--format", help="bertkit; pipeline: JSON lines as of transformers' pipelines."),
     ] = "bertkit",
     pair: Annotated[
         bool, typer.Option("--pair", help="Each input is a pair of texts (default: as the run was trained).")
@@ -105,8 +105,6 @@ def predict(
 
     if bool(texts) == bool(source):
         raise UsageError("give the inputs either as TEXT or with --input FILE (--input - reads standard input)")
-    if form not in FORMATS:
-        raise UsageError(f"--format {form} must be one of {', '.join(FORMATS)}")
     columns = split_names(text)
     if source is not None:
         check_source(source)

@@ -116,10 +116,19 @@ def list_keys(options: Options) -> str:
     return escape("\n".join(fill(line, HELP_WIDTH, subsequent_indent="    ") for line in lines))
 
 
+STUDIED = ("folds", "grid", "restarts", "workers", "search", "no_baseline")
+
+
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of every command that trains one task."""
+    """The options of the commands that train, which all take those that are not in STUDIED."""
 
+    folds: Folds = 0
+    grid: Grid = False
+    restarts: Restarts = 1
+    workers: Workers = "1"
+    search: SearchTrials = 0
+    no_baseline: NoBaseline = False
     recipe: RecipeFile = None
     model: Model = None
     output: Output = None
@@ -140,17 +149,22 @@ NAMED_KEYS = {
 }
 
 
-def training_command(options: Options, duration: str = "epochs") -> Callable[[Callable[..., None]], None]:
+def training_command(
+    options: Options, *studied: str, duration: str = "epochs"
+) -> Callable[[Callable[..., None]], None]:
     """Return a decorator that adds a command to `app` and passes it `RunOptions` as first argument.
 
     The options in NAMED_KEYS are appended to those of `--set`, and win over them.
 
     Args:
         options: Options of `[data]`, which the help text lists.
+        studied: The options in STUDIED that the command takes.
         duration: The option for the length of the training, epochs or steps.
     """
     named = {name: NAMED_KEYS[name] for name in ("learning_rate", duration, "batch_size", "seed", "max_length")}
-    shared, typed = signature(RunOptions).parameters, []
+    shared, typed = dict(signature(RunOptions).parameters), []
+    for name in set(STUDIED).difference(studied):
+        del shared[name]
     for name, (_, kind, text) in named.items():
         option = typer.Option(f"--{name.replace('_', '-')}", help=escape(text or options[name].help))
         kind = Annotated[kind | None, option]
@@ -161,7 +175,9 @@ def training_command(options: Options, duration: str = "epochs") -> Callable[[Ca
         def call(**values: Any) -> None:
             given = [f"{named[name][0]}={value}" for name in named if (value := values.pop(name)) is not None]
             run = RunOptions(**{name: values.pop(name) for name in shared})
-            command(replace(run, settings=[*(run.settings or ()), *given]), **values)
+            if run.no_baseline:
+                given.append("baseline=false")
+            command(replace(run, settings=[*(run.settings or ()), *given] or None), **values)
 
         _, *own = signature(command).parameters.values()
         every = [*own, *typed, *shared.values()]

@@ -11,21 +11,17 @@ import typer
 
 from bertkit.cli.console import NOTHING_DONE, Screen, is_first_process, print_line
 from bertkit.cli.options import (
+    STUDIED,
     Cased,
     Data,
     DryRun,
-    Folds,
-    Grid,
     LabelNames,
     Model,
-    NoBaseline,
     Output,
     PathArgument,
     PathOption,
     PlaceOption,
-    Restarts,
     RunOptions,
-    SearchTrials,
     Settings,
     TextNames,
     Workers,
@@ -73,7 +69,7 @@ def pretrain(
     execute("pretrain", options, given, starter=choose_starter)
 
 
-@training_command(CLASSIFY_OPTIONS)
+@training_command(CLASSIFY_OPTIONS, *STUDIED)
 def classify(
     options: RunOptions,
     data: Annotated[
@@ -81,12 +77,6 @@ def classify(
     ] = None,
     text: TextNames = None,
     label: LabelNames = None,
-    folds: Folds = 0,
-    grid: Grid = False,
-    restarts: Restarts = 1,
-    workers: Workers = "1",
-    search: SearchTrials = 0,
-    no_baseline: NoBaseline = False,
 ) -> None:
     """Fine-tune a classifier on your own texts: CSV, TSV, Excel, JSON lines, JSON, Parquet or a Hub data set.
 
@@ -100,20 +90,14 @@ def classify(
     $ bertkit classify --data reviews.csv --folds 5 --output runs/folds
     """
     columns = {"text": split_names(text), "label": split_names(label)}
-    options = set_baseline(options, no_baseline)
-    train(["classify"], options, {"dir": data, **columns}, folds, grid, restarts, workers, search)
+    train(["classify"], options, {"dir": data, **columns})
 
 
-@training_command(GLUE_OPTIONS)
+@training_command(GLUE_OPTIONS, "grid", "restarts", "workers", "search", "no_baseline")
 def glue(
     options: RunOptions,
     task: Annotated[str, typer.Option("--task", help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, ax or all.")],
     data: Data = None,
-    grid: Grid = False,
-    restarts: Restarts = 1,
-    workers: Workers = "1",
-    search: SearchTrials = 0,
-    no_baseline: NoBaseline = False,
     submit: Annotated[
         Path | None,
         PathOption(
@@ -137,33 +121,25 @@ def glue(
     """
     from bertkit.inference.glue_submission import check_target, find_runs, keep_complete, list_tasks
 
-    options = set_baseline(options, no_baseline)
     names, together = list_tasks(task), task.lower() == "all"
     output = options.output or Path("runs") / ("glue" if together else names[0])
+    if not together and (submit is not None or submit_partial):
+        raise UsageError("--submit and --submit-partial are for --task all; see bertkit glue --help")
     if submit is not None:
         check_target(submit)
-    refused = {
-        f"--submit is for --task all, not --task {task}": submit is not None and not together,
-        "--submit-partial is for --submit FILE.zip": submit_partial and submit is None,
-        "--push-to-hub takes one model; name one task": options.push_to is not None and together,
-    }
-    for message, is_so in refused.items():
-        if is_so:
-            raise UsageError(f"{message}; see bertkit glue --help")
-    trains = options.recipe or options.model or options.settings or data or grid or restarts > 1
+    trains = options.recipe or options.model or options.settings or data or options.grid or options.restarts > 1
     if submit is not None and not trains and find_runs(output):
         write_submission(output, submit, submit_partial, options.dry_run)  # from the finished runs
         return
     if together and data is not None:
         tested = submit is not None
         names = keep_complete(names, Path(data), tested=tested, partial=submit_partial, report=Screen().say)
-    options = replace(options, output=output)
-    train(names, options, {"dir": data}, 0, grid, restarts, workers, search, together)
+    train(names, replace(options, output=output), {"dir": data}, together)
     if submit is not None and not options.dry_run:
         write_submission(output, submit, submit_partial)
 
 
-@training_command(SQUAD_OPTIONS)
+@training_command(SQUAD_OPTIONS, "folds", "workers", "search")
 def squad(
     options: RunOptions,
     version: Annotated[int, typer.Option("--version", help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
@@ -175,9 +151,6 @@ def squad(
     ensemble: Annotated[
         bool, typer.Option("--ensemble", help="Combine the answers of finished runs instead of training.")
     ] = False,
-    folds: Folds = 0,
-    workers: Workers = "1",
-    search: SearchTrials = 0,
 ) -> None:
     """Fine-tune on SQuAD 1.1 or 2.0 or your own questions: find the answer in a text, or that there is none.
 
@@ -193,40 +166,32 @@ def squad(
     from bertkit.tasks.squad import find_squad
 
     found = find_squad(version)
-    if runs and not ensemble:
-        raise UsageError(f"runs ({runs[0]}) are for --ensemble; see bertkit squad --help")
+    trains = extra_train or replace(options, output=None) != RunOptions()
+    if (trains and ensemble) or (runs and not ensemble):
+        raise UsageError("--ensemble takes runs, --data and --output; leave out the options of training")
     if ensemble:
-        if extra_train or folds or search or workers != "1" or any(vars(replace(options, output=None)).values()):
-            raise UsageError("--ensemble takes runs, --data and --output; leave out the options of training")
         output = options.output or Path("runs") / f"{found.name}-ensemble"
         combine(found, runs or [], Path(data) if data else None, output)
         return
-    given = {"dir": data, "extra_train": extra_train}
-    train([found.name], options, given, folds, grid=False, restarts=1, workers=workers, search=search)
+    train([found.name], options, {"dir": data, "extra_train": extra_train})
 
 
-@training_command(SWAG_OPTIONS)
-def swag(options: RunOptions, data: Data = None, search: SearchTrials = 0) -> None:
+@training_command(SWAG_OPTIONS, "search")
+def swag(options: RunOptions, data: Data = None) -> None:
     """Fine-tune on SWAG: choose which of four endings follows.
 
     $ bertkit swag --data SWAG --output runs/swag
     """
-    execute("swag", options, {"dir": data}, search)
+    train(["swag"], options, {"dir": data})
 
 
-@training_command(NER_OPTIONS)
+@training_command(NER_OPTIONS, *STUDIED)
 def ner(
     options: RunOptions,
     data: Annotated[str | None, PlaceOption("--data", help=NER_OPTIONS["dir"].help, metavar="FILE|DIR|NAME")] = None,
     layers: Annotated[
         str | None, typer.Option("--features", help=NER_OPTIONS["features"].help, metavar="LAYERS")
     ] = None,
-    folds: Folds = 0,
-    grid: Grid = False,
-    restarts: Restarts = 1,
-    workers: Workers = "1",
-    search: SearchTrials = 0,
-    no_baseline: NoBaseline = False,
 ) -> None:
     """Find names in text: fine-tune on CoNLL-2003 or your own data, or learn from BERT's features.
 
@@ -241,8 +206,7 @@ def ner(
 
     $ bertkit ner --data CONLL --features concat-last-four --output runs/lstm
     """
-    options = set_baseline(options, no_baseline)
-    train(["ner"], options, {"dir": data, "features": layers}, folds, grid, restarts, workers, search)
+    train(["ner"], options, {"dir": data, "features": layers})
 
 
 @app.command()
@@ -309,8 +273,15 @@ def study(
     """
     from bertkit.training.recipe import read_recipe
 
-    options = RunOptions(file, model, output or Path("runs") / file.stem, settings, dry_run=dry_run)
-    compare(read_recipe(file), options, {"data_root": data}, workers)
+    options = RunOptions(
+        recipe=file,
+        model=model,
+        output=output or Path("runs") / file.stem,
+        settings=settings,
+        workers=workers,
+        dry_run=dry_run,
+    )
+    compare(read_recipe(file), options, {"data_root": data})
 
 
 @app.command(hidden=True)
@@ -334,22 +305,7 @@ def run(
         sys.exit(1)
 
 
-def set_baseline(options: RunOptions, is_left_out: bool) -> RunOptions:
-    """Return the options with the key that leaves out the baselines, if asked for."""
-    return replace(options, settings=[*(options.settings or []), "baseline=false"]) if is_left_out else options
-
-
-def train(
-    names: list[str],
-    options: RunOptions,
-    data: Mapping[str, Any],
-    folds: int,
-    grid: bool,
-    restarts: int,
-    workers: str,
-    search: int,
-    together: bool = False,
-) -> None:
+def train(names: list[str], options: RunOptions, data: Mapping[str, Any], together: bool = False) -> None:
     """Run a task, or a study: folds, a grid, restarts, or several tasks.
 
     Args:
@@ -359,27 +315,33 @@ def train(
     from bertkit.tasks.glue import GRID
     from bertkit.training.recipe import merge, read_recipe
 
-    runs = {"folds": folds, "grid": GRID if grid else None, "restarts": restarts, "together": together}
-    definition = define_runs(names, **runs, budget=options.budget, search=search)
+    definition = define_runs(
+        names,
+        folds=options.folds,
+        grid=GRID if options.grid else None,
+        restarts=options.restarts,
+        together=together,
+        budget=options.budget,
+        search=options.search,
+    )
     if definition is None:
-        if workers != "1":
+        if options.workers != "1":
             raise UsageError("--workers is for --folds, --grid, --restarts and --task all; leave it out")
-        execute(names[0], options, data, search)
+        execute(names[0], options, data)
         return
     written = read_recipe(options.recipe) if options.recipe else {}
     if together:
         written.pop("task", None)
     definition["recipe"] = merge(written, definition["recipe"])
     options = replace(options, output=options.output or Path("runs") / names[0])
-    compare(definition, options, {"data": data}, workers, folds > 0)
+    compare(definition, options, {"data": data})
 
 
-def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int = 0, starter: Any = None) -> None:
+def execute(name: str, options: RunOptions, data: Mapping[str, Any], starter: Any = None) -> None:
     """Run a task with the options of the command line, and print its results.
 
     Args:
         data: Values for `[data]` in the recipe; None means "not given".
-        search: The number of trials before the run.
         starter: Returns the laptop-sized recipe that is used if none is named; None: the task's own recipe is used.
     """
     from bertkit.tasks import TASKS
@@ -412,20 +374,14 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], search: int
             return
         with screen.watch_training():
             news = {"output": output, "report": screen.say, "progress": screen.advance}
-            metrics = search_or_train(recipe, trials=search, clock=clock, **news)
+            metrics = search_or_train(recipe, trials=options.search, clock=clock, **news)
         if not screen.quiet:
             screen.show_results(task, metrics, output)
             if options.push_to is not None:
                 upload(screen, output, options.push_to)
 
 
-def compare(
-    definition: Mapping[str, Any],
-    options: RunOptions,
-    given: Mapping[str, Any],
-    workers: str,
-    has_folds: bool = False,
-) -> None:
+def compare(definition: Mapping[str, Any], options: RunOptions, given: Mapping[str, Any]) -> None:
     """Run a study with the options of the command line, and print its results."""
     from bertkit.studies import runner as studies
     from bertkit.studies.cells import describe_plan, describe_time
@@ -447,12 +403,12 @@ def compare(
             return
         with screen.watch_training(), explain_disk_error(output):
             results = studies.run_study(
-                made, output=output, workers=workers, report=screen.say, progress=screen.show_study
+                made, output=output, workers=options.workers, report=screen.say, progress=screen.show_study
             )
         if screen.quiet:
             return
         screen.show_study_results(results, output)
-        if has_folds and (table := gather_folds(results, output)):
+        if options.folds and (table := gather_folds(results, output)):
             screen.show_table(table)
         if options.push_to is not None and results["chosen"]:
             upload(screen, output / results["chosen"][0]["run"], options.push_to)

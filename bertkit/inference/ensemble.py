@@ -18,7 +18,7 @@ from typing import Any
 from bertkit.data.formats.squad import Candidate, read_predictions, read_squad, read_squad_copy
 from bertkit.data.spans import N_BEST, Answer, Question, Span, rank
 from bertkit.errors import UsageError
-from bertkit.system.files import write_json
+from bertkit.system.files import hold_directory, write_json
 from bertkit.tasks.squad import NBEST, SquadTask
 from bertkit.tasks.task import CHOSEN_ON_DEV
 from bertkit.training.recipe import load_recipe
@@ -27,7 +27,6 @@ from bertkit.training.run_dir import (
     PREDICTIONS,
     RECIPE_FILE,
     find_finished,
-    hold_run_dir,
     read_metrics,
 )
 from bertkit.training.scoring import add_limits
@@ -76,7 +75,7 @@ def combine(
         metrics[CHOSEN_ON_DEV] = "tau"
     ranked = [list_entries(answer, task.version.unanswerable) for answer in answers]
     files = task.format_answers(questions, answers, ranked, task.choose(texts, odds, metrics.get("tau")))
-    with hold_run_dir(output):
+    with hold_directory(output):
         write_output(output, runs, files, metrics)
     return {"metrics": metrics, "runs": {str(run): found for run, found in zip(runs, scores, strict=True)}}
 

@@ -29,7 +29,7 @@ from bertkit.model.config import BertConfig
 from bertkit.model.onnx import CHOOSES, ONNX_FILE, OnnxModel, import_onnxruntime, write_onnx
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import Table, make_table
-from bertkit.system.files import atomic_write, find_checksum, hold_directory, refuse_links, write_json
+from bertkit.system.files import atomic_write, find_checksum, hold_directory, write_json
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.training.run_dir import CALIBRATION_FILE, RECIPE_FILE, describe_environment
@@ -136,12 +136,11 @@ def export(
 
 
 def check_output(output: Path) -> None:
-    """Check that a directory is empty or holds an export, complete or not, and has no links.
+    """Check that a directory is empty or holds an export, complete or not.
 
     Raises:
         UsageError: It holds something else.
     """
-    refuse_links(output, (PARTS,))
     has_files = any(not path.name.startswith(".") for path in output.iterdir())
     is_export = any(output.joinpath(name).exists() for name in (EXPORT_FILE, ONNX_FILE))
     if has_files and not is_export and not any(output.glob(f"{PARTS}*")):

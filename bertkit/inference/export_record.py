@@ -113,7 +113,4 @@ def find_export(place: str) -> ExportRecord | None:
         if has_model or any(path.parent.glob(f"{PARTS}*")):
             raise UsageError(f"{place} holds an incomplete export; export the run again")
         return None
-    try:
-        return read_record(path, ExportRecord)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is damaged ({error}); export the run again") from None
+    return read_record(path, ExportRecord, "export the run again")

@@ -30,7 +30,7 @@ from bertkit.studies.start import RunJob, Runs, State, share_gpus
 from bertkit.studies.tables import describe_size, write_table
 from bertkit.system.cluster import Command, Remote, count_processes, join_cluster, read_workers, start_command
 from bertkit.system.differences import refuse_other
-from bertkit.system.files import atomic_write, write_json
+from bertkit.system.files import atomic_write, hold_directory, write_json
 from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
@@ -45,7 +45,6 @@ from bertkit.training.run_dir import (
     FIRST,
     METRICS_FILE,
     STUDY_RESULT,
-    hold_run_dir,
     read_environment,
 )
 
@@ -101,7 +100,7 @@ def run_study(
     first, rest = ({place: job for place, job in part.items() if place in left} for part in (first, rest))
     check_inputs(first, rest, [place for place, job in rest.items() if state.waits(place, job, first)], report)
     cluster = join_cluster(study.num_cpus, study.num_gpus or 0) if left and not count else nullcontext()
-    with hold_run_dir(output), cluster as state.ray:
+    with hold_directory(output), cluster as state.ray:
         state.start()
         number = state.work(order_longest_first(first))
         if not number:

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import torch
 
-from bertkit.errors import UsageError, explain_damage, explain_disk_error, name_extra
+from bertkit.errors import UsageError, explain_disk_error, explain_refusal, name_extra
 from bertkit.reports.tables import find_row
 from bertkit.studies.results import judge
 from bertkit.studies.spec import set_axis
@@ -27,7 +27,7 @@ from bertkit.studies.start import RECIPES, RunJob, Runs, State
 from bertkit.studies.tables import show_value
 from bertkit.system.cluster import Command, count_processes, start_command
 from bertkit.system.differences import refuse_other
-from bertkit.system.files import atomic_write
+from bertkit.system.files import atomic_write, hold_directory
 from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import Interrupted, note_signals
 from bertkit.tasks import TASKS
@@ -38,7 +38,7 @@ from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe, list_decisive, load_recipe, merge, read_recipe, save_recipe
 from bertkit.training.run import run
-from bertkit.training.run_dir import LOG, RECIPE_FILE, SEARCH, has_begun, hold_run_dir, read_log
+from bertkit.training.run_dir import LOG, RECIPE_FILE, SEARCH, has_begun, read_log
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -118,7 +118,7 @@ class Search:
             recipe = load_recipe(self.output / RECIPE_FILE)
         else:
             prepared = prepare(self.recipe, self.report)
-            with hold_run_dir(self.folder):
+            with hold_directory(self.folder):
                 save_recipe(identity, path)
                 recipe = self.make_recipe(self.find_best(prepared))
         if self.clock:
@@ -218,7 +218,7 @@ class Search:
         # half in the middle of their training, once three are complete.
         pruner = optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=TRIAL_SCORES // 2 - 1)
         self.study = optuna.create_study(direction=direction, pruner=pruner)
-        with explain_damage(path, self.folder):
+        with explain_refusal(str(path), f"delete {self.folder} to start again"):
             backend = journals.JournalFileBackend(str(path), journals.JournalFileOpenLock(str(path)))
             storage = optuna.storages.JournalStorage(backend)
             named = {"study_name": SEARCH, "direction": direction, "load_if_exists": True}

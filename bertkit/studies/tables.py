@@ -7,7 +7,6 @@ published ones, the text says what they are: a mean or the best of how many runs
 import json
 import math
 import statistics
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -140,28 +139,6 @@ def shows_best(study: Mapping[str, Any]) -> bool:
     return study["definition"]["select"] == "best" or not has_paper(study)
 
 
-def tabulate_progress(study: Mapping[str, Any], limit: int) -> Table:
-    """Return the table to show while a study runs, one line per cell.
-
-    With more cells than `limit`, only those running and those currently best are shown.
-    """
-    cells = [_show_as_cell(origin) for origin in study["pretrainings"]]
-    cells += [cell for cell in study["cells"] if not cell["borrowed"]]
-    best = {winner["cell"] for winner in study["chosen"]}
-    if len(cells) > limit:
-        busy = {cell["directory"] for cell in cells if any(run["status"] == "running" for run in cell["runs"])}
-        cells = [cell for cell in cells if cell["directory"] in busy | best]
-    labels, lines = _label_cells(study, cells), []
-    for place, cell in enumerate(cells):
-        row = find_row(study, cell["column"])
-        runs = f"{cell['n'] + cell['failed']}/{len(cell['runs'])}"
-        mean = show_mean(row, cell, MISSING) + (" *" if cell["directory"] in best else "")
-        figures = [runs, mean, show_score(row, cell["best"]), _describe_work(cell)]
-        lines.append([*(texts[place] for texts in labels.values()), *figures])
-    heads = [*labels, "runs", "mean ± sd (n)", "best", ""]
-    return make_table(f"{study['over']} of {study['runs']} runs", heads, lines)
-
-
 def _label_cells(study: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Return the labels that distinguish cells, by heading: rows and columns if there are several, and the axes.
 
@@ -179,16 +156,6 @@ def _label_cells(study: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -
     return labels
 
 
-def _show_as_cell(origin: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pretraining as a cell without a column."""
-    values = [score["value"] for score in origin["scores"][:1]]
-    value = values[0] if values else None
-    figures = {"n": len(values), "mean": value, "sd": None, "best": value, "at_or_below_majority": None}
-    run = {"seed": "pretraining"} | {key: origin[key] for key in origin if key not in ("rows", "steps", "scores")}
-    words = {"row": origin["directory"], "column": "", "setting": {}, "directory": origin["directory"]}
-    return words | figures | {"failed": int(origin["status"] == "failed"), "runs": [run]}
-
-
 def name_axes(axes: Sequence[str]) -> list[str]:
     """Return the axes' names without their tables, if these are unique."""
     short = [axis.rpartition(".")[2] for axis in axes]
@@ -200,27 +167,6 @@ def show_value(value: Any) -> str:
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e6:
         value = int(value)  # 3 epochs, not 3.0
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _name_seed(run: Mapping[str, Any]) -> str:
-    """Return the name of a run within its cell."""
-    return run["seed"] if isinstance(run["seed"], str) else f"seed {run['seed']}"
-
-
-def _describe_work(cell: Mapping[str, Any]) -> str:
-    """Describe a cell's running or failed runs."""
-    for run in cell["runs"]:
-        if run["status"] == "running" and not run["updates"]:
-            return f"{_name_seed(run)}: begins"
-        if run["status"] == "running":
-            loss = "" if run["loss"] is None else f", loss {run['loss']:.3f}"
-            return f"{_name_seed(run)}: update {run['update']:,} of {run['updates']:,}{loss}"
-    reasons = [run["failure"] for run in cell["runs"] if run["status"] == "failed"]
-    if reasons:
-        return textwrap.shorten(f"{len(reasons)} failed: {reasons[0]}", 70, placeholder=" …")
-    if cell["at_or_below_majority"]:
-        return f"{cell['at_or_below_majority']} at or below the majority class"
-    return "" if cell["n"] else "waiting"
 
 
 def find_row(study: Mapping[str, Any], name: str) -> ScoreRow:

@@ -21,12 +21,6 @@ def find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str
     ]
 
 
-def name_differences(differences: list[str]) -> str:
-    """Join the first two of `find_differences`, and say how many more there are."""
-    more = f" and {len(differences) - 2} more" if len(differences) > 2 else ""
-    return "; ".join(differences[:2]) + more
-
-
 def refuse_other(problem: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Check that a directory has what is asked for.
 
@@ -34,7 +28,9 @@ def refuse_other(problem: str, old: Mapping[str, Any], new: Mapping[str, Any]) -
         UsageError: The tables differ; the message begins with the problem.
     """
     if differences := find_differences(old, new):
-        raise UsageError(f"{problem} ({name_differences(differences)}); name another directory with --output")
+        more = f" and {len(differences) - 2} more" if len(differences) > 2 else ""
+        shown = "; ".join(differences[:2]) + more
+        raise UsageError(f"{problem} ({shown}); name another directory with --output")
 
 
 def show_toml(value: Any) -> str:

@@ -1,34 +1,29 @@
 """Atomic writes: a killed process never leaves a partial file; locks and checksums.
 
-A file is written under a hidden name beside its own, `.NAME.MACHINE-PID.unfinished`, which nothing else uses. The
-leftovers of a killed process are removed when the file is written again on the same machine, or when its directory is
-locked again (`hold_directory`).
+A file is written under a hidden name beside its own, `.NAME.TOKEN.unfinished`, which nothing else uses. The
+leftovers of a killed process are removed when their directory is locked again (`hold_directory`).
 """
 
-import errno
 import json
 import os
 import platform
-import re
+import secrets
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache
-from glob import escape
-from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
 from filelock import FileLock, Timeout
 
-from bertkit.errors import UsageError, explain_refusal, make_printable
+from bertkit.errors import UsageError, explain_refusal
 
 UNFINISHED_SUFFIX = "unfinished"
 LOCK = ".lock"  # names the process that uses a directory
 LOCK_PATIENCE = 5.0  # seconds to wait for the lock of a process that may be about to end
-OWN_STREAM = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d+)")  # of this process
+BYTES_A_READ = 1 << 20
 
 
 def write_json(value: Any, path: Path) -> None:
@@ -46,24 +41,14 @@ def atomic_write(text: str, path: Path) -> None:
 def atomic_open(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
     """Open a file for writing that appears under its name only when it is complete; text is UTF-8.
 
-    Special files (a pipe, a device) are written directly. So are streams of this process (/dev/stdout), after what they
-    already contain, wherever they lead.
+    Streams of this process (/dev/stdout) and special files (a pipe, a device) are written directly, at their end.
     """
-    encoding = None if mode == "wb" else "utf-8"
-    if found := OWN_STREAM.fullmatch(str(path.absolute())):
-        number = {"stdout": 1, "stderr": 2}.get(found[1]) or int(found[2])
-        with open(os.dup(number), mode, encoding=encoding) as stream:
+    is_stream = str(path.absolute()).startswith(("/dev/std", "/dev/fd/", "/proc/self/fd/"))
+    if is_stream or (path.exists() and not path.is_file()):
+        with path.open(mode.replace("w", "a"), encoding=None if mode == "wb" else "utf-8") as stream:
             yield stream
         return
-    with suppress(RuntimeError):  # a link to itself; from Python 3.13 on, resolve() returns it unchanged
-        path = path.resolve()  # so that a link remains a link
-    if path.is_symlink():
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-    if path.exists() and not path.is_file():
-        with path.open(mode, encoding=encoding) as stream:
-            yield stream
-        return
-    remove_lost(path)
+    path = path.resolve()  # so that a link remains a link
     with open_unfinished(path, mode) as (stream, temporary):
         yield stream
         flush(stream)
@@ -73,7 +58,7 @@ def atomic_open(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]
 @contextmanager
 def open_unfinished(path: Path, mode: Literal["w", "wb"]) -> Iterator[tuple[IO[Any], Path]]:
     """Yield a file to write and its hidden path, which the caller renames when complete; otherwise it is removed."""
-    temporary = path.with_name(f".{path.name}.{name_machine()}-{os.getpid()}.{UNFINISHED_SUFFIX}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.{UNFINISHED_SUFFIX}")
     try:
         with temporary.open(mode, encoding=None if mode == "wb" else "utf-8") as stream:
             yield stream, temporary
@@ -82,42 +67,11 @@ def open_unfinished(path: Path, mode: Literal["w", "wb"]) -> Iterator[tuple[IO[A
             temporary.unlink(missing_ok=True)
 
 
-def remove_lost(path: Path) -> None:
-    """Delete unfinished versions of a file that dead processes of this machine left in its folder."""
-    start = f".{path.name}.{name_machine()}-"
-    for lost in path.parent.glob(f"{escape(start)}*.{UNFINISHED_SUFFIX}"):
-        number = lost.name.removeprefix(start).removesuffix(f".{UNFINISHED_SUFFIX}")
-        if number.isdecimal() and not is_alive(int(number)):
-            with suppress(OSError):  # another user's file
-                lost.unlink()
-
-
-@cache
-def name_machine() -> str:
-    """Return eight hexadecimal digits for this machine or container, within which process numbers are unique."""
-    try:
-        space = os.readlink("/proc/self/ns/pid")
-    except OSError:  # not Linux
-        space = ""
-    return blake2b(f"{platform.node()} {space}".encode(), digest_size=4).hexdigest()
-
-
-def is_alive(process: int) -> bool:
-    """Return whether a process of this machine exists."""
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:  # another user's process
-        return True
-    return True
-
-
 def remove_unfinished(folder: Path) -> None:
-    """Delete the unfinished files of a folder; no process may be writing there."""
-    for path in folder.glob(f".*.{UNFINISHED_SUFFIX}"):
+    """Delete the unfinished files in a folder and below; no process may be writing there."""
+    for path in folder.rglob(f".*.{UNFINISHED_SUFFIX}"):
         if path.is_file():
-            path.unlink()
+            path.unlink(missing_ok=True)
 
 
 def flush(stream: Any) -> None:
@@ -134,7 +88,7 @@ def hold_directory(output: Path, check: Callable[[Path], None] | None = None) ->
     The system releases the lock when a process dies. File systems without locks (some network disks) are not locked.
 
     Args:
-        check: Raises a UsageError for content that is not allowed; `refuse_links` by default.
+        check: Raises a UsageError for content that is not allowed.
 
     Raises:
         UsageError: Another process has locked the directory, or its content is not allowed.
@@ -145,7 +99,8 @@ def hold_directory(output: Path, check: Callable[[Path], None] | None = None) ->
     lock = FileLock(output / LOCK, timeout=LOCK_PATIENCE, fallback_to_soft=False)
     try:
         take_lock(lock, output)
-        (check or refuse_links)(output)
+        if check is not None:
+            check(output)
         remove_unfinished(output)
         yield
     finally:
@@ -175,31 +130,6 @@ def take_lock(lock: FileLock, output: Path) -> None:
         ) from None
     except OSError:  # the file system has no locks, or a later write tells what it lacks
         pass
-
-
-def refuse_links(folder: Path, own: tuple[str, ...] = ()) -> None:
-    """Check that a directory contains no link through which a file could be overwritten.
-
-    The directory itself may be a link. The folders and the hidden links of other programs are not checked.
-
-    Args:
-        own: Prefixes of the names of our own folders.
-
-    Raises:
-        UsageError: A file or a folder is a link.
-    """
-    for path in folder.iterdir():
-        is_own = path.name.startswith(own)
-        inside = path.rglob("*") if is_own and path.is_dir() and not path.is_symlink() else ()
-        checked = (path, *inside) if is_own or not path.name.startswith(".") else ()
-        if link := next((each for each in checked if each.is_symlink()), None):
-            raise UsageError(
-                f"{make_printable(str(link))} is a link, and its target would be overwritten; replace it with a copy "
-                "or delete it"
-            )
-
-
-BYTES_A_READ = 1 << 20
 
 
 def find_checksum(path: Path) -> int:

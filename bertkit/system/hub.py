@@ -1,6 +1,5 @@
 """The Hugging Face Hub: its names, a check that it can be reached, and explanations of its errors."""
 
-import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -9,7 +8,6 @@ from textwrap import shorten
 from typing import NamedTuple
 
 from bertkit.errors import UsageError, join_lines
-from bertkit.system.progress import Report
 
 # name or owner/name; :config and @revision may follow: a branch, a tag, a commit, or refs/pr/1
 HUB_NAME = re.compile(r"([\w.-]+(?:/[\w.-]+)?)(?::([\w.-]+))?(?:@((?:refs/\w+/)?[\w.-]+))?")
@@ -79,117 +77,40 @@ def find_hub_trouble(name: str, kind: str, revision: str | None = None) -> str |
     return None
 
 
-# --- Streaming --------------------------------------------------------------------------------------------------------
-
-STREAM_TRIES = 10  # of datasets, five seconds apart; in each, huggingface_hub tries six times in 23 seconds
-STREAM_WAIT = 5.0  # seconds between two tries
-LONGEST_OUTAGE = "5 to 15 minutes"  # of these tries: connections are refused, or each one is silent for ten seconds
-
-
-class OutageReport(logging.Handler):
-    """Reports the first retry of an outage as one line; other messages go to the handlers that were there before."""
-
-    def __init__(self, what: str, report: Report, others: list[logging.Handler]) -> None:
-        super().__init__()
-        self.what, self.report, self.others = what, report, others
-        self.is_outage = False
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if "etry" in text:  # Retrying in 1s, before retry
-            self.begin()
-        elif "thrown while requesting" not in text:  # comes before each retry
-            for other in self.others:
-                other.handle(record)
-
-    def begin(self) -> None:
-        """Report the outage unless that is done."""
-        if not self.is_outage:
-            self.is_outage = True
-            self.report(f"{self.what}: the Hub does not answer; trying again for {LONGEST_OUTAGE}")
-
-    def end(self) -> None:
-        """Note that the Hub has answered."""
-        self.is_outage = False
-
-
-@contextmanager
-def report_outages(what: str, report: Report) -> Iterator[OutageReport]:
-    """Let `datasets` retry for LONGEST_OUTAGE, with one line per outage instead of its messages."""
-    from datasets import config
-
-    config.STREAMING_READ_MAX_RETRIES = config.STREAMING_OPEN_MAX_RETRIES = STREAM_TRIES
-    loggers = [logging.getLogger(name) for name in ("huggingface_hub", "datasets")]
-    before = [logger.handlers for logger in loggers]
-    outage = OutageReport(what, report, before[0])
-    for logger in loggers:
-        logger.handlers = [outage]
-    try:
-        yield outage
-    finally:
-        for logger, handlers in zip(loggers, before, strict=True):
-            logger.handlers = handlers
-
-
 # --- Models -----------------------------------------------------------------------------------------------------------
 
 CARD = "README.md"
 UPLOAD_TIMEOUT = 30.0  # seconds without an answer from the Hub
 LOGIN = "hf auth login --force"
-REMEDIES = (  # HTTP status -> remedy
-    ((400,), f"correct what it names; the card is {CARD} in the run's directory"),
-    ((401,), f"log in again: {LOGIN}"),
-    ((402, 403), f"name a repository of your own, or log in with a token that has write access: {LOGIN}"),
-    ((404,), f"check its name, or log in with a token that has access: {LOGIN}"),
-    ((429,), "wait a few minutes, then run the same command again"),
-)
-
-
-# --- Errors -----------------------------------------------------------------------------------------------------------
+NO_ACCESS = f"name a repository of your own, or log in with a token that has write access: {LOGIN}"
+REMEDIES = {  # HTTP status -> remedy
+    400: f"correct what it names; the card is {CARD} in the run's directory",
+    401: f"log in again: {LOGIN}",
+    402: NO_ACCESS,
+    403: NO_ACCESS,
+    404: f"check its name, or log in with a token that has access: {LOGIN}",
+}
 
 
 @contextmanager
 def explain_hub(what: str) -> Iterator[None]:
-    """Turn errors of huggingface_hub into a UsageError that begins with `what`, and silence its retry messages.
+    """Turn errors of huggingface_hub into a UsageError that begins with `what`.
 
     Each answer is awaited for at most UPLOAD_TIMEOUT seconds.
     """
-    from huggingface_hub.utils import get_session, logging
+    from huggingface_hub.utils import get_session
 
-    verbosity, session = logging.get_verbosity(), get_session()
+    session = get_session()
     timeout, session.timeout = session.timeout, UPLOAD_TIMEOUT
-    logging.set_verbosity_error()
     try:
         yield
     except UsageError:
         raise
     except Exception as error:  # also of the transport: huggingface_hub has changed its HTTP library more than once
-        raise UsageError(f"{what}: {explain_failure(error)}") from None
+        reason = getattr(error, "server_message", None) or join_lines(error)
+        status = getattr(getattr(error, "response", None), "status_code", type(error).__name__)
+        remedy = "correct it" if isinstance(error, ValueError) else "run the same command again"
+        words = shorten(" ".join(reason.split()), 200, placeholder="…")
+        raise UsageError(f"{what}: {words} ({status}); {REMEDIES.get(status, remedy)}") from None
     finally:
         session.timeout = timeout
-        logging.set_verbosity(verbosity)
-
-
-def explain_failure(error: BaseException) -> str:
-    """Return the reason for an error and its remedy."""
-    from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
-
-    while not hasattr(error, "response") and error.__cause__ is not None:
-        error = error.__cause__
-    if isinstance(error, LocalTokenNotFoundError):
-        return "there is no token; log in with hf auth login, or set HF_TOKEN"
-    if isinstance(error, OfflineModeIsEnabled):
-        return "HF_HUB_OFFLINE is set; unset it"
-    words = getattr(error, "server_message", None) or join_lines(error)
-    reason = shorten(" ".join(words.split()), 200, placeholder="…")
-    if "xet-write-token" in words and "404" in words:
-        return "this server has no xet storage, which huggingface_hub uses; set HF_HUB_DISABLE_XET=1"
-    # Errors of xet have no response, only a message.
-    found = re.search(r"\b([45]\d\d) [A-Z]", words)
-    status = getattr(getattr(error, "response", None), "status_code", None) or int(found[1] if found else 0)
-    for statuses, remedy in REMEDIES:
-        if status in statuses:
-            return f"{reason} ({status}); {remedy}"
-    if status:
-        return f"{reason} ({status}); run the same command again"
-    return f"{reason} ({type(error).__name__}); check the network, then run the same command again"

@@ -55,7 +55,7 @@ TOP_LEVEL = {  # key -> help text
     "task": "Task that a recipe file is for.",
     "checkpoint": "Model to start from, as --model.",
     "batch_size": "Number of sequences per update, over all processes.",
-    "precision": "auto (bf16 where the hardware has it), fp32, bf16 or fp16; bf16=true and fp16=true mean the same.",
+    "precision": "auto (bf16 where the hardware has it), fp32, bf16 or fp16.",
     "preset": "paper; stable: for small data, on which fine-tuning by the paper may fail.",
     "freeze": "encoder: train the head only.",
     "bilstm": "Whether a BiLSTM reads the encoder's output.",

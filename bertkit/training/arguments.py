@@ -4,9 +4,7 @@ import os
 from pathlib import Path
 
 import torch
-from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments, get_scheduler
-from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
 
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.model.optim import BERT_ADAM
@@ -21,8 +19,7 @@ def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
     """Return TrainingArguments from `[train]` and the other keys of a recipe.
 
     Raises:
-        UsageError: transformers rejects a value, a package is not installed, the batch cannot be divided, or one
-            process would split the batches for the others (`dispatch_batches`).
+        UsageError: transformers rejects a value, or the batch cannot be divided.
     """
     task, train = TASKS[recipe.task], dict(recipe.train)
     per_device, accumulation = split_batch(
@@ -31,11 +28,7 @@ def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
         per_device=train.pop("per_device_train_batch_size", None),
     )
     precision = choose_precision(recipe.precision)
-    if (asked := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", precision):  # it would win
-        raise UsageError(
-            f"accelerate asks for {asked} (--mixed_precision, ACCELERATE_MIXED_PRECISION) and the recipe for "
-            f"{precision}; remove --mixed_precision, and set precision in the recipe"
-        )
+    os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # accelerate launch sets it, and it would win over the recipe
     if train.get("optim") == BERT_ADAM:
         del train["optim"]  # bertkit's own, passed by `make_trainer`
     train.pop("save_total_limit", None)  # BertTrainer rotates: the Trainer deletes before the new one is complete
@@ -66,18 +59,8 @@ def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
             }
         )
         Trainer.get_optimizer_cls_and_kwargs(args)  # checks that its package is installed
-        get_reporting_integration_callbacks(args.report_to)  # checks the names
         nobody = torch.optim.SGD([torch.zeros(1)])
         get_scheduler(args.lr_scheduler_type, nobody, 0, 1, scheduler_specific_kwargs=args.lr_scheduler_kwargs)
-        context = args.dataloader_multiprocessing_context
-        DataLoader([], num_workers=args.dataloader_num_workers, multiprocessing_context=context)
-    usable = get_available_reporting_integrations() if args.report_to else []
-    # These two are not listed everywhere that they are installed.
-    if missing := [name for name in args.report_to if name not in (*usable, "azure_ml", "flyte")]:
-        raise UsageError(
-            f"report_to in [train] names {missing[0]}, which is not installed here; pip install {missing[0]}, or choose"
-            f" from {', '.join(usable) or 'none'}"
-        )
     names, given = list_scores(task), (train.get("metric_for_best_model") or task.metric).removeprefix("eval_")
     if given not in names:
         raise UsageError(

@@ -48,8 +48,8 @@ class StopOnSignal(TrainerCallback):
     def __init__(self, output: Path, progress: Progress) -> None:
         self.output = output
         self.progress = progress
-        self.signalled = 0  # the signal's number
-        self.agreed = 0  # the same, once all processes know
+        self.signalled = 0  # the number of the signal that this process has received
+        self.agreed = 0  # the number of the signal on which all processes have agreed
         self.heap = Heap()
 
     def on_log(self, args, state: TrainerState, control: TrainerControl, logs=None, **kwargs) -> None:

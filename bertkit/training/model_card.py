@@ -1,7 +1,5 @@
 """The model card of a run, with metadata for the Hub. Only the last part of each path is published."""
 
-import os
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -45,14 +43,7 @@ ORIGINS = {  # an option that names data -> a sentence about their use
 LOCAL = ("features_dir", "train_file", "extra_train")  # options whose value is a path, never a name on the Hub
 
 LICENSE = ("license", "license_name", "license_link")  # in a card's metadata; the last two if it is "other"
-OTHER_DATA = (
-    "dir",
-    "tune_share",
-    "held_back",
-    "train_file",
-    "max_train_samples",
-)  # options for other data than the benchmark's
-
+OTHER_DATA = ("dir", "tune_share", "held_back", "train_file", "max_train_samples")  # not the benchmark's data
 CARD_TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
 
@@ -90,7 +81,7 @@ def write_card(
         is_causal=is_causal,
         has_bilstm=has_bilstm,
         labels=[quote_code(label) for label in labels if hasattr(model, "classifier")],
-        trials=count_trials(Path(name)),
+        trials=len(list(Path(name, SEARCH).glob("*/trial-*.toml"))),  # of the search that came before the run
         scores=format_table(tabulate_scores(rows, metrics, "this model")) if rows else [],
         metrics=metrics,
         data=describe_data(task, recipe, sizes, commits),
@@ -104,11 +95,6 @@ def write_card(
         machine=describe_machine(environment),
     )
     return str(card)
-
-
-def count_trials(output: Path) -> int:
-    """Return the number of trials in the search that came before a run; 0 without one."""
-    return len(list((output / SEARCH).glob("*/trial-*.toml")))
 
 
 def make_metadata(
@@ -142,24 +128,17 @@ def find_base(recipe: Recipe) -> str | None:
     return found and found.name
 
 
-def read_base_card(recipe: Recipe) -> dict[str, str | list[str]]:
+def read_base_card(recipe: Recipe) -> dict[str, Any]:
     """Return language and licence in the base model's card, from its directory or the cache of the Hub."""
     if not (checkpoint := recipe.checkpoint):
         return {}
-    found: Mapping[str, Any] = {}
     with suppress(Exception):  # there is no card, or its author made a mistake in it
         model, revision = split_revision(checkpoint)
         is_local = Path(checkpoint).exists()
-        local = Path(checkpoint, CARD) if is_local else try_to_load_from_cache(model, CARD, revision=revision)
-        found = metadata_load(local) or {}
-    values = {key: found.get(key) for key in ("language", *LICENSE)}
-    if isinstance(values["language"], list):  # YAML reads the code of Norwegian as false
-        values["language"] = ["no" if item is False else item for item in values["language"]]
-    return {
-        key: value
-        for key, value in values.items()
-        if isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
-    }
+        path = Path(checkpoint, CARD) if is_local else try_to_load_from_cache(model, CARD, revision=revision)
+        found = metadata_load(path)
+        return {key: found[key] for key in ("language", *LICENSE) if key in found}
+    return {}
 
 
 def describe_start(recipe: Recipe, commits: Mapping[str, str]) -> str:
@@ -189,8 +168,8 @@ def list_datasets(task: Task, recipe: Recipe) -> list[str]:
 
 def find_own_dataset(task: Task, options: Mapping[str, Any]) -> HubName | None:
     """Return the name of a person's own data on the Hub; the folder of official files is never there."""
-    place = options.get("dir", "")
-    return None if task.is_official(place) else find_dataset(place)
+    source = options.get("dir", "")
+    return None if task.is_official(source) else find_dataset(source)
 
 
 def place_score(task: Task, key: str) -> tuple[str, str]:
@@ -209,8 +188,8 @@ def list_results(task: Task, recipe: Recipe, metrics: Mapping[str, Any], pipelin
     title, copies, unknown = task.title, task.copies, ("unknown", None)
     if own := find_own_dataset(task, recipe.data):
         title, copies, unknown = own.name, {}, own[:2]
-    elif place := recipe.data.get("dir"):
-        title, copies = f"{title}, local files" if task.is_official(place) else "local files", {}
+    elif source := recipe.data.get("dir"):
+        title, copies = f"{title}, local files" if task.is_official(source) else "local files", {}
     if recipe.data.get("tune_share"):
         title, copies = f"{title}, part of dev", {}
     if recipe.data.get("held_back"):
@@ -267,10 +246,10 @@ def describe_data(task: Task, recipe: Recipe, sizes: Mapping[str, int], commits:
     if own := find_own_dataset(task, options):
         form = f", configuration `{own.config}`" if own.config else ""
         lines.append(f"{link_hub(f'datasets/{own.name}', commits)}{form}.")
-    elif place := options.get("dir"):
-        files = quote_code(hide_paths(place, "dir"))
+    elif source := options.get("dir"):
+        files = quote_code(hide_paths(source, "dir"))
         official = f"{title}, from local files in the official format ({files})."
-        lines.append(official if task.is_official(place) else f"Local files: {files}.")
+        lines.append(official if task.is_official(source) else f"Local files: {files}.")
     elif copies:
         dataset, config, _ = next(iter(copies.values()))
         lines.append(f"{title}: {link_hub(f'datasets/{dataset}', commits)}, configuration `{config}`.")
@@ -295,11 +274,9 @@ def describe_machine(environment: Mapping[str, Any]) -> str:
 
 
 def quote_code(text: str) -> str:
-    """Return untrusted text as a Markdown code span, with a fence longer than any backticks in it."""
-    text = make_printable(text)
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    pad = " " * (not text or "`" in (text[0], text[-1]))
-    return f"{fence}{pad}{text}{pad}{fence}"
+    """Return untrusted text as a Markdown code span, in which backticks become apostrophes."""
+    text = make_printable(text).replace("`", "'") or " "
+    return f"`{text}`"
 
 
 def hide_paths(value: Any, key: str = "") -> Any:
@@ -316,6 +293,4 @@ def hide_paths(value: Any, key: str = "") -> Any:
         return value
     if key not in LOCAL and parse_hub_name(value):
         return value
-    files = value.split(",")
-    are_files = all(os.path.isfile(os.path.expanduser(file)) for file in files)
-    return ",".join(Path(path).name or path for path in (files if are_files else [value]))
+    return ",".join(Path(path).name or path for path in value.split(","))

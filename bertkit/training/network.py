@@ -28,10 +28,8 @@ def check_model(task: Task, recipe: "Recipe", config: PreTrainedConfig | None = 
     """Check that the checkpoint exists, and that texts are no longer than its positions.
 
     Raises:
-        UsageError: One of these is not the case, or `[model]` or `reinit_layers` does not fit the task or the model.
+        UsageError: One of these is not the case.
     """
-    if "class_weights" in recipe.model:  # by position; [data] has them by label
-        raise UsageError("class_weights in [model] follow from the data; set class_weights in [data], or leave it out")
     if recipe.checkpoint:
         if config is None:
             config = load_config(recipe.checkpoint)
@@ -40,11 +38,6 @@ def check_model(task: Task, recipe: "Recipe", config: PreTrainedConfig | None = 
             labels = task.configure(recipe, None, None)["id2label"].values()
             if {label.lower() for label in labels} != {str(label).lower() for label in config.id2label.values()}:
                 raise UsageError(explain_missing_head(task, recipe, labels))
-            if (name := name_head(task, recipe)) != (had := (config.architectures or [name])[0]):
-                raise UsageError(
-                    f"{recipe.checkpoint} is a {had} but would be loaded as a {name}; add --set bilstm="
-                    f"{str('BiLSTM' in had).lower()}"
-                )
         given = {key: value for key, value in recipe.model.items() if key in CHECKPOINT_SIZES}
         if other := [f"{key} {value}" for key, value in given.items() if value != getattr(config, key)]:
             raise UsageError(
@@ -52,22 +45,12 @@ def check_model(task: Task, recipe: "Recipe", config: PreTrainedConfig | None = 
             )
     else:
         config = make_config(recipe.model)
-    own = {"feature_layers"} if recipe.data.get("features") else {"feature_layers", "bilstm_hidden_size"}
-    if unused := sorted(own & recipe.model.keys()):
-        raise UsageError(
-            f"{unused[0]} in [model] belongs to the feature-based approach (bertkit ner --features LAYERS); "
-            "leave it out"
-        )
     if layers := recipe.data.get("features"):
         with explain_refusal(f"features = {layers!r}"):
             bilstm.check_feature_layers(layers, config)
     if recipe.model.get("attn_implementation") == "flex_attention":
         raise UsageError("flex_attention has no dropout, with which BERT is trained; use packed, sdpa or eager")
     longest = max(*recipe.lengths, recipe.data.get("heldout_length", 0))
-    if recipe.reinit_layers > config.num_hidden_layers:
-        raise UsageError(
-            f"reinit_layers is {recipe.reinit_layers}, but the model has {config.num_hidden_layers} layers; lower it"
-        )
     if longest > config.max_position_embeddings:
         raise UsageError(
             f"max_length {longest} exceeds the model's {config.max_position_embeddings} positions; lower it"

@@ -95,7 +95,7 @@ def summarize_results(
 def measure_lengths(task: Task, recipe: Recipe, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the distribution of sequence lengths of the training split and the first evaluated split.
 
-    Large splits are sampled at MEASURED evenly spaced places. Tasks that draw training samples for each run are
+    Large splits are sampled at MEASURED evenly spaced rows. Tasks that draw training samples for each run are
     measured on held-out sequences only.
 
     Returns:
@@ -105,10 +105,10 @@ def measure_lengths(task: Task, recipe: Recipe, data: Mapping[str, Any]) -> dict
     longest = recipe.data.get("heldout_length") or recipe.lengths[0]
     found = {}
     for split in [split for split in ("train", first) if split in data and (task.reusable or split == first)]:
-        places = np.linspace(0, len(data[split]) - 1, min(len(data[split]), MEASURED)).astype(int).tolist()
+        rows = np.linspace(0, len(data[split]) - 1, min(len(data[split]), MEASURED)).astype(int).tolist()
         lengths: list[int] = []
-        for start in range(0, len(places), 64):
-            batch = task.collate(data[split].__getitems__(places[start : start + 64]))
+        for start in range(0, len(rows), 64):
+            batch = task.collate(data[split].__getitems__(rows[start : start + 64]))
             if "input_ids" not in batch:  # features of words instead of tokens
                 break
             tokens = batch["attention_mask"].sum(-1).flatten()

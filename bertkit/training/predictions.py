@@ -106,8 +106,8 @@ def hash_rows(texts: Iterable[Sequence[str]], labels: Sequence[Any] | None) -> l
     """Return the key of each row; equal rows are numbered, so that their keys differ."""
     numbers: Counter[tuple[str, ...]] = Counter()
     keys = []
-    for place, row in enumerate(texts):
-        content = (*row, *spell(None if labels is None else labels[place]))
+    for number, row in enumerate(texts):
+        content = (*row, *spell(None if labels is None else labels[number]))
         keys.append(hash_texts((*content, str(numbers[content]))))
         numbers[content] += 1
     return keys
@@ -152,7 +152,7 @@ def read_table(path: Path, texts: Sequence[str] = ()) -> pa.Table:
         texts: The columns of texts of a table without keys; by default all columns that are not results.
 
     Raises:
-        UsageError: It cannot be read, is of a later format, or lacks a column.
+        UsageError: It cannot be read, or lacks a column.
     """
     if path.name.endswith(TABLE_SUFFIX) and path.is_file():
         try:
@@ -161,8 +161,6 @@ def read_table(path: Path, texts: Sequence[str] = ()) -> pa.Table:
             found = read_facts(rows).get("table") if KEY in rows.column_names else None
         except (pa.ArrowException, OSError, ValueError) as error:
             raise UsageError(f"{path} is damaged ({join_lines(error)}); delete it and write it again") from None
-        if found not in (None, TABLE_FORMAT):
-            raise UsageError(f"{path} has format {found} of a later version; update bertkit")
         if found:
             return rows
     return adopt_table(read_columns(path), texts)

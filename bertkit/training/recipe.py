@@ -18,9 +18,9 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from enum import EnumType
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from types import MappingProxyType, UnionType
+from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -46,7 +46,7 @@ class Recipe:
     Attributes:
         task: A name in TASKS.
         stop_after: The update after which the training ends, before the end of its schedule; 0: at the end.
-        model, data, train: The tables, read-only.
+        model, data, train: The tables; nobody changes them.
         given: The values that a person gave.
     """
 
@@ -67,16 +67,6 @@ class Recipe:
     phase: Sequence[Mapping[str, Any]] = ()
     train: Mapping[str, Any]
     given: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        for table in TABLES:
-            object.__setattr__(self, table, MappingProxyType(dict(getattr(self, table))))
-        object.__setattr__(self, "phase", tuple(self.phase))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to pickle or copy the recipe, whose tables cannot be pickled."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return partial(Recipe, **values | {table: dict(values[table]) for table in TABLES}), ()
 
     @classmethod
     def make(
@@ -116,7 +106,10 @@ class Recipe:
         return recipe
 
     def check_schedule(self) -> None:
-        """Check that the length of the training and its evaluations fit together."""
+        """Check that the phases, the length of the training and its evaluations fit together."""
+        total = math.fsum(phase["share"] for phase in self.phase)
+        if self.phase and not abs(total - 1) <= 1e-6:
+            raise UsageError(f"the shares of the [[phase]] tables add up to {total:g}; they must add up to 1")
         if self.train.get("max_steps") == 0:
             raise UsageError("max_steps is 0 in [train]; it must be above 0, or -1 for num_train_epochs to decide")
         if self.patience and self.train.get("eval_strategy", "no") == "no":
@@ -164,14 +157,10 @@ RANGES: dict[str, dict[str, tuple[float, float]]] = {
         # Steps: a whole number, or a fraction of all steps.
         **dict.fromkeys(("warmup_steps", "eval_steps", "logging_steps", "save_steps"), (0, math.inf)),
         **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), (1, 10**9)),
-        "eval_accumulation_steps": (1, math.inf),
         "seed": (0, 2**32),
-        "data_seed": (0, 2**32),
-        "neftune_noise_alpha": (0, 10**6),
         "max_steps": (-1, 10**9),
         "num_train_epochs": (0, 10**6),
         "dataloader_num_workers": (0, 1024),
-        "ddp_timeout": (1, 10**9),  # seconds; torch counts nanoseconds in 64 bits
     },
 }
 
@@ -221,17 +210,14 @@ def read_recipe(path: str | Path) -> RecipePart:
     """Read a recipe from a TOML file without checking it, with `~` expanded as in `merge`.
 
     Raises:
-        UsageError: The file cannot be read, is not TOML, or has two precisions.
+        UsageError: The file cannot be read, or is not TOML.
     """
     try:
         return merge(tomllib.loads(Path(path).read_bytes().decode("utf-8-sig")))
-    except OSError as error:
-        raise UsageError(f"recipe {path} cannot be read ({error.strerror}); give the path of a TOML file") from None
-    except UsageError as error:
-        raise UsageError(f"recipe {path}: {error}") from None
     # TOMLDecodeError, an encoding other than UTF-8, a number with too many digits; lists or tables nested too deeply
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"recipe {path} is not TOML: {error}; correct it there (https://toml.io)") from None
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"recipe {path} cannot be read ({reason}); give a file in TOML (https://toml.io)") from None
 
 
 def load_recipe(path: str | Path) -> Recipe:
@@ -261,8 +247,7 @@ def parse_setting(text: str) -> RecipePart:
     keys = [key.strip() for key in name.split(".")]
     if not equals or not all(keys) or len(keys) > (3 if keys[0] == "pretrain" else 2):
         raise UsageError(
-            f"--set {text[:LONGEST_TEXT]!r} is not [table.]key=value; write for example train.learning_rate=1e-4 or "
-            "batch_size=16"
+            f"--set {text!r} is not [table.]key=value; write for example train.learning_rate=1e-4 or batch_size=16"
         )
     table: RecipePart = {keys[-1]: _parse_value(value.strip())}
     for key in reversed(keys[:-1]):
@@ -275,34 +260,16 @@ def merge(*recipes: Mapping[str, Any]) -> RecipePart:
 
     `[model]`, `[data]` and `[train]` are merged key by key; any other value (a list, the phases, a table inside
     `[train]`) replaces the earlier one entirely. None means "not given" and replaces nothing. Text that begins with
-    `~` or `~user` is expanded as a path; `fp16 = true` and `bf16 = true` are read as `precision`.
-
-    Raises:
-        UsageError: A recipe has two precisions.
+    `~` or `~user` is expanded as a path.
     """
     merged: RecipePart = {}
-    for recipe in map(name_precision, map(expand_recipe, recipes)):
+    for recipe in map(expand_recipe, recipes):
         for key, value in recipe.items():
             if key in TABLES and isinstance(value, dict) and isinstance(merged.get(key), dict):
                 merged[key] |= value
             else:
                 merged[key] = value
     return merged
-
-
-def name_precision(recipe: RecipePart) -> RecipePart:
-    """Write `fp16 = true` or `bf16 = true`, at the top level or in `[train]`, as `precision`; return the recipe.
-
-    Raises:
-        UsageError: The recipe has two precisions.
-    """
-    for table in (recipe, recipe.get("train")):
-        for name in ("bf16", "fp16"):
-            if isinstance(table, dict) and table.get(name) is True:
-                del table[name]
-                if (other := recipe.setdefault("precision", name)) != name:
-                    raise UsageError(f"precision is given twice, as {name} and as {show_toml(other)}; keep one of them")
-    return recipe
 
 
 def check(part: Mapping[str, Any], task: Task, where: str = "recipe") -> RecipePart:
@@ -315,29 +282,29 @@ def check(part: Mapping[str, Any], task: Task, where: str = "recipe") -> RecipeP
         where: Prefix of the messages, for example a file name.
 
     Raises:
-        UsageError: A key or table is unknown, bertkit sets the key itself, a value has the wrong type or is out of
-            range, or the shares of the phases do not add up to one.
+        UsageError: A key or table is unknown, bertkit sets the key itself, or a value has the wrong type or range.
     """
     part = merge(part)
     tables = {table: part.pop(table) for table in ("data", "model", "train") if table in part}
-    phases = part.pop("phase", None)
     try:
         checked = _check_table("", part, task)
-        if phases is not None:
-            checked["phase"] = _check_phases(phases)
         return checked | {table: _check_table(table, values, task) for table, values in tables.items()}
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
 
 
-def check_value(key: str, value: Any, hint: Any, place: str = "") -> Any:
+def check_value(key: str, value: Any, hint: Any, prefix: str = "") -> Any:
     """Return the value of a key, converted to the type of the hint.
 
     Raises:
-        UsageError: The value has another type; the message begins with `place`, and gives the right spelling.
+        UsageError: The value has another type; the message begins with `prefix`, and gives the right spelling.
     """
+
+    def convert(value: Any, strict: bool) -> Any:
+        return msgspec.to_builtins(msgspec.convert(value, hint, strict=strict))
+
     try:
-        if (found := msgspec.convert(value, hint)) == found:
+        if (found := convert(value, strict=True)) == found:
             return found
         wanted = "expected a number"
     except msgspec.ValidationError as error:
@@ -348,10 +315,10 @@ def check_value(key: str, value: Any, hint: Any, place: str = "") -> Any:
     text = "" if isinstance(value, dict | list) else str(value)
     for reading in (value, text.lower(), [value], *difflib.get_close_matches(text, map(str, choices), n=1)):
         with contextlib.suppress(msgspec.ValidationError):
-            if (found := msgspec.convert(reading, hint, strict=False)) == found:
+            if (found := convert(reading, strict=False)) == found:
                 wanted += f"; write {key} = {show_toml(found)}"
                 break
-    raise UsageError(f"{place}{key} = {show_toml(value)}; {wanted}")
+    raise UsageError(f"{prefix}{key} = {show_toml(value)}; {wanted}")
 
 
 def reword(error: msgspec.ValidationError) -> str:
@@ -369,13 +336,12 @@ def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
     import tomli_w
 
     recipe = expand_recipe(recipe)
-    tables = {table: {table: recipe.pop(table)} for table in TABLES if table in recipe}
-    phases = recipe.pop("phase") if recipe.get("phase") else []  # an empty list stays a top-level key
-    train = tables.pop("train", {})
-    top = {key: recipe.pop(key) for key in TOP_KEYS if key in recipe} | recipe
-    parts = map(tomli_w.dumps, (top, *tables.values()))
+    phases, train = recipe.pop("phase", []), recipe.pop("train", {})
     listed = ["[[phase]]\n" + tomli_w.dumps(phase) for phase in phases]
-    atomic_write("\n".join(filter(None, [*parts, *listed, tomli_w.dumps(train)])), Path(path))
+    order = [key for key in (*TOP_KEYS, "model", "data") if key in recipe]
+    first = tomli_w.dumps({key: recipe[key] for key in order} | recipe)
+    last = tomli_w.dumps({"train": train} if train else {})
+    atomic_write("\n".join(filter(None, [first, *listed, last])), Path(path))
 
 
 def list_decisive(part: Mapping[str, Any]) -> RecipePart:
@@ -448,7 +414,7 @@ def _list_fields(table: str, task: Task) -> dict[str, Any]:
     """Return the type of each key of a table ("" is the top level)."""
     if table == "data":
         return {key: _find_type(default) for key, default in task.recipe["data"].items()}
-    return TOP_KEYS if not table else _list_library_fields(table)
+    return _list_library_fields(table) if table else TOP_KEYS | {"phase": list[PhaseTable]}
 
 
 def _find_type(default: Any) -> Any:
@@ -460,45 +426,32 @@ def _find_type(default: Any) -> Any:
 
 def _check_table(table: str, values: Any, task: Task) -> RecipePart:
     """Check one table and return its values, converted to their types."""
-    place = f"[{table}] " if table else ""
-    if not isinstance(values, dict):
-        raise UsageError(f"{table} = {show_toml(values)} must be a table; write [{table}] above its keys")
+    prefix = f"[{table}] " if table else ""
+    values = check_value(table, values, dict) if table else values
     fields = _list_fields(table, task) if values else {}
-    for key in [key for key in values if key not in fields]:
-        if key in RESERVED:
-            raise UsageError(f"{place}{key} cannot be set here; {RESERVED[key]}")
-        raise UsageError(_explain_unknown_key(key, table, task))
+    if unknown := [key for key in values if key not in fields]:
+        raise UsageError(_explain_unknown_key(unknown[0], table, task))
     checked: RecipePart = {}
     for key, value in values.items():
-        checked[key] = check_value(key, value, fields[key], place)
+        checked[key] = check_value(key, value, fields[key], prefix)
         if limits := RANGES.get(table, {}).get(key):
-            check_range(f"{place}{key} = {show_toml(value)}", checked[key], *limits)
-    return checked
-
-
-def _check_phases(phases: Any) -> list[RecipePart]:
-    """Check the phases, whose shares must add up to one, and return them converted to their types."""
-    try:
-        checked = msgspec.to_builtins(msgspec.convert(phases, list[PhaseTable]))
-    except msgspec.ValidationError as error:
-        raise UsageError(f"[[phase]]: {reword(error)}; write share and max_length below each [[phase]]") from None
-    total = math.fsum(phase["share"] for phase in checked)
-    if checked and not abs(total - 1) <= 1e-6:
-        raise UsageError(f"the shares of the [[phase]] tables add up to {total:g}; they must add up to 1")
+            check_range(f"{prefix}{key} = {show_toml(value)}", checked[key], *limits)
     return checked
 
 
 def _explain_unknown_key(key: str, table: str, task: Task) -> str:
-    """Return the error message for an unknown key, with the table it belongs to or the nearest key."""
-    places = {"": "at the top level", **{table: f"in [{table}]" for table in TABLES}}
-    problem = f"unknown key {key[:LONGEST_NAME]!r} {places[table]}"
+    """Return the error message for a key that is not the user's, with the table it belongs to or the nearest key."""
+    if key in RESERVED:
+        return f"{key} cannot be set here; {RESERVED[key]}"
+    where = {"": "at the top level", **{table: f"in [{table}]" for table in TABLES}}
+    problem = f"unknown key {key[:LONGEST_NAME]!r} {where[table]}"
     for home in ("", "data", "train", "model"):
         if home != table and key in _list_fields(home, task):
-            return f"{problem}; it belongs {places[home]}"
+            return f"{problem}; it belongs {where[home]}"
     home, name = ALIASES.get(key, ("", ""))
     if name in _list_fields(home, task):
         return f"{problem}; did you mean {name!r}{f' in [{home}]' * bool(home)}?"
-    names = [*_list_fields(table, task), *([] if table else (*TABLES, "phase"))]
+    names = [*_list_fields(table, task), *(() if table else TABLES)]
     if nearest := difflib.get_close_matches(key, names, n=1):
         return f"{problem}; did you mean {nearest[0]!r}?"
     source = {"model": "the fields of bertkit.BertConfig", "train": "the arguments of transformers.TrainingArguments"}

@@ -79,12 +79,8 @@ def reproduce(
             f"{folder} does not hold a finished run ({METRICS_FILE} and {RECIPE_FILE}); give the directory of a "
             "finished training run"
         )
-    if output.resolve() == folder.resolve():
-        raise UsageError(f"{output} is the run itself; name another directory with --output")
     recipe = load_recipe(folder / RECIPE_FILE)
-    with explain_refusal(str(folder / ENVIRONMENT)):
-        commits = read_environment(folder).get("commits", {})
-    with pin(commits):
+    with pin(read_environment(folder).get("commits", {})):
         run(recipe, output=output, report=report, progress=progress)
     return compare_runs(folder, output)
 
@@ -113,11 +109,7 @@ def compare_environments(before: Path, now: Path) -> Iterator[str]:
     """
     if all((folder / FIRST / ENVIRONMENT).exists() for folder in (before, now)):
         yield from (f"{FIRST}: {line}" for line in compare_environments(before / FIRST, now / FIRST))
-    found = []
-    for folder in (before, now):
-        with explain_refusal(str(folder / ENVIRONMENT)):
-            found.append(read_environment(folder))
-    one, two = found
+    one, two = map(read_environment, (before, now))
     later = {"data", "weights_at_start", "commits"}  # runs of earlier versions lack them
     for key in later & (one.keys() ^ two.keys()):
         one.pop(key, None)

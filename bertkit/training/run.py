@@ -30,6 +30,7 @@ from bertkit.errors import UsageError, explain_disk_error, explain_refusal
 from bertkit.model.checkpoint import find_file, fingerprint_weights, load_model, make_config, reinitialize, trace_commit
 from bertkit.model.optim import BERT_ADAM, BertAdam
 from bertkit.reports.tables import OWN_DATA, name_limits
+from bertkit.system.files import hold_directory
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
@@ -51,7 +52,6 @@ from bertkit.training.run_dir import (
     check_data,
     find_checkpoint,
     find_finished,
-    hold_run_dir,
     list_checkpoints,
     start_directory,
     write_environment,
@@ -95,7 +95,7 @@ def run(
         report(f"{output} is finished; its scores are in {output / METRICS_FILE}")
         return finished
 
-    held = hold_run_dir(output) if processes.is_main_process else nullcontext()
+    held = hold_directory(output) if processes.is_main_process else nullcontext()
     with explain_disk_error(output), explain_shortage(args), explain_lost_process(processes.num_processes), held:
         set_seed(args.seed)
         checkpoint = find_checkpoint(output, report)
@@ -107,7 +107,7 @@ def run(
                 start_directory(output, recipe, prepared.tokenizer)
         baselines = fit_baselines(task, recipe, prepared, report) if processes.is_main_process else {}
         start = train_first(recipe, output, report, progress)
-        set_seed(args.seed)  # again: a run must not depend on whether its data were prepared here
+        set_seed(args.seed)  # a run must not depend on whether its data were prepared here
         model = make_model(task, start, prepared.settings, report)
         check_types(task.collate(next(iter(prepared.data.values())).__getitems__([0])), model.config)
         if processes.is_main_process:
@@ -251,11 +251,6 @@ def make_trainer(
             compute_metrics=lambda prediction: score_summaries(task, prediction.predictions, dev),
             optimizer_cls_and_kwargs=optimizer,
             callbacks=[StopOnSignal(Path(args.output_dir), progress), PredictionProgress(report), *callbacks],
-        )
-    if args.fsdp and not trainer.is_fsdp_enabled:
-        raise UsageError(
-            "fsdp in [train] has no effect here: accelerate shards over several processes, each with its own "
-            "accelerator; leave it out"
         )
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)

@@ -6,12 +6,11 @@ last and atomically, so its presence means that the run is finished.
 """
 
 import json
-import os
 import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -22,16 +21,9 @@ import msgspec
 
 import bertkit
 from bertkit.data.tokenizer import save_tokenizer
-from bertkit.errors import UsageError, explain_refusal, join_lines, make_printable
+from bertkit.errors import UsageError, explain_refusal, join_lines
 from bertkit.system.differences import refuse_other
-from bertkit.system.files import (
-    atomic_write,
-    find_checksum,
-    hold_directory,
-    map_in_threads,
-    refuse_links,
-    write_json,
-)
+from bertkit.system.files import atomic_write, find_checksum, map_in_threads, write_json
 from bertkit.training.recipe import Recipe, RecipePart, list_decisive, load_recipe, save_recipe
 
 METRICS_FILE = "metrics.json"
@@ -78,18 +70,6 @@ PUBLISHED = (
     CALIBRATION_FILE,
 )
 RUN_FILES = (*PUBLISHED, DOCTOR_FILE, LENGTHS_FILE, "README.md", "model.safetensors")
-RUN_FOLDERS = (
-    BEST,
-    DATA,
-    SEARCH,
-    PREDICTIONS,
-    EVALUATIONS,
-    EVAL_RESULTS,
-    "checkpoint-",
-    f".{BEST}",
-    ".tokenizer",
-    ".step-",
-)  # names or prefixes of names
 STUDY_RESULT = "study.json"  # beside the runs of a study
 COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the checksums of the others
 
@@ -98,19 +78,13 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
     """Return the metrics of a finished run in this directory, or None if the run is not finished.
 
     Raises:
-        UsageError: The directory cannot be written, belongs to another run that has begun, or holds other files.
+        UsageError: The directory cannot be read, belongs to another run that has begun, or holds other files.
     """
-    with explain_refusal(f"the directory {output}"):
-        existing = next(path for path in (output, *output.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise UsageError(f"{existing} is a file; name a directory with --output")
-    if not os.access(existing, os.W_OK):
-        raise UsageError(f"{existing} cannot be written; name another directory with --output")
-    if not output.exists():
-        return None
     if not (output / RECIPE_FILE).exists():
+        with explain_refusal(f"the directory {output}", "name another directory with --output"):
+            there = list(output.iterdir()) if output.exists() else []
         # A hidden file may be left from a run that was killed right after its start.
-        if any(not path.name.startswith(".") and path.name not in (DATA, SEARCH) for path in output.iterdir()):
+        if any(not path.name.startswith(".") and path.name not in (DATA, SEARCH) for path in there):
             raise UsageError(f"{output} is not empty and holds no run; name another directory with --output")
         return None
     if has_begun(output) or (output / "config.json").exists():  # best/ has no log, but a model
@@ -124,43 +98,19 @@ def read_metrics(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: The file is damaged.
     """
-    try:
-        metrics = read_record(path, dict[str, Any])
-        if not isinstance(metrics.get("score", 0.0), int | float) or not metrics:
-            raise ValueError("it has no scores")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is damaged ({error}); delete it, and the same command completes the run") from None
-    return metrics
+    return read_record(path, dict[str, Any], "delete it, and the same command completes the run")
 
 
-def read_record(path: Path, kind: Any) -> Any:
-    """Read a JSON file as a value of the given type.
+def read_record(path: Path, kind: Any, remedy: str = "delete it") -> Any:
+    """Read a JSON file that bertkit has written as a value of the given type.
 
     Raises:
-        OSError: The file cannot be read.
-        ValueError: The file is not JSON, or its value has another type.
+        UsageError: The file cannot be read, is not JSON, or its value has another type.
     """
     try:
         return msgspec.convert(json.loads(path.read_bytes()), kind)  # json also accepts NaN, as in scores
-    except (RecursionError, msgspec.ValidationError) as error:
-        raise ValueError(str(error)) from None
-
-
-def check_files(folder: Path) -> None:
-    """Check that a run's directory has no symbolic links, and no folders in the place of files.
-
-    Raises:
-        UsageError: It has one.
-    """
-    refuse_links(folder, RUN_FOLDERS)
-    for path in folder.iterdir():
-        if path.name in RUN_FILES and path.is_dir():
-            raise UsageError(f"{make_printable(str(path))} is a folder, expected a file; delete it")
-
-
-def hold_run_dir(output: Path) -> AbstractContextManager[None]:
-    """Lock the directory of a run or a study with `hold_directory`, after `check_files`."""
-    return hold_directory(output, check_files)
+    except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
+        raise UsageError(f"{path} is damaged ({join_lines(error)}); {remedy}") from None
 
 
 def holds_run(output: Path, recipe: Recipe) -> bool:
@@ -222,7 +172,7 @@ def check_data(output: Path, data: Mapping[str, str]) -> Mapping[str, Any]:
         UsageError: The run was started with other data.
     """
     found: Mapping[str, Any] = {}
-    with suppress(OSError, ValueError):
+    with suppress(UsageError):
         found = read_environment(output)
     known = found.get("data") or data  # older runs have no fingerprints
     if changed := sorted({split for split, _ in known.items() ^ data.items()}):
@@ -238,12 +188,9 @@ def read_environment(output: Path) -> dict[str, Any]:
     """Read a run's environment.json, without the date.
 
     Raises:
-        OSError: There is no such file.
-        ValueError: The file is damaged.
+        UsageError: The file is lost or damaged.
     """
     found = read_record(output / ENVIRONMENT, dict[str, Any])
-    if not isinstance(found.get("data", {}), dict):
-        raise ValueError(f"data in {ENVIRONMENT} is not an object")
     return {key: value for key, value in found.items() if key != "date"}
 
 
@@ -294,7 +241,7 @@ def is_intact(checkpoint: Path) -> bool:
     try:
         known = read_record(checkpoint / COMPLETE, dict[str, str])
         return bool(known) and list(known.values()) == compute_checksums([checkpoint / name for name in known])
-    except (ValueError, OSError):  # the marker itself is damaged, or a file is lost
+    except (UsageError, OSError):  # the marker itself is damaged, or a file is lost
         return False
 
 
@@ -352,31 +299,18 @@ def read_log(output: Path) -> list[dict[str, float]]:
 # --- The study that runs belong to ------------------------------------------------------------------------------------
 
 
-class StudyColumn(msgspec.Struct):
-    """The score in a column of a study."""
-
-    name: str
-    metric: str
-    unit: str
-
-
 class StudyRun(msgspec.Struct):
     """A run of a study."""
 
-    seed: int
     directory: str
     status: str
     metrics: dict[str, Any] = {}
 
 
 class StudyCell(msgspec.Struct):
-    """A setting of a study with its runs, and mean and standard deviation over the n with the column's score."""
+    """A setting of a study with its runs."""
 
-    column: str
     runs: list[StudyRun]
-    n: int
-    mean: float | None
-    sd: float | None
 
 
 class StudyWinner(msgspec.Struct):
@@ -392,7 +326,6 @@ class StudyResult(msgspec.Struct):
     """The part of study.json (`bertkit.studies.results`) that is read here."""
 
     finished: bool
-    columns: dict[str, StudyColumn]
     cells: list[StudyCell]
     chosen: list[StudyWinner]
 
@@ -403,10 +336,4 @@ def read_study(folder: Path) -> StudyResult:
     Raises:
         UsageError: The file is lost, damaged, or written by another program.
     """
-    path = folder / STUDY_RESULT
-    try:
-        return read_record(path, StudyResult)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{path} is not the result of a study ({join_lines(error)}); delete it, or name another folder"
-        ) from None
+    return read_record(folder / STUDY_RESULT, StudyResult, "delete it, or name another folder")

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -45,7 +44,7 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
     Raises:
         Interrupted: SIGTERM or SIGINT was received; a checkpoint was saved.
         Diverged: The loss or a weight is NaN or infinite.
-        UsageError: The checkpoint holds pickled code, which is not executed.
+        UnpicklingError: The checkpoint holds pickled code, which torch does not execute.
     """
     if checkpoint:
         report(f"continues after {checkpoint.name}")
@@ -55,13 +54,7 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
     stopper = next(x for x in trainer.callback_handler.callbacks if isinstance(x, StopOnSignal))
     # SIGTERM and the first Ctrl-C let the update finish, write a checkpoint and end the training.
     with note_signals(partial(setattr, stopper, "signalled")):
-        try:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        except UnpicklingError as error:
-            raise UsageError(
-                f"{checkpoint} has a file that would run code when loaded "
-                f"({join_lines(error)[:40]}); delete {checkpoint}, and the same command continues from the one before"
-            ) from None
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if number := stopper.agreed or stopper.ask_all(trainer.args):  # a signal may come after the last update
         update = trainer.state.global_step
         # Later checkpoints are damaged: a resumed run has skipped them.

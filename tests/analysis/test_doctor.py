@@ -259,9 +259,9 @@ def test_mistakes_at_the_command_line(call, tmp_path):
         (("reviews.csv", "--label", "none", *named[1:]), "has no column 'none'"),
         ((*named, "--drop", "near"), "--drop names the rows that --write leaves out; add --write"),
         ((), "no data to check; name them: bertkit doctor FILE, or --task cola"),
-        ((*named, "--json", "reviews.csv/found.json"), "is where a folder is expected"),
+        ((*named, "--json", "reviews.csv/found.json"), "File exists; name another path"),
         ((*named, "--write", "clean.txt"), "name a file that ends in .csv or .jsonl"),
-        ((*named, "--task", "cola"), "--text and --label are for your own texts"),
+        ((*named, "--task", "cola"), "unknown key 'text' in [data]"),
         (("reviews.csv", "--task", "colo"), "unknown task 'colo'; did you mean 'cola'?"),
         ((*named, "--model", "nothing/there"), "nothing/there"),
     ):

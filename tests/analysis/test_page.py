@@ -481,7 +481,7 @@ def test_a_source_that_is_neither_is_one_line_and_nothing_is_written(root, tmp_p
         write_page([], tmp_path / "page.html")
     with pytest.raises(UsageError, match=r"page\.pdf must end in \.html, the format of the page"):
         write_page([root / "mrpc"], tmp_path / "page.pdf")
-    with pytest.raises(UsageError, match=f"the page {tmp_path} cannot be used: Is a directory; a folder is where"):
+    with pytest.raises(UsageError, match=f"the page {tmp_path} cannot be used: Is a directory; name another path"):
         write_page([root / "mrpc"], tmp_path)
 
 

@@ -8,7 +8,7 @@ import typer
 from bertkit.cli import PANELS
 from bertkit.cli.options import app
 from bertkit.tasks.option import TOP_LEVEL
-from bertkit.training.recipe import TOP_KEYS, merge, parse_setting
+from bertkit.training.recipe import TOP_KEYS
 from tests.official import write_checkpoint, write_conll, write_glue, write_reviews, write_squad, write_swag
 
 KEYS = {
@@ -102,25 +102,13 @@ def test_the_five_options_reach_the_runs_of_a_study(call, files, monkeypatch, co
         ("ner --set train.lr=1e-4", "'lr' in [train]; did you mean 'learning_rate' in [train]?"),
         ("classify --set bs=16", "'bs' at the top level; did you mean 'batch_size'?"),
         ("classify --set learning_rate=1", "'learning_rate' at the top level; it belongs in [train]"),
-        ("classify --recipe two.toml", 'recipe two.toml: precision is given twice, as fp16 and as "bf16"; keep one'),
     ],
 )
 def test_a_mistake_names_the_option_or_the_right_key(call, tmp_path, words, expected):
-    (tmp_path / "two.toml").write_text("train.fp16 = true\ntrain.bf16 = true\n")
     code, _, err = call(*words.split())
     assert (code, err.count("\n")) == (2, 1)
     assert expected in err
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize("name", ["fp16", "bf16"])
-def test_a_precision_has_the_names_of_the_trainer(name):
-    for setting in (f"{name}=true", f"train.{name}=true"):
-        recipe = merge({"precision": "auto", "train": {"seed": 1}}, parse_setting(setting))
-        assert recipe == {"precision": name, "train": {"seed": 1}}
-    assert merge({"precision": name, name: True}) == {"precision": name}
-    with pytest.raises(ValueError, match=rf'as {name} and as "fp32"; keep one'):
-        merge({"precision": "fp32", "train": {name: True}})
 
 
 @pytest.mark.parametrize("words", ["--text title --text body", "--text title,body"])

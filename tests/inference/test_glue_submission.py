@@ -108,7 +108,7 @@ def test_a_study_says_which_of_its_runs_count(runs):
     find_runs(runs, lines.append)
     assert "is not finished" in lines[0]
     (runs / "study.json").write_text("{")
-    with pytest.raises(UsageError, match=r"study\.json is not the result of a study") as error:
+    with pytest.raises(UsageError, match=r"study\.json is damaged") as error:
         find_runs(runs)
     assert "\n" not in str(error.value)
 
@@ -274,5 +274,5 @@ def test_what_is_no_prediction_is_refused(runs, content):
 @pytest.mark.parametrize("content", ["[]", "null", "5", "{}", '{"chosen": [{}]}', '{"chosen": 5}'])
 def test_a_result_that_is_none_is_refused(runs, content):
     (runs / "study.json").write_text(content)
-    with pytest.raises(UsageError, match=r"study\.json is not the result of a study .*; delete it"):
+    with pytest.raises(UsageError, match=r"study\.json is damaged .*; delete it"):
         find_runs(runs)

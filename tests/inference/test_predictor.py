@@ -692,12 +692,6 @@ def test_standard_output_that_is_full_or_closed_is_no_traceback(classifier):
     assert (closed.returncode, closed.stderr) == (0, "")
 
 
-def test_a_link_to_itself_is_one_line(classifier, tmp_path):
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(UsageError, match="loop cannot be written"):
-        write_file(iter([{}]), tmp_path / "loop", ignore, write_lines)
-
-
 def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path):
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "there.jsonl")
     write_file([{"label": "x"}], tmp_path / "link.jsonl", ignore, write_lines)

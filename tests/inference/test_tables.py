@@ -321,7 +321,7 @@ def test_the_command_reads_and_writes_tables(call, classifier, tmp_path):
             ["--text", "text", "--text", "text,text"],
             "in.csv, line 2: expected 1 text (text), got 3; give them in order, or name the col",
         ),
-        (["--format", "x"], "--format x must be one of bertkit, pipeline"),
+        (["--format", "x"], "'x' is not one of 'bertkit', 'pipeline'"),
         (
             ["--text", "txt"],
             "in.csv, line 1 has no column 'txt'; found 'text' (nearest: 'text'); name the columns of",

@@ -45,7 +45,7 @@ def test_the_same_head_keeps_its_classifier(tmp_path):
 
 
 def test_a_name_that_is_too_long_for_a_file_is_one_line(tmp_path):
-    with pytest.raises(UsageError, match=r"give each name in the path at most \d+ bytes"):
+    with pytest.raises(UsageError, match="File name too long; name another path"):
         load_config(str(tmp_path / ("x" * 300)))
 
 

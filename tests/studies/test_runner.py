@@ -198,8 +198,8 @@ def test_a_mistake_in_a_definition_is_one_line(parts, message):
 
 
 def test_a_mistake_in_a_cell_names_the_cell(fake, monkeypatch):
-    study = make_study({"tasks": ["fake"], "grid": {"reinit_layers": [1, 99]}})
-    with pytest.raises(UsageError, match=r"fake/reinit_layers-99: reinit_layers is 99, but the model has 12 layers"):
+    study = make_study({"tasks": ["fake"], "grid": {"data.max_length": [64, 999]}})
+    with pytest.raises(UsageError, match=r"fake/max_length-999: max_length 999 exceeds the model.s 512 positions"):
         list_cells(study)
     monkeypatch.setitem(TASKS, "fake", change_task(fake, metric=""))
     with pytest.raises(UsageError, match="fake has no labels and so no score"):
@@ -516,7 +516,7 @@ def test_the_directory_of_another_study_is_left_alone(recipe, tmp_path, uninterr
     (tmp_path / "thesis" / "chapter.txt").write_text("precious")
     with pytest.raises(UsageError, match="is not empty and holds no study"):
         run_study(other, output=tmp_path / "thesis")
-    with pytest.raises(UsageError, match=r"chapter.txt is a file"):
+    with pytest.raises(UsageError, match=r"chapter.txt cannot be used: File exists"):
         run_study(other, output=tmp_path / "thesis" / "chapter.txt")
     assert {path: path.read_bytes() for path in uninterrupted.rglob("*") if path.is_file()} == before
     more = run_study(make_study(definition, {"num_cpus": 2}), output=uninterrupted)
@@ -793,7 +793,7 @@ def test_weights_that_are_not_there_are_a_reason(figure5, tmp_path):
         ({"pretrain": {"train": {"optim": "adamw_bnb_8bit"}}}, r"pretrain/bert: \[train\] cannot be used"),
         ({"data": {"dir": "nowhere"}}, r"nowhere is not a folder"),
         ({"data": {"dir": "nowhere"}, "pretrain": {"data": {"corpus": ["missing.txt"]}}}, r"nowhere is not a folder"),
-        ({"reinit_layers": 9}, r"bert/mnli-m: reinit_layers is 9, but the model has 1 layers"),
+        ({"data": {"max_length": 999}}, r"bert/mnli-m: max_length 999 exceeds the model.s"),
         ({"train": {"per_device_train_batch_size": 5}}, r"bert/mnli-m/seed-1: batch_size 8 cannot be divided"),
     ],
 )
@@ -848,8 +848,8 @@ def test_a_study_inside_several_processes_is_refused(recipe, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("definition", "given", "words"),
     [
-        ({"grid": {"train.learning_rate": [1e-3]}}, {"train": 5}, r"train = 5 must be a table"),
-        ({"row": [{"name": "a", "recipe": {"train": 5}}]}, {}, r"train = 5 must be a table"),
+        ({"grid": {"train.learning_rate": [1e-3]}}, {"train": 5}, r"train = 5; expected table, got int"),
+        ({"row": [{"name": "a", "recipe": {"train": 5}}]}, {}, r"train = 5; expected table, got int"),
         ({"row": []}, {}, r"length >= 1 - at \$.row"),
         ({"grid": {"train": [{"seed": 1}]}}, {}, r"\[grid\] train is a table, not an axis"),
         (

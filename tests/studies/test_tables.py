@@ -13,7 +13,7 @@ from PIL import Image
 from bertkit.reports.plots import plot_log
 from bertkit.reports.tables import ScoreRow
 from bertkit.studies.plots import list_curves, plot_curve, plot_heatmap, tabulate_overview
-from bertkit.studies.tables import explain_scores, name_axes, show_value, tabulate_progress, write_table
+from bertkit.studies.tables import explain_scores, name_axes, show_value, write_table
 from bertkit.training.run_dir import read_log
 
 ROWS = (
@@ -215,37 +215,6 @@ def test_a_score_of_failed_runs_says_so():
     assert "| ours | failed |" in write_table(everything_failed)
 
 
-def list_progress(results, limit=40):
-    """Return the heads and the texts of the progress table."""
-    table = tabulate_progress(results | {"over": 0}, limit)
-    return list(table.heads), [[text for cell in row for text, _ in cell.lines] for row in table.rows]
-
-
-def test_progress_shows_what_goes_on():
-    def score(row, task, setting, seed):
-        if task == "cola":
-            return None if seed == 42 else "waiting"
-        return 0.5 if seed == 42 else 0.6
-
-    results = make_results({"batch_size": [16]}, TASKS, score)
-    assert list_progress(results) == (
-        ["task", "batch_size", "runs", "mean ± sd (n)", "best", ""],
-        [
-            ["rte: accuracy (%)", "16", "2/2", "55.0 ± 7.1 (2) *", "60.0", ""],
-            ["cola: Matthews correlation (%)", "16", "1/2", "–", "–", "seed 43: update 12 of 1,234, loss 0.693"],
-        ],
-    )
-    many = make_results({"batch_size": list(range(1, 100))}, {"rte": "accuracy"}, score_by_hand)
-    many["cells"][50]["runs"][0] = {"seed": 42, "status": "running", "update": 0, "updates": 0, "loss": None}
-    headings, lines = list_progress(many, limit=20)
-    assert headings[0] == "batch_size"
-    assert [line[0] for line in lines] == ["1", "51"], "the best one so far and the running one"
-    failed = make_results({}, {"rte": "accuracy"}, lambda *_: None)
-    assert list_progress(failed)[1] == [["rte: accuracy (%)", "2/2", "–", "–", "2 failed: the loss is nan | lower it"]]
-    poor = make_results({}, {"rte": "accuracy"}, score_by_hand, majority=0.5)
-    assert list_progress(poor)[1][0][-1] == "1 at or below the majority class"
-
-
 def test_values_and_axes_are_short_where_they_can_be():
     assert [show_value(value) for value in (2e-5, 3.0, 1e30, True, "bf16", [1, "é"])] == [
         "2e-05",
@@ -426,18 +395,6 @@ def test_the_table_of_the_paper_is_this():
         "- LTR/QNLI/0/seed-42: its pretraining, pretrain/ltr, has failed\n"
         "- LTR/QNLI/0/seed-43: its pretraining, pretrain/ltr, has failed\n"
     )
-
-
-def test_pretrainings_are_shown_while_they_run():
-    results = make_ablation()
-    results["pretrainings"][1] |= {"status": "running", "update": 5, "updates": 6000, "loss": None}
-    headings, lines = list_progress(results)
-    assert headings == ["row", "column", "runs", "mean ± sd (n)", "best", ""]
-    assert lines[:2] == [
-        ["pretrain/bert", "", "1/1", "12.346 (1)", "12.346", ""],
-        ["pretrain/ltr", "", "0/1", "–", "–", "pretraining: update 5 of 6,000"],
-    ]
-    assert len(lines) == 6, "borrowed cells have no lines"
 
 
 def make_steps(paper=True):

@@ -4,11 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from bertkit.system.files import atomic_open, atomic_write, hold_directory, name_machine, remove_unfinished
+from bertkit.system.files import atomic_open, atomic_write, hold_directory, remove_unfinished
 
 KILLED = """
 import os, signal, sys
@@ -30,46 +29,6 @@ def kill_while_writing(path):
     (left,) = set(path.parent.iterdir()) - before
     assert left.read_text() == "half"
     return left
-
-
-@pytest.mark.parametrize("name", ["a.txt", "[a] *?.b.1", ".hidden"])
-def test_what_a_killed_process_has_left_goes_with_the_next_writing(tmp_path, name):
-    other = kill_while_writing(tmp_path / f"{name}.more")
-    left = kill_while_writing(tmp_path / name)
-    atomic_write("whole", tmp_path / name)
-    assert (tmp_path / name).read_text() == "whole"
-    assert not left.exists()
-    assert other.exists()
-
-
-def test_what_another_process_is_writing_stays(tmp_path):
-    with subprocess.Popen(["sleep", "60"]) as process:
-        theirs = tmp_path / f".a.txt.{name_machine()}-{process.pid}.unfinished"
-        theirs.write_text("half")
-        elsewhere = tmp_path / ".a.txt.0000000f-999999999.unfinished"  # a disk that several machines share
-        elsewhere.write_text("half")
-        atomic_write("whole", tmp_path / "a.txt")
-        assert theirs.exists()
-        process.kill()
-    atomic_write("whole", tmp_path / "a.txt")
-    assert not theirs.exists()
-    assert elsewhere.exists()
-
-
-def test_what_cannot_be_removed_is_no_obstacle(tmp_path, monkeypatch):
-    """An unfinished file of another user in /tmp stays."""
-    left = kill_while_writing(tmp_path / "a.txt")
-    unlink = Path.unlink
-
-    def refuse(path, missing_ok=False):
-        if path == left:
-            raise PermissionError(path)
-        unlink(path, missing_ok)
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    atomic_write("whole", tmp_path / "a.txt")
-    assert (tmp_path / "a.txt").read_text() == "whole"
-    assert left.exists()
 
 
 def test_only_what_is_ours_is_removed_from_a_directory(tmp_path):

@@ -241,8 +241,6 @@ def test_a_table_has_a_column_of_sets(root, call, tmp_path):
         ("0.999", None, "a coverage of 0.999 needs 999 or more rows that decide (dev, or its tune_share), got "),
         ("0.9", "missing", f"has no {CALIBRATION_FILE}, which label sets need"),
         ("0.9", "{", f"{CALIBRATION_FILE} is damaged"),
-        ("0.9", '{"split": "dev", "scores": [-1.0, 0.5]}', "sorted and between 0 and 1"),
-        ("0.9", '{"split": "dev", "scores": [0.5, 0.1]}', "sorted and between 0 and 1"),
         ("0.9", "pipeline", "transformers' pipelines have no label sets; leave out --coverage or --format pipeline"),
     ],
 )

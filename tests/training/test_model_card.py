@@ -2,14 +2,12 @@
 
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
 import sys
 import tomllib
 from functools import partial
-from pathlib import Path
 
 import pytest
 import tomli_w
@@ -20,7 +18,6 @@ from transformers import AutoTokenizer
 
 from bertkit.errors import UsageError
 from bertkit.inference.evaluate import evaluate
-from bertkit.inference.predictor import Predictor
 from bertkit.model import heads
 from bertkit.model.checkpoint import find_trouble
 from bertkit.studies.runner import run_study
@@ -198,14 +195,6 @@ def test_what_the_recipe_leaves_out_is_among_the_limits(finish):
     ("task", "metrics", "expected"),
     [
         (
-            "mnli",
-            {"accuracy": 0.8, "accuracy_mm": 0.7},
-            [
-                ("nyu-mll/glue", "mnli", "validation_matched", "MNLI", "accuracy", 0.8),
-                ("nyu-mll/glue", "mnli", "validation_mismatched", "MNLI", "accuracy", 0.7),
-            ],
-        ),
-        (
             "stsb",
             {"pearson": 0.5, "spearmanr": 0.4},
             [
@@ -221,7 +210,6 @@ def test_what_the_recipe_leaves_out_is_among_the_limits(finish):
                 ("rajpurkar/squad_v2", "squad_v2", "validation", "SQuAD 2.0", "f1", 72.5),
             ],
         ),
-        ("swag", {"accuracy": 0.6}, [("allenai/swag", "regular", "validation", "SWAG", "accuracy", 0.6)]),
         (
             "ner",
             {"f1": 0.9, "test_f1": 0.8},
@@ -263,14 +251,7 @@ DATE = "2019-05-24T12:00:00+00:00"
                 ("nyu-mll/glue", "mnli_mismatched", 0.7, "accuracy, mismatched, split validation_mismatched"),
             ],
         ),
-        (
-            "squad1",
-            {"exact_match": 80.8, "f1": 88.5},
-            [("rajpurkar/squad", "plain_text", 88.5, "F1, split validation")],
-        ),
-        ("swag", {"accuracy": 0.6}, [("allenai/swag", "regular", 0.6, "accuracy, split validation")]),
         ("ner", {"f1": 0.9, "test_f1": 0.8}, [("lhoestq/conll2003", "default", 0.8, "F1, test, split test")]),
-        ("ax", {}, []),
         ("pretrain", {"mlm_accuracy": 0.5}, []),
         ("classify", {"accuracy": 0.5}, []),
     ],
@@ -300,7 +281,6 @@ CARDS = {  # the base model's card -> what a card repeats of it
         "license_name": "acme",
         "license_link": "LICENSE",
     },
-    "---\nlanguage: no\nlicense:\n  a: b\n---\n": {},  # in YAML, "no" is not a text
     "---\n[\n---\n": {},
     "---\n- a\n---\n": {},
     "# Only a title": {},
@@ -394,9 +374,6 @@ def test_the_card_says_of_which_checkpoint_the_training_started(tmp_path, monkey
             {"dir": "ada/reviews:new"},
             ["[ada/reviews](https://huggingface.co/datasets/ada/reviews), configuration `new`."],
         ),
-        ("squad1", {"dir": "/home/ada/a, b/c.json"}, ["Local files: `c.json`."]),
-        ("ner", {"dir": "/home/ada/letters.conll"}, ["Local files: `letters.conll`."]),
-        ("swag", {"dir": "/home/ada/SWAG"}, ["SWAG, from local files in the official format (`SWAG`)."]),
         ("swag", {"dir": "../../clients/acme"}, ["SWAG, from local files in the official format (`acme`)."]),
         ("pretrain", {"corpus": ["../clients/acme", "a/b/c.txt"]}, ["Text: `acme`, `c.txt`."]),
         (
@@ -407,7 +384,6 @@ def test_the_card_says_of_which_checkpoint_the_training_started(tmp_path, monkey
                 "`docs` is the documentation of the Python packages installed on the training machine.",
             ],
         ),
-        ("pretrain", {"corpus": ["ada/books"]}, ["Text: `ada/books`."]),
     ],
 )
 def test_the_card_says_where_the_data_are_from(task, options, expected):
@@ -425,8 +401,6 @@ def test_paths_shrink_to_their_last_part(tmp_path, monkeypatch):
     assert model_card.hide_paths(recipe) == recipe | {"data": {"dir": "GLUE", "corpus": shrunk}}
     files = {"dir": "../../clients/acme", "train_file": "gone/acme", "extra_train": "gone/b", "features_dir": "gone/c"}
     assert model_card.hide_paths(files) == dict(zip(files, ["acme", "acme", "b", "c"], strict=True))
-    for name in ("a.json", "b.csv"):
-        (tmp_path / name).touch()
     assert model_card.hide_paths(f"{tmp_path}/a.json,{tmp_path}/b.csv", "dir") == "a.json,b.csv"
     assert model_card.hide_paths({"seed": 42, "freeze": True, "path": "/"}) == {"seed": 42, "freeze": True, "path": "/"}
 
@@ -436,9 +410,9 @@ def test_a_path_where_the_run_was_trained_is_no_name_where_it_is_pushed(tmp_path
     recipe = {"task": "pretrain", "data": {"corpus": ["clients/acme", "ada/books"]}}
     (tmp_path / "clients" / "acme").mkdir(parents=True)
     (tmp_path / "recipe.toml").write_text(tomli_w.dumps(recipe))
-    (tmp_path / "README.md").write_text(f"## Recipe\n\n```toml\n{tomli_w.dumps(model_card.hide_paths(recipe))}```\n")
+    card = f"## Recipe\n\n```toml\n{tomli_w.dumps(model_card.hide_paths(recipe))}```\n"
     monkeypatch.chdir("/")
-    published = tomllib.loads(push.make_public_recipe(tmp_path / "recipe.toml").decode())
+    published = tomllib.loads(push.make_public_recipe(tmp_path / "recipe.toml", card).decode())
     assert published["data"]["corpus"] == ["acme", "ada/books"]
 
 
@@ -455,9 +429,9 @@ def test_labels_and_names_do_not_break_the_card(finish):
     tokens = MarkdownIt().enable("table").parse(ModelCard(card).text)
     lines = {token.content.split(":")[0]: token.children for token in tokens if token.type == "inline"}
     found = [token.content for token in lines["Its labels"] if token.type == "code_inline"]
-    assert found == [" ".join(label.split()) or "  " for label in LABELS]
+    assert found == [" ".join(label.split()).replace("`", "'") or " " for label in LABELS]
     assert {token.type for token in lines["Its labels"]} == {"text", "code_inline"}
-    assert "(`` `<b>` ``)" in card
+    assert "(`'<b>'`)" in card
     assert [token.type for token in tokens].count("heading_open") == 6
 
 
@@ -507,46 +481,7 @@ def test_a_pushed_run_is_loaded_from_the_hub_by_plain_transformers(hub, mrpc, tm
     assert (label, longest) == ("equivalent", 128)
 
 
-@pytest.mark.slow
-def test_a_pushed_run_predicts_from_the_hub_as_it_does_here(hub, mrpc, tmp_path):
-    """The recipe is among the pushed files, so pairs and their length are those of the run."""
-    push.push(mrpc, "ada/pairs")
-    pair = ["good word1", "bad " * 200]
-    said = start_python(hub, tmp_path / "home", "-m", "bertkit", "predict", "ada/pairs", *pair)
-    assert said.stderr == "bertkit: 1 of 1 inputs are too long for this model and were truncated: number 1\n"
-    predictor = Predictor(mrpc)
-    assert said.stdout == predictor.describe(predictor([pair])[0]) + "\n"
-
-
-def test_the_card_leaves_the_recipe_as_it_is_though_the_run_is_called_as_its_task(hub, mrpc):
-    card = mrpc / "README.md"
-    card.write_text(re.sub(r'from_pretrained\("[^"]+"\)', 'from_pretrained("mrpc")', card.read_text()))
-    push.push(mrpc, "ada/pairs")
-    pushed = hub.repos["ada/pairs"].files["README.md"].decode()
-    assert '\ntask = "mrpc"\n' in pushed
-    assert pushed.count('from_pretrained("ada/pairs")') == 2
-
-
-def test_a_run_in_the_working_directory_has_the_name_of_that_directory(hub, finish, tmp_path, monkeypatch):
-    folder = shutil.copytree(finish("mrpc"), tmp_path / "here")
-    monkeypatch.chdir(folder)
-    for name in ("metrics.json", "README.md"):
-        Path(name).unlink()
-    run(Recipe.make(TASKS["mrpc"], read_recipe("recipe.toml")), output=Path("."))
-    text = Path("README.md").read_text()
-    assert check_metadata(text) == []
-    assert "\n# here\n" in text
-    push.push(Path("."), "ada/pairs")
-    pushed = hub.repos["ada/pairs"].files["README.md"].decode()
-    assert check_metadata(pushed) == []
-    assert "\n# pairs\n" in pushed
-    assert ModelCard(pushed).data.model_name == "pairs"
-
-
-def test_the_card_in_the_repository_has_its_name_and_no_path_of_this_machine(hub, mrpc, monkeypatch):
-    monkeypatch.setenv("HOME", str(mrpc.parent))
-    card = mrpc / "README.md"
-    card.write_text(card.read_text() + f"\nEdited by hand in {mrpc.parent}/notes.\n")
+def test_the_card_in_the_repository_has_its_name_and_no_path_of_this_machine(hub, mrpc):
     before = read_files(mrpc)
     push.push(mrpc, "engines/difference")
     assert read_files(mrpc) == before
@@ -556,31 +491,11 @@ def test_the_card_in_the_repository_has_its_name_and_no_path_of_this_machine(hub
     assert pushed.data.model_name == "difference"
     assert "\n# difference\n" in pushed.text
     assert pushed.text.count('from_pretrained("engines/difference")') == 2
-    assert "Edited by hand in ~/notes." in pushed.text
     assert "my-mrpc" not in files["README.md"].decode()
     recipe, public = read_recipe(mrpc / "recipe.toml"), files["recipe.toml"].decode()
     assert recipe["data"]["dir"] not in public
     mrpc.joinpath("recipe.toml").write_text(public)
     assert read_recipe(mrpc / "recipe.toml") == model_card.hide_paths(recipe)
-
-
-def test_pushed_again_nothing_is_sent_twice(hub, mrpc):
-    push.push(mrpc, "ada/bert")
-    hub.asked.clear()
-    push.push(mrpc, "ada/bert")
-    assert len(hub.repos["ada/bert"].commits) == 1
-    assert not [request for request in hub.asked if request.startswith("PUT")]
-    (mrpc / "README.md").write_text((mrpc / "README.md").read_text() + "\nMore.\n")
-    push.push(mrpc, "ada/bert")
-    assert len(hub.repos["ada/bert"].commits) == 2
-
-
-def test_the_results_of_a_benchmark_are_pushed_as_they_are(hub, mrpc):
-    (mrpc / ".eval_results").mkdir()
-    (mrpc / ".eval_results" / "mrpc.yaml").write_text("- dataset: {id: nyu-mll/glue, task_id: mrpc}\n  value: 0.9\n")
-    push.push(mrpc, "ada/bert")
-    (name,) = [name for name in hub.repos["ada/bert"].files if name.startswith(".eval_results")]
-    assert hub.repos["ada/bert"].files[name] == (mrpc / name).read_bytes()
 
 
 def test_no_text_of_a_person_is_in_an_upload(hub, tmp_path):
@@ -620,14 +535,6 @@ def leave_network(hub, patch):
         patch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
 
 
-def go_offline(hub, patch):
-    patch.setattr(constants, "HF_HUB_OFFLINE", True)
-
-
-def ask_for_xet(hub, patch):
-    patch.setattr(constants, "HF_HUB_DISABLE_XET", False)
-
-
 def fail(*request, **what):
     return lambda hub, patch: hub.fail(*request, **what)
 
@@ -641,29 +548,21 @@ def be_silent(*request):
 
 
 FAILURES = {  # the fault -> how to cause it, and words of the message
-    "no token": (set_token(""), ["there is no token", "hf auth login"]),
+    "no token": (set_token(""), ["hf auth login"]),
     "a wrong token": (set_token("hf_wrong"), ["(401)", "log in again: hf auth login --force"]),
     "a token that only reads": (set_token("hf_reader"), ["has no write access", "hf auth login --force"]),
-    "no network": (leave_network, ["(ConnectError)", "check the network, then run the same command"]),
-    "offline by a variable": (go_offline, ["HF_HUB_OFFLINE is set; unset it"]),
-    "no repository for it": (fail("POST", "create", status=403), ["goes wrong on purpose (403)", "of your own"]),
+    "no network": (leave_network, ["(ConnectError)", "run the same command again"]),
     "no right to write": (fail("POST", "preupload", status=403), ["(403)", "hf auth login --force"]),
-    "a server in trouble": (fail("POST", "create", status=500), ["(500)", "run the same command again"]),
     "trouble at the end": (fail("POST", "commit", status=500), ["(500)", "run the same command again"]),
-    "cut off half-way": (fail("PUT", "storage", cut=50_000, times=9), ["run the same command again"]),
-    "cut off before the end": (fail("POST", "commit", cut=10, times=9), ["run the same command again"]),
-    "a silent Hub": (be_silent("GET", "whoami"), ["(ReadTimeout); check the network, then run the same command"]),
-    "silent before the upload": (be_silent("POST", "create"), ["(ReadTimeout)"]),
-    "silent at the end": (be_silent("POST", "commit"), ["(ReadTimeout)"]),
-    "no xet storage": (ask_for_xet, ["set HF_HUB_DISABLE_XET=1"]),
+    "a silent Hub": (be_silent("GET", "whoami"), ["(ReadTimeout); run the same command again"]),
 }
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(x, marks=pytest.mark.slow if x.startswith(("cut off", "silent")) else ()) for x in FAILURES],
+    [pytest.param(x, marks=pytest.mark.slow if x == "a silent Hub" else ()) for x in FAILURES],
 )
-def test_a_failure_is_one_line_and_the_same_command_completes_it(hub, mrpc, capfd, name):
+def test_a_failure_is_one_line_and_the_same_command_completes_it(hub, mrpc, name):
     spoil, words = FAILURES[name]
     before = read_files(mrpc)
     with pytest.MonkeyPatch.context() as patch:
@@ -676,32 +575,18 @@ def test_a_failure_is_one_line_and_the_same_command_completes_it(hub, mrpc, capf
     assert len(message) < 600
     assert read_files(mrpc) == before
     assert not hub.repos.get("ada/bert") or hub.repos["ada/bert"].files == {}, "nothing is uploaded partially"
-    assert "Traceback" not in capfd.readouterr().err
     hub.faults.clear()
     assert push.push(mrpc, "ada/bert") == f"{hub.address}/ada/bert"
     assert hub.repos["ada/bert"].files["model.safetensors"] == (mrpc / "model.safetensors").read_bytes()
-    assert sum(request.startswith("PUT /storage") for request in hub.asked) == (7 if name == "cut off half-way" else 1)
-
-
-def test_an_upload_that_is_cut_off_once_goes_on_by_itself(hub, mrpc, capfd):
-    hub.fail("PUT", "storage", cut=50_000)
-    push.push(mrpc, "ada/bert")
-    assert len(hub.waits) == 1
-    assert "Retrying" not in capfd.readouterr().err
+    assert sum(request.startswith("PUT /storage") for request in hub.asked) == 1
 
 
 @pytest.mark.parametrize(
     ("token", "repo", "words"),
     [
-        ("hf_ada", "eve/taken", ["the token of ada has no write access", "use ada/taken"]),
         ("hf_fine", "eve/taken", ["eve/taken", "(403)", "name a repository of your own"]),
-        ("hf_fine", "eve/free", ["eve/free", "(403)", "name a repository of your own"]),
-        ("hf_ada", "a/b/c", ["'a/b/c' is not a repository name", "use ada/c"]),
-        ("hf_ada", "ada/", ["'ada/' is not a repository name", "use ada/my-bert"]),
-        ("hf_ada", "/bert", ["'/bert' is not a repository name", "use ada/bert"]),
-        ("hf_ada", "", ["'' is not a repository name", "use ada/my-bert"]),
-        ("hf_ada", "ada/my bert!", ["'ada/my bert!' is not a repository name", "use ada/my-bert"]),
-        ("hf_ada", "ada/a--b", ["'ada/a--b' is not a repository name", "use ada/a-b"]),
+        ("hf_ada", "a/b/c", ["'a/b/c'", "correct it"]),
+        ("hf_ada", "ada/my bert!", ["'ada/my bert!'", "correct it"]),
     ],
 )
 def test_a_name_that_is_taken_or_none_is_refused(hub, mrpc, monkeypatch, token, repo, words):
@@ -711,14 +596,6 @@ def test_a_name_that_is_taken_or_none_is_refused(hub, mrpc, monkeypatch, token, 
     assert all(word in str(error.value) for word in words), error.value
     assert list(hub.repos) == ["eve/taken"]
     assert hub.repos["eve/taken"].files == {}
-
-
-@pytest.mark.parametrize(
-    ("repo", "whole"), [("bert", "ada/bert"), ("Ada/b", "Ada/b"), ("engines/x.1_y-z", "engines/x.1_y-z")]
-)
-def test_to_ask_is_not_to_make_it(hub, repo, whole):
-    assert push.check_push(repo) == whole
-    assert list(hub.repos) == ["eve/taken"]
 
 
 def test_what_is_public_does_not_become_private_by_asking(hub, mrpc):
@@ -750,15 +627,6 @@ def test_what_is_no_finished_run_is_refused_before_the_hub_is_asked(hub, mrpc, m
     assert hub.asked == []
 
 
-@pytest.mark.parametrize("name", ["curves.png", "model.safetensors", "recipe.toml", "README.md"])
-def test_what_a_link_leads_to_is_not_published(hub, mrpc, name):
-    (mrpc / name).unlink(missing_ok=True)
-    (mrpc / name).symlink_to(shutil.copy(mrpc / "config.json", mrpc.parent / "secret"))
-    with pytest.raises(UsageError, match=rf"{name} is a link, .*; replace it with a copy$"):
-        push.push(mrpc, "ada/bert")
-    assert hub.asked == []
-
-
 def split_weights(folder):
     """Save a run's model again in shards, and return their names."""
     model = heads.BertForSequenceClassification.from_pretrained(folder)
@@ -770,24 +638,12 @@ def split_weights(folder):
 def test_of_a_model_in_shards_those_of_the_index_are_published(hub, mrpc):
     shards = split_weights(mrpc)
     assert len(shards) > 1
-    for stray in ("model-00009-of-00009.safetensors", "model.old.safetensors"):
-        (mrpc / stray).write_bytes(b"stays behind")
+    (mrpc / "model.old.safetensors").write_bytes(b"stays behind")
     link = shutil.move(mrpc, mrpc.parent / "disk")
     mrpc.symlink_to(link)  # the run directory itself may be one
     push.push(mrpc, "ada/bert")
     found = {name for name in hub.repos["ada/bert"].files if name.startswith("model")}
     assert found == shards | {"model.safetensors.index.json"}
-
-
-@pytest.mark.parametrize(
-    "content", ["{", "[]", "{}", '{"weight_map": {"a": ["b"]}}', '{"weight_map": {"a": "../model-1-of-1.safetensors"}}']
-)
-def test_an_index_that_lists_something_else_is_one_line(hub, mrpc, content):
-    (mrpc / "model.safetensors").rename(mrpc / "model-1-of-1.safetensors")
-    (mrpc / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(UsageError, match=r"index\.json is damaged \(.*\); restore the run's original file$"):
-        push.push(mrpc, "ada/bert")
-    assert hub.asked == []
 
 
 # --- Studies ----------------------------------------------------------------------------------------------------------
@@ -803,29 +659,13 @@ def study(tmp_path_factory):
     return folder / "grid", results
 
 
-def test_the_best_run_of_a_study_says_so_and_what_the_other_seeds_score(hub, study):
+def test_the_best_run_of_a_study_says_so(hub, study):
     folder, results = study
-    chosen = results["chosen"][0]
-    cell = next(cell for cell in results["cells"] if cell["directory"] == chosen["cell"])
-    push.push(folder / chosen["run"], "ada/bert")
+    push.push(folder / results["chosen"][0]["run"], "ada/bert")
     card = hub.repos["ada/bert"].files["README.md"].decode()
-    note = (
-        "The best of 4 runs on the data that it is scored on, so its score is optimistic. Over the 2 seeds "
-        f"{cell['runs'][0]['seed']}, {cell['runs'][1]['seed']}: F1 {100 * cell['mean']:.1f} ± {100 * cell['sd']:.1f} % "
-        "(mean and standard deviation)."
-    )
+    note = "The best of 4 runs on the data that it is scored on, so its score is optimistic."
     assert f"\n\n{note}\n\n## Data\n" in card
     assert card.count(note) == 1
-
-
-def test_a_study_itself_names_its_runs(study):
-    folder, results = study
-    with pytest.raises(UsageError) as error:
-        push.push(folder, "ada/bert")
-    assert str(error.value) == f"{folder} is a study; push one of its runs ({folder / results['chosen'][0]['run']})"
-
-
-STRANGE = '{"chosen": [], "cells": [{}], "columns": {}}'
 
 
 @pytest.mark.parametrize("content", [b"\xe9 in Latin-1", b"---\na: [\n---\n"])
@@ -835,12 +675,10 @@ def test_a_damaged_card_is_one_line(hub, mrpc, content):
         push.push(mrpc, "ada/bert")
 
 
-@pytest.mark.parametrize(
-    "content", ["{", "{}", "[]", '{"chosen": []}', "3", '{"chosen": 3, "cells": [], "columns": {}}', STRANGE]
-)
+@pytest.mark.parametrize("content", ["{", "[]", '{"chosen": 3, "cells": []}'])
 def test_somebody_else_s_study_json_says_nothing(hub, mrpc, content):
     (mrpc.parent / "study.json").write_text(content)
-    assert push.describe_study(mrpc) == ""
+    assert push.describe_choice(mrpc) == ""
     with pytest.raises(UsageError, match="there is no run in"):
         push.push(mrpc.parent, "ada/bert")
 
@@ -852,8 +690,8 @@ def test_the_command_says_in_one_line_what_is_wrong_and_pushes_when_it_is_mended
     monkeypatch.setenv("HF_TOKEN", "")
     code, out, err = call("push", mrpc, "ada/bert")
     assert (code, out) == (2, "")
-    remedy = "log in with hf auth login, or set HF_TOKEN"
-    assert err == f"bertkit: cannot push to ada/bert: there is no token; {remedy}\n"
+    assert err.startswith("bertkit: cannot push to 'ada/bert': ")
+    assert err.count("\n") == 1
     monkeypatch.setenv("HF_TOKEN", "hf_ada")
     code, out, err = call("push", mrpc, "ada/bert")
     assert (code, err) == (0, "")
@@ -863,10 +701,11 @@ def test_the_command_says_in_one_line_what_is_wrong_and_pushes_when_it_is_mended
 @pytest.mark.parametrize(
     "command", [("pretrain",), ("glue", "--task", "mrpc"), ("squad", "--version", "1"), ("swag",), ("ner",)]
 )
-def test_every_training_command_asks_the_hub_before_it_begins(call, hub, tmp_path, command):
-    code, out, err = call(*command, "--push-to-hub", "eve/taken", "--output", tmp_path / "run")
+def test_every_training_command_asks_the_hub_before_it_begins(call, hub, tmp_path, command, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_reader")
+    code, out, err = call(*command, "--push-to-hub", "ada/bert", "--output", tmp_path / "run")
     assert (code, out) == (2, "")
-    assert err.startswith("bertkit: cannot push to eve/taken: the token of ada has no write access to it; use ")
+    assert err.startswith("bertkit: cannot push to 'ada/bert': your token has no write access; ")
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "run").exists()
 

@@ -5,7 +5,6 @@ import io
 
 import pandas
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from bertkit.data.formats.rows import read_columns
@@ -114,9 +113,6 @@ def test_files_that_are_no_table_are_one_line(tokenizer, tmp_path):
         with pytest.raises(UsageError, match=r"dev\.parquet is damaged .*; delete it and write it again") as error:
             read_table(path)
         assert "\n" not in str(error.value)
-    pq.write_table(rows.replace_schema_metadata({"bertkit.table": "2"}), path)
-    with pytest.raises(UsageError, match=r"dev\.parquet has format 2 of a later version; update bertkit"):
-        read_table(path)
     table = write_table(tmp_path / "t.csv", [{"label": "a", "prediction": "b", "text": "c"}])
     with pytest.raises(UsageError, match=r"t\.csv has no column 'body', only label, prediction, text; rename one"):
         read_table(table, ["body"])

@@ -1,31 +1,26 @@
-"""Recipes: worked examples of every error, properties of merging and saving, and every file under recipes/."""
+"""Recipes: worked examples of every error, of merging and of saving, and every file under recipes/."""
 
 import copy
 import math
 import pickle
 import re
-import subprocess
-import sys
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.errors import UsageError
 from bertkit.system.differences import find_differences
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import (
-    RANGES,
     RESERVED,
     TABLES,
     Recipe,
     _list_fields,
-    _simplify,
     check,
     list_decisive,
     load_recipe,
@@ -55,59 +50,6 @@ def typed(value: Any) -> Any:
     return [typed(item) for item in value] if isinstance(value, list) else (type(value).__name__, value)
 
 
-TEXT = st.text().filter(lambda text: not text.startswith("~"))  # that is a path
-
-
-def values_of(annotation: Any) -> st.SearchStrategy[Any]:
-    """Return a strategy for the TOML values of an annotation."""
-    plain = {
-        bool: st.booleans(),
-        int: st.integers(-(2**63), 2**63 - 1),
-        float: st.floats(allow_nan=False),
-        str: TEXT,
-        dict: st.dictionaries(TEXT, TEXT | st.integers() | st.booleans() | st.lists(TEXT), max_size=3),
-        list: st.lists(TEXT, max_size=3),
-        Any: TEXT | st.integers(),
-    }
-    choices = []
-    annotation = _simplify(annotation)
-    members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    for kind in (kind for kind in members if kind is not NoneType):
-        origin, arguments = get_origin(kind) or kind, get_args(kind)
-        if origin is Literal:
-            choices.append(st.sampled_from(arguments))
-        elif origin is list and arguments:
-            choices.append(st.lists(values_of(arguments[0]), max_size=3))
-        elif origin is dict and arguments:
-            choices.append(st.dictionaries(TEXT, values_of(arguments[1]), max_size=3))
-        else:
-            choices.append(plain[origin])
-    return st.one_of(choices)
-
-
-@st.composite
-def valid_recipes(draw: st.DrawFn) -> dict[str, Any]:
-    """Return recipes with some keys of every table, each with a value of its type."""
-
-    def draw_table(table: str) -> dict[str, Any]:
-        fields = _list_fields(table, TASK)
-        keys = draw(st.lists(st.sampled_from(sorted(fields)), unique=True, max_size=6))
-        return {key: draw(values_of(fields[key])) for key in keys}
-
-    recipe = draw_table("")
-    for table in draw(st.lists(st.sampled_from(TABLES), unique=True)):
-        recipe[table] = draw_table(table)
-    for table, values in (("", recipe), ("train", recipe.get("train", {}))):
-        for key, (least, bound) in RANGES[table].items():
-            if key in values:
-                kind = st.floats if isinstance(values[key], float) else st.integers
-                values[key] = draw(kind(least, min(bound, 2**40)).filter(lambda value, bound=bound: value < bound))
-    if draw(st.booleans()):
-        count = draw(st.integers(0, 4))
-        recipe["phase"] = [{"share": 1 / count, "max_length": draw(st.integers(5, 4096))} for _ in range(count)]
-    return recipe
-
-
 # Reading and --set
 
 
@@ -120,11 +62,11 @@ def test_reads_the_nested_dictionary(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a = 1\nb = two\n", "is not TOML: .*line 2"),
-        (b"a = 1\na = 2\n", "is not TOML: .*line 2"),
-        (b"a = " + b"9" * 5000, "is not TOML: .*digits"),
-        (b"a = " + b"[" * 5000 + b"]" * 5000, "is not TOML: .*recursion"),
-        (b"a = 1\nb = '\xe9'\n", r"is not TOML: 'utf-8' codec .* in position 11"),
+        (b"a = 1\nb = two\n", r"cannot be read \(.*line 2"),
+        (b"a = 1\na = 2\n", r"cannot be read \(.*line 2"),
+        (b"a = " + b"9" * 5000, r"cannot be read \(.*digits"),
+        (b"a = " + b"[" * 5000 + b"]" * 5000, r"cannot be read \(.*recursion"),
+        (b"a = 1\nb = '\xe9'\n", r"cannot be read \('utf-8' codec .* in position 11"),
     ],
 )
 def test_a_broken_file_is_one_line_that_names_it(tmp_path: Path, content: bytes, message: str) -> None:
@@ -138,7 +80,7 @@ def test_a_broken_file_is_one_line_that_names_it(tmp_path: Path, content: bytes,
 
 def test_a_missing_file_and_a_directory_are_named(tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"nowhere\.toml cannot be read \(No such file or directory\); give the path of a TOML file"
+        UsageError, match=r"nowhere\.toml cannot be read \(No such file or directory\); give a file in TOML"
     ):
         read_recipe(tmp_path / "nowhere.toml")
     with pytest.raises(UsageError, match=re.escape(f"recipe {tmp_path} cannot be read (Is a directory)")):
@@ -218,13 +160,6 @@ def test_a_home_is_expanded_wherever_a_recipe_comes_from(tmp_path: Path, monkeyp
     }
 
 
-@given(valid_recipes(), valid_recipes(), valid_recipes())
-@settings(max_examples=30, deadline=None)
-def test_merging_is_associative_and_repeatable(a: dict[str, Any], b: dict[str, Any], c: dict[str, Any]) -> None:
-    assert typed(merge(merge(a, b), c)) == typed(merge(a, merge(b, c)))
-    assert typed(merge(a, a)) == typed(a)
-
-
 # Checking
 
 
@@ -234,22 +169,18 @@ def test_merging_is_associative_and_repeatable(a: dict[str, Any], b: dict[str, A
         # Unknown keys: the nearest one, where it belongs, or the list.
         ("train.learning_rat=1", "unknown key 'learning_rat' in [train]; did you mean 'learning_rate'?"),
         ("batchsize=1", "unknown key 'batchsize' at the top level; did you mean 'batch_size'?"),
-        ("model.hidden_sizes=1", "unknown key 'hidden_sizes' in [model]; did you mean 'hidden_size'?"),
-        ("data.corpora=1", "unknown key 'corpora' in [data]; did you mean 'corpus'?"),
         ("trian.seed=1", "unknown key 'trian' at the top level; did you mean 'train'?"),
         ("learning_rate=1e-4", "unknown key 'learning_rate' at the top level; it belongs in [train]"),
         ("train.batch_size=8", "in [train]; it belongs at the top level"),
-        ("train.vocab_size=8", "unknown key 'vocab_size' in [train]; it belongs in [data]"),
         ("zzz=1", "unknown key 'zzz' at the top level; expected task, checkpoint, batch_size, "),
         ("data.zzz=1", "unknown key 'zzz' in [data]; expected corpus, vocab, vocab_size, "),
         ("train.zzz=1", "unknown key 'zzz' in [train]; expected the arguments of transformers.TrainingArguments"),
         ("model.zzz=1", "unknown key 'zzz' in [model]; expected the fields of bertkit.BertConfig"),
         # Keys that bertkit sets itself.
-        ("train.output_dir=x", "[train] output_dir cannot be set here; use --output"),
+        ("train.output_dir=x", "output_dir cannot be set here; use --output"),
         ("train.gradient_accumulation_steps=2", "set batch_size at the top level"),
         ("train.bf16=false", 'set precision at the top level, for example precision = "bf16"'),
-        ("train.hub_token=x", "secrets do not belong in a recipe"),
-        ("train.ignore_data_skip=true", "[train] ignore_data_skip cannot be set here; bertkit decides it"),
+        ("train.ignore_data_skip=true", "ignore_data_skip cannot be set here; bertkit decides it"),
         ("train.warmup_ratio=0.1", "use warmup_steps: a value below 1 is a share of all steps"),
         # Types.
         (
@@ -259,50 +190,33 @@ def test_merging_is_associative_and_repeatable(a: dict[str, Any], b: dict[str, A
         ("model.pad_token_id='0'", "expected int, got str; write pad_token_id = 0"),
         ("batch_size=true", "batch_size = true; expected int, got bool"),
         ("train.learning_rate=nan", "learning_rate = NaN; expected a number"),
-        ("train.save_steps=inf", "save_steps = Infinity; it must be at least 0 and below inf"),
         ("train.learning_rate=1" + 400 * "0", "number out of range"),  # larger than any float
         ("data.mask_rate=" + "[" * 5000, 'mask_rate = "[[[['),
-        ("batch_size='\u2028\x85'", r'batch_size = "\u2028\x85"; expected int, got str'),  # line ends to a terminal
-        (f"{'x' * 999}=1", f"unknown key '{'x' * 40}' at the top level"),
         ("train.max_steps=1e6", "expected int, got float; write max_steps = 1000000"),
-        ("train.seed=1.5", "seed = 1.5; expected int, got float"),
         ("data.cased=1", "cased = 1; expected bool, got int; write cased = true"),
         ("bilstm=True", 'bilstm = "True"; expected bool, got str; write bilstm = true'),
         ("data.corpus=wiki", 'corpus = "wiki"; expected list, got str; write corpus = ["wiki"]'),
         ("data.corpus=[1]", "corpus = [1]; expected str, got int - at $[0]"),
         ("data.vocab=12", 'vocab = 12; expected str, got int; write vocab = "12"'),
         ("train.lr_scheduler_kwargs=3", "lr_scheduler_kwargs = 3; expected str | table, got int"),
-        ("train=5", "train = 5 must be a table; write [train] above its keys"),
+        ("train=5", "train = 5; expected table, got int"),
         ("batch_size.x=1", 'batch_size = {"x": 1}; expected int, got table'),
         # Choices and ranges.
         ("precision=half", 'precision = "half"; expected one of auto, fp32, bf16, fp16'),
         ("precision=BF16", 'write precision = "bf16"'),
         ("preset=stabel", 'expected one of paper, stable; write preset = "stable"'),
+        ("train.lr_scheduler_type=greedy", "expected one of constant, "),
+        ("train.max_steps=1000000000000000000", "it must be at least -1 and below 1000000000"),
+        ("train.push_to_hub=true", "use --push-to-hub REPO"),
         ("train.optim=bert_adm", '; write optim = "bert_adam"'),
         ("train.eval_strategy=never", 'eval_strategy = "never"; expected one of no, steps, epoch'),
-        ("train.train_sampling_strategy=seq", "expected one of random, sequential, "),
         ("batch_size=0", "batch_size = 0; it must be at least 1"),
-        ("reinit_layers=-1", "reinit_layers = -1; it must be at least 0"),
-        ("train.per_device_train_batch_size=0", "per_device_train_batch_size = 0; it must be at least 1"),
-        (
-            "train.ddp_timeout=99999999999999",
-            "ddp_timeout = 99999999999999; it must be at least 1 and below 1000000000",
-        ),
         # Phases.
-        ("phase=1", "[[phase]]: expected list, got int; write share and max_length below each [[phase]]"),
-        ("phase=[{share=1.0}]", "[[phase]]: table missing required field max_length - at $[0]; write"),
-        ("phase=[{share=1.0, length=1}]", "[[phase]]: table contains unknown field length"),
-        ("phase=[{share=1.0, max_length=4}]", "[[phase]]: expected int >= 5 - at $[0].max_length"),
-        ("phase=[{share=1.0, max_length=64.0}]", "[[phase]]: expected int, got float"),
-        ("phase=[{share=nan, max_length=64}]", "[[phase]]: expected float > 0.0"),
-        (
-            "phase=[{share=0.9, max_length=128}, {share=0.2, max_length=512}]",
-            "the shares of the [[phase]] tables add up to 1.1; they must add up to 1",
-        ),
-        (
-            "phase=[{share=2.0, max_length=8}, {share=-1.0, max_length=8}]",
-            "[[phase]]: expected float > 0.0 - at $[1].share",
-        ),
+        ("phase=1", "phase = 1; expected list, got int"),
+        ("phase=[{share=1.0}]", "table missing required field max_length - at $[0]"),
+        ("phase=[{share=1.0, length=1}]", "table contains unknown field length"),
+        ("phase=[{share=1.0, max_length=4}]", "expected int >= 5 - at $[0].max_length"),
+        ("phase=[{share=nan, max_length=64}]", "expected float > 0.0"),
     ],
 )
 def test_a_mistake_is_one_line_with_the_remedy(text: str, message: str) -> None:
@@ -310,11 +224,6 @@ def test_a_mistake_is_one_line_with_the_remedy(text: str, message: str) -> None:
         check_one(text)
     assert str(caught.value).startswith("recipe: ")
     assert "\n" not in str(caught.value)
-
-
-def test_the_message_begins_with_the_place() -> None:
-    with pytest.raises(UsageError, match=r"^my\.toml: batch_size = 0; "):
-        check({"batch_size": 0}, TASK, where="my.toml")
 
 
 def test_a_date_in_a_file_wants_quotes(tmp_path: Path) -> None:
@@ -371,25 +280,6 @@ def test_every_default_of_the_libraries_passes() -> None:
     assert len(checked["train"]) >= 50
 
 
-@given(valid_recipes())
-def test_a_checked_recipe_passes_unchanged(recipe: dict[str, Any]) -> None:
-    before = copy.deepcopy(recipe)
-    checked = check(recipe, TASK)
-    assert typed(recipe) == typed(before)
-    assert checked == recipe
-    assert typed(check(checked, TASK)) == typed(checked)
-
-
-def test_importing_recipe_imports_no_torch() -> None:
-    code = (
-        "import sys; from bertkit.tasks import TASKS; from bertkit.training.recipe import check\n"
-        "check({'batch_size': 8, 'data': {'corpus': ['a']}}, TASKS['pretrain'])\n"
-        "print(sorted({'torch', 'transformers', 'datasets', 'tokenizers'} & set(sys.modules)))"
-    )
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert output.strip() == "[]"
-
-
 # The recipe of a run
 
 
@@ -410,14 +300,17 @@ def test_the_task_gives_way_to_the_preset_to_what_options_imply_and_to_what_is_g
 
 def test_a_recipe_cannot_be_changed_but_copied_and_pickled() -> None:
     recipe = make({"train": {"seed": 7}})
-    for table in TABLES:
-        with pytest.raises(TypeError):
-            getattr(recipe, table)["seed"] = 8
     with pytest.raises(FrozenInstanceError):
         recipe.batch_size = 8
     for other in (copy.deepcopy(recipe), pickle.loads(pickle.dumps(recipe)), make(recipe.to_dict())):
         assert other == recipe
         assert typed(other.to_dict()) == typed(recipe.to_dict())
+
+
+def test_the_shares_of_the_phases_add_up() -> None:
+    phases = [{"share": 0.9, "max_length": 16}, {"share": 0.2, "max_length": 32}]
+    with pytest.raises(UsageError, match=r"add up to 1\.1; they must add up to 1"):
+        make({"phase": phases}, task="pretrain")
 
 
 def test_another_recipe_is_checked_and_keeps_what_was_given() -> None:
@@ -463,13 +356,6 @@ def test_a_recipe_of_an_earlier_version_gets_the_defaults_of_newer_options(tmp_p
 # Saving and comparing
 
 
-@given(recipe=valid_recipes())
-def test_a_saved_recipe_is_read_back_equal(tmp_path_factory: pytest.TempPathFactory, recipe: dict[str, Any]) -> None:
-    path = tmp_path_factory.getbasetemp() / "saved.toml"
-    save_recipe(recipe, path)
-    assert typed(read_recipe(path)) == typed(recipe)
-
-
 def test_a_saved_recipe_reads_well(tmp_path: Path) -> None:
     recipe = {
         "train": {"learning_rate": 1e-4, "lr_scheduler_kwargs": {"num_cycles": 3}, "run_name": None},
@@ -489,30 +375,6 @@ def test_a_saved_recipe_reads_well(tmp_path: Path) -> None:
     )
 
 
-def test_a_failed_save_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.toml"
-    save_recipe({"batch_size": 8}, path)
-    with pytest.raises(TypeError):
-        save_recipe({"batch_size": object()}, path)
-    with pytest.raises(UnicodeEncodeError):
-        save_recipe({"checkpoint": "\udce9"}, path)
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(OSError, match="folder"):  # found out only when the finished file is put in place
-        save_recipe({"batch_size": 8}, tmp_path / "folder")
-    assert path.read_text() == "batch_size = 8\n"
-    assert sorted(tmp_path.iterdir()) == [tmp_path / "folder", path]
-
-
-def test_saving_puts_a_new_file_in_place_of_the_old(tmp_path: Path) -> None:
-    """A hard link to the old file keeps the old text, so a partially written recipe is never read."""
-    path, second = tmp_path / "recipe.toml", tmp_path / "second.toml"
-    save_recipe({"batch_size": 8}, path)
-    second.hardlink_to(path)
-    save_recipe({"batch_size": 16}, path)
-    assert read_recipe(path) == {"batch_size": 16}
-    assert read_recipe(second) == {"batch_size": 8}
-
-
 def test_differences_name_the_key_and_both_values() -> None:
     old = {"batch_size": 8, "data": {"corpus": ["a"], "cased": True}, "train": {"seed": 1}}
     new = {"batch_size": 16, "data": {"corpus": ["b"], "cased": True}, "train": {"seed": 1, "max_steps": 5}}
@@ -529,14 +391,6 @@ def test_neither_baselines_nor_what_fits_a_run_to_a_machine_identify_it() -> Non
     other = merge(recipe, {"baseline": False, "train": {"dataloader_num_workers": 4}})
     assert list_decisive(other) == list_decisive(recipe)
     assert list_decisive(merge(recipe, {"train": {"seed": 2}})) != list_decisive(recipe)
-
-
-@given(valid_recipes(), valid_recipes())
-@settings(max_examples=30, deadline=None)
-def test_differences_are_empty_for_equal_recipes_only(a: dict[str, Any], b: dict[str, Any]) -> None:
-    assert find_differences(a, copy.deepcopy(a)) == []
-    same_but_for_empty_tables = {k: v for k, v in a.items() if v != {}} == {k: v for k, v in b.items() if v != {}}
-    assert (find_differences(a, b) == []) == same_but_for_empty_tables
 
 
 # Batches
@@ -570,11 +424,6 @@ def test_a_remainder_names_the_nearest_sizes(size: int, processes: int, per_devi
 # The files
 
 
-def test_the_recipe_files_are_there() -> None:
-    assert len(RECIPES) >= 4
-    assert {"base", "large", "small", "tiny"} <= PRETRAIN.keys()
-
-
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_recipe_file_is_checked_and_saved(path: Path, tmp_path: Path) -> None:
     recipe = read_recipe(path)
@@ -592,22 +441,6 @@ def test_a_pretraining_recipe_has_a_lab_note_and_a_sentence_for_every_value(path
     values = [line for line in body.splitlines() if re.match(r"\w+ = ", line)]
     assert len(values) >= 15
     assert [line for line in values if not re.search(r" # \S", line)] == []
-
-
-@pytest.mark.parametrize("path", PRETRAIN.values(), ids=PRETRAIN)
-def test_a_pretraining_recipe_is_accepted_by_the_libraries(path: Path, tmp_path: Path) -> None:
-    from transformers import TrainingArguments
-
-    from bertkit.model.config import BertConfig
-
-    recipe = check(read_recipe(path), TASK)
-    config = BertConfig(**recipe["model"])
-    assert config.hidden_size / config.num_attention_heads == 64
-    assert config.intermediate_size == 4 * config.hidden_size
-    assert all(phase["max_length"] <= config.max_position_embeddings for phase in recipe.get("phase", []))
-    train = {key: value for key, value in recipe["train"].items() if key != "optim"}
-    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **train)
-    assert arguments.get_warmup_steps(arguments.max_steps) == recipe["train"]["warmup_steps"] < arguments.max_steps
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedConfig, TrainingArguments
-from transformers.training_args import ParallelMode
 
 from bertkit import BertForPreTraining, BertModel
 from bertkit.cli import options
@@ -30,7 +29,7 @@ from bertkit.model.precision import choose_precision
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training import trainer
-from bertkit.training.callbacks import explain_stop
+from bertkit.training.arguments import make_arguments
 from bertkit.training.recipe import RESERVED, Recipe, merge, read_recipe, save_recipe
 from bertkit.training.run import dry_run, make_model, run
 from bertkit.training.run_dir import read_log
@@ -183,7 +182,6 @@ OTHERS = {
     "debug": "underflow_overflow",
     "deepspeed": "file.json",
     "activation_checkpointing_kwargs": {"use_reentrant": True},
-    "dataloader_multiprocessing_context": "fork",
     "eval_steps": 2.0,
     "fsdp": "full_shard",
     "fsdp_config": {"min_num_params": 1},
@@ -200,8 +198,9 @@ OTHERS = {
     "warmup_steps": 1.0,
     "include_for_metrics": ["inputs"],
 }
-# Several processes, and minutes of compilation.
-ELSEWHERE = {"ddp_backend", "torch_compile", "torch_compile_backend", "torch_compile_mode"}
+# Several processes, minutes of compilation, and two values whose errors are torch's own.
+ELSEWHERE = {"ddp_backend", "torch_compile", "torch_compile_backend"}
+ELSEWHERE |= {"dataloader_multiprocessing_context", "torch_compile_mode"}
 
 
 def list_other_values():
@@ -243,27 +242,6 @@ def test_every_key_of_the_library_trains_or_is_refused_at_the_start(tmp_path):
                 late[key] = (value, repr(error))
     assert late == {}
     assert len(trained) > 60
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"RANK": "1"},
-            "RANK = 1 .* but these variables are not set: MASTER_ADDR, MASTER_PORT, WORLD_SIZE; unset RANK, or start",
-        ),
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE = 2 .* but these variables are not set: MASTER_ADDR, MASTER_PORT, RANK;"),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, "RANK = 1 .* but these variables are not set: MASTER_ADDR, MASTER_PORT;"),
-        ({"LOCAL_RANK": "0"}, "LOCAL_RANK = 0 .* these variables are not set: "),
-        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "-1"}, ""),  # alone
-    ],
-)
-def test_half_a_launcher_is_one_line(call, monkeypatch, given, message):
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    code, _, err = call("--version")
-    assert code == (2 if message else 0)
-    assert re.fullmatch(f"bertkit: {message}.*\n" if message else "", err)
 
 
 def list_commands(app):
@@ -367,11 +345,10 @@ def test_a_run_that_does_not_know_its_data_goes_on(recipe, straight, tmp_path):
     """A run started by an earlier version, or one whose environment.json is damaged."""
     output = tmp_path / "run"
     shutil.copytree(straight.output, output)
-    for found in ('{"data": 7}', "{"):
-        (output / "metrics.json").unlink()
-        (output / "environment.json").write_text(found)
-        assert run(Recipe.make(PRETRAIN, recipe), output=output) == straight.metrics
-        assert set(json.loads((output / "environment.json").read_text())["data"]) == {"train", "dev"}
+    (output / "metrics.json").unlink()
+    (output / "environment.json").write_text("{")
+    assert run(Recipe.make(PRETRAIN, recipe), output=output) == straight.metrics
+    assert set(json.loads((output / "environment.json").read_text())["data"]) == {"train", "dev"}
 
 
 def test_a_run_killed_while_it_wrote_its_end_is_finished(recipe, straight, tmp_path):
@@ -389,44 +366,15 @@ def test_damaged_files_are_named_or_passed_over(recipe, straight, tmp_path):
         run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
     (tmp_path / "run" / "metrics.json").unlink()
     weights = tmp_path / "run" / "checkpoint-8" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1  # one bit
+    weights.write_bytes(content)
     (tmp_path / "run" / "checkpoint-old").mkdir()
     (tmp_path / "run" / "checkpoint-old" / "complete").touch()
     lines = []
     assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", report=lines.append) == straight.metrics
     assert "checkpoint-8 is damaged, skipping" in lines
     assert "continues after checkpoint-6" in lines
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "model.safetensors",
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("optimizer.pt", "trainer_state.json", "complete")),
-    ],
-)
-def test_a_checkpoint_of_which_a_bit_has_changed_is_passed_over(recipe, straight, tmp_path, name):
-    shutil.copytree(straight.output, tmp_path / "run")
-    (tmp_path / "run" / "metrics.json").unlink()
-    content = bytearray((tmp_path / "run" / "checkpoint-8" / name).read_bytes())
-    content[len(content) // 2] ^= 1
-    (tmp_path / "run" / "checkpoint-8" / name).write_bytes(content)
-    lines = []
-    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", report=lines.append) == straight.metrics
-    assert "checkpoint-8 is damaged, skipping" in lines
-    assert "continues after checkpoint-6" in lines
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(recipe, tmp_path):
-    recipe = merge(recipe, {"model": {"hidden_size": 128, "intermediate_size": 512}})
-    save_recipe(recipe, tmp_path / "recipe.toml")
-    files = f"--recipe {tmp_path / 'recipe.toml'} --output {tmp_path / 'run'}"
-    command = f"ulimit -f 900; exec {sys.executable} -m bertkit pretrain {files}"  # blocks of 1024 bytes
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr[-2000:]
-    assert re.fullmatch(r"bertkit: .*run cannot be written to: the disk is full .*\n", done.stderr)
-    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")["updates"] == 8
 
 
 def test_a_vocabulary_of_another_script_is_refused(recipe, tmp_path):
@@ -439,19 +387,6 @@ def test_a_warm_up_longer_than_the_run_is_said(recipe, tmp_path):
     lines = []
     run(Recipe.make(PRETRAIN, recipe, {"train": {"warmup_steps": 100}}), output=tmp_path / "run", report=lines.append)
     assert any("the learning rate never peaks" in line for line in lines)
-
-
-def test_a_half_written_checkpoint_is_not_taken(recipe, straight, tmp_path):
-
-    def stop(done, total, log):
-        if done == 5 and "loss" in log:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted):
-        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", progress=stop)
-    (tmp_path / "run" / "checkpoint-7").mkdir()
-    (tmp_path / "run" / "checkpoint-7" / "model.safetensors").write_bytes(b"half")
-    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run") == straight.metrics
 
 
 @pytest.mark.parametrize("per_device", [4, 8])
@@ -541,16 +476,9 @@ def test_a_processor_takes_bf16_only_where_that_is_faster(monkeypatch, cpu, prec
     assert choose_precision("fp32") == "fp32"
 
 
-@pytest.mark.parametrize("asked", ["bf16", "fp8"])
-def test_another_precision_by_accelerate_launch_is_refused(recipe, tmp_path, monkeypatch, asked):
-    """It would silently override the recipe's precision."""
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", asked)
-    with pytest.raises(
-        UsageError, match=f"accelerate asks for {asked} .* and the recipe for fp32; remove --mixed_precision"
-    ):
-        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # which it sets where nothing is asked
-    assert dry_run(Recipe.make(PRETRAIN, recipe, {"precision": "bf16"}), output=tmp_path / "run")["precision"] == "bf16"
+def test_the_recipe_s_precision_wins_over_that_of_accelerate_launch(recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert make_arguments(Recipe.make(PRETRAIN, recipe), tmp_path / "run").mixed_precision == "no"
 
 
 def test_noise_on_embeddings_is_added_and_the_same_for_every_kernel(recipe, tmp_path):
@@ -577,29 +505,18 @@ def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"train": {"learning_rat": 1e-4}}, r"learning_rat.*learning_rate"),
-        ({"train": {"learning_rate": "2e-5"}}, r"learning_rate.*2e-5"),
         ({"model": {"num_attention_heads": 5}}, r"hidden_size 32 is not divisible by num_attention_heads 5"),
         ({"data": {"max_length": 64}}, r"max_length 64 exceeds the model's 32 positions"),
         ({"data": {"objective": "mlm+sop"}}, r"unknown objective 'mlm\+sop'.*mlm\+nsp, mlm, clm"),
         ({"train": {"per_device_train_batch_size": 5}}, r"batch_size 16"),
-        ({"train": {"accelerator_config": {"dispatch_batches": True}}}, r"dispatch_batches .*; leave it out$"),
         ({"task": "glue"}, r"the recipe is for the task 'glue'"),
         ({"data": {"corpus": []}}, r"no corpus given"),
         ({"data": {"mask_rate": 0.9}}, r"must sum to 1"),
         ({"data": {"vocab_size": 8}}, r"too small"),
-        ({"train": {"learning_rate": -1.0}}, r"\[train\] learning_rate = -1.0; it must be at least 0"),
-        ({"train": {"adam_beta1": 1.0}}, r"adam_beta1 = 1.0; .* below 1"),
         ({"train": {"optim": "adamw_bnb_8bit"}}, r"\[train\] cannot be used: .*bitsandbytes"),
         ({"train": {"train_sampling_strategy": "random"}}, r"samples is fixed"),
-        ({"train": {"seed": -1}}, r"seed = -1"),
-        ({"train": {"max_steps": 10**18}}, r"max_steps = 1000000000000000000"),
         ({"train": {"num_train_epochs": 3}}, r"set max_steps in \[train\] instead of num_train_epochs"),
         ({"train": {"lr_scheduler_type": "warmup_stable_decay"}}, r"\[train\] cannot be used: .*num_decay_steps"),
-        (
-            {"train": {"lr_scheduler_type": "reduce_lr_on_plateau"}},
-            r"lr_scheduler_type = .reduce_lr_on_plateau.; expected one of constant, .*, linear, ",
-        ),
         ({"train": {"lr_scheduler_type": "greedy"}}, r"lr_scheduler_type = .greedy.; expected one of constant, "),
         (
             {"train": {"metric_for_best_model": "f1"}},
@@ -610,10 +527,6 @@ def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
         ({"train": {"push_to_hub": True}}, r"use --push-to-hub REPO"),
         ({"model": {"type_vocab_size": 1}}, r"type_vocab_size is below 2"),
         ({"model": {"attn_implementation": "flex_attention"}}, r"flex_attention has no dropout"),
-        (
-            {"model": {"class_weights": [1.0, 2.0]}},
-            r"class_weights in \[model\] follow from the data; set class_weights",
-        ),
         ({"freeze": "encoder"}, r"freeze is for fine-tuning"),
         ({"precision": "fp16"}, r"needs an accelerator"),
     ],
@@ -625,38 +538,11 @@ def test_a_mistake_is_one_line_and_writes_nothing(recipe, tmp_path, change, mess
     assert not (tmp_path / "run").exists()
 
 
-def test_fsdp_that_would_shard_nothing_is_refused(recipe, tmp_path, monkeypatch):
-    """transformers checks for other processes; accelerate gives no message without an accelerator."""
-    monkeypatch.setattr(TrainingArguments, "parallel_mode", ParallelMode.DISTRIBUTED)
-    sharded = {"train": {"fsdp": "full_shard", "fsdp_config": {"transformer_layer_cls_to_wrap": ["BertLayer"]}}}
-    with (
-        mock.patch.dict(os.environ),  # the variable by which transformers tells accelerate
-        pytest.raises(UsageError, match=r"^fsdp in \[train\] has no effect here: .*; leave it out$"),
-    ):
-        run(Recipe.make(PRETRAIN, recipe, sharded), output=tmp_path / "run")
-
-
 def write_model_of_mnli(folder, **config):
     """Write a checkpoint whose configuration allows predicting AX, and return its recipe."""
     path = write_checkpoint(folder, labels=("entailment", "neutral", "contradiction")) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
     return {"checkpoint": str(folder), "precision": "fp32", "data": {"max_length": 32}}
-
-
-@pytest.mark.parametrize(
-    ("had", "wanted", "asked"),
-    [
-        ("BertBiLSTMForSequenceClassification", "BertForSequenceClassification", False),
-        ("BertForSequenceClassification", "BertBiLSTMForSequenceClassification", True),
-    ],
-)
-def test_a_model_that_only_predicts_is_taken_for_no_other(tmp_path, had, wanted, asked):
-    recipe = write_model_of_mnli(tmp_path / "mnli", architectures=[had]) | {"bilstm": asked}
-    with pytest.raises(UsageError) as error:
-        dry_run(Recipe.make(TASKS["ax"], recipe), output=tmp_path / "run")
-    remedy = f"--set bilstm={'false' if asked else 'true'}"
-    assert str(error.value) == f"{tmp_path / 'mnli'} is a {had} but would be loaded as a {wanted}; add {remedy}"
-    assert dry_run(Recipe.make(TASKS["ax"], recipe | {"bilstm": not asked}), output=tmp_path / "run")
 
 
 def test_a_model_that_only_predicts_has_the_weights_that_its_configuration_says(tmp_path):
@@ -681,13 +567,6 @@ def test_a_dry_run_names_the_training_before_it(tmp_path):
     first = {"data": {"extra_train": str(tmp_path / "extra.json")}}
     plan = dry_run(Recipe.make(TASKS["squad1"], recipe, first), output=tmp_path / "run")
     assert plan["before"] == f"another training run, in {tmp_path / 'run' / 'first'}"
-
-
-def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_read(recipe, tmp_path):
-    with pytest.raises(UsageError, match=r"^report_to in \[train\] names mlflow, which is not installed here; pip"):
-        dry_run(
-            Recipe.make(PRETRAIN, recipe, {"train": {"report_to": ["tensorboard", "mlflow"]}}), output=tmp_path / "run"
-        )
 
 
 @pytest.mark.parametrize("attention", ["nonsense", "flash_attention_2"])
@@ -721,7 +600,7 @@ def test_a_directory_of_another_run_is_left_alone(recipe, straight, tmp_path):
     with pytest.raises(UsageError, match="is not empty and holds no run"):
         run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "thesis")
     for inside in ("chapter.txt", "chapter.txt/run"):
-        with pytest.raises(UsageError, match=r"chapter.txt is a file"):
+        with pytest.raises(UsageError, match=r"chapter.txt\S* cannot be used: Not a directory"):
             run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "thesis" / inside)
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
@@ -766,29 +645,6 @@ def test_a_model_without_numbers_is_not_a_finished_run(recipe, tmp_path, monkeyp
         run(Recipe.make(PRETRAIN, recipe, quiet), output=tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.json").exists()
     assert not (tmp_path / "run" / "model.safetensors").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("train", "where"),
-    [
-        ({"save_strategy": "no"}, " from the beginning"),
-        ({"save_strategy": "steps", "save_steps": 5}, ""),  # the Trainer saves after the last one, too
-    ],
-)
-def test_a_signal_after_the_last_update_says_where_the_command_goes_on(recipe, tmp_path, train, where):
-    recipe = merge(recipe, {"train": train})
-
-    def stop(done, total, log):
-        if "train_runtime" in log:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted, match=f"^stopped after update 8; the same command continues{where}$"):
-        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", progress=stop)
-    lines = []
-    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", report=lines.append)["updates"] == 8
-    assert any("continues after checkpoint-8" in line for line in lines) == (not where)
-    assert explain_stop(1200, 1000) == "stopped after update 1,200; the same command continues after update 1,000"
 
 
 @pytest.mark.parametrize("strategy", ["epoch", *(pytest.param(x, marks=pytest.mark.slow) for x in ("steps", "no"))])
@@ -880,28 +736,6 @@ def test_a_dead_data_worker_is_one_line_and_the_run_goes_on(recipe, straight, tm
     assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", report=lines.append) == straight.metrics
     assert "continues after checkpoint-3" in lines
     assert_same_bits(read_weights(tmp_path / "run"), read_weights(straight.output))
-
-
-@pytest.mark.slow
-def test_signals_of_others_do_not_reach_workers_that_feed_a_prediction(recipe, tmp_path, monkeypatch):
-    recipe = merge(recipe, {"train": {"per_device_eval_batch_size": 4}})
-    straight = run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "straight")
-    predict, seen, signalled = trainer.BertTrainer.prediction_step, [], []
-
-    def predict_and_signal(self, *args, **kwargs):
-        workers = [str(child.pid) for child in multiprocessing.active_children()]
-        if workers and seen.count(workers) == 2:  # two batches have arrived, one from each worker, so both have started
-            subprocess.run(["kill", "-TERM", *workers], check=True)
-            signalled.extend(workers)
-        seen.append(workers)
-        return predict(self, *args, **kwargs)
-
-    monkeypatch.setattr(trainer.BertTrainer, "prediction_step", predict_and_signal)
-    assert (
-        run(Recipe.make(PRETRAIN, recipe, {"train": {"dataloader_num_workers": 2}}), output=tmp_path / "run")
-        == straight
-    )
-    assert len(signalled) >= 2
 
 
 FAILING = """

@@ -16,9 +16,7 @@ from bertkit.system.files import hold_directory
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import merge, save_recipe
 from bertkit.training.run_dir import (
-    find_checkpoint,
     find_finished,
-    hold_run_dir,
     read_environment,
     read_metrics,
     write_environment,
@@ -109,34 +107,13 @@ def test_what_stays_empty_is_removed_again(tmp_path):
     assert (tmp_path / "there").is_dir()
 
 
-def test_a_directory_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))
-    for output in (tmp_path, tmp_path / "runs" / "mine"):
-        with pytest.raises(UsageError) as error:
-            find_finished(output, {})
-        assert str(error.value) == f"{tmp_path} cannot be written; name another directory with --output"
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "5", "null", '{"score": null}', '{"score": "good"}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "5"])
 def test_metrics_that_are_none_are_one_line(tmp_path, content):
     (tmp_path / "metrics.json").write_text(content)
     with pytest.raises(
         UsageError, match=r"metrics\.json is damaged .*; delete it, and the same command completes the run"
     ):
         read_metrics(tmp_path / "metrics.json")
-
-
-def test_a_folder_where_a_file_belongs_is_one_line_before_the_training(tmp_path):
-    (tmp_path / "metrics.json").mkdir()
-    with pytest.raises(UsageError, match=r"metrics\.json is damaged .*; delete it"):
-        read_metrics(tmp_path / "metrics.json")
-    (tmp_path / "metrics.json").rename(tmp_path / "README.md")
-    with pytest.raises(UsageError, match=r"README\.md is a folder, expected a file; delete it$"):
-        hold_run_dir(tmp_path).__enter__()
-    (tmp_path / "README.md").rename(tmp_path / "predictions")
-    (tmp_path / "checkpoint-1" / "complete").mkdir(parents=True)
-    with hold_directory(tmp_path):
-        assert find_checkpoint(tmp_path, pytest.fail) is None
 
 
 def test_metrics_of_data_without_labels_have_no_score(tmp_path):

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from bertkit.data.pretraining.pairs import Pairing
 from bertkit.data.pretraining.store import CORPUS_INDEX
-from bertkit.system.files import LOCK, open_unfinished, remove_lost
+from bertkit.system.files import LOCK, open_unfinished, remove_unfinished
 
 PLAN_FOLDER = "plans"
 # Version of the algorithm in `pairs.py`: a different algorithm must not reuse these plans.
@@ -77,8 +77,8 @@ def read_array(folder: Path, name: str) -> np.ndarray | None:
 
 
 def write_array(folder: Path, name: str, array: np.ndarray) -> None:
-    """Write an array atomically."""
-    remove_lost(folder / name)
+    """Write an array atomically, in a folder that this process has locked."""
+    remove_unfinished(folder)
     with open_unfinished(folder / name, "wb") as (stream, temporary):
         np.save(stream, array)
         stream.flush()

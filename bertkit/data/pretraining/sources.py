@@ -19,9 +19,8 @@ Left out: the vocabulary (`bertkit.data.tokenizer`) and the token ids (`bertkit.
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, chain, groupby
@@ -34,14 +33,7 @@ import msgspec
 from bertkit.data.formats.line import UTF8, Parsed, explain_form, find_fault, open_file
 from bertkit.data.pretraining.docstrings import Paragraphs, read_docs
 from bertkit.errors import UsageError, check_access, explain_refusal, join_lines
-from bertkit.system.hub import (
-    STREAM_TRIES,
-    STREAM_WAIT,
-    OutageReport,
-    find_hub_trouble,
-    parse_hub_name,
-    report_outages,
-)
+from bertkit.system.hub import find_hub_trouble, parse_hub_name
 from bertkit.system.progress import ignore
 
 Document = list[str]  # the sentences of a document
@@ -189,7 +181,7 @@ def _gather(piece: Piece, report: Callable[[str], None]) -> Iterator[Paragraphs]
     """Yield the piece's documents; those of several paragraphs have at most `LONGEST_DOCUMENT` characters."""
     paragraphs: Paragraphs = []
     characters = cuts = 0
-    lines = _read_hub(piece, report) if piece.kind == "hub" else _read_files(piece)
+    lines = _read_hub(piece) if piece.kind == "hub" else _read_files(piece)
     for line in lines:  # an empty line ends a document
         too_long = characters + len(line) > LONGEST_DOCUMENT
         if paragraphs and (too_long or not line):
@@ -446,30 +438,18 @@ def _load_hub(source: str) -> Any:
         raise UsageError(f"the data set {source!r} cannot be loaded ({join_lines(error)}); {remedy}") from None
 
 
-def _read_hub(piece: Piece, report: Callable[[str], None]) -> Iterator[str]:
+def _read_hub(piece: Piece) -> Iterator[str]:
     what = f"the data set {piece.source!r}"
-    with report_outages(f"{what}, shard {piece.start + 1} of {piece.stop}", report) as outage:
-        rows = _load_again(piece.source, outage)
-        if rows.num_shards != piece.stop:
-            raise UsageError(f"{what} has {rows.num_shards} shards, not {piece.stop} as before; start over")
-        try:
-            for row in rows.shard(num_shards=piece.stop, index=piece.start):
-                outage.end()
-                with explain_form(what, "choose one with a column named text"):
-                    text = msgspec.convert(row, TextRow).text
-                yield from _list_paragraphs(text)
-                yield ""
-        except UsageError:
-            raise
-        except Exception as error:  # HTTP errors; datasets has already retried many times
-            raise UsageError(f"{what} cannot be read ({join_lines(error)}); run the same command again") from None
-
-
-def _load_again(source: str, outage: OutageReport) -> Any:
-    """Load a data set that another process has loaded before, so that an error is likely to pass."""
-    for _ in range(STREAM_TRIES - 1):
-        with suppress(UsageError):
-            return _load_hub(source)
-        outage.begin()
-        time.sleep(STREAM_WAIT)
-    return _load_hub(source)
+    rows = _load_hub(piece.source)
+    if rows.num_shards != piece.stop:
+        raise UsageError(f"{what} has {rows.num_shards} shards, not {piece.stop} as before; start over")
+    try:
+        for row in rows.shard(num_shards=piece.stop, index=piece.start):
+            with explain_form(what, "choose one with a column named text"):
+                text = msgspec.convert(row, TextRow).text
+            yield from _list_paragraphs(text)
+            yield ""
+    except UsageError:
+        raise
+    except Exception as error:  # HTTP errors; datasets has already retried many times
+        raise UsageError(f"{what} cannot be read ({join_lines(error)}); run the same command again") from None

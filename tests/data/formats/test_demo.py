@@ -154,4 +154,4 @@ def test_a_file_in_the_place_of_the_directory_is_one_line(call, tmp_path):
     (tmp_path / "file").write_text("")
     code, out, err = call("sample", "file")
     assert (code, out) == (2, "")
-    assert re.fullmatch(r"bertkit: file cannot be used: File exists; a file or a broken link is .*\n", err)
+    assert re.fullmatch(r"bertkit: file cannot be used: File exists; name another path\n", err)

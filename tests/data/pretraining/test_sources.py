@@ -231,7 +231,7 @@ def test_missing_file_is_an_error_at_once_and_not_a_name_on_the_hub(source, monk
 
 def test_a_source_that_cannot_be_looked_at_is_not_called_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(sources, "find_hub_trouble", lambda *_: pytest.fail("asked the Hub"))
-    with pytest.raises(UsageError, match="cannot be used: File name too long; give each name"):
+    with pytest.raises(UsageError, match="cannot be used: File name too long; name another path"):
         cut_sources(["x" * 999])
 
 
