@@ -6,6 +6,9 @@ import signal
 import numpy as np
 import pytest
 
+from bertkit.tasks import TASKS
+from bertkit.training.recipe import Recipe, merge, read_recipe
+from bertkit.training.run import run
 from bertkit.training.run_dir import list_checkpoints
 from tests.kills import MADE, Command, Victim
 from tests.training.test_run import read_losses, write_text
@@ -94,3 +97,17 @@ def test_another_number_of_processes_continues_the_same_run(place, tmp_path, bef
     np.testing.assert_allclose(*(read_losses(tmp_path / name / MADE) for name in ("run", "straight")), rtol=1e-5)
     metrics = [json.loads((tmp_path / name / MADE / "metrics.json").read_text()) for name in ("run", "straight")]
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
+
+
+@pytest.mark.parametrize(("before", "after"), [((1, 1), (1,)), ((1,), (1, 1))], ids=str)
+def test_another_number_of_processes_with_dropout_sees_the_same_data(place, tmp_path, before, after):
+    """Other units are dropped, so the loss is another one, but within the spread over six seeds."""
+    straight = finish(place, tmp_path / "straight", "all", (1,))
+    change_processes(place, tmp_path / "run", before, after, WORDS, straight)
+    recipe = read_recipe(tmp_path / "straight" / MADE / "recipe.toml")
+    losses = []
+    for seed in range(1, 7):
+        changed = Recipe.make(TASKS["pretrain"], merge(recipe, {"train": {"seed": seed}}))
+        losses.append(run(changed, output=tmp_path / str(seed))["mlm_loss"])
+    found = json.loads((tmp_path / "run" / MADE / "metrics.json").read_text())["mlm_loss"]
+    assert abs(found - np.mean(losses)) < 3 * np.std(losses, ddof=1)

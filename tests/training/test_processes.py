@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bertkit.system.signals import Interrupted
 from bertkit.tasks.ner import NER
 from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.recipe import Recipe, merge, read_recipe, save_recipe
@@ -245,9 +246,38 @@ def test_a_lost_process_ends_the_run_and_one_goes_on_where_two_have_been(recipe,
 
 
 @pytest.mark.slow
-def test_restarts_with_a_store_of_dead_processes_are_one_line(recipe, tmp_path):
-    given = {"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    line = "restarted processes would look for the dead ones; .* TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 .*"
+def test_two_processes_go_on_where_one_has_been(recipe, tmp_path):
+    recipe = merge(recipe, SPARSE)
+    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "straight")
+
+    def stop(done, total, log):
+        if done == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="after update 6"):
+        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "two", progress=stop)
+    out = finish_two(start_two(recipe, tmp_path, "two"))
+    assert "continues after checkpoint-6" in out
+    assert count_processes(tmp_path / "two") == 2
+    (tmp_path / "two" / "metrics.json").unlink()  # as if it had been lost between the last update and the scores
+    assert "continues after checkpoint-10" in finish_two(start_two(recipe, tmp_path, "two"))
+    np.testing.assert_allclose(read_losses(tmp_path / "two"), read_losses(tmp_path / "straight"), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"RANK": "1"}, "RANK = 1 in the environment means several processes, but .*"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE = 2 in the environment means several processes, but .*"),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "accelerate asks for bf16 .* and the recipe for fp32; .*"),
+        (
+            {"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            "restarted processes would look for the dead ones; .* TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 .*",
+        ),
+    ],
+)
+@pytest.mark.slow
+def test_environment_variables_of_a_launcher_are_one_line(recipe, tmp_path, given, line):
     save_recipe(recipe, tmp_path / "recipe.toml")
     words = ["pretrain", "--recipe", "recipe.toml", "--set", "precision=fp32"]
     done = subprocess.run(
@@ -329,6 +359,15 @@ def test_a_sharded_run_resumes(recipe, tmp_path):
     assert "continues after checkpoint-6" in finish_two(start_two(recipe, tmp_path, "two", code=ACCELERATED))
     losses = [[entry["loss"] for entry in log if "loss" in entry] for log in (whole, read_log(tmp_path / "two"))]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_fsdp_that_would_shard_nothing_is_refused(recipe, tmp_path):
+    """accelerate would silently train without it."""
+    with start_two(merge(recipe, FSDP), tmp_path, "two") as process:
+        _, err = process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert re.search(r"^bertkit: fsdp in \[train\] has no effect here: .*; leave it out$", err, re.MULTILINE)
 
 
 # --- The feature-based approach ---------------------------------------------------------------------------------------

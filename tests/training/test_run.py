@@ -33,6 +33,7 @@ from bertkit.training.arguments import make_arguments
 from bertkit.training.recipe import RESERVED, Recipe, merge, read_recipe, save_recipe
 from bertkit.training.run import dry_run, make_model, run
 from bertkit.training.run_dir import read_log
+from bertkit.training.trainer import explain_stop
 from tests.conftest import change_task
 from tests.official import write_checkpoint, write_glue
 
@@ -885,3 +886,70 @@ def test_a_signal_after_the_last_update_stops_too(recipe, straight, tmp_path, mo
     assert not (tmp_path / "run" / "metrics.json").exists()
     assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run") == straight.metrics
     assert_same_bits(read_weights(tmp_path / "run"), read_weights(straight.output))
+
+
+def test_a_half_written_checkpoint_is_not_taken(recipe, straight, tmp_path):
+
+    def stop(done, total, log):
+        if done == 5 and "loss" in log:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", progress=stop)
+    (tmp_path / "run" / "checkpoint-7").mkdir()
+    (tmp_path / "run" / "checkpoint-7" / "model.safetensors").write_bytes(b"half")
+    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run") == straight.metrics
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("optimizer.pt", "trainer_state.json", "complete")),
+    ],
+)
+def test_a_checkpoint_of_which_a_bit_has_changed_is_passed_over(recipe, straight, tmp_path, name):
+    shutil.copytree(straight.output, tmp_path / "run")
+    (tmp_path / "run" / "metrics.json").unlink()
+    content = bytearray((tmp_path / "run" / "checkpoint-8" / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "run" / "checkpoint-8" / name).write_bytes(content)
+    lines = []
+    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", report=lines.append) == straight.metrics
+    assert "checkpoint-8 is damaged, skipping" in lines
+    assert "continues after checkpoint-6" in lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("train", "where"),
+    [
+        ({"save_strategy": "no"}, " from the beginning"),
+        ({"save_strategy": "steps", "save_steps": 5}, ""),  # the Trainer saves after the last one, too
+    ],
+)
+def test_a_signal_after_the_last_update_says_where_the_command_goes_on(recipe, tmp_path, train, where):
+    recipe = merge(recipe, {"train": train})
+
+    def stop(done, total, log):
+        if "train_runtime" in log:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match=f"^stopped after update 8; the same command continues{where}$"):
+        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", progress=stop)
+    lines = []
+    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", report=lines.append)["updates"] == 8
+    assert any("continues after checkpoint-8" in line for line in lines) == (not where)
+    assert explain_stop(1200, 1000) == "stopped after update 1,200; the same command continues after update 1,000"
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(recipe, tmp_path):
+    recipe = merge(recipe, {"model": {"hidden_size": 128, "intermediate_size": 512}})
+    save_recipe(recipe, tmp_path / "recipe.toml")
+    files = f"--recipe {tmp_path / 'recipe.toml'} --output {tmp_path / 'run'}"
+    command = f"ulimit -f 900; exec {sys.executable} -m bertkit pretrain {files}"  # blocks of 1024 bytes
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert re.fullmatch(r"bertkit: .*run cannot be written to: the disk is full .*\n", done.stderr)
+    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")["updates"] == 8

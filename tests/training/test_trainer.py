@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,6 @@ from contextlib import suppress
 
 import pytest
 from safetensors.torch import load_file
-from torch.utils.data import Dataset
 from transformers import TrainerState
 
 from bertkit.errors import UsageError
@@ -19,7 +19,7 @@ from bertkit.inference.predictor import Predictor
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training import callbacks, trainer
-from bertkit.training.recipe import Recipe, merge, save_recipe
+from bertkit.training.recipe import Recipe, merge, read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import find_checkpoint, list_checkpoints, mark_complete, read_log, rotate_checkpoints
 from bertkit.training.trainer import SUMS
@@ -75,6 +75,21 @@ def stop_at(update):
     return stop
 
 
+@pytest.fixture
+def stop_at_once(monkeypatch):
+    """Return a function that adds a stop signal to the next batch of PRETRAIN."""
+    waiting, collate = [], PRETRAIN.collate
+
+    def collate_and_stop(batch):
+        if waiting:
+            waiting.pop()
+            os.kill(os.getpid(), signal.SIGTERM)
+        return collate(batch)
+
+    monkeypatch.setattr(PRETRAIN, "collate", collate_and_stop)
+    return lambda: waiting.append(True)
+
+
 def test_the_curve_has_what_a_resume_could_change(recipe, straight):
     """Losses in two parts, rates, norms and evaluations; the epochs of the data end inside both phases."""
     curve = read_curve(straight)
@@ -109,6 +124,51 @@ def test_a_signal_changes_nothing_of_curve_and_weights(recipe, straight, tmp_pat
     assert last["resumed_at"] == update, "the time since the resume"
 
 
+@pytest.mark.slow
+def test_several_signals_change_nothing(recipe, straight, tmp_path, stop_at_once):
+    """Stop twice between two logs, and once directly after a log."""
+    with pytest.raises(Interrupted, match="after update 4"):
+        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", progress=stop_at(4))
+    for update in (5, 6):
+        stop_at_once()
+        with pytest.raises(Interrupted, match=f"after update {update}"):
+            run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
+    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
+    assert_same_run(tmp_path / "run", straight)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from bertkit.training.recipe import Recipe, read_recipe
+from bertkit.training.run import run
+from bertkit.tasks import TASKS
+
+def kill(done, total, log):
+    if done == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+torch.set_num_threads(1)
+run(Recipe.make(TASKS["pretrain"], read_recipe(Path(sys.argv[1]))), output=sys.argv[2], progress=kill)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("update", "workers"), [(7, 0), (12, 2), (9, 2), (13, 0)])
+def test_kill_9_changes_nothing_of_curve_and_weights(recipe, straight, tmp_path, update, workers):
+    """The checkpoints are from updates 5 and 10; neither is logged."""
+    recipe = merge(recipe, {"train": {"dataloader_num_workers": workers}})
+    save_recipe(recipe, tmp_path / "recipe.toml")
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "recipe.toml"), str(tmp_path / "run"), str(update)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    lines = []
+    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", report=lines.append)
+    assert f"continues after checkpoint-{5 * (update // 5)}" in lines
+    assert_same_run(tmp_path / "run", straight)
+
+
 def make_short_recipe(folder, **train):
     """Return a recipe that ends within an epoch; with a constant rate, an extra update would change the weights."""
     return {
@@ -131,6 +191,22 @@ def test_a_run_that_dies_in_its_last_evaluation_does_it_again(tmp_path, monkeypa
     assert run(Recipe.make(TASKS["rte"], recipe), output=tmp_path / "run") == metrics
     assert_same_run(tmp_path / "run", tmp_path / "straight")
     assert any("eval_accuracy" in entry for entry in read_curve(tmp_path / "run"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "train", [{"max_steps": 4, "eval_strategy": "epoch"}, {"num_train_epochs": 0.4, "eval_strategy": "no"}]
+)
+def test_a_stop_after_the_last_update_changes_nothing(tmp_path, train):
+    """Stop in the middle of an epoch, where the Trainer would continue training."""
+    recipe = make_short_recipe(tmp_path, **train)
+    metrics = run(Recipe.make(TASKS["rte"], recipe), output=tmp_path / "straight")
+    last = metrics["updates"]
+    assert last in (4, 5)
+    with pytest.raises(Interrupted, match=f"after update {last}; the same command continues"):
+        run(Recipe.make(TASKS["rte"], recipe), output=tmp_path / "run", progress=stop_at(last))
+    assert run(Recipe.make(TASKS["rte"], recipe), output=tmp_path / "run") == metrics
+    assert_same_run(tmp_path / "run", tmp_path / "straight")
 
 
 def test_a_checkpoint_of_an_older_version_resumes(recipe, straight, tmp_path):
@@ -428,44 +504,82 @@ def test_a_long_prediction_says_how_far_it_is(recipe, tmp_path, monkeypatch):
 
 # --- Seeking ----------------------------------------------------------------------------------------------------------
 
+FAR = 1_000_000
+SEEK = """
+import sys, time
+from pathlib import Path
+import torch
+from bertkit.training.recipe import Recipe, read_recipe
+from bertkit.training.run import run
+from bertkit.tasks import TASKS
 
-class Noted(Dataset):
-    """The samples of a run, which notes in a file whose samples were asked for."""
-
-    def __init__(self, data, asked):
+class Counted(torch.utils.data.Dataset):
+    # A run's samples, in turn those of the first updates; notes which were asked for.
+    def __init__(self, data):
         self.data = data
-        self.asked = asked
-
     def __len__(self):
         return len(self.data)
-
     def fingerprint(self):
         return self.data.fingerprint()
-
     def __getitems__(self, positions):
-        with self.asked.open("a") as file:
-            file.write(f"{min(positions)} {max(positions)}\n")
-        return self.data.__getitems__(positions)
+        with open(sys.argv[3], "a") as file:
+            file.write(f"{min(positions)} {max(positions)}\\n")
+        return self.data.__getitems__([position % 1024 for position in positions])
+
+def encode(examples, tokenizer, recipe, split):
+    data = encode_all(examples, tokenizer, recipe, split)
+    return Counted(data) if split == "train" else data
+
+def note(done, total, log):
+    if done == int(sys.argv[4]):
+        print(f"after {time.process_time() - start:.1f} s", flush=True)
+
+torch.set_num_threads(1)
+task = TASKS["pretrain"]
+encode_all, task.encode, task.baseline = task.encode, encode, lambda train, dev: {}
+start = time.process_time()  # its own: on a busy machine others have a part of the minute
+run(Recipe.make(task, read_recipe(Path(sys.argv[1]))), output=sys.argv[2],
+    progress=note)
+"""
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_resumed_run_reads_nothing_of_what_is_done(recipe, tmp_path, monkeypatch, workers):
-    """The data are a function of the position, so a run that resumes after a million updates begins at once."""
+@pytest.fixture(scope="module")
+def far(recipe, tmp_path_factory):
+    """Return a run of 1,000,001 updates whose checkpoint of update 1 is relabelled as the millionth."""
+    output = tmp_path_factory.mktemp("far") / "run"
+    steps = {"max_steps": FAR + 1, "eval_strategy": "no", "eval_on_start": False, "save_steps": FAR * 10}
+    recipe = merge(recipe, {"batch_size": 256, "train": steps | {"logging_steps": 1}})
+    recipe["phase"] = [{"share": 1.0, "max_length": 16}]
+    with pytest.raises(Interrupted, match="after update 1"):
+        run(Recipe.make(PRETRAIN, recipe), output=output, progress=stop_at(1))
+    checkpoint = (output / "checkpoint-1").rename(output / f"checkpoint-{FAR}")
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state | {"global_step": FAR, "log_history": []}))
+    (checkpoint / SUMS).write_text(json.dumps({"logged_at": FAR, "sums": {}}))
+    mark_complete(checkpoint)
+    return output
 
-    def encode(examples, tokenizer, recipe, split, *given):
-        data = PRETRAIN.encode(examples, tokenizer, recipe, split, *given)
-        return Noted(data, tmp_path / "asked") if split == "train" else data
 
-    recipe = merge(recipe, {"train": {"dataloader_num_workers": workers}})
-    with pytest.raises(Interrupted):
-        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", progress=stop_at(10))
-    without = {"encode": encode, "baseline": lambda train, dev: {}}
-    monkeypatch.setitem(TASKS, "pretrain", change_task(PRETRAIN, **without))
-    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
-    first, *others = (tmp_path / "asked").read_text().split("\n")[:-1]
-    assert first == "0 0", "one sample shows the types of the columns"
-    positions = [int(number) for line in others for number in line.split()]
-    assert (min(positions), max(positions)) == (10 * 16, 16 * 16 - 1)
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "workers"), [(1, 0), (1, 2), (2, 0)])
+def test_seeking_takes_less_than_a_minute_and_reads_nothing(far, tmp_path, processes, workers):
+    """Resumed at update 1,000,000 of 256 sequences, the data set is asked for the next 256 only."""
+    shutil.copytree(far, tmp_path / "run")
+    recipe = merge(read_recipe(far / "recipe.toml"), {"train": {"dataloader_num_workers": workers}})
+    save_recipe(recipe, tmp_path / "run" / "recipe.toml")
+    (tmp_path / "seek.py").write_text(SEEK)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    files = [tmp_path / "seek.py", tmp_path / "run" / "recipe.toml", tmp_path / "run", tmp_path / "asked", FAR + 1]
+    command = [sys.executable, *(launcher if processes > 1 else []), *map(str, files)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    seconds = float(re.search(r"after (\d+\.\d) s", done.stdout).group(1))
+    print(f"{processes} processes, {workers} workers: {seconds} s")
+    assert seconds < 60
+    asked = [int(number) for number in (tmp_path / "asked").read_text().split()]
+    assert min(asked) == FAR * 256
+    assert max(asked) == FAR * 256 + 255
 
 
 GROUP = """
