@@ -368,15 +368,12 @@ class BertModel(BertPreTrainedModel):
         layout: Layout,
     ) -> Tensor:
         """Return the first layer's input (packed, H); hooks on the embeddings see (B, T, H), as in transformers."""
-        given = {
-            "input_ids": input_ids,
-            "token_type_ids": token_type_ids,
-            "position_ids": position_ids,
-            "inputs_embeds": inputs_embeds,
-        }
-        is_replaced = type(self.embeddings.word_embeddings) is not nn.Embedding
-        if is_replaced or any(map(is_adapted, self.embeddings.modules())):
-            return layout.pack(self.embeddings(**given))  # (packed, H)
+        words, given = self.embeddings.word_embeddings, {"token_type_ids": token_type_ids, "position_ids": position_ids}
+        if any(is_adapted(module) for module in self.embeddings.modules() if module is not words):
+            return layout.pack(self.embeddings(input_ids=input_ids, inputs_embeds=inputs_embeds, **given))
+        if inputs_embeds is None and (type(words) is not nn.Embedding or is_adapted(words)):
+            input_ids, inputs_embeds = None, words(input_ids)  # (B, T, H)
+        given |= {"input_ids": input_ids, "inputs_embeds": inputs_embeds}
         return self.embeddings(**{name: None if x is None else layout.pack(x) for name, x in given.items()})
 
     def check_request(self, kwargs: dict) -> None:
