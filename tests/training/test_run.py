@@ -30,10 +30,10 @@ from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training import trainer
 from bertkit.training.arguments import make_arguments
+from bertkit.training.callbacks import explain_stop
 from bertkit.training.recipe import RESERVED, Recipe, merge, read_recipe, save_recipe
 from bertkit.training.run import dry_run, make_model, run
 from bertkit.training.run_dir import read_log
-from bertkit.training.trainer import explain_stop
 from tests.conftest import change_task
 from tests.official import write_checkpoint, write_glue
 
