@@ -19,7 +19,7 @@ import numpy as np
 from bertkit.analysis.label_errors import LABEL_ERRORS, tabulate_label_errors
 from bertkit.data.duplicates import ROWS_A_CHECK, TRAIN_SPLIT, NearRows, find_near, hash_bands, number_answers
 from bertkit.data.formats.rows import Columns
-from bertkit.data.labels import number_cells, parse_number
+from bertkit.data.labels import ALIKE, list_alike, number_cells, parse_number
 from bertkit.data.long_texts import POOLED
 from bertkit.data.scripts import find_scripts
 from bertkit.data.splits import EmptySplitError
@@ -99,7 +99,9 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
     if tokenizer is not None:
         findings |= {"tokenizer": model or recipe.checkpoint, "max_length": options["max_length"]}
         findings["long"] = "read in windows" if options.get("long") in POOLED else task.long
-    findings |= {"splits": splits, "columns": check_table(rows), "left_out": left_out}
+    names = {name for found in splits.values() for name in found.get("labels", ())}
+    findings |= {"splits": splits, "columns": check_table(rows), "alike_labels": list_alike(sorted(names))}
+    findings["left_out"] = left_out
     findings["samples"] = list(list_samples(rows, splits))
     reading = {name: options[name] for name in ("sep", "encoding") if name in options}
     return Diagnosis(task, rows, checked, findings, reading)
@@ -303,6 +305,8 @@ def list_tables(findings: Mapping[str, Any]) -> list[Table]:
         tables.append(make_table("Rows to look at", ["finding", "split", "rows", "text"], rows, "text"))
     if rows := list(describe_columns(findings.get("columns", {}))):
         tables.append(make_table("Columns", ["column", "finding"], rows, "text"))
+    if alike := findings.get("alike_labels"):
+        tables.append(make_table("Labels", ["labels", "finding"], [[group, ALIKE] for group in alike], "text"))
     if found := findings.get(LABEL_ERRORS):
         tables.append(tabulate_label_errors(found))
     return tables

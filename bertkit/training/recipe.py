@@ -260,16 +260,31 @@ def merge(*recipes: Mapping[str, Any]) -> RecipePart:
 
     `[model]`, `[data]` and `[train]` are merged key by key; any other value (a list, the phases, a table inside
     `[train]`) replaces the earlier one entirely. None means "not given" and replaces nothing. Text that begins with
-    `~` or `~user` is expanded as a path.
+    `~` or `~user` is expanded as a path; `fp16 = true` and `bf16 = true` are read as `precision`.
     """
     merged: RecipePart = {}
-    for recipe in map(expand_recipe, recipes):
+    for recipe in map(name_precision, map(expand_recipe, recipes)):
         for key, value in recipe.items():
             if key in TABLES and isinstance(value, dict) and isinstance(merged.get(key), dict):
                 merged[key] |= value
             else:
                 merged[key] = value
     return merged
+
+
+def name_precision(recipe: RecipePart) -> RecipePart:
+    """Write `fp16 = true` or `bf16 = true`, at the top level or in `[train]`, as `precision`; return the recipe.
+
+    Raises:
+        UsageError: The recipe has two precisions.
+    """
+    for table in (recipe, recipe.get("train")):
+        for name in ("bf16", "fp16"):
+            if isinstance(table, dict) and table.get(name) is True:
+                del table[name]
+                if (other := recipe.setdefault("precision", name)) != name:
+                    raise UsageError(f"precision is given twice, as {name} and as {show_toml(other)}; keep one of them")
+    return recipe
 
 
 def check(part: Mapping[str, Any], task: Task, where: str = "recipe") -> RecipePart:

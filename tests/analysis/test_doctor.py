@@ -391,3 +391,14 @@ def test_entities_without_leaked_sentences_are_scored_whatever_their_documents(t
     found = score_rows(task, rows, "{}", left_out)
     for name in ("f1", "precision", "recall"):
         assert found[f"{name}_without_leaks"] == pytest.approx(expected[name]) != found[name]
+
+
+def test_rows_without_a_label_and_labels_that_are_alike_are_listed(tmp_path):
+    rows = [{"text": f"Text {n}", "label": ["very good", "Very  Good", "bad", ""][n % 4]} for n in range(60)]
+    found = check("classify", write_table(tmp_path / "rows.csv", rows), test_share=0).findings
+    lines = sorted(line for split in found["splits"].values() for line in split["unlabelled_rows"])
+    assert lines == list(range(5, 62, 4))
+    assert found["alike_labels"] == ["'Very  Good', 'very good'"]
+    (table,) = (table for table in list_tables(found) if table.caption == "Labels")
+    (((line, _),), ((said, _),)) = (cell.lines for cell in table.rows[0])
+    assert (line, said) == ("'Very  Good', 'very good'", "differ only in case, accents or spaces")
