@@ -167,5 +167,5 @@ def test_no_source_trusts_remote_code_or_reads_pickles_of_others():
     assert len(sources) > 40
     assert [path for path, text in sources.items() if "trust_remote_code" in text] == []
     unsafe = re.compile(r"torch\.load\(|allow_pickle=True|(?<![.\w])(eval|exec)\(")
-    assert [path.name for path, text in sources.items() if unsafe.search(text)] == ["reference.py"], "the user names it"
+    assert [path.name for path, text in sources.items() if unsafe.search(text)] == []
     assert [path.name for path, text in sources.items() if "pickle.load" in text] == []

@@ -807,7 +807,6 @@ def test_what_somebody_types_is_answered_line_by_line(classifier):
         (["--input", "."], ". is a folder; name a file with --input, or - for standard input"),
         (["good", "--pair"], "expected a multiple of 2 texts (text and text_pair), got 1; give them in order"),
         (["good", "--precision", "fp8"], 'precision = "fp8"; expected one of auto, fp32, bf16, fp16'),
-        (["\udc80"], "is not UTF-8; use UTF-8, or rename the file"),
     ],
 )
 def test_a_wrong_command_is_one_line(arguments, words, call, classifier):

@@ -127,9 +127,6 @@ def test_mistakes_that_only_the_model_to_come_shows_are_found_before_it_is_there
     study = make_study({"tasks": ["rte"], "pretrain": short, "recipe": too_long})
     with pytest.raises(UsageError, match=r"rte: max_length 64 exceeds the model's 32 positions"):
         list_cells(study)
-    study = make_study({"tasks": ["rte"], "pretrain": PRETRAIN, "recipe": {"reinit_layers": 3}})
-    with pytest.raises(UsageError, match=r"rte: reinit_layers is 3, but the model has 2 layers"):
-        list_cells(study)
     study = make_study({"tasks": ["rte"], "pretrain": merge(PRETRAIN, {"model": {"num_attention_heads": 5}})})
     with pytest.raises(UsageError, match=r"pretrain: \[model\] cannot be used: .*32 is not divisible"):
         list_cells(study)

@@ -381,13 +381,6 @@ def test_the_rate_and_the_epochs_of_a_bilstm_are_its_own_with_every_preset(folde
         assert [train[key] for key in ("optim", "learning_rate", "num_train_epochs")] == expected
 
 
-@pytest.mark.parametrize("key", ["bilstm_hidden_size", "feature_layers"])
-def test_sizes_that_nothing_uses_are_refused(key, tmp_path, folder, start):
-    value = 6 if key == "bilstm_hidden_size" else "last"
-    with pytest.raises(UsageError, match=f"{key} in .model. belongs to the feature-based approach"):
-        Recipe.make(NER, make_recipe(folder, start) | {"model": {key: value}})
-
-
 @pytest.mark.parametrize("bilstm", [False, True])
 def test_a_frozen_encoder_stays_as_it_is_in_a_run(bilstm, tmp_path, folder, start):
     recipe = make_recipe(folder, start) | {"freeze": "encoder", "bilstm": bilstm}

@@ -523,7 +523,6 @@ def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
             {"train": {"metric_for_best_model": "f1"}},
             r"'f1' in \[train\] is not a score of pretrain; expected perplexity, ",
         ),
-        ({"train": {"dataloader_multiprocessing_context": "fork"}}, r"\[train\] cannot be used: .*\(num_workers > 0\)"),
         ({"train": {"label_smoothing_factor": 0.1}}, r"label_smoothing_factor"),
         ({"train": {"push_to_hub": True}}, r"use --push-to-hub REPO"),
         ({"model": {"type_vocab_size": 1}}, r"type_vocab_size is below 2"),
