@@ -17,7 +17,6 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from huggingface_hub.utils import enable_progress_bars
 from safetensors.torch import load_file
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -197,7 +196,6 @@ def test_the_process_is_left_as_it_was_found(world, tmp_path):
 def test_a_notebook_has_one_bar_and_a_table(world, tmp_path, monkeypatch, capsys):
     kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=True))
     monkeypatch.setitem(sys.modules, "IPython", kernel)
-    enable_progress_bars()  # the command line, which other tests call in this process, disables those of libraries
     run = train(world, world.frame, tmp_path / "run", train=QUICK)
     out, err = capsys.readouterr()
     assert out == ""

@@ -29,7 +29,7 @@ def is_notebook() -> bool:
 @contextmanager
 def show_bar() -> Iterator[Callable[[int, int, Mapping[str, float]], None]]:
     """Yield a function that moves one progress bar: the amount done, the whole amount, and the latest losses."""
-    from huggingface_hub.utils import tqdm
+    from accelerate.utils import tqdm
 
     with tqdm(total=0) as bar:
 
