@@ -52,7 +52,7 @@ format: $(INSTALLED) ## 2 s: format the code and apply the fixes of ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: $(INSTALLED) ## 13 min: the fast tests, offline
+test: $(INSTALLED) ## 9 min: the fast tests, offline
 	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
 
 browser: ## 1 min: install Chromium where there is none, as root of a Debian

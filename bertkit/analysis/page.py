@@ -111,6 +111,9 @@ def write_page(paths: Sequence[Path], output: Path, report: Report = ignore) -> 
     links = {source.path.resolve(): f"#{source.id}" for source in sources}
     parts = []
     for source in sources:
+        folder = source.path
+        if not source.study and (folder / METRICS_FILE).is_file() and not any((folder / PREDICTIONS).glob("*.parquet")):
+            report(f"{folder} has no prediction tables, as in earlier versions; bertkit evaluate {folder} writes them")
         try:
             parts.append(describe_study(source, links) if source.study else describe_run(source, others))
         except UsageError:

@@ -125,6 +125,8 @@ def glue(
     output = options.output or Path("runs") / ("glue" if together else names[0])
     if not together and (submit is not None or submit_partial):
         raise UsageError("--submit and --submit-partial are for --task all; see bertkit glue --help")
+    if together and options.push_to is not None:
+        raise UsageError("--push-to-hub takes one model; name one task; see bertkit glue --help")
     if submit is not None:
         check_target(submit)
     trains = options.recipe or options.model or options.settings or data or options.grid or options.restarts > 1

@@ -366,8 +366,8 @@ def read_number(cell: str) -> float:
     """Return the number in a cell; NaN for a blank one."""
     if not cell.strip():
         return np.nan
-    if (number := parse_number(cell)) is None:
-        raise UsageError(f"the label {cell[:40]!r} is not a number; correct it")
+    if (number := parse_number(cell)) is None or abs(number) > np.finfo(np.float32).max:
+        raise UsageError(f"the label {cell[:40]!r} is not a number of 32 bits; correct it")
     return number
 
 

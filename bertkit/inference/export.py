@@ -26,7 +26,7 @@ from bertkit.inference.predictor import Predictor
 from bertkit.inference.quantization import choose_int8, load_dev, tabulate_int8
 from bertkit.model.checkpoint import find_file
 from bertkit.model.config import BertConfig
-from bertkit.model.onnx import CHOOSES, ONNX_FILE, OnnxModel, import_onnxruntime, write_onnx
+from bertkit.model.onnx import CHOOSES, EXACT_SETS, ONNX_FILE, OnnxModel, import_onnxruntime, write_onnx
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import Table, make_table
 from bertkit.system.files import atomic_write, find_checksum, hold_directory, write_json
@@ -255,7 +255,7 @@ def describe(run: str, exported: OnnxModel, difference: float, timings: dict[str
         texts_tokens=min(TIMED_IN_BATCHES, exported.config.max_position_embeddings),
         threads=machine["threads"],
         processor=machine["processor"],
-        instruction_set=machine["instructions"],
+        instruction_set=next(filter(torch.cpu.get_capabilities().get, EXACT_SETS), machine["instructions"]),
         bertkit=machine["bertkit"],
         onnxruntime=version("onnxruntime"),
         onnx=version("onnx"),

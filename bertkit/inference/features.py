@@ -80,7 +80,7 @@ def read_texts(source: Path) -> Iterator[str]:
     """Yield the lines of a file.
 
     Raises:
-        UsageError: The file cannot be read, or a line is not text, empty or too long.
+        UsageError: The file cannot be read, or a line is not text or is empty.
     """
     for number, line in enumerate(walk_file(source, find_encoding(source)), 1):
         if isinstance(line, UsageError) or not line.strip():

@@ -10,6 +10,7 @@ run is a task, and all machines share a disk.
 
 import math
 import os
+import re
 import signal
 import time
 from collections import Counter, deque
@@ -88,7 +89,9 @@ def do_run(recipe: Path, output: Path, milestones: Collection[int], report: Repo
     except (Interrupted, ProcessLost):
         raise
     except Exception as error:
-        raise UsageError(explain_failure(error)) from error
+        failure = UsageError(explain_failure(error))
+        failure.speaks = True  # whichever process of the run it is
+        raise failure from error
 
 
 def follow_starter() -> None:
@@ -288,8 +291,11 @@ def find_loss(output: Path, changed: int) -> Mapping[str, float]:
 
 
 def read_end(log: Path) -> tuple[str, str]:
-    """Return the last message of bertkit in a process's output, empty without one, and its last line."""
+    """Return why a run has failed as bertkit's last message in an output says it, or nothing, and the last line.
+
+    A process that was told to stop says so too, because another one of its run was lost.
+    """
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
     lines = [line for line in lines[-LINES_READ:] if line.strip()] or ["it wrote nothing"]
-    messages = [line.removeprefix("bertkit: ") for line in lines if line.startswith("bertkit: ")]
+    messages = [line.removeprefix("bertkit: ") for line in lines if re.match(r"bertkit: (?!stopped)", line)]
     return messages[-1] if messages else "", lines[-1]

@@ -7,7 +7,9 @@ leftovers of a killed process are removed when their directory is locked again (
 import json
 import os
 import platform
+import re
 import secrets
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +23,7 @@ from filelock import FileLock, Timeout
 from bertkit.errors import UsageError, explain_refusal
 
 UNFINISHED_SUFFIX = "unfinished"
+OWN_STREAM = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d+)")  # of this process
 LOCK = ".lock"  # names the process that uses a directory
 LOCK_PATIENCE = 5.0  # seconds to wait for the lock of a process that may be about to end
 BYTES_A_READ = 1 << 20
@@ -41,11 +44,15 @@ def atomic_write(text: str, path: Path) -> None:
 def atomic_open(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
     """Open a file for writing that appears under its name only when it is complete; text is UTF-8.
 
-    Streams of this process (/dev/stdout) and special files (a pipe, a device) are written directly, at their end.
+    Streams of this process (/dev/stdout) and special files (a pipe, a device) are written directly.
     """
-    is_stream = str(path.absolute()).startswith(("/dev/std", "/dev/fd/", "/proc/self/fd/"))
-    if is_stream or (path.exists() and not path.is_file()):
-        with path.open(mode.replace("w", "a"), encoding=None if mode == "wb" else "utf-8") as stream:
+    encoding = None if mode == "wb" else "utf-8"
+    if found := OWN_STREAM.fullmatch(str(path.absolute())):
+        with open(os.dup({"stdout": 1, "stderr": 2}.get(found[1]) or int(found[2])), mode, encoding=encoding) as stream:
+            yield stream
+        return
+    if path.exists() and not path.is_file():
+        with path.open(mode, encoding=encoding) as stream:
             yield stream
         return
     path = path.resolve()  # so that a link remains a link
@@ -67,10 +74,14 @@ def open_unfinished(path: Path, mode: Literal["w", "wb"]) -> Iterator[tuple[IO[A
             temporary.unlink(missing_ok=True)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Delete the unfinished files in a folder and below; no process may be writing there."""
+def remove_unfinished(folder: Path, older: float = 0.0) -> None:
+    """Delete the unfinished files in a folder and below, which no process may be writing.
+
+    Args:
+        older: Seconds since they were last written.
+    """
     for path in folder.rglob(f".*.{UNFINISHED_SUFFIX}"):
-        if path.is_file():
+        if path.is_file() and time.time() - path.stat().st_mtime >= older:
             path.unlink(missing_ok=True)
 
 

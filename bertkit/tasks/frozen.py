@@ -29,7 +29,7 @@ from bertkit.model.bilstm import FEATURE_LAYERS, check_feature_layers, select_fe
 from bertkit.model.checkpoint import load_config, load_model
 from bertkit.model.loss import IGNORE_INDEX
 from bertkit.model.precision import find_device
-from bertkit.system.files import atomic_open
+from bertkit.system.files import atomic_open, remove_unfinished
 
 # Beside the weights, these values of the configuration decide the vectors.
 COUNTED = ("hidden_size", "num_attention_heads", "hidden_act", "layer_norm_eps", "is_decoder")
@@ -185,6 +185,7 @@ def cache_features(
     with PartialState().local_main_process_first(), explain_refusal(f"the folder {kept}", remedy):
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
+            remove_unfinished(path.parent, older=24 * 3600.0)
             with atomic_open(path, "wb") as file:
                 write_features(model, layers, sequences, positions, ends, half, file)
     return path

@@ -79,6 +79,8 @@ def reproduce(
             f"{folder} does not hold a finished run ({METRICS_FILE} and {RECIPE_FILE}); give the directory of a "
             "finished training run"
         )
+    if output.resolve() == folder.resolve():
+        raise UsageError(f"{output} is the run itself; name another directory with --output")
     recipe = load_recipe(folder / RECIPE_FILE)
     with pin(read_environment(folder).get("commits", {})):
         run(recipe, output=output, report=report, progress=progress)

@@ -383,3 +383,10 @@ def test_an_absent_extra_is_named(call, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     code, _, said = call("serve", "nowhere")
     assert (code, said) == (2, f"bertkit: bertkit serve needs packages that are not installed; {name_extra('serve')}\n")
+
+
+def test_an_ending_counts_with_its_context():
+    numbered = {f"ending{number}": "" for number in range(100)} | {"sent1": "", "sent2": "b" * 1000}
+    for given in ({"context": "a" * 1000, "endings": 100 * ["b"]}, numbered, {"endings": [""] * 20_001}):
+        ((error,), _) = module.read_request(json.dumps(given).encode())
+        assert "characters, expected at most 20,000" in str(error)

@@ -268,8 +268,8 @@ def test_a_model_loads_with_its_weights_on_disk(head: str, kernel: str, tmp_path
 def test_layers_may_be_divided_over_two_devices(head: str, kernel: str, training: bool, head_on: torch.device) -> None:
     model, inputs = make_model(head, kernel, **NO_DROPOUT).train(training), make_inputs(head)
     if head != "BertModel":  # as our Trainer gives it
-        find_places = {} if head == "BertForMultipleChoice" else model.find_indices(**inputs)
-        inputs |= model.count_labels(**inputs) | find_places
+        indices = {} if head == "BertForMultipleChoice" else model.find_indices(**inputs)
+        inputs |= model.count_labels(**inputs) | indices
     mask = inputs["labels"] != -100 if head == "BertForTokenClassification" else inputs["attention_mask"]
     expected = collect(model(**inputs), mask)
     encoder = model if head == "BertModel" else model.bert

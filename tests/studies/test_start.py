@@ -108,6 +108,8 @@ def test_the_state_of_a_run_is_in_its_files(recipe, tmp_path):
     assert read_end(tmp_path / "log") == ("", "the last")
     (tmp_path / "log").write_text("one\nbertkit: the line\n====\n")
     assert read_end(tmp_path / "log") == ("the line", "===="), "before the words of torchrun"
+    (tmp_path / "log").write_text("bertkit: the cause\nbertkit: stopped after update 3; the same command continues\n")
+    assert read_end(tmp_path / "log")[0] == "the cause"
     assert read_end(tmp_path / "none") == ("", "it wrote nothing")
 
 

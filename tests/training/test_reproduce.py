@@ -215,3 +215,14 @@ def test_what_was_read_from_the_hub_is_read_again_at_its_commits(hub, tmp_path, 
     with pytest.raises(UsageError, match=r"^the Hub cannot be reached; give "):
         load_hub(f"ada/reviews@{'0' * 40}")
     find_trouble.cache_clear()
+
+
+def test_another_seed_is_another_run(finished, tmp_path):
+    """The comparison detects a difference in the trained weights."""
+    save_recipe(merge(read_recipe(finished / "recipe.toml"), {"train": {"seed": 43}}), tmp_path / "other.toml")
+    run(Recipe.make(PRETRAIN, read_recipe(tmp_path / "other.toml")), output=tmp_path / "other")
+    found = compare_runs(finished, tmp_path / "other")
+    assert not found.is_exact
+    assert {"mlm_loss", "score"} <= found.scores.keys()
+    assert len(found.weights) > 20
+    assert [line.partition(":")[0] for line in found.environment] == ["weights_at_start"]

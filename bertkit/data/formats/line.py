@@ -10,7 +10,6 @@ import datetime
 import gzip
 import io
 import re
-import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -39,6 +38,7 @@ NOT_CP1252 = re.compile(  # bytes without a character, UTF-8, Cyrillic or East A
 )
 NAN = re.compile(rb'("(?:[^"\\]|\\.)*")|\bNaN\b')
 SEPARATORS = ",;\t|"
+LONGEST_CELL = 10_000_000  # characters; a quote that is never closed must not collect a whole file
 FIRST_LINES = 20  # in which the separator is looked for
 SHOWN = 60  # characters of an invalid line quoted in a message
 ROW = msgspec.json.Decoder(dict[str, Any], float_hook=str)  # a fraction keeps its digits
@@ -166,7 +166,7 @@ def split_rows(lines: Iterator[tuple[int, str | UsageError]], separator: str, is
     Args:
         is_plain: Whether quotes are ordinary characters.
     """
-    csv.field_size_limit(sys.maxsize)
+    csv.field_size_limit(LONGEST_CELL)
     for number, line in lines:
         if isinstance(line, UsageError):
             yield number, line
@@ -229,7 +229,7 @@ def is_quoted(lines: Iterable[str | UsageError]) -> bool:
     Where some quotes enclose line ends, though each line has a cell for each of several columns, the quotes are there
     by chance and would join rows, unless the header has quotes, too.
     """
-    csv.field_size_limit(sys.maxsize)
+    csv.field_size_limit(LONGEST_CELL)
     by_line: Counter[int] = Counter()
     has_quotes = False
 

@@ -263,6 +263,8 @@ def read_columns(path: Path, **reading: Any) -> Columns:
 
     def walk() -> Iterator[tuple[int, dict[str, str]]]:
         for number, row in raise_errors(path, walk_rows(path, **reading), unit):
+            if not row:
+                raise UsageError(f"{path}: the object {number} is empty; give it a key or delete it")
             for key, value in row.items() if is_json else ():
                 is_list = isinstance(value, list)
                 is_nested = isinstance(value, dict) or (is_list and any(isinstance(x, dict | list) for x in value))

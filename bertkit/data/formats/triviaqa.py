@@ -122,6 +122,8 @@ def read_opening(evidence: Path, filename: str) -> str:
     Raises:
         OSError, ValueError: There is no such file, or it cannot be read.
     """
+    if Path(filename).is_absolute() or ".." in Path(filename).parts:
+        raise ValueError(f"{filename} is not in the evidence")
     paths = [evidence / folder / filename for folder in EVIDENCE_FOLDERS]
     text = next(filter(Path.is_file, paths), paths[0]).read_bytes().decode("utf-8-sig")
     ends = [word.end() for word in islice(EVIDENCE_WORD.finditer(text), PARAGRAPH_WORDS)]

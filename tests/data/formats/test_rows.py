@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import tracemalloc
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -648,3 +649,14 @@ def test_json_lines_are_read_whatever_they_are_called(tmp_path):
     path.write_text("text,label\ngood,1\ntext,label\n")
     with pytest.raises(UsageError, match="line 3 repeats the header"):
         read_columns(path.rename(tmp_path / "a.csv"))
+
+
+def test_an_unclosed_quote_takes_little_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("bertkit.data.formats.line.LONGEST_CELL", 10_000)
+    (tmp_path / "rows.csv").write_bytes(b'text\n"' + 500_000 * b"word word\n")
+    tracemalloc.start()
+    (line,) = read_inputs(str(tmp_path / "rows.csv"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "larger than field limit (10000)" in str(line.value)
+    assert peak < 1e6  # bytes
