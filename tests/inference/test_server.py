@@ -213,7 +213,9 @@ def test_requests_that_have_begun_are_answered_before_the_end(predictor, folder)
     slow = SlowPredictor(predictor)
     with ThreadPoolExecutor() as pool:
         with serving(slow, folder) as port:
-            begun = [pool.submit(Client(port).predict, "good") for _ in range(3)]
+            begun = [pool.submit(Client(port).predict, "good")]
+            assert slow.began.wait(30)  # later ones would be answered together with the first one
+            begun += [pool.submit(Client(port).predict, "good") for _ in range(2)]
             while Client(port).count_waiting() < 2:
                 time.sleep(0.01)
             threading.Timer(0.5, slow.go.set).start()
