@@ -112,7 +112,8 @@ def write_page(paths: Sequence[Path], output: Path, report: Report = ignore) -> 
     parts = []
     for source in sources:
         folder = source.path
-        if not source.study and (folder / METRICS_FILE).is_file() and not any((folder / PREDICTIONS).glob("*.parquet")):
+        is_run = all((folder / name).is_file() for name in (METRICS_FILE, RECIPE_FILE))  # and no ensemble
+        if is_run and not any((folder / PREDICTIONS).glob(f"*{TABLE_SUFFIX}")):
             report(f"{folder} has no prediction tables, as in earlier versions; bertkit evaluate {folder} writes them")
         try:
             parts.append(describe_study(source, links) if source.study else describe_run(source, others))
