@@ -261,11 +261,17 @@ def test_a_run_of_its_own_has_the_bytes_of_one_in_a_study(recipe, tmp_path):
     assert json.loads((output / "environment.json").read_text())["threads"] == 1
 
 
+def has_checkpoint(pid):
+    """Return whether this is the process of a run that has written a checkpoint."""
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return "--output" in words and any(Path(words[words.index("--output") + 1]).glob("checkpoint-*/complete"))
+
+
 @pytest.mark.slow
 def test_a_process_that_is_killed_is_started_again_and_nothing_differs(recipe, tmp_path, whole):
     with start_study(define_two(recipe, **LONG), tmp_path) as process:
         read_until(process, update=30)
-        victim = list_children(process.pid)[0]
+        victim = next(child for child in list_children(process.pid) if has_checkpoint(child))
         os.kill(victim, signal.SIGKILL)
         out = finish_study(process)
     assert out.count("its process has ended (SIGKILL); starting it again") == 1
