@@ -346,7 +346,7 @@ def test_ray_loses_a_worker_and_no_finished_run(recipe, tmp_path, whole):
 
 @pytest.mark.slow
 def test_a_signal_ends_the_tasks_of_ray_after_their_checkpoints(recipe, tmp_path):
-    with start_study(define_two(recipe, **LONG), tmp_path, "ray") as process:
+    with start_study(define_two(recipe, **LONG | {"max_steps": 5000}), tmp_path, "ray") as process:
         read_until(process, update=30)
         process.terminate()
         out, _ = process.communicate(timeout=120)
