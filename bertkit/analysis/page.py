@@ -112,8 +112,9 @@ def write_page(paths: Sequence[Path], output: Path, report: Report = ignore) -> 
     parts = []
     for source in sources:
         folder = source.path
-        is_run = all((folder / name).is_file() for name in (METRICS_FILE, RECIPE_FILE))  # and no ensemble
-        if is_run and not any((folder / PREDICTIONS).glob(f"*{TABLE_SUFFIX}")):
+        # An ensemble has no recipe.
+        is_finished = all((folder / name).is_file() for name in (METRICS_FILE, RECIPE_FILE))
+        if is_finished and not any((folder / PREDICTIONS).glob(f"*{TABLE_SUFFIX}")):
             report(f"{folder} has no prediction tables, as in earlier versions; bertkit evaluate {folder} writes them")
         try:
             parts.append(describe_study(source, links) if source.study else describe_run(source, others))

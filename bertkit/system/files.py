@@ -1,7 +1,8 @@
 """Atomic writes: a killed process never leaves a partial file; locks and checksums.
 
 A file is written under a hidden name beside its own, `.NAME.TOKEN.unfinished`, which nothing else uses. The
-leftovers of a killed process are removed when their directory is locked again (`hold_directory`).
+leftovers of a killed process are removed when their directory is locked again (`hold_directory`), those among cached
+features by a later run, and others by nobody.
 """
 
 import json
