@@ -143,7 +143,7 @@ def test_a_finished_run_is_not_repeated(world, tmp_path):
         ({"hidden_size": 8}, "it belongs in [model]"),
         ({"batch_size": "8"}, "batch_size"),
         ({"data": 3}, "data is of type int; give a DataFrame, a Dataset, a pyarrow.Table or a list of dicts"),
-        ({"data": []}, "data is an empty list; give"),
+        ({"data": []}, "data is of type list; give"),
         ({"data": [{"a": 1}, {"a": "b"}]}, "and values of one type"),
         ({"data": {"trian": [{"a": "b"}]}}, "unknown split 'trian' in data; did you mean 'train'"),
         ({"data": {"train": "nothing.csv"}}, "nothing.csv"),

@@ -209,23 +209,23 @@ def find_labels(
     space = LabelSpace(kind, (), (column,), reason, (), separator, positions)
     _, cells = space.split_cells(train)
     names = {label for cell in cells for label in cell}
+    trouble = ""
     if (len(names) < 2 and kind == SINGLE) or not names:
-        raise UsageError(
-            f"{train.source}: the column {column!r} has {len(names)} label{'s' * (len(names) != 1)}; "
-            "give a column with two or more"
+        trouble = f"{len(names)} label{'s' * (len(names) != 1)}; give a column with two or more"
+    elif kind == SINGLE and len(names) > max(MOST_NUMBERS, len(train) // 2):
+        first = min(sorted(names), key=lambda name: parse_number(name) is not None)  # no number, if there are others
+        trouble = (
+            f"{len(names):,} different texts in {len(train):,} rows (such as {first[:40]!r}), too many for labels; "
+            "choose another column with --label"
         )
-    if kind == SINGLE and len(names) > max(MOST_NUMBERS, len(train) // 2):
-        odd = sorted(name for name in names if parse_number(name) is None)
-        hint = f" ({odd[0][:40]!r} is not a number)" if len(odd) < len(names) / 2 else ""
-        raise UsageError(
-            f"{train.source}: the column {column!r} has {len(names):,} different texts in {len(train):,} rows"
-            f"{hint}, too many for labels; choose another column with --label"
-        )
+    if trouble:
+        raise UsageError(f"{train.source}: the column {column!r} has {trouble}")
     ordered = positions or tuple(sort_names(names))
-    return replace(space, names=ordered, remarks=tuple(list_remarks(replace(space, names=ordered), values, cells)))
+    space = replace(space, names=ordered)
+    return replace(space, remarks=tuple(list_remarks(space, values)))
 
 
-def list_remarks(space: LabelSpace, values: Sequence[str], cells: Sequence[Sequence[str]]) -> Iterator[str]:
+def list_remarks(space: LabelSpace, values: Sequence[str]) -> Iterator[str]:
     """Yield a line for each oddity of the labels and of the different cells of train."""
     names = space.names
     spelled: dict[str, list[str]] = {}
@@ -234,17 +234,12 @@ def list_remarks(space: LabelSpace, values: Sequence[str], cells: Sequence[Seque
     for group in [found for found in spelled.values() if len(found) > 1][:1]:
         yield f"cells such as {' and '.join(map(repr, group[:2]))} are one label"
     yield from (f"the labels {group} {ALIKE}, and are learned as different labels" for group in list_alike(names))
-    if space.kind == SEVERAL and all(len(cell) < 2 for cell in cells):
-        divide = ", data.label_sep divides texts" * bool(space.separator)
-        yield f"no row has two labels; data.problem_type={SINGLE} learns one each{divide}"
     if space.reason != TEXTS:
         return
     if any(map(DECIMAL_COMMA.fullmatch, names)) and not any(
         parse_number(x.replace(",", ".", 1)) is None for x in names
     ):
         yield "the labels are numbers with a decimal comma, learned as classes; write a point for a regression"
-    elif any(name.startswith("[") for name in names):
-        yield "some cells are lists and others are not, so each is one label; write all as lists"
     elif separator := find_separator(names):
         some = next(name for name in names if separator in name)
         yield f"labels such as {some[:40]!r} are one label each; data.label_sep={separator!r} divides them"

@@ -34,14 +34,21 @@ def check_split_options(options: Mapping[str, Any]) -> None:
         UsageError: They do not.
     """
     folds, fold = options["folds"], options["fold"]
-    if options["dev_share"] + options["test_share"] >= 1:
-        raise UsageError("dev_share and test_share leave no rows to train on; lower them")
-    if folds == 1 or not 0 <= fold < max(folds, 1):
-        raise UsageError(f"fold {fold} of {folds} folds; give at least 2 folds, and a fold below them")
-    if folds and options["tune_share"]:
-        raise UsageError("tune_share leaves rows of each fold without a prediction; leave out tune_share or folds")
-    if (unlabelled := options.get(UNLABELLED, DROP)) not in ("error", DROP):
-        raise UsageError(f"unknown unlabelled {unlabelled!r} in [data]; expected error or {DROP}")
+    unlabelled = options.get(UNLABELLED, DROP)
+    troubles = {
+        "dev_share and test_share leave no rows to train on; lower them": (
+            options["dev_share"] + options["test_share"] >= 1
+        ),
+        f"fold {fold} of {folds} folds; give at least 2 folds, and a fold below them": (
+            folds == 1 or not 0 <= fold < max(folds, 1)
+        ),
+        "tune_share leaves rows of each fold without a prediction; leave out tune_share or folds": (
+            folds and options["tune_share"]
+        ),
+        f"unknown unlabelled {unlabelled!r} in [data]; expected error or {DROP}": unlabelled not in ("error", DROP),
+    }
+    if found := [trouble for trouble, is_there in troubles.items() if is_there]:
+        raise UsageError(found[0])
 
 
 def divide_train(

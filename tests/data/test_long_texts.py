@@ -14,7 +14,7 @@ from bertkit.data.long_texts import (
     keep_head_and_tail,
     pool_windows,
 )
-from bertkit.data.sequences import encode_inputs, pad_choices, truncate
+from bertkit.data.sequences import encode_inputs, pad_choices
 from bertkit.data.tokenizer import make_tokenizer
 
 WORDS = [f"w{index}" for index in range(40)]
@@ -57,19 +57,6 @@ def test_each_truncated_text_of_a_pair_keeps_its_head_and_tail():
     assert TOKENIZER.convert_ids_to_tokens(data[0]["input_ids"].tolist()) == [
         *("[CLS]", "w0", "w1", "w14", "w15", "w16", "w17", "w18", "w19", "[SEP]")
     ]
-
-
-@given(COUNTS, st.integers(2, 40))
-def test_head_and_tail_keep_as_many_tokens_as_truncation(counts, room):
-    (truncated,), was = truncate(number(counts), room)
-    (found,), is_shortened = keep_head_and_tail(number(counts), room)
-    assert was == is_shortened
-    for text, kept, first in zip(number(counts), found, truncated, strict=True):
-        head = -(-len(first) // 4)
-        assert len(kept) == len(first)
-        if len(kept) < len(text):
-            assert kept[:head].tolist() == text[:head].tolist()
-            assert kept[head:].tolist() == text[len(text) - len(kept) + head :].tolist()
 
 
 def test_windows_of_a_text():

@@ -19,13 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from msgspec import Raw, Struct, convert
 from msgspec.json import decode
 
-from bertkit.data.formats.entities import TEXT_COLUMN
-from bertkit.data.formats.line import LONGEST_QUOTED, explain_form, make_text, open_file, read_json, read_lines
-from bertkit.data.formats.rows import SPLIT_NAMES, Columns, has_splits, read_splits
+from bertkit.data.formats.entities import TEXT_COLUMN, Span, check_span
+from bertkit.data.formats.line import explain_form, make_text, open_file, read_json, read_lines
+from bertkit.data.formats.rows import SPLIT_NAMES, Columns, gather, has_splits, read_splits
 from bertkit.errors import UsageError
 from bertkit.system.progress import Report
 
@@ -36,20 +35,6 @@ REGIONS = re.compile(r'\[\{.*"labels":')
 TUPLE = re.compile(rb'\[\s*"[^{]*\{')  # a text and an object
 REGION_REMEDY = "give labels of a plain text, each with start, end and labels"  # regions of images have none
 TUPLE_REMEDY = 'give tuples such as ["Ada lived.", {"entities": [[0, 3, "PER"]]}]'
-
-
-class MarkedSpan(Struct):
-    """A span of a text, with its own text where the form repeats it; Label Studio gives several labels."""
-
-    start: int
-    end: int
-    label: str = ""
-    labels: list[str] = []
-    text: str = ""
-
-    def fits(self, text: str) -> bool:
-        """Return whether its own text is at its place, except for white space, which some programs change."""
-        return not self.text or text[self.start : self.end].split() == self.text.split()
 
 
 class RegionResults(Struct):
@@ -79,7 +64,7 @@ class ExportKeys(Struct):
 
 
 Reader = Callable[[Path], Columns]  # reads a table
-Marked = tuple[int, dict[str, str], list[MarkedSpan]] | str  # row, its other cells and spans; or why one is left out
+Marked = tuple[int, dict[str, str], list[Span]] | str  # row, its other cells and spans; or why one is left out
 
 
 def read_exports(place: str, read: Reader, report: Report, needs_train: bool = True) -> dict[str, Columns]:
@@ -95,7 +80,7 @@ def read_export(path: Path, read: Reader, report: Report) -> Columns:
     """Read an export as a table with `text` and `spans`, or words and tags; return any other table as it is.
 
     Raises:
-        UsageError: As `read`; or a value has another form, a span's text is elsewhere, or no row is left.
+        UsageError: As `read`; or a value has another form, or no row is left.
     """
     found: list[Raw] | ExportKeys = []
     if path.name.removesuffix(".gz").endswith(".json"):
@@ -110,12 +95,12 @@ def read_export(path: Path, read: Reader, report: Report) -> Columns:
     rows = read(path)
     names = rows.table.column_names
     if {"data", "annotations"} <= {*names} and TEXT_COLUMN not in names:
-        return _gather(rows, _walk_tasks(rows), report)
+        return _choose_rows(rows, _walk_tasks(rows), report)
     searched = names if "annotation_id" in names else []
     if marked := [x for x in searched if any(map(REGIONS.match, rows.table.column(x).to_pylist()))]:
-        return _gather(rows, _walk_regions(rows, marked), report)
+        return _choose_rows(rows, _walk_regions(rows, marked), report)
     if {TEXT_COLUMN, SPANS, "answer"} <= {*names} and {*rows.find("answer").to_pylist()} <= DECISIONS.keys():
-        return _gather(rows, _walk_answers(rows), report)
+        return _choose_rows(rows, _walk_answers(rows), report)
     return rows
 
 
@@ -137,30 +122,31 @@ def _read_brat(folder: str, paths: Sequence[Path], report: Report) -> Columns:
     for path in paths:
         with open_file(source := path.with_suffix(".txt")) as stream, explain_form(str(source)):
             text, spans = stream.read().decode(), []  # line ends are characters
-        for number, line in enumerate(read_lines(path), 1):
-            if bound := BOUND.fullmatch(line):  # other lines are relations, events, attributes and notes
-                label, start, several, end, piece = bound.groups()
-                span = MarkedSpan(int(start), int(end), label, text=piece)
-                lost += (is_apart := several is not None and not span.fits(text))
-                spans += [] if is_apart else [_check_text(text, span, f"{path}, line {number}")]
-        rows.append({"document": path.stem, TEXT_COLUMN: text, SPANS: _list_spans(spans)})
+        for bound in filter(None, map(BOUND.fullmatch, read_lines(path))):  # others are relations, events and notes
+            label, start, several, end, piece = bound.groups()
+            span = Span(int(start), int(end), label=label, text=piece)
+            lost += (is_apart := several is not None and not span.fits(text))
+            spans += [] if is_apart else [span]
+        rows.append({"document": path.stem, TEXT_COLUMN: text, SPANS: spans})
     if lost:
         report(f"{folder}: {lost:,} spans are in several places with other words between them and are left out")
-    return Columns(folder, _make_table(rows), frozenset(), range(1, len(rows) + 1), "document")
+    return _make_table(folder, dict(enumerate(rows, 1)), "document")
 
 
 def _read_viewer(path: Path, file: ExportKeys) -> Columns:
     """Read rows of the dataset viewer; numbers of class labels become their names."""
     classes = {one.name: (one.type.feature or one.type).names for one in file.features if one.type}
-    rows = [found.get("row", {}) for found in file.rows]
-    lists = {name for row in rows for name, cell in row.items() if isinstance(cell, list)}
-    for number, row in enumerate(rows, 1):
-        for name in lists & row.keys():
-            if (names := classes.get(name)) and row[name]:
-                if not all(isinstance(one, int) and 0 <= one < len(names) for one in row[name]):
-                    raise UsageError(f"{path}, row {number}: {name} has a value that features do not name; correct it")
-                row[name] = [names[one] for one in row[name]]
-    return Columns(str(path), _make_table(rows), frozenset(lists), range(1, len(rows) + 1), "row")
+    rows = {number: found.get("row", {}) for number, found in enumerate(file.rows, 1)}
+    for number, row in rows.items():
+        for name, cell in row.items():
+            if (names := classes.get(name)) and isinstance(cell, list):
+                try:
+                    row[name] = [names[one] for one in cell]
+                except (IndexError, TypeError):
+                    where = f"{path}, row {number}: {name}"
+                    raise UsageError(f"{where} has a value that features do not name; correct it") from None
+    table = _make_table(str(path), rows, "row")
+    return replace(table, lists=frozenset(name for name, cell in rows[1].items() if isinstance(cell, list)))
 
 
 def _read_tuples(path: Path, tuples: Sequence[Raw], report: Report) -> Columns:
@@ -172,18 +158,18 @@ def _read_tuples(path: Path, tuples: Sequence[Raw], report: Report) -> Columns:
                 rows[number] = {TEXT_COLUMN: found[0], SPANS: found[1].get("entities", [])}
     if skipped := len(tuples) - len(rows):
         report(f"{path}: left out: {skipped:,} skipped")
-    return Columns(str(path), _make_table(list(rows.values())), frozenset(), list(rows), "row")
+    return _make_table(str(path), rows, "row")
 
 
 def _walk_tasks(rows: Columns) -> Iterator[Marked]:
     """Yield the tasks of Label Studio's JSON, each with its ground truth or else its latest annotation."""
-    for row, task in enumerate(rows.table.to_pylist()):
+    for row, task in enumerate(rows.walk()):
         with explain_form(rows.locate(row), REGION_REMEDY):
             texts = {name: make_text(value) for name, value in decode(task["data"], type=dict[str, Any]).items()}
             found = decode(task["annotations"] or "[]", type=list[RegionResults])
             kept = sorted((x for x in found if not x.was_cancelled), key=lambda x: (bool(x.ground_truth), x.created_at))
             marks = [one for one in kept[-1].result if str(one.get("type")).endswith("labels")] if kept else []
-            spans = convert([one.get("value") for one in marks], list[MarkedSpan])
+            spans = convert([one.get("value") for one in marks], list[Span])
         yield (row, texts, spans) if kept else "skipped" if found else UNANNOTATED
         yield from [FURTHER] * len(kept[1:])
 
@@ -191,9 +177,9 @@ def _walk_tasks(rows: Columns) -> Iterator[Marked]:
 def _walk_regions(rows: Columns, marked: Sequence[str]) -> Iterator[Marked]:
     """Yield the rows of JSON-MIN, which has one for each annotation, and a text's latest first."""
     seen = set()
-    for number, row in enumerate(rows.table.to_pylist()):
+    for number, row in enumerate(rows.walk()):
         with explain_form(rows.locate(number), REGION_REMEDY):
-            spans = [span for name in marked for span in decode(row.pop(name) or "[]", type=list[MarkedSpan])]
+            spans = [span for name in marked for span in decode(row.pop(name) or "[]", type=list[Span])]
         marks = FURTHER if (key := row.get("id", number)) in seen else (number, row, spans)
         seen.add(key)
         yield marks if row["annotation_id"] else UNANNOTATED
@@ -201,17 +187,17 @@ def _walk_regions(rows: Columns, marked: Sequence[str]) -> Iterator[Marked]:
 
 def _walk_answers(rows: Columns) -> Iterator[Marked]:
     """Yield the accepted rows of Prodigy, whose tokens repeat the text."""
-    for number, row in enumerate(rows.table.to_pylist()):
+    for number, row in enumerate(rows.walk()):
         with explain_form(place := rows.locate(number)):
-            spans, tokens = (decode(row.pop(name, "") or "[]", type=list[MarkedSpan]) for name in (SPANS, "tokens"))
+            spans, tokens = (decode(row.pop(name, "") or "[]", type=list[Span]) for name in (SPANS, "tokens"))
         for token in tokens:
-            _check_text(row[TEXT_COLUMN], token, place)
+            check_span(token, row[TEXT_COLUMN], place)
         yield DECISIONS[row["answer"]] or (number, row, spans)
 
 
-def _gather(rows: Columns, walked: Iterable[Marked], report: Report) -> Columns:
-    """Return the rows that are kept, with their spans; report how many are left out, and why."""
-    found, kept, left = [], [], Counter()
+def _choose_rows(rows: Columns, walked: Iterable[Marked], report: Report) -> Columns:
+    """Return the rows that are kept, with their text and spans; report how many are left out, and why."""
+    found, left = [], Counter()
     for one in walked:
         left.update([one]) if isinstance(one, str) else found.append(one)
     if left:
@@ -222,25 +208,13 @@ def _gather(rows: Columns, walked: Iterable[Marked], report: Report) -> Columns:
     fitting = [x for x in names if all(span.fits(texts.get(x, "")) for _, texts, spans in found for span in spans)]
     if not (key := TEXT_COLUMN if TEXT_COLUMN in (fitting or names) else fitting[0] if len(fitting) == 1 else ""):
         raise UsageError(f"{rows.source}: the spans fit {fitting or 'none'} of {list(names)}; name the texts text")
-    for number, texts, spans in found:
-        spans = [_check_text(texts.get(key, ""), span, rows.locate(number)) for span in spans]
-        kept.append(texts | {TEXT_COLUMN: texts.pop(key, ""), SPANS: _list_spans(spans)})
-    table = _make_table(kept)
-    return replace(rows.take([row for row, *_ in found]), table=table, lists=rows.lists & {*table.column_names})
+    kept = {row: texts | {TEXT_COLUMN: texts.pop(key, ""), SPANS: spans} for row, texts, spans in found}
+    table = _make_table(rows.source, kept, rows.unit).table
+    return replace(rows.take([*kept]), table=table, lists=rows.lists & {*table.column_names})
 
 
-def _check_text(text: str, span: MarkedSpan, place: str) -> MarkedSpan:
-    if span.fits(text):
-        return span
-    found, given = (x[:LONGEST_QUOTED] for x in (text[span.start : span.end], span.text))
-    place = f"{place}: the text at {span.start} to {span.end}"
-    raise UsageError(f"{place} is {found!r}, but its span has {given!r}; count characters, and an emoji as one")
-
-
-def _list_spans(spans: Iterable[MarkedSpan]) -> list[dict[str, Any]]:
-    return [{"start": x.start, "end": x.end, "label": one} for x in spans for one in x.labels or [x.label]]
-
-
-def _make_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    names = dict.fromkeys(name for row in rows for name in row)
-    return pa.table({name: pa.array([make_text(row.get(name)) for row in rows], pa.large_string()) for name in names})
+def _make_table(source: str, rows: Mapping[int, Mapping[str, Any]], unit: str) -> Columns:
+    """Return rows, by their numbers, as a table of texts."""
+    texts = ((number, {name: make_text(value) for name, value in row.items()}) for number, row in rows.items())
+    table, numbers = gather(source, texts)
+    return Columns(source, table, frozenset(), numbers, unit)

@@ -10,7 +10,7 @@ Left out: the tokens of words (`bertkit.data.tagging`), and scores (`bertkit.met
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, repeat
+from itertools import groupby, repeat
 from pathlib import Path
 
 from bertkit.data.formats.entities import gather_sentences, read_entities
@@ -63,7 +63,8 @@ def find_conll(folder: str | Path, report: Report = ignore) -> dict[str, Path]:
         raise UsageError(f"{folder} has {has}; {REMEDY}")
     (folder,) = holding
     kinds = _find_kinds(folder)
-    complete = [names for names in kinds if all((folder / name).is_file() for name in _list_needed(names))]
+    needed = {names: names[: 2 if names is NER_FILES[0] else 1] for names in kinds}
+    complete = [names for names in kinds if all((folder / name).is_file() for name in needed[names])]
     if not complete:
         missing = next(name for name in kinds[0] if not (folder / name).is_file())
         raise UsageError(f"{folder} has no {missing}; {REMEDY}")
@@ -79,11 +80,6 @@ def find_conll(folder: str | Path, report: Report = ignore) -> dict[str, Path]:
 def _find_kinds(folder: Path) -> list[tuple[str, ...]]:
     """Return the rows of NER_FILES for which the folder has a train or dev file."""
     return [names for names in NER_FILES if any((folder / name).is_file() for name in names[:2])]
-
-
-def _list_needed(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the required files of a row of NER_FILES."""
-    return names[:2] if names is NER_FILES[0] else names[:1]
 
 
 def read_conll(path: str | Path, column: int | None = None, report: Report = ignore, encoding: str = "") -> TaggedText:
@@ -158,24 +154,21 @@ def _walk_sentences(
 ) -> Iterator[tuple[int, list[tuple[int, list[str]]]]]:
     """Yield for each sentence the number of -DOCSTART- lines before it, and the numbers and cells of its lines."""
     width = first = document = 0
-    sentence: list[tuple[int, list[str]]] = []
-    for number, cells in enumerate(chain(rows, [[]]), 1):
-        if cells and cells[0] != DOCSTART:
-            if not width:
-                width, first = len(cells), number
+    for is_break, group in groupby(enumerate(rows, 1), lambda row: row[1][:1] in ([], [DOCSTART])):
+        lines = list(group)
+        if is_break:
+            document += sum(bool(cells) for _, cells in lines)
+            continue
+        if not width:
+            first, width = lines[0][0], len(lines[0][1])
+        for number, cells in lines:
             if len(cells) != width or width <= -column:
                 expected = f"{width} as in line {first}" if width > -column else f"at least {1 - column}"
                 raise UsageError(
                     f"{path}, line {number} has {len(cells)} column{'s' * (len(cells) != 1)}, expected {expected}, "
                     f"with the word first and its tag last; {AGAIN}"
                 )
-            sentence.append((number, cells))
-            continue
-        if sentence:
-            yield document, sentence
-            sentence = []
-        if cells:
-            document += 1
+        yield document, lines
 
 
 # --- The Hub ----------------------------------------------------------------------------------------------------------

@@ -95,16 +95,17 @@ def read_functions() -> list[Function]:
 
 def list_docstrings(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the name within the module and the docstring of every public function and class in a file."""
+
+    def walk(before: str, nodes: Sequence[Any]) -> Iterator[tuple[str, str]]:
+        for node in nodes:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+                if docstring := ast.get_docstring(node, clean=False):
+                    yield before + node.name, docstring
+                if isinstance(node, ast.ClassDef):
+                    yield from walk(f"{before}{node.name}.", node.body)
+
     tree = parse_module(path)
-    stack: list[tuple[str, Any]] = [] if tree is None else [("", node) for node in reversed(tree.body)]
-    while stack:
-        before, node = stack.pop()
-        if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name.startswith("_"):
-            continue
-        if docstring := ast.get_docstring(node, clean=False):
-            yield before + node.name, docstring
-        if isinstance(node, ast.ClassDef):
-            stack += [(f"{before}{node.name}.", child) for child in reversed(node.body)]
+    yield from walk("", tree.body if tree else ())
 
 
 def parse_parameters(docstring: str) -> Iterator[Parameter]:
@@ -158,28 +159,22 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
 def fill(folder: Path, questions: int, report: Callable[[str], None]) -> None:
     """Write the data sets into an empty folder."""
     functions = read_functions()
-    count = sum(len(function.parameters) for function in functions)
-    report(f"found {len(functions):,} documented functions with {count:,} parameters")
     rows = make_descriptions(functions, questions)
     with (folder / DESCRIPTIONS).open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("text", "library", "function"), *rows])
-    report(f"{len(rows):,} descriptions of parameters, each with its library")
+    report(f"{len(functions):,} documented functions; {len(rows):,} descriptions of parameters, each with its library")
     (folder / "squad").mkdir()
     (folder / "glue" / "QNLI").mkdir(parents=True)
     for split in ("train", "dev"):
         chosen = [function for function in functions if function.is_held_out == (split == "dev")]
         limit = questions if split == "train" else max(questions // 10, 100)
-        articles = make_articles(chosen, limit)
+        articles, pairs = make_articles(chosen, limit), make_pairs(chosen, limit)
         squad = json.dumps({"version": "v2.0", "data": articles}) + "\n"
         (folder / "squad" / f"{split}-v2.0.json").write_text(squad, encoding="utf-8")
-        rows = make_pairs(chosen, limit)
-        write_qnli(rows, folder / "glue" / "QNLI" / f"{split}.tsv")
-        asked = [question for article in articles for question in article["paragraphs"][0]["qas"]]
-        silent = sum(not question["answers"] for question in asked)
-        report(
-            f"{split}: {len(asked):,} questions, {silent:,} without an answer; {len(rows):,} pairs, "
-            f"{sum(row[2] == 'entailment' for row in rows):,} entailed"
-        )
+        lines = ["index\tquestion\tsentence\tlabel", *("\t".join([str(n), *row]) for n, row in enumerate(pairs))]
+        (folder / "glue" / "QNLI" / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        asked = sum(len(article["paragraphs"][0]["qas"]) for article in articles)
+        report(f"{split}: {asked:,} questions, {len(pairs):,} pairs")
 
 
 def ask(function: Function, parameter: Parameter) -> str:
@@ -257,9 +252,3 @@ def make_descriptions(functions: Sequence[Function], limit: int) -> list[tuple[s
         ]
     mixed = [row for found in rows.values() for row in found[: limit // len(rows)]]
     return [mixed[number] for number in np.random.default_rng(SAMPLE_SEED).permutation(len(mixed))]
-
-
-def write_qnli(rows: Sequence[tuple[str, str, str]], path: Path) -> None:
-    """Write a file in QNLI's format."""
-    lines = ["index\tquestion\tsentence\tlabel", *("\t".join([str(n), *row]) for n, row in enumerate(rows))]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -10,7 +10,8 @@ annotation programs that are not such tables (`bertkit.data.formats.annotations`
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import pairwise
 from sys import intern
 from typing import Annotated, Any
 
@@ -29,11 +30,13 @@ from bertkit.system.progress import Report
 WORD_COLUMNS, TAG_COLUMNS = ("tokens", "words"), ("ner_tags", "tags")
 TEXT_COLUMN, SPAN_COLUMNS = "text", ("spans", "entities", "label", "labels")  # doccano writes label and labels
 
+SPAN_REMEDY = 'give spans such as {"start": 0, "end": 3, "label": "PER"}'
+
 Offset = Annotated[int, Meta(ge=0)]
 
 
-class TypedSpan(Struct):
-    """A span of a text with its type: other programs call it `type` or `entity_group`, and doccano the ends offsets."""
+class Span(Struct, omit_defaults=True):
+    """A span of a text with its label or labels: other programs call it otherwise, and some repeat its text."""
 
     start: Offset = -1
     end: Offset = -1
@@ -42,11 +45,17 @@ class TypedSpan(Struct):
     label: str = ""
     type: str = ""
     entity_group: str = ""
+    labels: list[str] = []
+    text: str = ""
 
     def __post_init__(self) -> None:
         self.start, self.end = max(self.start, self.start_offset), max(self.end, self.end_offset)
         if min(self.start, self.end) < 0:
             raise ValueError(f"Object missing required field `{'start' if self.start < 0 else 'end'}`")
+
+    def fits(self, text: str) -> bool:
+        """Return whether its own text is at its place, except for white space, which some programs change."""
+        return not self.text or text[self.start : self.end].split() == self.text.split()
 
 
 class SpanLists(Struct):
@@ -59,21 +68,6 @@ class SpanLists(Struct):
     def __post_init__(self) -> None:
         if not len(self.start) == len(self.end) == len(self.label):
             raise ValueError("start, end and label have different lengths")
-
-
-@dataclass
-class Alignment:
-    """How the spans of a table fit the words of their texts.
-
-    Attributes:
-        extended: The number of spans that begin or end within a word, or with a space.
-        lost: The number of spans all of whose words belong to an earlier span, or that have no word.
-        first: The place and the text of the first of these.
-    """
-
-    extended: int = 0
-    lost: int = 0
-    first: str = ""
 
 
 def read_entities(rows: Columns, report: Report) -> TaggedText:
@@ -96,7 +90,7 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
     find = rows.table.column if marked in SPAN_COLUMNS else rows.find  # spans are nested
     marks = find(marked).to_pylist() if marked else [""] * len(rows)
     is_labelled = any(marks)
-    alignment = Alignment()
+    odd: list[str] = []
     found = []
     for row, (cell, mark) in enumerate(zip(cells, marks, strict=True)):
         place = rows.locate(row)
@@ -107,10 +101,11 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
         if is_text:
             offsets = split_words(cell)
             words = [cell[start:end] for start, end in offsets]
-            tags, entities = _tag_words(cell, offsets, read_spans(mark, place, marked), place, alignment)
+            tags, entities = _tag_words(cell, offsets, read_spans(mark, cell, place, marked), place, odd)
         else:
             words = read_list(cell, f"{place}: {given}")
-            tags = _read_tags(mark, f"{place}: {marked}") if is_labelled else ["O"] * len(words)
+            tags = read_list(mark, f"{place}: {marked}") if is_labelled else ["O"] * len(words)
+            tags = [check_tag(tag, f"{place}: {marked}") for tag in tags]
             if len(tags) != len(words):
                 raise UsageError(f"{place} has {len(words)} {given} and {len(tags)} {marked}; give one tag per word")
         if words:
@@ -119,11 +114,10 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
         raise UsageError(f"{rows.source} has no words in {given!r}; give at least one text")
     if len(found) < len(rows):
         report(f"{rows.source}: {len(rows) - len(found):,} rows have no words in {given!r} and are left out")
-    if alignment.first:
+    if odd:
         report(
-            f"{rows.source}: {alignment.extended:,} spans begin or end within a word, or with a space, and are fitted "
-            f"to whole words, {alignment.lost:,} have no word of their own and are left out; scores are of the file's "
-            f"own spans, so all of these count as missed (first: {alignment.first})"
+            f"{rows.source}: {len(odd):,} spans begin or end within a word, or with a space, and are fitted to whole "
+            f"words of their own, if there are some; they count as missed in scores (first: {odd[0]})"
         )
     kept = rows.take([row for row, *_ in found])
     gathered = [(words, tags, 0, rows.lines[row], entities) for row, words, tags, entities in found]
@@ -166,64 +160,62 @@ def read_list(cell: str, place: str) -> list[str]:
         return msgspec.json.decode(cell, type=list[str])
 
 
-def _read_tags(cell: str, place: str) -> list[str]:
-    return [check_tag(tag, place) for tag in read_list(cell, place)]
+def read_spans(cell: str, text: str, place: str, column: str) -> list[tuple[int, int, str]]:
+    """Return the spans of a text in order.
 
-
-def read_spans(cell: str, place: str, column: str = "spans") -> list[tuple[int, int, str]]:
-    """Return the spans of a text in order."""
-    remedy = 'give spans such as {"start": 0, "end": 3, "label": "PER"}'
-    with explain_form(f"{place}: {column}", remedy):
-        read = msgspec.json.decode(cell or "[]", type=list[TypedSpan | tuple[Offset, Offset, str]] | SpanLists)
-        if isinstance(read, SpanLists):
-            read = list(zip(read.start, read.end, read.label, strict=True))
+    Raises:
+        UsageError: The cell has another form, or a span is not within its text, has another text or no label.
+    """
+    with explain_form(f"{place}: {column}", SPAN_REMEDY):
+        read = msgspec.json.decode(cell or "[]", type=list[Span | tuple[Offset, Offset, str]] | SpanLists)
+    if isinstance(read, SpanLists):
+        read = zip(read.start, read.end, read.label, strict=True)
     spans = []
-    for span in read:
-        start, end, label = (
-            span if isinstance(span, tuple) else (span.start, span.end, span.label or span.type or span.entity_group)
-        )
-        if not label or label.split() != [label]:
-            raise UsageError(f"{place}: the label of a span is {label[:LONGEST_QUOTED]!r}, expected one word; {remedy}")
-        spans.append((start, end, label))
+    for span in (span if isinstance(span, Span) else Span(*span[:2], label=span[2]) for span in read):
+        check_span(span, text, place)
+        for label in span.labels or [span.label or span.type or span.entity_group]:
+            if label.split() != [label]:
+                has = f"the label of a span is {label[:LONGEST_QUOTED]!r}, expected one word"
+                raise UsageError(f"{place}: {has}; {SPAN_REMEDY}")
+            spans.append((span.start, span.end, label))
     return sorted(spans)
 
 
-def check_span(start: int, end: int, text: str, place: str) -> None:
-    """Check that a span has characters of its text.
+def check_span(span: Span, text: str, place: str) -> None:
+    """Check that a span has characters of its text, and its own text there.
 
     Raises:
         UsageError: It has not.
     """
-    if not start < end <= len(text):
-        raise UsageError(f"{place}: the span {start} to {end} is not within the {len(text):,} characters; correct it")
+    where = f"{place}: the span {span.start} to {span.end}"
+    if not span.start < span.end <= len(text):
+        raise UsageError(f"{where} is not within the {len(text):,} characters; correct it")
+    if not span.fits(text):
+        found, given = (x[:LONGEST_QUOTED] for x in (text[span.start : span.end], span.text))
+        raise UsageError(f"{where} is {found!r}, but has the text {given!r}; count characters, and an emoji as one")
 
 
 def _tag_words(
-    text: str, offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int, str]], place: str, found: Alignment
+    text: str, offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int, str]], place: str, odd: list[str]
 ) -> tuple[list[str], dict[tuple[int, int, str], str] | None]:
-    """Return the IOB2 tags of the words at these offsets, and `Sentence.entities`; count altered spans in `found`."""
+    """Return the IOB2 tags of the words at these offsets, and `Sentence.entities`; `odd` gets spans of other words."""
     starts, ends = [start for start, _ in offsets], [end for _, end in offsets]
-    tags, behind, entities = ["O"] * len(offsets), 0, {}
-    for number, (start, end, label) in enumerate(spans):
-        check_span(start, end, text, place)
-        if start < behind:
-            other, until, _ = spans[number - 1]
+    tags, entities, before = ["O"] * len(offsets), {}, len(odd)
+    for (other, until, _), (start, end, label) in pairwise([(0, 0, ""), *spans]):
+        if start < until:
             raise UsageError(f"{place}: the spans {other} to {until} and {start} to {end} overlap; keep one of them")
-        behind = end
         piece = text[start:end]
         inner, outer = start + len(piece) - len(piece.lstrip()), end - len(piece) + len(piece.rstrip())
         first, last = bisect_right(ends, inner), bisect_left(starts, outer)
         is_whole = first < last and (starts[first], ends[last - 1]) == (start, end)
         entities[(first, last, label) if is_whole else (ABSENT, start, label)] = piece
-        while first < last and tags[first] != "O":
+        if not is_whole:
+            odd.append(f"{place}, {piece[:LONGEST_QUOTED]!r}")
+        while first < last and tags[first] != "O":  # words of an earlier span
             first += 1
         for word in range(first, last):
             tags[word] = intern(f"{'I' if word > first else 'B'}-{label}")
-        found.lost += first >= last
-        found.extended += first < last and not is_whole
-        if not is_whole and not found.first:
-            found.first = f"{place}, {piece[:LONGEST_QUOTED]!r}"
-    return tags, None if all(first != ABSENT for first, _, _ in entities) else entities
+    return tags, None if len(odd) == before else entities
 
 
 def list_spans(offsets: Sequence[tuple[int, int]], entities: Iterable[tuple[int, int, str]]) -> list[dict[str, object]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bertkit.data.formats.line import read_lines
 from bertkit.data.formats.official import convert_labels, read_hub, read_tsv
 from bertkit.data.formats.rows import Columns
 from bertkit.errors import UsageError, check_access
@@ -92,7 +93,7 @@ def read_split(row: Benchmark, name: str, path: Path, report: Report = ignore) -
     if row.splits[name].submission:
         return read_tsv(path, {text: text if row.bare else column for text, column in row.texts.items()})
     columns = {**row.texts, "label": row.label}
-    return read_tsv(path, columns, width=row.bare or None, skip_broken=row.broken, report=report)
+    return read_tsv(path, columns, width=row.bare, skip_broken=row.broken, report=report)
 
 
 def read_copy(row: Benchmark, report: Report) -> dict[str, Columns]:
@@ -141,22 +142,17 @@ def read_answers(row: Benchmark, path: Path) -> np.ndarray:
 
     The file has the leaderboard's format, and its answers are sorted by index, or it has one answer per line.
     """
-    try:
+    if next(read_lines(path), "").startswith("index\t"):
         table = read_tsv(path, {"index": "index", "label": "prediction"})
-    except UsageError as error:
-        try:
-            table = read_tsv(path, {"label": 0}, width=1)
-        except UsageError:
-            raise error from None
+    else:
+        table = read_tsv(path, {"label": 0}, width=1)
     read = float if not row.labels else index_labels(row).__getitem__
     expected = f"one of {', '.join(index_labels(row))}" if row.labels else "a number"
     answers = convert_labels(table, read, expected, "the answer")
     if "index" not in table.table.column_names:
         return np.array(answers)
-    rows = {text: index for index, text in enumerate(table.table.column("index").to_pylist())}
-    try:
-        return np.array([answers[rows[str(number)]] for number in range(len(answers))])
-    except KeyError as error:
-        raise UsageError(
-            f"{path} has no answer with index {error.args[0]}; number the answers from 0 without gaps"
-        ) from None
+    rows = {text: index for index, text in enumerate(table.find("index").to_pylist())}
+    numbers = list(map(str, range(len(answers))))
+    if missing := [number for number in numbers if number not in rows]:
+        raise UsageError(f"{path} has no answer with index {missing[0]}; number the answers from 0 without gaps")
+    return np.array([answers[rows[number]] for number in numbers])

@@ -18,12 +18,11 @@ def load_splits(
     """Yield every wanted split with its name for messages and its rows."""
     source = f"{name}:{config}"
     found = load_hub(source)
-    for split, hub_split in splits.items():
-        if hub_split in found:
-            yield split, f"{source}, {hub_split}", found[hub_split]
+    for split, name in splits.items():
+        if name in found:
+            yield split, f"{source}, {name}", found[name]
         elif split not in optional:
-            listed = ", ".join(found)
-            raise UsageError(f"the data set {source} has no split {hub_split!r}; found {listed}; {FILE_REMEDY}")
+            raise UsageError(f"{source} has no split {name!r}; found {', '.join(found)}; {FILE_REMEDY}")
 
 
 def load_hub(place: str, remedy: str = FILE_REMEDY) -> "datasets.DatasetDict":

@@ -1,7 +1,6 @@
-"""Lines of text files, their cells, official tables, and JSON: bytes -> texts, or the error in their place.
+"""Lines of text files, their cells, and JSON: bytes -> texts, or the error in their place.
 
-Official tables are not parsed as CSV: `"` is an ordinary character that need not be closed, and U+2028 does not end a
-line. Left out: a person's own files, whatever their form (`bertkit.data.formats.rows`).
+Left out: the rows of a file, whatever its form (`bertkit.data.formats.rows`).
 """
 
 import codecs
@@ -164,40 +163,41 @@ def split_rows(lines: Iterator[tuple[int, str | UsageError]], separator: str, is
     next one begins, so its error is the last.
 
     Args:
-        is_plain: Whether quotes are ordinary characters.
+        is_plain: Whether quotes are ordinary characters, and only line feeds end a row.
     """
-    csv.field_size_limit(LONGEST_CELL)
-    for number, line in lines:
-        if isinstance(line, UsageError):
-            yield number, line
-            continue
-        text, taken = line.removesuffix("\n").removesuffix("\r"), 1
-        if is_plain or ('"' not in text and "\r" not in text):
+    if is_plain:
+        for number, line in lines:
+            text = line if isinstance(line, UsageError) else line.removesuffix("\n").removesuffix("\r")
             if text:
-                yield number, text.split(separator)
-            continue
+                yield number, text if isinstance(text, UsageError) else text.split(separator)
+        return
+    csv.field_size_limit(LONGEST_CELL)
+    last = 0
 
-        def feed(line: str = line) -> Iterator[str]:
-            nonlocal taken
-            yield line
-            for _, more in lines:
-                taken += 1
-                if isinstance(more, UsageError):
-                    raise more
-                yield more
+    def take(numbered: tuple[int, str | UsageError]) -> str:
+        nonlocal last
+        last, line = numbered
+        if isinstance(line, UsageError):
+            raise line
+        return line
 
+    rows = csv.reader(map(take, lines), delimiter=separator, strict=True)
+    while True:
+        before = last
         try:
-            cells = next(csv.reader(feed(), delimiter=separator, strict=True))
+            cells = next(rows)
+        except StopIteration:
+            return
         except (csv.Error, UsageError) as error:
             trouble = str(error)
             if isinstance(error, csv.Error):  # " - " precedes advice for programmers
                 trouble = f"is not a valid CSV row ({trouble.partition(' - ')[0]}); check its quotes and commas"
-            if taken > 1:
-                yield number, UsageError(f"{trouble} (the row covers several lines; those after it are not read)")
+            if last > before + 1:
+                yield before + 1, UsageError(f"{trouble} (the row covers several lines; those after it are not read)")
                 return
             cells = UsageError(trouble)
         if cells:
-            yield number, cells
+            yield before + 1, cells
 
 
 def find_separator(lines: Iterable[str | UsageError], usual: str, given: str = "") -> str:
@@ -331,14 +331,14 @@ def read_array(path: Path, encoding: str = UTF8) -> list[msgspec.Raw]:
         return msgspec.json.decode(*found.values(), type=list[msgspec.Raw])
 
 
-def parse_line(text: str, decoder: msgspec.json.Decoder = INPUT) -> Any:
+def parse_line(text: str | bytes, decoder: msgspec.json.Decoder = INPUT) -> Any:
     """Parse JSON into an object or, if the decoder takes it, a string; or return the error in it."""
     try:
         return decode_json(decoder, text)
-    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
-        kind, remedy = "object", 'give one, such as {"text": "good", "label": 1}'
-        if decoder is INPUT:
-            kind, remedy = "object or string", "give one of these"
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        text = text.decode(errors="replace") if isinstance(text, bytes) else text.rstrip("\r\n")
+        kind = "object or string" if decoder is INPUT else "object"
+        remedy = 'give one, such as {"text": "good", "label": 1}'
         return UsageError(f"is not a JSON {kind} ({join_lines(error)}): {text[:SHOWN]!r}; {remedy}")
 
 

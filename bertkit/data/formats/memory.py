@@ -51,20 +51,12 @@ def convert_table(data: Any, place: str = "data") -> pa.Table:
             cells = ([row.get(name) for row in data] for name in names)
             table = pa.table([pa.array(each, from_pandas=True) for each in cells], [*names])  # NaN is missing
         else:
-            raise UsageError(f"{place} is {describe(data)}; give {KINDS}")
+            raise UsageError(f"{place} is of type {type(data).__name__}; give {KINDS} with at least one row")
     except (pa.ArrowException, TypeError, ValueError) as error:
         remedy = "give each column a name of its own and values of one type"
         raise UsageError(f"{place}: {join_lines(error)}; {remedy}") from None
     known = {key: value for key, value in (table.schema.metadata or {}).items() if key == FEATURES}
     return table.replace_schema_metadata(known)  # pandas' own would differ from version to version
-
-
-def describe(data: Any) -> str:
-    """Return the type of a value in words, with that of its items."""
-    name = type(data).__name__
-    if isinstance(data, str) or not isinstance(data, Sequence):
-        return f"of type {name}"
-    return f"a {name} of {type(data[0]).__name__}" if len(data) else f"an empty {name}"
 
 
 def write_tables(tables: Mapping[str, pa.Table | Path], folder: Path) -> None:
@@ -75,19 +67,19 @@ def write_tables(tables: Mapping[str, pa.Table | Path], folder: Path) -> None:
     """
     files: dict[str, pa.Table | bytes] = {}
     for split, part in tables.items():
-        suffixes = [".parquet"]
         if isinstance(part, Path):
-            suffixes = part.suffixes[-2:] if part.suffix == ".gz" else part.suffixes[-1:]
-        files["".join([split, *suffixes])] = part.read_bytes() if isinstance(part, Path) else part
-    present = {path.name for path in folder.glob("[!.]*")} if files else set()
-    if any(name not in files or not _is_equal(folder / name, files[name]) for name in present):
-        raise UsageError(f"{folder} holds other data; name another directory with --output")
-    for name in files.keys() - present:
+            files["".join([split, *part.suffixes[-2 if part.suffix == ".gz" else -1 :]])] = part.read_bytes()
+        else:
+            files[f"{split}.parquet"] = part
+    for path in folder.glob("[!.]*") if files else ():
+        part = files.pop(path.name, None)
+        if isinstance(part, pa.Table):  # another version may write it in other bytes
+            is_equal = pq.read_table(path).equals(part)
+        else:
+            is_equal = path.read_bytes() == part
+        if not is_equal:
+            raise UsageError(f"{folder} holds other data; name another directory with --output")
+    for name, part in files.items():
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_open(folder / name, "wb") as file:
-            file.write(files[name]) if isinstance(files[name], bytes) else pq.write_table(files[name], file)
-
-
-def _is_equal(path: Path, part: pa.Table | bytes) -> bool:
-    """Return whether a file has these bytes, or the rows of this table, however another version may write them."""
-    return path.read_bytes() == part if isinstance(part, bytes) else pq.read_table(path).equals(part)
+            file.write(part) if isinstance(part, bytes) else pq.write_table(part, file)

@@ -4,8 +4,7 @@ Tab-separated files are not parsed as CSV: `"` is an ordinary character that nee
 a line.
 """
 
-from array import array
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -13,12 +12,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from bertkit.data.formats.hub import load_splits
-from bertkit.data.formats.line import FILE_REMEDY, LONGEST_QUOTED, read_lines
-from bertkit.data.formats.rows import TEXT, Columns, convert_dataset, find_column
+from bertkit.data.formats.line import FILE_REMEDY, LONGEST_QUOTED, raise_errors, split_rows, walk_file
+from bertkit.data.formats.rows import Columns, convert_dataset, find_column, gather, name_cells
 from bertkit.errors import UsageError
 from bertkit.system.progress import Report, ignore
 
-AGAIN_REMEDY = "download the official file again"
 NAME_REMEDY = "its first line must name the columns as in the official file"
 
 
@@ -26,54 +24,43 @@ def read_tsv(
     path: str | Path,
     columns: Mapping[str, str | int],
     *,
-    width: int | None = None,
+    width: int = 0,
     skip_broken: bool = False,
     report: Report = ignore,
 ) -> Columns:
     """Read columns of a tab-separated file in UTF-8.
 
     Cells are separated by tabs and rows by \n only, and nothing is quoted. A byte order mark, \r before \n and blank
-    lines at the end are dropped.
+    lines are dropped.
 
     Args:
         columns: New name -> name in the file's first line or, for a file without a header line, the column's number
             from 0.
-        width: The number of columns of a file without a header line; that of the first row if not given.
+        width: The number of columns of a file without a header line.
         skip_broken: Whether to skip rows with another number of columns, as the Hub's copy of QQP does, and report
-            their number. A blank line in the middle is such a row, except in a file of one column, where it is an empty
-            text.
+            their number.
 
     Raises:
         UsageError: The file is missing, not UTF-8 or without rows, a column is missing, or a row has another number of
             columns.
     """
-    rows = ((number, line.split("\t")) for number, line in enumerate(read_lines(Path(path)), 1))
-    number, first = next(rows, (0, []))
-    if not number:
-        raise UsageError(f"{path} is empty; {AGAIN_REMEDY}")
-    if any(isinstance(column, int) for column in columns.values()):
-        numbers = list(columns.values())
-        width, rows = width or max(len(first), *(column + 1 for column in numbers)), chain([(number, first)], rows)
-    else:
-        numbers = [find_column(str(path), first, column, NAME_REMEDY) for column in columns.values()]
-        width = len(first)
-    found, lines, broken = [[] for _ in numbers], array("q"), 0
-    wanted = [(texts.append, column) for texts, column in zip(found, numbers, strict=True)]
-    for number, cells in rows:
-        if len(cells) != width:
-            if not skip_broken:
-                has = f"{len(cells)} column{'s' * (len(cells) != 1)}, expected {width}"
-                raise UsageError(f"{path}, line {number} has {has}; correct the line or {AGAIN_REMEDY}")
-            broken += 1
-            continue
-        lines.append(number)
-        for append, column in wanted:
-            append(cells[column])
-    if not lines:
-        raise UsageError(f"{path} has no rows of {width} columns; {AGAIN_REMEDY}")
+    path, wanted = Path(path), {new: str(old) for new, old in columns.items()}
+    rows = split_rows(raise_errors(path, enumerate(walk_file(path), 1)), "\t", is_plain=True)
+    if width:
+        rows = chain([(0, list(map(str, range(width))))], rows)
+    broken = 0
+
+    def walk() -> Iterator[tuple[int, dict[str, str]]]:
+        nonlocal broken
+        for number, row in name_cells(path, rows, list(wanted.values()), NAME_REMEDY):
+            if skip_broken and isinstance(row, UsageError):
+                broken += 1
+            else:
+                yield number, row if isinstance(row, UsageError) else {new: row[old] for new, old in wanted.items()}
+
+    table, lines = gather(str(path), raise_errors(path, walk()))
     if broken:
         report(f"{path}: skipping {broken:,} broken rows")
-    table = pa.table([pa.array(texts, TEXT) for texts in found], [*columns])
     return Columns(str(path), table, frozenset(), lines)
 
 

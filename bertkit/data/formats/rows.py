@@ -34,7 +34,6 @@ from bertkit.data.formats.line import (
     UTF8,
     Rows,
     find_encoding,
-    find_fault,
     find_separator,
     is_quoted,
     make_text,
@@ -59,18 +58,12 @@ SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "validation", "val", "valid")
 SPLIT_FILE = re.compile(rf"(\w+)({'|'.join(map(re.escape, SUFFIXES))})(\.gz)?")
 SAVED = ("dataset_dict.json", "dataset_info.json")  # files of `save_to_disk`: several splits, or one
 STDIN = "-"
-CHUNK_CHARACTERS = 1_000_000  # cells held as Python strings; each cell counts one more
-CHUNK_ROWS = 10_000  # rows of a Parquet file or a Hub data set converted at a time
+CHUNK_ROWS = 10_000  # rows converted at a time
 FEATURES = b"huggingface"  # the key of the schema under which `datasets` keeps the types of its columns
 TEXT = pa.large_string()  # offsets of 32 bits end at 2 GB, also for the result of `take`
 PLACES = f"a file ({', '.join(SUFFIXES)}), a folder with train.csv, or a Hub data set owner/name[:config][@revision]"
-JSON_KINDS = {  # whether a value of JSON is nested, and whether it is a list -> its kind
-    (False, False): "a plain value",
-    (False, True): "a list",
-    (True, False): "an object",
-    (True, True): "a list of objects or lists",
-}
-NESTED = "expected a text, a number, true, false, null or a list of these; flatten it"
+TEXT_REMEDY = "name the columns of the texts with --text"
+FLAT = "expected texts, numbers, true, false or null in every row, or lists of these in every row; flatten it"
 
 Input = str | Mapping[str, Any]
 
@@ -172,43 +165,34 @@ def read_splits(place: str, read: Callable[[Path], Any] | None = None, needs_tra
     path, read = Path(place), read or read_columns
     try:
         check_access(path)
-        if saved := next((name for name in SAVED if (path / name).is_file()), None):
-            import datasets
-
-            found = datasets.load_from_disk(place)
-            return _convert_splits(place, found if saved == SAVED[0] else {"train": found}, needs_train)
-        if path.is_dir():
+        if path.is_file():
+            return {"train": read(path)}
+        if path.is_dir() and not _is_saved(path):
             matched = _match_splits(place, _list_stems(path), needs_train)
             return {split: read(path / name) for split, name in matched.items()}
-        if path.exists():
-            return {"train": read(path)}
     except OSError as error:
         raise UsageError(f"{place} cannot be read ({error.strerror}); check its path and permissions") from None
-    return _convert_splits(place, load_hub(place, f"give {PLACES}"), needs_train)
+    if path.is_dir():
+        import datasets
 
-
-def _convert_splits(place: str, found: Mapping[str, Any], needs_train: bool) -> dict[str, Columns]:
-    """Return the splits of a `datasets.DatasetDict` as tables."""
+        loaded = datasets.load_from_disk(place)
+        found = loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
+    else:
+        found = load_hub(place, f"give {PLACES}")
     matched = _match_splits(place, dict(zip(found, found, strict=True)), needs_train)
     return {split: convert_dataset(f"{place}, {name}", found[name]) for split, name in matched.items()}
 
 
-def convert_dataset(source: str, rows: Any) -> Columns:
-    """Convert a `datasets.Dataset` to texts."""
-    tables = rows.with_format("arrow").iter(CHUNK_ROWS)
-    return convert(source, rows.features.arrow_schema, chain.from_iterable(table.to_batches() for table in tables))
-
-
-def has_splits(folder: str) -> bool:
+def has_splits(folder: str | Path) -> bool:
     """Return whether a folder has a file with the name of a split, or was written by `save_to_disk`."""
-    return bool(list_split_files(Path(folder))) or any(Path(folder, name).is_file() for name in SAVED)
-
-
-def list_split_files(folder: Path) -> list[str]:
-    """Return the names of the files in a folder that have the name of a split; empty if it cannot be listed."""
+    allowed = {*chain(*SPLIT_NAMES.values())}
     with suppress(OSError):
-        return [name for name, stem in _list_stems(folder).items() if stem in chain(*SPLIT_NAMES.values())]
-    return []
+        return _is_saved(Path(folder)) or not allowed.isdisjoint(_list_stems(Path(folder)).values())
+    return False
+
+
+def _is_saved(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in SAVED)
 
 
 def _list_stems(folder: Path) -> dict[str, str]:
@@ -241,7 +225,7 @@ def find_suffix(source: str | Path, allowed: Sequence[str] = SUFFIXES) -> str:
     return suffix
 
 
-# --- rows for training and for prediction
+# --- rows for training
 
 
 def read_columns(path: Path, **reading: Any) -> Columns:
@@ -253,41 +237,63 @@ def read_columns(path: Path, **reading: Any) -> Columns:
     Raises:
         UsageError: The file or one of its rows cannot be read, or a column has no name or that of another.
     """
-    kind = find_suffix(path)
+    kind, source = find_suffix(path), str(path)
     if kind == ".parquet":
         with open_parquet(path) as file:
-            return convert(str(path), file.schema_arrow, file.iter_batches(CHUNK_ROWS))
-    unit, is_json = UNITS[kind], kind in (".jsonl", ".json")
-    kinds: dict[str, dict[tuple[bool, bool], int]] = {}  # column -> JSON_KINDS and the first row of each
-    faults: dict[str, str] = {}
-
-    def walk() -> Iterator[tuple[int, dict[str, str]]]:
-        for number, row in raise_errors(path, walk_rows(path, **reading), unit):
-            if not row:
-                raise UsageError(f"{path}: the object {number} is empty; give it a key or delete it")
-            for key, value in row.items() if is_json else ():
-                is_list = isinstance(value, list)
-                is_nested = isinstance(value, dict) or (is_list and any(isinstance(x, dict | list) for x in value))
-                if value is not None:
-                    kinds.setdefault(key, {}).setdefault((is_nested, is_list), number)
-                row[key] = make_text(list(map(make_text, value)) if is_list and not is_nested else value)
-            yield number, row
-
-    table, lines = _gather(str(path), walk())
-    check_names(str(path), table.column_names)
-    for key, found in kinds.items():
-        kind = next((kind for kind in found if kind[0]), [*found][-1])
-        if kind[0] or len(found) > 1:
-            remedy = NESTED if kind[0] else "unlike rows before; give lists in every row or none"
-            faults[key] = f"{path}, {unit} {found[kind]}: {key[:LONGEST_QUOTED]!r} holds {JSON_KINDS[kind]}, {remedy}"
-    lists = frozenset(key for key, found in kinds.items() if [*found] == [(False, True)])
+            return convert(source, file.schema_arrow, file.iter_batches(CHUNK_ROWS))
+    unit, shapes = UNITS[kind], {}
+    rows = raise_errors(path, walk_rows(path, **reading), unit)
+    is_json = kind in (".json", ".jsonl")
+    table, lines = gather(source, _write_values(rows, shapes) if is_json else rows)
+    check_names(source, table.column_names)
+    faults = {
+        key: f"{source}, {unit} {[*found.values()][-1]}: {key[:LONGEST_QUOTED]!r} holds {' and '.join(found)}, {FLAT}"
+        for key, found in shapes.items()
+        if len(found) > 1 or "objects" in found
+    }
+    lists = frozenset(key for key, found in shapes.items() if [*found] == ["lists"])
     is_plain = is_json or lines[-1] == len(lines) + 1  # one line for each row
-    return Columns(str(path), table, lists, lines, unit, {}, faults, () if is_plain else range(1, len(lines) + 1))
+    return Columns(source, table, lists, lines, unit, {}, faults, () if is_plain else range(1, len(lines) + 1))
 
 
 def choose_reader(options: Mapping[str, Any], report: Report) -> Callable[[Path], Columns]:
     """Return `read_columns` with the settings in a task's options."""
     return partial(read_columns, sep=options.get("sep", ""), encoding=options.get("encoding", ""), report=report)
+
+
+def gather(source: str, rows: Iterator[tuple[int, Mapping[str, str]]]) -> tuple[pa.Table, array]:
+    """Return rows of texts as a table, and their lines; a cell that a row lacks is an empty text."""
+    tables, lines = [], array("q")
+    while chunk := list(islice(rows, CHUNK_ROWS)):
+        lines.extend(number for number, _ in chunk)
+        schema = pa.schema([(name, TEXT) for name in dict.fromkeys(chain.from_iterable(row for _, row in chunk))])
+        tables.append(pa.Table.from_pylist([row for _, row in chunk], schema))
+    return _join(source, tables), lines
+
+
+def _join(source: str, tables: Sequence[pa.Table]) -> pa.Table:
+    """Return one table; a cell that is null or whose column is not in all tables is an empty text."""
+    table = pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
+    if not table.num_rows:
+        raise UsageError(f"{source} has no rows; give a table with a header and at least one row")
+    filled = [column.fill_null("") if column.null_count else column for column in table.columns]
+    return pa.table(filled, table.column_names)
+
+
+def _write_values(rows: Rows, shapes: dict[str, dict[str, int]]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield rows of JSON as texts; `shapes` gets for each key the first row of each kind of value."""
+    for number, row in rows:
+        for key, value in row.items():
+            is_list = isinstance(value, list)
+            is_nested = any(isinstance(item, dict | list) for item in (value if is_list else [value]))
+            if value is not None:
+                shape = "objects" if is_nested else "lists" if is_list else "plain values"
+                shapes.setdefault(key, {}).setdefault(shape, number)
+            row[key] = make_text(list(map(make_text, value)) if is_list and not is_nested else value)
+        yield number, row
+
+
+# --- rows for prediction
 
 
 def read_inputs(source: str, columns: Sequence[str] = (), **reading: Any) -> Iterator[Line]:
@@ -307,12 +313,7 @@ def read_inputs(source: str, columns: Sequence[str] = (), **reading: Any) -> Ite
             yield Line(parse_line(text) if is_json else text, f"standard input, line {number}")
         return
     kind = find_suffix(source, tuple(UNITS))
-    rows = walk_rows(Path(source), columns=columns, decoder=INPUT, **reading)
-    texts: dict[str, str] = {}
-    for number, row in rows:
-        if isinstance(row, dict) and kind not in COLUMN_SUFFIXES:  # a row without a text has empty ones, as in a table
-            texts |= {name: "" for name, value in row.items() if isinstance(value, str)}
-            row = row if any(isinstance(value, str | list | dict) for value in row.values()) else texts | row
+    for number, row in walk_rows(Path(source), columns=columns, decoder=INPUT, **reading):
         yield Line(row, f"{source}, {UNITS[kind]} {number}", kind in COLUMN_SUFFIXES)
 
 
@@ -335,6 +336,9 @@ def check_output(source: str, output: Path, option: str = "--output") -> None:
         read = sys.stdin.fileno() if source == STDIN else source
         if output.is_file() and os.path.samestat(os.stat(read), output.stat()):
             raise UsageError(f"{output} is also the input and would be overwritten; name another file with {option}")
+
+
+# --- the rows of a file
 
 
 def walk_rows(
@@ -362,7 +366,7 @@ def walk_rows(
     if kind == ".parquet":
         return _parse(_walk_parquet(path, columns), decoder)
     if kind == ".xlsx":
-        return _name_cells(path, walk_sheet(path, notes), notes, columns, report)
+        return name_cells(path, walk_sheet(path, notes), columns, notes=notes, report=report)
     found = find_encoding(path, encoding, may_be_western=kind not in (".jsonl", ".json"))
     if not encoding and found != UTF8:
         notes.append(ENCODINGS[found])
@@ -373,7 +377,7 @@ def walk_rows(
         if mark not in (usual, sep):
             notes.insert(0, "cells separated by tabs" if mark == "\t" else f'cells separated by "{mark}"')
         is_plain = mark == "\t" and not is_quoted(walk_file(path, found))
-        return _name_cells(path, split_rows(lines, mark, is_plain), notes, columns, report)
+        return name_cells(path, split_rows(lines, mark, is_plain), columns, notes=notes, report=report)
     if notes:
         report(f"{path}: {', '.join(notes)}")
     if kind == ".json" and not _has_objects(walk_file(path, found)):
@@ -390,31 +394,35 @@ def _has_objects(lines: Iterable[str | UsageError]) -> bool:
 def _parse(contents: Iterable[tuple[int, str | bytes | UsageError]], decoder: msgspec.json.Decoder | None) -> Rows:
     """Yield the values of JSON texts, or without a decoder the texts, and the errors in their place."""
     for number, content in contents:
-        if isinstance(content, bytes):  # lines have been checked
-            content = content.decode("utf-8", "surrogateescape")
-            if fault := find_fault(content):
-                content = UsageError(fault)
-        if isinstance(content, UsageError) or decoder is None:
-            yield number, content if isinstance(content, UsageError) else content.rstrip("\r\n")
+        if isinstance(content, UsageError):
+            yield number, content
+        elif decoder is None:
+            yield number, content.rstrip("\r\n")
         elif content.strip():
-            yield number, parse_line(content.rstrip("\r\n"), decoder)
+            yield number, parse_line(content, decoder)
 
 
-# --- tables
+def name_cells(
+    path: Path,
+    rows: Rows,
+    columns: Sequence[str] = (),
+    remedy: str = TEXT_REMEDY,
+    notes: Sequence[str] = (),
+    report: Report = ignore,
+) -> Rows:
+    """Yield rows of cells as dicts; the first row has the names, among them those of `columns`.
 
-
-def _name_cells(path: Path, rows: Rows, notes: list[str], columns: Sequence[str], report: Report) -> Rows:
-    """Yield rows of cells as dicts; the first row has the names."""
+    Args:
+        notes: What `report` receives about the form of the file.
+    """
     number, names = next(rows, (1, []))
-    place = f"{path}, {UNITS[find_suffix(path)]} {number}"
+    place = f"{path}, line {number}"
     if isinstance(names, UsageError):
         raise UsageError(f"{place} {names}")
     first = int(len(names) > 1 and not names[0].strip())  # pandas gives its index no name
-    if first:
-        notes.append("pandas' index column ignored")
-    if notes:
+    if notes := [*notes, *["pandas' index column ignored"] * first]:
         report(f"{path}: {', '.join(notes)}")
-    check_names(place, names[first:], columns)
+    check_names(place, names[first:], columns, remedy)
     for number, cells in rows:
         if isinstance(cells, UsageError):
             yield number, cells
@@ -427,7 +435,7 @@ def _name_cells(path: Path, rows: Rows, notes: list[str], columns: Sequence[str]
             yield number, dict(zip(names[first:], cells[first:], strict=True))
 
 
-def check_names(place: str, names: Sequence[str], wanted: Sequence[str] = ()) -> None:
+def check_names(place: str, names: Sequence[str], wanted: Sequence[str] = (), remedy: str = "") -> None:
     """Check that each column has a name of its own, and that there are the wanted columns."""
     for number, name in enumerate(names, 1):
         if not name.strip() or names.count(name) > 1:
@@ -435,31 +443,7 @@ def check_names(place: str, names: Sequence[str], wanted: Sequence[str] = ()) ->
             trouble = has if name.strip() else f"column {number} has no name"
             raise UsageError(f"{place}: {trouble}; give every column a name of its own")
     for name in wanted:
-        find_column(place, names, name, "name the columns of the texts with --text")
-
-
-def _gather(source: str, rows: Iterable[tuple[int, dict[str, str]]]) -> tuple[pa.Table, array]:
-    """Return the rows as a table, and their lines."""
-    tables, lines, pending, size = [], array("q"), [], 0
-    for number, row in chain(rows, [(0, {})]):  # an empty row ends the last chunk
-        if pending and (not row or size >= CHUNK_CHARACTERS):
-            names = dict.fromkeys(chain.from_iterable(pending))
-            tables.append(pa.Table.from_pylist(pending, pa.schema([(name, TEXT) for name in names])))
-            pending, size = [], 0
-        if row:
-            lines.append(number)
-            pending.append(row)
-            size += len(row) + sum(map(len, row.values()))
-    return _join(source, tables), lines
-
-
-def _join(source: str, tables: Sequence[pa.Table]) -> pa.Table:
-    """Return one table; a cell that is null or whose column is not in all tables is an empty text."""
-    table = pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
-    if not table.num_rows:
-        raise UsageError(f"{source} has no rows; give a table with a header and at least one row")
-    filled = [column.fill_null("") if column.null_count else column for column in table.columns]
-    return pa.table(filled, table.column_names)
+        find_column(place, names, name, remedy)
 
 
 # --- Arrow: Parquet and the Hub
@@ -480,11 +464,16 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
 def _walk_parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, bytes]]:
     """Yield the rows of a Parquet file as JSON; dates, decimals and bytes are texts, NaN is null."""
     with open_parquet(path) as file:
-        check_names(str(path), file.schema_arrow.names, columns)
-        number = 0
-        for batch in file.iter_batches(CHUNK_ROWS):
-            for row in batch.to_pylist():
-                yield (number := number + 1), msgspec.json.encode(row, enc_hook=str)
+        check_names(str(path), file.schema_arrow.names, columns, TEXT_REMEDY)
+        batches = (batch.to_pylist() for batch in file.iter_batches(CHUNK_ROWS))
+        for number, row in enumerate(chain.from_iterable(batches), 1):
+            yield number, msgspec.json.encode(row, enc_hook=str)
+
+
+def convert_dataset(source: str, rows: Any) -> Columns:
+    """Convert a `datasets.Dataset` to texts."""
+    tables = rows.with_format("arrow").iter(CHUNK_ROWS)
+    return convert(source, rows.features.arrow_schema, chain.from_iterable(table.to_batches() for table in tables))
 
 
 def convert(source: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Columns:
@@ -499,7 +488,7 @@ def convert(source: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -
     table = _join(source, tables)
     lists = frozenset(one.name for one in schema if _is_list(one.type))
     nested = [one for one in schema if one.name not in lists and pa.types.is_nested(one.type)]
-    faults = {one.name: f"{source}: {one.name!r} holds {one.type}, {NESTED}" for one in nested}
+    faults = {one.name: f"{source}: {one.name!r} holds {one.type}, {FLAT}" for one in nested}
     return Columns(source, table, lists, range(1, len(table) + 1), "row", classes, faults)
 
 

@@ -39,11 +39,6 @@ class TriviaAnswer(Struct, rename="pascal"):
     value: str
     aliases: list[str]
 
-    def list_folded(self) -> list[str]:
-        """Return the distinct answers and aliases, folded, without those that have no letter or digit."""
-        folded = (" ".join(fold(name).split()) for name in (self.value, *self.aliases))
-        return list(dict.fromkeys(name for name in folded if any(map(str.isalnum, name))))
-
 
 class TriviaPage(Struct, rename="pascal"):
     """The fields of a page in TriviaQA's file that are read; unfetched pages have no file name."""
@@ -98,18 +93,18 @@ def convert(qa: Path, evidence: Path, output: Path, report: Report = ignore) -> 
 def make_articles(questions: Sequence[TriviaEntry], evidence: Path, counts: Counter[str]) -> Iterator[dict[str, Any]]:
     """Yield SQuAD articles of one paragraph each, and update `counts`."""
     for question in questions:
-        answers = question.answer.list_folded()
-        documents: dict[str, str] = {}
+        names = [question.answer.value, *question.answer.aliases]
+        titles: dict[str, str] = {}
         for page in question.entity_pages:
-            documents.setdefault(page.filename, page.title or page.filename)
-        for filename, title in documents.items():
+            titles.setdefault(page.filename, page.title or page.filename)
+        for filename, title in titles.items():
             counts["documents"] += 1
             try:
                 context = read_opening(evidence, filename)
             except (OSError, ValueError):  # a ValueError: it is not UTF-8, or its name has a NUL
                 counts["missing"] += 1
                 continue
-            found = find_answers(answers, context)
+            found = find_answers(names, context)
             counts["paragraphs" if found else "unanswered"] += 1
             if found:
                 asked = {"id": f"{question.question_id}--{filename}", "question": question.question, "answers": found}
@@ -130,17 +125,18 @@ def read_opening(evidence: Path, filename: str) -> str:
     return text[: ends[-1]] if ends else ""
 
 
-def find_answers(answers: Iterable[str], context: str) -> list[dict[str, Any]]:
-    """Find the first occurrence of each folded answer as whole words, in SQuAD's form.
+def find_answers(names: Iterable[str], context: str) -> list[dict[str, Any]]:
+    """Find the first occurrence of each answer as whole words, in SQuAD's form.
 
     The earliest answer comes first, the longest of those at one place. The texts are slices of the original context;
-    the search ignores case and kinds of white space.
+    the search ignores case and kinds of white space, and answers without a letter or digit.
     """
-    folded = fold(context)
-    patterns = [OUTSIDE_WORD + regex.escape(answer) + OUTSIDE_WORD for answer in answers if answer in folded]
-    matches = [found for pattern in patterns if (found := regex.search(pattern, folded))]
-    spans = sorted({found.span() for found in matches}, key=lambda span: (span[0], -span[1]))
-    return [{"text": context[start:end], "answer_start": start} for start, end in spans]
+    folded, spans = fold(context), set()
+    for answer in {" ".join(fold(name).split()) for name in names if any(map(str.isalnum, name))}:
+        if answer in folded and (found := regex.search(OUTSIDE_WORD + regex.escape(answer) + OUTSIDE_WORD, folded)):
+            spans.add(found.span())
+    ordered = sorted(spans, key=lambda span: (span[0], -span[1]))
+    return [{"text": context[start:end], "answer_start": start} for start, end in ordered]
 
 
 def fold(text: str) -> str:

@@ -24,10 +24,11 @@ def write_beside(
     rows: Columns, results: Sequence[Mapping[str, Any]], form: str = ".csv", decoded: Collection[str] = ()
 ) -> str:
     """Return rows and their results, in further columns, as `write_rows` writes them; `decoded` as for `walk`."""
-    names = name_columns(rows.table.column_names, results[0])
+    given = rows.table.column_names
+    names = name_columns(given, results[0])
     walked = zip(rows.walk(decoded), results, strict=True)
     joined = (row | {names[name]: value for name, value in result.items()} for row, result in walked)
-    write_rows(joined, [*rows.table.column_names, *names.values()], file := io.StringIO(), form)
+    write_rows(joined, [*given, *names.values()], file := io.StringIO(), form)
     return file.getvalue()
 
 

@@ -83,15 +83,14 @@ def test_every_format_gives_the_same_texts_and_nothing_becomes_missing(suffix, t
     assert (lines[0].place, said) == (f"{path}, {first}", [])
 
 
-def test_rows_are_taken_and_columns_found_by_name(tmp_path):
+def test_rows_are_taken_and_columns_found_by_name(tmp_path, refused):
     table = read_columns(write(tmp_path / "a.csv", CSV))
     part = table.take(np.array([2, 0]))
     assert show(part) == {"text": ["NA", "good"], "label": ["nan", "1"]}
     assert part.locate(0).endswith("a.csv, line 4")
     assert table.find("label").to_pylist() == ROWS["label"]
-    with pytest.raises(UsageError, match=r"a\.csv has no column 'lable'; found 'text', 'label' \(nearest: 'label'\); "):
+    with refused():
         table.find("lable")
-    assert len(part.take(np.array([], int))) == 0
 
 
 # --- CSV and TSV
@@ -105,49 +104,41 @@ def test_csv_with_byte_order_mark_line_ends_in_cells_and_blank_lines(tmp_path):
     assert list(table.lines) == [2, 5]
 
 
-def test_long_cells(tmp_path):
-    path = write(tmp_path / "a.csv", f"text,label\n{'x' * 1_000_000},a\n")
-    assert read_columns(path).table["text"][0].as_py() == "x" * 1_000_000
-
-
 @pytest.mark.parametrize(
-    ("suffix", "content", "message"),
+    ("suffix", "content"),
     [
-        (".csv", "a,b\n1,2\n\n1,2,3\n", r"line 4 has 3 cells, but the header 2; correct the line"),
-        (".csv", 'a,b\n1,"x\ny"\n1\n', r"line 4 has 1 cell, but the header 2"),
-        (".csv", 'a,b\n1,2\n1,"x\ny', r"line 3 is not a valid CSV row \(unexpected end of data\); check its quotes"),
-        (".csv", 'a,b\n1,2\n1,"x"y\n', r"line 3 is not a valid CSV row \(',' expected after '\"'\)"),
-        (".csv", "a,b\r1,2\r", r"line 1 is not a valid CSV row \(new-line character seen in unquoted field\)"),
-        (".csv", b"a,b\n1,\x81\n", r"line 2 is not UTF-8 \(byte 0x81 at position 3\)"),
-        (".csv", b"a,b\n1,\0\n", r"line 2 has a NUL byte"),
-        (".csv", "", r"has no rows; give a table with a header"),
-        (".csv", "a,b\n", r"has no rows"),
-        (".csv", "a, \n1,2\n", r"line 1: column 2 has no name; give every column a name"),
-        (".csv", ",b, ,b\n1,2,3,4\n", r"line 1: 'b' names 2 columns; give every column a name"),
-        (".tsv", "a\tb\n1\t2\t3\n", r"line 2 has 3 cells, but the header 2"),
-        (".tsv", "a\ta\n1\t2\n", r"line 1: 'a' names 2 columns"),
-        (".xlsx", "a,b", r"a\.xlsx cannot be read as Excel \(.*\); save it again"),
-        (".docx", "a,b", r"a\.docx has an unknown suffix \(expected \.csv, \.tsv, .*\); rename or convert it"),
-        (".parquet.gz", "a,b", r"unknown suffix"),
-        (".parquet", "a,b", r"a\.parquet cannot be read as Parquet \(.*\); write it again"),
-        (
-            ".jsonl",
-            '{"a": 1}\n["a"]\n',
-            r"line 2 is not a JSON object \(Expected `object`, got `array`\): .*; give one, such as",
-        ),
-        (".jsonl", '{"a": Infinity}\n', r"line 1 is not a JSON object \(JSON is malformed: .*; give one"),
-        (".json", '[{"a": "é"}]'.encode("cp1252"), r"a\.json, row 1 is not UTF-8 .* iconv -f cp1252 -t utf-8$"),
-        (".jsonl", '{"": 1}\n', r"column 1 has no name; give every column a name of its own"),
-        (".jsonl", "\n", r"has no rows"),
-        (".json", '{"a": 1}\n{"a": 2', r"JSON is malformed: .*; give an array of objects, as pandas writes with"),
-        (".json", '{"a": [], "b": []}', r"is an object with 2 keys, expected only one, with an array; give an array"),
-        (".json", '{"a": 1}', r"Expected `array`, got `int`; give an array of objects"),
+        (".csv", "a,b\n1,2\n\n1,2,3\n"),
+        (".csv", 'a,b\n1,"x\ny"\n1\n'),
+        (".csv", 'a,b\n1,2\n1,"x\ny'),
+        (".csv", 'a,b\n1,2\n1,"x"y\n'),
+        (".csv", "a,b\r1,2\r"),
+        (".csv", "a,b\n1,2\na,b\n"),
+        (".csv", b"a,b\n1,\x81\n"),
+        (".csv", b"a,b\n1,\0\n"),
+        (".csv", "a,b\n"),
+        (".csv", "a, \n1,2\n"),
+        (".tsv", "a\ta\n1\t2\n"),
+        (".xlsx", "a,b"),
+        (".docx", "a,b"),
+        (".parquet.gz", "a,b"),
+        (".parquet", "a,b"),
+        (".csv.gz", "a,b\n1,2\n"),
+        (".jsonl", '{"a": 1}\n["a"]\n'),
+        (".jsonl", '{"a": Infinity}\n'),
+        (".json", '[{"a": "é"}]'.encode("cp1252")),
+        (".jsonl", '{"": 1}\n'),
+        (".json", '{"a": 1}\n{"a": 2'),
+        (".json", '{"a": [], "b": []}'),
+        (".json", '{"a": 1}'),
     ],
 )
-def test_wrong_file_is_one_line(suffix, content, message, tmp_path):
-    with pytest.raises(UsageError, match=message) as raised:
-        read_columns(write(tmp_path / f"a{suffix}", content))
-    assert "\n" not in str(raised.value)
+def test_wrong_file_is_one_line(suffix, content, tmp_path, refused):
+    path = write(tmp_path / f"a{suffix}", content)
+    if suffix.endswith("csv.gz"):  # an incomplete download
+        path.write_bytes(path.read_bytes()[:-9])
+    with refused() as error:
+        read_columns(path)
+    assert "\n" not in str(error.value)
 
 
 def test_tsv_is_quoted_only_if_the_whole_file_is(tmp_path):
@@ -179,9 +170,9 @@ CELL = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rows=st.lists(st.tuples(CELL, CELL), min_size=1), delimiter=st.sampled_from(",\t"), size=st.integers(1, 40))
+@given(rows=st.lists(st.tuples(CELL, CELL), min_size=1), delimiter=st.sampled_from(",\t"), size=st.integers(1, 4))
 def test_what_csv_writes_is_read_back_in_chunks_of_any_size(rows, delimiter, size, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK_CHARACTERS", size)
+    monkeypatch.setattr(module, "CHUNK_ROWS", size)
     path = tmp_path / ("a.csv" if delimiter == "," else "a.tsv")
     with path.open("w", encoding="utf-8", newline="") as stream:
         csv.writer(stream, delimiter=delimiter, quoting=csv.QUOTE_ALL).writerows([("a", "b"), *rows])
@@ -217,44 +208,28 @@ def test_json_is_an_array_or_an_object_that_holds_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "cells", "message"),
+    ("values", "cells"),
     [
-        ([1, {"c": 1.50}], ["1", '{"c":"1.50"}'], r"2: 'b' holds an object, expected a text, .*; flatten it"),
-        ([None, [[1]]], ["", "[[1]]"], r"2: 'b' holds a list of objects or lists, expected a text"),
-        (
-            [[1], "x"],
-            ['["1"]', "x"],
-            r"2: 'b' holds a plain value, unlike rows before; give lists",
-        ),
-        (["x", [2], {}], ["x", '["2"]', "{}"], r"3: 'b' holds an object, expected"),
+        ([1, {"c": 1.50}], ["1", '{"c":"1.50"}']),
+        ([None, [[1]]], ["", "[[1]]"]),
+        ([[1], "x"], ['["1"]', "x"]),
+        (["x", [2], {}], ["x", '["2"]', "{}"]),
     ],
 )
 @pytest.mark.parametrize("form", [".json", ".jsonl"])
-def test_a_nested_column_is_refused_only_where_it_is_used(values, cells, message, form, tmp_path):
+def test_a_nested_column_is_refused_only_where_it_is_used(values, cells, form, tmp_path, refused):
     lines = [f'{{"a": "x", "b": {json.dumps(value).replace("1.5", "1.50")}}}' for value in values]
     content = "\n".join(lines) if form == ".jsonl" else f"[{','.join(lines)}]"
     table = read_columns(write(tmp_path / f"a{form}", content))
     assert show(table) == {"a": ["x"] * len(cells), "b": cells}
     assert (table.find("a").to_pylist(), table.lists) == (["x"] * len(cells), frozenset())
-    with pytest.raises(UsageError, match=message):
+    with refused():
         table.find("b")
 
 
 def test_rows_of_several_lines_are_named_by_line_and_record(tmp_path):
     table = read_columns(write(tmp_path / "a.csv", 'text,label\n"x\ny",1\nz,2\n')).take(np.array([1]))
     assert table.locate(0).endswith("a.csv, line 4 (record 2)")
-
-
-# --- compressed files
-
-
-@pytest.mark.parametrize("suffix", FORMS)
-@pytest.mark.parametrize("spoil", [lambda data: data[:-9], lambda data: data[:40] + b"xx" + data[42:], lambda _: b"a"])
-def test_damaged_gzip_is_one_line(suffix, spoil, tmp_path):
-    path = write(tmp_path / f"a{suffix}.gz", FORMS[suffix] + FORMS[suffix].partition("\n")[2] * 8)
-    path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(UsageError, match=rf"a\{suffix}\.gz is not a complete gzip file \(.*\); compress it again"):
-        read_columns(path)
 
 
 # --- Parquet
@@ -333,25 +308,20 @@ def test_class_labels_of_parquet_are_names(tmp_path):
     info["info"]["features"]["topics"] = [info["info"]["features"]["stars"]]
     pq.write_table(old.replace_schema_metadata({"huggingface": json.dumps(info)}), path)
     assert show(read_columns(path)) == REVIEWS
-    pq.write_table(old.replace_schema_metadata({"huggingface": "["}), path)
-    assert show(read_columns(path))["stars"] == ["1", "0", "-1"]
 
 
-def test_wrong_parquet_is_one_line(tmp_path):
+def test_wrong_parquet_is_one_line(tmp_path, refused):
     path = tmp_path / "a.parquet"
-    names = pa.Table.from_arrays([pa.array([1]), pa.array([1])], ["a", "a"])
-    pq.write_table(names, path)
-    with pytest.raises(UsageError, match="'a' names 2 columns"):
-        read_columns(path)
-    broken = pa.Array.from_buffers(
-        pa.string(), 1, [None, pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xff")]
-    )
-    pq.write_table(pa.table({"a": broken}), path)
-    with pytest.raises(UsageError, match=r"cannot be read as Parquet \(.*UTF8.*\); write it again"):
-        read_columns(path)
-    pq.write_table(pa.table({"a": pa.array([], pa.string())}), path)
-    with pytest.raises(UsageError, match=r"a\.parquet has no rows"):
-        read_columns(path)
+    offsets = pa.array([0, 1], pa.int32()).buffers()[1]
+    broken = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\xff")])
+    for table in (
+        pa.Table.from_arrays([pa.array([1]), pa.array([1])], ["a", "a"]),
+        pa.table({"a": broken}),
+        pa.table({"a": pa.array([], pa.string())}),
+    ):
+        pq.write_table(table, path)
+        with refused():
+            read_columns(path)
 
 
 # --- splits
@@ -399,22 +369,23 @@ def test_files_as_people_have_them_are_read_and_said(name, content, found, tmp_p
     ],
     ids=["Cyrillic", "Chinese", "Mac", "UTF-8 in part"],
 )
-def test_what_is_not_western_text_is_refused(content, tmp_path):
+def test_what_is_not_western_text_is_refused(content, tmp_path, refused):
     path = write(tmp_path / "a.csv", b'text;label\n"' + content + b'";1\n')
-    with pytest.raises(UsageError, match=r"line 2 is not UTF-8 \(byte 0x"):
+    with refused():
         read_columns(path)
     assert show(read_columns(path, encoding="latin-1"))["text"] == [content.decode("latin-1")]
 
 
-def test_settings_of_reading(tmp_path):
+def test_settings_of_reading(tmp_path, refused):
+    """UTF-8 that has more than ASCII is certain, as is a byte order mark; other files have the given encoding."""
     path = write(tmp_path / "a.csv", "text|x;label\ngood|y;1\n")
     assert show(read_columns(path, sep="|")) == {"text": ["good"], "x;label": ["y;1"]}
-    with pytest.raises(UsageError, match=r"data\.sep is 'tab'; give the character between cells"):
-        read_columns(path, sep="tab")
-    with pytest.raises(UsageError, match=r"data\.encoding is 'ansi'; name one of Python's"):
-        read_columns(path, encoding="ansi")
-    with pytest.raises(UsageError, match=r"line 1 is not utf-16 \(.*\); the lines after it are not read"):
-        read_columns(write(path, "text,label\n"), encoding="utf-16")
+    for reading in ({"sep": "tab"}, {"encoding": "ansi"}, {"encoding": "utf-16"}):
+        with refused():
+            read_columns(path, **reading)
+    for encoding in ("cp1250", "utf-8", "utf-8-sig", "utf-16"):
+        write(path, "text,label\nzłoty,1\n".encode(encoding))
+        assert show(read_columns(path, encoding="cp1250"))["text"] == ["złoty"]
 
 
 def test_sheets_of_excel(tmp_path):
@@ -439,7 +410,7 @@ def test_folders_of_save_to_disk(tmp_path):
     assert splits["dev"].locate(0) == f"{tmp_path / 'more'}, validation, row 1"
 
 
-def test_file_and_folder(tmp_path):
+def test_file_and_folder(tmp_path, refused):
     write(tmp_path / "train.csv", CSV)
     write(tmp_path / "validation.jsonl.gz", '{"text": "x"}\n')
     write(tmp_path / "test.tsv", "text\ny\n")
@@ -450,24 +421,22 @@ def test_file_and_folder(tmp_path):
     assert {split: len(table) for split, table in splits.items()} == {"train": 4, "dev": 1, "test": 1}
     assert splits["dev"].locate(0) == f"{tmp_path / 'validation.jsonl.gz'}, line 1"
     write(tmp_path / "val.csv", CSV)
-    with pytest.raises(UsageError, match=r"has val\.csv and validation\.jsonl\.gz for the split dev; keep one of them"):
+    with refused():
         read_splits(str(tmp_path))
     (tmp_path / "train.csv").unlink()
     (tmp_path / "val.csv").unlink()
-    with pytest.raises(UsageError, match=r"has no split train \(found: notes\.csv, test\.tsv, .*\); give a file"):
+    with refused():
         read_splits(str(tmp_path))
 
 
-@pytest.mark.parametrize("place", ["reviews.csv", "data/reviews.parquet", "/nowhere", "../x/y", "reviews", "a b/c"])
-def test_missing_place_names_file_folder_and_hub(place, tmp_path, monkeypatch):
+@pytest.mark.parametrize("source", ["reviews.csv", "/nowhere", "reviews", "a b/c"])
+def test_missing_place_names_file_folder_and_hub(source, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        UsageError, match=rf"{place}' does not exist; give a file .*, a folder .* owner/name\[:config\]"
-    ):
-        read_splits(place)
+    with refused():
+        read_splits(source)
 
 
-def test_hub(monkeypatch):
+def test_hub(monkeypatch, refused):
     found = datasets.DatasetDict({"train": make_reviews(3), "valid": make_reviews(1), "unsupervised": make_reviews(1)})
 
     def load(name: str, config: str | None) -> datasets.DatasetDict:
@@ -483,19 +452,14 @@ def test_hub(monkeypatch):
         assert show(splits["train"]) == REVIEWS
         assert splits["train"].lists == {"topics"}
         assert splits["dev"].locate(0) == f"{place}, valid, row 1"
-    with pytest.raises(UsageError, match=r"set owner/other cannot be loaded \(Config name .*'small'\]\); give a"):
+    with refused():
         read_splits("owner/other")
     monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: "the Hub has no dataset 'owner/other'")
-    with pytest.raises(UsageError, match=r"the Hub has no dataset 'owner/other'; give a file .*, a folder"):
+    with refused():
         read_splits("owner/other")
 
 
 # --- prediction: errors in their place
-
-
-@pytest.fixture
-def table(tmp_path):
-    return tmp_path / "a.csv"
 
 
 def list_values(path, content, columns=()):
@@ -512,62 +476,36 @@ def list_values(path, content, columns=()):
     ("rows", "expected"),
     [
         (b"a\nb,c\nd\n", ["a", "3: has 2 cells, but the header 1; correct the line", "d"]),
-        (
-            b'a\n"b"x\nd\n',
-            ["a", "3: is not a valid CSV row (',' expected after '\"'); check", "d"],
-        ),
+        (b'a\n"b"x\nd\n', ["a", "3: is not a valid CSV row (',' expected after '\"'); check", "d"]),
         (b"a\n\x81\nd\n", ["a", "3: is not UTF-8 (byte 0x81 at position 1); convert the file, ", "d"]),
-        (
-            b'a\n"b\nd\n',
-            ["a", "3: is not a valid CSV row (unexpected end of data); check its quotes and commas ("],
-        ),
-        (
-            b'a\n"b\nc"x\nd\n',
-            ["a", "3: is not a valid CSV row (',' expected after '\"'); check its quotes"],
-        ),
-        (
-            b'a\n"b\n\x81"\nd\n',
-            ["a", "3: is not UTF-8 (byte 0x81 at position 1); convert the file, "],
-        ),
+        (b'a\n"b\nd\n', ["a", "3: is not a valid CSV row (unexpected end of data); check its quotes and commas ("]),
+        (b'a\n"b\n\x81"\nd\n', ["a", "3: is not UTF-8 (byte 0x81 at position 1); convert the file, "]),
     ],
 )
-def test_a_wrong_row_is_an_error_in_its_place_and_the_last_if_it_is_not_clear_where_it_ends(rows, expected, table):
-    found = list_values(table, b"text\n" + rows)
+def test_a_wrong_row_is_an_error_in_its_place_and_the_last_if_it_is_not_clear_where_it_ends(rows, expected, tmp_path):
+    found = list_values(tmp_path / "a.csv", b"text\n" + rows)
     assert len(found) == len(expected)
     for value, wanted in zip(found, expected, strict=True):
         assert value == {"text": wanted} or (isinstance(value, str) and value.startswith(wanted))
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.csv", b"text,text\n", r"line 1: 'text' names 2 columns; give every column a name of its own"),
-        ("a.csv", b'"text\na\n', r"line 1 is not a valid CSV row \(unexpected end of data\); check its quotes"),
-        ("a.csv", b"title,body\n", r"has no column 'text'; found 'title', 'body'; name the columns of the texts"),
-        ("a.tsv.gz", b"txt\n", r"has no column 'text'; found 'txt' \(nearest: 'txt'\); name the columns"),
-        ("a.parquet", b"text\nabcd\n", r"a.parquet cannot be read as Parquet \(Parquet magic bytes .*\); write it"),
-        ("a.json", b"{}", r"a.json is an object with 0 keys, expected only one, with an array; give an array of obj"),
-        ("a.parquet.gz", b"", r"unknown suffix \(expected .csv, .*, .txt; .gz may follow, but not .parquet or .xlsx\)"),
-    ],
+    ("name", "content"),
+    [("a.csv", b'"text\na\n'), ("a.csv", b"title,body\n"), ("a.tsv.gz", b"txt\n"), ("a.parquet.gz", b"")],
 )
-def test_an_input_that_is_not_a_table_is_one_line(name, content, message, tmp_path):
-    with pytest.raises(UsageError, match=message):
+def test_an_input_that_is_not_a_table_is_one_line(name, content, tmp_path, refused):
+    with refused():
         list_values(tmp_path / name, content, ("text",))
 
 
 def test_json_may_hold_texts_for_prediction(tmp_path):
-    content = b'{"data": [{"text": "good", "id": 1}, "bad", 3, "\xff"]}'
-    path = tmp_path / "a.json"
-    path.write_bytes(content)
-    one, two, *wrong = read_inputs(str(path))
-    assert (one.value, one.place, two.value) == ({"text": "good", "id": 1}, f"{path}, row 1", "bad")
-    assert [line.place.rpartition(" ")[2] for line in wrong] == ["3", "4"]
-    messages = [str(line.value) for line in wrong]
-    assert messages[0].startswith("is not a JSON object or string (Expected `str | object`, got `int`): '3'; give one")
-    assert messages[1].startswith("is not UTF-8 (byte 0xff at position 2); convert the file")
+    found = list_values(tmp_path / "a.json", b'{"data": [{"text": "good", "id": 1}, "bad", 3, "\xff"]}')
+    assert found[:2] == [{"text": "good", "id": 1}, "bad"]
+    for number, line in enumerate(found[2:], 3):
+        assert line.startswith(f"{number}: is not a JSON object or string (")
 
 
-def test_parquet_is_read_in_batches_with_values_as_in_json(tmp_path, monkeypatch):
+def test_parquet_is_read_in_batches_with_values_as_in_json(tmp_path, monkeypatch, refused):
     monkeypatch.setattr(module, "CHUNK_ROWS", 2)
     columns = {
         "text": ["a", None, "NA"],
@@ -585,7 +523,7 @@ def test_parquet_is_read_in_batches_with_values_as_in_json(tmp_path, monkeypatch
     assert lines[0].value == first
     assert [line.value["text"] for line in lines] == ["a", None, "NA"]
     assert [line.value["share"] for line in lines] == [0.5, None, None]
-    with pytest.raises(UsageError, match=r"has no column 'txt'; found 'text', 'id', .*nearest: 'text'"):
+    with refused():
         list(read_inputs(path, ("txt",)))
 
 
@@ -614,17 +552,12 @@ def test_a_million_rows_need_little_more_memory_than_their_texts(suffix, most, t
     peaks = []
     for count in (100_000, 1_000_000):
         path = tmp_path / f"{count}{suffix}"
-        with path.open("w") as stream:
-            if suffix in (".csv", ".tsv"):
-                mark = "," if suffix == ".csv" else "\t"
-                stream.write(f"text{mark}label\n")
-                stream.writelines(f"{row:060}{mark}{row % 5}\n" for row in range(count - 1))
-                stream.write(f"{'' if suffix == '.csv' else chr(34)}x{mark}1\n")
-            else:
-                rows = (f'{{"text": "{row:060}", "label": {row % 5}}}' for row in range(count))
-                stream.write("[" * (suffix == ".json"))
-                stream.writelines(f"{', ' * (row > 0 and suffix == '.json')}{text}\n" for row, text in enumerate(rows))
-                stream.write("]" * (suffix == ".json"))
+        rows = [f'{{"text": "{row:060}", "label": {row % 5}}}' for row in range(count)]
+        if suffix in (".csv", ".tsv"):
+            mark = "," if suffix == ".csv" else "\t"
+            rows = [f"text{mark}label", *(f"{row:060}{mark}{row % 5}" for row in range(count - 1))]
+            rows.append(f"{'' if suffix == '.csv' else chr(34)}x{mark}1")
+        path.write_text(f"[{', '.join(rows)}]" if suffix == ".json" else "\n".join(rows))
         printed = subprocess.run([sys.executable, "-c", PEAK, path], capture_output=True, text=True, check=True).stdout
         rows, peak = map(int, printed.split())
         assert rows == count
@@ -633,22 +566,9 @@ def test_a_million_rows_need_little_more_memory_than_their_texts(suffix, most, t
     assert peaks[1] - peaks[0] <= most
 
 
-def test_a_given_encoding_is_of_files_that_do_not_show_theirs(tmp_path):
-    """UTF-8 that has more than ASCII is certain, as is a byte order mark."""
-    text = "text,label\nzłoty,1\n"
-    for number, encoding in enumerate(("cp1250", "utf-8", "utf-8-sig", "utf-16")):
-        path = tmp_path / f"{number}.csv"
-        path.write_bytes(text.encode(encoding))
-        assert show(read_columns(path, encoding="cp1250"))["text"] == ["złoty"]
-
-
 def test_json_lines_are_read_whatever_they_are_called(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text('{"text": "good"}\n{"text": "bad"}\n')
+    path = write(tmp_path / "a.json", '{"text": "good"}\n{"text": "bad"}\n')
     assert show(read_columns(path)) == {"text": ["good", "bad"]}
-    path.write_text("text,label\ngood,1\ntext,label\n")
-    with pytest.raises(UsageError, match="line 3 repeats the header"):
-        read_columns(path.rename(tmp_path / "a.csv"))
 
 
 def test_an_unclosed_quote_takes_little_memory(tmp_path, monkeypatch):

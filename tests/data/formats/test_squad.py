@@ -1,23 +1,274 @@
-"""A person's own questions: tables, files in SQuAD's form, several files, folders and data sets on the Hub."""
+"""SQuAD: official files and predictions, the Hub's copies, and a person's own questions in every form."""
 
 import gzip
 import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import datasets
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
 from bertkit.data.formats import hub
-from bertkit.data.formats.squad import find_only, read_own_squad, read_squad
+from bertkit.data.formats.line import read_json
+from bertkit.data.formats.squad import (
+    Candidate,
+    find_only,
+    read_own_squad,
+    read_predictions,
+    read_squad,
+    read_squad_copy,
+)
 from bertkit.data.spans import Question, is_placed
 from bertkit.errors import UsageError
 from tests.official import list_questions, write_questions, write_squad
 
+NORMANS = "The Norse settled in Rouen. The Normans (from “Norseman”) spoke French."
+DENVER = "Denver won. 😀 Café Denver lost."
+
+
+def make_qa(name: str, *answers: tuple[str, int], **more: Any) -> dict[str, Any]:
+    pairs = [{"text": text, "answer_start": start} for text, start in answers]
+    return {"id": name, "question": f"What is {name}?", "answers": pairs} | more
+
+
+def make_squad(*qas: dict[str, Any], context: str = NORMANS) -> dict[str, Any]:
+    return {"version": "1", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": list(qas)}]}]}
+
+
+def save(path: Path, value: Any) -> Path:
+    path.write_text(json.dumps(value), encoding="utf-8")
+    return path
+
+
+V1 = make_squad(make_qa("a1", ("Rouen", 21), ("in Rouen", 18)), make_qa("a2", ("French", 64)))
+V1["data"][0]["paragraphs"].append({"context": "", "qas": []})
+V1["data"] += [*make_squad(make_qa("b1", ("Denver", 19)), context=DENVER)["data"], {"title": "x", "paragraphs": []}]
+V2 = make_squad(
+    make_qa("c1", ("Rouen", 21), is_impossible=False),
+    make_qa("c2", is_impossible=True, plausible_answers=[{"text": "French", "answer_start": 64}]),
+)
+QUESTIONS = {
+    1: [
+        Question("a1", "What is a1?", NORMANS, ("Rouen", "in Rouen"), (21, 18)),
+        Question("a2", "What is a2?", NORMANS, ("French",), (64,)),
+        Question("b1", "What is b1?", DENVER, ("Denver",), (19,)),
+    ],
+    2: [
+        Question("c1", "What is c1?", NORMANS, ("Rouen",), (21,)),
+        Question("c2", "What is c2?", NORMANS, (), ()),
+    ],
+}
+
+
+@pytest.mark.parametrize(("content", "version"), [(V1, 1), (V2, 2)], ids=["1", "2"])
+def test_official_files(tmp_path, content, version):
+    questions = read_squad(save(tmp_path / "train.json", content), version)
+    assert questions == read_squad(tmp_path / "train.json") == QUESTIONS[version]
+    assert questions[0].context is questions[1].context
+    for question in questions:
+        for text, start in zip(question.answers, question.starts, strict=True):
+            assert question.context[start : start + len(text)] == text
+
+
+@pytest.mark.parametrize(
+    ("version", "content"),
+    [
+        (1, V2),
+        (1, make_squad(make_qa("a"))),
+        (1, make_squad({"id": "a", "question": "What?", "is_impossible": True})),
+        (2, V1),
+        (2, make_squad(make_qa("a"))),
+    ],
+    ids=["V2", "no answer", "no list", "V1", "not said"],
+)
+def test_squad_file_of_the_other_version(tmp_path, version, content, refused):
+    file = save(tmp_path / "a.json", content)
+    with refused():
+        read_squad(file, version)
+    assert read_squad(file)  # without a version both forms are accepted, and the answers decide
+
+
+def test_starts_and_texts_are_taken_as_they_are(tmp_path):
+    """A missing start is that of the only occurrence; the answers decide whatever `is_impossible` says."""
+    qa = make_qa("a", ("Rouen", 22), ("Paris", 10**18), ("Le", -7), is_impossible=True)
+    del qa["answers"][2]["answer_start"]
+    content = make_squad(qa, make_qa("b", ("x", 0), question=""), {"id": "c", "question": "?", "is_impossible": True})
+    found = read_squad(save(tmp_path / "a.json", content), 2)
+    assert [one.answers for one in found] == [("Rouen", "Paris", "Le"), ("x",), ()]
+    assert [one.starts for one in found] == [(22, 10**18, -1), (0,), ()]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        {"Data": [], "v": 1},
+        {"data": []},
+        {"data": [{"paragraphs": [{"qas": []}]}]},
+        make_squad(make_qa("")),
+        make_squad(make_qa("a", answers=[{"answer_start": 1}])),
+        make_squad(make_qa("a", ("b", 1)), make_qa("c", ("b", 1)), make_qa("a", ("b", 1))),
+        {"data": "no list " * 999},
+        make_squad(make_qa("a" * 999), make_qa("a" * 999)),
+    ],
+    ids=["list", "Data", "nothing", "context", "id", "answer", "twice", "long", "long ids"],
+)
+def test_bad_squad_is_one_line(tmp_path, content, refused):
+    with refused() as error:
+        read_squad(save(tmp_path / "dev.json", content))
+    assert len(str(error.value)) < 1500
+
+
+GOOD_TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
+ANSWERS = st.lists(st.tuples(GOOD_TEXT.filter(str.strip), st.integers(-3, 2**40)), max_size=3)
+ARTICLES = st.lists(st.lists(st.tuples(GOOD_TEXT, st.lists(st.tuples(GOOD_TEXT, ANSWERS), max_size=3)), max_size=2))
+
+
+@given(articles=ARTICLES, ascii_only=st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_squad_that_is_written_is_read(tmp_path, articles, ascii_only):
+    expected: list[Question] = []
+    content: dict[str, Any] = {"data": []}
+    for paragraphs in articles:
+        content["data"].append({"paragraphs": []})
+        for context, asked in paragraphs:
+            qas = []
+            for question, answers in asked:
+                name = str(len(expected))
+                qas.append(make_qa(name, *answers, question=question, is_impossible=not answers))
+                texts = tuple(text for text, _ in answers)
+                starts = tuple(find_only(context, text) if start == -1 else start for text, start in answers)
+                expected.append(Question(name, question, context, texts, starts))
+            content["data"][-1]["paragraphs"].append({"context": context, "qas": qas})
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps(content, ensure_ascii=ascii_only), encoding="utf-8")
+    for version in (None, 1, 2):
+        if expected and (version != 1 or all(question.answers for question in expected)):
+            assert read_squad(file, version) == expected
+        else:
+            with pytest.raises(UsageError):
+                read_squad(file, version)
+
+
+# --- predictions
+
+read_answers = partial(read_predictions, form=str)
+read_odds = partial(read_predictions, form=float)
+read_nbest = partial(read_predictions, form=list[Candidate])
+
+
+def test_predictions_in_the_order_of_their_file(tmp_path):
+    answers = {"b": "Rouen", "a": "", "": "😀 Café"}
+    assert list(read_answers(save(tmp_path / "predictions.json", answers)).items()) == list(answers.items())
+    odds = {"b": -3.25, "a": 0, "c": 10**300, "d": 1e-300, "e": -0.0}
+    found = read_odds(save(tmp_path / "null_odds.json", odds))
+    assert list(found.items()) == [(name, float(value)) for name, value in odds.items()]
+    nbest = {"b": [{"text": "Rouen", "probability": 0.75, "start_logit": 1.5}, {"text": "", "probability": 0}], "a": []}
+    found = read_nbest(save(tmp_path / "nbest_predictions.json", nbest))
+    assert list(found.items()) == [("b", [Candidate("Rouen", 0.75), Candidate("", 0.0)]), ("a", [])]
+
+
+@pytest.mark.parametrize(
+    ("read", "content"),
+    [
+        (read_answers, ["Rouen"]),
+        (read_answers, {"a": ["Rouen"]}),
+        (read_odds, {"a": float("nan")}),
+        (read_odds, {"a": 10**400}),
+        (read_nbest, {"a": [{"text": "b"}]}),
+        (read_nbest, {"a": [{"text": "b", "probability": -0.5}]}),
+    ],
+    ids=["list", "answers", "nan", "large", "probability", "negative"],
+)
+def test_bad_predictions_are_one_line(tmp_path, read, content, refused):
+    with refused():
+        read(save(tmp_path / "a.json", content))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b'{"data": [\n  {"title": "a",\n}', b'{"data": []}\n{"a": "c"}\n', b"id\tanswer\n", b'{"q1": "caf\xe9"}'],
+)
+def test_bad_json_is_one_line(tmp_path, content, refused):
+    (tmp_path / "dev.json").write_bytes(content)
+    with refused():
+        read_answers(tmp_path / "dev.json")
+
+
+def test_json_with_byte_order_mark_or_too_deep(tmp_path):
+    (tmp_path / "a.json").write_text("\ufeff" + json.dumps(V1, ensure_ascii=False), encoding="utf-8")
+    assert read_json(tmp_path / "a.json", Any) == V1
+    (tmp_path / "a.json").write_text(f'{{"a": {"[" * 1_000_000}}}')
+    message = "Stack overflow" if sys.version_info >= (3, 14) else "maximum recursion depth exceeded"
+    with pytest.raises(UsageError, match=message):
+        read_answers(tmp_path / "a.json")
+
+
+# --- the Hub
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Replace the Hub and return the data sets that it serves, for the test to fill."""
+    found: dict[str, dict[str, datasets.Dataset]] = {}
+    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, _: datasets.DatasetDict(found[name]))
+    return found
+
+
+def make_rows(path: Path, **changed: list[Any]) -> datasets.Dataset:
+    """Return the questions of an official file as in the Hub's copy."""
+    rows = list_questions(path)
+    text, start = datasets.Value("string"), datasets.Value("int32")
+    kinds = {"answers": {"text": datasets.List(text), "answer_start": datasets.List(start)}}
+    features = datasets.Features({name: kinds.get(name, text) for name in rows[0]})
+    return datasets.Dataset.from_dict({name: [row[name] for row in rows] for name in rows[0]} | changed, features)
+
+
+@pytest.mark.parametrize(("name", "content"), [("rajpurkar/squad", V1), ("rajpurkar/squad_v2", V2)], ids=["1", "2"])
+def test_official_files_and_the_hub_give_equal_questions(tmp_path, served, name, content):
+    rows = make_rows(save(tmp_path / "a.json", content))
+    served[name] = {"train": rows, "validation": rows.select([1])}
+    found = read_squad_copy(name, {"train": "train", "dev": "validation"})
+    assert list(found) == ["train", "dev"]
+    assert found["train"] == read_squad(tmp_path / "a.json")
+    assert found["dev"] == found["train"][1:2]
+    assert found["train"][0].context is found["train"][1].context
+
+
+def test_bad_squad_on_the_hub_is_one_line(tmp_path, served, refused):
+    path = save(tmp_path / "a.json", V1)
+    for rows in (
+        make_rows(path, id=["a", "b", "a"]),
+        make_rows(path, answers=[{"text": ["a", "b"], "answer_start": [1]}] * 3),
+        make_rows(path).remove_columns("context"),
+        make_rows(path).select([]),
+    ):
+        served["rajpurkar/squad"] = {"train": rows}
+        with refused():
+            read_squad_copy("rajpurkar/squad", {"train": "train"})
+    with refused():
+        read_squad_copy("rajpurkar/squad", {"dev": "validation"})
+
+
+def test_a_data_set_on_the_hub(served, tmp_path):
+    rows = list_questions(write_squad(tmp_path, 2) / "train-v2.0.json")
+    served["owner/questions"] = {split: datasets.Dataset.from_list(rows) for split in ("train", "validation")}
+    found = read_own_squad("owner/questions", 2)
+    expected = read_squad(tmp_path / "train-v2.0.json", 2)
+    assert {split: part.questions for split, part in found.items()} == {"train": expected, "dev": expected}
+    assert found["dev"].source == "owner/questions, validation"
+
+
+# --- a person's own questions
+
 CONTEXT = "Ada wrote it in 1843. Ada was 27."
-FORMS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 GOOD = {"id": "a", "question": "Who wrote it?", "context": CONTEXT, "answers": {"text": ["Ada"], "answer_start": [0]}}
 
 
@@ -37,7 +288,7 @@ def test_every_form_has_the_questions_of_the_official_file(tmp_path, version):
     expected = read_squad(official, version)
     rows = list_questions(official)
     assert read(official, version) == expected
-    for form in FORMS:
+    for form in (".csv", ".tsv", ".json", ".jsonl", ".parquet"):
         assert read(write_questions(tmp_path / f"a{form}", rows), version) == expected, form
     (tmp_path / "b.json").write_text(json.dumps({"data": rows}), encoding="utf-8")
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
@@ -65,9 +316,9 @@ def test_every_form_has_the_questions_of_the_official_file(tmp_path, version):
         assert read(f"{tmp_path / 'first.json'},{tmp_path / second}", version) == expected
 
 
-def test_a_file_whose_name_has_a_comma_is_one_file(tmp_path):
+def test_a_file_whose_name_has_a_comma_is_one_file(tmp_path, refused):
     assert read(write_questions(tmp_path / "a,b.jsonl", [GOOD])) == read(write_questions(tmp_path / "a.jsonl", [GOOD]))
-    with pytest.raises(UsageError, match=r"b\.jsonl does not exist"):
+    with refused():
         read(f"{tmp_path}/a.jsonl,{tmp_path}/b.jsonl")
 
 
@@ -84,7 +335,7 @@ def test_splits_of_a_folder_may_have_different_forms(tmp_path):
 
 
 @pytest.mark.parametrize("cell", ["missing", "", None])
-def test_a_test_split_without_any_answers_is_unlabelled_and_another_split_is_not(tmp_path, cell):
+def test_a_test_split_without_any_answers_is_unlabelled_and_another_split_is_not(tmp_path, cell, refused):
     row = {key: value for key, value in GOOD.items() if key != "answers"} | (
         {} if cell == "missing" else {"answers": cell}
     )
@@ -93,10 +344,10 @@ def test_a_test_split_without_any_answers_is_unlabelled_and_another_split_is_not
     assert not read_own_squad(str(tmp_path), 2)["test"].is_labelled
     write_questions(tmp_path / "test.jsonl", [row, GOOD | {"id": "b"}])
     assert [x.answers for x in read_own_squad(str(tmp_path), 2)["test"].questions] == [(), ("Ada",)]
-    with pytest.raises(UsageError, match=r"test.jsonl, line 1 has no answer, .* use --version 2"):
+    with refused():
         read_own_squad(str(tmp_path), 1)
     write_questions(tmp_path / "dev.jsonl", [row])
-    with pytest.raises(UsageError, match=r"dev.jsonl(, line 1 has no answer| has no column 'answers')"):
+    with refused():
         read_own_squad(str(tmp_path), 1)
 
 
@@ -107,20 +358,6 @@ def test_an_unlabelled_file_in_the_official_form(tmp_path):
         content = {"data": [{"paragraphs": [{"context": CONTEXT, "qas": [asked | extra]}]}]}
         (tmp_path / "test.json").write_text(json.dumps(content))
         assert read_own_squad(str(tmp_path), 2)["test"].is_labelled == is_labelled
-
-
-def test_a_data_set_on_the_hub(monkeypatch, tmp_path):
-    rows = list_questions(write_squad(tmp_path, 2) / "train-v2.0.json")
-    found = datasets.DatasetDict({split: datasets.Dataset.from_list(rows) for split in ("train", "validation")})
-    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_: found)
-    read = read_own_squad("owner/questions", 2)
-    expected = read_squad(tmp_path / "train-v2.0.json", 2)
-    assert {split: part.questions for split, part in read.items()} == {"train": expected, "dev": expected}
-    assert read["dev"].source == "owner/questions, validation"
-
-
-# --- Single rows
 
 
 @pytest.mark.parametrize(
@@ -158,18 +395,11 @@ def test_an_answer_without_a_start_has_the_only_place(tmp_path, answers, starts)
     assert is_placed(question) == (question.answers[0] != "Ada")
 
 
-def test_the_official_form_may_leave_out_starts_too(tmp_path):
-    content = {"data": [{"paragraphs": [{"context": CONTEXT, "qas": [GOOD | {"answers": [{"text": "1843"}]}]}]}]}
-    (tmp_path / "a.json").write_text(json.dumps(content))
-    assert read(tmp_path / "a.json")[0].starts == (16,)
-    assert read_squad(tmp_path / "a.json", 1)[0].starts == (16,)
-
-
-@pytest.mark.parametrize("answers", [None, "", [], {"text": [], "answer_start": []}, {"text": []}])
-def test_no_answers_are_for_version_2(tmp_path, answers):
+@pytest.mark.parametrize("answers", [None, "", [], {"text": []}, {"text": ["", " "], "answer_start": [-1, 0]}])
+def test_no_answers_are_for_version_2(tmp_path, answers, refused):
     assert ask(tmp_path, answers=answers) == Question("a", "Who wrote it?", CONTEXT, (), ())
     assert ask(tmp_path, answers=answers, is_impossible=True).answers == ()
-    with pytest.raises(UsageError, match=r"a.jsonl, line 1 has no answer, so this .* use --version 2"):
+    with refused():
         ask(tmp_path, version=1, answers=answers)
 
 
@@ -184,12 +414,7 @@ def test_an_id_is_made_of_question_and_context(tmp_path):
     assert [x.id for x in read(",".join(map(str, halves)))] == [first, other, second, "mine", third]
 
 
-def test_equal_contexts_share_one_text(tmp_path):
-    rows = [GOOD | {"id": str(number)} for number in range(3)]
-    assert len({id(question.context) for question in read(write_questions(tmp_path / "a.jsonl", rows))}) == 1
-
-
-def test_a_column_groups_questions_and_the_title_does_so_in_the_official_form(tmp_path):
+def test_a_column_groups_questions_and_the_title_does_so_in_the_official_form(tmp_path, refused):
     official = write_squad(tmp_path / "squad", 1) / "train-v1.1.json"
     table = write_questions(tmp_path / "a.csv", list_questions(official))
     groups = [question.group for question in read(table, group="title")]
@@ -197,95 +422,49 @@ def test_a_column_groups_questions_and_the_title_does_so_in_the_official_form(tm
     assert set(groups) == {"Article_0", "Article_1"}
     assert {question.group for question in read(table)} == {""}
     for path in (table, official):
-        with pytest.raises(UsageError, match="no column 'customer'"):
+        with refused():
             read(path, group="customer")
 
 
-WRITTEN = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-
-
-@given(st.lists(st.tuples(WRITTEN, WRITTEN, WRITTEN.filter(str.strip), st.integers(-2, 9)), min_size=1))
-def test_any_texts_are_read_as_they_are_written(rows):
-    import tempfile
-    from pathlib import Path
-
-    found = [
-        {
-            "id": str(number),
-            "question": question,
-            "context": context,
-            "answers": {"text": [text], "answer_start": [start]},
-        }
-        for number, (question, context, text, start) in enumerate(rows)
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        for form in (".jsonl", ".parquet"):
-            questions = read(write_questions(Path(folder) / f"a{form}", found))
-            for question, row in zip(questions, rows, strict=True):
-                start = find_only(row[1], row[2]) if row[3] == -1 else row[3]
-                assert (question.question, question.context, question.answers[0], question.starts[0]) == (
-                    *row[:3],
-                    start,
-                )
-
-
-@pytest.mark.parametrize("start", [0, -1, None])
-def test_an_empty_answer_is_none(tmp_path, start):
-    answers = {"text": ["", " "], "answer_start": [start, start]}
-    assert ask(tmp_path, answers=answers).answers == ()
-    assert ask(tmp_path, answers=answers, is_impossible=True).starts == ()
-    qa = {"id": "a", "question": "Who?", "is_impossible": True, "answers": [{"text": "", "answer_start": -1}]}
-    official = {"data": [{"paragraphs": [{"context": CONTEXT, "qas": [qa]}]}]}
-    (tmp_path / "a.json").write_text(json.dumps(official))
-    assert read(tmp_path / "a.json", 2)[0].answers == read_squad(tmp_path / "a.json", 2)[0].answers == ()
-    with pytest.raises(UsageError, match=r"line 1 has no answer, so this looks like a SQuAD 2\.0 file"):
-        ask(tmp_path, version=1, answers=answers)
-
-
 @pytest.mark.parametrize(
-    ("row", "words"),
+    "row",
     [
-        ({"answers": "Ada"}, "line 1, answers: JSON is malformed.* give answers such as"),
-        ({"answers": {"text": "Ada"}}, "Expected `array`, got `str`"),
-        ({"answers": {"text": ["Ada"], "answer_start": [1.5]}}, "Expected `int"),
-        ({"answers": {"text": ["Ada"], "answer_start": [0, 1]}}, "text and answer_start have different lengths"),
-        ({"answers": [{"answer_start": 0}]}, "missing required field `text`"),
+        {"answers": "Ada"},
+        {"answers": {"text": "Ada"}},
+        {"answers": {"text": ["Ada"], "answer_start": [1.5]}},
+        {"answers": {"text": ["Ada"], "answer_start": [0, 1]}},
+        {"answers": [{"answer_start": 0}]},
     ],
+    ids=["text", "no list", "half", "lengths", "no text"],
 )
-def test_a_wrong_row_is_named(tmp_path, row, words):
-    with pytest.raises(UsageError, match=words) as error:
+def test_a_wrong_row_is_named(tmp_path, row, refused):
+    with refused():
         ask(tmp_path, **row)
-    assert "a.jsonl, line 1" in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["question", "context", "answers"])
-def test_a_missing_column_is_named(tmp_path, name):
+def test_a_missing_column_is_named(tmp_path, name, refused):
     path = write_questions(tmp_path / "a.csv", [{key: cell for key, cell in GOOD.items() if key != name}])
-    with pytest.raises(
-        UsageError, match=rf"a.csv has no column '{name}'; found .*; name the columns question, context"
-    ):
+    with refused():
         read(path)
 
 
-def test_an_id_that_occurs_twice_is_named_with_both_places(tmp_path):
+def test_an_id_that_occurs_twice_is_named_with_both_places(tmp_path, refused):
     first, second = (write_questions(tmp_path / f"{name}.jsonl", [GOOD]) for name in "xy")
-    with pytest.raises(UsageError, match=r"y.jsonl, line 1 has the same id 'a' as .*x.jsonl, line 1"):
+    with refused():
         read(f"{first},{second}")
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    "content",
     [
-        ('{"data": [{"paragraphs": [{"context": 1}]}]}', r"a.json: Expected `str`.*\{\"data\": \[\{\"paragraphs\""),
-        ('{"data": [{"paragraphs": []}]}', "a.json has no questions"),
-        ('{"data": []}', "a.json has no rows"),
-        ('{"data": 1}', "a.json"),
-        ("{", "a.json"),
-        ('{"version": 1, "data": [{"question": "x"}]}', "is an object with 2 keys"),
+        {"data": [{"paragraphs": [{"context": 1}]}]},
+        {"data": [{"paragraphs": []}]},
+        {"data": []},
+        {"version": 1, "data": [{"question": "x"}]},
     ],
+    ids=["official", "no question", "no row", "two keys"],
 )
-def test_which_form_a_json_file_has_is_decided_by_its_content(tmp_path, content, words):
-    (tmp_path / "a.json").write_text(content)
-    with pytest.raises(UsageError, match=words):
-        read(tmp_path / "a.json")
+def test_which_form_a_json_file_has_is_decided_by_its_content(tmp_path, content, refused):
+    with refused():
+        read(save(tmp_path / "a.json", content))
