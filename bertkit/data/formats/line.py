@@ -5,7 +5,6 @@ Left out: the rows of a file, whatever its form (`bertkit.data.formats.rows`).
 
 import codecs
 import csv
-import datetime
 import gzip
 import io
 import re
@@ -263,7 +262,7 @@ def walk_sheet(path: Path, notes: list[str]) -> Rows:
             sheet.reset_dimensions()  # some programs write wrong ones
             width = 0
             for number, values in enumerate(sheet.iter_rows(values_only=True), 1):
-                cells = [_write_cell(value) for value in values]
+                cells = [make_text(value).removesuffix("T00:00:00") for value in values]
                 while len(cells) > width and not cells[-1]:
                     cells.pop()
                 if any(cells):
@@ -271,13 +270,6 @@ def walk_sheet(path: Path, notes: list[str]) -> Rows:
                     yield number, cells + [""] * (width - len(cells))
         except Exception as error:  # zipfile's, the parser's of XML and openpyxl's own
             raise UsageError(f"{path} cannot be read as Excel ({join_lines(error)}); save it again") from None
-
-
-def _write_cell(value: Any) -> str:
-    """Return a cell of a sheet as text."""
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat().removesuffix("T00:00:00")
-    return make_text(str(value) if isinstance(value, datetime.timedelta) else value)
 
 
 # --- JSON
@@ -343,7 +335,10 @@ def parse_line(text: str | bytes, decoder: msgspec.json.Decoder = INPUT) -> Any:
 
 
 def make_text(value: Any) -> str:
-    """Return the text of a cell: null and NaN are empty, and any other value that is not a text is its JSON."""
+    """Return the text of a cell: null and NaN are empty; other values are as in JSON, dates without quotes."""
     if isinstance(value, str):
         return value
-    return "" if value is None or value != value else msgspec.json.encode(value).decode()
+    if value is None or value != value:
+        return ""
+    text = msgspec.json.encode(value, enc_hook=str).decode()
+    return msgspec.json.decode(text) if text.startswith('"') else text

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bertkit.data.formats.hub import load_hub
@@ -241,19 +241,13 @@ def read_columns(path: Path, **reading: Any) -> Columns:
     if kind == ".parquet":
         with open_parquet(path) as file:
             return convert(source, file.schema_arrow, file.iter_batches(CHUNK_ROWS))
-    unit, shapes = UNITS[kind], {}
+    unit, is_json = UNITS[kind], kind in (".json", ".jsonl")
     rows = raise_errors(path, walk_rows(path, **reading), unit)
-    is_json = kind in (".json", ".jsonl")
-    table, lines = gather(source, _write_values(rows, shapes) if is_json else rows)
-    check_names(source, table.column_names)
-    faults = {
-        key: f"{source}, {unit} {[*found.values()][-1]}: {key[:LONGEST_QUOTED]!r} holds {' and '.join(found)}, {FLAT}"
-        for key, found in shapes.items()
-        if len(found) > 1 or "objects" in found
-    }
-    lists = frozenset(key for key, found in shapes.items() if [*found] == ["lists"])
-    is_plain = is_json or lines[-1] == len(lines) + 1  # one line for each row
-    return Columns(source, table, lists, lines, unit, {}, faults, () if is_plain else range(1, len(lines) + 1))
+    if is_json:
+        return write_values(source, rows, unit)
+    table, lines = gather(source, rows)
+    is_plain = lines[-1] == len(lines) + 1  # one line for each row
+    return Columns(source, table, frozenset(), lines, unit, records=() if is_plain else range(1, len(lines) + 1))
 
 
 def choose_reader(options: Mapping[str, Any], report: Report) -> Callable[[Path], Columns]:
@@ -268,29 +262,37 @@ def gather(source: str, rows: Iterator[tuple[int, Mapping[str, str]]]) -> tuple[
         lines.extend(number for number, _ in chunk)
         schema = pa.schema([(name, TEXT) for name in dict.fromkeys(chain.from_iterable(row for _, row in chunk))])
         tables.append(pa.Table.from_pylist([row for _, row in chunk], schema))
-    return _join(source, tables), lines
-
-
-def _join(source: str, tables: Sequence[pa.Table]) -> pa.Table:
-    """Return one table; a cell that is null or whose column is not in all tables is an empty text."""
-    table = pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
-    if not table.num_rows:
+    if not tables:
         raise UsageError(f"{source} has no rows; give a table with a header and at least one row")
+    table = pa.concat_tables(tables, promote_options="default")
+    check_names(source, table.column_names)
     filled = [column.fill_null("") if column.null_count else column for column in table.columns]
-    return pa.table(filled, table.column_names)
+    return pa.table(filled, table.column_names), lines
 
 
-def _write_values(rows: Rows, shapes: dict[str, dict[str, int]]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield rows of JSON as texts; `shapes` gets for each key the first row of each kind of value."""
-    for number, row in rows:
-        for key, value in row.items():
-            is_list = isinstance(value, list)
-            is_nested = any(isinstance(item, dict | list) for item in (value if is_list else [value]))
-            if value is not None:
-                shape = "objects" if is_nested else "lists" if is_list else "plain values"
-                shapes.setdefault(key, {}).setdefault(shape, number)
-            row[key] = make_text(list(map(make_text, value)) if is_list and not is_nested else value)
-        yield number, row
+def write_values(source: str, rows: Rows, unit: str, classes: Mapping[str, Sequence[str]] | None = None) -> Columns:
+    """Return rows of any values as texts, and lists of plain values as JSON of texts."""
+    shapes: dict[str, dict[str, int]] = {}  # column -> the first row of each kind of its values
+
+    def walk() -> Iterator[tuple[int, dict[str, str]]]:
+        for number, row in rows:
+            for key, value in row.items():
+                is_list = isinstance(value, list)
+                is_nested = any(isinstance(item, dict | list) for item in (value if is_list else [value]))
+                if value is not None:
+                    shape = "objects" if is_nested else "lists" if is_list else "plain values"
+                    shapes.setdefault(key, {}).setdefault(shape, number)
+                row[key] = make_text(list(map(make_text, value)) if is_list and not is_nested else value)
+            yield number, row
+
+    table, lines = gather(source, walk())
+    faults = {
+        key: f"{source}, {unit} {[*found.values()][-1]}: {key[:LONGEST_QUOTED]!r} holds {' and '.join(found)}, {FLAT}"
+        for key, found in shapes.items()
+        if len(found) > 1 or "objects" in found
+    }
+    lists = frozenset(key for key, found in shapes.items() if [*found] == ["lists"])
+    return Columns(source, table, lists, lines, unit, classes or {}, faults)
 
 
 # --- rows for prediction
@@ -462,11 +464,10 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
 
 
 def _walk_parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, bytes]]:
-    """Yield the rows of a Parquet file as JSON; dates, decimals and bytes are texts, NaN is null."""
+    """Yield the rows of a Parquet file as JSON; dates and decimals are texts, NaN is null."""
     with open_parquet(path) as file:
         check_names(str(path), file.schema_arrow.names, columns, TEXT_REMEDY)
-        batches = (batch.to_pylist() for batch in file.iter_batches(CHUNK_ROWS))
-        for number, row in enumerate(chain.from_iterable(batches), 1):
+        for number, row in enumerate(_walk_batches(file.iter_batches(CHUNK_ROWS)), 1):
             yield number, msgspec.json.encode(row, enc_hook=str)
 
 
@@ -477,19 +478,32 @@ def convert_dataset(source: str, rows: Any) -> Columns:
 
 
 def convert(source: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Columns:
-    """Convert columns of any types to texts."""
+    """Convert columns of any types to texts; class labels become their names."""
     check_names(source, schema.names)
     classes = _find_classes(schema)
-    tables = []
+    return write_values(source, enumerate(_walk_batches(batches, classes), 1), "row", classes)
+
+
+def _walk_batches(
+    batches: Iterable[pa.RecordBatch], classes: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of Arrow's columns; class labels become their names."""
+
+    def name_class(value: Any, names: Sequence[str]) -> Any:
+        if isinstance(value, list):
+            return [name_class(item, names) for item in value]
+        return (names[value] if value >= 0 else None) if isinstance(value, int) else value
+
     for batch in batches:
-        columns = [_write_array(column, classes.get(name)) for name, column in zip(schema.names, batch, strict=True)]
-        tables.append(pa.table(columns, schema.names))
-        tables[-1].validate(full=True)  # readers of Parquet do not check that texts are UTF-8
-    table = _join(source, tables)
-    lists = frozenset(one.name for one in schema if _is_list(one.type))
-    nested = [one for one in schema if one.name not in lists and pa.types.is_nested(one.type)]
-    faults = {one.name: f"{source}: {one.name!r} holds {one.type}, {FLAT}" for one in nested}
-    return Columns(source, table, lists, range(1, len(table) + 1), "row", classes, faults)
+        columns = []
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if column.type == pa.float32():  # 3.8 is not 3.799999952316284
+                column = column.cast(pa.string()).cast(pa.float64())
+            values = column.to_pylist()
+            if name in classes:
+                values = [name_class(value, classes[name]) for value in values]
+            columns.append([value.decode(errors="replace") if isinstance(value, bytes) else value for value in values])
+        yield from (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
 
 
 def _find_classes(schema: pa.Schema) -> dict[str, list[str]]:
@@ -503,35 +517,3 @@ def _find_classes(schema: pa.Schema) -> dict[str, list[str]]:
             if feature["_type"] == "ClassLabel":
                 classes[name] = feature["names"]
     return classes
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    """Return whether the type is a list of plain values."""
-    kind = getattr(kind, "storage_type", kind)
-    return pa.types.is_nested(kind) and not pa.types.is_nested(getattr(kind, "value_type", kind))
-
-
-def _write_array(values: pa.Array, names: Sequence[str] | None) -> pa.Array:
-    """Return the values as texts, nulls as nulls; `names` are those of class labels."""
-    values = getattr(values, "storage", values)  # an extension type has its values in `storage`
-    if pa.types.is_dictionary(values.type):
-        return _write_array(values.dictionary_decode(), names)
-    if _is_list(values.type):
-        texts = iter(_write_array(values.flatten(), names).fill_null("").to_pylist())
-        lengths = pc.list_value_length(values).to_pylist()
-        return pa.array([None if n is None else make_text(list(islice(texts, n))) for n in lengths], TEXT)
-    if names is not None and pa.types.is_integer(values.type):
-        return pa.array(names, TEXT).take(pc.if_else(pc.less(values, 0), None, values))
-    if pa.types.is_floating(values.type):  # as Python and JSON write them: 1.0, where Arrow has 1
-        texts = pa.array(map(str, values.fill_null(0).to_numpy(zero_copy_only=False)), TEXT)
-        return pc.if_else(pc.is_null(values, nan_is_null=True), None, texts)  # pyarrow and polars write NaN for null
-    try:
-        return values.cast(TEXT)
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # a structure, or bytes that are not UTF-8
-        return pa.array(map(_write_other, values.to_pylist()), TEXT)
-
-
-def _write_other(value: Any) -> str | None:
-    if value is None:
-        return None
-    return (value if isinstance(value, bytes) else msgspec.json.encode(value, enc_hook=str)).decode(errors="replace")
