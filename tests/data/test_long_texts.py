@@ -1,20 +1,17 @@
 """Long texts: their head and tail, and windows that hold every token."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.data.long_texts import (
-    LONG,
-    WindowedTexts,
     cut_into_windows,
     encode_long,
     keep_head_and_tail,
     pool_windows,
 )
-from bertkit.data.sequences import encode_inputs, pad_choices
+from bertkit.data.sequences import pad_choices
 from bertkit.data.tokenizer import make_tokenizer
 
 WORDS = [f"w{index}" for index in range(40)]
@@ -126,16 +123,6 @@ def test_windows_hold_every_token_and_each_adds_some(counts, room, step):
             assert is_shortened == (len(kept) < counts[1 - longer])
 
 
-@pytest.mark.parametrize("long", LONG)
-def test_texts_that_fit_are_the_same_with_every_way(long):
-    inputs = ["w0 w1", ("w0", "w1 w2"), " ".join(WORDS[:6])]
-    plain, data = encode_inputs(inputs, None, TOKENIZER, 8), encode(inputs, long=long)
-    sequences = data.sequences if isinstance(data, WindowedTexts) else data
-    assert sequences.ids.tolist() == plain.ids.tolist()
-    assert sequences.ends.tolist() == plain.ends.tolist()
-    assert sequences.seconds.tolist() == plain.seconds.tolist()
-
-
 def test_a_batch_of_windows_has_zeros_in_place_of_absent_ones():
     data = encode([" ".join(WORDS[:10]), "w0"], np.array([1, 0]))
     batch = pad_choices(data.__getitems__([1, 0]))
@@ -150,11 +137,12 @@ def test_a_batch_of_windows_has_zeros_in_place_of_absent_ones():
 def test_fingerprints_tell_windows_and_labels_apart():
     """Two windows of one text, or of two texts."""
     texts = [" ".join(WORDS[:6]), " ".join(WORDS[3:9])]
-    one, two = encode([" ".join(WORDS[:9])]), encode(texts)
-    assert one.sequences.fingerprint() == two.sequences.fingerprint()
-    labelled = [encode(texts, np.array(labels)) for labels in ([0, 1], [1, 0])]
-    assert len({data.fingerprint() for data in (one, two, *labelled)}) == 4
-    assert encode(texts).fingerprint() == two.fingerprint()
+    data = [
+        encode([" ".join(WORDS[:9])]),
+        *(encode(texts, labels) for labels in (None, np.arange(2), 1 - np.arange(2))),
+    ]
+    assert data[0].sequences.fingerprint() == data[1].sequences.fingerprint()
+    assert len({one.fingerprint() for one in data}) == 4
 
 
 def test_scores_of_windows():

@@ -612,7 +612,7 @@ BAD = [
     (
         "a.tsv",
         b"text\tid\nx\t1\ny\nz\t2\t3\nw\t4\n",
-        {1: "line 3 has 1 cell, but the header 2", 2: "line 4 has 3"},
+        {1: "line 3 has 1 cell, expected 2", 2: "line 4 has 3"},
     ),
     ("a.txt", b"x\ny\0\nz\nw\n", {1: "line 2 has a NUL byte"}),
     ("a.jsonl", b'"x"\n\n\n{"txt": "y"}\n"z"\n{"text": "w"}\n', {1: "line 4: text is missing"}),

@@ -884,8 +884,8 @@ def test_scores_are_correlated(tmp_path, glue):
         (["index\tprediction", "0\t1", "1\t2", "2\t1", "3\t1"], r"answers\.tsv, line 3: the answer '2' must be one of"),
         (["index\tprediction", "0\t1", "1\t1", "2\t1", "4\t1"], r"no answer with index 3; number the answers from 0"),
         (["index\tprediction", "0\t1", "0\t1", "1\t1", "2\t1"], r"no answer with index 3"),
-        (["index\tprediction", "0\t1", "1", "2\t1", "3\t1"], r"answers\.tsv, line 3 has 1 column, expected 2"),
-        ([], r"answers\.tsv is empty"),
+        (["index\tprediction", "0\t1", "1", "2\t1", "3\t1"], r"answers\.tsv, line 3 has 1 cell, expected 2"),
+        ([], r"answers\.tsv has no rows"),
     ],
 )
 def test_answers_that_cannot_be_scored(gold, tmp_path, answers, message):
@@ -911,7 +911,7 @@ def test_answers_that_cannot_be_scored(gold, tmp_path, answers, message):
             "entailment",
             r"RTE/test\.tsv has no column 'label'; found 'index', ",
         ),
-        ("cola", "CoLA/test.tsv", "1", r"CoLA/test\.tsv, line 1 has 2 columns, expected 4"),
+        ("cola", "CoLA/test.tsv", "1", r"CoLA/test\.tsv, line 1 has 2 cells, expected 4"),
         ("rte", "RTE/nothing.tsv", "entailment", r"RTE/nothing\.tsv does not exist"),
         ("rte", "MNLI/dev_matched.tsv", "entailment", r"dev_matched\.tsv"),
         ("ax", "diagnostic/diagnostic.tsv", "neutral", r"ax has no labels to score against"),

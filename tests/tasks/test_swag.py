@@ -165,7 +165,7 @@ def test_the_hubs_copy_gives_what_the_official_files_give(swag, monkeypatch):
 BAD = [
     ("train.csv", None, r"train\.csv does not exist"),
     ("val.csv", lambda text: text.replace(",label\n", ",gold\n"), r"val\.csv has no column 'label'"),
-    ("train.csv", lambda text: text.replace(",gold,", ",", 1), r"train\.csv, line 2 has 11 cells, but the header 12"),
+    ("train.csv", lambda text: text.replace(",gold,", ",", 1), r"train\.csv, line 2 has 11 cells, expected 12"),
 ]
 
 

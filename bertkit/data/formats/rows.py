@@ -424,28 +424,28 @@ def name_cells(
     first = int(len(names) > 1 and not names[0].strip())  # pandas gives its index no name
     if notes := [*notes, *["pandas' index column ignored"] * first]:
         report(f"{path}: {', '.join(notes)}")
-    check_names(place, names[first:], columns, remedy)
+    check_names(place, names[first:])
+    for name in columns:
+        find_column(str(path), names, name, remedy)
     for number, cells in rows:
         if isinstance(cells, UsageError):
             yield number, cells
         elif len(cells) != len(names):
             count = f"{len(cells)} cell{'s' * (len(cells) != 1)}"
-            yield number, UsageError(f"has {count}, but the header {len(names)}; correct the line")
+            yield number, UsageError(f"has {count}, expected {len(names)}; correct the line")
         elif cells == names and len(names) > 1:
             yield number, UsageError("repeats the header, as in joined files; delete the line")
         else:
             yield number, dict(zip(names[first:], cells[first:], strict=True))
 
 
-def check_names(place: str, names: Sequence[str], wanted: Sequence[str] = (), remedy: str = "") -> None:
-    """Check that each column has a name of its own, and that there are the wanted columns."""
+def check_names(place: str, names: Sequence[str]) -> None:
+    """Check that each column has a name of its own."""
     for number, name in enumerate(names, 1):
         if not name.strip() or names.count(name) > 1:
             has = f"{name[:LONGEST_QUOTED]!r} names {names.count(name)} columns"
             trouble = has if name.strip() else f"column {number} has no name"
             raise UsageError(f"{place}: {trouble}; give every column a name of its own")
-    for name in wanted:
-        find_column(place, names, name, remedy)
 
 
 # --- Arrow: Parquet and the Hub
@@ -466,7 +466,9 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
 def _walk_parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, bytes]]:
     """Yield the rows of a Parquet file as JSON; dates and decimals are texts, NaN is null."""
     with open_parquet(path) as file:
-        check_names(str(path), file.schema_arrow.names, columns, TEXT_REMEDY)
+        check_names(str(path), file.schema_arrow.names)
+        for name in columns:
+            find_column(str(path), file.schema_arrow.names, name, TEXT_REMEDY)
         for number, row in enumerate(_walk_batches(file.iter_batches(CHUNK_ROWS)), 1):
             yield number, msgspec.json.encode(row, enc_hook=str)
 

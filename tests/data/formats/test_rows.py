@@ -475,7 +475,7 @@ def list_values(path, content, columns=()):
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        (b"a\nb,c\nd\n", ["a", "3: has 2 cells, but the header 1; correct the line", "d"]),
+        (b"a\nb,c\nd\n", ["a", "3: has 2 cells, expected 1; correct the line", "d"]),
         (b'a\n"b"x\nd\n', ["a", "3: is not a valid CSV row (',' expected after '\"'); check", "d"]),
         (b"a\n\x81\nd\n", ["a", "3: is not UTF-8 (byte 0x81 at position 1); convert the file, ", "d"]),
         (b'a\n"b\nd\n', ["a", "3: is not a valid CSV row (unexpected end of data); check its quotes and commas ("]),
