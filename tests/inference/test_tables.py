@@ -324,7 +324,7 @@ def test_the_command_reads_and_writes_tables(call, classifier, tmp_path):
         (["--format", "x"], "'x' is not one of 'bertkit', 'pipeline'"),
         (
             ["--text", "txt"],
-            "in.csv, line 1 has no column 'txt'; found 'text' (nearest: 'text'); name the columns of",
+            "in.csv has no column 'txt'; found 'text' (nearest: 'text'); name the columns of",
         ),
     ],
 )
