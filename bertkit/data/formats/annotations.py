@@ -12,19 +12,19 @@ repeats it, must be the text at its offsets. Left out: words, and spans that ove
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msgspec import Raw, Struct, convert
+from msgspec import Raw, Struct, convert, to_builtins
 from msgspec.json import decode
 
 from bertkit.data.formats.entities import TEXT_COLUMN, Span, check_span
 from bertkit.data.formats.line import explain_form, make_text, open_file, read_json, read_lines
-from bertkit.data.formats.rows import SPLIT_NAMES, Columns, gather, has_splits, read_splits
+from bertkit.data.formats.rows import SPLIT_NAMES, Columns, has_splits, read_splits, write_values
 from bertkit.errors import UsageError
 from bertkit.system.progress import Report
 
@@ -127,10 +127,10 @@ def _read_brat(folder: str, paths: Sequence[Path], report: Report) -> Columns:
             span = Span(int(start), int(end), label=label, text=piece)
             lost += (is_apart := several is not None and not span.fits(text))
             spans += [] if is_apart else [span]
-        rows.append({"document": path.stem, TEXT_COLUMN: text, SPANS: spans})
+        rows.append({"document": path.stem, TEXT_COLUMN: text, SPANS: to_builtins(spans)})
     if lost:
         report(f"{folder}: {lost:,} spans are in several places with other words between them and are left out")
-    return _make_table(folder, dict(enumerate(rows, 1)), "document")
+    return write_values(folder, enumerate(rows, 1), "document")
 
 
 def _read_viewer(path: Path, file: ExportKeys) -> Columns:
@@ -140,13 +140,10 @@ def _read_viewer(path: Path, file: ExportKeys) -> Columns:
     for number, row in rows.items():
         for name, cell in row.items():
             if (names := classes.get(name)) and isinstance(cell, list):
-                try:
-                    row[name] = [names[one] for one in cell]
-                except (IndexError, TypeError):
-                    where = f"{path}, row {number}: {name}"
-                    raise UsageError(f"{where} has a value that features do not name; correct it") from None
-    table = _make_table(str(path), rows, "row")
-    return replace(table, lists=frozenset(name for name, cell in rows[1].items() if isinstance(cell, list)))
+                if not all(isinstance(one, int) and 0 <= one < len(names) for one in cell):
+                    raise UsageError(f"{path}, row {number}: {name} has a value that features do not name; correct it")
+                row[name] = [names[one] for one in cell]
+    return write_values(str(path), iter(rows.items()), "row")
 
 
 def _read_tuples(path: Path, tuples: Sequence[Raw], report: Report) -> Columns:
@@ -158,7 +155,7 @@ def _read_tuples(path: Path, tuples: Sequence[Raw], report: Report) -> Columns:
                 rows[number] = {TEXT_COLUMN: found[0], SPANS: found[1].get("entities", [])}
     if skipped := len(tuples) - len(rows):
         report(f"{path}: left out: {skipped:,} skipped")
-    return _make_table(str(path), rows, "row")
+    return write_values(str(path), iter(rows.items()), "row")
 
 
 def _walk_tasks(rows: Columns) -> Iterator[Marked]:
@@ -208,13 +205,6 @@ def _choose_rows(rows: Columns, walked: Iterable[Marked], report: Report) -> Col
     fitting = [x for x in names if all(span.fits(texts.get(x, "")) for _, texts, spans in found for span in spans)]
     if not (key := TEXT_COLUMN if TEXT_COLUMN in (fitting or names) else fitting[0] if len(fitting) == 1 else ""):
         raise UsageError(f"{rows.source}: the spans fit {fitting or 'none'} of {list(names)}; name the texts text")
-    kept = {row: texts | {TEXT_COLUMN: texts.pop(key, ""), SPANS: spans} for row, texts, spans in found}
-    table = _make_table(rows.source, kept, rows.unit).table
+    kept = {row: texts | {TEXT_COLUMN: texts.pop(key, ""), SPANS: to_builtins(spans)} for row, texts, spans in found}
+    table = write_values(rows.source, iter(kept.items()), rows.unit).table
     return replace(rows.take([*kept]), table=table, lists=rows.lists & {*table.column_names})
-
-
-def _make_table(source: str, rows: Mapping[int, Mapping[str, Any]], unit: str) -> Columns:
-    """Return rows, by their numbers, as a table of texts."""
-    texts = ((number, {name: make_text(value) for name, value in row.items()}) for number, row in rows.items())
-    table, numbers = gather(source, texts)
-    return Columns(source, table, frozenset(), numbers, unit)

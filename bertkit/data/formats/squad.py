@@ -21,8 +21,16 @@ from msgspec import Meta, Raw, Struct
 
 from bertkit.data.formats.entities import TEXT_COLUMN, find_columns, read_spans
 from bertkit.data.formats.hub import load_splits
-from bertkit.data.formats.line import AGAIN, LONGEST_QUOTED, Parsed, explain_form, make_text, read_json
-from bertkit.data.formats.rows import TEXT, Columns, convert_dataset, find_column, gather, read_columns, read_splits
+from bertkit.data.formats.line import AGAIN, LONGEST_QUOTED, Parsed, explain_form, read_json
+from bertkit.data.formats.rows import (
+    TEXT,
+    Columns,
+    convert_dataset,
+    find_column,
+    read_columns,
+    read_splits,
+    write_values,
+)
 from bertkit.data.spans import Question
 from bertkit.errors import UsageError
 
@@ -130,11 +138,10 @@ def _read_official(path: Path) -> Columns:
             with explain_form(f"{path}, question {len(rows) + 1}"):  # answers are not decoded yet
                 answers = bytes(asked.answers).decode().removeprefix("null")
             row = {"id": asked.id, "question": asked.question, "context": paragraph.context, "answers": answers}
-            rows.append(row | {"is_impossible": make_text(asked.is_impossible), "title": title})
+            rows.append(row | {"is_impossible": asked.is_impossible, "title": title})
     if not rows:
         raise UsageError(f"{path} has no questions; {AGAIN}")
-    table, numbers = gather(str(path), enumerate(rows, 1))
-    return Columns(str(path), table, frozenset(), numbers, "question")
+    return write_values(str(path), enumerate(rows, 1), "question")
 
 
 def read_squad_copy(name: str, splits: Mapping[str, str]) -> dict[str, list[Question]]:

@@ -75,7 +75,11 @@ def test_the_official_forms(content, columns, width, expected, tmp_path):
     assert table.locate(0) == f"{tmp_path / 'train.tsv'}, line {1 if width else 2}"
 
 
-@pytest.mark.parametrize("content", [QQP, QQP.replace("\n", "\r\n"), QQP.rstrip(), QQP + "\n\n\r\n", BOM + QQP])
+@pytest.mark.parametrize(
+    "content",
+    [QQP, QQP.replace("\n", "\r\n"), QQP.rstrip(), QQP + "\n\n\r\n", BOM + QQP],
+    ids=["LF", "CRLF", "no last newline", "blank lines at the end", "byte order mark"],
+)
 def test_qqp_with_broken_rows(content, tmp_path, refused):
     file, said = write(tmp_path / "train.tsv", content), []
     with refused():

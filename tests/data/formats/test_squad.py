@@ -127,10 +127,10 @@ def test_bad_squad_is_one_line(tmp_path, content, refused):
 
 GOOD_TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
 ANSWERS = st.lists(st.tuples(GOOD_TEXT.filter(str.strip), st.integers(-3, 2**40)), max_size=3)
-ARTICLES = st.lists(st.lists(st.tuples(GOOD_TEXT, st.lists(st.tuples(GOOD_TEXT, ANSWERS), max_size=3)), max_size=2))
+PARAGRAPHS = st.lists(st.tuples(GOOD_TEXT, st.lists(st.tuples(GOOD_TEXT, ANSWERS), max_size=3)), max_size=2)
 
 
-@given(articles=ARTICLES, ascii_only=st.booleans())
+@given(articles=st.lists(PARAGRAPHS, max_size=3), ascii_only=st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_squad_that_is_written_is_read(tmp_path, articles, ascii_only):
     expected: list[Question] = []
