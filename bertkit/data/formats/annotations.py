@@ -67,13 +67,13 @@ Reader = Callable[[Path], Columns]  # reads a table
 Marked = tuple[int, dict[str, str], list[Span]] | str  # row, its other cells and spans; or why one is left out
 
 
-def read_exports(place: str, read: Reader, report: Report, needs_train: bool = True) -> dict[str, Columns]:
+def read_exports(source: str, read: Reader, report: Report, needs_train: bool = True) -> dict[str, Columns]:
     """Read the splits of tables or exports, as `read_splits` does, or of brat's documents; `read` reads tables."""
-    if documents := find_brat(place):
+    if documents := find_brat(source):
         if needs_train and "train" not in documents:
-            raise UsageError(f"{place} has no .ann files of the split train; give some")
-        return {split: _read_brat(place, paths, report) for split, paths in documents.items()}
-    return read_splits(place, partial(read_export, read=read, report=report), needs_train)
+            raise UsageError(f"{source} has no .ann files of the split train; give some")
+        return {split: _read_brat(source, paths, report) for split, paths in documents.items()}
+    return read_splits(source, partial(read_export, read=read, report=report), needs_train)
 
 
 def read_export(path: Path, read: Reader, report: Report) -> Columns:
@@ -104,13 +104,13 @@ def read_export(path: Path, read: Reader, report: Report) -> Columns:
     return rows
 
 
-def find_brat(place: str) -> dict[str, list[Path]]:
+def find_brat(source: str) -> dict[str, list[Path]]:
     """Return the .ann files of each split; those outside folders or files with the name of a split are train's."""
-    root = Path(place)
+    root = Path(source)
     if root.suffix == ".ann" and root.is_file():
         return {"train": [root]}
     found: dict[str, list[Path]] = {split: [] for split in SPLIT_NAMES}
-    for path in [] if has_splits(place) else sorted([*root.glob("*.ann"), *root.glob("*/*.ann")]):
+    for path in [] if has_splits(source) else sorted([*root.glob("*.ann"), *root.glob("*/*.ann")]):
         parts = {*path.relative_to(root).with_suffix("").parts}
         found[next((split for split, names in SPLIT_NAMES.items() if parts & {*names}), "train")].append(path)
     return {split: paths for split, paths in found.items() if paths}
@@ -185,10 +185,10 @@ def _walk_regions(rows: Columns, marked: Sequence[str]) -> Iterator[Marked]:
 def _walk_answers(rows: Columns) -> Iterator[Marked]:
     """Yield the accepted rows of Prodigy, whose tokens repeat the text."""
     for number, row in enumerate(rows.walk()):
-        with explain_form(place := rows.locate(number)):
+        with explain_form(origin := rows.locate(number)):
             spans, tokens = (decode(row.pop(name, "") or "[]", type=list[Span]) for name in (SPANS, "tokens"))
         for token in tokens:
-            check_span(token, row[TEXT_COLUMN], place)
+            check_span(token, row[TEXT_COLUMN], origin)
         yield DECISIONS[row["answer"]] or (number, row, spans)
 
 

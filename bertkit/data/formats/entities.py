@@ -54,7 +54,7 @@ class Span(Struct, omit_defaults=True):
             raise ValueError(f"Object missing required field `{'start' if self.start < 0 else 'end'}`")
 
     def fits(self, text: str) -> bool:
-        """Return whether its own text is at its place, except for white space, which some programs change."""
+        """Return whether its own text is at its offsets, except for white space, which some programs change."""
         return not self.text or text[self.start : self.end].split() == self.text.split()
 
 
@@ -93,21 +93,21 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
     odd: list[str] = []
     found = []
     for row, (cell, mark) in enumerate(zip(cells, marks, strict=True)):
-        place = rows.locate(row)
+        origin = rows.locate(row)
         if is_labelled and not mark:
             remedy = "give [] if there is no entity" if is_text else "give one tag per word"
-            raise UsageError(f"{place} has no {marked}; {remedy}, or leave such rows out with {LEAVE_OUT}")
+            raise UsageError(f"{origin} has no {marked}; {remedy}, or leave such rows out with {LEAVE_OUT}")
         entities = None
         if is_text:
             offsets = split_words(cell)
             words = [cell[start:end] for start, end in offsets]
-            tags, entities = _tag_words(cell, offsets, read_spans(mark, cell, place, marked), place, odd)
+            tags, entities = _tag_words(cell, offsets, read_spans(mark, cell, origin, marked), origin, odd)
         else:
-            words = read_list(cell, f"{place}: {given}")
-            tags = read_list(mark, f"{place}: {marked}") if is_labelled else ["O"] * len(words)
-            tags = [check_tag(tag, f"{place}: {marked}") for tag in tags]
+            words = read_list(cell, f"{origin}: {given}")
+            tags = read_list(mark, f"{origin}: {marked}") if is_labelled else ["O"] * len(words)
+            tags = [check_tag(tag, f"{origin}: {marked}") for tag in tags]
             if len(tags) != len(words):
-                raise UsageError(f"{place} has {len(words)} {given} and {len(tags)} {marked}; give one tag per word")
+                raise UsageError(f"{origin} has {len(words)} {given} and {len(tags)} {marked}; give one tag per word")
         if words:
             found.append((row, words, tags, entities))
     if not found:
@@ -152,42 +152,42 @@ def find_columns(names: Container[str]) -> tuple[str, str]:
     return max(found, key=lambda columns: bool(columns[1]), default=("", ""))
 
 
-def read_list(cell: str, place: str) -> list[str]:
+def read_list(cell: str, origin: str) -> list[str]:
     """Read a cell as a JSON list of texts, or as texts separated by white space."""
     if not cell.startswith("["):
         return cell.split()
-    with explain_form(place, 'give a list of texts, such as ["Ada", "lived"]'):
+    with explain_form(origin, 'give a list of texts, such as ["Ada", "lived"]'):
         return msgspec.json.decode(cell, type=list[str])
 
 
-def read_spans(cell: str, text: str, place: str, column: str) -> list[tuple[int, int, str]]:
+def read_spans(cell: str, text: str, origin: str, column: str) -> list[tuple[int, int, str]]:
     """Return the spans of a text in order.
 
     Raises:
         UsageError: The cell has another form, or a span is not within its text, has another text or no label.
     """
-    with explain_form(f"{place}: {column}", SPAN_REMEDY):
+    with explain_form(f"{origin}: {column}", SPAN_REMEDY):
         read = msgspec.json.decode(cell or "[]", type=list[Span | tuple[Offset, Offset, str]] | SpanLists)
     if isinstance(read, SpanLists):
         read = zip(read.start, read.end, read.label, strict=True)
     spans = []
     for span in (span if isinstance(span, Span) else Span(*span[:2], label=span[2]) for span in read):
-        check_span(span, text, place)
+        check_span(span, text, origin)
         for label in span.labels or [span.label or span.type or span.entity_group]:
             if label.split() != [label]:
                 has = f"the label of a span is {label[:LONGEST_QUOTED]!r}, expected one word"
-                raise UsageError(f"{place}: {has}; {SPAN_REMEDY}")
+                raise UsageError(f"{origin}: {has}; {SPAN_REMEDY}")
             spans.append((span.start, span.end, label))
     return sorted(spans)
 
 
-def check_span(span: Span, text: str, place: str) -> None:
+def check_span(span: Span, text: str, origin: str) -> None:
     """Check that a span has characters of its text, and its own text there.
 
     Raises:
         UsageError: It has not.
     """
-    where = f"{place}: the span {span.start} to {span.end}"
+    where = f"{origin}: the span {span.start} to {span.end}"
     if not span.start < span.end <= len(text):
         raise UsageError(f"{where} is not within the {len(text):,} characters; correct it")
     if not span.fits(text):
@@ -196,21 +196,21 @@ def check_span(span: Span, text: str, place: str) -> None:
 
 
 def _tag_words(
-    text: str, offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int, str]], place: str, odd: list[str]
+    text: str, offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int, str]], origin: str, odd: list[str]
 ) -> tuple[list[str], dict[tuple[int, int, str], str] | None]:
     """Return the IOB2 tags of the words at these offsets, and `Sentence.entities`; `odd` gets spans of other words."""
     starts, ends = [start for start, _ in offsets], [end for _, end in offsets]
     tags, entities, before = ["O"] * len(offsets), {}, len(odd)
     for (other, until, _), (start, end, label) in pairwise([(0, 0, ""), *spans]):
         if start < until:
-            raise UsageError(f"{place}: the spans {other} to {until} and {start} to {end} overlap; keep one of them")
+            raise UsageError(f"{origin}: the spans {other} to {until} and {start} to {end} overlap; keep one of them")
         piece = text[start:end]
         inner, outer = start + len(piece) - len(piece.lstrip()), end - len(piece) + len(piece.rstrip())
         first, last = bisect_right(ends, inner), bisect_left(starts, outer)
         is_whole = first < last and (starts[first], ends[last - 1]) == (start, end)
         entities[(first, last, label) if is_whole else (ABSENT, start, label)] = piece
         if not is_whole:
-            odd.append(f"{place}, {piece[:LONGEST_QUOTED]!r}")
+            odd.append(f"{origin}, {piece[:LONGEST_QUOTED]!r}")
         while first < last and tags[first] != "O":  # words of an earlier span
             first += 1
         for word in range(first, last):

@@ -18,14 +18,14 @@ def load_splits(
     """Yield every wanted split with its name for messages and its rows."""
     source = f"{name}:{config}"
     found = load_hub(source)
-    for split, name in splits.items():
-        if name in found:
-            yield split, f"{source}, {name}", found[name]
+    for split, wanted in splits.items():
+        if wanted in found:
+            yield split, f"{source}, {wanted}", found[wanted]
         elif split not in optional:
-            raise UsageError(f"{source} has no split {name!r}; found {', '.join(found)}; {FILE_REMEDY}")
+            raise UsageError(f"{source} has no split {wanted!r}; found {', '.join(found)}; {FILE_REMEDY}")
 
 
-def load_hub(place: str, remedy: str = FILE_REMEDY) -> "datasets.DatasetDict":
+def load_hub(source: str, remedy: str = FILE_REMEDY) -> "datasets.DatasetDict":
     """Load the data set `owner/name[:config][@revision]`, or its copy in the cache if the Hub is unreachable.
 
     Its commit is noted in `READ`.
@@ -33,8 +33,8 @@ def load_hub(place: str, remedy: str = FILE_REMEDY) -> "datasets.DatasetDict":
     Raises:
         UsageError: The Hub cannot serve the data set and no copy is cached; `remedy` ends the message.
     """
-    if (found := find_dataset(place)) is None:
-        raise UsageError(f"{place!r} does not exist; {remedy}")
+    if (found := find_dataset(source)) is None:
+        raise UsageError(f"{source!r} does not exist; {remedy}")
     name, config, revision = found
     revision = PINNED.get(f"datasets/{name}") or revision
     trouble = find_hub_trouble(name, "dataset", revision)
@@ -53,5 +53,5 @@ def load_hub(place: str, remedy: str = FILE_REMEDY) -> "datasets.DatasetDict":
         READ.update({f"datasets/{name}": Path(file).parent.name for file in files})
         return loaded
     except Exception as error:  # includes HTTP errors: huggingface_hub has changed its HTTP library more than once
-        trouble = trouble or f"the data set {place} cannot be loaded ({join_lines(error)})"
+        trouble = trouble or f"the data set {source} cannot be loaded ({join_lines(error)})"
     raise UsageError(f"{trouble}; {remedy}")

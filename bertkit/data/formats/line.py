@@ -145,7 +145,7 @@ def read_lines(path: Path, encoding: str = UTF8) -> Iterator[str]:
 
 
 def raise_errors(source: str | Path, rows: Rows, unit: str = "line") -> Rows:
-    """Yield the rows, and raise the first error with its place."""
+    """Yield the rows, and raise the first error with its origin."""
     for number, row in rows:
         if isinstance(row, UsageError):
             raise UsageError(f"{source}, {unit} {number} {row}")
@@ -302,13 +302,13 @@ def read_json(path: str | Path, form: type[Parsed], remedy: str = AGAIN, encodin
 
 
 @contextmanager
-def explain_form(place: str, remedy: str = AGAIN) -> Iterator[None]:
-    """Turn msgspec's error about a value at `place` into a UsageError."""
+def explain_form(origin: str, remedy: str = AGAIN) -> Iterator[None]:
+    """Turn msgspec's error about a value at `origin` into a UsageError."""
     try:
         yield
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         remedy = CONVERT if isinstance(error, UnicodeDecodeError) else remedy
-        raise UsageError(f"{place}: {join_lines(error)}; {remedy}") from None
+        raise UsageError(f"{origin}: {join_lines(error)}; {remedy}") from None
 
 
 def read_array(path: Path, encoding: str = UTF8) -> list[msgspec.Raw]:

@@ -37,8 +37,8 @@ def convert_tables(data: Any) -> dict[str, pa.Table | Path]:
     }
 
 
-def convert_table(data: Any, place: str = "data") -> pa.Table:
-    """Convert a table to Arrow, without an index of pandas; messages begin with `place`."""
+def convert_table(data: Any, origin: str = "data") -> pa.Table:
+    """Convert a table to Arrow, without an index of pandas; messages begin with `origin`."""
     try:
         if isinstance(data, pa.Table):
             table = data
@@ -51,10 +51,10 @@ def convert_table(data: Any, place: str = "data") -> pa.Table:
             cells = ([row.get(name) for row in data] for name in names)
             table = pa.table([pa.array(each, from_pandas=True) for each in cells], [*names])  # NaN is missing
         else:
-            raise UsageError(f"{place} is of type {type(data).__name__}; give {KINDS} with at least one row")
+            raise UsageError(f"{origin} is of type {type(data).__name__}; give {KINDS} with at least one row")
     except (pa.ArrowException, TypeError, ValueError) as error:
         remedy = "give each column a name of its own and values of one type"
-        raise UsageError(f"{place}: {join_lines(error)}; {remedy}") from None
+        raise UsageError(f"{origin}: {join_lines(error)}; {remedy}") from None
     known = {key: value for key, value in (table.schema.metadata or {}).items() if key == FEATURES}
     return table.replace_schema_metadata(known)  # pandas' own would differ from version to version
 

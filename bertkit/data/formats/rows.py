@@ -61,7 +61,7 @@ STDIN = "-"
 CHUNK_ROWS = 10_000  # rows converted at a time
 FEATURES = b"huggingface"  # the key of the schema under which `datasets` keeps the types of its columns
 TEXT = pa.large_string()  # offsets of 32 bits end at 2 GB, also for the result of `take`
-PLACES = f"a file ({', '.join(SUFFIXES)}), a folder with train.csv, or a Hub data set owner/name[:config][@revision]"
+SOURCES = f"a file ({', '.join(SUFFIXES)}), a folder with train.csv, or a Hub data set owner/name[:config][@revision]"
 TEXT_REMEDY = "name the columns of the texts with --text"
 FLAT = "expected texts, numbers, true, false or null in every row, or lists of these in every row; flatten it"
 
@@ -150,37 +150,37 @@ def find_column(source: str, names: Sequence[str], wanted: str, remedy: str) -> 
 # --- files and splits
 
 
-def read_splits(place: str, read: Callable[[Path], Any] | None = None, needs_train: bool = True) -> dict[str, Any]:
+def read_splits(source: str, read: Callable[[Path], Any] | None = None, needs_train: bool = True) -> dict[str, Any]:
     """Read the splits of a person's data as tables: train, and dev and test where they are given.
 
     Args:
-        place: A file, which is train; a folder with files named by SPLIT_NAMES and SUFFIXES, or written by
+        source: A file, which is train; a folder with files named by SPLIT_NAMES and SUFFIXES, or written by
             `save_to_disk`; or a data set on the Hub with splits of these names.
         read: A reader of files other than `read_columns`, for further formats or settings.
         needs_train: Whether several splits without train are an error.
 
     Raises:
-        UsageError: There is no such place or no train in it, two files are for one split, or as `read_columns`.
+        UsageError: There is nothing of this name or no train in it, two files are for one split, or as `read_columns`.
     """
-    path, read = Path(place), read or read_columns
+    path, read = Path(source), read or read_columns
     try:
         check_access(path)
-        if path.is_file():
+        if path.exists() and not path.is_dir():
             return {"train": read(path)}
         if path.is_dir() and not _is_saved(path):
-            matched = _match_splits(place, _list_stems(path), needs_train)
+            matched = _match_splits(source, _list_stems(path), needs_train)
             return {split: read(path / name) for split, name in matched.items()}
     except OSError as error:
-        raise UsageError(f"{place} cannot be read ({error.strerror}); check its path and permissions") from None
+        raise UsageError(f"{source} cannot be read ({error.strerror}); check its path and permissions") from None
     if path.is_dir():
         import datasets
 
-        loaded = datasets.load_from_disk(place)
+        loaded = datasets.load_from_disk(source)
         found = loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
     else:
-        found = load_hub(place, f"give {PLACES}")
-    matched = _match_splits(place, dict(zip(found, found, strict=True)), needs_train)
-    return {split: convert_dataset(f"{place}, {name}", found[name]) for split, name in matched.items()}
+        found = load_hub(source, f"give {SOURCES}")
+    matched = _match_splits(source, dict(zip(found, found, strict=True)), needs_train)
+    return {split: convert_dataset(f"{source}, {name}", found[name]) for split, name in matched.items()}
 
 
 def has_splits(folder: str | Path) -> bool:
@@ -201,18 +201,18 @@ def _list_stems(folder: Path) -> dict[str, str]:
     return {name: found[1] for name in names if (found := SPLIT_FILE.fullmatch(name))}
 
 
-def _match_splits(place: str, stems: Mapping[str, str], needs_train: bool) -> dict[str, str]:
+def _match_splits(source: str, stems: Mapping[str, str], needs_train: bool) -> dict[str, str]:
     """Return split -> name of its file or its name on the Hub; `stems` maps that name to what should be a split's."""
     matched = {}
     for split, allowed in SPLIT_NAMES.items():
         names = [name for name, stem in stems.items() if stem in allowed]
         if len(names) > 1:
-            raise UsageError(f"{place} has {' and '.join(names)} for the split {split}; keep one of them")
+            raise UsageError(f"{source} has {' and '.join(names)} for the split {split}; keep one of them")
         if names:
             matched[split] = names[0]
     if "train" not in matched and (needs_train or not matched):
         listed = ", ".join(list(stems)[:MOST_NAMES]) or "none"
-        raise UsageError(f"{place} has no split train (found: {listed}); give {PLACES}")
+        raise UsageError(f"{source} has no split train (found: {listed}); give {SOURCES}")
     return matched
 
 
@@ -418,13 +418,13 @@ def name_cells(
         notes: What `report` receives about the form of the file.
     """
     number, names = next(rows, (1, []))
-    place = f"{path}, line {number}"
+    origin = f"{path}, line {number}"
     if isinstance(names, UsageError):
-        raise UsageError(f"{place} {names}")
+        raise UsageError(f"{origin} {names}")
     first = int(len(names) > 1 and not names[0].strip())  # pandas gives its index no name
     if notes := [*notes, *["pandas' index column ignored"] * first]:
         report(f"{path}: {', '.join(notes)}")
-    check_names(place, names[first:])
+    check_names(origin, names[first:])
     for name in columns:
         find_column(str(path), names, name, remedy)
     for number, cells in rows:
@@ -439,13 +439,13 @@ def name_cells(
             yield number, dict(zip(names[first:], cells[first:], strict=True))
 
 
-def check_names(place: str, names: Sequence[str]) -> None:
+def check_names(origin: str, names: Sequence[str]) -> None:
     """Check that each column has a name of its own."""
     for number, name in enumerate(names, 1):
         if not name.strip() or names.count(name) > 1:
             has = f"{name[:LONGEST_QUOTED]!r} names {names.count(name)} columns"
             trouble = has if name.strip() else f"column {number} has no name"
-            raise UsageError(f"{place}: {trouble}; give every column a name of its own")
+            raise UsageError(f"{origin}: {trouble}; give every column a name of its own")
 
 
 # --- Arrow: Parquet and the Hub

@@ -184,7 +184,7 @@ def read_predictions(path: str | Path, form: type[Parsed]) -> dict[str, Parsed]:
 
 
 def read_own_squad(
-    place: str,
+    source: str,
     version: int,
     group: str = "",
     needs_train: bool = True,
@@ -197,7 +197,7 @@ def read_own_squad(
     contexts share one text. Only test may be without answers.
 
     Args:
-        place: As for `read_splits`, or several files joined by commas, all of train.
+        source: As for `read_splits`, or several files joined by commas, all of train.
         version: 1 requires an answer to every question; with 2 a question without answers has none in its context.
         group: The column (in the official form: `title`) that becomes the questions' `group`.
         needs_train: As for `read_splits`.
@@ -206,10 +206,10 @@ def read_own_squad(
     Raises:
         UsageError: As `read_splits`; or a column is missing, a value has another form, or an id occurs twice.
     """
-    if "," in place and not os.path.exists(place):
-        found = {"train": [_read_own(read, Path(os.path.expanduser(part))) for part in place.split(",")]}
+    if "," in source and not os.path.exists(source):
+        found = {"train": [_read_own(read, Path(os.path.expanduser(part))) for part in source.split(",")]}
     else:
-        splits = read_splits(place, partial(_read_own, read), needs_train)
+        splits = read_splits(source, partial(_read_own, read), needs_train)
         found = {split: [part] for split, part in splits.items()}
     return {split: _gather(split, parts, version, group) for split, parts in found.items()}
 
@@ -249,7 +249,7 @@ def _gather(split: str, parts: Sequence[Columns], version: int | None, group: st
     needed = ("question", "context", *(["answers"] if is_labelled else []))
     questions: list[Question] = []
     contexts: dict[str, str] = {}
-    places: dict[str, str] = {}
+    origins: dict[str, str] = {}
     names: Counter[str] = Counter()
     for part in parts:
         for name in needed:
@@ -257,12 +257,12 @@ def _gather(split: str, parts: Sequence[Columns], version: int | None, group: st
         for name in ("question", "context", *([group] if group else [])):
             part.find(name)  # refuses objects, which answers may be
         for row, cells in enumerate(part.walk()):
-            place, context = part.locate(row), contexts.setdefault(cells["context"], cells["context"])
-            answers = _read_answers(cells, context, place, version) if is_labelled else []
+            origin, context = part.locate(row), contexts.setdefault(cells["context"], cells["context"])
+            answers = _read_answers(cells, context, origin, version) if is_labelled else []
             name = cells.get("id") or _name_question(cells["question"], context, names)
-            if (first := places.setdefault(name, place)) != place:
+            if (first := origins.setdefault(name, origin)) != origin:
                 first = first.removeprefix(f"{source}, ")
-                raise UsageError(f"{place} has the same id {name[:LONGEST_QUOTED]!r} as {first}; {AGAIN}")
+                raise UsageError(f"{origin} has the same id {name[:LONGEST_QUOTED]!r} as {first}; {AGAIN}")
             texts, starts = zip(*answers, strict=True) if answers else ((), ())
             member = cells.get(group, "").strip()
             questions.append(Question(name, cells["question"], context, texts, starts, member, len(questions) + 1))
@@ -275,9 +275,9 @@ def _has_answers(rows: Columns) -> bool:
     return any(cells.get("answers", ())) or "true" in cells.get("is_impossible", ())
 
 
-def _read_answers(cells: Mapping[str, str], context: str, place: str, version: int | None) -> list[tuple[str, int]]:
+def _read_answers(cells: Mapping[str, str], context: str, origin: str, version: int | None) -> list[tuple[str, int]]:
     """Return text and start of each answer in a row; an empty cell, list or text is none."""
-    with explain_form(f"{place}, answers", ANSWERS_REMEDY):
+    with explain_form(f"{origin}, answers", ANSWERS_REMEDY):
         found = msgspec.json.decode(cells["answers"].strip() or "[]", type=AnswerLists | list[SquadAnswer])
     if isinstance(found, AnswerLists):
         found = map(SquadAnswer, found.text, found.answer_start)
@@ -286,7 +286,7 @@ def _read_answers(cells: Mapping[str, str], context: str, place: str, version: i
     is_impossible = cells.get("is_impossible", "").lower() in ("true", "1")
     if version == 1 and (is_impossible or not answers):
         trouble = "is impossible" if is_impossible else "has no answer"
-        raise UsageError(f"{place} {trouble}, so this looks like a SQuAD 2.0 file; use --version 2")
+        raise UsageError(f"{origin} {trouble}, so this looks like a SQuAD 2.0 file; use --version 2")
     return answers
 
 
