@@ -287,7 +287,7 @@ def write_values(source: str, rows: Rows, unit: str, classes: Mapping[str, Seque
 
     table, lines = gather(source, walk())
     faults = {
-        key: f"{source}, {unit} {[*found.values()][-1]}: {key[:LONGEST_QUOTED]!r} holds {' and '.join(found)}, {FLAT}"
+        key: f"{source}, {unit} {[*found.values()][-1]}: {key[:LONGEST_QUOTED]!r} holds {', '.join(found)}; {FLAT}"
         for key, found in shapes.items()
         if len(found) > 1 or "objects" in found
     }
