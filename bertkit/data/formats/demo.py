@@ -63,15 +63,6 @@ class Function:
         """Return whether the function is in dev; this depends on its name alone, not on other packages."""
         return int.from_bytes(blake2b(self.name.encode(), digest_size=4).digest()) < DEV_SHARE * 2**32
 
-    def describe(self) -> tuple[str, dict[str, int]]:
-        """Return the context of questions, and the offset of each parameter's type in it."""
-        text, starts = f"{self.name} has these parameters.", {}
-        for parameter in self.parameters:
-            text += f" {parameter.name} is "
-            starts[parameter.name] = len(text)
-            text += f"{parameter.type}: {parameter.description}"
-        return text, starts
-
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
 
@@ -191,8 +182,11 @@ def make_articles(functions: Sequence[Function], limit: int) -> list[dict[str, A
     """Return SQuAD articles of one paragraph each, until there are `limit` questions."""
     random, articles, count = np.random.default_rng(SAMPLE_SEED), [], 0
     for function in order(functions):
-        context, starts = function.describe()
-        found = []
+        context, starts, found = f"{function.name} has these parameters.", {}, []
+        for parameter in function.parameters:
+            context += f" {parameter.name} is "
+            starts[parameter.name] = len(context)
+            context += f"{parameter.type}: {parameter.description}"
         for parameter in function.parameters:
             if count == limit:
                 break
