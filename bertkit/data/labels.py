@@ -213,10 +213,11 @@ def find_labels(
     if (len(names) < 2 and kind == SINGLE) or not names:
         trouble = f"{len(names)} label{'s' * (len(names) != 1)}; give a column with two or more"
     elif kind == SINGLE and len(names) > max(MOST_NUMBERS, len(train) // 2):
-        first = min(sorted(names), key=lambda name: parse_number(name) is not None)  # no number, if there are others
+        odd = sorted(name for name in names if parse_number(name) is None)
+        hint = f" ({odd[0][:40]!r} is not a number)" if len(odd) < len(names) / 2 else ""
         trouble = (
-            f"{len(names):,} different texts in {len(train):,} rows (such as {first[:40]!r}), too many for labels; "
-            "choose another column with --label"
+            f"{len(names):,} different texts in {len(train):,} rows{hint}, too many for labels; choose another column "
+            "with --label"
         )
     if trouble:
         raise UsageError(f"{train.source}: the column {column!r} has {trouble}")

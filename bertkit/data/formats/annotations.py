@@ -22,7 +22,7 @@ from typing import Any
 from msgspec import Raw, Struct, convert, to_builtins
 from msgspec.json import decode
 
-from bertkit.data.formats.entities import TEXT_COLUMN, Span, check_span
+from bertkit.data.formats.entities import TEXT_COLUMN, MarkedSpan, check_span
 from bertkit.data.formats.line import explain_form, make_text, open_file, read_json, read_lines
 from bertkit.data.formats.rows import SPLIT_NAMES, Columns, has_splits, read_splits, write_values
 from bertkit.errors import UsageError
@@ -64,7 +64,7 @@ class ExportKeys(Struct):
 
 
 Reader = Callable[[Path], Columns]  # reads a table
-Marked = tuple[int, dict[str, str], list[Span]] | str  # row, its other cells and spans; or why one is left out
+Marked = tuple[int, dict[str, str], list[MarkedSpan]] | str  # row, its other cells and spans; or why one is left out
 
 
 def read_exports(source: str, read: Reader, report: Report, needs_train: bool = True) -> dict[str, Columns]:
@@ -124,7 +124,7 @@ def _read_brat(folder: str, paths: Sequence[Path], report: Report) -> Columns:
             text, spans = stream.read().decode(), []  # line ends are characters
         for bound in filter(None, map(BOUND.fullmatch, read_lines(path))):  # others are relations, events and notes
             label, start, several, end, piece = bound.groups()
-            span = Span(int(start), int(end), label=label, text=piece)
+            span = MarkedSpan(int(start), int(end), label=label, text=piece)
             lost += (is_apart := several is not None and not span.fits(text))
             spans += [] if is_apart else [span]
         rows.append({"document": path.stem, TEXT_COLUMN: text, SPANS: to_builtins(spans)})
@@ -166,7 +166,7 @@ def _walk_tasks(rows: Columns) -> Iterator[Marked]:
             found = decode(task["annotations"] or "[]", type=list[RegionResults])
             kept = sorted((x for x in found if not x.was_cancelled), key=lambda x: (bool(x.ground_truth), x.created_at))
             marks = [one for one in kept[-1].result if str(one.get("type")).endswith("labels")] if kept else []
-            spans = convert([one.get("value") for one in marks], list[Span])
+            spans = convert([one.get("value") for one in marks], list[MarkedSpan])
         yield (row, texts, spans) if kept else "skipped" if found else UNANNOTATED
         yield from [FURTHER] * len(kept[1:])
 
@@ -176,7 +176,7 @@ def _walk_regions(rows: Columns, marked: Sequence[str]) -> Iterator[Marked]:
     seen = set()
     for number, row in enumerate(rows.walk()):
         with explain_form(rows.locate(number), REGION_REMEDY):
-            spans = [span for name in marked for span in decode(row.pop(name) or "[]", type=list[Span])]
+            spans = [span for name in marked for span in decode(row.pop(name) or "[]", type=list[MarkedSpan])]
         marks = FURTHER if (key := row.get("id", number)) in seen else (number, row, spans)
         seen.add(key)
         yield marks if row["annotation_id"] else UNANNOTATED
@@ -186,7 +186,7 @@ def _walk_answers(rows: Columns) -> Iterator[Marked]:
     """Yield the accepted rows of Prodigy, whose tokens repeat the text."""
     for number, row in enumerate(rows.walk()):
         with explain_form(origin := rows.locate(number)):
-            spans, tokens = (decode(row.pop(name, "") or "[]", type=list[Span]) for name in (SPANS, "tokens"))
+            spans, tokens = (decode(row.pop(name, "") or "[]", type=list[MarkedSpan]) for name in (SPANS, "tokens"))
         for token in tokens:
             check_span(token, row[TEXT_COLUMN], origin)
         yield DECISIONS[row["answer"]] or (number, row, spans)

@@ -35,7 +35,7 @@ SPAN_REMEDY = 'give spans such as {"start": 0, "end": 3, "label": "PER"}'
 Offset = Annotated[int, Meta(ge=0)]
 
 
-class Span(Struct, omit_defaults=True):
+class MarkedSpan(Struct, omit_defaults=True):
     """A span of a text with its label or labels: other programs call it otherwise, and some repeat its text."""
 
     start: Offset = -1
@@ -167,11 +167,11 @@ def read_spans(cell: str, text: str, origin: str, column: str) -> list[tuple[int
         UsageError: The cell has another form, or a span is not within its text, has another text or no label.
     """
     with explain_form(f"{origin}: {column}", SPAN_REMEDY):
-        read = msgspec.json.decode(cell or "[]", type=list[Span | tuple[Offset, Offset, str]] | SpanLists)
+        read = msgspec.json.decode(cell or "[]", type=list[MarkedSpan | tuple[Offset, Offset, str]] | SpanLists)
     if isinstance(read, SpanLists):
         read = zip(read.start, read.end, read.label, strict=True)
     spans = []
-    for span in (span if isinstance(span, Span) else Span(*span[:2], label=span[2]) for span in read):
+    for span in (span if isinstance(span, MarkedSpan) else MarkedSpan(*span[:2], label=span[2]) for span in read):
         check_span(span, text, origin)
         for label in span.labels or [span.label or span.type or span.entity_group]:
             if label.split() != [label]:
@@ -181,7 +181,7 @@ def read_spans(cell: str, text: str, origin: str, column: str) -> list[tuple[int
     return sorted(spans)
 
 
-def check_span(span: Span, text: str, origin: str) -> None:
+def check_span(span: MarkedSpan, text: str, origin: str) -> None:
     """Check that a span has characters of its text, and its own text there.
 
     Raises:

@@ -142,7 +142,7 @@ def read_answers(row: Benchmark, path: Path) -> np.ndarray:
 
     The file has the leaderboard's format, and its answers are sorted by index, or it has one answer per line.
     """
-    if next(read_lines(path), "").startswith("index\t"):
+    if {"index", "prediction"} <= {*next(read_lines(path), "").split("\t")}:
         table = read_tsv(path, {"index": "index", "label": "prediction"})
     else:
         table = read_tsv(path, {"label": 0}, width=1)

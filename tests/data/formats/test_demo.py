@@ -8,6 +8,7 @@ import pytest
 from bertkit.data.formats.demo import Function, Parameter, make_articles, make_pairs, parse_parameters, write_samples
 from bertkit.data.formats.official import read_tsv
 from bertkit.data.formats.squad import read_squad
+from bertkit.errors import UsageError
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
 
@@ -138,7 +139,8 @@ def test_what_is_there_or_another_has_written_is_not_replaced(tmp_path, monkeypa
         (tmp_path / "squad" / "theirs").mkdir(parents=True)
 
     monkeypatch.setattr("bertkit.data.formats.demo.fill", fill)
-    for _ in range(2):
-        with refused():
-            write_samples(tmp_path)
+    with pytest.raises(UsageError, match="squad cannot be used"):
+        write_samples(tmp_path)
+    with refused():
+        write_samples(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["squad"]
