@@ -9,7 +9,7 @@ probability of 0.1 %.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +24,11 @@ PAIRS_A_BLOCK = 1 << 16  # pairs drawn in one block
 HASHES_A_PASS = 1 << 23  # hashes sorted in one pass; a third of a gigabyte
 PHASE_LENGTHS = (128, 512)  # tokens per sequence in the paper's phases (A.2)
 QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
+LENGTHS = {
+    "sentence_tokens": "tokens per sentence",
+    "document_sentences": "sentences per document",
+    "document_tokens": "tokens per document",
+}
 MOST_UNKNOWN = 0.05  # share of the tokens above which a warning is given
 MOST_REPEATED = {"documents": 0.01, "lines": 0.10}  # share of the documents; share of the tokens
 
@@ -69,26 +74,21 @@ def list_lengths(ends: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def describe(ends: np.ndarray) -> dict[str, Any]:
-    """Return mean, quantiles, maximum and a histogram of the lengths of units that end at `ends` (U,).
+    """Return mean, quantiles and maximum of the lengths of units that end at `ends` (U,).
 
-    A quantile is the smallest length that this share of the units does not exceed. The histogram has bins of powers of
-    two: "8" counts the lengths 5 to 8.
+    A quantile is the smallest length that this share of the units does not exceed.
     """
     counter: Counter[int] = Counter()
     for block in list_lengths(ends):
         counter.update(dict(zip(*(part.tolist() for part in np.unique(block, return_counts=True)), strict=True)))
     if not counter:
-        return {"mean": 0.0, **dict.fromkeys(QUANTILES, 0), "longest": 0, "histogram": {}}
+        return {"mean": 0.0, **dict.fromkeys(QUANTILES, 0), "longest": 0}
     lengths, counts = np.array(sorted(counter.items())).T
     shares = np.cumsum(counts) / counts.sum()
-    bins: Counter[int] = Counter()
-    for length, count in zip(lengths.tolist(), counts.tolist(), strict=True):
-        bins[1 << (length - 1).bit_length()] += count
     return {
         "mean": float((lengths * counts).sum() / counts.sum()),
         **{name: int(lengths[np.searchsorted(shares, share - 1e-12)]) for name, share in QUANTILES.items()},
         "longest": int(lengths[-1]),
-        "histogram": {str(top): bins[top] for top in sorted(bins)},
     }
 
 
@@ -200,16 +200,15 @@ def list_warnings(statistics: Mapping[str, Any]) -> Iterator[str]:
             f"warning: {rate:.1%} of the tokens are [UNK]; train a vocabulary on this text (bertkit vocab) or name one "
             "for its language with --vocab"
         )
-    repeated = statistics["repeated"]
-    documents = repeated["documents"]["count"] / max(statistics["documents"], 1)
-    lines = repeated["lines"]["token_share"]
+    documents = statistics["repeated"]["documents"]["count"] / max(statistics["documents"], 1)
+    lines = statistics["repeated"]["lines"]["token_share"]
     if lines > MOST_REPEATED["lines"]:
         yield f"warning: repeated lines hold {lines:.1%} of the tokens; drop them with --deduplicate lines"
     elif documents > MOST_REPEATED["documents"]:
         yield f"warning: {documents:.1%} of the documents are repeats; drop them with --deduplicate documents"
 
 
-def list_rows(statistics: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def list_rows(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield names and formatted values, for a table."""
     yield from _list_sizes(statistics)
     if before := statistics.get("before"):
@@ -217,16 +216,10 @@ def list_rows(statistics: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield "characters read", f"{statistics['characters']:,}"
     yield "vocabulary", f"{statistics['vocab_size']:,} tokens"
     yield "unknown tokens", f"{statistics['unknown_rate']:.3%}"
-    names = {
-        "sentence_tokens": "tokens per sentence",
-        "document_sentences": "sentences per document",
-        "document_tokens": "tokens per document",
-    }
-    for key, name in names.items():
+    for key, name in LENGTHS.items():
         lengths = statistics[key]
         quantiles = ", ".join(f"{quantile} {lengths[quantile]:,}" for quantile in QUANTILES)
         yield name, f"mean {lengths['mean']:,.1f}, {quantiles}, longest {lengths['longest']:,}"
-        yield "", draw_histogram(lengths["histogram"])
     for length, pairs in statistics["pairs"].items():
         yield (
             f"pairs of {length} tokens",
@@ -239,9 +232,3 @@ def _list_sizes(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield key, f"{statistics[key]:,}"
     for unit, repeated in statistics["repeated"].items():
         yield f"repeated {unit}", f"{repeated['count']:,} ({repeated['token_share']:.2%} of the tokens)"
-
-
-def draw_histogram(histogram: Mapping[str, int]) -> str:
-    """Format shares by powers of two: "≤2: 3%, ≤4: 10%"; those below half a percent are left out."""
-    total = sum(histogram.values())
-    return ", ".join(f"≤{int(top):,}: {n / total:.0%}" for top, n in histogram.items() if n / total >= 0.005)

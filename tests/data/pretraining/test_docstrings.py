@@ -15,14 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.data.pretraining import docstrings
-from bertkit.data.pretraining.docstrings import extract_prose
+from bertkit.data.pretraining.docstrings import extract_prose, read_docs
 from bertkit.data.pretraining.sources import read_documents
 from bertkit.system.signals import STOPS
 from tests.runs import is_running, wait_until
-
-
-def read(**options: object) -> list[list[str]]:
-    return list(read_documents(["docs"], **options))
 
 
 def write(path: Path, content: str | bytes) -> None:
@@ -37,13 +33,14 @@ import os, time
 from bertkit.cli.console import explain_mistakes
 from bertkit.data.pretraining import docstrings
 
-def read(number):
+def read(files):
     time.sleep(0.1)
-    return os.getpid()
+    return [[f"{os.getpid()} {files[0]}"]]
 
+docstrings._read_docstrings, docstrings.FILES_A_CHUNK = read, 1
 with explain_mistakes():
-    for pid in docstrings._map_in_order(read, range(1000), 2):
-        print(pid, flush=True)
+    for _, [line] in zip(range(1000), docstrings.read_docs(2)):
+        print(line.split()[0], flush=True)
 """
 
 
@@ -308,33 +305,27 @@ def installation(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_docs_are_one_document_a_module_and_no_paragraph_comes_twice(installation):
-    assert read(workers=1) == [
+def test_docs_are_one_document_a_module_and_no_paragraph_comes_twice(installation, monkeypatch):
+    documents = [
         ["The class is the second document.", "The rest of this is new."],
         [
-            "The module has a docstring with prose.",
-            "It is never imported.",
+            "The module has a docstring with prose. It is never imported.",
             "The method is the third of them.",
             "The function inside of it is the fourth.",
         ],
         ["The encoding of the café is valid."],
     ]
-
-
-def test_docs_are_the_same_for_any_number_of_workers(installation, monkeypatch):
+    assert list(read_docs(1)) == documents
     monkeypatch.setattr(docstrings, "FILES_A_CHUNK", 1)
-    documents = read(workers=1)
-    assert len(documents) == 3
-    assert read(workers=2) == documents == read(workers=3)
-    assert read(limit_characters=1, workers=2) == documents[:1]
+    assert list(read_docs(2)) == documents == list(read_docs(3))
+    assert list(read_documents(["docs"], limit_characters=1, split_sentences=False)) == documents[:1]
 
 
 @pytest.mark.slow
 def test_installed_documentation_is_prose():
-    part = read(limit_characters=30_000)
+    part = list(read_documents(["docs"], limit_characters=30_000))
     sentences = [sentence for document in part for sentence in document]
     assert 30_000 <= sum(map(len, sentences)) < 60_000
     assert not any(sentence.startswith((">>>", "..", "import ", "from ")) for sentence in sentences)
     assert np.mean([sentence[-1] in ".:?!)" for sentence in sentences]) > 0.7
     assert np.mean(["the" in sentence.lower().split() for sentence in sentences]) > 0.4
-    assert part == read(limit_characters=30_000, workers=1)
