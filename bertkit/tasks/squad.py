@@ -29,7 +29,6 @@ from bertkit.data.spans import (
     Question,
     Windows,
     decode,
-    decode_best,
     encode_questions,
     express,
     find_best,
@@ -301,9 +300,9 @@ class SquadTask(FineTuningTask):
 
     def rows(self, summaries: np.ndarray, data: Windows, decided: Mapping[str, Any] | None = None) -> pa.Table:
         """Return the answer to each question with its exact match and F1; for 2.0 also what tau follows from."""
-        return self.tabulate_answers(
-            data.questions, *decode_best(check_answers(summaries), data), (decided or {}).get("tau")
-        )
+        answers = decode(check_answers(summaries), data)
+        texts, odds = [answer.best.text for answer in answers], [answer.odds for answer in answers]
+        return self.tabulate_answers(data.questions, texts, odds, (decided or {}).get("tau"))
 
     def tabulate_answers(
         self, questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float], tau: float | None = None
