@@ -338,14 +338,14 @@ def write_on_ray(work: BuildWork, number: int, piece: Piece, directory: str) -> 
 def start_workers(work: BuildWork, workers: int) -> Iterator[Submit]:
     """Start processes, or join a Ray cluster if `workers` is 0, and yield a function that submits a piece.
 
-    Ray itself repeats a task up to three times whose worker is lost.
+    Ray repeats a task whose worker is lost, at most three times.
     """
     if workers:
         with open_pool(workers, "spawn", leave_signals_to_parent) as pool:
             yield partial(pool.submit, write_apart, work)
     else:
         with join_cluster(num_cpus=1, num_gpus=0) as ray:
-            task, shared, directory = ray.remote(write_on_ray), ray.put(work), os.getcwd()
+            task, shared, directory = ray.remote(max_retries=3)(write_on_ray), ray.put(work), os.getcwd()
             yield lambda number, piece: task.remote(shared, number, piece, directory).future()
 
 

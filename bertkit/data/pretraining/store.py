@@ -198,16 +198,18 @@ def open_corpus(directory: str | Path, report: Callable[[str], None] = ignore, v
     files = manifest["files"]
     if verify:
         report(f"checking {len(files)} files ({sum(size for size, _ in files.values()) / 1e6:,.0f} MB) in {directory}")
-    for name, (size, _) in files.items():
-        path = directory / name
+
+    def examine(name: str) -> str:
+        path, (size, checksum) = directory / name, files[name]
         found = path.stat().st_size if path.is_file() else -1
         if found != size:
-            trouble = "missing" if found < 0 else f"truncated or corrupted ({found:,} bytes, not {size:,})"
-            raise UsageError(f"{path} is {trouble}; {BUILD_REMEDY}")
-    paths = [directory / name for name in files] if verify else []
-    for path, found, (_, checksum) in zip(paths, map_in_threads(find_checksum, paths), files.values(), strict=False):
-        if f"{found:08x}" != checksum:
-            raise UsageError(f"{path} is corrupted (its checksum is {found:08x}, not {checksum}); {BUILD_REMEDY}")
+            return "missing" if found < 0 else f"truncated or corrupted ({found:,} bytes, not {size:,})"
+        is_whole = not verify or f"{find_checksum(path):08x}" == checksum
+        return "" if is_whole else "corrupted (its checksum differs)"
+
+    for name, trouble in zip(files, map_in_threads(examine, list(files)), strict=True):
+        if trouble:
+            raise UsageError(f"{directory / name} is {trouble}; {BUILD_REMEDY}")
     shards = [read_shard(directory / name) for name in files if name.startswith(f"{SHARDS}/")]
     index = next(directory / name for name in files if name.startswith(CORPUS_INDEX))
     return replace(join_shards(shards, index, np.dtype(manifest["dtype"])), directory=directory)

@@ -3,7 +3,6 @@
 import contextlib
 import multiprocessing
 import os
-import random
 import re
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import pytest
 
 import bertkit.data.pretraining.build
 from bertkit.data.pretraining.build import build
-from bertkit.data.pretraining.store import SHARDS, is_corpus, open_corpus
+from bertkit.data.pretraining.store import is_corpus, open_corpus
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
 from tests.corpora import SCRIPT, limit_files, list_finished, read_files, write_text
@@ -141,35 +140,6 @@ def test_workers_end_when_their_build_is_killed(place, tmp_path):
         assert len(children) >= 2
         process.kill()
         assert wait_until(lambda: not any(map(is_running, children)), seconds=10)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("unit", ["", "documents", "lines"])
-def test_killed_twenty_times_at_random_it_ends_with_the_same_bytes(place, tmp_path, unit):
-    options = ["--workers", "2", *(["--deduplicate", unit] if unit else [])]
-    began = time.monotonic()
-    code, _, err = run(place, tmp_path / "straight", *options)
-    assert (code, err) == (0, "")
-    seconds, made = min(time.monotonic() - began, 20), tmp_path / "made"
-    draw, killed = random.Random(7), 0
-    for _ in range(20):
-        there = list_finished(made)
-        with start(place, made, *options) as process:
-            # After a random time, and sometimes as soon as there is a new file.
-            new = draw.randint(1, 4) if draw.random() < 0.7 else 10**9
-            wait_until(
-                lambda there=there, new=new: len(list_finished(made)) >= len(there) + new,
-                draw.uniform(0.3, 1) * seconds,
-            )
-            killed += process.poll() is None
-            process.kill()
-        now = list_finished(made)
-        assert all(now[path] == there[path] for path in there.keys() & now.keys())
-        assert all(path.parent.name != SHARDS for path in there.keys() - now.keys())
-    assert killed >= 5
-    code, _, err = run(place, made, *options)
-    assert (code, err) == (0, "")
-    assert read_files(made) == read_files(tmp_path / "straight")
 
 
 # --- Memory -----------------------------------------------------------------------------------------------------------
