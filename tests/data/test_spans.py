@@ -244,15 +244,6 @@ def test_an_answer_that_is_cut_by_its_window_is_the_cls_token():
     assert place_answer(None, 0, 9, first=10) == (0, 0)
 
 
-def test_texts_that_come_nearest_to_the_answers():
-    context = "The abcd, the abcd."
-    question = ask(context, (4, 8), (4, 7), (5, 8), (0, 19), (3, 4), (14, 18), (9, 14))
-    data = encode_questions([ask("the"), question], UNCASED, max_answer_length=3)
-    # a space has no text; at most three tokens; spaces beside an answer are not its own
-    assert express(data, 1) == ["abcd", "abcd", "abcd", "The abcd", "abcd", "the"]
-    assert express(data, 0) == []
-
-
 @given(
     tokenizer=st.sampled_from(TOKENIZERS),
     context=TEXTS,
@@ -344,16 +335,6 @@ def test_the_question_is_segment_a_and_the_window_segment_b():
 def test_sequences_are_those_of_transformers(tokenizer, contexts, pairs, sizes):
     questions = [ask(contexts[index % len(contexts)], question=text) for text, index in pairs]
     check_sequences(questions, tokenizer, sizes)
-
-
-@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["uncased", "cased"])
-@pytest.mark.parametrize("name", AWKWARD)
-def test_awkward_texts(name, tokenizer):
-    """As a context, as a question, and as both, in many windows and in one."""
-    text = AWKWARD[name]
-    questions = [ask(text), ask("The abcd, best.", question=text), ask(text, question=text)]
-    for length, step in ((16, 2), (384, 128)):
-        check_sequences(questions, tokenizer, {"max_query_length": 8, "max_length": length, "doc_stride": step})
 
 
 def test_a_context_is_kept_once():
@@ -510,19 +491,6 @@ def test_a_model_that_is_right_gives_the_answer(tokenizer, context, start, lengt
     assert answered.odds < 0 < unanswered.odds
 
 
-def test_a_model_that_is_right_about_a_long_context():
-    """At the sizes of the paper's reference code; near the seams of windows too."""
-    context = "The best ab, abcd (1912). " * 400
-    _, offsets = tokenize(UNCASED, context)
-    firsts = range(0, len(offsets) - 30, 97)
-    places = [(offsets[first][0], offsets[first + first % 30][1]) for first in firsts]
-    data = encode_questions([ask(context, place) for place in places], UNCASED)
-    assert len(data) > 25 * len(places) > 500
-    answers = decode(keep_top(*make_gold_scores(data, 0)).numpy(), data)
-    assert [answer.best.text for answer in answers] == [context[start:end] for start, end in places]
-    assert all(answer.best[1:] == (GOLD, GOLD) for answer in answers)
-
-
 @pytest.mark.parametrize("length", [1, 2, 19, 20, 21, 384])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_kept_of_the_scores(length, dtype):
@@ -558,11 +526,3 @@ def test_a_context_without_tokens_has_no_span():
     assert answers[1].best.text == ""
     assert answers[0].spans
     assert answers[2].spans
-
-
-def test_no_answer_scores_as_in_the_window_that_is_least_sure_of_it():
-    data = encode_questions([ask("a b c d e", question="")], UNCASED, max_length=6, doc_stride=1)
-    assert len(data) == 3
-    starts, ends = torch.zeros(2, 3, 6).unbind()
-    starts[:, 0], ends[:, 0] = torch.tensor([3.0, -2.0, 1.0]), torch.tensor([0.0, 4.0, 1.0])
-    assert decode(keep_top(starts, ends).numpy(), data)[0].null == (-2.0, 4.0)  # before (1, 1), which is as low

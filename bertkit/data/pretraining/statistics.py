@@ -2,7 +2,7 @@
 
 Repeated text is the usual cause of a pretraining with a good loss and a bad model, and padding determines the cost of
 the paper's phase 1 (A.2). All values are exact and computed block by block: only some of the tokens are in memory, some
-30 bytes per sentence and four bytes per pair. The first occurrence of repeated text in the corpus is kept.
+50 bytes per sentence and four bytes per pair. The first occurrence of repeated text in the corpus is kept.
 
 Repeats are found by 64-bit hashes of token ids: among 200 million lines, two different ones have the same hash with a
 probability of 0.1 %.
@@ -17,10 +17,8 @@ from bertkit.data.pretraining.pairs import SPECIAL_TOKENS_OF_PAIR, Pairing
 from bertkit.data.pretraining.rng import draw_bits
 from bertkit.data.pretraining.tokenize import Ids, TokenizedCorpus, check_documents, start_of
 
-TOKENS_A_HASH = 1 << 18  # tokens hashed in one block: their arrays stay in the cache
-UNITS_A_BLOCK = 1 << 20  # sentences or documents in one block
+TOKENS_A_HASH = 1 << 18  # tokens counted and hashed in one block: their arrays stay in the cache
 PAIRS_A_BLOCK = 1 << 16  # pairs drawn in one block
-HASHES_A_PASS = 1 << 23  # hashes sorted in one pass; a third of a gigabyte
 PHASE_LENGTHS = (128, 512)  # tokens per sequence in the paper's phases (A.2)
 QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 LENGTHS = {
@@ -58,7 +56,7 @@ def measure(corpus: TokenizedCorpus, unknown_id: int) -> dict[str, Any]:
 
 def count_unknown(ids: Ids, unknown_id: int) -> int:
     """Count the [UNK] tokens."""
-    blocks = (ids[start : start + UNITS_A_BLOCK] for start in range(0, len(ids), UNITS_A_BLOCK))
+    blocks = (ids[start : start + TOKENS_A_HASH] for start in range(0, len(ids), TOKENS_A_HASH))
     return sum(int(np.count_nonzero(block == unknown_id)) for block in blocks)
 
 
@@ -98,12 +96,10 @@ def choose_kept(corpus: TokenizedCorpus, unit: Unit) -> np.ndarray:
     "documents" removes documents whose tokens occurred before. "lines" also removes each remaining sentence whose
     tokens occurred before.
     """
-    ends = corpus.document_ends
     repeated = find_repeats(hash_units(corpus.ids, corpus.find_tokens()[1]))
-    kept = np.repeat(~repeated, np.diff(ends, prepend=0))
+    kept = np.repeat(~repeated, np.diff(corpus.document_ends, prepend=0))
     if unit == "lines":
-        repeated = find_repeats(hash_units(corpus.ids, corpus.sentence_ends), kept)
-        np.greater(kept, repeated, out=kept)
+        kept[kept] = ~find_repeats(hash_units(corpus.ids, corpus.sentence_ends)[kept])
     return kept
 
 
@@ -131,25 +127,14 @@ def hash_units(ids: Ids, ends: np.ndarray) -> np.ndarray:
         inside = np.maximum(begins, 0)
         positions = np.arange(len(block)) - np.repeat(begins, np.diff(inside, append=len(block)))
         hashes[first:stop] += np.add.reduceat(draw_bits(block.astype(np.uint64), positions), inside)
-    lengths = np.diff(ends, prepend=0)
-    for start in range(0, len(ends), UNITS_A_BLOCK):
-        block = slice(start, start + UNITS_A_BLOCK)
-        hashes[block] = draw_bits(hashes[block], lengths[block])
-    return hashes
+    return draw_bits(hashes, np.diff(ends, prepend=0))
 
 
-def find_repeats(hashes: np.ndarray, chosen: np.ndarray | None = None) -> np.ndarray:
-    """Return (U,) bool, the units whose hash occurred before; only units with `chosen` (U,) are compared."""
-    repeated = np.zeros(len(hashes), bool)
-    passes = -(-len(hashes) // HASHES_A_PASS)
-    for number in range(passes):
-        indices = np.flatnonzero(hashes % np.uint64(passes) == number)
-        if chosen is not None:
-            indices = indices[chosen[indices]]
-        members = hashes[indices]
-        order = np.argsort(members, kind="stable")  # equal hashes stay in the order of the corpus
-        members = members[order]
-        repeated[indices[order[1:][members[1:] == members[:-1]]]] = True
+def find_repeats(hashes: np.ndarray) -> np.ndarray:
+    """Return (U,) bool, the units whose hash occurred before."""
+    order = np.argsort(hashes, kind="stable")  # equal hashes stay in the order of the corpus
+    ordered, repeated = hashes[order], np.zeros(len(hashes), bool)
+    repeated[order[1:][ordered[1:] == ordered[:-1]]] = True
     return repeated
 
 

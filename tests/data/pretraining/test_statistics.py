@@ -30,8 +30,7 @@ DOCUMENTS = st.lists(
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Use blocks so small that a unit spans several of them."""
-    for name, size in {"TOKENS_A_HASH": 4, "UNITS_A_BLOCK": 3, "HASHES_A_PASS": 5}.items():
-        monkeypatch.setattr(statistics, name, size)
+    monkeypatch.setattr(statistics, "TOKENS_A_HASH", 4)
     monkeypatch.setattr(statistics, "PAIRS_A_BLOCK", 2)
 
 
@@ -80,13 +79,6 @@ def test_hashes_of_many_short_lines_differ():
     hashes = hash_units(corpus.ids, corpus.sentence_ends)
     assert len(np.unique(hashes)) == len(lines)
     assert not find_repeats(hashes).any()
-
-
-def test_only_the_chosen_take_part():
-    hashes = np.array([5, 5, 7, 5, 7], np.uint64)
-    assert find_repeats(hashes).tolist() == [False, True, False, True, True]
-    chosen = np.array([False, True, True, True, False])
-    assert find_repeats(hashes, chosen).tolist() == [False, False, False, True, False]
 
 
 def test_lengths_worked_by_hand():
