@@ -17,6 +17,7 @@ from bertkit.data.sequences import encode_inputs
 from bertkit.data.spans import Question, encode_questions, tokenize
 from bertkit.data.tagging import TaggedText, encode_words
 from bertkit.data.tokenizer import SPECIAL_TOKENS, find_words, load_tokenizer, save_tokenizer, train_vocabulary
+from bertkit.errors import UsageError
 
 WORDS = [
     "The Café's ÜBER hairy dog, naïve ＦＵＬＬ in 2024: 1,203.5! e\u0301 <user> [E1]ada[/E1] new_thing",
@@ -214,17 +215,15 @@ def test_questions_and_entities_need_the_characters_of_tokens(tmp_path, refused)
         encode_words(TaggedText("", [], 0, "IOB2", 0), ["O"], tokenizer)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}},
-        {"tokenizer_class": "AlbertTokenizer"},
-        {"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "jumanpp"},
-    ],
-)
-def test_what_cannot_be_loaded_is_one_line(tmp_path, config, refused):
-    save_vocabulary(tmp_path, **config)
+def test_what_cannot_be_loaded_is_one_line(tmp_path, refused):
+    save_vocabulary(tmp_path, auto_map={"AutoTokenizer": ["own.Tokenizer", None]})
     with refused():
+        load_tokenizer(tmp_path)
+    save_vocabulary(tmp_path, tokenizer_class="AlbertTokenizer")
+    with refused():
+        load_tokenizer(tmp_path)
+    save_vocabulary(tmp_path, tokenizer_class="BertJapaneseTokenizer", word_tokenizer_type="jumanpp")
+    with pytest.raises(UsageError, match=r"cannot be loaded .*rhoknp.*; install that package$"):
         load_tokenizer(tmp_path)
 
 

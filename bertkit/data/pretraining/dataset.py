@@ -51,7 +51,7 @@ def plan_pairs(
     documents = zlib.crc32(corpus.document_ends, zlib.crc32(corpus.document_starts))
     name = f"{PLAN_VERSION}-{index}-{documents:08x}-{max_length}-{short_seq_prob}-{seed}-{copy}.npy"
     path = corpus.directory / PLAN_FOLDER / name
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, EOFError):  # missing or truncated
         return pairing, np.load(path, mmap_mode="r")
     chunks = pairing.find_chunks()
     with suppress(OSError):  # a full or read-only disk
