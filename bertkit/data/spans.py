@@ -324,11 +324,17 @@ def express(windows: Windows, index: int) -> list[str]:
 
 
 class Span(NamedTuple):
-    """An answer, with the scores S.T_i of its first token and E.T_j of its last."""
+    """An answer, with the scores S.T_i of its first token and E.T_j of its last.
+
+    Attributes:
+        first, last: The offsets of its first character and behind its last one in the context.
+    """
 
     text: str
     start: float
     end: float
+    first: int = 0
+    last: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,11 +402,11 @@ def decode(kept: np.ndarray, windows: Windows) -> list[Answer]:
         rows = list(zip(*(column.tolist() for column in columns), strict=True))
         for begin, end in pairwise(bounds):
             context, found = windows.questions[owners[begin]].context, {}
-            for start_score, end_score, first, last in rows[begin:end]:
-                found.setdefault(context[first:last], (start_score, end_score))
+            for row in rows[begin:end]:
+                found.setdefault(context[slice(*row[2:])], row)
                 if len(found) == N_BEST:
                     break
-            answers[owners[begin]].spans += [Span(text, *scores) for text, scores in found.items()]
+            answers[owners[begin]].spans += [Span(text, *row) for text, row in found.items()]
     return answers
 
 

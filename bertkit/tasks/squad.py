@@ -31,7 +31,6 @@ from bertkit.data.spans import (
     decode,
     encode_questions,
     express,
-    find_best,
     is_placed,
     keep_top,
     rank,
@@ -475,13 +474,11 @@ class SquadTask(FineTuningTask):
         """Return the answer to each question; with tau it is empty unless the best span exceeds it (section 4.3)."""
         tau = settings.model.config.tau
         results = []
-        columns = (column.tolist() for column in find_best(np.stack(kept), data))
-        for question, start, end, score, null in zip(examples, *columns, strict=True):
-            text = question.context[start:end]
-            is_answer = tau is None or null - score < -tau
-            best = {"text": text, "start": start, "end": end, "score": score}
-            result = {"answer": text if is_answer else "", "best": best}
-            results.append(result if tau is None else result | {"null_score": null, "tau": tau})
+        for found in decode(np.stack(kept), data):
+            span, is_answer = found.best, tau is None or found.odds < -tau
+            best = {"text": span.text, "start": span.first, "end": span.last, "score": span.start + span.end}
+            result = {"answer": span.text if is_answer else "", "best": best}
+            results.append(result if tau is None else result | {"null_score": sum(found.null), "tau": tau})
         return results
 
     def describe_result(self, result: Result) -> str:
