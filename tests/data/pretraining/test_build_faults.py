@@ -130,18 +130,6 @@ def test_a_signal_ends_a_build_and_its_workers_within_seconds(place, tmp_path, n
     assert not is_corpus(made)
 
 
-@pytest.mark.slow
-def test_workers_end_when_their_build_is_killed(place, tmp_path):
-    write_text(tmp_path / "texts.txt", documents=5000)
-    made = tmp_path / "made"
-    with start(place, made, str(tmp_path / "texts.txt"), "--workers", "2") as process:
-        assert wait_until(lambda: len(list_finished(made)) > 2)
-        children = list_children(process.pid)
-        assert len(children) >= 2
-        process.kill()
-        assert wait_until(lambda: not any(map(is_running, children)), seconds=10)
-
-
 # --- Memory -----------------------------------------------------------------------------------------------------------
 
 
@@ -231,48 +219,3 @@ def test_the_same_command_goes_on_after_ray_has_lost_its_head(building):
     there = list_finished(folder / "made")
     assert run(folder, folder / "made", "--workers", "2")[0] == 0
     assert there.items() <= list_finished(folder / "made").items()
-
-
-@pytest.mark.slow
-def test_on_ray_a_mistake_in_a_source_is_one_line(place, tmp_path):
-    (tmp_path / "latin.txt").write_bytes(b"a line\ncaf\xe9\n")
-    code, _, err = run(place, tmp_path / "made", str(tmp_path / "latin.txt"), "--workers", "ray")
-    assert code == 2
-    assert re.fullmatch(r"bertkit: \S+latin.txt, line 2 is not UTF-8 .*\n", err)
-
-
-# --- Disks ------------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def mount_disk(folder):
-    """Mount a disk at the folder and yield a function that makes it read-only or writable."""
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True, check=False).returncode:
-        pytest.skip("no right to mount a disk")
-
-    def change(mode):
-        command = ["mount", "-o", f"remount,{mode}", str(folder)]
-        # Remounting fails while a file is being written.
-        assert wait_until(lambda: subprocess.run(command, capture_output=True, check=False).returncode == 0, 60)
-
-    try:
-        yield change
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
-
-
-@pytest.mark.slow
-def test_a_disk_that_turns_read_only_is_one_line_and_the_same_command_goes_on(place, tmp_path):
-    write_large(tmp_path / "texts.txt", 3)
-    with mount_disk(tmp_path / "disk") as change:
-        made = tmp_path / "disk" / "made"
-        options = [str(tmp_path / "texts.txt"), "--workers", "2"]
-        with start(place, made, *options) as process:
-            assert wait_until(lambda: list_finished(made), 100)
-            change("ro")
-            err = wait_for(process)
-        assert process.returncode == 2
-        assert re.fullmatch(r"bertkit: \S+made cannot be written to: the disk is read-only .* continues.*\n", err)
-        change("rw")
-        assert run(place, made, *options)[0] == 0

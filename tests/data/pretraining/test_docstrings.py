@@ -82,7 +82,7 @@ def test_what_helps_to_read_does_not_outlive_its_parent(reading):
 # --- prose of docstrings
 
 PROSE = {
-    "wrapped lines are joined and titles and doctests dropped": (
+    "titles, doctests, code, fences and tables": (
         """Return the median of the data,
         which is not sorted.
 
@@ -91,12 +91,7 @@ PROSE = {
         >>> median([1, 3, 5])
         3
 
-        The data may be an iterator.
-        """,
-        ["Return the median of the data, which is not sorted.", "The data may be an iterator."],
-    ),
-    "literal block, code block and fence": (
-        """Open the file like this::
+        The data may be an iterator. Open the file like this::
 
             with open(name) as file:  # this is the usual way to do it
 
@@ -108,8 +103,20 @@ PROSE = {
         and this is neither if it can be avoided
         ```
         Then it is closed again.
+
+        ====== ===========================
+        format what it is for in the table
+        ====== ===========================
+
+        +-----+----------------------------+
+        | csv | for the tables of a sheet  |
+        +-----+----------------------------+
         """,
-        ["Open the file like this:", "Then it is closed again."],
+        [
+            "Return the median of the data, which is not sorted.",
+            "The data may be an iterator. Open the file like this:",
+            "Then it is closed again.",
+        ],
     ),
     "numpydoc": (
         """Sum of the elements.
@@ -144,7 +151,6 @@ PROSE = {
             outputs (`torch.Tensor` of shape `(batch, length)`, *optional*):
                 The output of the model's
                 `generate` function.
-            skip (bool): Whether or not to skip it.
             **kwargs: Passed on to the tokenizer.
 
         Returns:
@@ -153,28 +159,19 @@ PROSE = {
         [
             "Post-process the output of the model.",
             "The output of the model's generate function.",
-            "Whether or not to skip it.",
             "Passed on to the tokenizer.",
             "The decoded text of the batch.",
         ],
     ),
-    "reST fields": (
+    "reST: fields, admonitions, versions, unknown directives and lists": (
         """Send a request to the server.
 
         :param str url: The address of the server
             to which it is sent.
         :type url: this is a type and not prose
-        :returns: Whether it has been received.
         :rtype: bool
-        """,
-        [
-            "Send a request to the server.",
-            "The address of the server to which it is sent.",
-            "Whether it has been received.",
-        ],
-    ),
-    "admonitions, versions and unknown directives": (
-        """.. note:: This is not safe for threads.
+
+        .. note:: This is not safe for threads.
            Use a lock for that.
 
         .. versionchanged:: 3.2 The name is optional now.
@@ -185,11 +182,6 @@ PROSE = {
            plt.plot(this, is, not_prose)
 
         .. [1] A. Author, "The title of a book", 1999.
-        """,
-        ["This is not safe for threads. Use a lock for that.", "The name is optional now."],
-    ),
-    "lists": (
-        """It does these things:
 
         - read the file in the folder,
           whatever its name is
@@ -197,7 +189,10 @@ PROSE = {
         2. and close it at the end
         """,
         [
-            "It does these things:",
+            "Send a request to the server.",
+            "The address of the server to which it is sent.",
+            "This is not safe for threads. Use a lock for that.",
+            "The name is optional now.",
             "read the file in the folder, whatever its name is",
             "write it to the disk",
             "and close it at the end",
@@ -212,23 +207,6 @@ PROSE = {
             "alpha is not bold and * is a star."
         ],
     ),
-    "tables": (
-        """The formats are the following ones:
-
-        ====== ===========================
-        format what it is for in the table
-        ====== ===========================
-
-        +-----+----------------------------+
-        | csv | for the tables of a sheet  |
-        +-----+----------------------------+
-        """,
-        ["The formats are the following ones:"],
-    ),
-    "lone surrogates": (
-        "The character \ud800 is not a part of any text.",
-        ["The character is not a part of any text."],
-    ),
     "text that is not English prose": (
         """x = foo(bar, baz) if a else [b for b in c]
 
@@ -237,8 +215,10 @@ PROSE = {
         Gibt den Namen der Datei auf der Platte zurück.
 
         C 1 1 1 1 0 0 1 and 1 0 0 1 1 1 1 1
+
+        The character \ud800 is not a part of any text.
         """,
-        [],
+        ["The character is not a part of any text."],
     ),
 }
 

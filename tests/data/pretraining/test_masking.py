@@ -238,15 +238,6 @@ def test_a_piece_after_a_separator_belongs_to_the_word_before_it():
     assert labels.tolist() == [[-100] * 5, [-100, 700, -100, -100, -100]]
 
 
-def test_words_of_one_piece_are_chosen_as_without_whole_words():
-    lengths = np.arange(5, 129)
-    ids = batch_of(lengths)
-    plain = mask(ids, lengths)
-    whole = mask(ids, lengths, whole_words=np.zeros(VOCAB, bool))
-    np.testing.assert_array_equal(plain[0], whole[0])
-    np.testing.assert_array_equal(plain[1], whole[1])
-
-
 # Bad input ------------------------------------------------------------------------------------------------------------
 
 RATES = {"probability": 0.15, "mask_rate": 0.8, "random_rate": 0.1, "same_rate": 0.1}

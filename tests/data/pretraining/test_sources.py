@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -272,20 +271,6 @@ def test_small_files_share_a_piece_and_compressed_ones_are_not_cut(tmp_path):
     assert sum(piece.size for piece in pieces) == sum(file.stat().st_size for file in tmp_path.iterdir())
     assert read_lines(pieces) == read(tmp_path, split_sentences=False)
     assert len(read_lines(pieces)) == 9  # adjacent files are not joined
-
-
-def test_documents_are_those_of_the_pieces_of_all_sources(tmp_path, monkeypatch):
-    for number in range(3):
-        write(tmp_path / "folder" / f"{number}.txt", (TEXT + "\n") * 3)
-    sources = [str(tmp_path / "folder"), str(write(tmp_path / "b.jsonl", ROWS * 5))]
-    pieces = cut_sources(sources, 50)
-    assert len(pieces) > 10
-    assert pickle.loads(pickle.dumps(pieces)) == pieces
-    assert {piece.source for piece in pieces} == set(sources)
-    expected = read(*sources)
-    assert [document for piece in pieces for document in read_piece(piece)] == expected
-    monkeypatch.setattr("bertkit.data.pretraining.sources.PIECE_BYTES", 50)
-    assert read(*sources) == expected == SENTENCES * 3 * 3 + SENTENCES * 5
 
 
 def test_docs_are_one_piece(monkeypatch):
