@@ -406,7 +406,7 @@ def decode(kept: np.ndarray, windows: Windows) -> list[Answer]:
                 found.setdefault(context[slice(*row[2:])], row)
                 if len(found) == N_BEST:
                     break
-            answers[owners[begin]].spans += [Span(text, *row) for text, row in found.items()]
+            answers[owners[begin]].spans.extend(Span(text, *row) for text, row in found.items())
     return answers
 
 

@@ -86,7 +86,7 @@ def test_chinese_is_split_at_every_character():
 
 
 def test_marks_that_lower_casing_removes_are_reported():
-    texts = {"पोस्ट दिल्ली": 36, "がぎが": 27, "Ünïcode й ά ✌\ufe0f e\u0301 ệ 한국어": 0}
+    texts = {"पोस्ट दिल्ली": 18, "がぎが": 27, "Ünïcode й ά ✌\ufe0f e\u0301 ệ 한국어": 0}
     for text, count in texts.items():
         for cased in (False, True):
             lines: list[str] = []
