@@ -32,7 +32,7 @@ def find_scripts(rows: Iterable[Iterable[str]]) -> tuple[np.ndarray, list[str]]:
             table[character] = names.setdefault(letter.lastgroup, len(names)) if letter else -1
         scripts, owners = table[characters], np.repeat(np.arange(len(batch)), list(map(len, batch)))
         is_letter, width = scripts >= 0, max(len(names), 1)
-        places = owners[is_letter] * width + scripts[is_letter]
-        counts = np.bincount(places, minlength=len(batch) * width).reshape(len(batch), width)
+        cells = owners[is_letter] * width + scripts[is_letter]
+        counts = np.bincount(cells, minlength=len(batch) * width).reshape(len(batch), width)
         found.append(np.where(counts.any(1), counts.argmax(1), -1))
     return np.concatenate(found) if found else np.empty(0, np.int64), list(names)

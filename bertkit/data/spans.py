@@ -324,11 +324,17 @@ def express(windows: Windows, index: int) -> list[str]:
 
 
 class Span(NamedTuple):
-    """An answer, with the scores S.T_i of its first token and E.T_j of its last."""
+    """An answer, with the scores S.T_i of its first token and E.T_j of its last.
+
+    Attributes:
+        first, last: The offsets of its first character and behind its last one in the context.
+    """
 
     text: str
     start: float
     end: float
+    first: int = 0
+    last: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,40 +364,17 @@ def keep_top(start_logits: "Tensor", end_logits: "Tensor") -> "Tensor":
     """Reduce the scores (B, T) of all tokens to what decoding needs, (B, 4 * N_BEST + 2).
 
     The columns are scores and positions of the best starts, the same for the best ends, and the two scores of [CLS].
-    If T is below N_BEST, the remaining scores are -infinity.
+    The first of equal scores come first. If T is below N_BEST, the remaining scores are -infinity.
     """
     import torch
 
     logits = torch.stack([start_logits.float(), end_logits.float()], dim=1)  # (B, 2, T)
-    count = min(N_BEST, logits.shape[2])
-    values, positions = pick_top(logits, count) if logits.device.type == "cpu" else logits.topk(count)  # (B, 2, K) each
+    values, positions = (best[..., :N_BEST] for best in logits.sort(descending=True, stable=True))  # (B, 2, K) each
     positions = positions.float()  # exact below 2 ** 24
-    if missing := N_BEST - count:
+    if missing := N_BEST - values.shape[2]:
         values = torch.nn.functional.pad(values, (0, missing), value=float("-inf"))
         positions = torch.nn.functional.pad(positions, (0, missing))
     return torch.cat([torch.stack([values, positions], dim=2).flatten(1), logits[:, :, 0]], dim=1)
-
-
-def pick_top(logits: "Tensor", count: int) -> tuple["Tensor", "Tensor"]:
-    """Compute `topk` of (..., T) on a CPU in a third of the time.
-
-    The first of equal scores come first. A score and its position are packed into one integer, and numpy selects among
-    integers with vector instructions.
-    """
-    import torch
-
-    scores = logits.detach().numpy() + np.float32(0)  # a copy without -0.0
-    scores[np.isnan(scores)] = np.nan  # NaN without a sign is sorted as the greatest value
-    last = scores.shape[-1] - 1
-    bits = scores.view(np.int32)
-    ranks = (bits ^ ((bits >> 31) & np.int32(2**31 - 1))).astype(np.int64)  # in the order of the scores
-    keys = (ranks << 32) | np.arange(last, -1, -1)
-    keys = np.partition(keys, -count, axis=-1)[..., -count:]
-    keys.sort(axis=-1)
-    keys = keys[..., ::-1]
-    ranks = (keys >> 32).astype(np.int32)
-    values = (ranks ^ ((ranks >> 31) & np.int32(2**31 - 1))).view(np.float32)
-    return torch.from_numpy(values), torch.from_numpy(last - (keys & (2**32 - 1)))
 
 
 def decode(kept: np.ndarray, windows: Windows) -> list[Answer]:
@@ -418,57 +401,19 @@ def decode(kept: np.ndarray, windows: Windows) -> list[Answer]:
         columns = kept[window, start], kept[window, 2 * N_BEST + end], *find_characters(kept, windows, window, number)
         rows = list(zip(*(column.tolist() for column in columns), strict=True))
         for begin, end in pairwise(bounds):
-            collect(answers[owners[begin]].spans, windows.questions[owners[begin]].context, rows[begin:end])
+            context, found = windows.questions[owners[begin]].context, {}
+            for row in rows[begin:end]:
+                found.setdefault(context[slice(*row[2:])], row)
+                if len(found) == N_BEST:
+                    break
+            answers[owners[begin]].spans.extend(Span(text, *row) for text, row in found.items())
     return answers
-
-
-def decode_best(kept: np.ndarray, windows: Windows) -> tuple[list[str], np.ndarray]:
-    """Return the best answer to each question and (Q,) its odds, as `decode` does, in a fraction of the time."""
-    firsts, ends, scores, null = find_best(kept, windows)
-    found = zip(windows.questions, firsts.tolist(), ends.tolist(), strict=True)
-    return [question.context[first:end] for question, first, end in found], null - scores
-
-
-def find_best(kept: np.ndarray, windows: Windows) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the start and end character of each question's best answer, its score, and s_null, (Q,) each.
-
-    Start, end and score are 0 if no token of the context is a candidate.
-    """
-    best, number = np.empty(len(kept)), np.empty(len(kept), np.int64)
-    for chunk in divide_windows(windows.owners):
-        scores = score_spans(kept[chunk], windows, chunk)
-        number[chunk] = scores.argmax(axis=1)  # argmax returns the first of equal scores
-        best[chunk] = scores[np.arange(len(scores)), number[chunk]]
-    window = pick_least(-best, windows.owners, len(windows.questions))  # each question's best
-    found = np.isfinite(best[window])
-    firsts, ends = (np.where(found, column, 0) for column in find_characters(kept, windows, window, number[window]))
-    null = find_least(kept[:, -2:].astype(np.float64), windows.owners, len(windows.questions))
-    return firsts, ends, np.where(found, best[window], 0.0), null.sum(axis=1)
-
-
-def collect(spans: list[Span], context: str, rows: Sequence[tuple[float, float, int, int]]) -> None:
-    """Add the texts of rows (start score, end score, start character, end character) to `spans`.
-
-    Each text is added once, and at most N_BEST of them.
-    """
-    seen = set()
-    for start, end, first, last in rows:
-        if (text := context[first:last]) not in seen:
-            seen.add(text)
-            spans.append(Span(text, start, end))
-            if len(spans) == N_BEST:
-                return
 
 
 def find_least(null: np.ndarray, owners: np.ndarray, count: int) -> np.ndarray:
     """Return (Q, 2), for each question the row of `null` (W, 2) with the smallest sum, the first of equals."""
-    return null[pick_least(null.sum(axis=1), owners, count)]
-
-
-def pick_least(values: np.ndarray, owners: np.ndarray, count: int) -> np.ndarray:
-    """Return (Q,) the index of each question's smallest value in `values` (W,), the first of equals."""
-    order = np.lexsort((values, owners))  # stable
-    return order[np.searchsorted(owners[order], np.arange(count))]
+    order = np.lexsort((null.sum(axis=1), owners))  # stable
+    return null[order[np.searchsorted(owners[order], np.arange(count))]]
 
 
 def divide_windows(owners: np.ndarray) -> Iterator[slice]:

@@ -2,7 +2,7 @@
 
 A sequence is [CLS] context, sentence, context [SEP], with as many whole neighbouring sentences of the document as fit.
 Only the words of the sentence itself are labelled, each at its first sub-token; words of the context are labelled in
-their own sequences. A word that the tokenizer drops, such as control characters, keeps its place and has no token.
+their own sequences. A word that the tokenizer drops, such as control characters, stays and has no token.
 
 Left out: files (`bertkit.data.formats.conll`) and scores (`bertkit.metrics`).
 """

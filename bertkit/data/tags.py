@@ -17,7 +17,7 @@ TAG = re.compile(r"O|[BIESLU]-\S+")
 ENDS = {"IOBES": "ES", "BILOU": "LU"}  # scheme -> the marks of a last word and of an only word
 
 
-def check_tag(tag: str, place: str) -> str:
+def check_tag(tag: str, origin: str) -> str:
     """Return a tag of a known scheme, interned, because a file repeats few tags.
 
     Raises:
@@ -25,7 +25,7 @@ def check_tag(tag: str, place: str) -> str:
     """
     if not TAG.fullmatch(tag):
         raise UsageError(
-            f"{place}: the tag {tag[:LONGEST_QUOTED]!r} is not of IOB, IOBES or BILOU (O, or B-, I-, E-, S-, L- or U- "
+            f"{origin}: the tag {tag[:LONGEST_QUOTED]!r} is not of IOB, IOBES or BILOU (O, or B-, I-, E-, S-, L- or U- "
             "and a type); correct it"
         )
     return intern(tag)

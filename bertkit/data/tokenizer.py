@@ -18,7 +18,6 @@ import shutil
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import cache
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from msgspec import Struct
+import regex
 
 from bertkit.data.formats.line import read_json, read_lines
 from bertkit.errors import UsageError, join_lines
@@ -42,7 +41,8 @@ CHARACTER_COVERAGE = 0.9999  # share of a text's characters in the alphabet
 MOST_WORDS = 2_000_000  # distinct words held in memory
 CHARACTERS_A_COUNT = 20_000_000  # characters of text counted before its words are split at punctuation
 LEAST_FREQUENCY = 2  # occurrences that a merged piece needs
-MARKS_SHARE = 0.001  # least share of a text's characters whose marks lower-casing removes that is reported
+MARKED = regex.compile(r"\p{Lo}\p{Mc}*\p{Mn}+")  # lower-casing removes accents, and with them these marks
+MARKED_SHARE = 0.001  # of a text's characters; more marked letters are reported
 REPEATS = 10_000  # repetitions of a word in one text passed to the trainer
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]  # the files that are written
 OTHER_FILES = ["config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "*.model"]
@@ -58,20 +58,6 @@ UNLIMITED = 1e9  # tokenizers without a maximum length store 1e30
 TOKENIZER_REMEDY = (
     "save the tokenizer again, name a BERT tokenizer (WordPiece), or set tokenizer_class in tokenizer_config.json"
 )
-
-
-class TokenizerModel(Struct):
-    """The fields of `model` in tokenizer.json that are read."""
-
-    vocab: dict[str, int] | list[Any]
-
-
-class TokenizerFile(Struct):
-    """The fields of tokenizer.json that are read."""
-
-    model: TokenizerModel
-    normalizer: dict[str, Any] | None = None
-    added_tokens: list[dict[str, Any]] | None = None
 
 
 def train_vocabulary(
@@ -121,61 +107,33 @@ def count_words(texts: Iterable[str], *, cased: bool, report: Callable[[str], No
     from tokenizers.pre_tokenizers import BertPreTokenizer
 
     normalizer, splitter = BertNormalizer(lowercase=not cased), BertPreTokenizer()
-    words: Counter[str] = Counter()
-    is_pruned = False
-    marks: Counter[str] = Counter()
-    texts = iter(texts) if cased else _count_marks(texts, marks)
-    while unsplit := _count_unsplit(texts, normalizer):
+    words, marked, characters = Counter[str](), Counter[str](), 0
+    texts = iter(texts)
+    while batch := list(_take(texts, CHARACTERS_A_COUNT)):
+        characters += sum(map(len, batch))
+        unsplit = Counter(chain.from_iterable(normalizer.normalize_str(text).split() for text in batch))
         for word, count in unsplit.items():
             for piece, _ in splitter.pre_tokenize_str(word):
                 if len(piece) <= LONGEST_WORD:
                     words[piece] += count
         if len(words) > MOST_WORDS:
             words = Counter(dict(words.most_common(MOST_WORDS // 2)))
-            if not is_pruned:
-                report(f"there are more than {MOST_WORDS:,} different words; the rarest are not counted")
-            is_pruned = True
-    characters = marks.pop("", 0)
-    if marks.total() > MARKS_SHARE * characters:
-        mark = marks.most_common(1)[0][0]
+            report(f"there are more than {MOST_WORDS:,} different words; the rarest are not counted")
+        if not cased:
+            marked.update(chain.from_iterable(MARKED.findall(unicodedata.normalize("NFD", text)) for text in batch))
+    if marked.total() > MARKED_SHARE * characters:
         report(
-            f"lower-casing removes {marks.total():,} marks of scripts without case, as in "
-            f"{unicodedata.name(mark, repr(mark))}; keep them with --cased"
+            f"lower-casing removes the marks of {marked.total():,} letters of scripts without case, such as "
+            f"{marked.most_common(1)[0][0]}; keep them with --cased"
         )
     return words
 
 
-def _count_marks(texts: Iterable[str], marks: Counter[str]) -> Iterator[str]:
-    """Yield the texts, and count their characters that lose a mark, under "" all characters."""
-    for text in texts:
-        for character in filter(_loses_mark, set(text)):
-            marks[character] += text.count(character)
-        marks[""] += len(text)
+def _take(texts: Iterator[str], characters: int) -> Iterator[str]:
+    """Yield the next texts until they have a number of characters."""
+    while characters > 0 and (text := next(texts, None)) is not None:
+        characters -= len(text)
         yield text
-
-
-@cache
-def _loses_mark(character: str) -> bool:
-    """Return whether lower-casing, which also strips accents, takes a mark from a letter of a script without case."""
-    if unicodedata.category(character) == "Mn":  # general marks (COMBINING …) belong to Latin, Greek and Cyrillic
-        return not unicodedata.name(character, "VARIATION").startswith(("COMBINING", "VARIATION"))
-    parts = unicodedata.normalize("NFD", character)
-    return unicodedata.category(character) == "Lo" and any(unicodedata.category(part) == "Mn" for part in parts)
-
-
-def _count_unsplit(texts: Iterator[str], normalizer: Any) -> Counter[str]:
-    """Count the whitespace-separated strings in the next CHARACTERS_A_COUNT characters of the texts.
-
-    The result is empty when the texts are exhausted.
-    """
-    unsplit: Counter[str] = Counter()
-    characters = 0
-    for text in texts:
-        unsplit.update(normalizer.normalize_str(text).split())
-        characters += len(text)
-        if characters >= CHARACTERS_A_COUNT and unsplit:
-            break
-    return unsplit
 
 
 def choose_alphabet(words: Counter[str]) -> list[str]:
@@ -365,15 +323,15 @@ def _read_vocabulary(directory: Path) -> tuple[list[str], Collection[str], dict[
         lines = directory / "vocab.txt"
         tokens = list(read_lines(lines)) if lines.exists() else []
         return tokens, (), {"vocab": {token: index for index, token in enumerate(tokens)}}
-    content = read_json(path, TokenizerFile, TOKENIZER_REMEDY)
-    ids = content.model.vocab if isinstance(content.model.vocab, dict) else {}
-    normalizer, added = content.normalizer or {}, content.added_tokens or []
+    content = read_json(path, dict[str, Any], TOKENIZER_REMEDY)
+    vocab, normalizer, added = content["model"]["vocab"], content.get("normalizer") or {}, content.get("added_tokens")
+    ids = vocab if isinstance(vocab, dict) else {}
+    added = {token["content"] for token in added or ()}
     # tokenizers stores every missing id: a single id of two billion would take 10 GB.
-    most = len(ids) + len(added)
-    if len(set(ids.values())) < len(ids) or not all(0 <= index < most for index in ids.values()):
+    if len(set(ids.values())) < len(ids) or not all(0 <= index < len(ids) + len(added) for index in ids.values()):
         raise UsageError(f"{path} does not number its tokens from 0 without gaps; save the tokenizer again")
     settings = {name: normalizer[key] for key, name in NORMALIZATION.items() if key in normalizer}
-    return sorted(ids, key=ids.__getitem__), {str(token.get("content")) for token in added}, settings
+    return sorted(ids, key=ids.__getitem__), added, settings
 
 
 def _complete(tokenizer: Any) -> None:

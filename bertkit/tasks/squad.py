@@ -29,10 +29,8 @@ from bertkit.data.spans import (
     Question,
     Windows,
     decode,
-    decode_best,
     encode_questions,
     express,
-    find_best,
     is_placed,
     keep_top,
     rank,
@@ -301,9 +299,9 @@ class SquadTask(FineTuningTask):
 
     def rows(self, summaries: np.ndarray, data: Windows, decided: Mapping[str, Any] | None = None) -> pa.Table:
         """Return the answer to each question with its exact match and F1; for 2.0 also what tau follows from."""
-        return self.tabulate_answers(
-            data.questions, *decode_best(check_answers(summaries), data), (decided or {}).get("tau")
-        )
+        answers = decode(check_answers(summaries), data)
+        texts, odds = [answer.best.text for answer in answers], [answer.odds for answer in answers]
+        return self.tabulate_answers(data.questions, texts, odds, (decided or {}).get("tau"))
 
     def tabulate_answers(
         self, questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float], tau: float | None = None
@@ -476,13 +474,11 @@ class SquadTask(FineTuningTask):
         """Return the answer to each question; with tau it is empty unless the best span exceeds it (section 4.3)."""
         tau = settings.model.config.tau
         results = []
-        columns = (column.tolist() for column in find_best(np.stack(kept), data))
-        for question, start, end, score, null in zip(examples, *columns, strict=True):
-            text = question.context[start:end]
-            is_answer = tau is None or null - score < -tau
-            best = {"text": text, "start": start, "end": end, "score": score}
-            result = {"answer": text if is_answer else "", "best": best}
-            results.append(result if tau is None else result | {"null_score": null, "tau": tau})
+        for found in decode(np.stack(kept), data):
+            span, is_answer = found.best, tau is None or found.odds < -tau
+            best = {"text": span.text, "start": span.first, "end": span.last, "score": span.start + span.end}
+            result = {"answer": span.text if is_answer else "", "best": best}
+            results.append(result if tau is None else result | {"null_score": sum(found.null), "tau": tau})
         return results
 
     def describe_result(self, result: Result) -> str:

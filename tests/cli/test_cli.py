@@ -23,7 +23,7 @@ from bertkit.inference.glue_submission import SUBMITTED
 from bertkit.reports.tables import make_table
 from bertkit.studies.tables import write_table
 from bertkit.tasks.option import PRETRAINING_OPTIONS
-from tests.data.pretraining.test_build_faults import limit_files
+from tests.corpora import limit_files
 from tests.official import (
     list_questions,
     write_checkpoint,

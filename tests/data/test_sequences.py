@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from bertkit.data.sequences import TEXTS_A_BATCH, Choices, Sequences, encode_inputs, encode_texts, pad, pad_choices
 from bertkit.data.tokenizer import copy_backend, make_tokenizer
@@ -35,12 +34,6 @@ def test_the_pair_of_figure_2():
     tokens, segments = show(encode("my dog is cute", "he likes playing")[0])
     assert " ".join(tokens) == "[CLS] my dog is cute [SEP] he likes play ##ing [SEP]"
     assert segments == [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
-
-
-def test_a_single_text_is_segment_a():
-    tokens, segments = show(encode("My dog is cute")[0])
-    assert " ".join(tokens) == "[CLS] my dog is cute [SEP]"
-    assert segments == [0] * 6
 
 
 def truncate(first, second, limit):
@@ -101,23 +94,6 @@ def test_long_pairs_are_cut_as_in_the_reference_code(max_length):
             ties += 1
         assert found == expected
     assert (ties > 0) == (room % 2 == 1)
-
-
-def test_a_long_text_loses_its_end():
-    assert show(encode("a b my dog is cute", max_length=5)[0])[0] == ["[CLS]", "a", "b", "my", "[SEP]"]
-
-
-@given(
-    pairs=st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=4),
-    max_length=st.integers(5, 24),
-    alone=st.booleans(),
-)
-def test_equal_to_the_tokenizer_of_transformers(pairs, max_length, alone):
-    columns = [list(column) for column in zip(*pairs, strict=True)][: 1 if alone else 2]
-    expected = TOKENIZER(*columns, truncation=True, max_length=max_length)
-    for index, item in enumerate(encode(*columns, max_length=max_length)):
-        assert item["input_ids"].tolist() == expected["input_ids"][index]
-        assert item["token_type_ids"].tolist() == expected["token_type_ids"][index]
 
 
 @pytest.mark.parametrize("texts", [("[MASK] my [SEP]",), ("[MASK] my [SEP]", "[CLS] dog")])
@@ -197,16 +173,6 @@ def test_every_other_column_is_a_number_a_sequence():
     )
 
 
-def test_sequences_through_torchs_loader():
-    """The loader requests several at once; together its batches are the data set, in order."""
-    data = make_sequences([(3, 1), (7, 0), (2, 2), (5, 2), (4, 4)], np.arange(5))
-    batches = list(DataLoader(data, batch_size=2, collate_fn=pad, num_workers=0))
-    assert [tuple(batch["input_ids"].shape) for batch in batches] == [(2, 7), (2, 5), (1, 4)]
-    real = torch.cat([batch["input_ids"][batch["attention_mask"].bool()] for batch in batches])
-    assert real.tolist() == data.ids.tolist()
-    assert torch.cat([batch["labels"] for batch in batches]).tolist() == [0, 1, 2, 3, 4]
-
-
 # --- Choices
 
 
@@ -231,12 +197,3 @@ def test_a_batch_of_choices_holds_every_sequence_in_its_place(lengths, labelled)
     assert batch["attention_mask"].sum(dim=2).tolist() == lengths
     if labelled:
         assert torch.equal(batch["labels"], torch.from_numpy(labels))
-
-
-def test_choices_through_torchs_loader():
-    flat = make_sequences([(length, 1) for length in (3, 7, 2, 5, 4, 6)], None)
-    batches = list(DataLoader(Choices(flat, 2, np.array([1, 0, 1])), batch_size=2, collate_fn=pad_choices))
-    assert [tuple(batch["input_ids"].shape) for batch in batches] == [(2, 2, 7), (1, 2, 6)]
-    real = torch.cat([batch["input_ids"][batch["attention_mask"].bool()] for batch in batches])
-    assert real.tolist() == flat.ids.tolist()
-    assert torch.cat([batch["labels"] for batch in batches]).tolist() == [1, 0, 1]

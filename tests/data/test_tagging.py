@@ -6,7 +6,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.data.sequences import pad
 from bertkit.data.tagging import (
     ABSENT,
     IGNORED,
@@ -81,12 +80,6 @@ def test_a_word_that_is_dropped_keeps_its_place():
     assert show(data, 1) == ["[CLS]", "Jim", "was", "[SEP]"], "there is context all the same"
     assert (data[1]["labels"] == IGNORED).all()
     assert data.name_tags([np.array([1, 2]), np.array([], np.int64)]) == [["B-PER", "O", "I-PER"], ["O"]]
-
-
-def test_special_tokens_in_a_text_are_text():
-    data = encode_words(make_text(["[SEP] a"]), NAMES, TOKENIZER)
-    assert show(data, 0) == ["[CLS]", "[UNK]", "[UNK]", "[UNK]", "a", "[SEP]"]
-    assert data.locate(0).tolist() == [1, 4]
 
 
 def test_a_tag_that_training_lacks_is_labelled_o():
@@ -172,16 +165,6 @@ def test_parts_cover_their_sentences_in_order(lengths, room, draw):
     assert ((sizes <= room // 2) | (words == 1) | (whole[owners] <= room)).all()
 
 
-def test_a_batch_is_padded_to_its_longest():
-    data = encode_words(make_text(["Jim a"], ["word12 a"]), NAMES, TOKENIZER)
-    batch = pad(data.__getitems__([0, 1]))
-    assert {name: tuple(column.shape) for name, column in batch.items()} == dict.fromkeys(
-        ("attention_mask", "input_ids", "token_type_ids", "labels"), (2, 6)
-    )
-    assert batch["labels"].tolist() == [[-100, 0, 0, -100, -100, -100], [-100, 0, -100, -100, 0, -100]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6]
-
-
 # --- Properties
 
 documents = st.lists(
@@ -202,18 +185,18 @@ def test_what_every_sequence_keeps_to(found, max_length, context, draw):
     numbers = text.number_documents()
     rows, tags = [], []
     for index, sentence in enumerate(text.sentences):
-        item, places = data[index], data.locate(index)
+        item, positions = data[index], data.locate(index)
         tokens = show(data, index)
         assert len(tokens) <= max_length
         assert tokens[0] == "[CLS]"
         assert tokens[-1] == "[SEP]"
         # Each own word with a token is labelled exactly once, on its first token, and nothing else is labelled.
         has_token = [word != DROPPED for word in sentence.words]
-        assert (places != ABSENT).tolist() == has_token
-        assert np.flatnonzero(item["labels"] != IGNORED).tolist() == places[places != ABSENT].tolist()
-        for word, place in zip(sentence.words, places, strict=True):
+        assert (positions != ABSENT).tolist() == has_token
+        assert np.flatnonzero(item["labels"] != IGNORED).tolist() == positions[positions != ABSENT].tolist()
+        for word, position in zip(sentence.words, positions, strict=True):
             pieces = TOKENIZER.tokenize(word, split_special_tokens=True)
-            assert place == ABSENT or tokens[place : place + len(pieces)] == pieces
+            assert position == ABSENT or tokens[position : position + len(pieces)] == pieces
         # The tags come back.
         labels = item["labels"][item["labels"] != IGNORED]
         expected = [tag if has else "O" for tag, has in zip(sentence.tags, has_token, strict=True)]
@@ -267,12 +250,12 @@ def test_context_is_as_balanced_as_the_document_allows(lengths, room, draw):
 def test_all_words_and_sequences_together_are_those_of_each(found, context):
     text = make_text(*found)
     data = encode_words(text, NAMES, TOKENIZER, 40, context)
-    places, ends, labels = data.locate_all()
+    positions, ends, labels = data.locate_all()
     flat = data.flatten()
     assert len(flat) == len(ends) == len(data)
     for index, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
         own = data.locate(index)
-        assert places[start:end].tolist() == own[own != ABSENT].tolist()
+        assert positions[start:end].tolist() == own[own != ABSENT].tolist()
         item, same = data[index], flat[index]
         assert labels[start:end].tolist() == item["labels"][item["labels"] != IGNORED].tolist()
         assert same["input_ids"].tolist() == item["input_ids"].tolist()

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.data.tags import check_tag, detect_scheme, from_iob2, to_iob2
-from bertkit.errors import UsageError
 from bertkit.metrics.ner import find_entities, find_strict
 
 IOB = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y-Z", "I-Y-Z"]), max_size=8)
@@ -63,7 +62,7 @@ def test_a_file_of_several_schemes_is_of_the_most_frequent_one():
     assert detect_scheme([["U-X", "U-Y", "S-X"]]) == ("BILOU", 1)
 
 
-@pytest.mark.parametrize("tag", ["", "B-", "X", "B", "b-per", "B-a b", "M-PER"])
-def test_another_tag_is_one_line(tag):
-    with pytest.raises(UsageError, match=rf"^here: the tag '{tag}' is not of IOB, IOBES or BILOU .*; correct it$"):
-        check_tag(tag, "here")
+def test_another_tag_is_one_line(refused):
+    for tag in ("", "B-", "X", "b-per", "B-a b", "M-PER"):
+        with refused():
+            check_tag(tag, "here")

@@ -183,7 +183,7 @@ def test_own_special_tokens_in_a_text_are_ordinary_text(tmp_path):
         assert ("<user>" in tokenizer.convert_ids_to_tokens(ids.tolist())) is (name == "added special tokens")
 
 
-def test_a_tokenizer_without_a_post_processor_is_saved_with_that_of_bert(tmp_path):
+def test_a_tokenizer_without_a_post_processor_is_saved_with_that_of_bert(tmp_path, refused):
     folder = save_kind("WhitespaceSplit", tmp_path / "model")
     content = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps(content | {"post_processor": None}))
@@ -192,47 +192,39 @@ def test_a_tokenizer_without_a_post_processor_is_saved_with_that_of_bert(tmp_pat
     assert (ids[0], ids[-1]) == (2, 3)
     content["post_processor"]["single"].reverse()
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(UsageError, match=r"does not write a text as \[CLS\] text \[SEP\], "):
+    with refused():
         load_tokenizer(folder)
 
 
-def test_offsets_of_sentencepiece_leave_out_the_space(tmp_path):
+def test_offsets_of_sentencepiece_leave_out_the_space(tmp_path, refused):
     tokenizer = load_tokenizer(save_kind("Unigram", tmp_path / "model"))
     _, _, offsets = tokenize([text := "The hairy dog,  北京"], tokenizer, with_offsets=True)
     pieces = [text[start:end] for start, end in offsets.tolist()]
     assert "".join(pieces).endswith("hairydog,北京")
     assert all(piece == piece.strip() for piece in pieces)
-    with pytest.raises(UsageError, match="with several special tokens"):
+    with refused():
         encode_questions([QUESTION], tokenizer, **LENGTHS)
 
 
-def test_questions_and_entities_need_the_characters_of_tokens(tmp_path):
+def test_questions_and_entities_need_the_characters_of_tokens(tmp_path, refused):
     tokenizer = load_tokenizer(save_kind("Japanese, WordPiece", tmp_path / "model"))
     assert isinstance(tokenizer, BertJapaneseTokenizer)
-    with pytest.raises(UsageError, match="this tokenizer is a BertJapaneseTokenizer, which has none; name another"):
+    with refused():
         encode_questions([QUESTION], tokenizer, **LENGTHS)
-    with pytest.raises(UsageError, match="tagging needs a tokenizer"):
+    with refused():
         encode_words(TaggedText("", [], 0, "IOB2", 0), ["O"], tokenizer)
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}}, "is code of its own, which bertkit never runs"),
-        ({"auto_map": ["own.Tokenizer", None], "tokenizer_class": "BertTokenizer"}, "is code of its own"),
-        ({"tokenizer_class": "AlbertTokenizer"}, "has neither spiece.model nor tokenizer.json"),
-        ({"tokenizer_class": "SudachiTokenizer"}, "neither tokenizer.json nor .*, which a 'SudachiTokenizer' reads"),
-        (
-            {"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "jumanpp"},
-            "cannot be loaded .*rhoknp.*; install that package",
-        ),
-    ],
-)
-def test_what_cannot_be_loaded_is_one_line(tmp_path, config, message):
-    save_vocabulary(tmp_path, **config)
-    with pytest.raises(UsageError, match=message) as raised:
+def test_what_cannot_be_loaded_is_one_line(tmp_path, refused):
+    save_vocabulary(tmp_path, auto_map={"AutoTokenizer": ["own.Tokenizer", None]})
+    with refused():
         load_tokenizer(tmp_path)
-    assert "\n" not in str(raised.value)
+    save_vocabulary(tmp_path, tokenizer_class="AlbertTokenizer")
+    with refused():
+        load_tokenizer(tmp_path)
+    save_vocabulary(tmp_path, tokenizer_class="BertJapaneseTokenizer", word_tokenizer_type="jumanpp")
+    with pytest.raises(UsageError, match=r"cannot be loaded .*rhoknp.*; install that package$"):
+        load_tokenizer(tmp_path)
 
 
 def test_a_class_that_only_config_json_names_is_used(tmp_path):

@@ -22,8 +22,7 @@ import pytest
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.studies.runner import make_study, run_study
 from bertkit.training.recipe import merge
-from tests.data.pretraining.test_build import read_files
-from tests.data.pretraining.test_build_faults import SCRIPT, list_finished
+from tests.corpora import SCRIPT, list_finished, read_files
 from tests.official import write_glue
 from tests.runs import list_children, list_tasks, read_run, wait_until
 from tests.tasks.test_conformance import make_pretraining

@@ -84,7 +84,7 @@ def test_a_built_corpus_is_small_in_the_hands_of_a_worker(recipe, built):
     data = recipe["data"] | {"corpus": [str(built / "several")]}
     train = prepare(Recipe.make(PRETRAIN, recipe | {"data": data})).data["train"]
     packed = pickle.dumps(train)
-    assert len(packed) < 4000 + 16 * train.corpus.document_count + 300 * len(train.corpus.ids.shards)
+    assert len(packed) < 4000 + 16 * train.corpus.document_count + 300 * len(train.corpus.ids.maps)
     copied = pickle.loads(packed).__getitems__(range(20, 30))
     for column, values in train.__getitems__(range(20, 30)).items():
         assert torch.equal(copied[column], values)

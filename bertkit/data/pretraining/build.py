@@ -1,9 +1,12 @@
 """Sources -> a tokenized corpus on disk (paper §3.1, "Pre-training data"), of any size, by any number of processes.
 
-Sources are divided into pieces. One process at a time reads a piece, finds its sentences, tokenizes them and writes its
-shards (`pieces.py`); then this process writes the index, the statistics and the manifest. A shard is a function of its
-piece alone, so the schedule changes no byte. After a kill, the same command resumes: finished shards are not touched,
-and the documents of an unfinished piece that are in finished shards are skipped.
+Sources are divided into pieces. A process reads a piece, finds its sentences, tokenizes them and writes its shards;
+then this process writes the index, the statistics and the manifest. A shard is a function of its piece alone, so the
+schedule changes no byte. After a kill, the same command resumes: finished shards are not touched, and the documents of
+an unfinished piece that are in finished shards are skipped.
+
+Pieces are written here, by several processes, or by tasks on a Ray cluster. A worker writes the shards to the disk that
+it shares with this process, and only returns lines for the user. It loads neither torch nor transformers.
 
 If repeats are to be removed, the shards of all text are in `parts/` until the shards without repeats are finished.
 """
@@ -11,35 +14,36 @@ If repeats are to be removed, the shards of all text are in `parts/` until the s
 import os
 import platform
 import shutil
-import signal
+import socket
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from importlib.metadata import distributions
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bertkit.data.formats.line import read_json
-from bertkit.data.pretraining.pair_index import PLAN_FOLDER
-from bertkit.data.pretraining.pieces import BuildWork, PieceJob, write_in_workers, write_piece
-from bertkit.data.pretraining.sources import PIECE_BYTES, Piece, cut_sources
+from bertkit.data.pretraining.sources import PIECE_BYTES, Document, Piece, cut_sources, read_piece
 from bertkit.data.pretraining.statistics import choose_kept, measure, measure_repeats, select_sentences
 from bertkit.data.pretraining.store import (
     MANIFEST,
     PART_FOLDER,
+    PLAN_FOLDER,
     RECORD,
     SHARDS,
-    Part,
     Shard,
-    find_damage,
     is_corpus,
     join_shards,
     list_shards,
+    open_corpus,
     proves_whole,
     read_manifest,
     read_shard,
@@ -47,17 +51,21 @@ from bertkit.data.pretraining.store import (
     write_manifest,
     write_shard,
 )
-from bertkit.data.pretraining.tokenize import TokenizedCorpus, choose_dtype
-from bertkit.data.tokenizer import TOKENIZER_FILES, find_backend, save_tokenizer
-from bertkit.errors import UsageError, explain_disk_error
+from bertkit.data.pretraining.tokenize import TokenizedCorpus, choose_dtype, tokenize_part
+from bertkit.data.tokenizer import TOKENIZER_FILES, Words, find_backend, save_tokenizer
+from bertkit.errors import LONGEST_REASON, UsageError, explain_disk_error, join_lines
+from bertkit.system.cluster import join_cluster
 from bertkit.system.differences import refuse_other
 from bertkit.system.files import hold_directory, map_in_threads, remove_unfinished, write_json
 from bertkit.system.progress import Report, ignore
+from bertkit.system.signals import keep_from_interrupts, leave_signals_to_parent, open_pool
 
 if TYPE_CHECKING:
     from transformers import BertTokenizerFast
 
 TOKENS_A_SHARD = 1 << 24
+LOOK = 1.0  # seconds between two looks at the workers and their files
+LOST = ("concurrent.futures.process", "ray.exceptions")  # modules of the errors of a worker that has died
 DEDUPLICATE = ("", "documents", "lines")
 
 # Called with the bytes read, the total bytes (0 if unknown) and the number of tokens written.
@@ -85,18 +93,19 @@ def build(
 
     Raises:
         UsageError: A source cannot be read or is empty, `output` holds another build or something else, the disk is
-            full, or worker processes died.
+            full, or a worker process died.
     """
     if deduplicate not in DEDUPLICATE:
         raise UsageError(f"deduplicate is {deduplicate!r}, expected documents or lines; correct it or leave it out")
     backend = find_backend(tokenizer, "a built corpus").to_str()
     output, pieces = Path(output), cut_sources(sources, PIECE_BYTES)
     options = {"split_sentences": split_sentences, "language": language, "deduplicate": deduplicate}
-    asked = describe_build(pieces, backend, options)
+    asked = describe_build(sources, pieces, backend, options)
     with hold_directory(output), explain_disk_error(output):
         if (finished := find_finished(output, asked, report)) is not None:
             return finished
         write_json(asked, output / RECORD)
+        (output / MANIFEST).unlink(missing_ok=True)  # after the record: one of them tells what the directory is
         save_tokenizer(tokenizer, output)
         shutil.rmtree(output / PLAN_FOLDER, ignore_errors=True)  # plans of an earlier corpus
         folder = output / (PART_FOLDER if deduplicate else SHARDS)
@@ -106,11 +115,20 @@ def build(
         return finish(output, folder, pieces, tokenizer, asked, report)
 
 
-def describe_build(pieces: Sequence[Piece], backend: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def describe_build(
+    sources: Sequence[str], pieces: Sequence[Piece], backend: str, options: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return everything that determines the bytes of a corpus; files are described by size and modification time."""
+    content = list(map(repr, pieces))
+    for file in sorted({file for piece in pieces for file in piece.files}):
+        status = os.stat(file)
+        content.append(f"{file} {status.st_size} {status.st_mtime_ns}")
+    if any(piece.kind == "docs" for piece in pieces):
+        packages = sorted(f"{package.name} {package.version}" for package in distributions())
+        content += [f"Python {platform.python_version()}", *packages]
     return {
-        "sources": {source: describe_source(source, pieces) for source in dict.fromkeys(p.source for p in pieces)},
-        "pieces": f"{len(pieces)} in this order, {_digest([repr(piece) for piece in pieces])}",
+        "sources": list(sources),
+        "content": sha256("\n".join(content).encode(errors="surrogateescape")).hexdigest()[:16],
         "vocabulary": sha256(backend.encode()).hexdigest()[:16],
         **options,
         "piece_bytes": PIECE_BYTES,
@@ -118,66 +136,31 @@ def describe_build(pieces: Sequence[Piece], backend: str, options: Mapping[str, 
     }
 
 
-def describe_source(source: str, pieces: Sequence[Piece]) -> str:
-    """Describe a source in a text that changes when its content does."""
-    own = [piece for piece in pieces if piece.source == source]
-    files = sorted({file for piece in own for file in piece.files})
-    if own[0].kind == "docs":
-        packages = sorted(f"{package.name} {package.version}" for package in distributions())
-        return f"Python {platform.python_version()}, {len(packages)} packages {_digest(packages)}"
-    if not files:
-        return f"{len(own)} shards of a data set"
-    found = [os.stat(file) for file in files]
-    size = sum(status.st_size for status in found)
-    changed = datetime.fromtimestamp(max(status.st_mtime for status in found), UTC).isoformat(" ")
-    digest = _digest(
-        [f"{file} {status.st_size} {status.st_mtime_ns}" for file, status in zip(files, found, strict=True)]
-    )
-    return f"{len(files)} file{'s' * (len(files) != 1)}, {size:,} bytes, last changed {changed}, {digest}"
-
-
-def _digest(lines: Sequence[str]) -> str:
-    return sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:8]
-
-
 # --- The directory ----------------------------------------------------------------------------------------------------
 
 
 def find_finished(output: Path, asked: Mapping[str, Any], report: Report) -> dict[str, Any] | None:
-    """Return the statistics of a finished corpus, or None if work remains; damaged files are deleted.
+    """Return the statistics of a finished and undamaged corpus, or None if work remains.
 
     Raises:
         UsageError: The directory holds another build or something else.
     """
     if (output / RECORD).exists() or is_corpus(output):
-        before = read_build(output)
         has_begun = is_corpus(output) or any(any((output / name).glob("[!.]*")) for name in (SHARDS, PART_FOLDER))
         if has_begun:  # before the first shard there is nothing to lose
-            refuse_other(f"{output} belongs to another build", before, asked)
+            refuse_other(f"{output} belongs to another build", read_build(output), asked)
     elif any(not path.name.startswith(".") for path in output.iterdir()):
         raise UsageError(f"{output} is not empty and holds no corpus; name another directory with --output")
-    for folder in (output, output / SHARDS, output / PART_FOLDER):
-        remove_unfinished(folder)
     if not is_corpus(output):
         return None
     try:
-        manifest = read_manifest(output)
-        damaged = find_damage(output, manifest)
+        open_corpus(output)
     except UsageError as error:
         report(str(error))
-        manifest, damaged = {}, {MANIFEST: ""}
-    if not damaged:
-        shutil.rmtree(output / PART_FOLDER, ignore_errors=True)  # left if the last process was killed just before
-        report(f"{output} is finished")
-        return manifest["statistics"]
-    write_json(asked, output / RECORD)  # first: without it and the manifest, the directory is not recognised
-    (output / MANIFEST).unlink()
-    for name, trouble in damaged.items():
-        if trouble:
-            report(f"{output / name} is {trouble} and will be rewritten")
-        if name != RECORD:
-            (output / name).unlink(missing_ok=True)
-    return None
+        return None
+    shutil.rmtree(output / PART_FOLDER, ignore_errors=True)  # left if the last process was killed just before
+    report(f"{output} is finished")
+    return read_manifest(output)["statistics"]
 
 
 def read_build(output: Path) -> dict[str, Any]:
@@ -207,47 +190,202 @@ def keep_whole(folder: Path, report: Report) -> dict[tuple[int, int], Shard]:
 # --- The pieces -------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class BuildWork:
+    """The options shared by all pieces.
+
+    Attributes:
+        folder: Where the shards are written.
+        backend: The tokenizer as JSON.
+        shard_tokens: The number of tokens at which a part ends.
+    """
+
+    folder: Path
+    backend: str
+    dtype: type[np.unsignedinteger]
+    split_sentences: bool
+    language: str
+    shard_tokens: int
+
+
+def is_whole(shards: Mapping[int, Shard]) -> bool:
+    """Return whether the shards of a piece, by part, are all there."""
+    return any(shard.note["is_last"] and len(shards) > part for part, shard in shards.items())
+
+
+def write_piece(work: BuildWork, number: int, piece: Piece, report: Report, wrote: Callable[[], None] = ignore) -> None:
+    """Write the missing shards of a piece; those that are in the folder are whole.
+
+    Args:
+        number: The piece's index among all.
+        wrote: Called after each shard.
+    """
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_str(work.backend)
+    backend.encode_special_tokens = True  # not stored in the JSON
+    words = Words(backend)
+    shards = {part: read_shard(path) for (_, part), path in list_shards(work.folder, number).items()}
+    read = read_piece(piece, split_sentences=work.split_sentences, language=work.language, workers=1, report=report)
+    characters, is_over = 0, False
+
+    def observe() -> Iterator[Document]:
+        nonlocal characters, is_over
+        for document in read:
+            characters += sum(map(len, document))
+            yield document
+        is_over = True
+
+    documents = observe()
+    for part in count():
+        if part in shards:
+            deque(islice(documents, shards[part].note["documents"]), maxlen=0)
+        else:
+            before = characters
+            corpus, size = tokenize_part(documents, words, work.dtype, work.shard_tokens)
+            note = {"documents": size, "characters": characters - before, "is_last": is_over}
+            shards[part] = read_shard(write_shard(work.folder, number, part, corpus, note))
+            wrote()
+        if is_whole(shards):
+            return
+
+
 def build_pieces(
     work: BuildWork, pieces: Sequence[Piece], workers: int, report: Report, progress: BuildProgress
 ) -> None:
-    """Write the missing shards, and follow their files for the progress."""
-    shards = keep_whole(work.folder, report)
-    total = 0 if any(not piece.size for piece in pieces) else sum(piece.size for piece in pieces)
-    before = sum(shard.count("ids") for shard in shards.values())
+    """Write the missing shards, and follow their files for the progress.
+
+    Raises:
+        UsageError: A source cannot be read, a worker died, or its shards did not appear.
+    """
+    found = keep_whole(work.folder, report)
+    total = sum(piece.size for piece in pieces)
+    before = sum(shard.count("ids") for shard in found.values())
     written = 0
 
-    def look() -> list[PieceJob]:
+    def look() -> dict[int, Piece]:
+        """Look for new shards, and return the pieces with missing ones."""
         nonlocal written
         os.utime(work.folder)  # a network disk then lists the files that other machines have written
-        for key, path in list_shards(work.folder).items():
-            if key not in shards:
-                shards[key] = read_shard(path)
-        jobs = [PieceJob(number, piece, {}) for number, piece in enumerate(pieces)]
-        for (number, part), shard in shards.items():
-            jobs[number].notes[part] = shard.note
-        written = sum(shard.count("ids") for shard in shards.values()) - before
-        progress(sum(job.count_read() for job in jobs), total, written)
-        return [job for job in jobs if not job.is_whole()]
+        found.update({key: read_shard(path) for key, path in list_shards(work.folder).items() if key not in found})
+        written = sum(shard.count("ids") for shard in found.values()) - before
+        shards: list[dict[int, Shard]] = [{} for _ in pieces]
+        for (number, part), shard in found.items():
+            shards[number][part] = shard
+        missing = {number: piece for number, piece in enumerate(pieces) if not is_whole(shards[number])}
+        done = sum(piece.size for number, piece in enumerate(pieces) if number not in missing)
+        for number, piece in missing.items():  # about one byte for a character
+            done += min(sum(shard.note["characters"] for shard in shards[number].values()), piece.size)
+        progress(done, total if all(piece.size for piece in pieces) else 0, written)
+        return missing
 
-    jobs = look()
-    finished = f", {len(pieces) - len(jobs)} of them finished" if len(jobs) < len(pieces) else ""
-    size = sum(piece.size for piece in pieces)
-    report(f"{len(pieces)} piece{'s' * (len(pieces) != 1)} ({size / 1e6:,.0f} MB){finished}")
+    missing = look()
+    if not missing:
+        return
+    there = f", {len(pieces) - len(missing)} of them finished" if len(missing) < len(pieces) else ""
+    report(f"{len(pieces)} piece{'s' * (len(pieces) != 1)} ({total / 1e6:,.0f} MB){there}")
     start = time.monotonic()
-    if len(jobs) == 1:
-        workers = min(workers, 1)  # a separate process would only start more slowly
     try:
-        if workers == 1:
-            for job in jobs:
-                write_piece(work, job, report, look)
-        elif number := write_in_workers(work, workers, look, report):
-            signal.raise_signal(number)
-            raise KeyboardInterrupt  # whatever the signal handler did: this build is not finished
+        if min(workers, len(missing)) == 1:  # for one piece, a separate process would only start more slowly
+            for number, piece in missing.items():
+                write_piece(work, number, piece, report, look)
+        else:
+            write_in_workers(work, missing, min(workers, len(missing)), look, report)
     finally:
         remove_unfinished(work.folder)  # dead workers leave unfinished files
-    if jobs:
-        seconds = time.monotonic() - start
-        report(f"{written:,} tokens in {seconds:,.1f} s: {written / seconds:,.0f} tokens/s")
+    if late := look():
+        raise UsageError(
+            f"{work.folder} lacks shards of {len(late)} pieces, which workers have written; run the same command again"
+        )
+    seconds = time.monotonic() - start
+    report(f"{written:,} tokens in {seconds:,.1f} s: {written / seconds:,.0f} tokens/s")
+
+
+# --- Workers ----------------------------------------------------------------------------------------------------------
+
+Submit = Callable[[int, Piece], Future[list[str]]]  # gives a piece to a worker
+
+
+def write_apart(work: BuildWork, number: int, piece: Piece) -> list[str]:
+    """Write the missing shards of a piece in a worker, and return lines for the user."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # read when the tokenizer is first used
+    os.environ["RAYON_NUM_THREADS"] = "1"
+    lines: list[str] = []
+    write_piece(work, number, piece, lines.append)
+    return lines
+
+
+def write_on_ray(work: BuildWork, number: int, piece: Piece, directory: str) -> list[str]:
+    """Write the missing shards of a piece in a Ray worker, and return lines for the user.
+
+    Args:
+        directory: The working directory of the command, to which paths may be relative.
+
+    Raises:
+        UsageError: This machine does not see the directory of the corpus.
+    """
+    with suppress(OSError):
+        os.chdir(directory)
+    output = work.folder.parent
+    if not (output / RECORD).exists():
+        raise UsageError(
+            f"{socket.gethostname()} does not see {output}; --workers ray needs a disk that all machines share"
+        )
+    return write_apart(work, number, piece)
+
+
+@contextmanager
+def start_workers(work: BuildWork, workers: int) -> Iterator[Submit]:
+    """Start processes, or join a Ray cluster if `workers` is 0, and yield a function that submits a piece.
+
+    Ray repeats a task whose worker is lost, at most three times.
+    """
+    if workers:
+        with open_pool(workers, "spawn", leave_signals_to_parent) as pool:
+            yield partial(pool.submit, write_apart, work)
+    else:
+        with join_cluster(num_cpus=1, num_gpus=0) as ray:
+            task, shared, directory = ray.remote(max_retries=3)(write_on_ray), ray.put(work), os.getcwd()
+            yield lambda number, piece: task.remote(shared, number, piece, directory).future()
+
+
+def write_in_workers(
+    work: BuildWork, pieces: Mapping[int, Piece], workers: int, look: Callable[[], object], report: Report
+) -> None:
+    """Write the missing shards of the numbered pieces with workers.
+
+    Args:
+        workers: The number of processes; 0 uses Ray.
+        look: Called every LOOK seconds, looks for new shards.
+
+    Raises:
+        UsageError: A source cannot be read, or a worker is lost.
+    """
+    with explain_worker(), start_workers(work, workers) as submit:
+        with keep_from_interrupts():
+            waiting = {submit(number, piece) for number, piece in pieces.items()}
+        while waiting:
+            done, waiting = wait(waiting, LOOK)
+            for line in (line for future in done for line in future.result()):
+                report(line)
+            look()
+
+
+@contextmanager
+def explain_worker() -> Iterator[None]:
+    """Convert the error of a worker into its cause, and the loss of a worker into a UsageError."""
+    try:
+        yield
+    except Exception as error:
+        cause = getattr(error, "cause", error)  # Ray's error of a task has one
+        if isinstance(cause, UsageError | OSError):
+            raise cause from None
+        if type(error).__module__ not in LOST or cause is not error:
+            raise
+        raise UsageError(
+            f"a worker was lost ({join_lines(error)[:LONGEST_REASON]}); the same command continues from the finished "
+            "shards; use fewer --workers if memory is too small"
+        ) from None
 
 
 # --- The end ----------------------------------------------------------------------------------------------------------
@@ -270,44 +408,40 @@ def finish(
         raise UsageError(f"{empty[0]} holds no text; name sources with text and another --output")
     dtype, before = np.dtype(choose_dtype(len(tokenizer))), {}
     if asked["deduplicate"]:
-        (output / SHARDS).mkdir(exist_ok=True)
         report(f"dropping repeated {asked['deduplicate']}")
-        corpus = join_shards(list(raw.values()), renew_index(folder, list(raw.values())), dtype, mapped=False)
-        before = {"before": drop_repeats(output, corpus, raw, asked["deduplicate"], report)}
+        corpus = join_shards(list(raw.values()), renew_index(folder, list(raw.values())), dtype)
+        before = {"before": drop_repeats(output / SHARDS, corpus, raw, asked["deduplicate"], report)}
     shards = [read_shard(path) for path in list_shards(output / SHARDS).values()]
     index = renew_index(output, shards)
     report("measuring")
-    corpus = join_shards(shards, index, dtype, mapped=False)
     statistics = {
-        **measure(corpus, tokenizer.unk_token_id),
+        **measure(join_shards(shards, index, dtype), tokenizer.unk_token_id),
         **before,
         "characters": sum(shard.note["characters"] for shard in raw.values()),
         "vocab_size": len(tokenizer),
     }
     written = [RECORD, *(name for name in TOKENIZER_FILES if (output / name).exists()), index.name]
     names = [*written, *(f"{SHARDS}/{shard.path.name}" for shard in shards)]
-    content = {"dtype": dtype.name, "build": asked, "statistics": statistics}
-    write_manifest(output, names, content)
+    write_manifest(output, names, {"dtype": dtype.name, "build": asked, "statistics": statistics})
     shutil.rmtree(output / PART_FOLDER, ignore_errors=True)
     return statistics
 
 
 def drop_repeats(
-    output: Path, corpus: TokenizedCorpus, raw: Mapping[tuple[int, int], Shard], unit: Any, report: Report
+    folder: Path, corpus: TokenizedCorpus, raw: Mapping[tuple[int, int], Shard], unit: Any, report: Report
 ) -> dict[str, Any]:
     """Write the missing shards without repeats, and return the statistics from before the removal.
 
     Args:
         corpus: The corpus of the shards in `raw`.
     """
-    kept = choose_kept(corpus, unit)
-    there = keep_whole(output / SHARDS, report)
-    start = 0
+    folder.mkdir(exist_ok=True)
+    kept, there, start = choose_kept(corpus, unit), keep_whole(folder, report), 0
     for key, shard in raw.items():
         start, chosen = start + shard.count("sentence_ends"), kept[start : start + shard.count("sentence_ends")]
         if key not in there:
             read = TokenizedCorpus(*map(shard.map, ("ids", "sentence_ends", "document_ends")))
-            write_shard(output / SHARDS, *key, Part(select_sentences(read, chosen), **shard.note))
+            write_shard(folder, *key, select_sentences(read, chosen), shard.note)
     return {
         "documents": corpus.document_count,
         "sentences": len(corpus.sentence_ends),

@@ -3,7 +3,9 @@
 One map-style data set covers the whole run: position -> phase, epoch, permuted sample, pair, masks.
 """
 
+import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -11,16 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertkit.data.pretraining.masking import mask_tokens
-from bertkit.data.pretraining.pair_index import find_chunks
 from bertkit.data.pretraining.pairs import Pairing, assemble_pairs
 from bertkit.data.pretraining.rng import draw_key, permute
-from bertkit.data.pretraining.store import fingerprint_files, open_corpus
+from bertkit.data.pretraining.store import CORPUS_INDEX, PLAN_FOLDER, fingerprint_files, open_corpus
 from bertkit.data.pretraining.tokenize import TokenizedCorpus
 from bertkit.data.sequences import IGNORED
-from bertkit.system.files import take_fingerprint
+from bertkit.system.files import atomic_open, take_fingerprint
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+PLAN_VERSION = 2  # of the algorithm in `pairs.py` and the names of files: other plans must not be reused
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,32 @@ class Phase:
 
     samples: int
     max_length: int
+
+
+@lru_cache(maxsize=4)  # a batch may hold the end of one copy and the beginning of the next; two splits
+def plan_pairs(
+    corpus: TokenizedCorpus, max_length: int, seed: int, copy: int, short_seq_prob: float
+) -> tuple[Pairing, np.ndarray]:
+    """Return the plan of one copy of a corpus, and (P,) the first sentences of its pairs.
+
+    For a corpus on disk they are kept in `plans/` beside it, four bytes a pair, and mapped, because finding those of a
+    large corpus takes many seconds. If they cannot be written, they stay in memory.
+    """
+    pairing = Pairing(corpus, max_length, seed, copy, short_seq_prob)
+    if corpus.directory is None:
+        return pairing, pairing.find_chunks()
+    index = next(corpus.directory.glob(f"{CORPUS_INDEX}-*")).stem  # with the corpus's checksum
+    documents = zlib.crc32(corpus.document_ends, zlib.crc32(corpus.document_starts))
+    name = f"{PLAN_VERSION}-{index}-{documents:08x}-{max_length}-{short_seq_prob}-{seed}-{copy}.npy"
+    path = corpus.directory / PLAN_FOLDER / name
+    with suppress(OSError, ValueError, EOFError):  # missing or truncated
+        return pairing, np.load(path, mmap_mode="r")
+    chunks = pairing.find_chunks()
+    with suppress(OSError):  # a full or read-only disk
+        path.parent.mkdir(exist_ok=True)
+        with atomic_open(path, "wb") as stream:
+            np.save(stream, chunks)
+    return pairing, chunks
 
 
 class PretrainingData:
@@ -63,7 +93,6 @@ class PretrainingData:
         if options["whole_word_masking"]:
             tokens = tokenizer.convert_ids_to_tokens(range(self.vocab_size))
             self.continues = np.array([token.startswith("##") for token in tokens])
-        self.plan = lru_cache(maxsize=2)(self._plan)
         self.copy_ends: dict[int, list[int]] = {}  # max_length -> cumulative pairs of the copies used so far
 
     def __len__(self) -> int:
@@ -76,15 +105,13 @@ class PretrainingData:
         return [range(end - phase.samples, end) for phase, end in zip(self.phases, ends, strict=True)]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the cache and without arrays that a worker process can map from files."""
-        state = {key: value for key, value in self.__dict__.items() if key != "plan"}
-        if self.corpus.directory is not None:
-            state["corpus"] = replace(self.corpus, ids=None, sentence_ends=None)
-        return state
+        """Return the state without arrays that a worker process can map from files."""
+        if self.corpus.directory is None:
+            return self.__dict__
+        return self.__dict__ | {"corpus": replace(self.corpus, ids=None, sentence_ends=None)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
-        self.plan = lru_cache(maxsize=2)(self._plan)
         if self.corpus.directory is not None:
             whole = open_corpus(self.corpus.directory, verify=False)
             self.corpus = replace(self.corpus, ids=whole.ids, sentence_ends=whole.sentence_ends)
@@ -98,10 +125,9 @@ class PretrainingData:
             text = fingerprint_files(corpus.directory)
         return take_fingerprint(text.encode(), corpus.document_starts, corpus.document_ends)
 
-    def _plan(self, max_length: int, copy: int) -> tuple[Pairing, np.ndarray]:
+    def plan(self, max_length: int, copy: int) -> tuple[Pairing, np.ndarray]:
         """Plan the pairs of one copy of the corpus; also return the first sentences (P,) of its pairs."""
-        pairing = Pairing(self.corpus, max_length, self.seed, copy, self.options["short_seq_prob"])
-        return pairing, find_chunks(pairing)
+        return plan_pairs(self.corpus, max_length, self.seed, copy, self.options["short_seq_prob"])
 
     def count_pairs(self, max_length: int, copy: int = 0) -> int:
         """Return the number of pairs in one copy of the corpus."""

@@ -11,16 +11,17 @@ import re
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from bertkit.system.cluster import count_cores
 from bertkit.system.signals import leave_signals_to_parent, open_pool
 
 Paragraphs = list[str]  # a document before sentence splitting
-Mapped = TypeVar("Mapped")
 
 SKIPPED_FOLDERS = frozenset({"__pycache__", "dist-packages", "node_modules", "site-packages", "test", "tests"})
 LARGEST_MODULE = 2_000_000  # bytes; larger ones are generated tables, and a syntax tree takes a hundred times as much
@@ -33,18 +34,22 @@ def read_docs(workers: int | None) -> Iterator[Paragraphs]:
 
     Docstrings are vendored, inherited and copied between classes. Without deduplication, whole documents would repeat,
     and held-out text would also be in the training data.
+
+    Args:
+        workers: Processes that parse; one per CPU by default. The consumer may stop at any time.
     """
     files = _list_modules()
     chunks = [files[start : start + FILES_A_CHUNK] for start in range(0, len(files), FILES_A_CHUNK)]
     seen: set[bytes] = set()
-    for documents in _map_in_order(_read_docstrings, chunks, workers):
-        for paragraphs in documents:
-            unseen: Paragraphs = []
-            for paragraph in paragraphs:
-                digest = blake2b(paragraph.encode(), digest_size=12).digest()
-                if digest not in seen:
-                    seen.add(digest)
-                    unseen.append(paragraph)
+    with ExitStack() as stack:
+        do = map
+        if (workers := workers or count_cores()) > 1 and sys.platform == "linux":
+            # A spawned process would run the caller's script again, and fail if that has no `__main__` guard.
+            do = stack.enter_context(open_pool(workers, "fork", _begin)).map
+        for paragraphs in chain.from_iterable(do(_read_docstrings, chunks)):
+            digests = {blake2b(paragraph.encode(), digest_size=12).digest(): paragraph for paragraph in paragraphs}
+            unseen = [paragraph for digest, paragraph in digests.items() if digest not in seen]
+            seen.update(digests)
             if unseen:
                 yield unseen
 
@@ -60,20 +65,6 @@ def _list_modules() -> list[Path]:
             for path in (Path(folder, name) for name in names if name.endswith(".py")):
                 modules[blake2b(path.relative_to(root).as_posix().encode(), digest_size=16).digest()] = path
     return [modules[digest] for digest in sorted(modules)]
-
-
-def _map_in_order(function: Callable[[Any], Mapped], arguments: Iterable[Any], workers: int | None) -> Iterator[Mapped]:
-    """Apply `function` as `map` does, in forked processes; the consumer may stop at any time.
-
-    The processes are forked, because a spawned process runs the caller's script again and fails if that has no
-    `__main__` guard.
-    """
-    workers = workers or count_cores()
-    if workers == 1 or sys.platform != "linux":
-        yield from map(function, arguments)
-        return
-    with open_pool(workers, "fork", _begin) as pool:
-        yield from pool.map(function, arguments)
 
 
 def _begin() -> None:

@@ -90,15 +90,12 @@ def check_rates(probability: float, mask_rate: float, random_rate: float, same_r
     Raises:
         UsageError: A rate is negative, the rates do not sum to 1, or the probability is not above 0 and at most 1.
     """
-    if not 0 < probability <= 1:
-        raise UsageError(
-            f"the masking probability is {probability}; it must be above 0 and at most 1 (the paper's is 0.15)"
-        )
     rates = (mask_rate, random_rate, same_rate)
-    if min(rates) < 0 or not abs(sum(rates) - 1) <= 1e-6:
+    if not 0 < probability <= 1 or min(rates) < 0 or not abs(sum(rates) - 1) <= 1e-6:
         raise UsageError(
-            f"the mask, random and same rates are {mask_rate}, {random_rate} and {same_rate}; "
-            "they must not be negative and must sum to 1 (the paper's are 0.8, 0.1 and 0.1)"
+            f"the masking probability is {probability} and the mask, random and same rates are {mask_rate}, "
+            f"{random_rate} and {same_rate}; the first must be above 0 and at most 1, the others must not be negative "
+            "and must sum to 1 (the paper's are 0.15, 0.8, 0.1 and 0.1)"
         )
 
 

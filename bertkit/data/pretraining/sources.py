@@ -24,6 +24,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, chain, groupby
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from threading import RLock
 from typing import Any, BinaryIO, Literal
@@ -34,7 +35,7 @@ from bertkit.data.formats.line import UTF8, Parsed, explain_form, find_fault, op
 from bertkit.data.pretraining.docstrings import Paragraphs, read_docs
 from bertkit.errors import UsageError, check_access, explain_refusal, join_lines
 from bertkit.system.hub import find_hub_trouble, parse_hub_name
-from bertkit.system.progress import ignore
+from bertkit.system.progress import Report, ignore
 
 Document = list[str]  # the sentences of a document
 
@@ -46,7 +47,6 @@ TEXT_SUFFIXES = (".txt", ".txt.gz", *JSONL_SUFFIXES)  # files read from a direct
 PIECE_BYTES = 1 << 26  # bytes of a large file in one piece
 SMALL = 16  # small files share a piece up to PIECE_BYTES / SMALL, so a million files do not make a million pieces
 END = sys.maxsize  # stop of a piece that extends to the end of its file
-BYTES_A_LOOK = 1 << 16  # bytes searched in one read for the end of a line
 LONGEST_DOCUMENT = 5_000_000  # characters; longer documents are split
 LONGEST_PARAGRAPH = 10_000  # characters passed to the sentence splitter in one call
 SENTENCE_ENDS = (". ", "! ", "? ", "。", "！", "？")
@@ -92,8 +92,7 @@ def read_documents(
     split_sentences: bool = True,
     language: str = "en",
     limit_characters: int | None = None,
-    workers: int | None = None,
-    report: Callable[[str], None] = ignore,
+    report: Report = ignore,
 ) -> Iterator[Document]:
     """Yield the documents of all sources in order, with only one document in memory at a time.
 
@@ -111,19 +110,17 @@ def read_documents(
         language: Language code for `sentencex`.
         limit_characters: Stop each source after the document that reaches this number of characters. For `docs`, whose
             files are sorted by a hash, this is a fair mixture of the packages.
-        workers: Processes that read `docs`; one per CPU by default.
 
     Raises:
         UsageError: Immediately if a source does not exist; while reading if a file is not UTF-8 text or a source is
             empty.
     """
-    _check_sources(sources)
-    cut = [(source, _cut_source(source, PIECE_BYTES)) for source in sources]
-    read = partial(read_piece, split_sentences=split_sentences, language=language, workers=workers, report=report)
-    return _stream(cut, read, limit_characters, "sentence" if split_sentences else "line", report)
+    cut = [(source, cut_sources([source], PIECE_BYTES)) for source in sources]
+    read = partial(read_piece, split_sentences=split_sentences, language=language, report=report)
+    return _stream(cut, read, limit_characters or sys.maxsize, "sentence" if split_sentences else "line", report)
 
 
-def cut_sources(sources: Sequence[str], piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+def cut_sources(sources: Sequence[str], piece_bytes: int) -> list[Piece]:
     """Divide all sources into pieces, in the order of the corpus.
 
     Large files are divided into pieces of `piece_bytes` bytes, except .gz files; adjacent small files share a piece. A
@@ -132,7 +129,6 @@ def cut_sources(sources: Sequence[str], piece_bytes: int = PIECE_BYTES) -> list[
     Raises:
         UsageError: A source does not exist, or a directory has no text.
     """
-    _check_sources(sources)
     return [piece for source in sources for piece in _cut_source(source, piece_bytes)]
 
 
@@ -142,9 +138,12 @@ def read_piece(
     split_sentences: bool = True,
     language: str = "en",
     workers: int | None = None,
-    report: Callable[[str], None] = ignore,
+    report: Report = ignore,
 ) -> Iterator[Document]:
     """Yield the documents of a piece, possibly none; the other options are those of `read_documents`.
+
+    Args:
+        workers: Processes that read `docs`; one per CPU by default.
 
     Raises:
         UsageError: As `read_documents` while reading, but not for an empty source.
@@ -158,31 +157,30 @@ def read_piece(
 def _stream(
     cut: list[tuple[str, list[Piece]]],
     read: Callable[[Piece], Iterator[Document]],
-    limit_characters: int | None,
+    limit_characters: int,
     unit: str,
-    report: Callable[[str], None],
+    report: Report,
 ) -> Iterator[Document]:
     for source, pieces in cut:
-        count = units = characters = 0
+        counts = {"document": 0, unit: 0, "character": 0}
         with closing(document for piece in pieces for document in read(piece)) as documents:
             for document in documents:
                 yield document
-                count, units = count + 1, units + len(document)
-                characters += sum(map(len, document))
-                if limit_characters and characters >= limit_characters:
+                counts["document"] += 1
+                counts[unit] += len(document)
+                counts["character"] += sum(map(len, document))
+                if counts["character"] >= limit_characters:
                     break
-        if not count:
+        if not counts["document"]:
             raise UsageError(f"{source} holds no text; give a corpus with text")
-        counts = {"document": count, unit: units, "character": characters}
         report(f"{source}: " + ", ".join(f"{n:,} {name}{'s' * (n != 1)}" for name, n in counts.items()))
 
 
-def _gather(piece: Piece, report: Callable[[str], None]) -> Iterator[Paragraphs]:
+def _gather(piece: Piece, report: Report) -> Iterator[Paragraphs]:
     """Yield the piece's documents; those of several paragraphs have at most `LONGEST_DOCUMENT` characters."""
     paragraphs: Paragraphs = []
     characters = cuts = 0
-    lines = _read_hub(piece) if piece.kind == "hub" else _read_files(piece)
-    for line in lines:  # an empty line ends a document
+    for line in _read_hub(piece) if piece.kind == "hub" else _read_files(piece):  # an empty line ends a document
         too_long = characters + len(line) > LONGEST_DOCUMENT
         if paragraphs and (too_long or not line):
             yield paragraphs
@@ -248,11 +246,6 @@ def _has_word(text: str) -> bool:
 # --- sources and pieces
 
 
-def _check_sources(sources: Sequence[str]) -> None:
-    if not all(sources) or not sources:
-        raise UsageError("no corpus given; name text or JSONL files, directories, a Hub data set or docs")
-
-
 def _cut_source(source: str, piece_bytes: int) -> list[Piece]:
     """Check that a source exists and divide it into pieces."""
     if source == DOCS:
@@ -290,23 +283,21 @@ def _list_files(directory: str) -> list[str]:
         OSError: A folder cannot be accessed.
         UsageError: There are no text files.
     """
-    files = []
+
+    def refuse(error: OSError) -> None:
+        raise error  # `os.walk` would leave the folder out
+
+    texts = []
     for folder, folders, names in os.walk(directory, onerror=refuse):
         folders[:] = [name for name in folders if name[0] != "." and not is_built(os.path.join(folder, name))]
-        files += [os.path.join(folder, name) for name in names]
-    texts = [file for file in files if file.endswith(TEXT_SUFFIXES) and os.path.basename(file)[0] != "."]
+        texts += [os.path.join(folder, name) for name in names if name.endswith(TEXT_SUFFIXES) and name[0] != "."]
     texts = sorted(filter(os.path.isfile, texts), key=lambda file: file.replace(os.sep, "\0"))
     if not texts:
         raise UsageError(
-            f"none of the {len(files)} files in {directory} ends in {', '.join(TEXT_SUFFIXES[:-1])} or "
-            f"{TEXT_SUFFIXES[-1]}; rename the text files or name each of them"
+            f"no file in {directory} ends in {', '.join(TEXT_SUFFIXES[:-1])} or {TEXT_SUFFIXES[-1]}; rename the text "
+            "files or name each of them"
         )
     return texts
-
-
-def refuse(error: OSError) -> None:
-    """Raise the error of a folder that `os.walk` would otherwise skip."""
-    raise error
 
 
 def _cut_files(source: str, files: list[str], piece_bytes: int) -> list[Piece]:
@@ -393,32 +384,26 @@ def _read_lines(path: str, start: int, parse: Callable[[str], Parsed]) -> Iterat
                     raise UsageError(fault)
                 parsed = parse(text)
             except UsageError as error:
-                before = _count_lines(path, first)
-                raise UsageError(f"{path}, line {before + number} {error}") from None
+                raise UsageError(f"{path}, line {_count_lines(path, first) + number} {error}") from None
             yield offset, parsed
             offset += len(line)
 
 
 def _seek_line(stream: BinaryIO, start: int) -> int:
     """Move the stream to the start of the line that holds the byte before `start`, and return this offset."""
-    stop = start - 1  # a newline at this byte ends the line itself
-    while stop:
-        offset = max(stop - BYTES_A_LOOK, 0)
-        stream.seek(offset)
-        if found := stream.read(stop - offset).rfind(b"\n") + 1:
-            return stream.seek(offset + found)
-        stop = offset
-    return stream.seek(0)
+    with mmap(stream.fileno(), 0, access=ACCESS_READ) as content:
+        return stream.seek(content.rfind(b"\n", 0, start - 1) + 1)  # a newline before `start` ends the line itself
 
 
 def _count_lines(path: str, stop: int) -> int:
     """Count the lines that end before the byte `stop`."""
-    if not stop:  # a pipe cannot be opened again
-        return 0
-    with open(path, "rb") as stream:
-        return sum(
-            stream.read(min(BYTES_A_LOOK, stop - offset)).count(b"\n") for offset in range(0, stop, BYTES_A_LOOK)
-        )
+    number = 0
+    if stop:  # a pipe cannot be opened again
+        with open(path, "rb") as stream:
+            while stream.tell() < stop:
+                stream.readline()
+                number += 1
+    return number
 
 
 @lru_cache(maxsize=1)  # called for each shard of a data set
@@ -440,11 +425,8 @@ def _load_hub(source: str) -> Any:
 
 def _read_hub(piece: Piece) -> Iterator[str]:
     what = f"the data set {piece.source!r}"
-    rows = _load_hub(piece.source)
-    if rows.num_shards != piece.stop:
-        raise UsageError(f"{what} has {rows.num_shards} shards, not {piece.stop} as before; start over")
     try:
-        for row in rows.shard(num_shards=piece.stop, index=piece.start):
+        for row in _load_hub(piece.source).shard(num_shards=piece.stop, index=piece.start):
             with explain_form(what, "choose one with a column named text"):
                 text = msgspec.convert(row, TextRow).text
             yield from _list_paragraphs(text)

@@ -2,14 +2,13 @@
 
 Repeated text is the usual cause of a pretraining with a good loss and a bad model, and padding determines the cost of
 the paper's phase 1 (A.2). All values are exact and computed block by block: only some of the tokens are in memory, some
-20 bytes per sentence and four bytes per pair. The first occurrence of repeated text in the corpus is kept.
+50 bytes per sentence and four bytes per pair. The first occurrence of repeated text in the corpus is kept.
 
 Repeats are found by 64-bit hashes of token ids: among 200 million lines, two different ones have the same hash with a
 probability of 0.1 %.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -18,12 +17,15 @@ from bertkit.data.pretraining.pairs import SPECIAL_TOKENS_OF_PAIR, Pairing
 from bertkit.data.pretraining.rng import draw_bits
 from bertkit.data.pretraining.tokenize import Ids, TokenizedCorpus, check_documents, start_of
 
-TOKENS_A_HASH = 1 << 18  # tokens hashed in one block: their arrays stay in the cache
-UNITS_A_BLOCK = 1 << 20  # sentences or documents in one block
+TOKENS_A_HASH = 1 << 18  # tokens counted and hashed in one block: their arrays stay in the cache
 PAIRS_A_BLOCK = 1 << 16  # pairs drawn in one block
-HASHES_A_PASS = 1 << 23  # hashes sorted in one pass; a third of a gigabyte
 PHASE_LENGTHS = (128, 512)  # tokens per sequence in the paper's phases (A.2)
 QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
+LENGTHS = {
+    "sentence_tokens": "tokens per sentence",
+    "document_sentences": "sentences per document",
+    "document_tokens": "tokens per document",
+}
 MOST_UNKNOWN = 0.05  # share of the tokens above which a warning is given
 MOST_REPEATED = {"documents": 0.01, "lines": 0.10}  # share of the documents; share of the tokens
 
@@ -54,41 +56,21 @@ def measure(corpus: TokenizedCorpus, unknown_id: int) -> dict[str, Any]:
 
 def count_unknown(ids: Ids, unknown_id: int) -> int:
     """Count the [UNK] tokens."""
-    blocks = (ids[start : start + UNITS_A_BLOCK] for start in range(0, len(ids), UNITS_A_BLOCK))
+    blocks = (ids[start : start + TOKENS_A_HASH] for start in range(0, len(ids), TOKENS_A_HASH))
     return sum(int(np.count_nonzero(block == unknown_id)) for block in blocks)
 
 
-# --- Lengths ----------------------------------------------------------------------------------------------------------
-
-
-def list_lengths(ends: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the lengths of units that end at `ends` (U,), in blocks."""
-    for start in range(0, len(ends), UNITS_A_BLOCK):
-        block = ends[start : start + UNITS_A_BLOCK]
-        yield np.diff(block, prepend=ends[start - 1] if start else 0)
-
-
 def describe(ends: np.ndarray) -> dict[str, Any]:
-    """Return mean, quantiles, maximum and a histogram of the lengths of units that end at `ends` (U,).
+    """Return mean, quantiles and maximum of the lengths of units that end at `ends` (U,).
 
-    A quantile is the smallest length that this share of the units does not exceed. The histogram has bins of powers of
-    two: "8" counts the lengths 5 to 8.
+    A quantile is the smallest length that this share of the units does not exceed.
     """
-    counter: Counter[int] = Counter()
-    for block in list_lengths(ends):
-        counter.update(dict(zip(*(part.tolist() for part in np.unique(block, return_counts=True)), strict=True)))
-    if not counter:
-        return {"mean": 0.0, **dict.fromkeys(QUANTILES, 0), "longest": 0, "histogram": {}}
-    lengths, counts = np.array(sorted(counter.items())).T
-    shares = np.cumsum(counts) / counts.sum()
-    bins: Counter[int] = Counter()
-    for length, count in zip(lengths.tolist(), counts.tolist(), strict=True):
-        bins[1 << (length - 1).bit_length()] += count
+    counts = np.bincount(np.diff(ends, prepend=0))
+    shares = np.cumsum(counts) / max(len(ends), 1)
     return {
-        "mean": float((lengths * counts).sum() / counts.sum()),
-        **{name: int(lengths[np.searchsorted(shares, share - 1e-12)]) for name, share in QUANTILES.items()},
-        "longest": int(lengths[-1]),
-        "histogram": {str(top): bins[top] for top in sorted(bins)},
+        "mean": float(ends[-1] / len(ends)) if len(ends) else 0.0,
+        **{name: int(np.searchsorted(shares, share - 1e-12)) for name, share in QUANTILES.items()},
+        "longest": max(len(counts) - 1, 0),
     }
 
 
@@ -103,11 +85,7 @@ def measure_repeats(corpus: TokenizedCorpus) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for unit, ends in (("documents", corpus.find_tokens()[1]), ("lines", corpus.sentence_ends)):
         repeated = find_repeats(hash_units(corpus.ids, ends))
-        starts = range(0, len(ends), UNITS_A_BLOCK)
-        tokens = sum(
-            int(lengths[repeated[start : start + UNITS_A_BLOCK]].sum())
-            for start, lengths in zip(starts, list_lengths(ends), strict=True)
-        )
+        tokens = int(np.diff(ends, prepend=0)[repeated].sum())
         found[unit] = {"count": int(np.count_nonzero(repeated)), "token_share": tokens / max(len(corpus.ids), 1)}
     return found
 
@@ -118,12 +96,10 @@ def choose_kept(corpus: TokenizedCorpus, unit: Unit) -> np.ndarray:
     "documents" removes documents whose tokens occurred before. "lines" also removes each remaining sentence whose
     tokens occurred before.
     """
-    ends = corpus.document_ends
     repeated = find_repeats(hash_units(corpus.ids, corpus.find_tokens()[1]))
-    kept = np.repeat(~repeated, np.diff(ends, prepend=0))
+    kept = np.repeat(~repeated, np.diff(corpus.document_ends, prepend=0))
     if unit == "lines":
-        repeated = find_repeats(hash_units(corpus.ids, corpus.sentence_ends), kept)
-        np.greater(kept, repeated, out=kept)
+        kept[kept] = ~find_repeats(hash_units(corpus.ids, corpus.sentence_ends)[kept])
     return kept
 
 
@@ -151,23 +127,14 @@ def hash_units(ids: Ids, ends: np.ndarray) -> np.ndarray:
         inside = np.maximum(begins, 0)
         positions = np.arange(len(block)) - np.repeat(begins, np.diff(inside, append=len(block)))
         hashes[first:stop] += np.add.reduceat(draw_bits(block.astype(np.uint64), positions), inside)
-    for start, lengths in zip(range(0, len(ends), UNITS_A_BLOCK), list_lengths(ends), strict=True):
-        hashes[start : start + len(lengths)] = draw_bits(hashes[start : start + len(lengths)], lengths)
-    return hashes
+    return draw_bits(hashes, np.diff(ends, prepend=0))
 
 
-def find_repeats(hashes: np.ndarray, chosen: np.ndarray | None = None) -> np.ndarray:
-    """Return (U,) bool, the units whose hash occurred before; only units with `chosen` (U,) are compared."""
-    repeated = np.zeros(len(hashes), bool)
-    passes = -(-len(hashes) // HASHES_A_PASS)
-    for number in range(passes):
-        indices = np.flatnonzero(hashes % np.uint64(passes) == number)
-        if chosen is not None:
-            indices = indices[chosen[indices]]
-        members = hashes[indices]
-        order = np.argsort(members, kind="stable")  # equal hashes stay in the order of the corpus
-        members = members[order]
-        repeated[indices[order[1:][members[1:] == members[:-1]]]] = True
+def find_repeats(hashes: np.ndarray) -> np.ndarray:
+    """Return (U,) bool, the units whose hash occurred before."""
+    order = np.argsort(hashes, kind="stable")  # equal hashes stay in the order of the corpus
+    ordered, repeated = hashes[order], np.zeros(len(hashes), bool)
+    repeated[order[1:][ordered[1:] == ordered[:-1]]] = True
     return repeated
 
 
@@ -200,16 +167,15 @@ def list_warnings(statistics: Mapping[str, Any]) -> Iterator[str]:
             f"warning: {rate:.1%} of the tokens are [UNK]; train a vocabulary on this text (bertkit vocab) or name one "
             "for its language with --vocab"
         )
-    repeated = statistics["repeated"]
-    documents = repeated["documents"]["count"] / max(statistics["documents"], 1)
-    lines = repeated["lines"]["token_share"]
+    documents = statistics["repeated"]["documents"]["count"] / max(statistics["documents"], 1)
+    lines = statistics["repeated"]["lines"]["token_share"]
     if lines > MOST_REPEATED["lines"]:
         yield f"warning: repeated lines hold {lines:.1%} of the tokens; drop them with --deduplicate lines"
     elif documents > MOST_REPEATED["documents"]:
         yield f"warning: {documents:.1%} of the documents are repeats; drop them with --deduplicate documents"
 
 
-def list_rows(statistics: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def list_rows(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield names and formatted values, for a table."""
     yield from _list_sizes(statistics)
     if before := statistics.get("before"):
@@ -217,16 +183,10 @@ def list_rows(statistics: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield "characters read", f"{statistics['characters']:,}"
     yield "vocabulary", f"{statistics['vocab_size']:,} tokens"
     yield "unknown tokens", f"{statistics['unknown_rate']:.3%}"
-    names = {
-        "sentence_tokens": "tokens per sentence",
-        "document_sentences": "sentences per document",
-        "document_tokens": "tokens per document",
-    }
-    for key, name in names.items():
+    for key, name in LENGTHS.items():
         lengths = statistics[key]
         quantiles = ", ".join(f"{quantile} {lengths[quantile]:,}" for quantile in QUANTILES)
         yield name, f"mean {lengths['mean']:,.1f}, {quantiles}, longest {lengths['longest']:,}"
-        yield "", draw_histogram(lengths["histogram"])
     for length, pairs in statistics["pairs"].items():
         yield (
             f"pairs of {length} tokens",
@@ -239,9 +199,3 @@ def _list_sizes(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield key, f"{statistics[key]:,}"
     for unit, repeated in statistics["repeated"].items():
         yield f"repeated {unit}", f"{repeated['count']:,} ({repeated['token_share']:.2%} of the tokens)"
-
-
-def draw_histogram(histogram: Mapping[str, int]) -> str:
-    """Format shares by powers of two: "≤2: 3%, ≤4: 10%"; those below half a percent are left out."""
-    total = sum(histogram.values())
-    return ", ".join(f"≤{int(top):,}: {n / total:.0%}" for top, n in histogram.items() if n / total >= 0.005)

@@ -27,36 +27,21 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from bertkit.data.formats.line import read_json
 from bertkit.data.pretraining.sources import BUILT_FILES, BUILT_FOLDERS, is_built
 from bertkit.data.pretraining.tokenize import TokenizedCorpus
 from bertkit.errors import UsageError
 from bertkit.system.files import find_checksum, flush, map_in_threads, open_unfinished, take_fingerprint, write_json
 from bertkit.system.progress import ignore
 
-FORMAT = 1  # version of the directory's format
 RECORD, MANIFEST = BUILT_FILES
 SHARDS, PART_FOLDER = BUILT_FOLDERS  # PART_FOLDER has the shards before repeats are removed
+PLAN_FOLDER = "plans"  # a cache of `dataset.py`, which may be deleted at any time
 CORPUS_INDEX = "index"
 SHARD_SUFFIX = ".safetensors"
 SHARD_NAME = re.compile(r"(\d{5,})-(\d{4,})-([0-9a-f]{8})\.safetensors")
 STORED_DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "I64": np.dtype("<i8")}  # safetensors' names
 BUILD_REMEDY = "the same bertkit corpus build command rebuilds it"
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """A part of a piece.
-
-    Attributes:
-        documents: The number of documents read for it; those without a token count, but are not in the corpus.
-        characters: The number of characters in these documents.
-        is_last: Whether it is the last part of its piece.
-    """
-
-    corpus: TokenizedCorpus
-    documents: int
-    characters: int
-    is_last: bool
 
 
 @dataclass(frozen=True)
@@ -86,19 +71,13 @@ class Shard:
 class ShardedIds:
     """The token ids of shards as one flat array (`bertkit.data.pretraining.tokenize.Ids`).
 
-    A slice within a shard is a view of the mapped file; a slice across shards is concatenated. With `mapped=False`
-    every slice is read from the file: slower, but a pass over the whole corpus leaves no pages in memory.
+    A slice within a shard is a view of the mapped file; a slice across shards is concatenated.
     """
 
-    def __init__(self, shards: Sequence[Shard], dtype: np.dtype, mapped: bool = True) -> None:
-        self.dtype, self.mapped = np.dtype(dtype), mapped
-        self.shards = [shard for shard in shards if shard.count("ids")]
-        self.ends = list(accumulate(shard.count("ids") for shard in self.shards))
-        self.maps = [shard.map("ids") for shard in self.shards] if mapped else []
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without the tokens: another process maps the same files."""
-        return ShardedIds, (self.shards, self.dtype, self.mapped)
+    def __init__(self, shards: Sequence[Shard], dtype: np.dtype) -> None:
+        self.dtype = np.dtype(dtype)
+        self.maps = [shard.map("ids") for shard in shards if shard.count("ids")]
+        self.ends = list(accumulate(map(len, self.maps)))
 
     def __len__(self) -> int:
         return self.ends[-1] if self.ends else 0
@@ -107,33 +86,21 @@ class ShardedIds:
         start, stop, _ = span.indices(len(self))
         if start >= stop:
             return np.empty(0, self.dtype)
-        first, last = bisect_right(self.ends, start), bisect_left(self.ends, stop)
         pieces = []
-        for number in range(first, last + 1):
+        for number in range(bisect_right(self.ends, start), bisect_left(self.ends, stop) + 1):
             before = self.ends[number - 1] if number else 0
-            pieces.append(self._take(number, max(start - before, 0), min(stop, self.ends[number]) - before))
+            pieces.append(self.maps[number][max(start - before, 0) : stop - before])
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def take(self, positions: np.ndarray) -> np.ndarray:
         """Return the tokens at `positions` (M,), in any order."""
-        if len(self.shards) == 1 and self.mapped:
-            return self.maps[0].take(positions)
-        ends = np.asarray(self.ends)
-        owners = np.searchsorted(ends, positions, side="right")
+        owners = np.searchsorted(self.ends, positions, side="right")
         found = np.empty(len(positions), self.dtype)
-        for number in np.unique(owners).tolist():
+        for number in np.flatnonzero(np.bincount(owners)).tolist():
             rows = owners == number
             before = self.ends[number - 1] if number else 0
-            shard = self.maps[number] if self.mapped else self._take(number, 0, self.shards[number].count("ids"))
-            found[rows] = shard.take(positions[rows] - before)
+            found[rows] = self.maps[number].take(positions[rows] - before)
         return found
-
-    def _take(self, number: int, start: int, stop: int) -> np.ndarray:
-        if self.mapped:
-            return self.maps[number][start:stop]
-        shard = self.shards[number]
-        offset = shard.arrays["ids"][1] + start * self.dtype.itemsize
-        return np.fromfile(shard.path, self.dtype, stop - start, offset=offset)
 
 
 # --- Writing ----------------------------------------------------------------------------------------------------------
@@ -149,16 +116,19 @@ def write_arrays(folder: Path, stem: str, arrays: Mapping[str, np.ndarray], note
     return path
 
 
-def write_shard(folder: Path, piece: int, number: int, part: Part) -> Path:
-    """Write part `number` of piece `piece` and return its path."""
-    corpus = part.corpus
+def write_shard(folder: Path, piece: int, part: int, corpus: TokenizedCorpus, note: Mapping[str, Any]) -> Path:
+    """Write part `part` of piece `piece` and return its path.
+
+    Args:
+        note: `documents` and `characters` that were read for it, with those documents that have no token and are not in
+            the corpus, and `is_last`, whether it is the last part of its piece.
+    """
     arrays = {
         "sentence_ends": corpus.sentence_ends,
         "document_ends": corpus.document_ends,
         "ids": corpus.ids[0 : len(corpus.ids)],
     }
-    note = {"documents": part.documents, "characters": part.characters, "is_last": part.is_last}
-    return write_arrays(folder, f"{piece:05d}-{number:04d}", arrays, note)
+    return write_arrays(folder, f"{piece:05d}-{part:04d}", arrays, note)
 
 
 def write_index(directory: Path, shards: Sequence[Shard]) -> Path:
@@ -181,7 +151,7 @@ def write_manifest(directory: Path, names: Iterable[str], content: Mapping[str, 
         path.relative_to(directory).as_posix(): [size, f"{checksum:08x}"]
         for path, size, checksum in zip(paths, sizes, map_in_threads(find_checksum, paths), strict=True)
     }
-    manifest = {"format": FORMAT, **content, "files": files}
+    manifest = {**content, "files": files}
     write_json({"checksum": _seal(manifest), **manifest}, directory / MANIFEST)
 
 
@@ -201,22 +171,16 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
     """Read and check corpus.json.
 
     Raises:
-        UsageError: There is none, it is damaged, or another version of bertkit wrote it.
+        UsageError: There is none, or it is damaged.
     """
     path = Path(directory) / MANIFEST
     if not path.is_file() and is_built(directory):
         raise UsageError(f"the corpus {directory} is not finished; the same bertkit corpus build command finishes it")
     if not path.is_file():
         raise UsageError(f"{directory} holds no corpus (no {MANIFEST}); make one with bertkit corpus build")
-    try:
-        manifest = json.loads(path.read_bytes())
-        checksum = manifest.pop("checksum")
-        if manifest["format"] != FORMAT:
-            raise ValueError(f"its format is not {FORMAT}")
-        if checksum != _seal(manifest):
-            raise ValueError("its checksum differs")
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise UsageError(f"{path} is truncated or corrupted ({error}); {BUILD_REMEDY}") from None
+    manifest = read_json(path, dict[str, Any], BUILD_REMEDY)
+    if manifest.pop("checksum", "") != _seal(manifest):
+        raise UsageError(f"{path} is corrupted (its checksum differs); {BUILD_REMEDY}")
     return manifest
 
 
@@ -234,10 +198,18 @@ def open_corpus(directory: str | Path, report: Callable[[str], None] = ignore, v
     files = manifest["files"]
     if verify:
         report(f"checking {len(files)} files ({sum(size for size, _ in files.values()) / 1e6:,.0f} MB) in {directory}")
-    if damaged := find_damage(directory, manifest, verify):
-        name, trouble = next(iter(damaged.items()))
-        more = f", and {len(damaged) - 1} more files are damaged" if len(damaged) > 1 else ""
-        raise UsageError(f"{directory / name} is {trouble}{more}; {BUILD_REMEDY}")
+
+    def examine(name: str) -> str:
+        path, (size, checksum) = directory / name, files[name]
+        found = path.stat().st_size if path.is_file() else -1
+        if found != size:
+            return "missing" if found < 0 else f"truncated or corrupted ({found:,} bytes, not {size:,})"
+        is_whole = not verify or f"{find_checksum(path):08x}" == checksum
+        return "" if is_whole else "corrupted (its checksum differs)"
+
+    for name, trouble in zip(files, map_in_threads(examine, list(files)), strict=True):
+        if trouble:
+            raise UsageError(f"{directory / name} is {trouble}; {BUILD_REMEDY}")
     shards = [read_shard(directory / name) for name in files if name.startswith(f"{SHARDS}/")]
     index = next(directory / name for name in files if name.startswith(CORPUS_INDEX))
     return replace(join_shards(shards, index, np.dtype(manifest["dtype"])), directory=directory)
@@ -251,32 +223,16 @@ def fingerprint_files(directory: Path) -> str:
     )
 
 
-def join_shards(shards: Sequence[Shard], index: Path, dtype: np.dtype, mapped: bool = True) -> TokenizedCorpus:
+def join_shards(shards: Sequence[Shard], index: Path, dtype: np.dtype) -> TokenizedCorpus:
     """Return the corpus of shards, given in order, and their index."""
     ends = read_shard(index)
-    return TokenizedCorpus(ShardedIds(shards, dtype, mapped), ends.map("sentence_ends"), ends.map("document_ends"))
+    return TokenizedCorpus(ShardedIds(shards, dtype), ends.map("sentence_ends"), ends.map("document_ends"))
 
 
-def find_damage(directory: Path, manifest: Mapping[str, Any], verify: bool = True) -> dict[str, str]:
-    """Return name -> "missing", "truncated …" or "corrupted …" for each file that differs from the manifest."""
-    files: Mapping[str, list[Any]] = manifest["files"]
-
-    def examine(name: str) -> str:
-        path, (size, checksum) = directory / name, files[name]
-        if not path.is_file():
-            return "missing"
-        if (found := path.stat().st_size) != size:
-            return f"truncated ({found:,} of {size:,} bytes)" if found < size else f"corrupted ({found:,} bytes)"
-        if verify and (found := f"{find_checksum(path):08x}") != checksum:
-            return f"corrupted (its checksum is {found}, not {checksum})"
-        return ""
-
-    return {name: trouble for name, trouble in zip(files, map_in_threads(examine, list(files)), strict=True) if trouble}
-
-
-def list_shards(folder: Path) -> dict[tuple[int, int], Path]:
-    """Return (piece, part) -> file, sorted."""
-    found = [(match, path) for path in folder.glob(f"*{SHARD_SUFFIX}") if (match := SHARD_NAME.fullmatch(path.name))]
+def list_shards(folder: Path, piece: int | None = None) -> dict[tuple[int, int], Path]:
+    """Return (piece, part) -> file, sorted, of all pieces or of one."""
+    names = "*" if piece is None else f"{piece:05d}-*"
+    found = [(match, path) for path in folder.glob(names) if (match := SHARD_NAME.fullmatch(path.name))]
     return dict(sorted(((int(match[1]), int(match[2])), path) for match, path in found))
 
 

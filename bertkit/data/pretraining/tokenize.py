@@ -6,12 +6,12 @@ Left out: the arrays on disk (`store.py`), pairs (`pairs.py`) and masks (`maskin
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from bertkit.data.pretraining.sources import Document
-from bertkit.data.tokenizer import Words, copy_backend
+from bertkit.data.tokenizer import Words, find_words
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,12 +66,6 @@ class TokenizedCorpus:
         """The number of documents, D."""
         return len(self.document_ends)
 
-    @property
-    def token_count(self) -> int:
-        """The number of tokens in the documents."""
-        starts, ends = self.find_tokens()
-        return int((ends - starts).sum())
-
     def find_tokens(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the start and end offset of each document in tokens, (D,) int64 each."""
         return start_of(self.sentence_ends, self.document_starts), self.sentence_ends[self.document_ends - 1]
@@ -110,39 +104,30 @@ def tokenize_documents(documents: Iterable[Document], tokenizer: "BertTokenizerF
     A special token written out in the text, such as `[MASK]` in the documentation of tokenizers, is tokenized as
     ordinary text, as in the reference code; transformers would treat it as a mask.
     """
-    corpus, _ = next(tokenize_in_parts(documents, copy_backend(tokenizer), choose_dtype(len(tokenizer))))
-    return corpus
+    return tokenize_part(documents, find_words(tokenizer), choose_dtype(len(tokenizer)))[0]
 
 
-def tokenize_in_parts(
-    documents: Iterable[Document], backend: Any, dtype: type[np.unsignedinteger], tokens_a_part: float = float("inf")
-) -> Iterator[tuple[TokenizedCorpus, int]]:
-    """Tokenize documents as `tokenize_documents` does, and yield a part whenever it reaches `tokens_a_part` tokens.
+def tokenize_part(
+    documents: Iterable[Document], words: Words, dtype: type[np.unsignedinteger], most_tokens: float = float("inf")
+) -> tuple[TokenizedCorpus, int]:
+    """Tokenize documents as `tokenize_documents` does until they have `most_tokens` tokens.
 
-    At least one part is yielded, which may be empty. A document is never divided between parts.
-
-    Yields:
-        The part, and the number of documents read for it.
+    Returns:
+        The corpus, and the number of documents read for it.
     """
-    words = Words(backend)
-    ids, lengths, sizes, tokens = [np.empty(0, dtype)], [np.empty(0, np.int64)], [], 0
+    ids, lengths, sizes, count = [np.empty(0, dtype)], [np.empty(0, np.int64)], [], 0
     for batch in batch_documents(documents):
         encoded = words.encode([sentence for document in batch for sentence in document], dtype)
         ids.append(encoded[0])
         lengths.append(encoded[1])
         sizes += map(len, batch)
-        tokens += len(encoded[0])
-        if tokens >= tokens_a_part:
-            yield join_sentences(ids, lengths, sizes), len(sizes)
-            ids, lengths, sizes, tokens = ids[:1], lengths[:1], [], 0
-    yield join_sentences(ids, lengths, sizes), len(sizes)
-
-
-def join_sentences(ids: list[np.ndarray], lengths: list[np.ndarray], sizes: list[int]) -> TokenizedCorpus:
-    """Return the corpus of documents of `sizes` sentences, which have `lengths` tokens each, in batches like `ids`."""
+        count += len(encoded[0])
+        if count >= most_tokens:
+            break
     tokens, owners = np.concatenate(lengths), np.repeat(np.arange(len(sizes)), sizes)
     counts = np.bincount(owners[tokens > 0])
-    return TokenizedCorpus(np.concatenate(ids), np.cumsum(tokens[tokens > 0]), np.cumsum(counts[counts > 0]))
+    corpus = TokenizedCorpus(np.concatenate(ids), np.cumsum(tokens[tokens > 0]), np.cumsum(counts[counts > 0]))
+    return corpus, len(sizes)
 
 
 def batch_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -15,14 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.data.pretraining import docstrings
-from bertkit.data.pretraining.docstrings import extract_prose
+from bertkit.data.pretraining.docstrings import extract_prose, read_docs
 from bertkit.data.pretraining.sources import read_documents
 from bertkit.system.signals import STOPS
 from tests.runs import is_running, wait_until
-
-
-def read(**options: object) -> list[list[str]]:
-    return list(read_documents(["docs"], **options))
 
 
 def write(path: Path, content: str | bytes) -> None:
@@ -37,13 +33,14 @@ import os, time
 from bertkit.cli.console import explain_mistakes
 from bertkit.data.pretraining import docstrings
 
-def read(number):
+def read(files):
     time.sleep(0.1)
-    return os.getpid()
+    return [[f"{os.getpid()} {files[0]}"]]
 
+docstrings._read_docstrings, docstrings.FILES_A_CHUNK = read, 1
 with explain_mistakes():
-    for pid in docstrings._map_in_order(read, range(1000), 2):
-        print(pid, flush=True)
+    for _, [line] in zip(range(1000), docstrings.read_docs(2)):
+        print(line.split()[0], flush=True)
 """
 
 
@@ -85,7 +82,7 @@ def test_what_helps_to_read_does_not_outlive_its_parent(reading):
 # --- prose of docstrings
 
 PROSE = {
-    "wrapped lines are joined and titles and doctests dropped": (
+    "titles, doctests, code, fences and tables": (
         """Return the median of the data,
         which is not sorted.
 
@@ -94,12 +91,7 @@ PROSE = {
         >>> median([1, 3, 5])
         3
 
-        The data may be an iterator.
-        """,
-        ["Return the median of the data, which is not sorted.", "The data may be an iterator."],
-    ),
-    "literal block, code block and fence": (
-        """Open the file like this::
+        The data may be an iterator. Open the file like this::
 
             with open(name) as file:  # this is the usual way to do it
 
@@ -111,8 +103,20 @@ PROSE = {
         and this is neither if it can be avoided
         ```
         Then it is closed again.
+
+        ====== ===========================
+        format what it is for in the table
+        ====== ===========================
+
+        +-----+----------------------------+
+        | csv | for the tables of a sheet  |
+        +-----+----------------------------+
         """,
-        ["Open the file like this:", "Then it is closed again."],
+        [
+            "Return the median of the data, which is not sorted.",
+            "The data may be an iterator. Open the file like this:",
+            "Then it is closed again.",
+        ],
     ),
     "numpydoc": (
         """Sum of the elements.
@@ -147,7 +151,6 @@ PROSE = {
             outputs (`torch.Tensor` of shape `(batch, length)`, *optional*):
                 The output of the model's
                 `generate` function.
-            skip (bool): Whether or not to skip it.
             **kwargs: Passed on to the tokenizer.
 
         Returns:
@@ -156,28 +159,19 @@ PROSE = {
         [
             "Post-process the output of the model.",
             "The output of the model's generate function.",
-            "Whether or not to skip it.",
             "Passed on to the tokenizer.",
             "The decoded text of the batch.",
         ],
     ),
-    "reST fields": (
+    "reST: fields, admonitions, versions, unknown directives and lists": (
         """Send a request to the server.
 
         :param str url: The address of the server
             to which it is sent.
         :type url: this is a type and not prose
-        :returns: Whether it has been received.
         :rtype: bool
-        """,
-        [
-            "Send a request to the server.",
-            "The address of the server to which it is sent.",
-            "Whether it has been received.",
-        ],
-    ),
-    "admonitions, versions and unknown directives": (
-        """.. note:: This is not safe for threads.
+
+        .. note:: This is not safe for threads.
            Use a lock for that.
 
         .. versionchanged:: 3.2 The name is optional now.
@@ -188,11 +182,6 @@ PROSE = {
            plt.plot(this, is, not_prose)
 
         .. [1] A. Author, "The title of a book", 1999.
-        """,
-        ["This is not safe for threads. Use a lock for that.", "The name is optional now."],
-    ),
-    "lists": (
-        """It does these things:
 
         - read the file in the folder,
           whatever its name is
@@ -200,7 +189,10 @@ PROSE = {
         2. and close it at the end
         """,
         [
-            "It does these things:",
+            "Send a request to the server.",
+            "The address of the server to which it is sent.",
+            "This is not safe for threads. Use a lock for that.",
+            "The name is optional now.",
             "read the file in the folder, whatever its name is",
             "write it to the disk",
             "and close it at the end",
@@ -215,23 +207,6 @@ PROSE = {
             "alpha is not bold and * is a star."
         ],
     ),
-    "tables": (
-        """The formats are the following ones:
-
-        ====== ===========================
-        format what it is for in the table
-        ====== ===========================
-
-        +-----+----------------------------+
-        | csv | for the tables of a sheet  |
-        +-----+----------------------------+
-        """,
-        ["The formats are the following ones:"],
-    ),
-    "lone surrogates": (
-        "The character \ud800 is not a part of any text.",
-        ["The character is not a part of any text."],
-    ),
     "text that is not English prose": (
         """x = foo(bar, baz) if a else [b for b in c]
 
@@ -240,8 +215,10 @@ PROSE = {
         Gibt den Namen der Datei auf der Platte zurück.
 
         C 1 1 1 1 0 0 1 and 1 0 0 1 1 1 1 1
+
+        The character \ud800 is not a part of any text.
         """,
-        [],
+        ["The character is not a part of any text."],
     ),
 }
 
@@ -308,33 +285,27 @@ def installation(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_docs_are_one_document_a_module_and_no_paragraph_comes_twice(installation):
-    assert read(workers=1) == [
+def test_docs_are_one_document_a_module_and_no_paragraph_comes_twice(installation, monkeypatch):
+    documents = [
         ["The class is the second document.", "The rest of this is new."],
         [
-            "The module has a docstring with prose.",
-            "It is never imported.",
+            "The module has a docstring with prose. It is never imported.",
             "The method is the third of them.",
             "The function inside of it is the fourth.",
         ],
         ["The encoding of the café is valid."],
     ]
-
-
-def test_docs_are_the_same_for_any_number_of_workers(installation, monkeypatch):
+    assert list(read_docs(1)) == documents
     monkeypatch.setattr(docstrings, "FILES_A_CHUNK", 1)
-    documents = read(workers=1)
-    assert len(documents) == 3
-    assert read(workers=2) == documents == read(workers=3)
-    assert read(limit_characters=1, workers=2) == documents[:1]
+    assert list(read_docs(2)) == documents == list(read_docs(3))
+    assert list(read_documents(["docs"], limit_characters=1, split_sentences=False)) == documents[:1]
 
 
 @pytest.mark.slow
 def test_installed_documentation_is_prose():
-    part = read(limit_characters=30_000)
+    part = list(read_documents(["docs"], limit_characters=30_000))
     sentences = [sentence for document in part for sentence in document]
     assert 30_000 <= sum(map(len, sentences)) < 60_000
     assert not any(sentence.startswith((">>>", "..", "import ", "from ")) for sentence in sentences)
     assert np.mean([sentence[-1] in ".:?!)" for sentence in sentences]) > 0.7
     assert np.mean(["the" in sentence.lower().split() for sentence in sentences]) > 0.4
-    assert part == read(limit_characters=30_000, workers=1)

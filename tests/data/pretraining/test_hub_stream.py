@@ -1,10 +1,7 @@
 """A data set streamed from a Hub whose connections stall, break off, or are refused for some seconds."""
 
 import io
-import os
 import re
-import subprocess
-import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,11 +11,10 @@ import pytest
 
 from bertkit.data.pretraining import sources
 from bertkit.data.pretraining.build import build
-from bertkit.data.pretraining.store import is_corpus, list_shards
+from bertkit.data.pretraining.store import list_shards
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
-from tests.data.pretraining.test_build import read_files, stamp
+from tests.corpora import list_finished, read_files, write_text
 from tests.hub import Repo
-from tests.training.test_run import write_text
 
 NAME = "ada/stories"
 FILES = [f"train-{number:05d}-of-00003.parquet" for number in range(3)]
@@ -88,7 +84,7 @@ def test_a_hub_that_stays_away_is_one_line_and_the_same_command_continues(storie
     code, _, err = call(*command, "made")
     assert code == 2
     assert re.search(rf"^bertkit: the data set '{NAME}' cannot be read \(.*\); run the same command again$", err, re.M)
-    there = {path: value for path, value in stamp(tmp_path / "made").items() if path.parent.name == "shards"}
+    there = list_finished(tmp_path / "made")
     assert [piece for piece, _ in list_shards(tmp_path / "made" / "shards")] == [0]
     sources._load_hub.cache_clear()
     code, _, err = call(*command, "made")
@@ -96,51 +92,5 @@ def test_a_hub_that_stays_away_is_one_line_and_the_same_command_continues(storie
     assert "the Hub cannot be reached" in err
     stories.come_back()
     assert call(*command, "made")[0] == 0
-    assert there.items() <= stamp(tmp_path / "made").items()
-    assert read_files(tmp_path / "made") == read_files(tmp_path / "straight")
-
-
-# Shorter waits, also in the worker processes.
-SCRIPT = """
-from datasets import config
-config.STREAMING_READ_RETRY_INTERVAL = config.STREAMING_OPEN_RETRY_INTERVAL = 0.5
-if __name__ == "__main__":
-    from bertkit.cli import main
-    main()
-"""
-
-
-@pytest.mark.slow
-def test_workers_wait_for_the_hub(stories, data, tmp_path):
-    """It disappears in the middle of a file."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    environment = os.environ | {
-        "HF_ENDPOINT": stories.address,
-        "HF_HOME": str(tmp_path / "home"),
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DOWNLOAD_TIMEOUT": "1",
-        "HF_HUB_OFFLINE": "0",
-        "OMP_NUM_THREADS": "1",
-    }
-
-    def run(name):
-        words = ["script.py", "corpus", "build", NAME, "--vocab", data.vocab, "--output", name, "--workers", "2"]
-        return subprocess.run(
-            [sys.executable, *map(str, words)],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=200,
-        )
-
-    done = run("straight")
-    assert (done.returncode, done.stderr) == (0, "")
-    asked = [place for place, line in enumerate(stories.asked) if line.endswith(f"/api/datasets/{NAME}")]
-    assert len(asked) >= 3, "each process loads the data set"
-    stories.fail("GET", r"/resolve/.*/train-00002", sent=10_000, gone=2.0)
-    done = run("made")
-    assert done.returncode == 0, done.stderr
-    assert is_corpus(tmp_path / "made")
+    assert there.items() <= list_finished(tmp_path / "made").items()
     assert read_files(tmp_path / "made") == read_files(tmp_path / "straight")

@@ -1,10 +1,8 @@
 """Sources, pieces and documents of sentences: worked examples, bad input, and no lost text."""
 
-import errno
 import gzip
 import json
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -21,7 +19,6 @@ from hypothesis import strategies as st
 from bertkit.data.pretraining import sources
 from bertkit.data.pretraining.sources import (
     END,
-    LONGEST_DOCUMENT,
     Piece,
     cut_sources,
     read_documents,
@@ -30,7 +27,6 @@ from bertkit.data.pretraining.sources import (
 )
 from bertkit.errors import UsageError
 from bertkit.system.hub import find_hub_trouble
-from tests.data.formats.test_line import TOO_DEEP
 
 TEXT = "My dog is hairy. He barks!\nA second paragraph.\n\nAnother document.\n"
 ROWS = '{"text": "My dog is hairy. He barks!\\n\\nA second paragraph."}\n{"id": 7, "text": "Another document."}\n'
@@ -55,33 +51,21 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("suffix", "content"),
     [
-        TEXT.encode(),
-        b"\xef\xbb\xbf" + TEXT.encode(),
-        TEXT.replace("\n", "\r\n").encode(),
-        b"\n \n" + TEXT.replace("\n\n", "\n\t\n\n").encode().rstrip(),
+        ("txt", TEXT),
+        ("txt", "\ufeff" + TEXT),
+        ("txt", TEXT.replace("\n", "\r\n")),
+        ("txt", "\n \n" + TEXT.replace("\n\n", "\n\t\n\n").rstrip()),
+        ("jsonl", ROWS),
+        ("jsonl", "\ufeff" + ROWS),
+        ("jsonl", ROWS.replace("\n", "\r\n")),
+        ("jsonl", "\n \n" + ROWS.replace("\n", '\n\t\n{"text": " \\n"}\n').rstrip()),
     ],
-    ids=["plain", "byte order mark", "CRLF", "more blank lines and no last newline"],
 )
-def test_text_file(tmp_path, content):
-    assert read(write(tmp_path / "a.txt", content)) == SENTENCES
-    assert read(write(tmp_path / "a.txt.gz", gzip.compress(content))) == SENTENCES
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        ROWS.encode(),
-        b"\xef\xbb\xbf" + ROWS.encode(),
-        ROWS.replace("\n", "\r\n").encode(),
-        b"\n \n" + ROWS.replace("\n", '\n\t\n{"text": " \\n"}\n').encode().rstrip(),
-    ],
-    ids=["plain", "byte order mark", "CRLF", "blank lines, blank texts and no last newline"],
-)
-def test_jsonl_file(tmp_path, content):
-    assert read(write(tmp_path / "a.jsonl", content)) == SENTENCES
-    assert read(write(tmp_path / "a.jsonl.gz", gzip.compress(content))) == SENTENCES
+def test_files_with_any_ends_of_lines_and_blank_lines(tmp_path, suffix, content):
+    assert read(write(tmp_path / f"a.{suffix}", content)) == SENTENCES
+    assert read(write(tmp_path / f"a.{suffix}.gz", gzip.compress(content.encode()))) == SENTENCES
 
 
 def test_escapes_in_jsonl(tmp_path):
@@ -89,14 +73,6 @@ def test_escapes_in_jsonl(tmp_path):
     file = write(tmp_path / "a.jsonl", json.dumps({"text": text}))
     assert "\\ud83d" in file.read_text()
     assert read(file, split_sentences=False) == [["\U0001f600 café", "half  of one"]]
-
-
-def test_lines_stay_as_they_are_without_sentence_splitting(tmp_path):
-    file = write(tmp_path / "a.txt", TEXT)
-    assert read(file, split_sentences=False) == [
-        ["My dog is hairy. He barks!", "A second paragraph."],
-        ["Another document."],
-    ]
 
 
 def test_directory_is_read_in_the_order_of_its_paths(tmp_path):
@@ -150,112 +126,58 @@ def test_limit_takes_whole_documents_of_each_source(tmp_path):
     ]
 
 
-def bad_sources() -> list[tuple[str, bytes, str]]:
-    return [
-        ("empty.txt", b"", r"empty\.txt holds no text"),
-        ("blank.txt", b"\n \n\t\r\n", r"blank\.txt holds no text"),
-        ("nul.txt", b"One.\nTw\0o.\n", r"nul\.txt, line 2 has a NUL byte.*UTF-8"),
-        ("utf16.txt", TEXT.encode("utf-16"), r"utf16\.txt, line 1 has a NUL byte"),
-        ("latin1.txt", b"One.\n\ncaf\xe9.\n", r"latin1\.txt, line 3 is not UTF-8 \(byte 0xe9 at position 4\).*iconv"),
-        ("bad.txt", b"\xef\xbb\xbfcaf\xe9", r"bad\.txt, line 1 is not UTF-8 \(byte 0xe9"),
-        ("plain.txt.gz", b"This is no gzip file.\n", r"plain\.txt\.gz is not a complete gzip file"),
-        (
-            "cut.txt.gz",
-            gzip.compress(os.urandom(999))[:-99],
-            r"cut\.txt\.gz, line 1|cut\.txt\.gz is not a complete",
-        ),
-        ("cut2.txt.gz", gzip.compress(TEXT.encode())[:-9], r"cut2\.txt\.gz is not a complete gzip file"),
-        (
-            "a.jsonl",
-            b'{"text": "One."}\n\n{"title": "A", "id": 7}\n',
-            r"a\.jsonl, line 3 is not a document \(Object missing required field `text`\); each line of JSONL",
-        ),
-        (
-            "b.jsonl",
-            b'{"text": "One."}\nTwo.\n',
-            r"b\.jsonl, line 2 is not a document \(Expecting value: line 1 column 1 ",
-        ),
-        ("c.jsonl", b'{\n  "text": "One."\n}\n', r"c\.jsonl, line 1 is not a document \(Expecting property name"),
-        ("d.jsonl", b"[" * 100_000, rf"d\.jsonl, line 1 is not a document \({TOO_DEEP}"),
-        ("e.jsonl", b'["One."]\n', r"e\.jsonl, line 1 is not a document \(Expected `object`, got `array`\)"),
-        (
-            "f.jsonl",
-            b'{"text": null}\n',
-            r"f\.jsonl, line 1 is not a document \(Expected `str`, got `null` - at `\$\.text`",
-        ),
-        ("g.jsonl", b"{}", r"g\.jsonl, line 1 is not a document \(Object missing required field `text`\)"),
-        ("i.jsonl.gz", gzip.compress(b'\n{"text": "caf\xe9"}'), r"i\.jsonl\.gz, line 2 is not UTF-8 \(byte 0xe9"),
-        ("k.jsonl", b'{"text": "a\0"}', r"k\.jsonl, line 1 has a NUL byte"),
-        (
-            "folder/readme.md",
-            b"Text.\n",
-            r"none of the 1 files in .*folder ends in \.txt, \.txt\.gz, \.jsonl or \.jsonl\.gz;",
-        ),
-    ]
+BAD = {
+    "empty.txt": b"",
+    "blank.txt": b"\n \n\t\r\n",
+    "nul.txt": b"One.\nTw\0o.\n",
+    "utf16.txt": TEXT.encode("utf-16"),
+    "latin1.txt": b"One.\n\ncaf\xe9.\n",
+    "marked.txt": b"\xef\xbb\xbfcaf\xe9",
+    "plain.txt.gz": b"This is no gzip file.\n",
+    "cut.txt.gz": gzip.compress(TEXT.encode())[:-9],
+    "no-text.jsonl": b'{"text": "One."}\n\n{"title": "A", "id": 7}\n',
+    "no-json.jsonl": b'{"text": "One."}\nTwo.\n',
+    "lines.jsonl": b'{\n  "text": "One."\n}\n',
+    "array.jsonl": b'["One."]\n',
+    "null.jsonl": b'{"text": null}\n',
+    "latin1.jsonl.gz": gzip.compress(b'\n{"text": "caf\xe9"}'),
+    "nul.jsonl": b'{"text": "a\0"}',
+    "table.csv": b"text\nOne.\n",
+    "folder/readme.md": b"Text.\n",
+}
 
 
-@pytest.mark.parametrize(("name", "content", "message"), bad_sources(), ids=[name for name, _, _ in bad_sources()])
-def test_bad_file_is_one_line(tmp_path, name, content, message):
-    file = write(tmp_path / name, content)
-    with pytest.raises(UsageError, match=message) as raised:
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_file_is_one_line(tmp_path, name, refused):
+    file = write(tmp_path / name, BAD[name])
+    with refused():
         read(file.parent if file.suffix == ".md" else file)
-    assert "\n" not in str(raised.value)
 
 
-def test_unreadable_file(tmp_path):
-    with pytest.raises(UsageError, match=r"gone\.txt does not exist; check"):
-        list(read_piece(Piece("gone.txt", "text", str(tmp_path / "gone.txt"))))
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "missing.txt",
-        "./missing",
-        "/missing/file",
-        "~/missing",
-        "~nobody-at-all/a",
-        "a/b/c",
-        "x.jsonl",
-        "a b",
-    ],
-)
+@pytest.mark.parametrize("source", ["missing.txt", "./missing", "~nobody-at-all/a", "a/b/c", "x.jsonl", "a b"])
 def test_missing_file_is_an_error_at_once_and_not_a_name_on_the_hub(source, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sources, "find_hub_trouble", lambda *_: pytest.fail("asked the Hub"))
     with pytest.raises(UsageError, match="does not exist"):
         read_documents([source])
-    with pytest.raises(UsageError, match="does not exist"):
-        cut_sources([source])
 
 
-def test_a_source_that_cannot_be_looked_at_is_not_called_missing(monkeypatch, tmp_path):
+def test_what_cannot_be_looked_at_is_neither_missing_nor_left_out(monkeypatch, tmp_path, refused):
     monkeypatch.setattr(sources, "find_hub_trouble", lambda *_: pytest.fail("asked the Hub"))
     with pytest.raises(UsageError, match="cannot be used: File name too long; name another path"):
-        cut_sources(["x" * 999])
-
-
-def test_a_folder_of_somebody_else_is_not_left_out(monkeypatch, tmp_path):
+        read_documents(["x" * 999])
     write(tmp_path / "a.txt", b"a\n")
     (tmp_path / "theirs").mkdir()
     scan = os.scandir
 
     def refuse(folder):
         if str(folder).endswith("theirs"):
-            raise PermissionError(errno.EACCES, "Permission denied", folder)
+            raise PermissionError(13, "Permission denied", folder)
         return scan(folder)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(UsageError, match=r"cannot be used: Permission denied: \S+theirs; change its permissions"):
-        cut_sources([str(tmp_path)])
-
-
-@pytest.mark.parametrize("sources", [[], [""]])
-def test_no_source(sources):
-    with pytest.raises(UsageError, match="no corpus given"):
-        read_documents(sources)
-    with pytest.raises(UsageError, match="no corpus given"):
-        cut_sources(sources)
+    with refused():
+        read_documents([str(tmp_path)])
 
 
 # --- pieces
@@ -266,21 +188,19 @@ contents = st.lists(st.sampled_from(CHARACTERS), max_size=25).map("".join)
 rows = st.lists(st.tuples(contents, st.sampled_from(ENDS)))
 
 
-def check_pieces(file: Path, content: str, piece_bytes: int, block: int, expected: list[list[str]]) -> None:
+def check_pieces(file: Path, content: str, piece_bytes: int, expected: list[list[str]]) -> None:
     size = write(file, content).stat().st_size
     pieces = cut_sources([str(file)], piece_bytes)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "BYTES_A_LOOK", block)  # bytes looked through at once for the end of a line
-        assert read_lines(pieces) == expected
-        assert read_lines(cut_sources([str(file)])) == expected
+    assert read_lines(pieces) == expected
+    assert read_lines([Piece("whole", pieces[0].kind, str(file))]) == expected
     assert sum(piece.size for piece in pieces) == size
     assert [piece.start for piece in pieces] == list(range(0, max(size, 1), piece_bytes))
 
 
-@given(contents, st.booleans(), st.integers(1, 40), st.integers(1, 8))
-@example("a\n\u3000\nb", False, 1, 1)
-@example("\n\na", True, 3, 1)
-def test_pieces_of_a_text_together_are_the_file(tmp_path_factory, content, mark, piece_bytes, block):
+@given(contents, st.booleans(), st.integers(1, 40))
+@example("a\n\u3000\nb", False, 1)
+@example("\n\na", True, 3)
+def test_pieces_of_a_text_together_are_the_file(tmp_path_factory, content, mark, piece_bytes):
     content = "\ufeff" * mark + content
     documents: list[list[str]] = [[]]
     for line in map(str.strip, content.removeprefix("\ufeff").split("\n")):
@@ -289,15 +209,15 @@ def test_pieces_of_a_text_together_are_the_file(tmp_path_factory, content, mark,
         else:
             documents.append([])
     file = tmp_path_factory.getbasetemp() / "pieces.txt"
-    check_pieces(file, content, piece_bytes, block, list(filter(None, documents)))
+    check_pieces(file, content, piece_bytes, list(filter(None, documents)))
 
 
-@given(rows, st.booleans(), st.integers(1, 40), st.integers(1, 8))
-def test_pieces_of_jsonl_together_are_the_file(tmp_path_factory, texts, mark, piece_bytes, block):
+@given(rows, st.booleans(), st.integers(1, 40))
+def test_pieces_of_jsonl_together_are_the_file(tmp_path_factory, texts, mark, piece_bytes):
     lines = [json.dumps({"text": text}, ensure_ascii=False) + end for text, end in texts]
     documents = [list(filter(None, map(str.strip, text.splitlines()))) for text, _ in texts]
     file = tmp_path_factory.getbasetemp() / "pieces.jsonl"
-    check_pieces(file, "\ufeff" * mark + "".join(lines), piece_bytes, block, list(filter(None, documents)))
+    check_pieces(file, "\ufeff" * mark + "".join(lines), piece_bytes, list(filter(None, documents)))
 
 
 def test_a_document_is_in_the_piece_of_its_first_byte(tmp_path):
@@ -325,19 +245,9 @@ def read_until_error(pieces: list[Piece]) -> tuple[list[list[str]], str]:
 )
 def test_pieces_name_the_line_of_a_mistake(tmp_path_factory, before, bad, after, piece_bytes):
     file = write(tmp_path_factory.getbasetemp() / "mistake.txt", b"".join([*before, bad, b"\n", *after]))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "BYTES_A_LOOK", 7)
-        found, message = read_until_error(cut_sources([str(file)], piece_bytes))
-        assert (found, message) == read_until_error([Piece("whole", "text", str(file))])
+    found, message = read_until_error(cut_sources([str(file)], piece_bytes))
+    assert (found, message) == read_until_error([Piece("whole", "text", str(file))])
     assert f"mistake.txt, line {len(before) + 1} " in message
-
-
-def test_pieces_of_jsonl_name_the_line_of_a_mistake(tmp_path):
-    file = write(tmp_path / "a.jsonl", '{"text": "One."}\n' * 99 + '{"title": "A"}\n')
-    pieces = cut_sources([str(file)], 100)
-    assert read_lines(pieces[:-1]) == [["One."]] * 95  # of 17 bytes, those that begin before byte 1,600
-    with pytest.raises(UsageError, match="line 100 is not a document"):
-        read_lines(pieces[-1:])
 
 
 def test_small_files_share_a_piece_and_compressed_ones_are_not_cut(tmp_path):
@@ -363,23 +273,9 @@ def test_small_files_share_a_piece_and_compressed_ones_are_not_cut(tmp_path):
     assert len(read_lines(pieces)) == 9  # adjacent files are not joined
 
 
-def test_documents_are_those_of_the_pieces_of_all_sources(tmp_path, monkeypatch):
-    for number in range(3):
-        write(tmp_path / "folder" / f"{number}.txt", (TEXT + "\n") * 3)
-    sources = [str(tmp_path / "folder"), str(write(tmp_path / "b.jsonl", ROWS * 5))]
-    pieces = cut_sources(sources, 50)
-    assert len(pieces) > 10
-    assert pickle.loads(pickle.dumps(pieces)) == pieces
-    assert {piece.source for piece in pieces} == set(sources)
-    expected = read(*sources)
-    assert [document for piece in pieces for document in read_piece(piece)] == expected
-    monkeypatch.setattr("bertkit.data.pretraining.sources.PIECE_BYTES", 50)
-    assert read(*sources) == expected == SENTENCES * 3 * 3 + SENTENCES * 5
-
-
 def test_docs_are_one_piece(monkeypatch):
     monkeypatch.setattr(sources, "read_docs", lambda workers: iter_documents([["One. Two."], ["Three."]], workers))
-    (piece,) = cut_sources(["docs"])
+    (piece,) = cut_sources(["docs"], 50)
     assert (piece, piece.files) == (Piece("docs", "docs"), ())
     assert list(read_piece(piece, workers=3)) == [["One.", "Two."], ["Three."], ["3 workers."]]
 
@@ -410,18 +306,15 @@ def test_long_documents_are_cut_at_paragraphs(tmp_path_factory, lengths, longest
         assert end in document_ends or sum(map(len, document)) + len(following[0]) > longest
 
 
-def test_a_file_without_a_blank_line_is_told(tmp_path):
-    line = "The dog is hairy.\n" * 55_000
-    file = write(tmp_path / "a.txt", line * 11)
-    lines: list[str] = []
+def test_a_file_without_a_blank_line_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "LONGEST_DOCUMENT", 40)
+    file, lines = write(tmp_path / "a.txt", "The dog is hairy.\n" * 5), []
     documents = read(file, split_sentences=False, report=lines.append)
-    assert [len(document) for document in documents] == [LONGEST_DOCUMENT // 17] * 2 + [
-        55_000 * 11 - 2 * (LONGEST_DOCUMENT // 17)
-    ]
+    assert [len(document) for document in documents] == [2, 2, 1]
     assert lines == [
-        f"{file}: documents of more than 5,000,000 characters were split at a paragraph, 2 times; "
+        f"{file}: documents of more than 40 characters were split at a paragraph, 2 times; "
         "put a blank line between documents",
-        f"{file}: 3 documents, 605,000 lines, 10,285,000 characters",
+        f"{file}: 3 documents, 5 lines, 85 characters",
     ]
 
 
@@ -472,27 +365,8 @@ def forget_the_hub() -> None:
     sources._load_hub.cache_clear()
 
 
-class Unreachable(Exception):
-    """Stand-in for an exception of an HTTP library."""
-
-
-def test_unreachable_hub_is_one_line_and_fast(monkeypatch):
+def test_trouble_with_the_hub_is_told_apart(monkeypatch, refused):
     import datasets
-    import huggingface_hub
-
-    def fail(*_: object, **__: object) -> None:
-        raise Unreachable("[Errno -2] Name or service not known")
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", fail)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("datasets tries again for 23 seconds"))
-    with pytest.raises(
-        UsageError, match=r"Hub cannot be reached for the dataset 'owner/name'.*text or JSONL file.*docs"
-    ) as raised:
-        read_documents(["owner/name:config"])
-    assert "\n" not in str(raised.value)
-
-
-def test_trouble_with_the_hub_is_told_apart(monkeypatch):
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -515,6 +389,9 @@ def test_trouble_with_the_hub_is_told_apart(monkeypatch):
     assert trouble(errors.OfflineModeIsEnabled("offline")) == (
         "the Hub cannot be reached for the model 'owner/name' (OfflineModeIsEnabled)"
     )
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("datasets tries again for 23 seconds"))
+    with refused():
+        read_documents(["owner/name:config"])
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, object]], shards: int = 1) -> list[object]:
@@ -533,28 +410,28 @@ def serve(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, object]], shards
     return asked
 
 
-def test_rows_of_a_hub_data_set_are_documents(monkeypatch):
+def test_rows_of_a_hub_data_set_are_documents(monkeypatch, refused):
     asked = serve(monkeypatch, [{"text": "One. Two.\n\nThree."}, {"text": " \n"}, {"text": "Four."}])
     assert read("owner/name:20220301.en@v1") == [["One.", "Two.", "Three."], ["Four."]]
     assert asked == [(("owner/name", "20220301.en"), {"split": "train", "streaming": True, "revision": "v1"})]
-
     serve(monkeypatch, [{"question": "Why?", "label": "1"}])
-    with pytest.raises(UsageError, match="missing required field `text`; choose one with a column named text"):
+    with refused():
         read("name")
 
 
-def test_a_hub_data_set_that_cannot_be_loaded(monkeypatch):
-    import datasets
+def test_shards_of_a_hub_data_set_are_pieces(monkeypatch):
+    asked = serve(monkeypatch, [{"text": f"Number {i}."} for i in range(10)], shards=3)
+    pieces = cut_sources(["owner/name"], 50)
+    assert [(p.kind, p.path, p.start, p.stop, p.size) for p in pieces] == [
+        ("hub", "owner/name", number, 3, 0) for number in range(3)
+    ]
+    parts = [list(read_piece(piece)) for piece in pieces]
+    assert [len(documents) for documents in parts] == [4, 3, 3]
+    assert list(chain(*parts)) == read("owner/name") == [[f"Number {i}."] for i in range(10)]
+    assert len(asked) == 1
 
-    serve(monkeypatch, [])
-    monkeypatch.setattr(
-        datasets, "load_dataset", lambda *_, **__: (_ for _ in ()).throw(ValueError("Config\nname missing"))
-    )
-    with pytest.raises(UsageError, match=r"'name' cannot be loaded \(Config name missing\)"):
-        read("name")
 
-
-def test_a_hub_data_set_that_breaks_off_is_one_line(monkeypatch):
+def test_a_hub_data_set_that_cannot_be_loaded_or_breaks_off_is_one_line(monkeypatch, refused):
     """The transport has its own exceptions, which do not derive from OSError."""
 
     class ReadTimeout(Exception):
@@ -567,72 +444,38 @@ def test_a_hub_data_set_that_breaks_off_is_one_line(monkeypatch):
             yield {"text": "One."}
             raise ReadTimeout("timed\nout")
 
+    def fail(*_, **__):
+        raise ValueError("Config\nname missing")
+
     serve(monkeypatch, [])
-    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: Rows())
-    with pytest.raises(
-        UsageError, match=r"the data set 'owner/name' cannot be read \(timed out\); run the same command again"
-    ):
+    monkeypatch.setattr("datasets.load_dataset", fail)
+    with refused():
         read("owner/name")
-
-
-def test_shards_of_a_hub_data_set_are_pieces(monkeypatch):
-    asked = serve(monkeypatch, [{"text": f"Number {i}."} for i in range(10)], shards=3)
-    pieces = cut_sources(["owner/name"])
-    assert [(p.kind, p.path, p.start, p.stop, p.size) for p in pieces] == [
-        ("hub", "owner/name", number, 3, 0) for number in range(3)
-    ]
-    parts = [list(read_piece(piece)) for piece in pieces]
-    assert [len(documents) for documents in parts] == [4, 3, 3]
-    assert list(chain(*parts)) == read("owner/name") == [[f"Number {i}."] for i in range(10)]
-    assert len(asked) == 1
-
-    serve(monkeypatch, [{"text": "Other."}] * 2, shards=2)
-    with pytest.raises(UsageError, match="has 2 shards, not 3 as before"):
-        list(read_piece(pieces[0]))
-
-
-def test_a_hub_data_set_that_breaks_off(monkeypatch):
-    def fail() -> object:
-        yield {"text": "One."}
-        raise ConnectionError("Server\nDisconnected")
-
-    rows = SimpleNamespace(num_shards=1, shard=lambda **_: fail())
-    monkeypatch.setattr(sources, "_load_hub", lambda source: rows)
-    documents = read_piece(Piece("name", "hub", "name", 0, 1))
-    with pytest.raises(UsageError, match=r"data set 'name' cannot be read \(Server Disconnected\); run the"):
-        list(documents)
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: Rows())
+    with refused():
+        read("owner/name")
 
 
 # --- imports of a worker process
 
 
-def test_importing_is_light():
-    inner = ", ".join(f"bertkit.data.pretraining.{name}" for name in ("sources", "docstrings", "tokenize"))
-    names = f"{inner}, bertkit.data.tokenizer"
-    modules = run_python(f"import sys, {names}; print(*sys.modules)").split()
-    assert "numpy" in modules
-    assert not {"torch", "transformers", "tokenizers", "datasets", "huggingface_hub", "sentencex"} & set(modules)
-
-
-def test_reading_is_light(tmp_path):
+def test_importing_and_reading_are_light(tmp_path):
     file = write(tmp_path / "a.txt", TEXT)
     program = f"""
         import sys
+        import bertkit.data.pretraining.docstrings, bertkit.data.pretraining.tokenize, bertkit.data.tokenizer
         from bertkit.data.pretraining.sources import cut_sources, read_piece
-        (piece,) = cut_sources([{str(file)!r}])
+        (piece,) = cut_sources([{str(file)!r}], 1000)
         print(len(list(read_piece(piece))), *sys.modules)
     """
-    count, *modules = run_python(re.sub("\n +", "\n", program)).split()
+    command = [sys.executable, "-c", re.sub("\n +", "\n", program)]
+    count, *modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert count == "2"
     assert "sentencex" in modules
     assert not {"torch", "transformers", "tokenizers", "datasets", "huggingface_hub"} & set(modules)
 
 
-def run_python(program: str) -> str:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-
-
-def test_a_corpus_that_was_built_among_the_texts_is_no_text(tmp_path):
+def test_a_corpus_that_was_built_among_the_texts_is_no_text(tmp_path, refused):
     """The same build command then finds the same sources again."""
     write(tmp_path / "texts" / "a.txt", TEXT)
     write(tmp_path / "texts" / "made" / "vocab.txt", "[PAD]")
@@ -640,5 +483,5 @@ def test_a_corpus_that_was_built_among_the_texts_is_no_text(tmp_path):
     assert len(read(tmp_path / "texts")) == 3  # somebody's folder with such a file
     (tmp_path / "texts" / "made" / "shards").mkdir()
     assert read(tmp_path / "texts") == SENTENCES
-    with pytest.raises(UsageError, match="made is a built corpus, not text"):
+    with refused():
         read(tmp_path / "texts" / "made")
