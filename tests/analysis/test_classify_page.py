@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from bertkit.analysis.page import write_page
+from bertkit.analysis.report import write_page
 from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run

@@ -9,7 +9,7 @@ import pytest
 
 from bertkit.analysis.cleaning import plan_files, write_clean
 from bertkit.analysis.doctor import FINDINGS, examine, list_tables
-from bertkit.analysis.page import write_page
+from bertkit.analysis.report import write_page
 from bertkit.errors import UsageError
 from bertkit.metrics.rows import take_values
 from bertkit.system.progress import ignore

@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from bertkit.analysis import explanation as module
 from bertkit.analysis.explanation import GradientPath, Logit, attribute, describe_words, explain, list_parts
-from bertkit.analysis.page import read_explanations
+from bertkit.analysis.report import read_explanations
 from bertkit.cli.console import Screen
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor

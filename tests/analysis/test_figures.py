@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from sklearn.metrics import confusion_matrix
 
-from bertkit.analysis.page import (
+from bertkit.analysis.report import (
     MOST_CONFUSED,
     draw_figures,
     plot_reliability,

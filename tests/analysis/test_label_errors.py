@@ -19,7 +19,7 @@ from bertkit.analysis.label_errors import (
     tabulate_label_errors,
     write_label_errors,
 )
-from bertkit.analysis.page import write_page
+from bertkit.analysis.report import write_page
 from bertkit.errors import UsageError
 from bertkit.metrics.table import read_facts, read_probabilities
 from bertkit.tasks import TASKS

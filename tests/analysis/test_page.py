@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from bertkit import cli
-from bertkit.analysis import page
-from bertkit.analysis.page import thin, write_page
+from bertkit.analysis import report as page
+from bertkit.analysis.report import thin, write_page
 from bertkit.data.formats.official import read_tsv
 from bertkit.data.formats.squad import read_squad
 from bertkit.data.labels import SINGLE

@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 
-from bertkit.analysis.page import write_page
+from bertkit.analysis.report import write_page
 from bertkit.inference.evaluate import evaluate
 from bertkit.inference.export import export
 from bertkit.studies.folds import gather_folds
