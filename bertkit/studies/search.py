@@ -80,7 +80,7 @@ def search_or_train(
         else:
             prepared = None
         news = {"output": output, "report": report, "progress": progress, "prepared": prepared}
-        return budget.train_within(recipe, clock, **news) if clock else run(recipe, **news)
+        return budget.train_within(recipe, clock=clock, **news) if clock else run(recipe, **news)
 
 
 @dataclass
