@@ -159,10 +159,10 @@ def list_group(study: Study, name: str, column: Column, origin: Pretraining | No
     # Columns of the same task with the same recipe in this row share the runs of the first one.
     own = merge(column.recipe, row.recipe)
     home = next(c.name for c in study.columns if c.task == column.task and merge(c.recipe, row.recipe) == own)
-    place = join(name if len(study.rows) > 1 else "", home)
+    above = join(name if len(study.rows) > 1 else "", home)
     cells = []
     for setting, setting_name in zip(settings, name_settings(settings), strict=True):
-        directory = "/".join(filter(None, (place, setting_name)))
+        directory = "/".join(filter(None, (above, setting_name)))
         parts = [study.recipe, column.recipe, row.recipe, *(set_axis(axis, value) for axis, value in setting.items())]
         data = locate_data(study.data_root, task.folder, task.name, merge(*parts))
         seed = {"train": {"seed": study.seeds[0]}}
@@ -222,14 +222,14 @@ def describe_time(study: Study, output: Path, report: Report) -> list[str]:
     """Return in lines the expected time of all runs; those that differ in length, size or seed are measured once."""
     cells = {cell.directory: cell for cell in list_cells(study, output) if not cell.borrowed}
     recipes = [(origin.directory, origin.recipe) for origin in list_pretrainings(study)]
-    recipes += [(place, cell.recipe) for place, cell in cells.items() for _ in cell.runs]
-    earlier = [(f"{place}/{FIRST}", TASKS[recipe.task].pretrain_on(recipe)) for place, recipe in recipes]
+    recipes += [(directory, cell.recipe) for directory, cell in cells.items() for _ in cell.runs]
+    earlier = [(f"{directory}/{FIRST}", TASKS[recipe.task].pretrain_on(recipe)) for directory, recipe in recipes]
     known: dict[str, costs.Measured | str] = {}
     unknown, seconds = Counter[str](), []
-    for place, recipe in [*recipes, *((place, recipe) for place, recipe in earlier if recipe)]:
+    for directory, recipe in [*recipes, *((directory, recipe) for directory, recipe in earlier if recipe)]:
         same = recipe.override(batch_size=0, train=dict.fromkeys(WITHOUT_COST), data={"fold": 0})
         if (name := json.dumps(same.to_dict())) not in known:
-            report(f"measuring some updates of {place}")
+            report(f"measuring some updates of {directory}")
             known[name] = costs.find_costs(recipe)
         if isinstance(measured := known[name], str):
             unknown[measured] += 1

@@ -34,7 +34,7 @@ def check_folds(finished: Iterable[RunJob]) -> None:
     """Check that finished folds have predicted the rows of the data as they are now, because all folds are joined.
 
     Raises:
-        UsageError: The rows, their labels or their places have changed.
+        UsageError: The rows, their labels or their lines have changed.
     """
     for job in finished:
         task, options = TASKS[job.recipe.task], job.recipe.data

@@ -84,8 +84,8 @@ def make_square(
     """Return one square of a heat map; `chosen` maps the directories of chosen cells to their links."""
     lost = [("", f"{cell['failed']} failed")] if cell["failed"] and cell["n"] else []
     lines = ((show_mean(find_row(study, cell["column"]), cell), ""), *lost)
-    place = cell["directory"]
-    return TableCell(lines, chosen.get(place, ""), shades.get(place), "chosen" if place in chosen else "")
+    directory = cell["directory"]
+    return TableCell(lines, chosen.get(directory, ""), shades.get(directory), "chosen" if directory in chosen else "")
 
 
 def grade_cells(study: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:

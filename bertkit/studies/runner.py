@@ -92,9 +92,9 @@ def run_study(
     origins = {pretraining.directory: pretraining for pretraining in pretrainings}
     state = StudyState(study, origins, cells, first | rest, states, output, report, progress)
     report(f"{describe_size(state.summarize())}, {len(states) - len(left)} of them finished")
-    check_folds(job for place, job in rest.items() if place not in left)
-    first, rest = ({place: job for place, job in part.items() if place in left} for part in (first, rest))
-    later = [place for place, job in rest.items() if state.waits(place, job, first)]
+    check_folds(job for directory, job in rest.items() if directory not in left)
+    first, rest = ({directory: job for directory, job in part.items() if directory in left} for part in (first, rest))
+    later = [directory for directory, job in rest.items() if state.waits(directory, job, first)]
     check_inputs(first, rest, later, bool(count), report)
     if count:
         state.gpus = share_gpus(count, study.num_gpus)
@@ -104,8 +104,7 @@ def run_study(
         number = state.work(first)
         if not number:
             state.keep_models(rest)
-            state.give_up(rest)
-            number = state.work({place: job for place, job in rest.items() if states[place].status != "failed"})
+            number = state.work(state.select_ready(rest))
         return state.finish(number)
 
 
@@ -167,10 +166,10 @@ class StudyState:
 
     def work(self, jobs: Mapping[str, RunJob]) -> int:
         """Do the jobs, and return the signal that stopped them, or 0 when all are over."""
-        places = {job.output: directory for directory, job in jobs.items()}
+        directories = {job.output: directory for directory, job in jobs.items()}
 
         def hear(output: str, news: State | str) -> None:
-            self.take(places[output], news)
+            self.take(directories[output], news)
 
         slots = len(jobs) if self.ray else min(len(self.gpus), len(jobs))
         threads, num_gpus = max(torch.get_num_threads() // max(slots, 1), 1), self.study.num_gpus
@@ -185,7 +184,7 @@ class StudyState:
         return Runs(self.output, list(jobs.values()), hear, begin, slots).execute()
 
     def compare_data(self, directory: str, state: State) -> State:
-        """Return the state of a run; it becomes failed if an earlier run used other data in their place.
+        """Return the state of a run; it becomes failed if an earlier run used other data.
 
         Only recorded fingerprints are compared. Samples of a pretraining depend on its seed.
         """
@@ -203,13 +202,13 @@ class StudyState:
     def keep_models(self, jobs: Mapping[str, RunJob]) -> None:
         """Keep only those models of the pretrainings that later runs start from."""
         every = {cell.recipe.checkpoint for cell in self.cells if cell.origin}
-        needed = {job.recipe.checkpoint for place, job in jobs.items() if self.find_cell(place).origin}
+        needed = {job.recipe.checkpoint for directory, job in jobs.items() if self.find_cell(directory).origin}
         for directory, origin in self.pretrainings.items():
             if self.states[directory].status == "finished":
                 keep_models(origin, self.output, every if self.study.keep == "all" else needed)
 
-    def give_up(self, jobs: Mapping[str, RunJob]) -> None:
-        """Mark runs as failed whose pretraining has left no model to start from."""
+    def select_ready(self, jobs: Mapping[str, RunJob]) -> dict[str, RunJob]:
+        """Mark runs as failed whose pretraining has left no model to start from, and return the others."""
         for directory, job in jobs.items():
             origin, start = self.find_cell(directory).origin, Path(job.recipe.checkpoint)
             if origin and self.states[origin].status == "failed":
@@ -221,6 +220,7 @@ class StudyState:
                     "same command pretrains again"
                 )
                 self.take(directory, State("failed", reason=reason))
+        return {directory: job for directory, job in jobs.items() if self.states[directory].status != "failed"}
 
     def take(self, directory: str, news: State | str) -> None:
         """Handle a run's message: its state, or a line."""
@@ -264,8 +264,8 @@ class StudyState:
                 self.states[directory] = State()
         results = self.save()
         if not number and self.study.keep != "all":
-            again = {place: job for place, job in self.jobs.items() if self.states[place].status == "failed"}
-            self.keep_models({place: job for place, job in again.items() if place not in self.pretrainings})
+            failed = [directory for directory, state in self.states.items() if state.status == "failed"]
+            self.keep_models({one: self.jobs[one] for one in failed if one not in self.pretrainings})
         if number and not results["finished"]:
             over = sum(state.status != "waiting" for state in self.states.values())
             raise Interrupted(
@@ -301,8 +301,8 @@ def list_parts(study: Study) -> RecipePart:
         cells = {f"{name}, {column.name}": merge(study.recipe, column.recipe, row.recipe) for column in study.columns}
         if row.pretrain is not None:
             cells[f"{name}, pretraining"] = row.pretrain | {"step": row.step}
-        for place, recipe in cells.items():
-            parts |= {f"{place}: {key}".lstrip(", "): value for key, value in list_decisive(recipe).items()}
+        for cell, recipe in cells.items():
+            parts |= {f"{cell}: {key}".lstrip(", "): value for key, value in list_decisive(recipe).items()}
     return parts
 
 

@@ -66,13 +66,7 @@ Resource = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A column of the table: a metric of a task.
-
-    Attributes:
-        name: The column's heading.
-        metric: A key of metrics.json; empty for the task's score.
-        paper: A note on the paper's values.
-    """
+    """A column of the table: a metric of a task; the module's docstring explains the keys."""
 
     name: str
     task: str
@@ -122,20 +116,11 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"columns": "column", "variants": "row"}):
-    """The definition of a study, with its keys in TOML; `make_study` checks one, and completes it.
+    """The definition of a study; `make_study` checks one and completes it, the module's docstring explains the keys.
 
     Attributes:
         tasks, restarts, pretrain: Empty once they are in `columns`, `seeds` and `variants`.
         variants: The rows.
-        grid: Mapping from axis, such as "train.learning_rate" or "batch_size", to its values.
-        recipe: Keys that all runs share.
-        select: Chooses the setting with the best run ("best") or with the best mean ("mean").
-        keep: Keeps the weights of the chosen run of each row and column ("chosen"), or of every run ("all").
-        num_cpus: Cores of each run on Ray.
-        num_gpus: GPUs of each run; None means one where there are GPUs.
-        data_root: The folder that holds each task's folder; empty if the recipes name the data.
-        average: The columns whose mean is the table's last column.
-        note: A note for the reader of the table.
     """
 
     note: str = ""

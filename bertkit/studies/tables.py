@@ -183,10 +183,10 @@ def show_score(row: ScoreRow, value: float | None) -> str:
     return MISSING if value is None else row.show(value)
 
 
-def show_mean(row: ScoreRow, cell: Mapping[str, Any], empty: str = "failed") -> str:
-    """Format a cell's `mean ± sd (n)`; `empty` if it has no mean because runs failed."""
+def show_mean(row: ScoreRow, cell: Mapping[str, Any]) -> str:
+    """Format a cell's `mean ± sd (n)`; without a mean it says whether runs failed."""
     if cell["mean"] is None:
-        return empty if cell["failed"] else MISSING
+        return "failed" if cell["failed"] else MISSING
     return row.show_mean(cell["mean"], cell["sd"], cell["n"]) + MARK * bool(cell["at_or_below_majority"])
 
 

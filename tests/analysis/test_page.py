@@ -508,7 +508,7 @@ def test_pictures_have_colours_for_light_and_dark_pages(whole):
 
 
 def test_any_letter_can_stand_in_a_picture(recwarn):
-    address = html.draw(Plot("\x01名 & <b>", "$x$", [Series("a", [(0, 1), (1, 2)], "C0-")], marks={"m": 1}))
+    address = html.draw(Plot("\x01名 & <b>", "$x$", [Series("a", [(0, 1), (1, 2)], "C0-")]))
     svg = b64decode(address.partition(",")[2]).decode()
     assert ">名 &amp; &lt;b&gt;</text>" in svg
     assert ">$x$</text>" in svg
