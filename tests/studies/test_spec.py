@@ -237,7 +237,7 @@ def test_rows_start_from_steps_the_end_or_a_checkpoint(tmp_path):
 
 
 def test_data_are_found_below_the_root_unless_a_recipe_names_them(tmp_path, refused):
-    definition = {"tasks": ["rte", "squad1"], "pretrain": SMALL, "recipe": {"data": {"max_length": 64}}}
+    definition = {"tasks": ["rte", "squad1"], "pretrain": SMALL}
     study = make_study(definition, {"data_root": str(tmp_path)})
     for folder in ("text", "glue", "squad"):
         with refused():
@@ -334,7 +334,7 @@ def test_mistakes_of_a_cell_name_it_also_if_only_the_model_to_come_shows_them(re
     model = SMALL["model"] | {"max_position_embeddings": 32}
     short = {**PRETRAIN, "model": model, "data": {"max_length": 32}}
     for definition in (
-        {"tasks": ["pretrain"], "grid": {"data.max_length": [64, 999]}},
+        {"tasks": ["rte"], "pretrain": PRETRAIN, "grid": {"data.max_length": [64, 999]}},
         {"tasks": ["rte"], "pretrain": short, "recipe": {"data": {"max_length": 64}}},
         {"tasks": ["rte"], "pretrain": merge(PRETRAIN, {"model": {"num_attention_heads": 5}})},
     ):
