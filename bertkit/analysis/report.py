@@ -204,7 +204,9 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
     figures = [one for split, table in predicted.items() for one in draw_figures(table, split)]
     mistakes, slices = [], None
     for split, table in list(predicted.items())[:1]:  # dev
-        mistakes = list(tabulate_mistakes(split, table))
+        if lines := show_mistakes(table, MISTAKES_LISTED):
+            heads = ["row", *read_facts(table)["texts"], "predicted", "true"]
+            mistakes.append(make_table(f"Mistakes, {split}, worst first", heads, lines, "text"))
         if task and "table" in read_facts(table):  # one that another program wrote lacks lengths
             slices = tabulate_slices(table, find_row(task.table, task.metric), split)
     thinned = thin(log)
@@ -298,13 +300,6 @@ def read_predictions(path: Path) -> dict[str, pa.Table]:
     return {split: rows for split, rows in found.items() if LABEL in rows.column_names}
 
 
-def tabulate_mistakes(split: str, rows: pa.Table) -> Iterator[Table]:
-    """Yield the table of a split's worst mistakes, if there are some."""
-    if lines := show_mistakes(rows, MISTAKES_LISTED):
-        heads = ["row", *read_facts(rows)["texts"], "predicted", "true"]
-        yield make_table(f"Mistakes, {split}, worst first", heads, lines, "text")
-
-
 def read_explanations(path: Path) -> list[dict[str, Any]]:
     """Read the targets of the first inputs, their coloured words and, in words, the largest attributions."""
     lines = path.read_text(encoding="utf-8").splitlines()[:MOST_EXPLAINED]
@@ -376,19 +371,16 @@ def plot_reliability(probabilities: np.ndarray, labels: np.ndarray, split: str) 
         labels: (S,) classes, or (S, L) several labels.
     """
     stated, right, counts = bin_probabilities(probabilities, labels)
-    spreads = [find_reach(*pair) for pair in zip(right, counts.tolist(), strict=True)]
+    spreads = []  # how far each share's interval reaches below and above it
+    for share, number in zip(right, counts.tolist(), strict=True):
+        interval = find_share_interval(round(share * number), number, 100.0)
+        spreads.append((100 * share - interval.low, interval.high - 100 * share))
     lowest = 100 * min(stated.min(), right.min())
     diagonal = Series("as often as stated", [(lowest, lowest), (100, 100)], "C6:")
     curve = Series("this model", list(zip(100 * stated, 100 * right, strict=True)), "C0o--", spreads)
     title, error = f"Reliability, {split}", take_values(measure_calibration(probabilities, labels))["ece"]
     words = f"{title}: calibration error {100 * error:.1f} %; bars are 95 % intervals"
     return Plot(title, "probability (%)", [diagonal, curve], ylabel="how often right (%)", words=words)
-
-
-def find_reach(share: float, count: int) -> tuple[float, float]:
-    """Return how far the 95 % interval of a share of `count` rows reaches below and above it, in percent."""
-    interval = find_share_interval(round(share * count), count, 100.0)
-    return 100 * share - interval.low, interval.high - 100 * share
 
 
 # --- A study ----------------------------------------------------------------------------------------------------------
