@@ -26,7 +26,7 @@ from bertkit.studies.folds import check_folds
 from bertkit.studies.plots import plot_curve, plot_heatmap
 from bertkit.studies.results import choose, describe_score, find_states, group_cells, judge, list_scores, summarize
 from bertkit.studies.spec import CURVE, HARDWARE, PICTURE, PRETRAIN, STUDY_FILE, TABLE, Study, define, make_study
-from bertkit.studies.start import RunJob, Runs, State, share_gpus
+from bertkit.studies.start import RunJob, Runs, State, drop_checkpoints, drop_weights, share_gpus
 from bertkit.studies.tables import describe_size, write_table
 from bertkit.system.cluster import Command, Remote, count_processes, join_cluster, read_workers, start_command
 from bertkit.system.differences import refuse_other
@@ -37,15 +37,7 @@ from bertkit.tasks import TASKS
 from bertkit.training.arguments import make_arguments
 from bertkit.training.prepare import name_examples
 from bertkit.training.recipe import RecipePart, list_decisive, merge, read_recipe, save_recipe
-from bertkit.training.run_dir import (
-    BEST,
-    DATA,
-    ENVIRONMENT,
-    FIRST,
-    METRICS_FILE,
-    STUDY_RESULT,
-    read_environment,
-)
+from bertkit.training.run_dir import DATA, ENVIRONMENT, METRICS_FILE, STUDY_RESULT, read_environment
 
 SHOWN_EVERY = 0.1  # seconds
 
@@ -381,18 +373,6 @@ def prune(study: Study, group: Sequence[Cell], states: Mapping[str, State], outp
     for directory in ended:
         if directory not in winners:
             drop_weights(output / directory)
-
-
-def drop_checkpoints(run: Path) -> None:
-    """Remove all models from a finished run's directory except the last."""
-    for model in (*run.glob("checkpoint-*"), run / FIRST, run / BEST):
-        shutil.rmtree(model, ignore_errors=True)
-
-
-def drop_weights(run: Path) -> None:
-    """Remove the last model's weights from a finished run's directory."""
-    for weights in run.glob("model*.safetensors*"):
-        weights.unlink(missing_ok=True)
 
 
 def holds_weights(folder: Path) -> bool:

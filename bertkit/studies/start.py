@@ -11,6 +11,7 @@ run is a task, and all machines share a disk.
 import math
 import os
 import re
+import shutil
 import signal
 import time
 from collections import Counter, deque
@@ -30,7 +31,7 @@ from bertkit.training.callbacks import Progress
 from bertkit.training.processes import ProcessLost
 from bertkit.training.recipe import Recipe, load_recipe, save_recipe
 from bertkit.training.run import run
-from bertkit.training.run_dir import LOG, METRICS_FILE, RECIPE_FILE, read_log, read_metrics
+from bertkit.training.run_dir import BEST, FIRST, LOG, METRICS_FILE, RECIPE_FILE, read_log, read_metrics
 
 RECIPES = "recipes"  # the folder of a study with the recipes of its runs and the output of their processes
 TRIES = 4  # for a run whose processes die without progress: it is started again at most three times
@@ -155,6 +156,18 @@ def end_all(processes: Sequence[Command | Remote]) -> None:
         if process.poll() is None and isinstance(process, Command):
             process.kill()
             process.communicate()
+
+
+def drop_checkpoints(run: Path) -> None:
+    """Remove all models from a finished run's directory except the last."""
+    for model in (*run.glob("checkpoint-*"), run / FIRST, run / BEST):
+        shutil.rmtree(model, ignore_errors=True)
+
+
+def drop_weights(run: Path) -> None:
+    """Remove the last model's weights from a finished run's directory."""
+    for weights in run.glob("model*.safetensors*"):
+        weights.unlink(missing_ok=True)
 
 
 # --- Following them ---------------------------------------------------------------------------------------------------
