@@ -380,7 +380,7 @@ def test_a_run_in_work_or_of_before_is_shown_with_what_there_is(root, tmp_path):
 
 def test_a_damaged_file_or_another_source_is_one_line_and_no_page(root, tmp_path, undrawn, refused):
     shutil.copytree(root / "mrpc", tmp_path / "run")
-    for name in ("metrics.json", "lengths.json", "environment.json", "training_log.jsonl", "predictions/dev.parquet"):
+    for name in ("metrics.json", "lengths.json", "environment.json", "predictions/dev.parquet"):
         damaged = tmp_path / "run" / name
         whole = damaged.read_bytes()
         damaged.write_text("{\n", encoding="utf-8")
