@@ -282,11 +282,10 @@ def read_tables(paths: Sequence[Path], split: str | None) -> dict[Path, pa.Table
 
 def read_run(path: Path, split: str | None) -> pa.Table:
     """Read the prediction table of a run's split."""
-    if (task := find_task(path)) is None:
-        raise UsageError(f"{path} has no scores of rows to compare; give fine-tuned runs")
-    split = split or next(iter(task.splits))
+    task = find_task(path)
+    split = split or next(iter(task.splits if task else ()), "dev")
     file = path / PREDICTIONS / f"{split}{TABLE_SUFFIX}"
-    if file.is_file() and LABEL in (rows := read_table(file)).column_names:
+    if task and file.is_file() and LABEL in (rows := read_table(file)).column_names:
         return rows
     raise UsageError(
         f"{path} has no scored rows of {split!r}; choose with --split, or write the table of an earlier version's run: "
@@ -303,14 +302,14 @@ def tabulate(comparisons: Sequence[MethodComparison]) -> Iterator[Table]:
     if len(comparisons) > 1:
         interval, corrected = "95 % interval, uncorrected", f"p, Holm, {comparisons[0].comparisons} comparisons"
     for task, group in groupby(comparisons, lambda one: one.first.task):
-        lines: list[list[str]] = []
+        group = list(group)
+        first, contrast = group[0].first, group[-1].contrast
+        lines = [[first.describe(), show_points(first), "", "", "", ""]]
         for one in group:
-            contrast = one.contrast
-            lines = lines or [[one.first.describe(), show_points(one.first), "", "", "", ""]]
-            limits = f"{contrast.low:+.2f} to {contrast.high:+.2f}"
-            cells = [show_points(one.second), f"{contrast.value:+.2f}", limits, show_p(one.p), one.verdict]
+            limits = f"{one.contrast.low:+.2f} to {one.contrast.high:+.2f}"
+            cells = [show_points(one.second), f"{one.contrast.value:+.2f}", limits, show_p(one.p), one.verdict]
             lines.append([one.second.describe(), *cells])
-        heads = ["", f"{one.first.find_title()} (%)", "difference", interval, corrected, "verdict"]
+        heads = ["", f"{first.find_title()} (%)", "difference", interval, corrected, "verdict"]
         yield make_table(f"{task.name}, {count(contrast.rows, 'row')} in common", heads, lines)
 
 

@@ -8,7 +8,7 @@ than leaving rows out.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from bertkit.analysis.label_errors import LABEL_ERRORS, tabulate_label_errors
-from bertkit.data.duplicates import ROWS_A_CHECK, TRAIN_SPLIT, NearRows, find_near, hash_bands, number_answers
-from bertkit.data.formats.rows import Columns
+from bertkit.data.duplicates import ROWS_A_CHECK, TRAIN_SPLIT, find_near, hash_bands, number_answers
 from bertkit.data.labels import ALIKE, list_alike, number_cells, parse_number
 from bertkit.data.long_texts import POOLED
 from bertkit.data.scripts import find_scripts
@@ -78,7 +77,11 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
         if model:
             raise
         left_out.append(f"lengths and unknown words, which need a tokenizer (--model): {error}")
-    examples = load_examples(task, options, left_out, report)
+    try:
+        examples = task.load(options, report)
+    except EmptySplitError as error:
+        left_out.append(f"the split of train, which training needs: {error}")
+        examples = task.load({**options, "dev_share": None}, ignore)
     if not (rows := tabulate_splits(task, examples)):
         raise UsageError(f"{task.name} has no rows to check; name another task with --task")
     checked = check_rows(rows)
@@ -87,8 +90,7 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
     scripts = {split: find_scripts(one.walk_texts()) for split, one in rows.items()}
     usual = find_usual_script(*scripts[TRAIN_SPLIT if TRAIN_SPLIT in scripts else next(iter(scripts))])
     for split, found in splits.items():
-        found |= format_near(checked, near, split)
-        found |= list_labels(rows, split)
+        found |= near[split] | list_labels(rows, split)
         found |= list_scripts(*scripts[split], usual, rows[split].lines)
         if tokenizer is not None:
             found |= measure(task, rows[split], tokenizer, options["max_length"])
@@ -100,43 +102,31 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
         findings |= {"tokenizer": model or recipe.checkpoint, "max_length": options["max_length"]}
         findings["long"] = "read in windows" if options.get("long") in POOLED else task.long
     names = {name for found in splits.values() for name in found.get("labels", ())}
-    findings |= {"splits": splits, "columns": check_table(rows), "alike_labels": list_alike(sorted(names))}
+    findings |= {"splits": splits, "columns": check_columns(rows), "alike_labels": list_alike(sorted(names))}
     findings["left_out"] = left_out
     findings["samples"] = list(list_samples(rows, splits))
     reading = {name: options[name] for name in ("sep", "encoding") if name in options}
     return Diagnosis(task, rows, checked, findings, reading)
 
 
-def load_examples(task: Task, options: Mapping[str, Any], left_out: list[str], report: Report) -> Mapping[str, Any]:
-    """Return the splits that training would use; if train cannot be divided, it stays whole, as `left_out` says."""
-    try:
-        return task.load(options, report)
-    except EmptySplitError as error:
-        left_out.append(f"the split of train, which training needs: {error}")
-        return task.load({**options, "dev_share": None}, ignore)
-
-
 # --- Checks -----------------------------------------------------------------------------------------------------------
 
 
-def compare_all(rows: Mapping[str, ExampleRows], checked: CheckedRows) -> dict[str, NearRows]:
-    """Return the nearly equal rows of each split."""
+def compare_all(rows: Mapping[str, ExampleRows], checked: CheckedRows) -> dict[str, dict[str, Any]]:
+    """Return the counts and rows of each split's nearly equal rows."""
 
     def read(split: str, numbers: np.ndarray) -> Iterator[tuple[str, ...]]:
         distinct, indices = np.unique(numbers, return_inverse=True)
         texts = list(rows[split].walk_texts(distinct))
         return (texts[index] for index in indices.tolist())
 
-    bands = {split: hash_bands(one.walk_texts()) for split, one in rows.items()}
-    return find_near(checked.keys, bands, read)
-
-
-def format_near(checked: CheckedRows, near: Mapping[str, NearRows], split: str) -> dict[str, Any]:
-    """Return the counts and rows of a split's nearly equal rows."""
-    found = {"near_repeats": checked.pair_lines(split, split, near[split].repeats)}
-    if split != TRAIN_SPLIT:
-        found["near_train"] = checked.pair_lines(split, TRAIN_SPLIT, near[split].in_train)
-    return count_rows(**found)
+    bands, found = {split: hash_bands(one.walk_texts()) for split, one in rows.items()}, {}
+    for split, near in find_near(checked.keys, bands, read).items():
+        pairs = {"near_repeats": checked.pair_lines(split, split, near.repeats)}
+        if split != TRAIN_SPLIT:
+            pairs["near_train"] = checked.pair_lines(split, TRAIN_SPLIT, near.in_train)
+        found[split] = count_rows(**pairs)
+    return found
 
 
 def list_labels(rows: Mapping[str, ExampleRows], split: str) -> dict[str, Any]:
@@ -205,33 +195,26 @@ def find_blank(rows: ExampleRows) -> list[int]:
     return [line for line, own in texts if not all(map(str.strip, own))]
 
 
-def check_table(rows: Mapping[str, ExampleRows]) -> dict[str, Any]:
-    """Return the findings on the columns of the training rows of a person's own table; empty for other data."""
-    if (train := rows.get(TRAIN_SPLIT)) is None or train.source is None:
-        return {}
-    are_numbers = isinstance(train.labels[0], float)
-    values = np.array(train.labels) if are_numbers else number_answers(train.labels, {})  # a set of labels is a class
-    return check_columns(train.source, train.used, values)
-
-
 # --- Columns ----------------------------------------------------------------------------------------------------------
 
 
-def check_columns(rows: Columns, used: Collection[str], answers: np.ndarray) -> dict[str, Any]:
-    """Return the empty and the constant columns, and how well each column that gives the label away explains it.
+def check_columns(rows: Mapping[str, ExampleRows]) -> dict[str, Any]:
+    """Return the findings on the columns of the training rows of a person's own table; empty for other data.
 
-    Args:
-        used: The columns of texts and labels, which do not give labels away.
-        answers: (S,) int64 classes or float numbers.
+    They are the empty and the constant columns, and how well each column that gives the label away explains it.
     """
+    if (train := rows.get(TRAIN_SPLIT)) is None or train.source is None:
+        return {}
+    are_numbers = isinstance(train.labels[0], float)
+    answers = np.array(train.labels) if are_numbers else number_answers(train.labels, {})  # a set of labels is a class
     found: dict[str, Any] = {"empty": [], "constant": [], "gives_label_away": {}}
-    for name in (name for name in rows.table.column_names if name not in rows.faults):
-        codes, values = number_cells(rows, name)
+    for name in (name for name in train.source.table.column_names if name not in train.source.faults):
+        codes, values = number_cells(train.source, name)
         if not any(value.strip() for value in values):
             found["empty"].append(name)
         elif len(values) == 1:
             found["constant"].append(name)
-        elif name not in used:
+        elif name not in train.used:
             share = explain_answers(divide_numbers(codes, values), answers)
             if share >= GIVEN_AWAY:
                 found["gives_label_away"][name] = round(share, 4)
@@ -289,19 +272,26 @@ FINDINGS = {  # key of a count in a split's findings -> its name
     "unknown": "rows with unknown words",
     "longer": "rows longer than max_length",
 }
+IN_TRAIN = ("in_train", "near_train", "contradicts_train")  # findings whose second row is one of train
 
 
 def list_tables(findings: Mapping[str, Any]) -> list[Table]:
     """Return the tables of the findings, as written to JSON; checks that were left out are missing."""
     splits = findings["splits"]
+    more = {"other_scripts": f" than {findings.get('script') or 'train'}"}
+    if "long" in findings:
+        more["longer"] = f" ({findings['max_length']:,}), {findings['long']}"
     lines = [["rows", *(f"{found['rows']:,}" for found in splits.values())]]
     for key, name in FINDINGS.items():
         if any(key in found for found in splits.values()):
-            lines.append([name_finding(key, name, findings), *(show_count(found, key) for found in splits.values())])
+            lines.append([f"{name}{more.get(key, '')}", *(show_count(found, key) for found in splits.values())])
     lines += list_values(splits)
     tables = [make_table("Data", ["", *splits], lines)]
     if samples := findings.get("samples"):
-        rows = [[FINDINGS[one["finding"]], one["split"], describe_rows(one), one["text"]] for one in samples]
+        rows = []
+        for one in samples:
+            numbers = f", {'train ' if one['finding'] in IN_TRAIN else ''}".join(f"{row:,}" for row in one["rows"])
+            rows.append([FINDINGS[one["finding"]], one["split"], numbers, one["text"]])
         tables.append(make_table("Rows to look at", ["finding", "split", "rows", "text"], rows, "text"))
     if rows := list(describe_columns(findings.get("columns", {}))):
         tables.append(make_table("Columns", ["column", "finding"], rows, "text"))
@@ -310,15 +300,6 @@ def list_tables(findings: Mapping[str, Any]) -> list[Table]:
     if found := findings.get(LABEL_ERRORS):
         tables.append(tabulate_label_errors(found))
     return tables
-
-
-def name_finding(key: str, name: str, findings: Mapping[str, Any]) -> str:
-    """Return the name of a finding with what it refers to."""
-    if key == "longer":
-        return f"{name} ({findings['max_length']:,}), {findings['long']}"
-    if key == "other_scripts":
-        return f"{name} than {findings['script'] or 'train'}"
-    return name
 
 
 def show_count(found: Mapping[str, Any], key: str) -> str:
@@ -360,15 +341,6 @@ def describe_columns(columns: Mapping[str, Any]) -> Iterator[list[str]]:
     yield from ([shorten_text(name), "has the same value in every row"] for name in columns.get("constant", ()))
     for name, share in columns.get("gives_label_away", {}).items():
         yield [shorten_text(name), f"gives the label away: it explains {share:.1%} of its variance"]
-
-
-def describe_rows(sample: Mapping[str, Any]) -> str:
-    """Return the rows of a sample, with the split of the second one if it is train's."""
-    rows = [f"{row:,}" for row in sample["rows"]]
-    return f"{rows[0]}, train {rows[1]}" if sample["finding"] in IN_TRAIN else ", ".join(rows)
-
-
-IN_TRAIN = ("in_train", "near_train", "contradicts_train")  # findings whose second row is one of train
 
 
 def list_samples(rows: Mapping[str, ExampleRows], splits: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

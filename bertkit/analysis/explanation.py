@@ -13,7 +13,7 @@ which have no gradients.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import tee
 from typing import Any, NamedTuple
 
@@ -84,22 +84,8 @@ def check_explainable(predictor: Predictor) -> None:
         )
     if predictor.precision != "fp32":
         raise UsageError(f"explanations need fp32, got precision {predictor.precision!r}; give fp32")
-    import_captum()
-
-
-def import_captum() -> Any:
-    """Import captum's layer integrated gradients.
-
-    Raises:
-        UsageError: captum is not installed.
-    """
-    try:
-        from captum.attr import LayerIntegratedGradients
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "captum":
-            raise
-        raise UsageError(f"an explanation needs captum; {name_extra('explain')}") from None
-    return LayerIntegratedGradients
+    if find_spec("captum") is None:
+        raise UsageError(f"an explanation needs captum; {name_extra('explain')}")
 
 
 def explain_example(predictor: Predictor, example: Any, result: Result) -> list[dict[str, Any]]:
@@ -174,7 +160,9 @@ class GradientPath:
 
     def integrate(self, steps: int) -> np.ndarray:
         """Return the attributions (T,) to the tokens: the integral by Gauss-Legendre, summed over each embedding."""
-        follow = import_captum()(self.read, self.model.get_input_embeddings())
+        from captum.attr import LayerIntegratedGradients
+
+        follow = LayerIntegratedGradients(self.read, self.model.get_input_embeddings())
         found = follow.attribute(
             self.ids,
             baselines=self.baseline,
@@ -231,8 +219,7 @@ class Logit(NamedTuple):
     weight: float = 1.0
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """A part of a result, such as a label, and the logits whose weighted sum decided it."""
 
     name: str

@@ -266,7 +266,7 @@ def report(
 
     $ bertkit report runs/mrpc runs/squad2 --output report.html
     """
-    from bertkit.analysis.page import write_page
+    from bertkit.analysis.report import write_page
 
     with Screen() as screen, explain_disk_error(output):
         write_page(sources, output, screen.say)

@@ -363,7 +363,7 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], starter: An
     output = options.output or Path("runs") / name
 
     from bertkit.studies.search import search_or_train
-    from bertkit.training import budget
+    from bertkit.training import budget, costs
     from bertkit.training.run import dry_run
 
     clock = budget.Clock.make(options.budget, settings, BEGUN) if options.budget else None
@@ -371,7 +371,7 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], starter: An
         screen.names |= {row.key: row.name for row in task.table}
         if options.dry_run:
             screen.show_plan(dry_run(recipe, output), task.options)
-            screen.say(*budget.describe_cost(recipe, output))
+            screen.say(*costs.describe_cost(recipe, output))
             screen.say(NOTHING_DONE)
             return
         with screen.watch_training():

@@ -43,7 +43,6 @@ class Plot:
 
     Attributes:
         levels: Horizontal lines, as a mapping from label to y.
-        marks: Vertical lines, as a mapping from label to x.
         published_label: The label of the axis for published values.
         words: A description for readers who cannot see the plot.
     """
@@ -53,7 +52,6 @@ class Plot:
     series: Sequence[Series]
     ylabel: str = ""
     levels: Mapping[str, float] = field(default_factory=dict)
-    marks: Mapping[str, float] = field(default_factory=dict)
     published_label: str = ""
     words: str = ""
 
@@ -115,8 +113,6 @@ def draw_plot(axis: Any, plot: Plot) -> None:
             home.errorbar(xs, ys, yerr=np.transpose(series.spreads), fmt="none", ecolor=series.style[:2], capsize=2)
     for number, (name, y) in enumerate(plot.levels.items()):
         axis.axhline(y, color="0.5", linestyle=("--", ":")[number % 2], label=name)
-    for name, x in plot.marks.items():
-        axis.axvline(x, color="0.5", linestyle="--", label=name)
     axis.set(title=plot.title, xlabel=plot.xlabel, ylabel=plot.ylabel)
     axis.spines[["top", "right"]].set_visible(False)
     handles, labels = axis.get_legend_handles_labels()

@@ -13,12 +13,11 @@ from bertkit.errors import UsageError
 from bertkit.model.checkpoint import make_config
 from bertkit.model.config import BertConfig
 from bertkit.reports.tables import count
-from bertkit.studies.spec import LONGEST_DIRECTORY, PRETRAIN, Column, Study, Variant, name_directory, set_axis
+from bertkit.studies.spec import LONGEST_DIRECTORY, PRETRAIN, Column, Study, name_directory, set_axis
 from bertkit.studies.tables import name_axes, show_value
 from bertkit.system.progress import Report, describe_duration
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import Task
-from bertkit.training import budget
+from bertkit.training import costs
 from bertkit.training.recipe import Recipe, RecipePart, merge
 from bertkit.training.run_dir import FIRST
 
@@ -77,10 +76,10 @@ def list_pretrainings(study: Study) -> list[Pretraining]:
     """
     groups: dict[str, tuple[Recipe, list[str]]] = {}
     for name, row in study.rows.items():
-        if row.pretrain is None:
-            continue
-        recipe = complete_at(join(PRETRAIN, name), PRETRAIN, row.pretrain, locate_text(study.data_root, row.pretrain))
-        groups.setdefault(json.dumps(recipe.to_dict(), sort_keys=True), (recipe, []))[1].append(name)
+        if row.pretrain is not None:
+            text = locate_data(study.data_root, TEXT_FOLDER, PRETRAIN, row.pretrain)
+            recipe = complete_at(join(PRETRAIN, name), PRETRAIN, row.pretrain, text)
+            groups.setdefault(json.dumps(recipe.to_dict(), sort_keys=True), (recipe, []))[1].append(name)
     found = []
     for recipe, names in groups.values():
         steps = {study.rows[name].step for name in names} - {0, recipe.train["max_steps"]}
@@ -100,23 +99,19 @@ def complete_at(directory: str, task: str, *parts: RecipePart, config: BertConfi
         raise UsageError(f"{directory}: {error}") from None
 
 
-def locate_text(root: str, recipe: RecipePart) -> RecipePart:
-    """Return a recipe that names the corpus below the root; empty if the pretraining names one itself."""
-    if not root or recipe.get("data", {}).get("corpus"):
-        return {}
-    return {"data": {"corpus": [find_folder(root, TEXT_FOLDER, PRETRAIN)]}}
-
-
-def find_folder(root: str, name: str, task: str) -> str:
-    """Return the path of a task's folder below the root.
+def locate_data(root: str, folder: str, task: str, recipe: RecipePart) -> RecipePart:
+    """Return a recipe that names a task's folder below the root; empty if the given one names its data itself.
 
     Raises:
         UsageError: The folder does not exist.
     """
-    folder = Path(root) / name
-    if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder} for {task}; give the folder that holds it with --data ROOT")
-    return str(folder)
+    key = "corpus" if folder == TEXT_FOLDER else "dir"
+    if not root or not folder or recipe.get("data", {}).get(key):
+        return {}
+    path = Path(root) / folder
+    if not path.is_dir():
+        raise UsageError(f"there is no folder {path} for {task}; give the folder that holds it with --data ROOT")
+    return {"data": {key: [str(path)] if folder == TEXT_FOLDER else str(path)}}
 
 
 def start_from(origin: Pretraining, step: int, output: Path) -> tuple[RecipePart, BertConfig]:
@@ -151,45 +146,32 @@ def list_cells(study: Study, output: str | Path = "") -> list[Cell]:
 def list_group(study: Study, name: str, column: Column, origin: Pretraining | None, output: Path) -> list[Cell]:
     """Return the cells of a row and a column, one for each setting.
 
-    A column of the pretraining task has one borrowed cell, or none if the row has no pretraining.
+    A column of the pretraining task has one borrowed cell, or none if the row starts from a step or has no pretraining.
     """
+    row, task = study.rows[name], TASKS[column.task]
     if study.pretrains and column.task == PRETRAIN:
-        if origin is None:
+        if origin is None or row.step in origin.steps:
             return []
         runs = {origin.recipe.train["seed"]: origin.directory}
         return [Cell(name, column, {}, origin.recipe, origin.directory, runs, borrowed=True)]
-    row, data = study.rows[name], locate_data(study.data_root, TASKS[column.task])
     start, config = start_from(origin, row.step, output) if origin else ({}, None)
     settings = [dict(zip(study.grid, values, strict=True)) for values in itertools.product(*study.grid.values())]
-    place = (name if len(study.rows) > 1 else "", find_home(study, row, column))
-    first = {"train": {"seed": study.seeds[0]}}
+    # Columns of the same task with the same recipe in this row share the runs of the first one.
+    own = merge(column.recipe, row.recipe)
+    home = next(c.name for c in study.columns if c.task == column.task and merge(c.recipe, row.recipe) == own)
+    above = join(name if len(study.rows) > 1 else "", home)
     cells = []
     for setting, setting_name in zip(settings, name_settings(settings), strict=True):
-        directory = "/".join(part for part in (join(*place), setting_name) if part)
-        axes = [set_axis(axis, value) for axis, value in setting.items()]
-        parts = (study.recipe, column.recipe, row.recipe, *axes, first, data, start)
-        recipe = complete_at(directory, column.task, *parts, config=config)
+        directory = "/".join(filter(None, (above, setting_name)))
+        parts = [study.recipe, column.recipe, row.recipe, *(set_axis(axis, value) for axis, value in setting.items())]
+        data = locate_data(study.data_root, task.folder, task.name, merge(*parts))
+        seed = {"train": {"seed": study.seeds[0]}}
+        recipe = complete_at(directory, column.task, *parts, seed, data, start, config=config)
         runs = {seed: f"{directory}/seed-{seed}" for seed in study.seeds}
         if len(study.seeds) == 1:
             runs = dict.fromkeys(study.seeds, directory)
         cells.append(Cell(name, column, setting, recipe, directory, runs, origin.directory if origin else ""))
     return cells
-
-
-def find_home(study: Study, row: Variant, column: Column) -> str:
-    """Return the name of the first column that shares this column's runs: same task, same recipe in this row."""
-
-    def identify(other: Column) -> tuple[str, RecipePart]:
-        return other.task, merge(other.recipe, row.recipe)
-
-    return next(other.name for other in study.columns if identify(other) == identify(column))
-
-
-def locate_data(root: str, task: Task) -> RecipePart:
-    """Return a recipe that names the task's folder below the root; empty if there is none to name."""
-    if not root or not task.folder:
-        return {}
-    return {"data": {"dir": find_folder(root, task.folder, task.name)}}
 
 
 def join(*names: str) -> str:
@@ -240,18 +222,18 @@ def describe_time(study: Study, output: Path, report: Report) -> list[str]:
     """Return in lines the expected time of all runs; those that differ in length, size or seed are measured once."""
     cells = {cell.directory: cell for cell in list_cells(study, output) if not cell.borrowed}
     recipes = [(origin.directory, origin.recipe) for origin in list_pretrainings(study)]
-    recipes += [(place, cell.recipe) for place, cell in cells.items() for _ in cell.runs]
-    earlier = [(f"{place}/{FIRST}", TASKS[recipe.task].pretrain_on(recipe)) for place, recipe in recipes]
-    known: dict[str, budget.Measured | str] = {}
+    recipes += [(directory, cell.recipe) for directory, cell in cells.items() for _ in cell.runs]
+    earlier = [(f"{directory}/{FIRST}", TASKS[recipe.task].pretrain_on(recipe)) for directory, recipe in recipes]
+    known: dict[str, costs.Measured | str] = {}
     unknown, seconds = Counter[str](), []
-    for place, recipe in [*recipes, *((place, recipe) for place, recipe in earlier if recipe)]:
+    for directory, recipe in [*recipes, *((directory, recipe) for directory, recipe in earlier if recipe)]:
         same = recipe.override(batch_size=0, train=dict.fromkeys(WITHOUT_COST), data={"fold": 0})
         if (name := json.dumps(same.to_dict())) not in known:
-            report(f"measuring some updates of {place}")
-            known[name] = budget.find_costs(recipe)
+            report(f"measuring some updates of {directory}")
+            known[name] = costs.find_costs(recipe)
         if isinstance(measured := known[name], str):
             unknown[measured] += 1
         else:
-            seconds.append(sum(budget.expect(recipe, measured, output)[1:]) + measured.end)
+            seconds.append(sum(costs.expect(recipe, measured, output)[1:]) + measured.end)
     line = f"{count(len(seconds), 'run')}, one after another: {describe_duration(sum(seconds))} expected here"
     return [line, *(f"{count(number, 'run')}: {reason}" for reason, number in unknown.items())]

@@ -34,7 +34,7 @@ def check_folds(finished: Iterable[RunJob]) -> None:
     """Check that finished folds have predicted the rows of the data as they are now, because all folds are joined.
 
     Raises:
-        UsageError: The rows, their labels or their places have changed.
+        UsageError: The rows, their labels or their lines have changed.
     """
     for job in finished:
         task, options = TASKS[job.recipe.task], job.recipe.data
@@ -72,32 +72,24 @@ def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
     write_json(scores, output / FOLD_SCORES)
     name = next(name for name in task.row_files if (folders[0] / PREDICTIONS / name).exists())
     paths = [folder / PREDICTIONS / name for folder in folders]
-    rows = join_folds(tables, output)
+    rows = join_folds(tables)
     join_files(paths, rows.column(0).to_pylist(), (output / OUT_OF_FOLD).with_suffix(paths[0].suffix))
     with atomic_open(output / f"{OUT_OF_FOLD}{TABLE_SUFFIX}", "wb") as file:
         file.write(pack_table(rows))
     return make_table(f"{output}", ["score", f"mean ± sd (n) over {len(runs)} folds"], lines)
 
 
-def join_folds(tables: Sequence[pa.Table], output: Path) -> pa.Table:
+def join_folds(tables: Sequence[pa.Table]) -> pa.Table:
     """Return the rows of the folds' tables in the input's order, with the fold's number, from 1.
 
     Equal rows of several folds get keys that differ, and each fold's threshold stays in its own table.
-
-    Raises:
-        UsageError: A row is in several folds.
     """
     names = tables[0].column_names
     folds = np.repeat(np.arange(len(tables)) + 1, list(map(len, tables)))
     rows = pa.concat_tables(tables, promote_options="default")  # a fold may lack a type of entities
     filled = [x.fill_null(0) if x.null_count and pa.types.is_integer(x.type) else x for x in rows.columns]
     rows = pa.table(filled, rows.column_names).add_column(0, name_apart("fold", names, "_number"), pa.array(folds))
-    numbers, firsts = np.unique(rows.column(ROW_NUMBER).to_numpy(), return_index=True)
-    if len(numbers) < len(rows):
-        raise UsageError(
-            f"the data of {output} have changed since the folds were trained; name another directory with --output"
-        )
-    rows = rows.take(pa.array(firsts))
+    rows = rows.take(pa.array(np.argsort(rows.column(ROW_NUMBER).to_numpy(), kind="stable")))
     facts = {name: fact for name, fact in read_facts(tables[0]).items() if name != "decided"}
     facts["names"] = list(dict.fromkeys(name for one in tables for name in read_facts(one).get("names", [])))
     texts = zip(*(rows.column(name).to_pylist() for name in facts["texts"]), strict=True)

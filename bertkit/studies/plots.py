@@ -1,6 +1,5 @@
 """Plots of a study: a heat map of its cells, and scores over the updates of a pretraining."""
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 from bertkit.reports.plots import Plot, Series, save_matrices, save_plots
 from bertkit.reports.tables import Table, TableCell, make_table
 from bertkit.studies.tables import (
-    MARK,
     find_row,
     find_shown,
     head_column,
@@ -27,18 +25,12 @@ def plot_heatmap(study: Mapping[str, Any], path: Path) -> None:
     Nothing is drawn for a single cell.
     """
     if len(study["cells"]) > 1:
-        save_matrices(tabulate_grids(study) or [tabulate_overview(study)], _caption(study), path)
-
-
-def _caption(study: Mapping[str, Any]) -> str:
-    """Return the caption, which explains the squares."""
-    seeds = study["definition"]["seeds"]
-    spread = f"mean ± standard deviation over {len(seeds)} seeds (n)" if len(seeds) > 1 else f"seed {seeds[0]}"
-    rule = "best run" if study["definition"]["select"] == "best" else "mean"
-    outline = f"; outlined: the setting whose {rule} is best" if study["definition"].get("grid") else ""
-    is_poor = any(cell["at_or_below_majority"] for cell in study["cells"])
-    poor = f";{MARK} a run is no better than always giving the same answer" if is_poor else ""
-    return f"{spread}, on {name_splits(study)}{outline}{poor}"
+        seeds, rule = study["definition"]["seeds"], study["definition"]["select"]
+        spread = f"mean ± standard deviation over {len(seeds)} seeds (n)" if len(seeds) > 1 else f"seed {seeds[0]}"
+        outline = "; outlined: the setting whose {} is best".format("best run" if rule == "best" else "mean")
+        grids = tabulate_grids(study)
+        caption = f"{spread}, on {name_splits(study)}{outline if grids else ''}"
+        save_matrices(grids or [tabulate_overview(study)], caption, path)
 
 
 def tabulate_grids(study: Mapping[str, Any], find_link: Callable[[str], str] = lambda directory: "") -> list[Table]:
@@ -92,8 +84,8 @@ def make_square(
     """Return one square of a heat map; `chosen` maps the directories of chosen cells to their links."""
     lost = [("", f"{cell['failed']} failed")] if cell["failed"] and cell["n"] else []
     lines = ((show_mean(find_row(study, cell["column"]), cell), ""), *lost)
-    place = cell["directory"]
-    return TableCell(lines, chosen.get(place, ""), shades.get(place), "chosen" if place in chosen else "")
+    directory = cell["directory"]
+    return TableCell(lines, chosen.get(directory, ""), shades.get(directory), "chosen" if directory in chosen else "")
 
 
 def grade_cells(study: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -121,62 +113,30 @@ def plot_curve(study: Mapping[str, Any], path: Path) -> None:
 def list_curves(study: Mapping[str, Any]) -> list[Plot]:
     """Return one plot per column: scores over the steps that rows start from, one line per pretraining.
 
-    The paper's values are dashed.
-    """
-    lines = _list_lines(study)
-    plots = []
-    for name, column in study["columns"].items():
-        unit = ", %" if column["unit"] else ""
-        title = head_column(study, name)
-        series = [
-            line
-            for number, (label, rows) in enumerate(lines.items())
-            for line in _list_series(study, name, label, rows, f"C{number}")
-        ]
-        if any(not line.is_published for line in series):
-            plots.append(
-                Plot(
-                    title,
-                    "pretraining updates",
-                    series,
-                    ylabel=f"ours{unit}",
-                    published_label=f"the paper{unit} (dashed)",
-                    words=f"{title} over pretraining updates",
-                )
-            )
-    return plots
-
-
-def _list_lines(study: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the rows of each pretraining with steps, ordered by step.
-
-    The keys are the common beginnings of the rows' names, or else the pretraining's directory.
+    The paper's values are dashed. A line is called as its first row is, without the step.
     """
     lines: dict[str, list[str]] = {}
     for origin in study["pretrainings"]:
-        rows = [name for name in origin["rows"] if study["rows"][name]["step"]]
-        if rows:
-            rows.sort(key=lambda name: study["rows"][name]["step"])
-            same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*rows, strict=False))
-            label = "".join(letters[0] for letters in same).rstrip(" 0123456789_,.;:-–(")
+        steps = {name: study["rows"][name]["step"] for name in origin["rows"] if study["rows"][name]["step"]}
+        if rows := sorted(steps, key=steps.get):
+            label = rows[0].rstrip(" 0123456789_,.;:-–(")
             lines[label if label and label not in lines else origin["directory"]] = rows
-    return lines
-
-
-def _list_series(study: Mapping[str, Any], name: str, label: str, rows: Sequence[str], colour: str) -> list[Series]:
-    """Return a column's means by step and the paper's values; series without points are left out."""
-    shown = find_row(study, name)
-    ours, spreads, published = [], [], []
-    for row in rows:
-        step, paper = study["rows"][row]["step"], study["rows"][row]["paper"]
-        cell = find_shown(study, row).get(name, ({"mean": None}, None))[0]
-        if cell["mean"] is not None:
-            ours.append((step, shown.scale(cell["mean"])))
-            spreads.append(shown.scale(cell["sd"] or 0.0))
-        if name in paper:
-            published.append((step, paper[name]))
-    series = [
-        Series(label, ours, f"{colour}o-", spreads),
-        Series(f"{label}: the paper", published, f"{colour}--", is_published=True),
-    ]
-    return [line for line in series if line.points]
+    plots = []
+    for name, column in study["columns"].items():
+        shown, series = find_row(study, name), []
+        for number, (label, rows) in enumerate(lines.items()):
+            steps = {row: study["rows"][row]["step"] for row in rows}
+            cells = {row: find_shown(study, row)[name][0] for row in rows if name in find_shown(study, row)}
+            cells = {row: cell for row, cell in cells.items() if cell["mean"] is not None}
+            ours = [(steps[row], shown.scale(cell["mean"])) for row, cell in cells.items()]
+            spreads = [shown.scale(cell["sd"] or 0.0) for cell in cells.values()]
+            papers = {row: study["rows"][row]["paper"] for row in rows}
+            published = [(steps[row], paper[name]) for row, paper in papers.items() if name in paper]
+            series += [Series(label, ours, f"C{number}o-", spreads)] if ours else []
+            series += [Series(f"{label}: the paper", published, f"C{number}--", is_published=True)] if published else []
+        if any(not line.is_published for line in series):
+            unit, title = ", %" if column["unit"] else "", head_column(study, name)
+            published_label, words = f"the paper{unit} (dashed)", f"{title} over pretraining updates"
+            labels = {"ylabel": f"ours{unit}", "published_label": published_label, "words": words}
+            plots.append(Plot(title, "pretraining updates", series, **labels))
+    return plots

@@ -26,7 +26,7 @@ from bertkit.studies.folds import check_folds
 from bertkit.studies.plots import plot_curve, plot_heatmap
 from bertkit.studies.results import choose, describe_score, find_states, group_cells, judge, list_scores, summarize
 from bertkit.studies.spec import CURVE, HARDWARE, PICTURE, PRETRAIN, STUDY_FILE, TABLE, Study, define, make_study
-from bertkit.studies.start import RunJob, Runs, State, share_gpus
+from bertkit.studies.start import RunJob, Runs, State, drop_checkpoints, drop_weights, share_gpus
 from bertkit.studies.tables import describe_size, write_table
 from bertkit.system.cluster import Command, Remote, count_processes, join_cluster, read_workers, start_command
 from bertkit.system.differences import refuse_other
@@ -34,19 +34,10 @@ from bertkit.system.files import atomic_write, hold_directory, write_json
 from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
-from bertkit.tasks.pretraining import list_phases
 from bertkit.training.arguments import make_arguments
 from bertkit.training.prepare import name_examples
-from bertkit.training.recipe import Recipe, RecipePart, list_decisive, merge, read_recipe, save_recipe
-from bertkit.training.run_dir import (
-    BEST,
-    DATA,
-    ENVIRONMENT,
-    FIRST,
-    METRICS_FILE,
-    STUDY_RESULT,
-    read_environment,
-)
+from bertkit.training.recipe import RecipePart, list_decisive, merge, read_recipe, save_recipe
+from bertkit.training.run_dir import DATA, ENVIRONMENT, METRICS_FILE, STUDY_RESULT, read_environment
 
 SHOWN_EVERY = 0.1  # seconds
 
@@ -88,25 +79,24 @@ def run_study(
     output, count = Path(output), read_workers(workers)
     pretrainings, cells = list_pretrainings(study), list_cells(study, output)
     check_directory(study, output)
-    first, rest = make_jobs(study, pretrainings, cells, output)
+    first, rest = make_jobs(pretrainings, cells, output)
     states, left = find_states(first | rest, output)
     origins = {pretraining.directory: pretraining for pretraining in pretrainings}
     state = StudyState(study, origins, cells, first | rest, states, output, report, progress)
     report(f"{describe_size(state.summarize())}, {len(states) - len(left)} of them finished")
-    if count:  # a Ray cluster may have hardware that this machine lacks
+    check_folds(job for directory, job in rest.items() if directory not in left)
+    first, rest = ({directory: job for directory, job in part.items() if directory in left} for part in (first, rest))
+    later = [directory for directory, job in rest.items() if state.waits(directory, job, first)]
+    check_inputs(first, rest, later, bool(count), report)
+    if count:
         state.gpus = share_gpus(count, study.num_gpus)
-        check_arguments(left)
-    check_folds(job for place, job in rest.items() if place not in left)
-    first, rest = ({place: job for place, job in part.items() if place in left} for part in (first, rest))
-    check_inputs(first, rest, [place for place, job in rest.items() if state.waits(place, job, first)], report)
     cluster = join_cluster(study.num_cpus, study.num_gpus or 0) if left and not count else nullcontext()
     with hold_directory(output), cluster as state.ray:
         state.start()
-        number = state.work(order_longest_first(first))
+        number = state.work(first)
         if not number:
             state.keep_models(rest)
-            state.give_up(rest)
-            number = state.work({place: job for place, job in rest.items() if states[place].status != "failed"})
+            number = state.work(state.select_ready(rest))
         return state.finish(number)
 
 
@@ -149,13 +139,9 @@ class StudyState:
         """Return the first cell that a run belongs to."""
         return next(cell for cell in self.cells if not cell.borrowed and directory in cell.runs.values())
 
-    def find_origin(self, directory: str) -> str:
-        """Return the directory of the pretraining that a run starts from; empty without one."""
-        return self.find_cell(directory).origin
-
     def waits(self, directory: str, job: RunJob, first: Mapping[str, RunJob]) -> bool:
         """Return whether the model that a run starts from does not exist yet."""
-        origin = self.find_origin(directory)
+        origin = self.find_cell(directory).origin
         return bool(origin) and (origin in first or not holds_weights(Path(job.recipe.checkpoint)))
 
     def start(self) -> None:
@@ -172,10 +158,10 @@ class StudyState:
 
     def work(self, jobs: Mapping[str, RunJob]) -> int:
         """Do the jobs, and return the signal that stopped them, or 0 when all are over."""
-        places = {job.output: directory for directory, job in jobs.items()}
+        directories = {job.output: directory for directory, job in jobs.items()}
 
         def hear(output: str, news: State | str) -> None:
-            self.take(places[output], news)
+            self.take(directories[output], news)
 
         slots = len(jobs) if self.ray else min(len(self.gpus), len(jobs))
         threads, num_gpus = max(torch.get_num_threads() // max(slots, 1), 1), self.study.num_gpus
@@ -190,7 +176,7 @@ class StudyState:
         return Runs(self.output, list(jobs.values()), hear, begin, slots).execute()
 
     def compare_data(self, directory: str, state: State) -> State:
-        """Return the state of a run; it becomes failed if an earlier run used other data in their place.
+        """Return the state of a run; it becomes failed if an earlier run used other data.
 
         Only recorded fingerprints are compared. Samples of a pretraining depend on its seed.
         """
@@ -208,29 +194,25 @@ class StudyState:
     def keep_models(self, jobs: Mapping[str, RunJob]) -> None:
         """Keep only those models of the pretrainings that later runs start from."""
         every = {cell.recipe.checkpoint for cell in self.cells if cell.origin}
-        needed = {job.recipe.checkpoint for place, job in jobs.items() if self.find_origin(place)}
+        needed = {job.recipe.checkpoint for directory, job in jobs.items() if self.find_cell(directory).origin}
         for directory, origin in self.pretrainings.items():
             if self.states[directory].status == "finished":
                 keep_models(origin, self.output, every if self.study.keep == "all" else needed)
 
-    def give_up(self, jobs: Mapping[str, RunJob]) -> None:
-        """Mark runs as failed whose pretraining has left no model to start from."""
+    def select_ready(self, jobs: Mapping[str, RunJob]) -> dict[str, RunJob]:
+        """Mark runs as failed whose pretraining has left no model to start from, and return the others."""
         for directory, job in jobs.items():
-            if (origin := self.find_origin(directory)) and (reason := self.explain_missing(origin, job)):
+            origin, start = self.find_cell(directory).origin, Path(job.recipe.checkpoint)
+            if origin and self.states[origin].status == "failed":
+                again = f"; delete {origin} to pretrain again" if self.states[origin].metrics is not None else ""
+                self.take(directory, State("failed", reason=f"its pretraining, {origin}, has failed{again}"))
+            elif origin and not holds_weights(start):
+                reason = (
+                    f"its pretraining left no weights in {start.relative_to(self.output)}; delete {origin}, and the "
+                    "same command pretrains again"
+                )
                 self.take(directory, State("failed", reason=reason))
-
-    def explain_missing(self, origin: str, job: RunJob) -> str:
-        """Return why a run has no model to start from; empty if it has one."""
-        start = Path(job.recipe.checkpoint)
-        if self.states[origin].status == "failed":
-            again = f"; delete {origin} to pretrain again" if self.states[origin].metrics is not None else ""
-            return f"its pretraining, {origin}, has failed{again}"
-        if not holds_weights(start):
-            return (
-                f"its pretraining left no weights in {start.relative_to(self.output)}; delete {origin}, and the "
-                "same command pretrains again"
-            )
-        return ""
+        return {directory: job for directory, job in jobs.items() if self.states[directory].status != "failed"}
 
     def take(self, directory: str, news: State | str) -> None:
         """Handle a run's message: its state, or a line."""
@@ -240,8 +222,11 @@ class StudyState:
         news = replace(news, reason=news.reason.replace(str(self.output / directory), directory))
         state = self.states[directory] = self.compare_data(directory, judge(news))
         if state.status in ("finished", "failed"):
-            task = PRETRAIN if directory in self.pretrainings else self.find_cell(directory).column.task
-            self.clean(directory)
+            task = PRETRAIN
+            if directory not in self.pretrainings:  # `keep_models` removes those of a pretraining
+                task = self.find_cell(directory).column.task
+                group = next(group for group in self.groups if any(directory in cell.runs.values() for cell in group))
+                prune(self.study, group, self.states, self.output)
             self.save()
             outcome = f"failed: {state.reason}" if state.status == "failed" else describe_score(task, state)
             over = sum(state.status in ("finished", "failed") for state in self.states.values())
@@ -249,16 +234,6 @@ class StudyState:
         elif time.monotonic() - self.shown > SHOWN_EVERY or state.done == 0:
             self.shown = time.monotonic()
             self.progress(self.summarize())
-
-    def clean(self, directory: str) -> None:
-        """Remove models that are no longer needed after a run; `keep_models` does this for pretrainings."""
-        if directory in self.pretrainings:
-            return
-        group = next(group for group in self.groups if any(directory in cell.runs.values() for cell in group))
-        prune(self.study, group, self.states, self.output)
-        origin = self.find_origin(directory)
-        if origin and self.study.keep != "all":
-            drop_steps(self.pretrainings[origin], self.cells, self.states, self.output)
 
     def save(self) -> dict[str, Any]:
         """Write, show and return the results so far."""
@@ -280,6 +255,9 @@ class StudyState:
             if state.status == "running":
                 self.states[directory] = State()
         results = self.save()
+        if not number and self.study.keep != "all":
+            failed = [directory for directory, state in self.states.items() if state.status == "failed"]
+            self.keep_models({one: self.jobs[one] for one in failed if one not in self.pretrainings})
         if number and not results["finished"]:
             over = sum(state.status != "waiting" for state in self.states.values())
             raise Interrupted(
@@ -300,39 +278,31 @@ def check_directory(study: Study, output: Path) -> None:
         return
     before = make_study(read_recipe(output / STUDY_FILE), where=str(output / STUDY_FILE))
     refuse_other(f"{output} holds another study", list_parts(before), list_parts(study))
-    if list(before.rows) != list(study.rows):
-        raise UsageError(f"{output} has other rows, or in another order; name another directory with --output")
 
 
 def list_parts(study: Study) -> RecipePart:
-    """Return the values of a study that decide its results, by their names in messages.
+    """Return the values of a study that decide its results, by their names in messages; notes are left out.
 
-    Notes are left out, and it does not matter which table of the study sets a key.
+    It does not matter which table of the study sets a key.
     """
     words = ("note", "average", "column", "row", "recipe", *HARDWARE)
     parts = {key: value for key, value in define(study).items() if key not in words}
     parts["columns"] = [[column.name, column.task, column.key] for column in study.columns]
-
-    def add(place: str, part: RecipePart) -> None:
-        parts.update({f"{place}: {key}": value for key, value in list_decisive(part).items()})
-
+    parts["rows"] = list(study.rows)
     for name, row in study.rows.items():
-        for column in study.columns:
-            place = f"{name or 'recipe'}, {column.name}" if any(c.recipe for c in study.columns) else name or "recipe"
-            add(place, merge(study.recipe, column.recipe, row.recipe))
+        cells = {f"{name}, {column.name}": merge(study.recipe, column.recipe, row.recipe) for column in study.columns}
         if row.pretrain is not None:
-            add(f"{name}, pretraining".lstrip(", "), row.pretrain | ({"step": row.step} if row.step else {}))
+            cells[f"{name}, pretraining"] = row.pretrain | {"step": row.step}
+        for cell, recipe in cells.items():
+            parts |= {f"{cell}: {key}".lstrip(", "): value for key, value in list_decisive(recipe).items()}
     return parts
 
 
 def make_jobs(
-    study: Study, pretrainings: Sequence[Pretraining], cells: Sequence[Cell], output: Path
+    pretrainings: Sequence[Pretraining], cells: Sequence[Cell], output: Path
 ) -> tuple[dict[str, RunJob], dict[str, RunJob]]:
     """Return the jobs of the pretrainings and those of all other runs, by run directory relative to the study's."""
-    first = {
-        origin.directory: RunJob(origin.recipe, str(output / origin.directory), milestones=origin.steps)
-        for origin in pretrainings
-    }
+    first = {one.directory: RunJob(one.recipe, str(output / one.directory), one.steps) for one in pretrainings}
     rest = {
         directory: RunJob(cell.recipe.override(train={"seed": seed}), str(output / directory))
         for cell in cells
@@ -342,45 +312,27 @@ def make_jobs(
     return first, rest
 
 
-def order_longest_first(jobs: Mapping[str, RunJob]) -> dict[str, RunJob]:
-    """Sort pretrainings by estimated cost, longest first, so that processes finish at about the same time."""
-    return dict(sorted(jobs.items(), key=lambda item: -estimate_cost(item[1].recipe)))
-
-
-def estimate_cost(recipe: Recipe) -> float:
-    """Estimate a run's multiplications: the encoder's matrices at every token, the decoder's at predicted tokens."""
-    from bertkit.model.config import BertConfig
-
-    model, options = BertConfig(**recipe.model), recipe.data
-    hidden, decoded = model.hidden_size, 1.0 if options["objective"] == "clm" else options["masked_lm_prob"]
-    layer = 4 * hidden**2 + 2 * hidden * model.intermediate_size
-    decoder = hidden * (hidden + max(recipe.model.get("vocab_size", 0), options["vocab_size"]))
-    tokens = sum(phase.samples * phase.max_length for phase in list_phases(recipe))
-    return tokens * (model.num_hidden_layers * layer + decoded * decoder)
-
-
-def check_arguments(jobs: Mapping[str, RunJob]) -> None:
-    """Check that the Trainer accepts the arguments of every job."""
-    for directory, job in jobs.items():
-        try:
-            make_arguments(job.recipe, Path(job.output))
-        except UsageError as error:
-            raise UsageError(f"{directory}: {error}") from None
-
-
 def check_inputs(
-    first: Mapping[str, RunJob], rest: Mapping[str, RunJob], later: Collection[str], report: Report
+    first: Mapping[str, RunJob], rest: Mapping[str, RunJob], later: Collection[str], is_here: bool, report: Report
 ) -> None:
     """Check that the data of all runs, and the tokenizers of those that do not start later, can be read.
 
     Only the first document of a corpus is read.
 
+    Args:
+        is_here: Whether the runs use this machine; a Ray cluster may have hardware that this machine lacks.
+
     Raises:
-        UsageError: Files are wrong or missing, or a tokenizer cannot be loaded.
+        UsageError: Files are wrong or missing, a tokenizer cannot be loaded, or the Trainer refuses the arguments.
     """
     seen: set[str] = set()
     for directory, job in (rest | first).items():  # reading files takes seconds, a corpus may come from the Hub
         recipe, options = job.recipe, job.recipe.data
+        if is_here:
+            try:
+                make_arguments(recipe, Path(job.output))
+            except UsageError as error:
+                raise UsageError(f"{directory}: {error}") from None
         tokenizer = "" if directory in later else options.get("vocab") or recipe.checkpoint
         if tokenizer and tokenizer not in seen:
             seen.add(tokenizer)
@@ -420,19 +372,7 @@ def prune(study: Study, group: Sequence[Cell], states: Mapping[str, State], outp
     winners = {found[1] for rival in rivals if (found := choose(study, rival, states))}
     for directory in ended:
         if directory not in winners:
-            for weights in (output / directory).glob("model*.safetensors*"):
-                weights.unlink(missing_ok=True)
-
-
-def drop_checkpoints(run: Path) -> None:
-    """Remove all models from a finished run's directory except the last."""
-    for model in (*run.glob("checkpoint-*"), run / FIRST, run / BEST):
-        shutil.rmtree(model, ignore_errors=True)
-
-
-def list_model(folder: Path) -> list[Path]:
-    """Return the files of a model in a folder: its configuration, and its weights in safetensors."""
-    return [path for path in (folder / "config.json", *folder.glob("model*.safetensors*")) if path.exists()]
+            drop_weights(output / directory)
 
 
 def holds_weights(folder: Path) -> bool:
@@ -441,7 +381,7 @@ def holds_weights(folder: Path) -> bool:
 
 
 def keep_models(origin: Pretraining, output: Path, needed: Iterable[str]) -> None:
-    """Keep those checkpoints of a finished pretraining that later runs start from, as loadable models.
+    """Keep only those checkpoints of a finished pretraining that runs start from, as loadable models.
 
     The run's tokenizer is added, which a checkpoint lacks, and the optimizer, twice as large as the model, is dropped.
 
@@ -451,26 +391,14 @@ def keep_models(origin: Pretraining, output: Path, needed: Iterable[str]) -> Non
     run = output / origin.directory
     for step in origin.steps:
         target, source = run / name_step(step), run / f"checkpoint-{step}"
-        if str(target) not in needed or target.exists() or not source.exists():
-            continue
-        temporary = run / f".{target.name}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        for path in list_model(source):  # empty if it is saved in another form; `explain_missing` reports it
-            shutil.copy2(path, temporary)
-        save_tokenizer(load_tokenizer(run), temporary)
-        temporary.rename(target)
+        if str(target) not in needed:
+            shutil.rmtree(target, ignore_errors=True)
+        elif not target.exists() and source.exists():
+            temporary = run / f".{target.name}"
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            for path in (*source.glob("config.json"), *source.glob("model*.safetensors*")):
+                shutil.copy2(path, temporary)
+            save_tokenizer(load_tokenizer(run), temporary)
+            temporary.rename(target)
     drop_checkpoints(run)
-
-
-def drop_steps(origin: Pretraining, cells: Iterable[Cell], states: Mapping[str, State], output: Path) -> None:
-    """Remove the kept models that no unfinished run starts from."""
-    used = {
-        cell.recipe.checkpoint
-        for cell in cells
-        if cell.origin == origin.directory and any(states[run].status != "finished" for run in cell.runs.values())
-    }
-    for step in origin.steps:
-        folder = output / origin.directory / name_step(step)
-        if str(folder) not in used:
-            shutil.rmtree(folder, ignore_errors=True)

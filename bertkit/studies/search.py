@@ -5,7 +5,6 @@ the score on dev stays honest. The search reads the trial's log and passes its s
 (TPE, Bergstra et al. 2011) and says which trials to end. With a clock, half of the time is for trials.
 """
 
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -23,7 +22,7 @@ from bertkit.errors import UsageError, explain_disk_error, explain_refusal, name
 from bertkit.reports.tables import find_row
 from bertkit.studies.results import judge
 from bertkit.studies.spec import set_axis
-from bertkit.studies.start import RECIPES, RunJob, Runs, State
+from bertkit.studies.start import RECIPES, RunJob, Runs, State, drop_checkpoints, drop_weights
 from bertkit.studies.tables import show_value
 from bertkit.system.cluster import Command, count_processes, start_command
 from bertkit.system.differences import refuse_other
@@ -32,7 +31,7 @@ from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import Interrupted, note_signals
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import MOST_HELD_BACK
-from bertkit.training import budget
+from bertkit.training import budget, costs
 from bertkit.training.callbacks import Progress
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import join_processes
@@ -73,60 +72,61 @@ def search_or_train(
         trials: The number of trials; 0: as many as the clock allows.
         clock: The time for everything; None: no limit.
     """
-    news = {"output": output, "report": report, "progress": progress}
-    if not trials and not clock:
-        return run(recipe, **news)
     keeps = clock and join_processes(recipe).is_main_process
     with explain_disk_error(output), clock.keep(output / budget.CLOCK_FILE) if keeps else nullcontext():
-        if trials or "held_back" in TASKS[recipe.task].options:
-            return Search(recipe, output, trials, clock, report).run(news)
-        return budget.train_within(recipe, clock=clock, **news)
+        if trials or (clock and "held_back" in TASKS[recipe.task].options):
+            recipe, prepared = Search(recipe, output, trials, clock, report).choose()
+        else:
+            prepared = None
+        news = {"output": output, "report": report, "progress": progress, "prepared": prepared}
+        return budget.train_within(recipe, clock=clock, **news) if clock else run(recipe, **news)
 
 
 @dataclass
 class Search:
-    """A search in a directory; see `search_or_train`."""
+    """A search in a directory; see `search_or_train`.
+
+    Attributes:
+        most: The number of trials; 0: as many as the clock allows.
+        measured: The costs of a trial, if there is a clock.
+        noted: Signals that were received.
+    """
 
     recipe: Recipe
     output: Path
     most: int
     clock: budget.Clock | None
     report: Report
-    measured: budget.Measured | None = None  # the costs of a trial, if there is a clock
-    noted: list[int] = field(default_factory=list)  # signals that were received
+    measured: costs.Measured | None = None
+    noted: list[int] = field(default_factory=list)
 
-    def run(self, news: Mapping[str, Any]) -> dict[str, Any]:
-        """Do or continue the search and the last training, and return the scores."""
+    def __post_init__(self) -> None:
         self.task, self.folder = TASKS[self.recipe.task], self.output / SEARCH
-        if not self.task.metric:
-            raise UsageError(f"{self.task.name} has no training data, so there is nothing to search")
-        for key in ("features", "extra_train", "held_back"):
-            if self.recipe.data.get(key):
-                raise UsageError(f"--search and --budget cannot be combined with {key}; leave it out")
-        if not self.axes:
+
+    def choose(self) -> tuple[Recipe, Prepared | None]:
+        """Do or continue the search, and return the recipe of the last training and its inputs if they are read."""
+        others = [key for key in ("features", "extra_train", "held_back") if self.recipe.data.get(key)]
+        others += [] if self.task.metric else [f"--task {self.task.name}"]
+        if not others and not self.axes:
             self.report("the recipe leaves nothing to search: training with its values")
-            return budget.train_within(self.recipe, clock=self.clock, **news)
-        if count_processes() > 1:
-            raise UsageError("a search starts processes of its own; leave out torchrun or accelerate launch")
+            return self.recipe, None
+        if others := others + ["torchrun or accelerate launch"] * (count_processes() > 1):
+            raise UsageError(f"--search and --budget cannot be combined with {others[0]}; leave it out")
         identity = list_decisive(self.recipe.to_dict()) | {"searched": sorted(self.axes), "clock": bool(self.clock)}
-        path, prepared = self.folder / RECIPE_FILE, None
+        path = self.folder / RECIPE_FILE
         if path.exists():
             refuse_other(f"{self.folder} belongs to another search", read_recipe(path), identity)
         elif has_begun(self.output):
             raise UsageError(f"{self.output} has a run without a search; name another directory with --output")
         if has_begun(self.output):  # the last training
-            recipe = load_recipe(self.output / RECIPE_FILE)
-        else:
-            prepared = prepare(self.recipe, self.report)
-            with hold_directory(self.folder):
-                save_recipe(identity, path)
-                recipe = self.make_recipe(self.find_best(prepared))
-        if self.clock:
-            return budget.train_within(recipe, clock=self.clock, prepared=prepared, **news)
-        return run(recipe, prepared=prepared, **news)
+            return load_recipe(self.output / RECIPE_FILE), None
+        prepared = prepare(self.recipe, self.report)
+        with hold_directory(self.folder):
+            save_recipe(identity, path)
+            return self.make_recipe(self.find_best(prepared)), prepared
 
     def find_best(self, prepared: Prepared) -> dict[str, Any]:
-        """Do the trials that are left, and return the best values."""
+        """Do the trials that are left, and return the best values; none of them if no trial is complete."""
         if self.clock and not self.divide_time(prepared):
             self.report("the time is too short for trials: training with the task's own values")
             return {}
@@ -159,9 +159,9 @@ class Search:
     @cached_property
     def axes(self) -> dict[str, "BaseDistribution"]:
         """Return the values that are searched: those that a person left open."""
-        train, given = self.recipe.train, self.recipe.given
+        train, given, kinds = self.recipe.train, self.recipe.given, self.optuna.distributions
         rate, epochs = train["learning_rate"], train["num_train_epochs"]
-        kinds, rates = self.optuna.distributions, (min(*LEARNING_RATES, rate), max(*LEARNING_RATES, rate))
+        rates = min(*LEARNING_RATES, rate), max(*LEARNING_RATES, rate)
         axes: dict[str, BaseDistribution] = {
             "train.learning_rate": kinds.FloatDistribution(*rates, log=True),
             "batch_size": kinds.CategoricalDistribution(sorted({*BATCH_CHOICES, self.recipe.batch_size})),
@@ -171,19 +171,16 @@ class Search:
         known = given.keys() | given.get("train", {}).keys()
         if self.clock or "max_steps" in train:  # these decide the length
             known |= {"num_train_epochs"}
-        left = {axis: values for axis, values in axes.items() if axis.rpartition(".")[2] not in known}
-        if not left and not self.clock:
-            raise UsageError(f"the recipe sets all that would be searched ({', '.join(axes)}); leave one open")
-        return left
+        return {axis: values for axis, values in axes.items() if axis.rpartition(".")[2] not in known}
 
     def divide_time(self, prepared: Prepared) -> bool:
         """Divide the time between trials and the last training, and return whether it is enough for trials."""
         self.report("measuring some updates")
-        measured = budget.measure(self.recipe, prepared, budget.PROBE_SHARE * self.clock.limit)
-        _, training, evaluation = budget.expect(self.recipe, measured, self.output)
-        self.last = START_SECONDS + 1.2 * (training + evaluation + measured.end) + budget.PROBE_SHARE * self.clock.limit
-        self.last = min(self.last, self.clock.limit / 2)
-        self.trial = self.clock.limit / 2 / LEAST_TRIALS
+        probe, half = budget.PROBE_SHARE * self.clock.limit, self.clock.limit / 2
+        measured = costs.measure(self.recipe, prepared, probe)
+        _, training, evaluation = costs.expect(self.recipe, measured, self.output)
+        self.last = min(START_SECONDS + 1.2 * (training + evaluation + measured.end) + probe, half)
+        self.trial = half / LEAST_TRIALS
         held = int(min(HELD_ROWS, MOST_HELD_BACK * measured.rows))
         self.measured = msgspec.structs.replace(measured, rows=measured.rows - held, evaluated=held, predicted=held)
         sizes = self.axes["batch_size"].choices if "batch_size" in self.axes else [self.recipe.batch_size]
@@ -209,21 +206,21 @@ class Search:
     # --- The trials ---------------------------------------------------------------------------------------------------
 
     def open_journal(self) -> None:
-        """Open the journal, and give its trials to a study in memory."""
-        optuna, journals = self.optuna, self.optuna.storages.journal
+        """Open the journal, and give its trials to a study in memory; a trial enters the journal when it is over."""
+        optuna, path = self.optuna, self.folder / JOURNAL
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        path, direction = self.folder / JOURNAL, "minimize" if self.task.lower_is_better else "maximize"
         Path(f"{path}.lock").unlink(missing_ok=True)  # a killed process may have left it
         # With few trials, halving would end all except the best third after one noisy score; the median ends the worse
         # half in the middle of their training, once three are complete.
         pruner = optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=TRIAL_SCORES // 2 - 1)
-        self.study = optuna.create_study(direction=direction, pruner=pruner)
+        way = {"direction": "minimize" if self.task.lower_is_better else "maximize"}
+        self.study = optuna.create_study(pruner=pruner, **way)
+        journals = optuna.storages.journal
         with explain_refusal(str(path), f"delete {self.folder} to start again"):
             backend = journals.JournalFileBackend(str(path), journals.JournalFileOpenLock(str(path)))
             storage = optuna.storages.JournalStorage(backend)
-            named = {"study_name": SEARCH, "direction": direction, "load_if_exists": True}
-            self.journal = optuna.create_study(storage=storage, **named)
-            self.study.add_trials(self.journal.trials)  # a trial enters the journal when it is over
+            self.journal = optuna.create_study(storage=storage, study_name=SEARCH, load_if_exists=True, **way)
+            self.study.add_trials(self.journal.trials)
 
     def do_trial(self, number: int) -> None:
         """Train with some values, and record the outcome."""
@@ -248,8 +245,7 @@ class Search:
         if runs.execute():
             raise Interrupted(f"stopped after {number - 1} trials; the same command continues", self.noted[0])
         self.find_reason(job, trial)  # its last scores
-        found = judge(runs.known.get(job.output, State()))
-        states = self.optuna.trial.TrialState
+        found, states = judge(runs.known.get(job.output, State())), self.optuna.trial.TrialState
         value, state, reason = None, states.FAIL, found.reason
         if found.status == "finished":
             value, state = found.metrics["score"], states.COMPLETE
@@ -257,9 +253,8 @@ class Search:
             state, reason = states.PRUNED, runs.ended[job.output]
         elif not found.metrics and not self.study.get_trials(states=[states.COMPLETE]):
             raise UsageError(f"{job.output}: {reason}")  # the others would probably fail too
-        for path in Path(job.output).glob("*"):
-            if path.name.startswith(("model", "checkpoint-")):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        drop_checkpoints(Path(job.output))
+        drop_weights(Path(job.output))
         trial.set_user_attr("reason", reason)
         over = self.study.tell(trial, value, state)
         lines = list(map(self.describe, self.study.trials))

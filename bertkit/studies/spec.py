@@ -61,17 +61,12 @@ PRETRAIN = "pretrain"  # the task, the keys, and the folder of the pretrainings
 OPTIONS = ("tasks", "seeds", "restarts", "select", "keep", "num_cpus", "num_gpus", "data_root", PRETRAIN)
 HARDWARE = ("num_cpus", "num_gpus")  # keys that may change without making it another study
 LONGEST_DIRECTORY = 150  # bytes in a directory's name; common file systems allow 255
+STUDY_FILE, TABLE, PICTURE, CURVE = "study.toml", "table.md", "heatmap.png", "curve.png"
 Resource = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A column of the table: a metric of a task.
-
-    Attributes:
-        name: The column's heading.
-        metric: A key of metrics.json; empty for the task's score.
-        paper: A note on the paper's values.
-    """
+    """A column of the table: a metric of a task; the module's docstring explains the keys."""
 
     name: str
     task: str
@@ -121,20 +116,11 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"columns": "column", "variants": "row"}):
-    """The definition of a study, with its keys in TOML; `make_study` checks one, and completes it.
+    """The definition of a study; `make_study` checks one and completes it, the module's docstring explains the keys.
 
     Attributes:
         tasks, restarts, pretrain: Empty once they are in `columns`, `seeds` and `variants`.
         variants: The rows.
-        grid: Mapping from axis, such as "train.learning_rate" or "batch_size", to its values.
-        recipe: Keys that all runs share.
-        select: Chooses the setting with the best run ("best") or with the best mean ("mean").
-        keep: Keeps the weights of the chosen run of each row and column ("chosen"), or of every run ("all").
-        num_cpus: Cores of each run on Ray.
-        num_gpus: GPUs of each run; None means one where there are GPUs.
-        data_root: The folder that holds each task's folder; empty if the recipes name the data.
-        average: The columns whose mean is the table's last column.
-        note: A note for the reader of the table.
     """
 
     note: str = ""
@@ -229,7 +215,7 @@ def make_study(definition: Mapping[str, Any], *given: Mapping[str, Any], where: 
 
     Raises:
         UsageError: There is an unknown key, task, metric or column, a wrong type, an axis without values, a duplicate,
-            seeds or columns given in two ways, or a step without a pretraining.
+            seeds or columns given in two ways, or a step that its pretraining does not have.
     """
     recipe = merge(*given)
     options = {key: recipe.pop(key) for key in OPTIONS if key in recipe}
@@ -241,10 +227,9 @@ def make_study(definition: Mapping[str, Any], *given: Mapping[str, Any], where: 
         study = read_definition({**definition, **options})
         study = replace(study, columns=read_columns(study))
         study = replace(study, variants=read_rows(study, asked))
-        own = find_own(study) or study.columns
+        own = [column for column in study.columns if not (study.pretrains and column.task == PRETRAIN)] or study.columns
         axes, recipe = fix_axes(read_grid(study.grid), recipe)
         check_recipes(study, own, recipe, axes)
-        check_average(study)
         first = TASKS[own[0].task]
         rows = tuple(replace(row, recipe=drop_seed(merge(row.recipe, recipe))) for row in study.variants)
         return replace(
@@ -282,11 +267,11 @@ def drop_empty(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_definition(values: Mapping[str, Any]) -> Study:
     """Return a study whose keys and values have their names and types, and nothing more."""
+    known = Study.__struct_encode_fields__
     for key in values:
-        if key in TABLES or key in TOP_KEYS:
-            raise UsageError(f"unknown key {key!r}; it belongs in [recipe]")
-        if key not in Study.__struct_encode_fields__:
-            raise UsageError(f"unknown key {key[:LONGEST_NAME]!r}; {propose(key, Study.__struct_encode_fields__)}")
+        if key not in known:
+            remedy = "it belongs in [recipe]" if key in (*TABLES, *TOP_KEYS) else propose(key, known)
+            raise UsageError(f"unknown key {key[:LONGEST_NAME]!r}; {remedy}")
     try:
         return msgspec.convert(values, Study)
     except msgspec.ValidationError as error:
@@ -300,20 +285,14 @@ def propose(name: str, names: Iterable[str]) -> str:
     return f"did you mean {nearest[0]!r}?" if nearest else f"expected {', '.join(names)}"
 
 
-def check_tables(tables: Sequence[Column | Variant], place: str) -> None:
-    """Check that each table has no seed, and a name that gives a directory of its own."""
-    for table in tables:
-        train = table.recipe.get("train")
-        if isinstance(train, dict) and "seed" in train:
-            raise UsageError(f"the {place} {table.name!r} sets train.seed; write seeds above the tables")
-        if len(tables) > 1 and not name_directory(table.name):
-            raise UsageError(f"a {place} has a name without letters or digits, which its directory needs; change it")
-    counts = Counter(name_directory(table.name) for table in tables)
-    if counts.total() > len(counts):
-        raise UsageError(f"two {place} tables are called {counts.most_common(1)[0][0]!r}; leave one out, or rename it")
+def check_names(tables: Sequence[Column | Variant], kind: str) -> None:
+    """Check that the name of each table gives a directory of its own."""
+    name, number = Counter(name_directory(table.name) for table in tables).most_common(1)[0]
+    if number > 1:
+        raise UsageError(f"two {kind} tables are called {name!r}; leave one out, or rename it")
 
 
-# --- Columns ----------------------------------------------------------------------------------------------------------
+# --- Columns and rows -------------------------------------------------------------------------------------------------
 
 
 def read_columns(study: Study) -> tuple[Column, ...]:
@@ -323,58 +302,28 @@ def read_columns(study: Study) -> tuple[Column, ...]:
     columns = study.columns or tuple(Column(name, name) for name in study.tasks)
     if not columns:
         raise UsageError(f'no tasks; write for example tasks = ["{next(iter(TASKS))}"]')
+    scored = {name: task for name, task in TASKS.items() if task.metric}
     for column in columns:
-        if (task := TASKS.get(column.task)) is None:
-            raise UsageError(f"unknown task {column.task!r}; {propose(column.task, TASKS)}")
-        if not task.metric:
-            raise UsageError(f"{task.name} has no labels and so no score to compare; leave it out")
+        if column.task not in scored:
+            raise UsageError(f"unknown task {column.task!r}; {propose(column.task, scored)}")
+        task = scored[column.task]
         known = dict.fromkeys([task.metric, *(row.key for row in task.table)])
         if column.metric and column.metric not in known:
             raise UsageError(f"unknown metric {column.metric!r}; {task.name} has {', '.join(known)}")
-    check_tables(columns, "[[column]]")
-    return columns
-
-
-def find_own(study: Study) -> tuple[Column, ...]:
-    """Return the columns that have runs of their own instead of showing the rows' pretrainings.
-
-    Raises:
-        UsageError: A column that shows the pretrainings would have to show a step's score.
-    """
-    if not study.pretrains:
-        return study.columns
-    for column in study.columns:
-        if column.task == PRETRAIN and any(row.step for row in study.variants):
-            raise UsageError(
-                f"the column {column.name!r} shows the end of each pretraining, and a row starts from a step of it; "
-                "leave one of the two out"
-            )
-    return tuple(column for column in study.columns if column.task != PRETRAIN)
-
-
-def check_average(study: Study) -> None:
-    """Check that the average is over columns in percent."""
-    names, known = study.average, {column.name: column for column in study.columns}
-    for name in names:
+    check_names(columns, "[[column]]")
+    known = {column.name: column for column in columns if column.row.unit}
+    for name in study.average:
         if name not in known:
-            raise UsageError(f"average names {name!r}, which is not a column; {propose(name, known)}")
-        if not known[name].row.unit:
-            raise UsageError(f"average names {name!r}, which is not in percent; leave it out")
-
-
-# --- Rows -------------------------------------------------------------------------------------------------------------
+            raise UsageError(f"average names {name!r}, which is not a column in percent; {propose(name, known)}")
+    return columns
 
 
 def read_rows(study: Study, asked: RecipePart) -> tuple[Variant, ...]:
     """Read the rows; `asked` is the command line's recipe for their pretrainings."""
-    check_tables(study.variants, "[[row]]")
+    check_names(study.variants, "[[row]]")
     rows = tuple(read_row(row, study.pretrain, asked) for row in study.variants)
-    pretrains = any(row.pretrain is not None for row in rows)
-    if not pretrains and (asked or study.pretrain is not None):
+    if (asked or study.pretrain is not None) and all(row.pretrain is None for row in rows):
         raise UsageError("pretrain is given, but no row starts with a pretraining; leave it out")
-    tops = rows if len(rows) > 1 else [column for column in study.columns if column.task != PRETRAIN]
-    if pretrains and PRETRAIN in [name_directory(top.name) for top in tops]:
-        raise UsageError(f"a row or column is called {PRETRAIN!r}, the folder of the pretrainings; rename it")
     known = [column.name for column in study.columns] + [AVERAGE] * bool(study.average)
     for row in rows:
         if unknown := [name for name in row.paper if name not in known]:
@@ -386,19 +335,14 @@ def read_rows(study: Study, asked: RecipePart) -> tuple[Variant, ...]:
 
 def read_row(row: Variant, shared: RecipePart | None, asked: RecipePart) -> Variant:
     """Return a row with its pretraining; `shared` is the table `[pretrain]`, or None without it."""
-    if row.pretrain is not None and "checkpoint" in row.recipe:
-        raise UsageError(f"the row {row.name!r} has both a pretraining and a checkpoint to start from; leave one out")
+    last = 0
     if row.pretrain is not None or (shared is not None and "checkpoint" not in row.recipe):
         row = replace(row, pretrain=merge(shared or {}, row.pretrain or {}, asked))
         check(row.pretrain, TASKS[PRETRAIN], f"pretrain of the row {row.name!r}")
         last = merge(TASKS[PRETRAIN].recipe, row.pretrain)["train"]["max_steps"]
-        if row.step and row.step > last:
-            raise UsageError(
-                f"the row {row.name!r} has step = {row.step}, but its pretraining has max_steps = {last}; give a step "
-                "up to max_steps"
-            )
-    elif row.step:
-        raise UsageError(f"the row {row.name!r} has a step but no pretraining; write [row.pretrain], or leave step out")
+    if row.step > max(last, 0):
+        found = f"its pretraining has max_steps = {last}" if last else "it has no pretraining"
+        raise UsageError(f"the row {row.name!r} has step = {row.step}, but {found}; give a step up to max_steps")
     return row
 
 
@@ -419,21 +363,16 @@ def read_grid(grid: Mapping[str, Any]) -> dict[str, list[Any]]:
         nested = key in TABLES and isinstance(values, dict)
         axes |= {f"{key}.{name}": items for name, items in values.items()} if nested else {key: values}
     for axis, values in axes.items():
-        if axis in TABLES:
-            raise UsageError(
-                f'[grid] {axis} is a table, not an axis; name one of its keys, such as "train.learning_rate"'
-            )
-        if axis in ("train.seed", "task"):
-            raise UsageError(f"[grid] {axis} is not an axis; write {axis.rpartition('.')[2]}s above the tables")
+        if axis in (*TABLES, "train.seed", "task"):
+            raise UsageError(f"[grid] {axis} is not an axis; name a key of recipes, and write seeds above the tables")
         check_axis(axis, values)
     return axes
 
 
 def check_axis(axis: str, values: Any) -> None:
     """Check that an axis has a list of values."""
-    name = make_printable(axis)[:LONGEST_NAME]
     if not isinstance(values, list) or not values:
-        shown = json.dumps(values, default=str)[:LONGEST_TEXT]
+        name, shown = make_printable(axis)[:LONGEST_NAME], json.dumps(values, default=str)[:LONGEST_TEXT]
         raise UsageError(f"[grid] {name} = {shown} must be a list with at least one value")
 
 
@@ -500,20 +439,15 @@ def check_recipes(
     for column, own in zip(columns, of_columns, strict=True):
         for where, part in {**shared, own: column.recipe, **of_rows}.items():
             check(part, TASKS[column.task], where)
-    for where, part in {**shared, "[grid]": axes, **of_columns}.items():
+    for where, part in {**of_columns, **of_rows}.items():
+        if "seed" in part.get("train", {}):
+            raise UsageError(f"{where} sets train.seed; write seeds above the tables")
+    started = {f"[row.recipe] of {row.name!r}": row.recipe for row in study.variants if row.pretrain is not None}
+    for where, part in {**shared, "[grid]": axes, **of_columns, **started}.items():
         if study.pretrains and "checkpoint" in part:
             raise UsageError(f"{where} gives a checkpoint, but a row starts with a pretraining; leave one out")
-    parts = [*shared.values(), *of_columns.values(), *of_rows.values()]
-    if study.data_root and ("data.dir" in axes or any("dir" in part.get("data", {}) for part in parts)):
-        raise UsageError("both the root of all data (--data, data_root) and data.dir are given; leave one out")
 
 
 def name_directory(name: str) -> str:
     """Return the directory name of a row's or a column's name."""
     return re.sub(r"[^\w+-]+", "-", name).rstrip("-").lstrip("+-").lower()
-
-
-STUDY_FILE = "study.toml"
-TABLE = "table.md"
-PICTURE = "heatmap.png"
-CURVE = "curve.png"

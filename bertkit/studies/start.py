@@ -11,6 +11,7 @@ run is a task, and all machines share a disk.
 import math
 import os
 import re
+import shutil
 import signal
 import time
 from collections import Counter, deque
@@ -30,7 +31,7 @@ from bertkit.training.callbacks import Progress
 from bertkit.training.processes import ProcessLost
 from bertkit.training.recipe import Recipe, load_recipe, save_recipe
 from bertkit.training.run import run
-from bertkit.training.run_dir import LOG, METRICS_FILE, RECIPE_FILE, read_log, read_metrics
+from bertkit.training.run_dir import BEST, FIRST, LOG, METRICS_FILE, RECIPE_FILE, read_log, read_metrics
 
 RECIPES = "recipes"  # the folder of a study with the recipes of its runs and the output of their processes
 TRIES = 4  # for a run whose processes die without progress: it is started again at most three times
@@ -108,24 +109,19 @@ def follow_starter() -> None:
 # --- Starting runs ----------------------------------------------------------------------------------------------------
 
 
-def locate_recipe(folder: Path, output: str) -> Path:
-    """Return the path of a run's recipe, which is not in the directory of the run.
+def locate(folder: Path, output: str, suffix: str) -> Path:
+    """Return the path of a run's recipe (.toml) or of its process's output (.log), outside the run's directory.
 
     Args:
         folder: The directory that those of the runs are below.
     """
-    place = Path(output).relative_to(folder)
-    return folder / RECIPES / place.with_name(f"{place.name}.toml")
-
-
-def locate_log(folder: Path, output: str) -> Path:
-    """Return the path of the output of a run's process."""
-    return locate_recipe(folder, output).with_suffix(".log")
+    run = Path(output).relative_to(folder)
+    return folder / RECIPES / run.with_name(f"{run.name}{suffix}")
 
 
 def write_command(folder: Path, job: RunJob) -> list[str]:
     """Write the recipe of a run, and return the words of the command that does it."""
-    recipe = locate_recipe(folder, job.output)
+    recipe = locate(folder, job.output, ".toml")
     recipe.parent.mkdir(parents=True, exist_ok=True)
     save_recipe(job.recipe.to_dict(), recipe)
     kept = [word for update in job.milestones for word in ("--keep-step", str(update))]
@@ -146,7 +142,7 @@ def share_gpus(slots: int, num_gpus: float | None) -> list[list[str]]:
     if number > len(gpus):
         raise UsageError(f"num_gpus is {number:g}, but this machine has {len(gpus)}; lower it, or use --workers ray")
     each = range(math.ceil(number))
-    return [[gpus[(int(slot * number) + place) % len(gpus)] for place in each] for slot in range(slots)]
+    return [[gpus[(int(slot * number) + index) % len(gpus)] for index in each] for slot in range(slots)]
 
 
 def end_all(processes: Sequence[Command | Remote]) -> None:
@@ -160,6 +156,18 @@ def end_all(processes: Sequence[Command | Remote]) -> None:
         if process.poll() is None and isinstance(process, Command):
             process.kill()
             process.communicate()
+
+
+def drop_checkpoints(run: Path) -> None:
+    """Remove all models from a finished run's directory except the last."""
+    for model in (*run.glob("checkpoint-*"), run / FIRST, run / BEST):
+        shutil.rmtree(model, ignore_errors=True)
+
+
+def drop_weights(run: Path) -> None:
+    """Remove the last model's weights from a finished run's directory."""
+    for weights in run.glob("model*.safetensors*"):
+        weights.unlink(missing_ok=True)
 
 
 # --- Following them ---------------------------------------------------------------------------------------------------
@@ -204,7 +212,7 @@ class Runs:
                     while waiting and free and not self.noted:
                         job, slot = waiting.popleft(), free.popleft()
                         words = write_command(self.folder, job)
-                        running[self.start(words, locate_log(self.folder, job.output), slot)] = job, slot
+                        running[self.start(words, locate(self.folder, job.output, ".log"), slot)] = job, slot
                     time.sleep(POLL)
                     for process, (job, slot) in list(running.items()):
                         code = process.poll()
@@ -240,7 +248,7 @@ class Runs:
             return False
         if is_death(code) and (self.noted or await_note(self.noted)):  # a signal to the group came to the process first
             return False
-        message, last = read_end(locate_log(self.folder, job.output))
+        message, last = read_end(locate(self.folder, job.output, ".log"))
         if message and not is_death(code):
             self.change(job, State("failed", reason=message))
             return False

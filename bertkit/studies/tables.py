@@ -93,8 +93,6 @@ def explain_scores(study: Mapping[str, Any]) -> str:
         sentences.append(f"Chosen on the scored data, which is optimistic too: {', '.join(chosen)}.")
     if has_paper(study):
         sentences.append("In italics: the paper's value for the row above.")
-    elif any(column["published"] for column in study["columns"].values()):
-        sentences.append("Each line names the source and the data of its published value.")
     if names := study["definition"].get("average"):
         sentences.append(f"{AVERAGE}: the mean of {', '.join(names)}.")
     if any(cell["at_or_below_majority"] for cell in study["cells"]):
@@ -185,10 +183,10 @@ def show_score(row: ScoreRow, value: float | None) -> str:
     return MISSING if value is None else row.show(value)
 
 
-def show_mean(row: ScoreRow, cell: Mapping[str, Any], empty: str = "failed") -> str:
-    """Format a cell's `mean ± sd (n)`; `empty` if it has no mean because runs failed."""
+def show_mean(row: ScoreRow, cell: Mapping[str, Any]) -> str:
+    """Format a cell's `mean ± sd (n)`; without a mean it says whether runs failed."""
     if cell["mean"] is None:
-        return empty if cell["failed"] else MISSING
+        return "failed" if cell["failed"] else MISSING
     return row.show_mean(cell["mean"], cell["sd"], cell["n"]) + MARK * bool(cell["at_or_below_majority"])
 
 
@@ -215,56 +213,42 @@ def tabulate_summary(study: Mapping[str, Any], find_link: Callable[[str], str] =
     heads, lines = [*rows, *[AVERAGE] * bool(averaged)], []
     for name, own in study["rows"].items():
         found = find_shown(study, name)
-        ours = [_show_cell(rows[column], *found[column], find_link) if column in found else MISSING for column in rows]
-        lines.append([name or "ours", *ours, *average(rows, found, averaged)])
+        ours = {}
+        for column, (cell, winner) in found.items():  # linked to the chosen run, or else to the first one
+            run = winner["run"] if winner else cell["runs"][0]["directory"]
+            ours[column] = TableCell(((show_mean(rows[column], cell), ""),), find_link(run))
+        lines.append([name or "ours", *(ours.get(column, MISSING) for column in rows), *average(rows, found, averaged)])
         if len(study["definition"]["seeds"]) == 1:  # a mean over seeds has no interval
             only = {column: cell["runs"][0].get("metrics", {}) for column, (cell, _) in found.items()}
             intervals = {column: rows[column].show_interval(metrics) for column, metrics in only.items()}
-            shown = [intervals.get(column) or MISSING for column in rows]
-            lines += [[f"{name or 'ours'}, 95 % interval", *shown, *[MISSING] * bool(averaged)]] * any(
-                intervals.values()
-            )
+            if any(intervals.values()):
+                lines.append([f"{name or 'ours'}, 95 % interval", *(intervals.get(head) or MISSING for head in heads)])
         if own["paper"]:
             values = ["the paper", *(str(own["paper"].get(head, "")) for head in heads)]
             lines.append([TableCell(((text, ""),), kind="published") for text in values])
         winners = {column: winner for column, (_, winner) in found.items() if winner and winner["value"] is not None}
         if shows_best(study) and any(winner["of_runs"] > 1 for winner in winners.values()):
-            best = [_show_best(rows[head], winners[head]) if head in winners else MISSING for head in heads]
-            lines.append([f"{name or 'ours'}, best run", *best])
+            best = {
+                column: TableCell(((rows[column].show(winner["value"]), f"best of {winner['of_runs']}"),))
+                for column, winner in winners.items()
+            }
+            lines.append([f"{name or 'ours'}, best run", *(best.get(head, MISSING) for head in heads)])
     if not has_paper(study):
         for label in dict.fromkeys(label for row in rows.values() for label in row.paper):
-            published = [show_score(row, row.paper.get(label)) for row in rows.values()]
-            lines.append([f"published: {label}", *published, *[MISSING] * bool(averaged)])
+            published = {name: show_score(row, row.paper.get(label)) for name, row in rows.items()}
+            lines.append([f"published: {label}", *(published.get(head, MISSING) for head in heads)])
     titles = [head_column(study, name) for name in rows] + heads[len(rows) :]
     return make_table("Scores", ["", *titles], lines, "quiet")
-
-
-def _show_cell(
-    row: ScoreRow, cell: Mapping[str, Any], winner: Mapping[str, Any] | None, find_link: Callable[[str], str]
-) -> TableCell:
-    """Return a cell of the summary, linked to the chosen run, or else to the first one."""
-    run = winner["run"] if winner else cell["runs"][0]["directory"]
-    return TableCell(((show_mean(row, cell), ""),), find_link(run))
-
-
-def _show_best(row: ScoreRow, winner: Mapping[str, Any]) -> TableCell:
-    """Return a cell with the score of the best run of a row and column."""
-    return TableCell(((row.show(winner["value"]), f"best of {winner['of_runs']}"),))
 
 
 def average(
     rows: Mapping[str, ScoreRow], found: Mapping[str, tuple[Mapping[str, Any], Any]], names: Sequence[str]
 ) -> list[str]:
-    """Return the average of the named columns' means in percent, as a list of one text.
-
-    The list is empty if no column is named; the text is MISSING if any of the means is.
-    """
-    if not names:
-        return []
-    means = [found[name][0]["mean"] if name in found else None for name in names]
-    if any(mean is None for mean in means):
+    """Return the average of the named columns' means in percent as a list of one text; empty without names."""
+    means = [rows[name].scale(found[name][0]["mean"]) for name in names if name in found and found[name][0]["n"]]
+    if len(means) < len(names):
         return [MISSING]
-    return [f"{statistics.fmean(rows[name].scale(mean) for name, mean in zip(names, means, strict=True)):.1f}"]
+    return [f"{statistics.fmean(means):.1f}"] if names else []
 
 
 def list_columns(study: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -306,28 +290,23 @@ def tabulate_pretrainings(study: Mapping[str, Any], find_link: Callable[[str], s
 
 def tabulate_cells(study: Mapping[str, Any]) -> list[Table]:
     """Return the tables of all cells; a grid has one per column, in which the chosen settings stand out."""
-    if not study["definition"].get("grid"):
-        return [_tabulate_cells(study, "Every cell", study["cells"])]
-    groups = {name: [cell for cell in study["cells"] if cell["column"] == name] for name in study["columns"]}
-    return [
-        _tabulate_cells(study, head_column(study, name), cells)
-        for name, cells in groups.items()
-        if not all(cell["borrowed"] for cell in cells)
-    ]
-
-
-def _tabulate_cells(study: Mapping[str, Any], caption: str, cells: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the table of some cells."""
-    best = {winner["cell"] for winner in study["chosen"]} if study["definition"].get("grid") else set()
-    counted = any(cell["at_or_below_majority"] is not None for cell in cells)
-    labels, lines = _label_cells(study, cells), []
-    for place, cell in enumerate(cells):
-        row = find_row(study, cell["column"])
-        scores = [show_score(row, cell[key]) for key in ("mean", "sd", "best")]
-        poor = MISSING if cell["at_or_below_majority"] is None else str(cell["at_or_below_majority"])
-        texts = [column[place] for column in labels.values()]
-        texts += [*scores, str(cell["n"]), str(cell["failed"]), *[poor] * counted]
-        kind = "chosen" if cell["directory"] in best else ""
-        lines.append([TableCell(((text, ""),), kind=kind) for text in texts])
-    figures = ["mean", "sd", "best", "n", "failed", *["at or below majority"] * counted]
-    return make_table(caption, [*labels, *figures], lines, "quiet")
+    has_grid = bool(study["definition"].get("grid"))
+    groups = {"Every cell": study["cells"]}
+    if has_grid:
+        own = [cell for cell in study["cells"] if not cell["borrowed"]]
+        groups = {head_column(study, x): [cell for cell in own if cell["column"] == x] for x in study["columns"]}
+    best = {winner["cell"] for winner in study["chosen"]} if has_grid else set()
+    tables = []
+    for caption, cells in groups.items():
+        counted = any(cell["at_or_below_majority"] is not None for cell in cells)
+        labels, lines = _label_cells(study, cells), []
+        for index, cell in enumerate(cells):
+            row, poor = find_row(study, cell["column"]), cell["at_or_below_majority"]
+            texts = [column[index] for column in labels.values()]
+            texts += [show_score(row, cell[key]) for key in ("mean", "sd", "best")]
+            texts += [str(cell["n"]), str(cell["failed"]), *[MISSING if poor is None else str(poor)] * counted]
+            kind = "chosen" if cell["directory"] in best else ""
+            lines.append([TableCell(((text, ""),), kind=kind) for text in texts])
+        heads = [*labels, "mean", "sd", "best", "n", "failed", *["at or below majority"] * counted]
+        tables += [make_table(caption, heads, lines, "quiet")] if cells else []
+    return tables

@@ -178,7 +178,7 @@ class Deadline(StopAfter):
 
     Args:
         clock: A `budget.Clock`.
-        measured: The `budget.Measured` costs.
+        measured: The `costs.Measured`.
         update: The update after which it has ended the training already; 0: none.
     """
 

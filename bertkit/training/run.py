@@ -1,6 +1,6 @@
 """Run one task: from a recipe to a directory with model, tokenizer, scores and everything needed to repeat it.
 
-It is the same for every task, and with `trainer.py`, `arguments.py` and `budget.py` the only place that touches the
+It is the same for every task, and with `trainer.py`, `arguments.py` and `costs.py` the only place that touches the
 Trainer. The Trainer does the loop, precision, clipping, accumulation, several processes and checkpoints. bertkit adds
 the division of losses (over the whole update, not a micro-batch), their logging (`trainer.py`), and the run directory
 (`run_dir.py`).

@@ -2,11 +2,13 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from bertkit.analysis.page import write_page
+from bertkit.analysis.report import write_page
 from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
@@ -53,31 +55,44 @@ def test_each_label_has_its_scores(root, name, labels):
             assert [precision, recall, f1] == scores
             assert int(count) == metrics[f"{start}count_{label}"]
             assert threshold == [f"{metrics[f'threshold_{label}']:.3f}" for _ in threshold]
-    assert not any("label" in caption for caption in read_run(root, "number")[2])
 
 
 @pytest.mark.parametrize("name", LABELS)
-def test_probabilities_have_a_diagram_and_classes_a_matrix(root, name):
+def test_a_run_has_a_diagram_a_matrix_and_its_worst_mistakes(root, name):
+    """Find the mistakes again in dev.csv."""
+    _, rows, tables = read_run(root, name)
     captions = Reader(find_part(root / "report.html", str(root / name))).find("figcaption")
     assert any("Reliability, dev" in text for text in captions) == (name != "number")
-    assert ("Confusion matrix, dev" in read_run(root, name)[2]) == (name == "one")
+    assert ("Confusion matrix, dev" in tables) == (name == "one")
+    assert any("label" in caption for caption in tables) == (name != "number")
+    (label,) = LABELS[name]
+    errors = {line: find_error(name, row) for line, row in rows.items()}
+    limit = np.sqrt(np.mean(np.square(list(errors.values())))) if name == "number" else 0
+    wrong = sorted((error for error in errors.values() if error > limit), reverse=True)
+    heads, *lines = tables["Mistakes, dev, worst first"]
+    assert heads == ["row", "title", "body", "predicted", "true"]
+    assert [errors[line] for line, *_ in lines] == pytest.approx(wrong[:10])
+    for line, title, _, answer, right in lines:
+        assert rows[line]["title"] == title
+        assert sorted(right.split(" | ")) == sorted((rows[line][label] or "nothing").split("|"))
+        assert name != "one" or answer == rows[line]["label"]
 
 
-def test_the_worst_mistakes_are_shown(root):
-    """Find them again in dev.csv."""
-    for name, (label,) in LABELS.items():
-        _, rows, tables = read_run(root, name)
-        errors = {place: find_error(name, row) for place, row in rows.items()}
-        limit = np.sqrt(np.mean(np.square(list(errors.values())))) if name == "number" else 0
-        wrong = sorted((error for error in errors.values() if error > limit), reverse=True)
-        heads, *lines = tables["Mistakes, dev, worst first"]
-        assert heads == ["row", "title", "body", "predicted", "true"]
-        assert [errors[place] for place, *_ in lines] == pytest.approx(wrong[:10])
-        for place, title, _, answer, right in lines:
-            assert rows[place]["title"] == title
-            assert sorted(right.split(" | ")) == sorted((rows[place][label] or "nothing").split("|"))
-            if name == "one":
-                assert answer == rows[place]["label"]
+def test_a_table_that_pandas_wrote_is_enough(root, tmp_path):
+    """Nothing of the format is left in the table, but its columns."""
+    (tmp_path / "stars" / "predictions").mkdir(parents=True)
+    for name in ("recipe.toml", "metrics.json"):
+        shutil.copy(root / "one" / name, tmp_path / "stars" / name)
+    rows = pd.read_parquet(root / "one" / "predictions" / "dev.parquet").drop(columns=["key", "group", "row"])
+    rows.to_parquet(tmp_path / "stars" / "predictions" / "dev.parquet")
+    write_page([tmp_path / "stars"], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    wrong = rows[rows.label != rows.prediction]
+    chances = [row[f"probability_{row.label}"] for _, row in wrong.iterrows()]
+    worst = wrong.iloc[int(np.argmin(chances))]
+    assert worst.body.replace('"', "&#34;")[:40] in page.partition("Mistakes, dev, worst first")[2]
+    for count in pd.crosstab(rows.label, rows.prediction).to_numpy().ravel().tolist():
+        assert f">{count}<" in page.partition("Confusion matrix")[2]
 
 
 def find_error(name, row):

@@ -13,9 +13,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from bertkit.analysis import explanation as module
 from bertkit.analysis.explanation import GradientPath, Logit, attribute, describe_words, explain, list_parts
-from bertkit.analysis.page import read_explanations
+from bertkit.analysis.report import read_explanations
 from bertkit.cli.console import Screen
-from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.model.onnx import OnnxModel
 from bertkit.reports.html import render
@@ -160,29 +159,19 @@ def test_every_predicted_label_and_score_is_explained(tmp_path):
     assert (entry["target"], entry["logit"]) == ("score", pytest.approx(result["score"], abs=1e-4))
 
 
-@pytest.mark.parametrize("pooling", ["mean", "max"])
-def test_a_long_text_is_explained_by_the_windows_that_decide(pooling, tmp_path):
-    values = {"id2label": {0: "bad", 1: "good"}, "window_pooling": pooling}
-    predictor = Exact(write_head(tmp_path, "BertForSequenceClassification", **values))
-    result, (entry,) = explain_one(predictor, LONG_TEXT)
+@pytest.mark.parametrize("pooling", ["mean", "max", None])
+def test_a_long_text_is_explained_by_what_was_read_of_it(pooling, tmp_path):
+    """All windows decide with the mean, one with the maximum; without pooling the text is truncated."""
+    values = {"id2label": {0: "bad", 1: "good"}} | ({"window_pooling": pooling} if pooling else {})
+    result, (entry,) = explain_one(Exact(write_head(tmp_path, "BertForSequenceClassification", **values)), LONG_TEXT)
     words = [word["text"] for word in entry["words"]]
-    if pooling == "mean":
-        assert words == LONG_TEXT.split()
-    else:
-        assert len(words) < 90
-        assert " ".join(words) in LONG_TEXT
+    assert (len(words) == 90) == (pooling == "mean")
+    assert " ".join(words) in LONG_TEXT
+    assert (pooling == "max") or LONG_TEXT.startswith(" ".join(words))
     logits = np.log(list(result["probabilities"].values()))
     assert entry["target"] == result["label"]
     assert entry["logit"] >= logits.max(), "a softmax lowers every logit by the same"
     check_complete(entry)
-
-
-def test_a_truncated_text_is_explained_by_the_words_that_were_read(classifier):
-    result, (entry,) = explain_one(Exact(classifier), LONG_TEXT)
-    assert result["cut"]
-    words = [word["text"] for word in entry["words"]]
-    assert LONG_TEXT.split()[: len(words)] == words
-    assert 30 < len(words) < 70
 
 
 @pytest.mark.parametrize("tau", [None, 1e9])
@@ -277,19 +266,16 @@ def test_a_terminal_with_colours_shows_the_whole_text_in_a_line(monkeypatch, cap
     assert "\x1b[30;48;2;90;160;255mb\\u001bad\x1b[0m" in line
 
 
-def test_what_cannot_be_explained_is_one_line(classifier, tmp_path, monkeypatch):
-    with pytest.raises(UsageError, match="explanations need fp32, got precision 'bf16'"):
-        next(explain(Predictor(classifier, precision="bf16"), FILLERS))
-    predictor = Exact(classifier)
-    object.__setattr__(predictor.settings, "model", OnnxModel.__new__(OnnxModel))
-    with pytest.raises(UsageError, match="an export has no gradients"):
-        next(explain(predictor, FILLERS))
+def test_what_cannot_be_explained_is_one_line(classifier, tmp_path, monkeypatch, refused):
+    exported = Exact(classifier)
+    object.__setattr__(exported.settings, "model", OnnxModel.__new__(OnnxModel))
     choices = Exact(write_head(tmp_path, "BertForMultipleChoice"))
-    with pytest.raises(UsageError, match="results of BertForMultipleChoice cannot be explained"):
-        next(explain(choices, FILLERS))
+    for predictor in (Predictor(classifier, precision="bf16"), exported, choices):
+        with refused():
+            next(explain(predictor, FILLERS))
     monkeypatch.setitem(sys.modules, "captum", None)
     monkeypatch.delitem(sys.modules, "captum.attr", raising=False)
-    with pytest.raises(UsageError, match=r"needs captum; run pip install -e '\.\[explain\]'"):
+    with refused():
         next(explain(Exact(classifier), FILLERS))
 
 

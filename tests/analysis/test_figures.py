@@ -5,13 +5,13 @@ import pyarrow as pa
 import pytest
 from sklearn.metrics import confusion_matrix
 
-from bertkit.analysis.page import (
+from bertkit.analysis.report import (
     MOST_CONFUSED,
     draw_figures,
     plot_reliability,
     tabulate_confusion,
 )
-from bertkit.data.labels import REGRESSION, SINGLE
+from bertkit.data.labels import REGRESSION
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows
 from bertkit.tasks.result import tabulate_logits
 
@@ -32,14 +32,6 @@ def test_rare_labels_share_a_row_and_a_column():
     assert names == [*(f"n{label}" for label in kept), "(others)"]
     assert counts.sum() == len(labels)
     assert np.array_equal(counts[:-1, :-1], confusion_matrix(labels, answers)[np.ix_(kept, kept)])
-
-
-def test_the_matrix_of_many_labels_stays_small():
-    rng = np.random.default_rng(0)
-    names = [f"n{label}" for label in range(31)]
-    rows = tabulate_logits(rng.normal(size=(3000, 31)), rng.integers(0, 30, 3000), names, SINGLE)
-    matrix, _ = draw_figures(rows, "dev")
-    assert len(matrix.rows) == MOST_CONFUSED + 1
 
 
 def test_reliability_bars_stay_between_0_and_100_percent():

@@ -111,7 +111,7 @@ def test_a_search_before_the_run(call, small, tmp_path, here):
 
 
 def test_a_dry_run_says_what_a_run_costs(call, small, tmp_path, monkeypatch):
-    monkeypatch.setattr("bertkit.training.budget.PROBE_SECONDS", 0.1)
+    monkeypatch.setattr("bertkit.training.costs.PROBE_SECONDS", 0.1)
     code, out, err = call("classify", *small, *NAMED, "--budget", "10m", "--dry-run")
     assert (code, err) == (0, "")
     assert "expected here, from a few timed updates: " in out

@@ -34,7 +34,7 @@ COMMANDS = {
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     """Write small data for each command, and a tiny BERT; leave out the costs of a dry run, which take seconds."""
-    monkeypatch.setattr("bertkit.training.budget.describe_cost", lambda *_: [])
+    monkeypatch.setattr("bertkit.training.costs.describe_cost", lambda *_: [])
     monkeypatch.setattr("bertkit.studies.cells.describe_time", lambda *_: [])
     sentences = [f"The word of line {number} is {number % 7}." for number in range(60)]
     (tmp_path / "text.txt").write_text("\n\n".join(f"{sentence}\n{sentence}" for sentence in sentences))

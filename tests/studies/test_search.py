@@ -19,7 +19,8 @@ from bertkit.studies.search import SEARCH, TRIALS_FILE, Search, search_or_train
 from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
-from bertkit.training.budget import Clock, Measured
+from bertkit.training.budget import Clock
+from bertkit.training.costs import Measured
 from bertkit.training.recipe import Recipe, load_recipe, merge, read_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_metrics
@@ -48,7 +49,7 @@ def list_trials(output):
 def make_search(recipe, output, clock=None):
     """Return a search that has opened its journal."""
     found = Search(Recipe.make(RTE, recipe), output, 4, clock, ignore)
-    found.task, found.folder = RTE, output
+    found.folder = output
     output.mkdir(exist_ok=True)
     found.open_journal()
     return found
@@ -92,8 +93,6 @@ def test_given_values_are_not_searched(recipe, tmp_path, monkeypatch):
     given = merge(recipe, {"preset": "stable", "batch_size": 16, "train": {"num_train_epochs": 1.0}})
     assert list(make_search(given, tmp_path).axes) == ["train.learning_rate"]
     whole = Recipe.make(RTE, given, {"train": {"learning_rate": 1e-4}})
-    with pytest.raises(UsageError, match="sets all that would be searched"):
-        search_or_train(whole, output=tmp_path / "run", trials=3)
     with pytest.raises(UsageError, match="--search and --budget cannot be combined with held_back; leave it out"):
         search_or_train(Recipe.make(RTE, recipe, {"data": {"held_back": 5}}), output=tmp_path / "run", trials=3)
     lines, clock = [], Clock(600.0, time.monotonic())
@@ -101,8 +100,8 @@ def test_given_values_are_not_searched(recipe, tmp_path, monkeypatch):
     assert "the recipe leaves nothing to search: training with its values" in lines
     assert metrics["updates"] == load_recipe(tmp_path / "run/recipe.toml").train["max_steps"] == 3
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="a search starts processes of its own; leave out torchrun"):
-        make_search(given, tmp_path).run({})
+    with pytest.raises(UsageError, match="cannot be combined with torchrun or accelerate launch"):
+        make_search(given, tmp_path).choose()
 
 
 class Fake:
@@ -184,11 +183,11 @@ def test_searches_with_other_seeds_have_other_proposals_and_continued_ones_the_s
 def test_a_trial_is_as_long_as_the_time_allows(recipe, tmp_path, monkeypatch):
     """The clock decides the epochs, also of a preset with others, and with too little time there are no trials."""
     monkeypatch.setattr("bertkit.studies.search.START_SECONDS", 0.0)
-    monkeypatch.setattr("bertkit.training.budget.END_SECONDS", 0.0)
+    monkeypatch.setattr("bertkit.training.costs.END_SECONDS", 0.0)
     monkeypatch.setattr("bertkit.training.budget.LEAST_UPDATES", 2)
     memory = {"weights": 0, "gradients": 0, "optimizer": 0}
-    costs = Measured(48, 0, 0, 32, 20.0, [(1.0, 10.0)], 0.0, 1.0, 0, memory)
-    monkeypatch.setattr("bertkit.studies.search.budget.measure", lambda *_: costs)
+    costs = Measured(48, 0, 0, 32, 20.0, [(1.0, 10.0)], 0.0, 1.0, memory)
+    monkeypatch.setattr("bertkit.studies.search.costs.measure", lambda *_: costs)
     for limit, updates in ((12 * 90, 6), (12 * 45, 4), (12 * 12, 0)):
         found = make_search(recipe, tmp_path / "search", Clock(limit, time.monotonic()))
         assert found.divide_time(None) == (updates > 0)

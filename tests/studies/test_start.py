@@ -63,10 +63,10 @@ def test_a_failure_is_one_line_with_its_place():
         ("0,1", 0, [[], [], []]),
     ],
 )
-def test_slots_use_the_gpus_in_turn(monkeypatch, gpus, asked, shared):
+def test_slots_use_the_gpus_in_turn(monkeypatch, gpus, asked, shared, refused):
     monkeypatch.setattr(start, "list_gpus", lambda: gpus.split(",") if gpus else [])
     assert share_gpus(3, asked) == shared
-    with pytest.raises(UsageError, match=r"num_gpus is 5, but this machine has \d; lower it, or use --workers ray"):
+    with refused():
         share_gpus(3, 5)
 
 
@@ -87,7 +87,6 @@ def test_a_process_gets_its_recipe_threads_and_gpus(recipe, monkeypatch, tmp_pat
     assert two[-len(one) :] == one
     assert [options["env"][name] for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")] == ["3", "1"]
     assert others["env"]["CUDA_VISIBLE_DEVICES"] == "0,2"
-    assert (tmp_path / "a.log").exists()
 
 
 def test_the_state_of_a_run_is_in_its_files(recipe, tmp_path):

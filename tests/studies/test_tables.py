@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from bertkit.reports.plots import plot_log
 from bertkit.reports.tables import ScoreRow
 from bertkit.studies.plots import list_curves, plot_curve, plot_heatmap, tabulate_overview
 from bertkit.studies.tables import explain_scores, name_axes, show_value, write_table
-from bertkit.training.run_dir import read_log
 
 ROWS = (
     ScoreRow("loss", "mlm_loss", {"ln V": "uniform_loss"}),
@@ -23,20 +21,28 @@ ROWS = (
 )
 
 
-def test_curves_have_a_panel_for_every_score_that_was_logged(tmp_path):
-    (tmp_path / "training_log.jsonl").write_text(
-        '{"step": 0, "eval_mlm_loss": 9.0, "eval_nsp_accuracy": 0.5}\n'
-        '{"step": 1, "mlm_loss": 8.0}\n'
-        '{"step": 2, "eval_mlm_loss": 7.0, "eval_nsp_accuracy": 0.6}\n'
-    )
-    log = read_log(tmp_path)
-    assert [entry["step"] for entry in log] == [0, 1, 2]
-    metrics = {"uniform_loss": 9.0, "nsp_majority": 0.6}
-    plot_log(log, ROWS, metrics, tmp_path / "two.png")
-    plot_log(log, ROWS[:1], metrics, tmp_path / "one.png")
-    two, one = (Image.open(tmp_path / name) for name in ("two.png", "one.png"))
-    assert two.width == 2 * one.width
-    assert len(two.convert("L").getcolors()) > 50, "the picture is empty"
+def count_colours(path):
+    """Return the size of a picture, and the number of its colours; an empty one has few."""
+    picture = Image.open(path)
+    return picture.width, picture.height, len(picture.convert("RGB").getcolors(1 << 24))
+
+
+def test_curves_have_a_panel_for_every_score_that_was_logged_or_show_the_loss(tmp_path):
+    log = [
+        {"step": 0, "eval_mlm_loss": 9.0, "eval_nsp_accuracy": 0.5},
+        {"step": 1, "mlm_loss": 8.0},
+        {"step": 2, "eval_mlm_loss": 7.0, "eval_nsp_accuracy": 0.6},
+    ]
+    metrics, losses = {"uniform_loss": 9.0, "nsp_majority": 0.6}, [{"step": step, "loss": 5.0} for step in range(4)]
+    widths = []
+    for entries, rows in ((log, ROWS), (log, ROWS[:1]), (losses, ROWS)):
+        plot_log(entries, rows, metrics, tmp_path / "curves.png")
+        width, _, colours = count_colours(tmp_path / "curves.png")
+        assert colours > 50
+        widths.append(width)
+    assert widths == [2 * widths[1], widths[1], widths[1]]
+    plot_log([{"step": 1, "epoch": 1.0}], ROWS, {}, tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
 
 
 @pytest.mark.slow
@@ -46,14 +52,6 @@ def test_the_backend_of_a_notebook_that_is_not_installed_is_not_asked_for(tmp_pa
     environment = os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
     subprocess.run([sys.executable, "-c", draw], cwd=tmp_path, env=environment, check=True)
     assert (tmp_path / "a.svg").exists()
-
-
-def test_without_scores_the_loss_is_drawn_and_without_one_nothing(tmp_path):
-    log = [{"step": step, "loss": 5.0 - step} for step in range(4)]
-    plot_log(log, ROWS, {}, tmp_path / "loss.png")
-    assert len(Image.open(tmp_path / "loss.png").convert("L").getcolors()) > 50, "the picture is empty"
-    plot_log([{"step": 1, "epoch": 1.0}], ROWS, {}, tmp_path / "none.png")
-    assert not (tmp_path / "none.png").exists()
 
 
 # --- Studies ----------------------------------------------------------------------------------------------------------
@@ -144,7 +142,6 @@ def test_the_table_of_a_grid_is_this():
         "that it is scored on, so its score is optimistic. "
         "The best run is the best of all 3 runs on that data: even more optimistic, and not comparable with a "
         "mean or a test score. "
-        "Each line names the source and the data of its published value. "
         "† At least one run is no better than always giving the same answer.\n"
         "\n"
         "## rte: accuracy (%)\n"
@@ -170,38 +167,33 @@ def test_the_table_of_a_grid_is_this():
 
 def test_rows_stand_below_each_other_and_a_mean_says_of_how_many():
     results = make_results({}, TASKS, score_by_hand, rows=("paper", "a | b"), select="mean")
-    lines = write_table(results).splitlines()
-    assert "| paper | 51.0 ± 1.4 (2) | 41.0 ± 1.4 (2) |" in lines
-    assert r"| a \| b | 51.0 ± 1.4 (2) | 41.0 ± 1.4 (2) |" in lines
-    assert r"| a \| b, best run | 52.0 (best of 2) | 42.0 (best of 2) |" in lines
-    assert "| row | task | mean | sd | best | n | failed |" in lines
-    assert "**" not in write_table(results), "without a grid nothing was chosen"
+    add_limits(results, 0.4, 0.6)
+    text = write_table(results)
+    for line in (
+        "| paper | 51.0 ± 1.4 (2) | 41.0 ± 1.4 (2) |",
+        r"| a \| b | 51.0 ± 1.4 (2) | 41.0 ± 1.4 (2) |",
+        r"| a \| b, best run | 52.0 (best of 2) | 42.0 (best of 2) |",
+        "| row | task | mean | sd | best | n | failed |",
+    ):
+        assert line in text.splitlines()
+    assert "**" not in text, "without a grid nothing was chosen"
+    assert "interval" not in text, "a mean over seeds has none"
     assert "setting" not in explain_scores(results)
 
 
-def test_a_single_run_is_no_mean():
-    results = make_results({}, {"rte": "accuracy"}, score_by_hand, seeds=[42])
+def test_a_single_run_is_no_mean_and_an_average_has_no_interval():
+    results = make_results({}, TASKS, score_by_hand, seeds=[42])
     assert explain_scores(results) == "Ours: one run (1), seed 42, on dev."
-    assert "| ours | 50.0 (1) |" in write_table(results)
+    assert "| ours | 50.0 (1) | 40.0 (1) |" in write_table(results)
     assert "best run" not in write_table(results)
     assert "interval" not in write_table(results)
     add_limits(results, 0.442, 0.558)
-    assert "| ours | 50.0 (1) |\n| ours, 95 % interval | 44.2 to 55.8 |" in write_table(results)
-    assert explain_scores(results).endswith("is over examples; it does not include the spread over seeds.")
-
-
-def test_a_mean_over_seeds_has_no_interval_of_one_run():
-    results = make_results({}, TASKS, score_by_hand)
-    add_limits(results, 0.4, 0.6)
-    assert "interval" not in write_table(results)
-
-
-def test_an_average_has_no_interval():
-    results = make_results({}, TASKS, score_by_hand, seeds=[42])
     results["definition"]["average"] = list(TASKS)
-    add_limits(results, 0.4, 0.6)
     results["cells"][1]["runs"][0]["metrics"] = {"score": 0.4}
-    assert "| ours, 95 % interval | 40.0 to 60.0 | – | – |" in write_table(results), "cola has none"
+    text = write_table(results)
+    assert "| ours | 50.0 (1) | 40.0 (1) | 45.0 |\n| ours, 95 % interval | 44.2 to 55.8 | – | – |" in text
+    assert "is over examples; it does not include the spread over seeds." in explain_scores(results)
+    assert "| ours | failed |" in write_table(make_results({}, {"rte": "accuracy"}, lambda *_: None, seeds=[42]))
 
 
 def add_limits(results, low, high):
@@ -210,52 +202,16 @@ def add_limits(results, low, high):
         run["metrics"] |= {"accuracy_low": low, "accuracy_high": high}
 
 
-def test_a_score_of_failed_runs_says_so():
-    everything_failed = make_results({}, {"rte": "accuracy"}, lambda *_: None, seeds=[42])
-    assert "| ours | failed |" in write_table(everything_failed)
-
-
 def test_values_and_axes_are_short_where_they_can_be():
-    assert [show_value(value) for value in (2e-5, 3.0, 1e30, True, "bf16", [1, "é"])] == [
-        "2e-05",
-        "3",
-        "1e+30",
-        "true",
-        "bf16",
-        '[1, "é"]',
-    ]
+    values = {2e-5: "2e-05", 3.0: "3", 1e30: "1e+30", "bf16": "bf16"}
+    assert {value: show_value(value) for value in values} == values
+    assert (show_value(True), show_value([1, "é"])) == ("true", '[1, "é"]')
     assert name_axes(["train.learning_rate", "batch_size"]) == ["learning_rate", "batch_size"]
     assert name_axes(["model.a", "data.a"]) == ["model.a", "data.a"]
 
 
-def size_heatmap(results, path):
-    """Return the size and the number of colours of the picture."""
-    plot_heatmap(results, path)
-    picture = Image.open(path)
-    return picture.width, picture.height, len(picture.convert("RGB").getcolors(1 << 24))
-
-
-@pytest.mark.slow
-def test_a_heat_map_has_a_square_for_every_setting(tmp_path):
-    def score(row, task, setting, seed):
-        return random.Random(f"{task} {setting} {seed}").random()
-
-    paper = {
-        "train.learning_rate": [5e-5, 4e-5, 3e-5, 2e-5],
-        "batch_size": [16, 32],
-        "train.num_train_epochs": [2, 3, 4],
-    }
-    four = {axis: values[:2] for axis, values in list(paper.items())[:2]}
-    small = size_heatmap(make_results(four, {"rte": "accuracy"}, score), tmp_path / "four.png")
-    large = size_heatmap(make_results(paper, {"rte": "accuracy"}, score), tmp_path / "paper.png")
-    two = size_heatmap(make_results(paper, TASKS, score), tmp_path / "two.png")
-    assert large[1] > 1.5 * small[1]
-    assert two[0] > 1.5 * large[0]
-    assert min(small[2], large[2], two[2]) > 50
-
-
-def test_a_heat_map_of_odd_shapes(tmp_path):
-    """Failed cells only, one axis, long names, no grid; a single cell has none."""
+def test_heat_maps_of_odd_shapes(tmp_path):
+    """Failed cells only, one axis, long names, no grid, a table of the paper; a single cell has none."""
     one = {"rte": "accuracy"}
     long = {"checkpoint": ["google-bert/bert-base-uncased", "/a/very/long/path" * 9]}
     for name, results in {
@@ -264,8 +220,10 @@ def test_a_heat_map_of_odd_shapes(tmp_path):
         "rows": make_results({}, TASKS, score_by_hand, rows=("", "stable")),
         # matplotlib would parse text between two dollar signs as mathematics.
         "dollars": make_results({}, TASKS, score_by_hand, rows=("cost $5^_$", "a $x_$^$ b")),
+        "paper": make_ablation(),
     }.items():
-        width, height, colours = size_heatmap(results, tmp_path / f"{name}.png")
+        plot_heatmap(results, tmp_path / f"{name}.png")
+        width, height, colours = count_colours(tmp_path / f"{name}.png")
         assert 400 < width < 2500
         assert 200 < height < 2500
         assert colours > 20
@@ -415,26 +373,15 @@ def make_steps(paper=True):
     return results | {"pretrainings": origins, "rows": rows}
 
 
-def test_a_curve_has_a_line_for_each_pretraining(tmp_path):
+def test_a_curve_has_a_line_for_each_pretraining_and_a_study_without_steps_none(tmp_path):
     (plot,) = list_curves(make_steps())
     lines = {series.name: dict(series.points) for series in plot.series}
     assert list(lines) == ["Masked LM", "Masked LM: the paper", "Left to right", "Left to right: the paper"]
     assert lines["Left to right"] == {300: pytest.approx(30.0), 1000: pytest.approx(32.5), 8000: pytest.approx(35.0)}
     assert lines["Left to right: the paper"] == {300: 79.4, 1000: 80.3, 8000: 82.2}
-    plot_curve(make_steps(), tmp_path / "curve.png")
-    assert len(Image.open(tmp_path / "curve.png").convert("L").getcolors()) > 50, "the picture is empty"
-    plot_curve(make_steps(paper=False), tmp_path / "ours.png")
-    assert (tmp_path / "ours.png").exists()
-
-
-def test_without_steps_there_is_no_curve(tmp_path):
+    for paper in (True, False):
+        plot_curve(make_steps(paper), tmp_path / "curve.png")
+        assert count_colours(tmp_path / "curve.png")[2] > 50
     plot_curve(make_ablation(), tmp_path / "none.png")
     plot_curve(make_results({}, TASKS, score_by_hand), tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
-
-
-def test_the_heat_map_of_a_paper_table_has_a_column_for_each(tmp_path):
-    width, height, colours = size_heatmap(make_ablation(), tmp_path / "ablation.png")
-    assert 400 < width < 2500
-    assert 200 < height < 2500
-    assert colours > 50

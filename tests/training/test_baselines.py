@@ -171,7 +171,7 @@ def test_a_run_needs_no_cache(root, tmp_path, monkeypatch):
     ("command", "data"), [(["classify"], "opinions.csv"), (["glue", "--task", "sst2"], "glue"), (["ner"], "ner")]
 )
 def test_an_option_leaves_them_out(command, data, root, call, monkeypatch):
-    monkeypatch.setattr("bertkit.training.budget.describe_cost", lambda *_: [])
+    monkeypatch.setattr("bertkit.training.costs.describe_cost", lambda *_: [])
     given = ["--model", root / "bert", "--data", root / data, "--set", "data.max_length=32"]
     code, out, _ = call(*command, *given, "--no-baseline", "--dry-run")
     assert (code, "baseline = false" in out) == (0, True)

@@ -21,9 +21,10 @@ from bertkit.studies.spec import make_study
 from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
-from bertkit.training import budget, callbacks
-from bertkit.training.budget import CLOCK_FILE, RECORDED_EVERY, Clock, Measured, TooShort, parse_duration, train_within
+from bertkit.training import budget, callbacks, costs
+from bertkit.training.budget import CLOCK_FILE, RECORDED_EVERY, Clock, TooShort, parse_duration, train_within
 from bertkit.training.callbacks import Deadline, StopAfter
+from bertkit.training.costs import Measured
 from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe, load_recipe
 from bertkit.training.run import run
@@ -33,13 +34,13 @@ from tests.training.test_run import PRETRAIN, assert_same_bits, make_recipe, rea
 
 RTE = TASKS["rte"]
 MEMORY = {"weights": 80_000_000, "gradients": 80_000_000, "optimizer": 120_000_000}  # a checkpoint of 1 s
-COSTS = Measured(96, 30, 10, 32, 20.0, [(1.0, 2.0)], 0.1, 1.0, 20_000_000, MEMORY)
+COSTS = Measured(96, 30, 10, 32, 20.0, [(1.0, 2.0)], 0.1, 1.0, MEMORY)
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(budget, "PROBE_SECONDS", 0.1)
-    monkeypatch.setattr(budget, "SAMPLED", 16)
+    monkeypatch.setattr(costs, "PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(costs, "SAMPLED", 16)
 
 
 @pytest.fixture(scope="module")
@@ -90,30 +91,29 @@ def test_the_time_of_earlier_starts_counts(tmp_path):
 
 
 def test_the_costs_of_a_run_are_those_of_its_data_and_model(rte):
-    found = budget.measure(rte, prepare(rte), 0.1)
+    found = costs.measure(rte, prepare(rte), 0.1)
     assert (found.rows, len(found.parts)) == (48, 1)
     assert 5 < found.tokens < 32
     assert min(found.update, found.row) > 0
     assert found.evaluation == pytest.approx(18 * found.row)
-    assert found.end >= 28 * found.row + budget.END_SECONDS
-    assert found.memory["weights"] == 4 * found.parameters
+    assert found.end >= 28 * found.row + costs.END_SECONDS
     weights, gradients, optimizer = found.memory.values()
     assert weights == gradients
     assert 2 * weights <= optimizer < 2 * weights + 1000, "two moments, and counts of updates"
-    frozen = budget.measure(rte.changed(freeze="encoder"), prepare(rte), 0.1)
+    frozen = costs.measure(rte.changed(freeze="encoder"), prepare(rte), 0.1)
     assert frozen.memory["gradients"] < weights == frozen.memory["weights"]
 
 
 def test_a_large_update_is_timed_in_part(rte, monkeypatch):
-    sizes, make = [], budget.make_trainer
-    monkeypatch.setattr(budget, "LONGEST_UPDATE", 0.0)
-    monkeypatch.setattr(budget, "make_trainer", lambda *args: sizes.append(args[4].batch_size) or make(*args))
-    assert budget.measure(rte.changed(batch_size=64), prepare(rte), 0.1).update > 0
+    sizes, make = [], costs.make_trainer
+    monkeypatch.setattr(costs, "LONGEST_UPDATE", 0.0)
+    monkeypatch.setattr(costs, "make_trainer", lambda *args: sizes.append(args[4].batch_size) or make(*args))
+    assert costs.measure(rte.changed(batch_size=64), prepare(rte), 0.1).update > 0
     assert sizes == [1, 1, 1]
 
 
 def test_each_phase_has_its_costs(phases):
-    found = budget.measure(phases, prepare(phases), 0.1)
+    found = costs.measure(phases, prepare(phases), 0.1)
     assert [end for end, _ in found.parts] == [0.5, 1.0]
     assert found.update == pytest.approx(sum(seconds for _, seconds in found.parts) / 2)
     assert 16 < found.tokens < 32
@@ -133,16 +133,16 @@ def test_each_phase_has_its_costs(phases):
 def test_the_time_of_a_worked_example(rte, settings, expected):
     """Three epochs of three updates at 2 s; an evaluation takes 3 s, a checkpoint 1 s."""
     never = {"eval_strategy": "no", "save_strategy": "no"}
-    assert budget.expect(rte.override(train=never | settings), COSTS, Path("run")) == expected
+    assert costs.expect(rte.override(train=never | settings), COSTS, Path("run")) == expected
     half = rte.override(batch_size=16, train=never | {"max_steps": 4})
-    assert budget.expect(half, COSTS, Path("run")) == (4, 4.0, 0.0)
+    assert costs.expect(half, COSTS, Path("run")) == (4, 4.0, 0.0)
 
 
 def test_a_forecast_without_data_says_why_and_one_with_data_what_it_takes(rte, tmp_path):
-    (line,) = budget.describe_cost(rte.changed(data={"dir": str(tmp_path / "nowhere")}), tmp_path / "run")
+    (line,) = costs.describe_cost(rte.changed(data={"dir": str(tmp_path / "nowhere")}), tmp_path / "run")
     assert line.startswith("time and memory are unknown: ")
     assert "nowhere" in line
-    lines = budget.describe_cost(rte, tmp_path / "run")
+    lines = costs.describe_cost(rte, tmp_path / "run")
     assert " parameters; 6 updates of " in lines[0]
     assert lines[1].startswith("memory, GB, without activations: weights 0.00, gradients 0.00, optimizer 0.00")
     assert lines[2].startswith("expected here, from a few timed updates: ")
@@ -162,7 +162,7 @@ def test_the_training_before_a_run_has_its_own_forecast(tmp_path):
     extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
     data = {"dir": str(write_squad(tmp_path / "squad", 1)), "max_length": 40, "max_query_length": 8, "doc_stride": 12}
     recipe = {"checkpoint": str(write_checkpoint(tmp_path / "bert")), "data": data | {"extra_train": str(extra)}}
-    lines = budget.describe_cost(Recipe.make(TASKS["squad1"], recipe, {"batch_size": 8}), tmp_path / "run")
+    lines = costs.describe_cost(Recipe.make(TASKS["squad1"], recipe, {"batch_size": 8}), tmp_path / "run")
     assert [line.startswith("before, ") for line in lines] == [True] * 3 + [False] * 3
     assert not (tmp_path / "run").exists()
 
@@ -170,14 +170,14 @@ def test_the_training_before_a_run_has_its_own_forecast(tmp_path):
 def test_a_study_measures_runs_of_the_same_cost_once(rte, tmp_path, monkeypatch):
     """Eight runs differ in rate, epochs and batch size: 10 s an epoch with its evaluation, and 5 s of each end."""
     lines = []
-    monkeypatch.setattr(budget, "find_costs", lambda recipe: COSTS)
+    monkeypatch.setattr(costs, "find_costs", lambda recipe: COSTS)
     grid = {"batch_size": [16, 32], "train.learning_rate": [1e-5, 2e-5], "train.num_train_epochs": [1.0, 2.0]}
     study = make_study({"tasks": ["rte"], "recipe": dict(rte.given), "grid": grid})
     expected = ["8 runs, one after another: 2 min 40 s expected here"]
     assert describe_time(study, tmp_path, lines.append) == expected
     assert len(lines) == 1
     assert lines[0].startswith("measuring some updates of rte/")
-    monkeypatch.setattr(budget, "find_costs", lambda recipe: "it is unknown")
+    monkeypatch.setattr(costs, "find_costs", lambda recipe: "it is unknown")
     assert describe_time(study, tmp_path, ignore)[1:] == ["8 runs: it is unknown"]
 
 

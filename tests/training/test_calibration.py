@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from bertkit import Predictor
-from bertkit.analysis.page import draw_figures, write_page
+from bertkit.analysis.report import draw_figures, write_page
 from bertkit.errors import UsageError
 from bertkit.inference import export as export_module
 from bertkit.inference.export import export

@@ -23,7 +23,7 @@ from bertkit.analysis.doctor import list_tables
 from bertkit.analysis.explanation import EXPLANATIONS, describe_words, list_parts
 from bertkit.analysis.slices import tabulate_slices
 from bertkit.data.labels import SINGLE
-from bertkit.errors import UsageError, explain_refusal, join_lines
+from bertkit.errors import UsageError, explain_refusal
 from bertkit.metrics.calibration import bin_probabilities, measure_calibration
 from bertkit.metrics.intervals import find_share_interval
 from bertkit.metrics.ner import score_types
@@ -73,6 +73,7 @@ from bertkit.training.run_dir import (
     STUDY_RESULT,
     read_log,
     read_metrics,
+    read_record,
 )
 
 POINTS = 600  # per curve at most, about as many as a screen shows
@@ -102,10 +103,6 @@ def write_page(paths: Sequence[Path], output: Path, report: Report = ignore) -> 
     Raises:
         UsageError: A source is neither a run nor a study or has a damaged file, or the page cannot be written.
     """
-    if output.suffix not in ("", ".html", ".htm"):
-        raise UsageError(f"{output} must end in .html, the format of the page")
-    if not paths:
-        raise UsageError("there is nothing to report; give runs or studies")
     sources = list_sources(paths)
     others = find_others(sources)
     links = {source.path.resolve(): f"#{source.id}" for source in sources}
@@ -116,16 +113,12 @@ def write_page(paths: Sequence[Path], output: Path, report: Report = ignore) -> 
         is_finished = all((folder / name).is_file() for name in (METRICS_FILE, RECIPE_FILE))
         if is_finished and not any((folder / PREDICTIONS).glob(f"*{TABLE_SUFFIX}")):
             report(f"{folder} has no prediction tables, as in earlier versions; bertkit evaluate {folder} writes them")
-        try:
-            parts.append(describe_study(source, links) if source.study else describe_run(source, others))
-        except UsageError:
-            raise
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise UsageError(f"{source.path} cannot be shown ({join_lines(error)}); leave it out") from None
-    page = render(parts)
+        part = describe_study(source, links) if source.study else describe_run(source, others)
+        definition = folder / part["file"]
+        parts.append(part | {"source": definition.read_text(encoding="utf-8") if definition.is_file() else ""})
     with explain_refusal(f"the page {output}"):
         output.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(page, output)
+        atomic_write(render(parts), output)
     studies = sum(bool(source.study) for source in sources)
     counts = {count(len(sources) - studies, "run"): len(sources) - studies, count(studies, "study", "studies"): studies}
     report(f"{' and '.join(words for words, number in counts.items() if number)} in {output}")
@@ -149,8 +142,8 @@ def list_sources(paths: Sequence[Path]) -> list[Source]:
         if not study and not is_run(path):
             raise UsageError(f"{path} is neither a run nor a study; give the --output of one")
         add(path, study)
-        origins = [origin["directory"] for origin in study.get("pretrainings", [])]
-        for name in dict.fromkeys([*origins, *(winner["run"] for winner in study.get("chosen", []))]):
+        names = [*(x["directory"] for x in study.get("pretrainings", [])), *(x["run"] for x in study.get("chosen", []))]
+        for name in dict.fromkeys(names):
             if is_run(path / name):
                 add(path / name, {}, is_part=True)
     return list(sources.values())
@@ -187,15 +180,7 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: The file is damaged.
     """
-    try:
-        return json.loads(read_text(path)) if path.is_file() else {}
-    except ValueError as error:
-        raise UsageError(f"{path} is damaged ({error}); delete it, or leave it out of the report") from None
-
-
-def read_text(path: Path) -> str:
-    """Read the text of a file."""
-    return path.read_text(encoding="utf-8")
+    return read_if_there(lambda file: read_record(file, dict), path)
 
 
 # --- A run ------------------------------------------------------------------------------------------------------------
@@ -203,7 +188,7 @@ def read_text(path: Path) -> str:
 
 def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """Return the page's part on a run; `others` is the result of `find_others`."""
-    path, id = source.path, source.id
+    path = source.path
     recipe = read_if_there(read_recipe, path / RECIPE_FILE)
     log = [entry for entry in map(keep_numbers, read_log(path)) if "step" in entry] if (path / LOG).is_file() else []
     written = read_if_there(read_metrics, path / METRICS_FILE)
@@ -213,33 +198,35 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
     untold = [ScoreRow(key, key) for key in metrics if key not in limits]
     rows = list_shown(task.table, task.metric, metrics) if task else untold
     label = "ours" if written else f"at update {step:,}"
-    scores = [tabulate_scores(rows, metrics, label, others.get(path.resolve(), ()))]
+    scores = [tabulate_scores(rows, metrics, label, others.get(path.resolve(), ()))] if rows else []
     labels = [tabulate_labels(metrics, *split) for split in (task.splits.items() if task else ())]
     predicted = read_predictions(path)
     figures = [one for split, table in predicted.items() for one in draw_figures(table, split)]
-    dev = next(iter(predicted.items()), None)
-    has_lengths = dev and "table" in read_facts(dev[1])  # a table that another program wrote has none
-    sliced = tabulate_slices(dev[1], find_row(task.table, task.metric), dev[0]) if task and has_lengths else None
+    mistakes, slices = [], None
+    for split, table in list(predicted.items())[:1]:  # dev
+        if lines := show_mistakes(table, MISTAKES_LISTED):
+            heads = ["row", *read_facts(table)["texts"], "predicted", "true"]
+            mistakes.append(make_table(f"Mistakes, {split}, worst first", heads, lines, "text"))
+        if task and "table" in read_facts(table):  # one that another program wrote lacks lengths
+            slices = tabulate_slices(table, find_row(task.table, task.metric), split)
+    thinned = thin(log)
+    logged = list_logged(thinned, [LOSS, *(rows if task else [])])
     return {
         "kind": "run",
-        "id": id,
+        "id": source.id,
         "name": str(path),
         "is_part": source.is_part,
         "state": "" if written else f"unfinished, {count(step, 'update')} so far",
         "summary": describe_score(task, metrics) if written else "unfinished",
         "facts": [*list_facts(path, recipe, log), *describe_lengths(read_object(path / LENGTHS_FILE))],
-        "scores": [*(scores if rows else []), *filter(None, labels)],
+        "scores": [*scores, *filter(None, labels)],
         "comments": task.comment(written).lines if task and written else [],
-        "curves": draw_all(list_curves(task, log, metrics)),
+        "curves": draw_all(trace(thinned, row, metrics) for row in logged),
         "data": list_tables(found) if (found := read_object(path / DOCTOR_FILE)) else [],
         "predicted": draw_all([one for one in figures if isinstance(one, Plot)]),
         "explanations": read_if_there(read_explanations, path / PREDICTIONS / EXPLANATIONS),
-        "slices": [sliced] if sliced else [],
-        "tables": [
-            *(one for one in figures if isinstance(one, Table)),
-            *(tabulate_mistakes(*dev) if dev else ()),
-        ],
-        "source": read_if_there(read_text, path / RECIPE_FILE),
+        "slices": [slices] if slices else [],
+        "tables": [*(one for one in figures if isinstance(one, Table)), *mistakes],
         "file": RECIPE_FILE,
         "command": f"bertkit {task.command} {repeat_run(path, 'again')}" if task else "",
     }
@@ -265,11 +252,16 @@ def describe_score(task: Task | None, metrics: Mapping[str, float]) -> str:
 
 def list_facts(path: Path, recipe: Mapping[str, Any], log: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
     """Return the facts on a run that its files contain, as names and texts."""
-    found = read_object(path / ENVIRONMENT)
+    found, config = read_object(path / ENVIRONMENT), read_object(path / "config.json")
+    sizes, options = config or recipe.get("model", {}), recipe.get("data", {})
+    words = {"num_hidden_layers": "layer", "hidden_size": "hidden unit", "num_attention_heads": "head"}
+    shown = ", ".join(count(sizes[key], word) for key, word in words.items() if key in sizes)
+    start = recipe.get("checkpoint") or ("new" if recipe else "")
+    data = ", ".join(options.get("corpus", [])) or options.get("dir") or "the Hub’s data set"
     facts = {
         "Task": recipe.get("task", ""),
-        "Model": describe_model(recipe, read_object(path / "config.json")),
-        "Data": describe_data(recipe) if recipe else "",
+        "Model": "; ".join(filter(None, (start, shown, *(config.get("architectures") or [])))),
+        "Data": data if recipe else "",
         "Training": describe_training(recipe, log) if recipe else "",
         "Date": found.get("date", "").partition("T")[0],
         "Environment": describe_machine(found).replace("`", "") if found else "",
@@ -277,33 +269,14 @@ def list_facts(path: Path, recipe: Mapping[str, Any], log: Sequence[Mapping[str,
     return [(name, text) for name, text in facts.items() if text]
 
 
-def describe_model(recipe: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Describe the model's starting point and its sizes."""
-    start = recipe.get("checkpoint") or ("new" if recipe else "")
-    sizes = config or recipe.get("model", {})
-    words = {"num_hidden_layers": "layer", "hidden_size": "hidden unit", "num_attention_heads": "head"}
-    shown = [count(sizes[key], word) for key, word in words.items() if key in sizes]
-    return "; ".join(text for text in (start, ", ".join(shown), *(config.get("architectures") or [])) if text)
-
-
-def describe_data(recipe: Mapping[str, Any]) -> str:
-    """Describe the source of the data."""
-    options = recipe.get("data", {})
-    return ", ".join(options.get("corpus", [])) or options.get("dir") or "the Hub’s data set"
-
-
 def describe_training(recipe: Mapping[str, Any], log: Sequence[Mapping[str, float]]) -> str:
     """Describe how the model was trained, and for how long."""
     train, last = recipe["train"], max((entry.get("step", 0) for entry in log), default=0)
-    times = [entry for entry in log if "train_runtime" in entry][-1:]
-    spent = [describe_duration(entry["train_runtime"]) for entry in times]
-    spent += [f"since it was resumed after update {entry['resumed_at']:,}" for entry in times if "resumed_at" in entry]
-    parts = [
-        f"{count(last, 'update')} of {recipe['batch_size']:,} sequences",
-        f"learning rate {train['learning_rate']:g}",
-        f"seed {train['seed']}",
-        *([" ".join(spent)] if spent else []),
-    ]
+    parts = [f"{count(last, 'update')} of {recipe['batch_size']:,} sequences"]
+    parts += [f"learning rate {train['learning_rate']:g}", f"seed {train['seed']}"]
+    for entry in [entry for entry in log if "train_runtime" in entry][-1:]:
+        since = f" since it was resumed after update {entry['resumed_at']:,}" if "resumed_at" in entry else ""
+        parts.append(describe_duration(entry["train_runtime"]) + since)
     return ", ".join(parts)
 
 
@@ -327,16 +300,9 @@ def read_predictions(path: Path) -> dict[str, pa.Table]:
     return {split: rows for split, rows in found.items() if LABEL in rows.column_names}
 
 
-def tabulate_mistakes(split: str, rows: pa.Table) -> Iterator[Table]:
-    """Yield the table of a split's worst mistakes, if there are some."""
-    if lines := show_mistakes(rows, MISTAKES_LISTED):
-        heads = ["row", *read_facts(rows)["texts"], "predicted", "true"]
-        yield make_table(f"Mistakes, {split}, worst first", heads, lines, "text")
-
-
 def read_explanations(path: Path) -> list[dict[str, Any]]:
     """Read the targets of the first inputs, their coloured words and, in words, the largest attributions."""
-    lines = read_text(path).splitlines()[:MOST_EXPLAINED]
+    lines = path.read_text(encoding="utf-8").splitlines()[:MOST_EXPLAINED]
     return [
         {
             "target": entry["target"],
@@ -346,12 +312,6 @@ def read_explanations(path: Path) -> list[dict[str, Any]]:
         for line in lines
         for entry in json.loads(line).get("explanation", [])  # an invalid input has none
     ]
-
-
-def list_curves(task: Task | None, log: Sequence[Mapping[str, float]], metrics: Mapping[str, float]) -> list[Plot]:
-    """Return the plots of the training loss and of every logged score in the task's table."""
-    log, rows = thin(log), [LOSS, *(list_shown(task.table, task.metric, metrics) if task else [])]
-    return [trace(log, row, metrics) for row in list_logged(log, rows)]
 
 
 def thin(log: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
@@ -411,19 +371,16 @@ def plot_reliability(probabilities: np.ndarray, labels: np.ndarray, split: str) 
         labels: (S,) classes, or (S, L) several labels.
     """
     stated, right, counts = bin_probabilities(probabilities, labels)
-    spreads = [find_reach(*pair) for pair in zip(right, counts.tolist(), strict=True)]
+    spreads = []  # how far each share's interval reaches below and above it
+    for share, number in zip(right, counts.tolist(), strict=True):
+        interval = find_share_interval(round(share * number), number, 100.0)
+        spreads.append((100 * share - interval.low, interval.high - 100 * share))
     lowest = 100 * min(stated.min(), right.min())
     diagonal = Series("as often as stated", [(lowest, lowest), (100, 100)], "C6:")
     curve = Series("this model", list(zip(100 * stated, 100 * right, strict=True)), "C0o--", spreads)
     title, error = f"Reliability, {split}", take_values(measure_calibration(probabilities, labels))["ece"]
     words = f"{title}: calibration error {100 * error:.1f} %; bars are 95 % intervals"
     return Plot(title, "probability (%)", [diagonal, curve], ylabel="how often right (%)", words=words)
-
-
-def find_reach(share: float, count: int) -> tuple[float, float]:
-    """Return how far the 95 % interval of a share of `count` rows reaches below and above it, in percent."""
-    interval = find_share_interval(round(share * count), count, 100.0)
-    return 100 * share - interval.low, interval.high - 100 * share
 
 
 # --- A study ----------------------------------------------------------------------------------------------------------
@@ -453,7 +410,6 @@ def describe_study(source: Source, links: Mapping[Path, str]) -> dict[str, Any]:
         "tables": [*pretrainings, *plots.tabulate_grids(study, find_link)],
         "details": [*tables.tabulate_cells(study), tabulate_runs(study, find_link)],
         "failures": list(tables.list_failures(study).items()),
-        "source": read_if_there(read_text, path / STUDY_FILE),
         "file": STUDY_FILE,
         "command": f"bertkit study {definition} --output {again}",
     }
