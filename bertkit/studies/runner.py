@@ -99,7 +99,7 @@ def run_study(
     check_folds(job for place, job in rest.items() if place not in left)
     first, rest = ({place: job for place, job in part.items() if place in left} for part in (first, rest))
     check_inputs(first, rest, [place for place, job in rest.items() if state.waits(place, job, first)], report)
-    cluster = join_cluster(study.num_cpus, study.num_gpus or 0) if left and not count else nullcontext()
+    cluster = join_cluster() if left and not count else nullcontext()
     with hold_directory(output), cluster as state.ray:
         state.start()
         number = state.work(order_longest_first(first))

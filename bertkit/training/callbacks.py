@@ -96,16 +96,6 @@ def is_at_end(state: TrainerState) -> bool:
     return state.global_step >= state.max_steps or abs(state.epoch - round(state.epoch)) < 1e-6
 
 
-def ends_epoch(args: TrainingArguments, state: TrainerState) -> bool:
-    """Return whether the checkpoint of this update is saved at the end of the epoch, after its evaluation.
-
-    If it were saved before, a resumed run would skip that evaluation and the random numbers it draws; if it were saved
-    before and after, the second write would put the first at risk. A stopped run therefore may need the time of an
-    evaluation to end.
-    """
-    return args.save_strategy != SaveStrategy.BEST and is_at_end(state)
-
-
 class PredictionProgress(TrainerCallback):
     """Reports the progress of a long prediction, measured on the first process."""
 
@@ -131,7 +121,11 @@ class PredictionProgress(TrainerCallback):
 
 
 class Milestones(TrainerCallback):
-    """Saves checkpoints after given updates, and delays those at the end of an epoch (see `ends_epoch`)."""
+    """Saves checkpoints after given updates, and delays every checkpoint at the end of an epoch past its evaluation.
+
+    A resumed run would skip the evaluation, and the random numbers that it draws, after a checkpoint before it. A
+    stopped run may therefore need the time of an evaluation to end.
+    """
 
     def __init__(self, updates: Collection[int]) -> None:
         self.updates = updates
@@ -139,7 +133,7 @@ class Milestones(TrainerCallback):
 
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         control.should_save |= state.global_step in self.updates
-        self.waits = control.should_save and ends_epoch(args, state)
+        self.waits = control.should_save and args.save_strategy != SaveStrategy.BEST and is_at_end(state)
         control.should_save &= not self.waits
 
     def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:

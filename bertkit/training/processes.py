@@ -32,16 +32,7 @@ def join_processes(recipe: Recipe) -> PartialState:
 
     Processes wait for each other up to `[train] ddp_timeout` seconds. The default is two hours, because the others wait
     while the first one trains a vocabulary.
-
-    Raises:
-        UsageError: torchrun is to restart processes, with a store in which it keeps the addresses of dead ones.
     """
-    restarts, keeps = (os.environ.get(f"TORCHELASTIC_{name}") for name in ("MAX_RESTARTS", "USE_AGENT_STORE"))
-    if restarts not in (None, "0") and keeps == "True":
-        raise UsageError(
-            "restarted processes would look for the dead ones; give torchrun TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in "
-            "its environment, and --standalone or --rdzv-backend c10d, or leave out --max-restarts"
-        )
     timeout = timedelta(seconds=recipe.train.get("ddp_timeout", 7200))
     return PartialState(cpu=not torch.accelerator.is_available(), timeout=timeout)
 

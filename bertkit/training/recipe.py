@@ -110,8 +110,6 @@ class Recipe:
         total = math.fsum(phase["share"] for phase in self.phase)
         if self.phase and not abs(total - 1) <= 1e-6:
             raise UsageError(f"the shares of the [[phase]] tables add up to {total:g}; they must add up to 1")
-        if self.train.get("max_steps") == 0:
-            raise UsageError("max_steps is 0 in [train]; it must be above 0, or -1 for num_train_epochs to decide")
         if self.patience and self.train.get("eval_strategy", "no") == "no":
             raise UsageError(
                 f"patience is {self.patience}, but nothing is evaluated during training; set eval_strategy in [train] "

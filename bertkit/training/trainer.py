@@ -63,12 +63,8 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
     trainer.check_numbers(trainer.add_up())
     if (update := trainer.state.global_step) < trainer.state.max_steps:
         is_due = any(x.is_due(trainer.state) for x in trainer.callback_handler.callbacks if isinstance(x, StopAfter))
-        reason = (
-            "because its time was over (stop_after)"
-            if is_due
-            else f"because {trainer.criterion[0]} did not improve (patience)"
-        )
-        report(f"stopped early after update {update:,}, {reason}")
+        reason = "its time was over (stop_after)" if is_due else f"{trainer.criterion[0]} did not improve (patience)"
+        report(f"stopped early after update {update:,}, because {reason}")
     report(f"trained for {describe_duration(time.monotonic() - start)}")
 
 
@@ -220,13 +216,11 @@ class BertTrainer(Trainer):
 
     def restore_sums(self, checkpoint: Path) -> None:
         """Restore the loss sums since the last log; the first process takes those of all processes."""
-        self.logged_at = self.resumed_at = int(checkpoint.name.rpartition("-")[2])
-        self.sums = {}
-        if (checkpoint / SUMS).exists():  # older checkpoints have none
-            saved = json.loads((checkpoint / SUMS).read_text(encoding="utf-8"))
-            self.logged_at = saved["logged_at"]
-            own = float(self.is_world_process_zero())  # the others have zeros: sums are added over processes
-            self.sums = {name: torch.tensor(own * x, device=self.args.device) for name, x in saved["sums"].items()}
+        self.resumed_at = int(checkpoint.name.rpartition("-")[2])
+        saved = json.loads((checkpoint / SUMS).read_text(encoding="utf-8"))
+        self.logged_at = saved["logged_at"]
+        own = float(self.is_world_process_zero())  # the others have zeros: sums are added over processes
+        self.sums = {name: torch.tensor(own * x, device=self.args.device) for name, x in saved["sums"].items()}
 
     def _get_dataloader(self, *args, **kwargs) -> Any:
         """Return the Trainer's loader, with workers that leave signals to this process, which needs them to finish."""
