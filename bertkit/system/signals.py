@@ -16,7 +16,7 @@ from typing import Any
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
 SAME_SIGNAL = 1.0  # seconds after the first signal in which others count as the same
-LOOK_AT_PARENT = 0.2  # seconds between two looks of a helper process at its parent
+LOOK_AT_PARENT = 0.05  # seconds between two looks of a helper process at its parent
 
 
 class Interrupted(Exception):

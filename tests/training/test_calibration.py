@@ -10,18 +10,15 @@ import pytest
 import transformers
 
 from bertkit import Predictor
-from bertkit.analysis.page import draw_figures, write_page
 from bertkit.inference import export as export_module
 from bertkit.inference.export import export
 from bertkit.metrics.calibration import fit_temperature
 from bertkit.model.checkpoint import load_config
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import describe_temperature
-from bertkit.training.predictions import read_table
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import CALIBRATION_FILE
-from tests.analysis.test_page import Reader, find_part
 from tests.official import write_checkpoint, write_glue, write_reviews, write_swag
 
 LABELS = {"one": ["stars"], "several": ["tags"]}
@@ -110,20 +107,12 @@ def test_a_temperature_changes_probabilities_only(root, name):
     assert len(set(answers[0])) > 1
 
 
-def test_the_table_the_card_and_the_page_say_how_good_probabilities_are(root):
+def test_the_table_and_the_card_say_how_good_probabilities_are(root):
     metrics, card = read_json(root / "one" / "metrics.json"), (root / "one" / "README.md").read_text(encoding="utf-8")
     (line,) = describe_temperature(metrics, TASKS["classify"].table)
-    (kept,) = describe_temperature(metrics | {"temperature": 1.0}, TASKS["classify"].table)
-    assert kept.startswith("the temperature stays 1 (calibration error ")
     before, after = (f"{100 * metrics[key]:.1f} %" for key in ("uncalibrated_ece", "ece"))
     assert f"temperature {metrics['temperature']:.3g} (calibration error {after}, without it {before})" in line
     assert f"- {line[0].upper()}{line[1:]}." in card
-    assert f"| calibration error (%) | {100 * metrics['ece']:.1f} |" in " ".join(card.replace(" |  |", " |").split())
-    write_page([root / "one", root / "several-plain"], root / "report.html")
-    for name in ("one", "several-plain"):
-        captions = Reader(find_part(root / "report.html", str(root / name))).find("figcaption")
-        (caption,) = [text for text in captions if "Reliability, dev" in text]
-        assert f"calibration error {100 * read_json(root / name / 'metrics.json')['ece']:.1f} %" in caption
 
 
 def test_an_export_takes_the_temperature_and_the_sets_along(root, tmp_path, monkeypatch):
@@ -166,8 +155,6 @@ def test_other_classifiers_have_it_too(name, write, tmp_path):
     metrics = run(Recipe.make(TASKS[name], recipe, {"calibrate": True}), output=tmp_path / "run")
     assert metrics["chosen_on_dev"] == "temperature"
     assert metrics["uncalibrated_ece"] != metrics["ece"]
-    *_, reliability = draw_figures(read_table(tmp_path / "run" / "predictions" / "dev.parquet"), "dev")
-    assert f"calibration error {100 * metrics['ece']:.1f} %;" in reliability.words
     predictor = Predictor(tmp_path / "run", precision="fp32", coverage=0.8)
     (result,) = predictor([predictor.sample])
     chances = result["probabilities"]

@@ -411,24 +411,15 @@ def test_a_vocabulary_of_another_script_is_refused(recipe, tmp_path, refused):
         run(Recipe.make(PRETRAIN, recipe, {"data": {"vocab": str(tmp_path / "vocab.txt")}}), output=tmp_path / "run")
 
 
-def write_model_of_mnli(folder, **config):
-    """Write a checkpoint whose configuration allows predicting AX, and return its recipe."""
-    path = write_checkpoint(folder, labels=("entailment", "neutral", "contradiction")) / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | config))
-    return {"checkpoint": str(folder), "precision": "fp32", "data": {"max_length": 32}}
-
-
 def test_a_model_that_only_predicts_has_the_weights_that_its_configuration_says(tmp_path, refused):
-    recipe = write_model_of_mnli(tmp_path / "mnli")
-    ax = TASKS["ax"]
-    whole = dry_run(Recipe.make(ax, recipe), output=tmp_path / "run")["recipe"]
+    mnli = write_checkpoint(tmp_path / "mnli", labels=("entailment", "neutral", "contradiction"))
+    ax, recipe = TASKS["ax"], {"precision": "fp32", "data": {"max_length": 32}}
+    whole = Recipe.make(ax, recipe, {"checkpoint": str(mnli)})
     settings = ax.configure(whole, None, None)
     assert make_model(ax, whole, settings)
-    BertModel.from_pretrained(tmp_path / "mnli").save_pretrained(tmp_path / "encoder")
-    shutil.copy(tmp_path / "mnli" / "config.json", tmp_path / "encoder" / "config.json")
-    bare = dry_run(Recipe.make(ax, recipe, {"checkpoint": str(tmp_path / "encoder")}), output=tmp_path / "run")[
-        "recipe"
-    ]
+    BertModel.from_pretrained(mnli).save_pretrained(tmp_path / "encoder")
+    shutil.copy(mnli / "config.json", tmp_path / "encoder" / "config.json")
+    bare = Recipe.make(ax, recipe, {"checkpoint": str(tmp_path / "encoder")})
     with refused():
         make_model(ax, bare, settings)
 
