@@ -138,7 +138,7 @@ class BertTrainer(Trainer):
             logs |= {name: total / updates for name, total in self.add_up().items()}
             self.sums, self.logged_at = {}, self.state.global_step
         logs.pop("train_loss", None)  # the Trainer's mean covers only the updates since the last start
-        if "train_runtime" in logs and self.resumed_at:  # so does the runtime
+        if "train_runtime" in logs and self.resumed_at:  # a runtime is that of the last start
             logs["resumed_at"] = self.resumed_at
         super().log(logs, start_time)
 

@@ -192,18 +192,6 @@ def test_a_set_has_the_labels_that_are_likely_enough(root, name):
     assert all(set(one) <= set(other["label_set"]) for one, other in zip(sets, wider, strict=True))
 
 
-def test_a_table_has_a_column_of_sets(root, call, tmp_path):
-    table = ["predict", root / "one", "--input", root / "reviews.csv", "--output", "sets.csv", "--precision", "fp32"]
-    assert call(*table, "--coverage", "0.8")[0] == 0
-    rows = read_rows(tmp_path / "sets.csv")
-    results = Predictor(root / "one", precision="fp32", coverage=0.8)(rows)
-    assert [row["label_set"] for row in rows] == ["|".join(result["label_set"]) for result in results]
-    schema = Predictor(root / "one", coverage=0.8).output_schema
-    assert results[0].keys() - {"id", "cut"} == schema["properties"].keys()
-    assert call(*table)[0] == 0
-    assert "label_set" not in read_rows(tmp_path / "sets.csv")[0]
-
-
 def test_sets_that_cannot_be_given_are_refused(root, tmp_path, refused):
     shutil.copytree(root / "one", tmp_path / "run")
     with refused():  # more rows would have to decide

@@ -159,20 +159,6 @@ def test_a_signal_to_one_of_two_processes_stops_both_and_the_run_can_go_on(recip
     )
 
 
-@pytest.mark.slow
-def test_two_processes_keep_a_budget_together(recipe, tmp_path):
-    """The measurements and the end are those of the first process; the recipe then repeats the run without a clock."""
-    begun = time.monotonic()
-    finish_two(start_two(recipe, tmp_path, "two", command="pretrain --budget 90s"))
-    assert time.monotonic() - begun < 90
-    assert count_processes(tmp_path / "two") == 2
-    metrics = json.loads((tmp_path / "two" / "metrics.json").read_text())
-    written = read_recipe(tmp_path / "two" / "recipe.toml")
-    assert (written["stop_after"] or written["train"]["max_steps"]) == metrics["updates"] > 8
-    again = run(Recipe.make(PRETRAIN, written), output=tmp_path / "one")
-    assert again["mlm_loss"] == pytest.approx(metrics["mlm_loss"], rel=1e-3)
-
-
 # --- Another number of processes, also because one is lost ------------------------------------------------------------
 
 LOST = """

@@ -52,12 +52,6 @@ def typed(value: Any) -> Any:
 # Reading and --set
 
 
-def test_reads_the_nested_dictionary(tmp_path: Path) -> None:
-    path = tmp_path / "r.toml"
-    path.write_bytes(b"\xef\xbb\xbf" + b'batch_size = 8\r\n[data]\r\ncorpus = ["a"]\r\n[[phase]]\r\nshare = 1.0\r\n')
-    assert read_recipe(path) == {"batch_size": 8, "data": {"corpus": ["a"]}, "phase": [{"share": 1.0}]}
-
-
 def test_a_broken_file_is_one_line_that_names_it(tmp_path: Path, refused: Any) -> None:
     for content in (b"a = 1\nb = two\n", b"a = 1\na = 2\n", b"a = " + b"[" * 5000 + b"]" * 5000, b"b = '\xe9'\n"):
         (tmp_path / "broken.toml").write_bytes(content)
