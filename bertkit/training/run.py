@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainingArguments, set_seed
@@ -31,7 +32,7 @@ from bertkit.model.checkpoint import find_file, fingerprint_weights, load_model,
 from bertkit.model.optim import BERT_ADAM, BertAdam
 from bertkit.model.precision import choose_precision
 from bertkit.reports.tables import OWN_DATA, name_limits
-from bertkit.system.files import hold_directory
+from bertkit.system.files import atomic_write, hold_directory
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
@@ -47,6 +48,7 @@ from bertkit.training.processes import explain_lost_process, join_processes
 from bertkit.training.recipe import Recipe, save_recipe
 from bertkit.training.run_dir import (
     BEST,
+    CALIBRATION_FILE,
     FIRST,
     METRICS_FILE,
     RECIPE_FILE,
@@ -266,7 +268,7 @@ def finish(
     """Score and save a trained model, and return its scores; the first process writes the rest of the directory."""
     trainer.compute_metrics = None  # each split has its own labels
     found = score_splits(task, recipe, lambda data: trainer.predict(data).predictions, prepared, report)
-    metrics, tuned, calibration = found.metrics, found.tuned, found.calibration
+    metrics, tuned, chosen = found.metrics, found.tuned, found.decided or {}
     if tuned is None:  # otherwise the scores at the start are those of the tune split
         start = next((entry for entry in trainer.state.log_history if entry["step"] == 0), {})  # eval_on_start
         metrics |= {f"start_{name}": start[key] for name in sorted(metrics) if (key := f"eval_{name}") in start}
@@ -278,8 +280,8 @@ def finish(
                 metrics[key] = metrics[own]
     metrics["updates"] = trainer.state.global_step
     model = trainer.accelerator.unwrap_model(trainer.model)
-    metrics |= calibration.config
-    chosen = found.decided or {}
+    if found.temperature is not None:
+        metrics["temperature"] = found.temperature
     for name, value in chosen.items():
         setattr(model.config, name, value)
     if names := [] if tuned else [*chosen, *["the checkpoint"] * trainer.args.load_best_model_at_end]:
@@ -295,7 +297,8 @@ def finish(
     if trainer.is_world_process_zero():
         if best:
             save_best(recipe, trainer, best, prepared.tokenizer, output)
-        calibration.save(output)
+        if found.conformity:
+            atomic_write(msgspec.json.encode(found.conformity).decode() + "\n", output / CALIBRATION_FILE)
         write_results(task, recipe, trainer, metrics, found.files, prepared, output)
         if trainer.keep == 1:  # the model itself is the one to keep; the last and the best checkpoint were for resuming
             for update, checkpoint in list_checkpoints(output).items():
