@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -21,25 +21,19 @@ SECONDS_OF_SPEED = 30.0  # after which the speed of earlier updates hardly count
 Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, all updates, the latest log entry
 
 
-class Diverged(UsageError):
-    """A loss or a weight is NaN or infinite; raised in all processes of a run."""
+def refuse_divergence(what: str, update: int, args: TrainingArguments) -> NoReturn:
+    """Stop a training run that has reached NaN or infinite values; all processes call this together.
 
-
-def explain_divergence(what: str, update: int, args: TrainingArguments) -> str:
-    """Return the error message for a training run that has reached NaN or infinite values, with remedies."""
+    Raises:
+        UsageError: Always, with remedies.
+    """
     kept = f"{args.output_dir} has no checkpoint yet"
     if whole := list_checkpoints(Path(args.output_dir)):
         kept = f"checkpoints in {args.output_dir} are kept, the last one is from update {max(whole)}"
-    return (
+    raise UsageError(
         f"{what} after update {update}; lower learning_rate or raise warmup_steps in [train], or set precision = "
         f'"fp32"; {kept}'
     )
-
-
-def explain_stop(update: int, saved: int) -> str:
-    """Return the message for a run stopped after `update`, which continues from checkpoint `saved` (0: none)."""
-    where = "" if saved == update else f" after update {saved:,}" if saved else " from the beginning"
-    return f"stopped after update {update:,}; the same command continues{where}"
 
 
 class StopOnSignal(TrainerCallback):
@@ -55,7 +49,7 @@ class StopOnSignal(TrainerCallback):
     def on_log(self, args, state: TrainerState, control: TrainerControl, logs=None, **kwargs) -> None:
         loss = (logs or {}).get("loss", 0.0)
         if not math.isfinite(loss):
-            raise Diverged(explain_divergence(f"the loss is {loss}", state.global_step, args))
+            refuse_divergence(f"the loss is {loss}", state.global_step, args)
         if state.is_world_process_zero:
             append_log(state.log_history[-1], self.output)
             self.progress(state.global_step, state.max_steps, logs or {})

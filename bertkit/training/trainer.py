@@ -23,15 +23,7 @@ from bertkit.system.files import write_json
 from bertkit.system.progress import Report, describe_duration
 from bertkit.system.signals import Interrupted, note_signals
 from bertkit.tasks.task import Task
-from bertkit.training.callbacks import (
-    Diverged,
-    Milestones,
-    StopAfter,
-    StopEarly,
-    StopOnSignal,
-    explain_divergence,
-    explain_stop,
-)
+from bertkit.training.callbacks import Milestones, StopAfter, StopEarly, StopOnSignal, refuse_divergence
 from bertkit.training.processes import begin_worker
 from bertkit.training.run_dir import list_checkpoints, mark_complete, rotate_checkpoints, write_log
 
@@ -43,7 +35,7 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
 
     Raises:
         Interrupted: SIGTERM or SIGINT was received; a checkpoint was saved.
-        Diverged: The loss or a weight is NaN or infinite.
+        UsageError: The loss or a weight is NaN or infinite.
         UnpicklingError: The checkpoint holds pickled code, which torch does not execute.
     """
     if checkpoint:
@@ -58,8 +50,9 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
     if number := stopper.agreed or stopper.ask_all(trainer.args):  # a signal may come after the last update
         update = trainer.state.global_step
         # Later checkpoints are damaged: a resumed run has skipped them.
-        saved = [step for step in list_checkpoints(Path(trainer.args.output_dir)) if step <= update]
-        raise Interrupted(explain_stop(update, max(saved, default=0)), number)
+        saved = max((step for step in list_checkpoints(Path(trainer.args.output_dir)) if step <= update), default=0)
+        where = "" if saved == update else f" after update {saved:,}" if saved else " from the beginning"
+        raise Interrupted(f"stopped after update {update:,}; the same command continues{where}", number)
     trainer.check_numbers(trainer.add_up())
     if (update := trainer.state.global_step) < trainer.state.max_steps:
         is_due = any(x.is_due(trainer.state) for x in trainer.callback_handler.callbacks if isinstance(x, StopAfter))
@@ -157,7 +150,7 @@ class BertTrainer(Trainer):
         """Save a checkpoint, mark it complete once every process has written its part, and delete old checkpoints.
 
         Raises:
-            Diverged: A loss since the last log, or a weight, is NaN or infinite; such a checkpoint would be useless.
+            UsageError: A loss since the last log, or a weight, is NaN or infinite; such a checkpoint would be useless.
         """
         sums = self.add_up()
         self.check_numbers(sums)
@@ -179,14 +172,12 @@ class BertTrainer(Trainer):
         """Check that the loss sums and the weights are finite. All processes must call this together.
 
         Raises:
-            Diverged: A value is NaN or infinite, in any process.
+            UsageError: A value is NaN or infinite, in any process.
         """
         parts = (each.to_local() if hasattr(each, "to_local") else each for each in self.model.parameters())
         sound = torch.stack([part.isfinite().all() for part in parts]).all() & all(map(math.isfinite, sums.values()))
         if self.accelerator.reduce((~sound).float().to(self.args.device), "sum") > 0:
-            raise Diverged(
-                explain_divergence("a loss or a weight is NaN or infinite", self.state.global_step, self.args)
-            )
+            refuse_divergence("a loss or a weight is NaN or infinite", self.state.global_step, self.args)
 
     @property
     def criterion(self) -> tuple[str, bool]:
