@@ -183,22 +183,14 @@ def read_workers(text: str | int) -> int:
     """Return the number of processes that `--workers` asks for; 0 means Ray.
 
     Raises:
-        UsageError: The text is neither a positive number nor "ray", workers are asked for although several processes
-            already share each run, or Ray is not installed.
+        UsageError: The text is neither a positive number nor "ray", or Ray is not installed.
     """
     if str(text) == "ray":
         import_ray()
-        workers = 0
-    elif str(text).isdecimal() and int(text) > 0:
-        workers = int(text)
-    else:
-        raise UsageError(f"--workers is {text!r}; give a whole number above 0, or ray")
-    if workers != 1 and (processes := count_processes()) > 1:
-        raise UsageError(
-            f"--workers {text} inside {processes} processes that share each run; omit --workers, or start without "
-            "torchrun or accelerate launch"
-        )
-    return workers
+        return 0
+    if str(text).isdecimal() and int(text) > 0:
+        return int(text)
+    raise UsageError(f"--workers is {text!r}; give a whole number above 0, or ray")
 
 
 def count_processes() -> int:

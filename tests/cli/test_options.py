@@ -112,5 +112,3 @@ def test_a_precision_has_the_names_of_the_trainer(name):
         recipe = merge({"precision": "auto", "train": {"seed": 1}}, parse_setting(setting))
         assert recipe == {"precision": name, "train": {"seed": 1}}
     assert merge({"precision": name, name: True}) == {"precision": name}
-    with pytest.raises(ValueError, match=rf'as {name} and as "fp32"; keep one'):
-        merge({"precision": "fp32", "train": {name: True}})
