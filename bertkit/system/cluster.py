@@ -142,6 +142,9 @@ class Remote:
             return None
         try:
             found = self.ray.get(self.future)
+        except self.ray.exceptions.RayTaskError as error:  # bertkit may be missing there
+            reason = str(error).strip().splitlines()[-1][:LONGEST_REASON]
+            raise UsageError(f"a Ray worker cannot start a process ({reason})") from None
         except self.ray.exceptions.RayError:
             return -signal.SIGKILL
         if isinstance(found, str):

@@ -29,7 +29,7 @@ def test_a_machine_without_the_directory_is_one_line(tmp_path, monkeypatch):
         remote=lambda **resources: lambda function: task,
         wait=lambda futures, timeout: (futures, []),
         get=lambda future: "node7",
-        exceptions=SimpleNamespace(RayError=OSError),
+        exceptions=SimpleNamespace(RayTaskError=KeyError, RayError=OSError),
     )
     with pytest.raises(
         UsageError, match=rf"node7 does not see {log.parent}; --workers ray needs a disk that all machines"
