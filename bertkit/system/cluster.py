@@ -16,9 +16,7 @@ from typing import Any
 from bertkit.errors import LONGEST_REASON, UsageError, name_extra
 
 POLL = 0.2  # seconds between two looks at a process
-
-
-QUIET = {
+QUIET = {  # environment variable -> value
     "RAY_USAGE_STATS_ENABLED": "0",  # no usage reports to Ray's developers
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # no messages about lost workers, which we report
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # errors of cancelled tasks, which nobody asks for
