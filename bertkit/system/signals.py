@@ -81,7 +81,10 @@ def leave_signals_to_parent() -> None:
 
 
 def _obey_parent() -> None:
-    """End this process at a SIGTERM from its parent, or when that is dead, beside whose successor it must not write."""
+    """End this process at a SIGTERM from its parent, or when that has died.
+
+    It must not write beside the command that takes the place of the dead one.
+    """
     while parent_process().is_alive():
         found = signal.sigtimedwait({signal.SIGTERM}, LOOK_AT_PARENT)
         if found is not None and found.si_pid == parent_process().pid:
