@@ -370,7 +370,6 @@ MISTAKES = [
     {"freeze": "encoder"},
     {"precision": "fp16"},
     {"patience": 2, "train": {"eval_strategy": "no"}},
-    {"phase": [{"share": 0.9, "max_length": 16}, {"share": 0.2, "max_length": 32}]},
 ]
 
 
