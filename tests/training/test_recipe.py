@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bertkit.errors import UsageError
 from bertkit.system.differences import find_differences
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import (
@@ -200,7 +201,7 @@ def test_a_mistake_names_the_choices_of_the_library(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=words):
             check_one(text)
     (tmp_path / "deep.toml").write_text("a = " + "[" * 5000 + "]" * 5000)
-    with pytest.raises(UsageError, match="deep.toml cannot be read"):
+    with pytest.raises(UsageError, match=r"deep\.toml cannot be read"):
         read_recipe(tmp_path / "deep.toml")
 
 
