@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertkit.system.signals import Interrupted
 from bertkit.tasks.ner import NER
 from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.recipe import Recipe, merge, read_recipe, save_recipe
@@ -202,25 +201,6 @@ def test_a_lost_process_ends_the_run_and_one_goes_on_where_two_have_been(recipe,
     assert not (tmp_path / "two" / "metrics.json").exists()
     metrics = run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "two")
     assert metrics["perplexity"] == pytest.approx(straight["perplexity"], rel=1e-4)
-    np.testing.assert_allclose(read_losses(tmp_path / "two"), read_losses(tmp_path / "straight"), rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_two_processes_go_on_where_one_has_been(recipe, tmp_path):
-    recipe = merge(recipe, SPARSE)
-    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "straight")
-
-    def stop(done, total, log):
-        if done == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted, match="after update 6"):
-        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "two", progress=stop)
-    out = finish_two(start_two(recipe, tmp_path, "two"))
-    assert "continues after checkpoint-6" in out
-    assert count_processes(tmp_path / "two") == 2
-    (tmp_path / "two" / "metrics.json").unlink()  # as if it had been lost between the last update and the scores
-    assert "continues after checkpoint-10" in finish_two(start_two(recipe, tmp_path, "two"))
     np.testing.assert_allclose(read_losses(tmp_path / "two"), read_losses(tmp_path / "straight"), rtol=1e-5)
 
 
