@@ -4,7 +4,6 @@ import io
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -282,26 +281,6 @@ def test_no_color_and_no_terminal(tmp_path):
     assert "\x1b" not in done.stdout + done.stderr
     assert "update 2 of 2" in done.stdout
     assert done.stderr == ""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_a_run_and_the_same_command_finishes_it(tmp_path, number):
-    write_text(tmp_path / "good.txt")
-    settings = [*SMALL, "--set", "train.max_steps=200", "--set", "train.eval_steps=100"]
-    command = [sys.executable, "-m", "bertkit", "pretrain", "--corpus", "good.txt", *settings]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        for line in process.stdout:
-            if "update 1" in line:
-                process.send_signal(number)
-                break
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
-    assert re.fullmatch(r"bertkit: stopped after update [\d,]+; the same command continues\n", err)
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "continues after checkpoint-" in done.stdout
-    assert (tmp_path / "runs/pretrain/metrics.json").exists()
 
 
 def test_a_terminal_gets_a_progress_bar():
@@ -734,13 +713,3 @@ def test_a_training_goes_on_when_its_progress_cannot_be_written_and_other_comman
     done = subprocess.run(command, stdout=stream, stderr=subprocess.PIPE, text=True, check=False)
     os.close(stream)
     assert (done.returncode, done.stderr) == (code, said)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pipe", ["| head -1", "> /dev/full", "2>&1 | head -1"])
-def test_a_training_of_which_nobody_reads_comes_to_its_end(tmp_path, pipe):
-    write_text(tmp_path / "good.txt")
-    command = shlex.join([sys.executable, "-m", "bertkit", "pretrain", "--corpus", "good.txt", *SMALL])
-    done = subprocess.run(f"{command} {pipe}", shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-    assert (tmp_path / "runs/pretrain/metrics.json").exists()

@@ -150,15 +150,6 @@ def test_a_path_on_the_command_line_may_begin_with_a_home(call, monkeypatch, tmp
         assert str(tmp_path / "home" / path) in out
 
 
-def test_a_finished_run_is_not_repeated(recipe, straight, tmp_path):
-    shutil.copytree(straight.output, tmp_path / "run")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    lines = []
-    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", report=lines.append) == straight.metrics
-    assert "is finished" in lines[0]
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
-
-
 def test_a_run_without_a_checkpoint_begins_anew_with_the_text_that_is_there(recipe, tmp_path):
     """The old vocabulary must be replaced, as after Ctrl-C because of a wrong file name."""
     corpus = write_text(tmp_path / "corpus.txt", seed=1)
