@@ -1,6 +1,5 @@
 """The processes that share a run: how they join, and the message when one is lost; torchrun restarts them."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,12 +18,10 @@ class ProcessLost(UsageError):
     """Another process of the run has ended; raised in each of the remaining ones.
 
     Attributes:
-        speaks: Whether this process prints the message: the first two of a machine do, because one may be the lost one.
+        speaks: All of them print the message, because the first one may be the lost one.
     """
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.speaks = os.environ.get("LOCAL_RANK", "0") in ("0", "1")
+    speaks = True
 
 
 def join_processes(recipe: Recipe) -> PartialState:
