@@ -293,9 +293,9 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def complain(message: str, speaks: bool | None = None) -> None:
-    """Print one line on standard error, in the first of several processes or where `speaks` is true."""
-    if is_first_process() if speaks is None else speaks:
+def complain(message: str, everywhere: bool = False) -> None:
+    """Print one line on standard error, in the first of several processes or in all of them."""
+    if everywhere or is_first_process():
         print_line(f"bertkit: {message}", err=True)
 
 
@@ -332,7 +332,7 @@ def explain_mistakes() -> Iterator[None]:
         with obey_signals():
             yield
     except UsageError as error:
-        complain(str(error), getattr(error, "speaks", None))
+        complain(str(error), getattr(error, "speaks", False))
         sys.exit(2)
     except Exception as error:
         if line := explain_os_error(error):
