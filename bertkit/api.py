@@ -27,7 +27,6 @@ from bertkit.data.formats.memory import convert_table, convert_tables, write_tab
 from bertkit.data.formats.rows import SPLIT_NAMES
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.inference.evaluate import evaluate, load_predictor
-from bertkit.inference.export_record import find_export
 from bertkit.inference.forms import list_columns
 from bertkit.inference.predictor import Predictor
 from bertkit.model.checkpoint import find_file, load_config
@@ -147,9 +146,6 @@ def load(place: str | Path) -> "Run":
     """
     name = os.path.expanduser(place)
     with name_keywords(), leave_as_found():
-        has_recipe, has_scores = (Path(name, file).is_file() for file in (RECIPE_FILE, METRICS_FILE))
-        if has_recipe and not has_scores and find_export(name) is None:
-            raise UsageError(f"{name} is not finished; repeat the call or the command that began it")
         load_config(name)
     return Run(name)
 

@@ -25,7 +25,6 @@ from sklearn.utils import estimator_checks
 
 import bertkit
 from bertkit import estimator
-from bertkit.inference.export import export
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import read_recipe
@@ -99,8 +98,6 @@ def test_entities_from_memory(world, tmp_path):
     run = bertkit.train("ner", data, model=world.model, output=tmp_path / "run", train=QUICK, **SMALL)
     assert "entities" in run.predict([{"text": "word1 good"}])[0]
     assert list(run.predict(pd.DataFrame({"text": ["word1 good"]}, index=["a"])).index) == ["a"]
-    with pytest.raises(bertkit.UsageError, match="unknown key 'text' at the top level"):
-        bertkit.train("ner", rows, text="tokens")
 
 
 def test_pretraining_reads_files(world, tmp_path):
@@ -111,59 +108,50 @@ def test_pretraining_reads_files(world, tmp_path):
     run = bertkit.train("pretrain", [corpus], output=tmp_path / "run", **keywords)
     assert run.metrics["updates"] == 2
     assert run.predict(["word1 [MASK]."])[0]["masks"]
-    with pytest.raises(bertkit.UsageError, match="pretrain reads texts, got DataFrame; give paths"):
-        bertkit.train("pretrain", world.frame)
 
 
 # --- Calls ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_finished_run_is_not_repeated(world, tmp_path):
+def test_a_finished_run_is_not_repeated(world, refused):
     output, lines = Path(world.run.place), []
     before = (output / "metrics.json").stat().st_mtime_ns
     assert train(world, world.frame, output, report=lines.append) == world.run
     assert f"{output} is finished; its scores are in {output / 'metrics.json'}" in lines
-    with pytest.raises(
-        bertkit.UsageError, match=r"another run \(batch_size: 8 -> 16\); name another directory with output="
-    ):
+    with refused():
         train(world, world.frame, output, batch_size=16)
-    with pytest.raises(bertkit.UsageError, match="data holds other data; name another directory with output="):
+    with refused():
         train(world, world.frame.head(100), output)
     assert (output / "metrics.json").stat().st_mtime_ns == before
-    with pytest.raises(bertkit.UsageError, match="no column 'strs'"):
-        train(world, world.frame, tmp_path / "new", label="strs")
-    assert not (tmp_path / "new").exists(), "tables of a run that did not begin are removed"
 
 
-@pytest.mark.parametrize(
-    ("keywords", "words"),
-    [
-        ({"batchsize": 8}, "unknown key 'batchsize' at the top level; did you mean 'batch_size'"),
-        ({"learning_rate": 1e-5}, "unknown key 'learning_rate' at the top level; it belongs in [train]"),
-        ({"hidden_size": 8}, "it belongs in [model]"),
-        ({"batch_size": "8"}, "batch_size"),
-        ({"data": 3}, "data is of type int; give a DataFrame, a Dataset, a pyarrow.Table or a list of dicts"),
-        ({"data": []}, "data is of type list; give"),
-        ({"data": [{"a": 1}, {"a": "b"}]}, "and values of one type"),
-        ({"data": {"trian": [{"a": "b"}]}}, "unknown split 'trian' in data; did you mean 'train'"),
-        ({"data": {"train": "nothing.csv"}}, "nothing.csv"),
-        ({"data": "nothing.csv"}, "'nothing.csv' does not exist; give a file"),
-        ({"folds": 2, "restarts": 2}, "cannot be combined with"),
-        ({"budget": "1m", "restarts": 2}, "cannot be combined with"),
-        ({"budget": "1m", "train": {"max_steps": 3}}, "budget= decides the number of updates"),
-    ],
-)  # fmt: skip
-def test_a_mistake_in_a_call_is_one_line(keywords, words, world, tmp_path):
-    with pytest.raises(bertkit.UsageError) as caught:
+MISTAKES = [
+    {"batchsize": 8},
+    {"learning_rate": 1e-5},
+    {"hidden_size": 8},
+    {"batch_size": "8"},
+    {"data": 3},
+    {"data": []},
+    {"data": [{"a": 1}, {"a": "b"}]},
+    {"data": {"trian": [{"a": "b"}]}},
+    {"data": {"train": "nothing.csv"}},
+    {"folds": 2, "restarts": 2},
+    {"budget": "1m", "train": {"max_steps": 3}},
+    {"label": "strs"},
+]
+
+
+@pytest.mark.parametrize("keywords", MISTAKES, ids=str)
+def test_a_mistake_in_a_call_is_refused(keywords, world, tmp_path, refused):
+    with refused():
         train(world, **({"data": world.frame, "output": tmp_path / "run"} | keywords))
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run").exists(), "tables of a run that did not begin are removed"
 
 
-def test_an_unknown_task_names_the_nearest():
-    with pytest.raises(bertkit.UsageError, match="unknown task 'squad'; did you mean 'squad2'"):
-        bertkit.train("squad")
+def test_an_unknown_task_or_data_of_another_kind_is_refused(world, refused):
+    for task, data in (("squad", None), ("pretrain", world.frame)):
+        with refused():
+            bertkit.train(task, data)
 
 
 def describe_process():
@@ -185,7 +173,7 @@ def test_the_process_is_left_as_it_was_found(world, tmp_path):
 
     with pytest.raises(Interrupted, match="stopped after update"):
         train(world, world.frame, tmp_path / "stopped", train=QUICK, progress=stop)
-    with pytest.raises(bertkit.UsageError, match="stopped is not finished; repeat the call"):
+    with pytest.raises(bertkit.UsageError, match="stopped is not finished; repeat the command that started it"):
         bertkit.load(tmp_path / "stopped")
     assert describe_process() == before
     goes_on = []
@@ -205,11 +193,6 @@ def test_a_notebook_has_one_bar_and_a_table(world, tmp_path, monkeypatch, capsys
     assert page.startswith("<div")
     assert "macro F1 (%)" in page
     assert bertkit.Run(str(world.model))._repr_html_() is None
-
-
-def test_nothing_is_printed_elsewhere(world, tmp_path, capfd):
-    train(world, world.frame, tmp_path / "run", train=QUICK).predict([["a", "good"]])
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("keywords", [{"folds": 2}, {"restarts": 2}, {"search": 2}])
@@ -253,13 +236,6 @@ def test_a_run_predicts_and_scores(world):
     assert not (Path(run.place) / "evaluations").exists()
     with pytest.raises(bertkit.UsageError, match=r"trian\.parquet does not exist"):
         run.predictions("trian")
-
-
-@pytest.mark.slow
-def test_an_export_is_opened(world, tmp_path):
-    export(world.run.place, tmp_path / "export")
-    run = bertkit.load(tmp_path / "export")
-    assert run.predict([["a", "good"]])[0]["label"] == world.run.predict([["a", "good"]])[0]["label"]
 
 
 def test_push_leaves_data_and_predictions_here(world, hub, tmp_path):

@@ -31,18 +31,6 @@ def meet(act):
     raise AssertionError("nothing was raised")
 
 
-@pytest.mark.parametrize(
-    ("number", "remedy"),
-    [
-        (errno.EACCES, "change its permissions or those of the folders above it, or name another path"),
-        (errno.EPERM, "change its permissions or those of the folders above it, or name another path"),
-    ],
-)
-def test_a_path_of_somebody_else_is_one_line(number, remedy):
-    line = explain_os_error(make_error(number, "/theirs/x"))
-    assert line == f"/theirs/x cannot be used: {os.strerror(number)}; {remedy}"
-
-
 def test_a_path_that_the_system_refuses_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "circle").symlink_to("circle")
@@ -55,6 +43,9 @@ def test_a_path_that_the_system_refuses_is_one_line(tmp_path):
     }
     for line, act in acts.items():
         assert line in explain_os_error(meet(act))
+    denied = "/theirs/x cannot be used: Permission denied; change its permissions or those of the folders above it, or"
+    assert explain_os_error(make_error(errno.EACCES, "/theirs/x")).startswith(denied)
+    assert "\n" not in explain_os_error(make_error(errno.EACCES, b"a\nb\xff\x1b[31m"))
 
 
 def test_a_path_that_cannot_be_looked_at_is_not_called_absent(tmp_path):
@@ -84,20 +75,13 @@ def test_a_disk_that_cannot_be_written_to_is_one_line(number, words):
             raise make_error(number)
 
 
-def test_a_damaged_file_has_its_own_remedy_and_a_full_disk_too():
-    line = r"^a/b cannot be used: x; delete a to start again$"
-    with pytest.raises(UsageError, match=line), explain_refusal("a/b", "delete a to start again"):
+def test_a_damaged_file_has_its_own_remedy_and_a_full_disk_too(refused):
+    with refused(), explain_refusal("a/b", "delete a to start again"):
         raise ValueError("x")
-    with (
-        pytest.raises(UsageError, match=r"the disk is full .*; free some space"),
-        explain_refusal("a/b", "delete a to start again"),
-    ):
+    with refused(), explain_refusal("a/b", "delete a to start again"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_library_without_numbers_says_in_words_what_the_disk_is_like():
-    with pytest.raises(UsageError, match="a cannot be written to: the disk is read-only"), explain_disk_error("a"):
-        raise RuntimeError("PytorchStreamWriter failed: Read-only file system")
+    with refused(), explain_disk_error("a"):
+        raise RuntimeError("PytorchStreamWriter failed: Read-only file system")  # an error without a number
 
 
 def test_the_path_is_named_once_and_as_the_file_will_be_called():
@@ -112,10 +96,6 @@ def test_the_path_is_named_once_and_as_the_file_will_be_called():
     assert explain_os_error(make_error(errno.EACCES, "a/b"), "the directory a", "name another").endswith(
         "cannot be used: Permission denied: a/b; name another"
     )
-
-
-def test_a_line_has_no_line_break():
-    assert "\n" not in explain_os_error(make_error(errno.EACCES, b"a\nb\xff\x1b[31m"))
 
 
 def make_bug():

@@ -164,8 +164,6 @@ class Screen(AbstractContextManager):
 
         text = (output / TABLE).read_text(encoding="utf-8")
         self.show(Markdown("\n".join(map(escape_controls, text.split("\n"))), hyperlinks=False))
-        for task in dict.fromkeys(column["task"] for column in results["columns"].values()):
-            self.warn(task, [cell for cell in results["cells"] if cell["task"] == task])
         for chosen in results["chosen"]:
             names = [name for name in (chosen["row"], chosen["column"]) if name]
             self.say(f"Chosen for {', '.join(names)}: {output / chosen['run']}")
@@ -219,18 +217,6 @@ class Screen(AbstractContextManager):
             self.say(
                 f"The worst mistakes on {split} (the right answer in parentheses):", *(f"  {line}" for line in lines)
             )
-
-    def warn(self, task: str, cells: list[Mapping[str, Any]]) -> None:
-        """Print how many of a task's runs have learned nothing, with the likely causes."""
-        from bertkit.tasks import TASKS
-
-        # Columns may share runs.
-        found = {run["directory"]: run for cell in cells for run in cell["runs"]}
-        runs = [run for run in found.values() if run["status"] == "finished"]
-        said = (line for run in runs for line in TASKS[task].comment(run["metrics"]).lines)
-        lines = [line for line in said if line.startswith("warning: ")]
-        if lines:
-            self.say(f"{task}, {len(lines)} of {len(runs)} runs: {lines[0]}")
 
     def show_reproduction(self, found: Any, run: Path, again: Path) -> None:
         """Print the differences between a run and its repetition, and possible reasons."""
@@ -307,9 +293,9 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def complain(message: str, speaks: bool | None = None) -> None:
-    """Print one line on standard error, in the first of several processes or where `speaks` is true."""
-    if is_first_process() if speaks is None else speaks:
+def complain(message: str, everywhere: bool = False) -> None:
+    """Print one line on standard error, in the first of several processes or in all of them."""
+    if everywhere or is_first_process():
         print_line(f"bertkit: {message}", err=True)
 
 
@@ -346,7 +332,7 @@ def explain_mistakes() -> Iterator[None]:
         with obey_signals():
             yield
     except UsageError as error:
-        complain(str(error), getattr(error, "speaks", None))
+        complain(str(error), getattr(error, "speaks", False))
         sys.exit(2)
     except Exception as error:
         if line := explain_os_error(error):

@@ -39,14 +39,13 @@ def doctor(
         str, PlaceArgument(help="Data as for training (default: the Hub's data set).", metavar="DATA")
     ] = "",
     task: Annotated[
-        str, typer.Option("--task", help="classify, ner, squad1, squad2, swag, or a GLUE task such as cola.")
+        str, typer.Option(help="classify, ner, squad1, squad2, swag, or a GLUE task such as cola.")
     ] = "classify",
     text: TextNames = None,
     label: LabelNames = None,
     model: Annotated[
         str | None,
         PlaceOption(
-            "--model",
             help="Checkpoint whose tokenizer counts tokens, and that --folds fine-tunes (default: the task's).",
             metavar="NAME",
         ),
@@ -58,15 +57,13 @@ def doctor(
     output: Output = None,
     json_file: JsonFile = None,
     write: Annotated[
-        Path | None,
-        PathOption("--write", help="Write your table without the rows of --drop.", metavar="FILE|DIR"),
+        Path | None, PathOption(help="Write your table without the rows of --drop.", metavar="FILE|DIR")
     ] = None,
     drop: Annotated[
         list[str] | None,
         typer.Option(
-            "--drop",
             help="Rows that --write leaves out: leaks, repeats, contradictory, near, label-errors (default: the first "
-            "three).",
+            "three)."
         ),
     ] = None,
 ) -> None:
@@ -168,8 +165,8 @@ def suspect_labels(
 @app.command()
 def vocab(
     sources: Sources,
-    output: Annotated[Path, PathOption("--output", help="Directory for vocab.txt and tokenizer.json.", metavar="DIR")],
-    size: Annotated[int, typer.Option("--size", help="Number of tokens in the vocabulary.", min=1)] = 30522,
+    output: Annotated[Path, PathOption(help="Directory for vocab.txt and tokenizer.json.", metavar="DIR")],
+    size: Annotated[int, typer.Option(help="Number of tokens in the vocabulary.", min=1)] = 30522,
     cased: Cased = False,
 ) -> None:
     """Train a WordPiece vocabulary.
@@ -193,9 +190,7 @@ def vocab(
 @app.command()
 def sample(
     output: Annotated[Path, PathArgument(help="Directory for squad/ and glue/.", metavar="DIR")],
-    questions: Annotated[
-        int, typer.Option("--questions", help="Maximum number of examples per training set.", min=100)
-    ] = 12_000,
+    questions: Annotated[int, typer.Option(help="Maximum number of examples per training set.", min=100)] = 12_000,
 ) -> None:
     """Write small data sets in the formats of SQuAD 2.0 and GLUE, made from the documentation installed here.
 
@@ -230,8 +225,8 @@ def import_tf(
 @app.command()
 def triviaqa(
     qa: Annotated[Path, PathArgument(help="Questions of TriviaQA, such as wikipedia-train.json.", metavar="QA.json")],
-    evidence: Annotated[Path, PathOption("--evidence", help="Folder of TriviaQA's documents.", metavar="DIR")],
-    output: Annotated[Path, PathOption("--output", help="File to write, in SQuAD's format.", metavar="FILE")],
+    evidence: Annotated[Path, PathOption(help="Folder of TriviaQA's documents.", metavar="DIR")],
+    output: Annotated[Path, PathOption(help="File to write, in SQuAD's format.", metavar="FILE")],
 ) -> None:
     """Convert TriviaQA to a training file for squad --extra-train: paragraphs that contain an answer.
 
@@ -246,22 +241,16 @@ def triviaqa(
 @corpora.command("build")
 def build_corpus(
     sources: Sources,
-    vocab: Annotated[
-        str, PlaceOption("--vocab", help="Vocabulary, or a checkpoint that has one.", metavar="DIR|FILE|NAME")
-    ],
-    output: Annotated[Path, PathOption("--output", help="Directory for the corpus.", metavar="DIR")],
+    vocab: Annotated[str, PlaceOption(help="Vocabulary, or a checkpoint that has one.", metavar="DIR|FILE|NAME")],
+    output: Annotated[Path, PathOption(help="Directory for the corpus.", metavar="DIR")],
     workers: Builders = None,
     cased: Cased = False,
-    language: Annotated[
-        str, typer.Option("--language", help="Language used for sentence splitting.", metavar="CODE")
-    ] = "en",
+    language: Annotated[str, typer.Option(help="Language used for sentence splitting.", metavar="CODE")] = "en",
     split_sentences: Annotated[
         bool,
         typer.Option("--split-sentences/--no-split-sentences", help="Split lines into sentences, or keep each line."),
     ] = True,
-    deduplicate: Annotated[
-        str, typer.Option("--deduplicate", help="Drop repeated documents or lines.", metavar="documents|lines")
-    ] = "",
+    deduplicate: Annotated[str, typer.Option(help="Drop repeated documents or lines.", metavar="documents|lines")] = "",
 ) -> None:
     """Turn text into token ids on disk, which pretrain --corpus DIR reads.
 

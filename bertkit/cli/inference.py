@@ -20,18 +20,14 @@ Precision = Annotated[str, typer.Option("--precision", help="auto (bf16 where it
 def features(
     model: Annotated[str, PlaceArgument(help="Checkpoint or run.", metavar="MODEL")],
     source: Annotated[Path, PathOption("--input", help="Text file, one text per line.", metavar="FILE")],
-    output: Annotated[Path, PathOption("--output", help="File to write: .jsonl or .npz.", metavar="FILE")],
+    output: Annotated[Path, PathOption(help="File to write: .jsonl or .npz.", metavar="FILE")],
     layers: Annotated[
         str,
         typer.Option(
-            "--layers",
-            help="embeddings, second-to-last, last, sum-last-four, concat-last-four or sum-all.",
-            metavar="LAYERS",
+            help="embeddings, second-to-last, last, sum-last-four, concat-last-four or sum-all.", metavar="LAYERS"
         ),
     ] = "last",
-    pool: Annotated[
-        str, typer.Option("--pool", help="words: one vector per word; cls or mean: one per text.")
-    ] = "words",
+    pool: Annotated[str, typer.Option(help="words: one vector per word; cls or mean: one per text.")] = "words",
 ) -> None:
     """Write contextual vectors of words or texts; the same word has different vectors in different contexts.
 
@@ -58,12 +54,11 @@ def predict(
         ),
     ] = None,
     output: Annotated[
-        Path | None,
-        PathOption("--output", help="Table to write: .csv, .tsv or .parquet; else JSON lines.", metavar="FILE"),
+        Path | None, PathOption(help="Table to write: .csv, .tsv or .parquet; else JSON lines.", metavar="FILE")
     ] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option("--text", help="Columns of the texts (default: as in training).", metavar="COLUMN[,COLUMN]"),
+        typer.Option(help="Columns of the texts (default: as in training).", metavar="COLUMN[,COLUMN]"),
     ] = None,
     form: Annotated[
         Literal["bertkit", "pipeline"],
@@ -72,11 +67,10 @@ def predict(
     pair: Annotated[
         bool, typer.Option("--pair", help="Each input is a pair of texts (default: as the run was trained).")
     ] = False,
-    top: Annotated[int, typer.Option("--top", help="Number of words per [MASK].", min=1)] = 5,
+    top: Annotated[int, typer.Option(help="Number of words per [MASK].", min=1)] = 5,
     precision: Precision = "auto",
     coverage: Annotated[
-        float | None,
-        typer.Option("--coverage", help="Add sets of labels, right for this share of texts.", metavar="SHARE"),
+        float | None, typer.Option(help="Add sets of labels, right for this share of texts.", metavar="SHARE")
     ] = None,
     explains: Annotated[
         bool, typer.Option("--explain", help="Attribute each class, answer or name to the words of the input (slow).")
@@ -160,11 +154,10 @@ def predict(
 def evaluate(
     run: Annotated[str, PlaceArgument(help="Finished run, export or Hub model.", metavar="RUN")],
     data: Annotated[
-        str | None,
-        PlaceOption("--data", help="Labelled data (default: the run's own dev and test).", metavar="FILE|DIR|NAME"),
+        str | None, PlaceOption(help="Labelled data (default: the run's own dev and test).", metavar="FILE|DIR|NAME")
     ] = None,
     output: Annotated[
-        Path | None, PathOption("--output", help="Directory to write (default: in RUN/evaluations/).", metavar="DIR")
+        Path | None, PathOption(help="Directory to write (default: in RUN/evaluations/).", metavar="DIR")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
@@ -193,19 +186,16 @@ def evaluate(
 @app.command()
 def export(
     run: Annotated[str, PlaceArgument(help="Fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
-    output: Annotated[Path, PathOption("--output", help="Directory to write.", metavar="DIR")],
+    output: Annotated[Path, PathOption(help="Directory to write.", metavar="DIR")],
     int8: Annotated[bool, typer.Option("--int8", help="Write int8, and measure on dev what it loses.")] = False,
     max_loss: Annotated[
         float | None,
         typer.Option(
-            "--max-loss",
-            help="Points of the score that int8 may lose: layers stay in fp32 until it does.",
-            min=0,
-            metavar="POINTS",
+            help="Points of the score that int8 may lose: layers stay in fp32 until it does.", min=0, metavar="POINTS"
         ),
     ] = None,
     data: Annotated[
-        str | None, PlaceOption("--data", help="Data for --int8 (default: the run's).", metavar="DIR|FILE|NAME")
+        str | None, PlaceOption(help="Data for --int8 (default: the run's).", metavar="DIR|FILE|NAME")
     ] = None,
 ) -> None:
     """Export a run as ONNX for onnxruntime, with tokenizer, labels and thresholds; predict takes the directory.
@@ -230,13 +220,12 @@ def export(
 @app.command()
 def serve(
     run: Annotated[str, PlaceArgument(help="Fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
-    port: Annotated[int, typer.Option("--port", help="Port; 0 takes a free one.", min=0, max=65535)] = 8080,
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8080,
     host: Annotated[
-        str, typer.Option("--host", help="Name or address; 0.0.0.0 or :: for other machines, with --token.")
+        str, typer.Option(help="Name or address; 0.0.0.0 or :: for other machines, with --token.")
     ] = "127.0.0.1",
     token: Annotated[
-        str | None,
-        typer.Option("--token", help="Required of every client: Authorization: Bearer TOKEN.", envvar="BERTKIT_TOKEN"),
+        str | None, typer.Option(help="Required of every client: Authorization: Bearer TOKEN.", envvar="BERTKIT_TOKEN")
     ] = None,
     precision: Precision = "auto",
 ) -> None:
@@ -260,7 +249,7 @@ def serve(
 @app.command()
 def report(
     sources: Annotated[list[Path], PathArgument(help="Runs and studies, finished or unfinished.", metavar="RUN|STUDY")],
-    output: Annotated[Path, PathOption("--output", help="Page to write.", metavar="FILE")] = Path("report.html"),
+    output: Annotated[Path, PathOption(help="Page to write.", metavar="FILE")] = Path("report.html"),
 ) -> None:
     """Write one self-contained HTML page about runs and studies: scores, curves, mistakes, recipes.
 
@@ -280,7 +269,7 @@ def compare(
             help="Runs, studies, or tables with columns of texts, label and prediction.", metavar="RUN|STUDY|TABLE"
         ),
     ],
-    split: Annotated[str | None, typer.Option("--split", help="Split of runs, such as test (default: dev).")] = None,
+    split: Annotated[str | None, typer.Option(help="Split of runs, such as test (default: dev).")] = None,
     as_json: JsonFile = None,
 ) -> None:
     """Compare models on the same rows: better, worse or not told apart, and the rows on which they differ.
@@ -316,7 +305,7 @@ def score_glue(
     predictions: Annotated[
         Path, PathArgument(help="File in the leaderboard's format (index, prediction), or one answer per line.")
     ],
-    task: Annotated[str, typer.Option("--task", help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli.")],
+    task: Annotated[str, typer.Option(help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """Score predictions for a GLUE task.
@@ -334,7 +323,7 @@ def score_glue(
 def score_squad(
     gold: Annotated[Path, PathArgument(help="Official file, such as dev-v2.0.json.", metavar="DATA.json")],
     predictions: Annotated[Path, PathArgument(help="JSON object: question id -> answer.", metavar="PREDICTIONS.json")],
-    version: Annotated[int, typer.Option("--version", help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
+    version: Annotated[int, typer.Option(help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
     odds: Annotated[
         Path | None,
         PathOption("--null-odds", help="JSON object: question id -> probability of no answer (2.0).", metavar="FILE"),

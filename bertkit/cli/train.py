@@ -47,11 +47,9 @@ BEGUN = time.monotonic()  # `--budget` also counts the time in which libraries a
 def pretrain(
     options: RunOptions,
     corpus: Annotated[
-        list[str] | None, PlaceOption("--corpus", help=PRETRAINING_OPTIONS["corpus"].help, metavar="PATH|docs|NAME")
+        list[str] | None, PlaceOption(help=PRETRAINING_OPTIONS["corpus"].help, metavar="PATH|docs|NAME")
     ] = None,
-    vocab: Annotated[
-        str | None, PlaceOption("--vocab", help=PRETRAINING_OPTIONS["vocab"].help, metavar="DIR|FILE|NAME")
-    ] = None,
+    vocab: Annotated[str | None, PlaceOption(help=PRETRAINING_OPTIONS["vocab"].help, metavar="DIR|FILE|NAME")] = None,
     cased: Cased = False,
 ) -> None:
     """Pretrain BERT on raw text: masked LM and next sentence.
@@ -72,9 +70,7 @@ def pretrain(
 @training_command(CLASSIFY_OPTIONS, *STUDIED)
 def classify(
     options: RunOptions,
-    data: Annotated[
-        str | None, PlaceOption("--data", help=CLASSIFY_OPTIONS["dir"].help, metavar="FILE|DIR|NAME")
-    ] = None,
+    data: Annotated[str | None, PlaceOption(help=CLASSIFY_OPTIONS["dir"].help, metavar="FILE|DIR|NAME")] = None,
     text: TextNames = None,
     label: LabelNames = None,
 ) -> None:
@@ -96,13 +92,11 @@ def classify(
 @training_command(GLUE_OPTIONS, "grid", "restarts", "workers", "search", "no_baseline")
 def glue(
     options: RunOptions,
-    task: Annotated[str, typer.Option("--task", help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, ax or all.")],
+    task: Annotated[str, typer.Option(help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, ax or all.")],
     data: Data = None,
     submit: Annotated[
         Path | None,
-        PathOption(
-            "--submit", help="With --task all: write the leaderboard's zip of test predictions.", metavar="FILE.zip"
-        ),
+        PathOption(help="With --task all: write the leaderboard's zip of test predictions.", metavar="FILE.zip"),
     ] = None,
     submit_partial: Annotated[
         bool, typer.Option("--submit-partial", help="Fill missing predictions in the zip with the majority class.")
@@ -144,12 +138,10 @@ def glue(
 @training_command(SQUAD_OPTIONS, "folds", "workers", "search")
 def squad(
     options: RunOptions,
-    version: Annotated[int, typer.Option("--version", help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
+    version: Annotated[int, typer.Option(help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
     runs: Annotated[list[Path] | None, PathArgument(help="Finished runs for --ensemble.", metavar="RUN")] = None,
-    data: Annotated[str | None, PlaceOption("--data", help=SQUAD_OPTIONS["dir"].help, metavar="DIR|FILE|NAME")] = None,
-    extra_train: Annotated[
-        str | None, PlaceOption("--extra-train", help=SQUAD_OPTIONS["extra_train"].help, metavar="FILE")
-    ] = None,
+    data: Annotated[str | None, PlaceOption(help=SQUAD_OPTIONS["dir"].help, metavar="DIR|FILE|NAME")] = None,
+    extra_train: Annotated[str | None, PlaceOption(help=SQUAD_OPTIONS["extra_train"].help, metavar="FILE")] = None,
     ensemble: Annotated[
         bool, typer.Option("--ensemble", help="Combine the answers of finished runs instead of training.")
     ] = False,
@@ -190,7 +182,7 @@ def swag(options: RunOptions, data: Data = None) -> None:
 @training_command(NER_OPTIONS, *STUDIED)
 def ner(
     options: RunOptions,
-    data: Annotated[str | None, PlaceOption("--data", help=NER_OPTIONS["dir"].help, metavar="FILE|DIR|NAME")] = None,
+    data: Annotated[str | None, PlaceOption(help=NER_OPTIONS["dir"].help, metavar="FILE|DIR|NAME")] = None,
     layers: Annotated[
         str | None, typer.Option("--features", help=NER_OPTIONS["features"].help, metavar="LAYERS")
     ] = None,
@@ -234,7 +226,7 @@ def push(
 def reproduce(
     run: Annotated[Path, PathArgument(help="Directory of a finished run.", metavar="RUN")],
     output: Annotated[
-        Path | None, PathOption("--output", help="Directory for the repetition (default: RUN-again).", metavar="DIR")
+        Path | None, PathOption(help="Directory for the repetition (default: RUN-again).", metavar="DIR")
     ] = None,
 ) -> None:
     """Repeat a finished run from its directory, and compare scores, weights and predictions.
@@ -259,7 +251,7 @@ def reproduce(
 def study(
     file: Annotated[Path, PathArgument(help="Study file in TOML; see recipes/studies/.", metavar="FILE")],
     data: Annotated[
-        str | None, PlaceOption("--data", help="Folder that contains glue/, squad/, swag/, ner/.", metavar="ROOT")
+        str | None, PlaceOption(help="Folder that contains glue/, squad/, swag/, ner/.", metavar="ROOT")
     ] = None,
     model: Model = None,
     output: Output = None,
@@ -288,8 +280,8 @@ def study(
 
 @app.command(hidden=True)
 def run(
-    recipe: Annotated[Path, PathOption("--recipe", help="Saved recipe of a run.", metavar="FILE")],
-    output: Annotated[Path, PathOption("--output", help="Directory of the run.", metavar="DIR")],
+    recipe: Annotated[Path, PathOption(help="Saved recipe of a run.", metavar="FILE")],
+    output: Annotated[Path, PathOption(help="Directory of the run.", metavar="DIR")],
     keep_step: Annotated[list[int] | None, typer.Option(help="Update whose checkpoint is kept.")] = None,
 ) -> None:
     """Do a run of a study; ends when standard input closes. Studies and searches start this command.

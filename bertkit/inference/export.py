@@ -96,7 +96,8 @@ def export(
     predictor = Predictor(run, precision="fp32")
     settings, model = predictor.settings, predictor.settings.model.to("cpu")
     dev = load_dev(open_scored(run, predictor), data) if int8 else None
-    with explain_disk_error(output), hold_directory(output, check=check_output):
+    with explain_disk_error(output), hold_directory(output):
+        check_output(output)
         for lost in output.glob(f"{PARTS}*"):  # of a killed export
             shutil.rmtree(lost)
         with TemporaryDirectory(dir=output, prefix=PARTS) as temporary:

@@ -16,6 +16,12 @@ from typing import Any
 from bertkit.errors import LONGEST_REASON, UsageError, name_extra
 
 POLL = 0.2  # seconds between two looks at a process
+QUIET = {  # environment variable -> value
+    "RAY_USAGE_STATS_ENABLED": "0",  # no usage reports to Ray's developers
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # no messages about lost workers, which we report
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # errors of cancelled tasks, which nobody asks for
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no notice that this becomes the default
+}
 
 
 def import_ray() -> Any:
@@ -24,13 +30,7 @@ def import_ray() -> Any:
     Raises:
         UsageError: Ray is not installed.
     """
-    quiet = {
-        "RAY_USAGE_STATS_ENABLED": "0",  # no usage reports to Ray's developers
-        "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # no messages about lost workers, which we report
-        "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # errors of cancelled tasks, which nobody asks for
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no notice that this becomes the default
-    }
-    for name, value in quiet.items():
+    for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
         import ray
@@ -54,25 +54,16 @@ def check_address(address: str) -> None:
 
 
 @contextlib.contextmanager
-def join_cluster(num_cpus: float, num_gpus: float) -> Iterator[Any]:
+def join_cluster() -> Iterator[Any]:
     """Yield Ray, connected to the cluster that RAY_ADDRESS names, or to a new one on this machine alone.
 
     Raises:
-        UsageError: Ray is not installed, the cluster does not answer, or a job asks for more than this machine has.
+        UsageError: Ray is not installed, or the cluster does not answer.
     """
     ray = import_ray()
     if ray.is_initialized():
         yield ray
         return
-    try:
-        connect(ray, num_cpus, num_gpus)
-        yield ray
-    finally:
-        ray.shutdown()
-
-
-def connect(ray: Any, num_cpus: float, num_gpus: float) -> None:
-    """Connect Ray as described in `join_cluster`."""
     address = os.environ.get("RAY_ADDRESS") or "local"
     alone = {"include_dashboard": False} if address == "local" else {}
     check_address(address)
@@ -81,22 +72,16 @@ def connect(ray: Any, num_cpus: float, num_gpus: float) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = str(error.__cause__ or error).strip().splitlines()[-1]  # the lines before are a traceback of Ray
-        if "authentication" in reason.lower():
-            remedy = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as on its first machine"
-            raise UsageError(f"the Ray cluster {address} asks for another token; {remedy}") from None
         raise UsageError(
-            f"the Ray cluster {address} cannot be joined: {reason[: 2 * LONGEST_REASON]}; check RAY_ADDRESS"
+            f"the Ray cluster {address} cannot be joined: {reason[:LONGEST_REASON]}; check RAY_ADDRESS, RAY_AUTH_MODE "
+            "and RAY_AUTH_TOKEN"
         ) from None
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
-    if address == "local":
-        there = ray.cluster_resources()
-        for kind, asked in (("CPU", num_cpus), ("GPU", num_gpus)):
-            if asked > there.get(kind, 0):
-                raise UsageError(
-                    f"num_{kind.lower()}s is {asked:g}, but this machine has {there.get(kind, 0):g}; lower it, "
-                    "or name a cluster in RAY_ADDRESS"
-                )
+    try:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
+        yield ray
+    finally:
+        ray.shutdown()
 
 
 # --- Commands in processes of their own, here and on a cluster --------------------------------------------------------
@@ -155,7 +140,7 @@ class Remote:
             return None
         try:
             found = self.ray.get(self.future)
-        except self.ray.exceptions.RayTaskError as error:
+        except self.ray.exceptions.RayTaskError as error:  # bertkit may be missing there
             reason = str(error).strip().splitlines()[-1][:LONGEST_REASON]
             raise UsageError(f"a Ray worker cannot start a process ({reason})") from None
         except self.ray.exceptions.RayError:
@@ -199,22 +184,14 @@ def read_workers(text: str | int) -> int:
     """Return the number of processes that `--workers` asks for; 0 means Ray.
 
     Raises:
-        UsageError: The text is neither a positive number nor "ray", workers are asked for although several processes
-            already share each run, or Ray is not installed.
+        UsageError: The text is neither a positive number nor "ray", or Ray is not installed.
     """
     if str(text) == "ray":
         import_ray()
-        workers = 0
-    elif str(text).isdecimal() and int(text) > 0:
-        workers = int(text)
-    else:
-        raise UsageError(f"--workers is {text!r}; give a whole number above 0, or ray")
-    if workers != 1 and (processes := count_processes()) > 1:
-        raise UsageError(
-            f"--workers {text} inside {processes} processes that share each run; omit --workers, or start without "
-            "torchrun or accelerate launch"
-        )
-    return workers
+        return 0
+    if str(text).isdecimal() and int(text) > 0:
+        return int(text)
+    raise UsageError(f"--workers is {text!r}; give a whole number above 0, or ray")
 
 
 def count_processes() -> int:

@@ -8,7 +8,6 @@ features by a later run, and others by nobody.
 import json
 import os
 import platform
-import re
 import secrets
 import time
 import zlib
@@ -24,7 +23,6 @@ from filelock import FileLock, Timeout
 from bertkit.errors import UsageError, explain_refusal
 
 UNFINISHED_SUFFIX = "unfinished"
-OWN_STREAM = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d+)")  # of this process
 LOCK = ".lock"  # names the process that uses a directory
 LOCK_PATIENCE = 5.0  # seconds to wait for the lock of a process that may be about to end
 BYTES_A_READ = 1 << 20
@@ -45,15 +43,10 @@ def atomic_write(text: str, path: Path) -> None:
 def atomic_open(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
     """Open a file for writing that appears under its name only when it is complete; text is UTF-8.
 
-    Streams of this process (/dev/stdout) and special files (a pipe, a device) are written directly.
+    Special files (a pipe, a device, /dev/stdout on a terminal) are written directly.
     """
-    encoding = None if mode == "wb" else "utf-8"
-    if found := OWN_STREAM.fullmatch(str(path.absolute())):
-        with open(os.dup({"stdout": 1, "stderr": 2}.get(found[1]) or int(found[2])), mode, encoding=encoding) as stream:
-            yield stream
-        return
     if path.exists() and not path.is_file():
-        with path.open(mode, encoding=encoding) as stream:
+        with path.open(mode, encoding=None if mode == "wb" else "utf-8") as stream:
             yield stream
         return
     path = path.resolve()  # so that a link remains a link
@@ -93,45 +86,20 @@ def flush(stream: Any) -> None:
 
 
 @contextmanager
-def hold_directory(output: Path, check: Callable[[Path], None] | None = None) -> Iterator[None]:
+def hold_directory(output: Path) -> Iterator[None]:
     """Lock a directory against other processes, creating it if necessary.
 
     Unfinished files of killed processes are deleted at the start, and created directories that stay empty at the end.
     The system releases the lock when a process dies. File systems without locks (some network disks) are not locked.
 
-    Args:
-        check: Raises a UsageError for content that is not allowed.
-
     Raises:
-        UsageError: Another process has locked the directory, or its content is not allowed.
+        UsageError: Another process has locked the directory.
     """
     made = [path for path in (output, *output.parents) if not path.exists()]
     with explain_refusal(f"the directory {output}"):
         output.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(output / LOCK, timeout=LOCK_PATIENCE, fallback_to_soft=False)
-    try:
-        take_lock(lock, output)
-        if check is not None:
-            check(output)
-        remove_unfinished(output)
-        yield
-    finally:
-        if lock.is_locked:
-            with suppress(OSError):
-                (output / LOCK).unlink()  # before another process can lock it
-            lock.release()
-        for path in made:
-            with suppress(OSError):  # the directory is not empty
-                path.rmdir()
-
-
-def take_lock(lock: FileLock, output: Path) -> None:
-    """Take the lock of a directory and write this process into its file; do nothing without locks in the file system.
-
-    Raises:
-        UsageError: Another process keeps it.
-    """
     path = output / LOCK
+    lock = FileLock(path, timeout=LOCK_PATIENCE, fallback_to_soft=False)
     try:
         lock.acquire()
         path.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
@@ -142,6 +110,17 @@ def take_lock(lock: FileLock, output: Path) -> None:
         ) from None
     except OSError:  # the file system has no locks, or a later write tells what it lacks
         pass
+    try:
+        remove_unfinished(output)
+        yield
+    finally:
+        if lock.is_locked:
+            with suppress(OSError):
+                path.unlink()  # before another process can lock it
+            lock.release()
+        for path in made:
+            with suppress(OSError):  # the directory is not empty
+                path.rmdir()
 
 
 def find_checksum(path: Path) -> int:

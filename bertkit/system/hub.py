@@ -82,14 +82,8 @@ def find_hub_trouble(name: str, kind: str, revision: str | None = None) -> str |
 CARD = "README.md"
 UPLOAD_TIMEOUT = 30.0  # seconds without an answer from the Hub
 LOGIN = "hf auth login --force"
-NO_ACCESS = f"name a repository of your own, or log in with a token that has write access: {LOGIN}"
-REMEDIES = {  # HTTP status -> remedy
-    400: f"correct what it names; the card is {CARD} in the run's directory",
-    401: f"log in again: {LOGIN}",
-    402: NO_ACCESS,
-    403: NO_ACCESS,
-    404: f"check its name, or log in with a token that has access: {LOGIN}",
-}
+REMEDIES = {400: f"correct what it names; the card is {CARD} in the run's directory"}  # HTTP status -> remedy
+REMEDIES |= dict.fromkeys((401, 402, 403, 404), f"check its name, or log in with a token that has access: {LOGIN}")
 
 
 @contextmanager

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import active_children, get_context, parent_process, resource_tracker
-from multiprocessing.connection import wait
 from threading import Thread
 from typing import Any
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
 SAME_SIGNAL = 1.0  # seconds after the first signal in which others count as the same
+LOOK_AT_PARENT = 0.05  # seconds between two looks of a helper process at its parent
 
 
 class Interrupted(Exception):
@@ -71,30 +71,24 @@ def await_note(noted: Sequence[int]) -> bool:
     return bool(noted)
 
 
-def follow_parent() -> None:
-    """Kill this process as soon as its parent has died, so that it cannot write beside a restarted command."""
-
-    def wait_and_end() -> None:
-        wait([parent_process().sentinel])
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    Thread(target=wait_and_end, daemon=True).start()
-
-
 def leave_signals_to_parent() -> None:
-    """Make this helper process end at a SIGTERM from its parent or with it, and ignore signals of others."""
-    if hasattr(signal, "sigwaitinfo"):  # macOS lacks it
+    """Make this helper process end with its parent or at its SIGTERM, and ignore signals of others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigtimedwait"):  # on macOS, which lacks it, SIGTERM ends the process
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # threads that already exist do not block it
         Thread(target=_obey_parent, daemon=True).start()
-    for number in STOPS:  # SIGTERM too: threads that already exist do not block it
-        signal.signal(number, signal.SIG_IGN)
-    follow_parent()
 
 
 def _obey_parent() -> None:
-    """End this process at a SIGTERM from its parent, and at no other."""
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent_process().pid:
-        pass
+    """End this process at a SIGTERM from its parent, or when that has died.
+
+    It must not write beside the command that takes the place of the dead one.
+    """
+    while parent_process().is_alive():
+        found = signal.sigtimedwait({signal.SIGTERM}, LOOK_AT_PARENT)
+        if found is not None and found.si_pid == parent_process().pid:
+            break
     os._exit(0)
 
 

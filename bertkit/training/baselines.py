@@ -64,11 +64,7 @@ def fit_texts(task: Task, recipe: Recipe, prepared: Prepared, dev: str) -> Basel
     """Return the answers of a linear head on TF-IDF vectors, for all rows of dev."""
     others = list(task.tabulate(prepared.examples[dev]).walk_texts())
     targets = prepared.data["train"].labels[choose_rows(prepared.checked.keys["train"], FITTED_ROWS)]
-
-    def fit() -> np.ndarray:
-        return answer(*vectorize_texts(prepared.texts, others), targets, "tfidf", prepared)
-
-    logits = keep_array(name_result("tfidf", prepared, prepared.texts, others, targets.tolist()), fit)
+    logits = keep_answers("tfidf", vectorize_texts, prepared.texts, others, targets, prepared)
     return Baseline(logits, np.arange(len(others)), len(targets))
 
 
@@ -97,11 +93,8 @@ def fit_words(task: Task, recipe: Recipe, prepared: Prepared, dev: str) -> Basel
     kept = np.sort(order[: max(int((np.cumsum(lengths[order]) <= FITTED_ROWS).sum()), 1)])
     given = [given[number] for number in kept.tolist()]
     targets = train.labels[np.repeat(np.isin(np.arange(len(lengths)), kept), lengths)]  # (M,)
-
-    def fit() -> np.ndarray:
-        return answer(*vectorize_words(given, asked), targets, "words", prepared).argmax(1)
-
-    found = keep_array(name_result("words", prepared, given, asked, targets.tolist()), fit)[others.firsts != ABSENT]
+    logits = keep_answers("words", vectorize_words, given, asked, targets, prepared)
+    found = logits.argmax(1)[others.firsts != ABSENT]
     _, ends, _ = others.locate_all()
     counts = np.diff(ends, prepend=0)
     summaries = np.full((len(others), max(counts.max(), 1)), IGNORED)  # (S, W)
@@ -122,10 +115,17 @@ def answer(train: Any, others: Any, targets: np.ndarray, name: str, prepared: Pr
     return others @ weight.T + bias
 
 
-def name_result(name: str, prepared: Prepared, *parts: Any) -> str:
-    """Return a hash of everything that the answers of a baseline depend on."""
-    facts = [__version__, name, STRENGTHS[name], len(prepared.settings["id2label"]), *parts]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+def keep_answers(
+    name: str, vectorize: Callable, given: Any, asked: Any, targets: np.ndarray, prepared: Prepared
+) -> np.ndarray:
+    """Return the logits (S, L) of rows, from a head that is fitted to other rows, or from the cache.
+
+    Args:
+        vectorize: Returns the vectors of both.
+    """
+    facts = [name, __version__, STRENGTHS[name], len(prepared.settings["id2label"]), given, asked, targets.tolist()]
+    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+    return keep_array(key, lambda: answer(*vectorize(given, asked), targets, name, prepared))
 
 
 def score_baselines(task: Task, baselines: Mapping[str, Baseline], data: Any, rows: pa.Table | None) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """The calibration of a run's classifier on the rows that decide, and its file `calibration.json` for label sets."""
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +15,6 @@ from bertkit.metrics.calibration import (
 )
 from bertkit.metrics.rows import take_values
 from bertkit.model.checkpoint import find_file
-from bertkit.system.files import atomic_write
 from bertkit.tasks.task import Task, check_finite
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import CALIBRATION_FILE, read_record
@@ -37,52 +34,31 @@ class Conformity(msgspec.Struct):
     scores: list[float]
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """The temperature and the conformity scores from the rows that decide.
+def calibrate(
+    task: Task, recipe: Recipe, logits: np.ndarray, data: Any, split: str
+) -> tuple[float | None, Conformity | None]:
+    """Return the temperature and the conformity scores on the rows that decide.
 
-    Attributes:
-        temperature: None without `calibrate`.
-        conformity: None if the model is not a classifier.
-    """
-
-    temperature: float | None = None
-    conformity: Conformity | None = None
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """Return the values for BertConfig and metrics.json."""
-        return {} if self.temperature is None else {"temperature": self.temperature}
-
-    def score_before(self, logits: np.ndarray, classes: np.ndarray | None, pattern: str) -> dict[str, float]:
-        """Return the scores of the probabilities without the temperature, if there is one.
-
-        Args:
-            pattern: The name pattern of the split's scores.
-        """
-        if self.temperature is None:
-            return {}
-        scores = take_values(measure_calibration(find_probabilities(logits, classes.ndim == 2), classes))
-        return {f"uncalibrated_{pattern.format(name)}": value for name, value in scores.items()}
-
-    def save(self, output: Path) -> None:
-        """Write the conformity scores, if there are any, to a run's directory."""
-        if self.conformity:
-            atomic_write(msgspec.json.encode(self.conformity).decode() + "\n", output / CALIBRATION_FILE)
-
-
-def calibrate(task: Task, recipe: Recipe, logits: np.ndarray, data: Any, split: str) -> Calibration:
-    """Return the calibration on the rows that decide; an empty one if the task does not predict classes.
+    There is no temperature without `calibrate`, and neither if the task does not predict classes.
 
     Raises:
         UsageError: The model's outputs are NaN.
     """
     if (classes := find_classes(task, data)) is None:
-        return Calibration()
+        return None, None
     temperature = choose_temperature(check_finite(logits), classes) if recipe.calibrate else None
     scores = find_conformity(temper(check_finite(logits), temperature), classes)
-    rounded = np.round(np.ceil(scores / STEP) * STEP, 6).tolist()
-    return Calibration(temperature, Conformity(split, rounded))
+    return temperature, Conformity(split, np.round(np.ceil(scores / STEP) * STEP, 6).tolist())
+
+
+def score_uncalibrated(logits: np.ndarray, classes: np.ndarray, pattern: str) -> dict[str, float]:
+    """Return the scores of the probabilities without a temperature.
+
+    Args:
+        pattern: The name pattern of the split's scores.
+    """
+    scores = take_values(measure_calibration(find_probabilities(logits, classes.ndim == 2), classes))
+    return {f"uncalibrated_{pattern.format(name)}": value for name, value in scores.items()}
 
 
 def find_classes(task: Task, data: Any) -> np.ndarray | None:

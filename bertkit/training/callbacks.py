@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -21,25 +21,19 @@ SECONDS_OF_SPEED = 30.0  # after which the speed of earlier updates hardly count
 Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, all updates, the latest log entry
 
 
-class Diverged(UsageError):
-    """A loss or a weight is NaN or infinite; raised in all processes of a run."""
+def refuse_divergence(what: str, update: int, args: TrainingArguments) -> NoReturn:
+    """Stop a training run that has reached NaN or infinite values; all processes call this together.
 
-
-def explain_divergence(what: str, update: int, args: TrainingArguments) -> str:
-    """Return the error message for a training run that has reached NaN or infinite values, with remedies."""
+    Raises:
+        UsageError: Always, with remedies.
+    """
     kept = f"{args.output_dir} has no checkpoint yet"
     if whole := list_checkpoints(Path(args.output_dir)):
         kept = f"checkpoints in {args.output_dir} are kept, the last one is from update {max(whole)}"
-    return (
+    raise UsageError(
         f"{what} after update {update}; lower learning_rate or raise warmup_steps in [train], or set precision = "
         f'"fp32"; {kept}'
     )
-
-
-def explain_stop(update: int, saved: int) -> str:
-    """Return the message for a run stopped after `update`, which continues from checkpoint `saved` (0: none)."""
-    where = "" if saved == update else f" after update {saved:,}" if saved else " from the beginning"
-    return f"stopped after update {update:,}; the same command continues{where}"
 
 
 class StopOnSignal(TrainerCallback):
@@ -55,7 +49,7 @@ class StopOnSignal(TrainerCallback):
     def on_log(self, args, state: TrainerState, control: TrainerControl, logs=None, **kwargs) -> None:
         loss = (logs or {}).get("loss", 0.0)
         if not math.isfinite(loss):
-            raise Diverged(explain_divergence(f"the loss is {loss}", state.global_step, args))
+            refuse_divergence(f"the loss is {loss}", state.global_step, args)
         if state.is_world_process_zero:
             append_log(state.log_history[-1], self.output)
             self.progress(state.global_step, state.max_steps, logs or {})
@@ -96,16 +90,6 @@ def is_at_end(state: TrainerState) -> bool:
     return state.global_step >= state.max_steps or abs(state.epoch - round(state.epoch)) < 1e-6
 
 
-def ends_epoch(args: TrainingArguments, state: TrainerState) -> bool:
-    """Return whether the checkpoint of this update is saved at the end of the epoch, after its evaluation.
-
-    If it were saved before, a resumed run would skip that evaluation and the random numbers it draws; if it were saved
-    before and after, the second write would put the first at risk. A stopped run therefore may need the time of an
-    evaluation to end.
-    """
-    return args.save_strategy != SaveStrategy.BEST and is_at_end(state)
-
-
 class PredictionProgress(TrainerCallback):
     """Reports the progress of a long prediction, measured on the first process."""
 
@@ -131,7 +115,11 @@ class PredictionProgress(TrainerCallback):
 
 
 class Milestones(TrainerCallback):
-    """Saves checkpoints after given updates, and delays those at the end of an epoch (see `ends_epoch`)."""
+    """Saves checkpoints after given updates, and delays every checkpoint at the end of an epoch past its evaluation.
+
+    A resumed run would skip the evaluation, and the random numbers that it draws, after a checkpoint before it. A
+    stopped run may therefore need the time of an evaluation to end.
+    """
 
     def __init__(self, updates: Collection[int]) -> None:
         self.updates = updates
@@ -139,7 +127,7 @@ class Milestones(TrainerCallback):
 
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         control.should_save |= state.global_step in self.updates
-        self.waits = control.should_save and ends_epoch(args, state)
+        self.waits = control.should_save and args.save_strategy != SaveStrategy.BEST and is_at_end(state)
         control.should_save &= not self.waits
 
     def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:

@@ -1,6 +1,6 @@
 """The model card of a run, with metadata for the Hub. Only the last part of each path is published."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardDat
 from bertkit.data.pretraining.sources import DOCS
 from bertkit.errors import make_printable
 from bertkit.reports.markdown import format_table
-from bertkit.reports.tables import count, list_shown, tabulate_scores
+from bertkit.reports.tables import ScoreRow, count, list_shown, tabulate_scores
 from bertkit.system.hub import CARD, HubName, find_dataset, parse_hub_name, split_revision
 from bertkit.tasks.task import CHOSEN_ON_DEV, Task
 from bertkit.training.recipe import Recipe
@@ -172,15 +172,16 @@ def find_own_dataset(task: Task, options: Mapping[str, Any]) -> HubName | None:
     return None if task.is_official(source) else find_dataset(source)
 
 
-def place_score(task: Task, key: str) -> tuple[str, str]:
-    """Return the split of a score in metrics.json, and the score's name without the split."""
-    found = []
-    for split, form in task.splits.items():
-        before, after = form.split("{}")
-        if key.startswith(before) and key.endswith(after):
-            found.append((len(form), split, key.removeprefix(before).removesuffix(after)))
-    _, split, name = max(found)
-    return split, name
+def walk_scores(task: Task, metrics: Mapping[str, Any]) -> Iterator[tuple[ScoreRow, str, str]]:
+    """Yield each score that is shown, its split, and its name without the split."""
+    for row in list_shown(task.table, task.metric, metrics):
+        found = []
+        for split, form in task.splits.items():
+            before, after = form.split("{}")
+            if row.key.startswith(before) and row.key.endswith(after):
+                found.append((len(form), split, row.key.removeprefix(before).removesuffix(after)))
+        _, split, name = max(found)
+        yield row, split, name
 
 
 def list_results(task: Task, recipe: Recipe, metrics: Mapping[str, Any], pipeline: str) -> list[EvalResult]:
@@ -190,28 +191,16 @@ def list_results(task: Task, recipe: Recipe, metrics: Mapping[str, Any], pipelin
         title, copies, unknown = own.name, {}, own[:2]
     elif source := recipe.data.get("dir"):
         title, copies = f"{title}, local files" if task.is_official(source) else "local files", {}
-    if recipe.data.get("tune_share"):
-        title, copies = f"{title}, part of dev", {}
-    if recipe.data.get("held_back"):
-        title, copies = f"{title}, part of train", {}
+    for option, whole in (("tune_share", "dev"), ("held_back", "train")):
+        if recipe.data.get(option):
+            title, copies = f"{title}, part of {whole}", {}
     results = []
-    for row in list_shown(task.table, task.metric, metrics):
-        split, name = place_score(task, row.key)
-        if name not in MEASURES:
-            continue
-        dataset, config, hub_split = copies.get(split, (*unknown, split))
-        results.append(
-            EvalResult(
-                task_type=pipeline,
-                dataset_type=dataset,
-                dataset_name=title,
-                dataset_config=config,
-                dataset_split=hub_split,
-                metric_type=MEASURES[name],
-                metric_name=row.name,
-                metric_value=metrics[row.key],
-            )
-        )
+    for row, split, name in walk_scores(task, metrics):
+        if name in MEASURES:
+            dataset, config, hub_split = copies.get(split, (*unknown, split))
+            score = {"metric_type": MEASURES[name], "metric_name": row.name, "metric_value": metrics[row.key]}
+            source = {"dataset_type": dataset, "dataset_config": config, "dataset_split": hub_split}
+            results.append(EvalResult(task_type=pipeline, dataset_name=title, **source, **score))
     return results
 
 
@@ -228,8 +217,7 @@ def list_benchmarks(task: Task, recipe: Recipe, metrics: Mapping[str, Any], date
     if not task.copies or any(recipe.data.get(key) for key in OTHER_DATA):
         return []
     found = {}
-    for row in list_shown(task.table, task.metric, metrics):
-        split, name = place_score(task, row.key)
+    for row, split, name in walk_scores(task, metrics):
         if name == task.metric:
             dataset, config, hub_split = task.copies[split]
             task_id = "_".join([config, *hub_split.split("_")[1:]])

@@ -10,11 +10,10 @@ from huggingface_hub import eval_result_entries_to_yaml
 from huggingface_hub.utils import yaml_dump
 
 from bertkit.data.tokenizer import save_tokenizer
-from bertkit.reports.tables import list_shown
 from bertkit.system.files import write_json
 from bertkit.system.progress import Report
 from bertkit.tasks.task import Task
-from bertkit.training.model_card import list_benchmarks, place_score, write_card
+from bertkit.training.model_card import list_benchmarks, walk_scores, write_card
 from bertkit.training.prepare import Prepared
 from bertkit.training.recipe import Recipe, save_recipe
 from bertkit.training.run_dir import (
@@ -79,8 +78,7 @@ def summarize_results(
         sizes: Number of inputs of each split.
     """
     found: dict[str, Any] = {}
-    for row in list_shown(task.table, task.metric, metrics):
-        split, name = place_score(task, row.key)
+    for row, split, name in walk_scores(task, metrics):
         found[f"predict_{name}" if split == "test" else f"eval_{row.key}"] = metrics[row.key]
     prefixes = {"train": "train", next(iter(task.splits), ""): "eval", "test": "predict"}
     found |= {f"{prefix}_samples": sizes[split] for split, prefix in prefixes.items() if split in sizes}

@@ -1,6 +1,5 @@
 """The processes that share a run: how they join, and the message when one is lost; torchrun restarts them."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,12 +18,10 @@ class ProcessLost(UsageError):
     """Another process of the run has ended; raised in each of the remaining ones.
 
     Attributes:
-        speaks: Whether this process prints the message: the first two of a machine do, because one may be the lost one.
+        speaks: All of them print the message, because the first one may be the lost one.
     """
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.speaks = os.environ.get("LOCAL_RANK", "0") in ("0", "1")
+    speaks = True
 
 
 def join_processes(recipe: Recipe) -> PartialState:
@@ -32,16 +29,7 @@ def join_processes(recipe: Recipe) -> PartialState:
 
     Processes wait for each other up to `[train] ddp_timeout` seconds. The default is two hours, because the others wait
     while the first one trains a vocabulary.
-
-    Raises:
-        UsageError: torchrun is to restart processes, with a store in which it keeps the addresses of dead ones.
     """
-    restarts, keeps = (os.environ.get(f"TORCHELASTIC_{name}") for name in ("MAX_RESTARTS", "USE_AGENT_STORE"))
-    if restarts not in (None, "0") and keeps == "True":
-        raise UsageError(
-            "restarted processes would look for the dead ones; give torchrun TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in "
-            "its environment, and --standalone or --rdzv-backend c10d, or leave out --max-restarts"
-        )
     timeout = timedelta(seconds=recipe.train.get("ddp_timeout", 7200))
     return PartialState(cpu=not torch.accelerator.is_available(), timeout=timeout)
 

@@ -21,7 +21,7 @@ from bertkit.system.hub import CARD, LOGIN, explain_hub
 from bertkit.system.progress import Report, ignore
 from bertkit.training.model_card import hide_paths
 from bertkit.training.recipe import read_recipe
-from bertkit.training.run_dir import EVAL_RESULTS, METRICS_FILE, PUBLISHED, RECIPE_FILE, VOCABULARY, read_study
+from bertkit.training.run_dir import EVAL_RESULTS, PUBLISHED, RECIPE_FILE, VOCABULARY, check_finished, read_study
 
 WEIGHTS = "model.safetensors"
 
@@ -79,17 +79,9 @@ def gather_files(output: Path) -> dict[str, Path | bytes]:
     Raises:
         UsageError: There is no finished run, or it lacks weights, tokenizer or card.
     """
-    if not (output / RECIPE_FILE).is_file():
-        raise UsageError(f"there is no run in {output}; give the directory of a finished run")
-    if not (output / METRICS_FILE).is_file():
-        raise UsageError(f"the run in {output} is not finished; repeat the command that started it")
     shards = sorted(path.name for path in output.glob("model*-of-*.safetensors"))
     weights = [f"{WEIGHTS}.index.json", *shards] if shards else [WEIGHTS]
-    if missing := [name for name in (*weights, VOCABULARY, CARD) if not (output / name).is_file()]:
-        raise UsageError(
-            f"{output} has no {missing[0]} here; push from the machine that trained it, or delete {METRICS_FILE} and "
-            "repeat the command of the run"
-        )
+    check_finished(output, *weights, VOCABULARY, CARD)
     results = [path.relative_to(output).as_posix() for path in sorted(output.glob(f"{EVAL_RESULTS}/*.yaml"))]
     return {name: output / name for name in (*weights, *PUBLISHED, *results) if (output / name).is_file()}
 

@@ -110,8 +110,6 @@ class Recipe:
         total = math.fsum(phase["share"] for phase in self.phase)
         if self.phase and not abs(total - 1) <= 1e-6:
             raise UsageError(f"the shares of the [[phase]] tables add up to {total:g}; they must add up to 1")
-        if self.train.get("max_steps") == 0:
-            raise UsageError("max_steps is 0 in [train]; it must be above 0, or -1 for num_train_epochs to decide")
         if self.patience and self.train.get("eval_strategy", "no") == "no":
             raise UsageError(
                 f"patience is {self.patience}, but nothing is evaluated during training; set eval_strategy in [train] "
@@ -273,17 +271,12 @@ def merge(*recipes: Mapping[str, Any]) -> RecipePart:
 
 
 def name_precision(recipe: RecipePart) -> RecipePart:
-    """Write `fp16 = true` or `bf16 = true`, at the top level or in `[train]`, as `precision`; return the recipe.
-
-    Raises:
-        UsageError: The recipe has two precisions.
-    """
+    """Write `fp16 = true` or `bf16 = true`, at the top level or in `[train]`, as `precision`; return the recipe."""
     for table in (recipe, recipe.get("train")):
         for name in ("bf16", "fp16"):
             if isinstance(table, dict) and table.get(name) is True:
+                recipe["precision"] = name
                 del table[name]
-                if (other := recipe.setdefault("precision", name)) != name:
-                    raise UsageError(f"precision is given twice, as {name} and as {show_toml(other)}; keep one of them")
     return recipe
 
 

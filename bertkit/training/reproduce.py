@@ -19,11 +19,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bertkit.errors import UsageError, explain_refusal
-from bertkit.reports.tables import OWN_DATA, name_limits
 from bertkit.system.differences import find_differences
 from bertkit.system.hub import pin
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.task import CHOSEN_ON_DEV
 from bertkit.training.callbacks import Progress
 from bertkit.training.predictions import TABLE_SUFFIX, read_table
 from bertkit.training.recipe import load_recipe
@@ -34,6 +32,7 @@ from bertkit.training.run_dir import (
     METRICS_FILE,
     PREDICTIONS,
     RECIPE_FILE,
+    check_finished,
     read_environment,
     read_metrics,
 )
@@ -74,11 +73,7 @@ def reproduce(
         Interrupted: SIGTERM or SIGINT was received; a checkpoint was saved.
     """
     folder, output = Path(folder), Path(output)
-    if not (folder / METRICS_FILE).is_file() or not (folder / RECIPE_FILE).is_file():
-        raise UsageError(
-            f"{folder} does not hold a finished run ({METRICS_FILE} and {RECIPE_FILE}); give the directory of a "
-            "finished training run"
-        )
+    check_finished(folder)
     if output.resolve() == folder.resolve():
         raise UsageError(f"{output} is the run itself; name another directory with --output")
     recipe = load_recipe(folder / RECIPE_FILE)
@@ -94,10 +89,7 @@ def compare_runs(before: Path, now: Path) -> Comparison:
         UsageError: A file of one of them is damaged.
     """
     one, two = (read_metrics(folder / METRICS_FILE) for folder in (before, now))
-    limits = {name for key in one for name in name_limits(key)} & (one.keys() ^ two.keys())
-    later = {CHOSEN_ON_DEV, OWN_DATA} | limits  # runs of earlier versions lack them
-    names = [name for name in one if name not in later]
-    scores = {name: (one.get(name), two.get(name)) for name in names if one.get(name) != two.get(name)}
+    scores = {name: (one[name], two.get(name)) for name in one if one[name] != two.get(name)}
     return Comparison(
         scores, compare_weights(before, now), compare_files(before, now), list(compare_environments(before, now))
     )
@@ -111,12 +103,7 @@ def compare_environments(before: Path, now: Path) -> Iterator[str]:
     """
     if all((folder / FIRST / ENVIRONMENT).exists() for folder in (before, now)):
         yield from (f"{FIRST}: {line}" for line in compare_environments(before / FIRST, now / FIRST))
-    one, two = map(read_environment, (before, now))
-    later = {"data", "weights_at_start", "commits"}  # runs of earlier versions lack them
-    for key in later & (one.keys() ^ two.keys()):
-        one.pop(key, None)
-        two.pop(key, None)
-    yield from find_differences(one, two)
+    yield from find_differences(*map(read_environment, (before, now)))
 
 
 def compare_weights(before: Path, now: Path) -> dict[str, float]:

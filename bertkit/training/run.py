@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainingArguments, set_seed
@@ -29,8 +30,9 @@ import bertkit
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal
 from bertkit.model.checkpoint import find_file, fingerprint_weights, load_model, make_config, reinitialize, trace_commit
 from bertkit.model.optim import BERT_ADAM, BertAdam
+from bertkit.model.precision import choose_precision
 from bertkit.reports.tables import OWN_DATA, name_limits
-from bertkit.system.files import hold_directory
+from bertkit.system.files import atomic_write, hold_directory
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
@@ -46,10 +48,10 @@ from bertkit.training.processes import explain_lost_process, join_processes
 from bertkit.training.recipe import Recipe, save_recipe
 from bertkit.training.run_dir import (
     BEST,
+    CALIBRATION_FILE,
     FIRST,
     METRICS_FILE,
     RECIPE_FILE,
-    check_data,
     find_checkpoint,
     find_finished,
     list_checkpoints,
@@ -132,17 +134,12 @@ def run(
 def train_first(recipe: Recipe, output: Path, report: Report, progress: Progress) -> Recipe:
     """Run the training that comes before this one, if any, and return a recipe that starts from it.
 
-    It is a separate run in `output/first`, and is not repeated if it is finished and the data are the same.
+    It is a separate run in `output/first`, and is not repeated if it is finished.
     """
     if (earlier := TASKS[recipe.task].pretrain_on(recipe)) is None:
         return recipe
     report(f"first, in {output / FIRST}:")
-    was_finished = find_finished(output / FIRST, earlier) is not None
     run(earlier, output=output / FIRST, report=report, progress=progress)
-    if was_finished:  # equal in all processes: none can finish a run without the others
-        prepared = prepare(earlier, report)
-        if join_processes(recipe).is_main_process:
-            check_data(output / FIRST, prepared.fingerprints)
     report("then:")
     return recipe.override(checkpoint=str(output / FIRST), reinit_layers=0)
 
@@ -181,15 +178,14 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: 
 
 def count_updates(args: TrainingArguments, recipe: Recipe, rows: int) -> int:
     """Return the updates of a training on this many rows."""
-    return (
-        args.max_steps if args.max_steps > 0 else math.ceil(math.ceil(rows / recipe.batch_size) * args.num_train_epochs)
-    )
+    if args.max_steps > 0:
+        return args.max_steps
+    return math.ceil(math.ceil(rows / recipe.batch_size) * args.num_train_epochs)
 
 
 def describe_training(args: TrainingArguments, recipe: Recipe, data: Any) -> str:
     """Return one line with updates, sequences per update and their division, and precision."""
-    steps = count_updates(args, recipe, len(data))
-    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
+    steps, precision = count_updates(args, recipe, len(data)), choose_precision(recipe.precision)
     late = "" if args.get_warmup_steps(steps) < steps else "; warm-up is longer, so the learning rate never peaks"
     cut = f"{args.world_size} x {args.gradient_accumulation_steps} x {args.per_device_train_batch_size}"
     return f"{steps:,} updates of {recipe.batch_size} sequences ({cut}), {precision}{late}"
@@ -209,7 +205,7 @@ def dry_run(recipe: Recipe, output: str | Path) -> dict[str, Any]:
     plan["sequences_per_update"] = recipe.batch_size
     plan["per_device_batch"] = args.per_device_train_batch_size
     plan["accumulation"] = args.gradient_accumulation_steps
-    plan["precision"] = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
+    plan["precision"] = choose_precision(recipe.precision)
     if args.max_steps > 0:
         plan["updates"] = args.max_steps
     if task.pretrain_on(recipe) is not None:
@@ -272,9 +268,10 @@ def finish(
     """Score and save a trained model, and return its scores; the first process writes the rest of the directory."""
     trainer.compute_metrics = None  # each split has its own labels
     found = score_splits(task, recipe, lambda data: trainer.predict(data).predictions, prepared, report)
-    metrics, tuned, calibration = found.metrics, found.tuned, found.calibration
+    metrics, tuned, chosen = found.metrics, found.tuned, found.decided or {}
     if tuned is None:  # otherwise the scores at the start are those of the tune split
-        metrics |= list_start(trainer.state.log_history)
+        start = next((entry for entry in trainer.state.log_history if entry["step"] == 0), {})  # eval_on_start
+        metrics |= {f"start_{name}": start[key] for name in sorted(metrics) if (key := f"eval_{name}") in start}
     if task.metric:
         dev = prepared.data[next(iter(task.splits))]
         metrics |= task.baseline(prepared.data["train"], dev) | score_baselines(task, baselines, dev, found.rows)
@@ -283,8 +280,8 @@ def finish(
                 metrics[key] = metrics[own]
     metrics["updates"] = trainer.state.global_step
     model = trainer.accelerator.unwrap_model(trainer.model)
-    metrics |= calibration.config
-    chosen = found.decided or {}
+    if found.temperature is not None:
+        metrics["temperature"] = found.temperature
     for name, value in chosen.items():
         setattr(model.config, name, value)
     if names := [] if tuned else [*chosen, *["the checkpoint"] * trainer.args.load_best_model_at_end]:
@@ -300,7 +297,8 @@ def finish(
     if trainer.is_world_process_zero():
         if best:
             save_best(recipe, trainer, best, prepared.tokenizer, output)
-        calibration.save(output)
+        if found.conformity:
+            atomic_write(msgspec.json.encode(found.conformity).decode() + "\n", output / CALIBRATION_FILE)
         write_results(task, recipe, trainer, metrics, found.files, prepared, output)
         if trainer.keep == 1:  # the model itself is the one to keep; the last and the best checkpoint were for resuming
             for update, checkpoint in list_checkpoints(output).items():
@@ -308,11 +306,3 @@ def finish(
                     shutil.rmtree(checkpoint, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
     return metrics
-
-
-def list_start(log: list[dict[str, float]]) -> dict[str, float]:
-    """Return the scores before the first update (`eval_on_start`) as `start_…`."""
-    start = next((entry for entry in log if entry.get("step") == 0), {})
-    timings = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-    found = {key.removeprefix("eval_"): value for key, value in sorted(start.items()) if key.startswith("eval_")}
-    return {f"start_{key}": value for key, value in found.items() if key not in timings}

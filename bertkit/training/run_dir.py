@@ -92,6 +92,19 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
     return read_metrics(output / METRICS_FILE) if (output / METRICS_FILE).exists() else None
 
 
+def check_finished(folder: Path, *files: str) -> None:
+    """Check that a folder holds a finished run that has these files too.
+
+    Raises:
+        UsageError: A file is missing.
+    """
+    if missing := [name for name in (RECIPE_FILE, METRICS_FILE, *files) if not (folder / name).is_file()]:
+        raise UsageError(
+            f"{folder} is not a finished run, because it has no {missing[0]}; name another directory, or repeat the "
+            f"command of the run ({METRICS_FILE} must not exist)"
+        )
+
+
 def read_metrics(path: Path) -> dict[str, Any]:
     """Read the scores of a finished run.
 
@@ -155,33 +168,19 @@ def write_environment(
     Raises:
         UsageError: The run continues with other data than before.
     """
-    found = {"weights_at_start": weights, "commits": dict(commits)}
+    found = {"data": dict(data), "weights_at_start": weights, "commits": dict(commits)}
+    earlier: dict[str, Any] = {}
     if goes_on:
-        earlier = check_data(output, data)
-        found |= {key: earlier[key] for key in found if key in earlier}
-    write_json(describe_environment() | {"data": dict(data)} | found, output / ENVIRONMENT)
-
-
-def check_data(output: Path, data: Mapping[str, str]) -> Mapping[str, Any]:
-    """Check that a run's data are unchanged and return its environment.json, empty if damaged or lost.
-
-    Args:
-        data: Fingerprint of each split.
-
-    Raises:
-        UsageError: The run was started with other data.
-    """
-    found: Mapping[str, Any] = {}
-    with suppress(UsageError):
-        found = read_environment(output)
-    known = found.get("data") or data  # older runs have no fingerprints
-    if changed := sorted({split for split, _ in known.items() ^ data.items()}):
+        with suppress(UsageError):  # it is damaged or lost
+            earlier = read_environment(output)
+    if changed := sorted({split for split, _ in earlier.get("data", data).items() ^ data.items()}):
         raise UsageError(
             f"{output} was started with other data ({', '.join(changed)}), or with packages that process them "
             f"differently ({ENVIRONMENT}); restore them, delete {output} to start again, or name another directory "
             "with --output"
         )
-    return found
+    found |= {key: earlier[key] for key in found if key in earlier}
+    write_json(describe_environment() | found, output / ENVIRONMENT)
 
 
 def read_environment(output: Path) -> dict[str, Any]:

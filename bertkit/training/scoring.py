@@ -18,7 +18,7 @@ from bertkit.metrics.table import LABEL, find_decided
 from bertkit.reports.tables import WITHOUT_LEAKS, name_limits
 from bertkit.system.progress import Report
 from bertkit.tasks.task import TUNE, Task
-from bertkit.training.calibration import Calibration, calibrate, find_classes
+from bertkit.training.calibration import Conformity, calibrate, find_classes, score_uncalibrated
 from bertkit.training.predictions import GROUP, format_table, join_rows
 from bertkit.training.prepare import Prepared
 from bertkit.training.recipe import Recipe
@@ -35,7 +35,8 @@ class Evaluation:
         files: The predictions: name -> content.
         tuned: The scores of the tune split; None without one.
         decided: Values of BertConfig that the first split has decided; None before it.
-        calibration: That of the first split; None before it.
+        temperature: That of the first split; None without `calibrate`.
+        conformity: The conformity scores of the first split; None if the model is not a classifier.
         rows: The prediction table of the first of the task's splits; None before it.
     """
 
@@ -43,7 +44,8 @@ class Evaluation:
     files: dict[str, str | bytes] = field(default_factory=dict)
     tuned: dict[str, float] | None = None
     decided: dict[str, Any] | None = None
-    calibration: Calibration | None = None
+    temperature: float | None = None
+    conformity: Conformity | None = None
     rows: pa.Table | None = None
 
 
@@ -61,14 +63,17 @@ def score_splits(
             continue
         report(f"predicting {split}, {len(data):,} sequences")
         given = predict(data)
-        found.calibration = found.calibration or calibrate(task, recipe, given, data, split)
-        summaries = temper(given, found.calibration.temperature)
+        if is_first := found.decided is None:
+            found.temperature, found.conformity = calibrate(task, recipe, given, data, split)
+        summaries = temper(given, found.temperature)
         rows = task.rows(summaries, data, found.decided)
         if split == TUNE:
             found.tuned = take_values(task.score(rows))
             found.metrics["tune_score"] = found.tuned[task.metric]
-        if found.decided is None:
-            found.decided = find_decided(rows) | found.calibration.config
+        if is_first:
+            found.decided = dict(find_decided(rows))
+            if found.temperature is not None:
+                found.decided["temperature"] = found.temperature
         if split == TUNE:
             continue
         found.files |= task.format_predictions(summaries, data, split, found.decided)
@@ -77,7 +82,8 @@ def score_splits(
         if pattern := task.splits.get(split):
             found.rows = rows if split == next(iter(task.splits)) else found.rows
             found.metrics |= score_rows(task, rows, pattern, prepared.checked.find_leaks(split))
-            found.metrics |= found.calibration.score_before(given, find_classes(task, data), pattern)
+            if found.temperature is not None:
+                found.metrics |= score_uncalibrated(given, find_classes(task, data), pattern)
         else:
             rows = rows.drop_columns([name for name in JUDGED if name in rows.column_names])
         found.files |= format_table(rows, name_split(split))

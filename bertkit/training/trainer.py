@@ -23,15 +23,7 @@ from bertkit.system.files import write_json
 from bertkit.system.progress import Report, describe_duration
 from bertkit.system.signals import Interrupted, note_signals
 from bertkit.tasks.task import Task
-from bertkit.training.callbacks import (
-    Diverged,
-    Milestones,
-    StopAfter,
-    StopEarly,
-    StopOnSignal,
-    explain_divergence,
-    explain_stop,
-)
+from bertkit.training.callbacks import Milestones, StopAfter, StopEarly, StopOnSignal, refuse_divergence
 from bertkit.training.processes import begin_worker
 from bertkit.training.run_dir import list_checkpoints, mark_complete, rotate_checkpoints, write_log
 
@@ -43,7 +35,7 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
 
     Raises:
         Interrupted: SIGTERM or SIGINT was received; a checkpoint was saved.
-        Diverged: The loss or a weight is NaN or infinite.
+        UsageError: The loss or a weight is NaN or infinite.
         UnpicklingError: The checkpoint holds pickled code, which torch does not execute.
     """
     if checkpoint:
@@ -58,17 +50,14 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
     if number := stopper.agreed or stopper.ask_all(trainer.args):  # a signal may come after the last update
         update = trainer.state.global_step
         # Later checkpoints are damaged: a resumed run has skipped them.
-        saved = [step for step in list_checkpoints(Path(trainer.args.output_dir)) if step <= update]
-        raise Interrupted(explain_stop(update, max(saved, default=0)), number)
+        saved = max((step for step in list_checkpoints(Path(trainer.args.output_dir)) if step <= update), default=0)
+        where = "" if saved == update else f" after update {saved:,}" if saved else " from the beginning"
+        raise Interrupted(f"stopped after update {update:,}; the same command continues{where}", number)
     trainer.check_numbers(trainer.add_up())
     if (update := trainer.state.global_step) < trainer.state.max_steps:
         is_due = any(x.is_due(trainer.state) for x in trainer.callback_handler.callbacks if isinstance(x, StopAfter))
-        reason = (
-            "because its time was over (stop_after)"
-            if is_due
-            else f"because {trainer.criterion[0]} did not improve (patience)"
-        )
-        report(f"stopped early after update {update:,}, {reason}")
+        reason = "its time was over (stop_after)" if is_due else f"{trainer.criterion[0]} did not improve (patience)"
+        report(f"stopped early after update {update:,}, because {reason}")
     report(f"trained for {describe_duration(time.monotonic() - start)}")
 
 
@@ -142,7 +131,7 @@ class BertTrainer(Trainer):
             logs |= {name: total / updates for name, total in self.add_up().items()}
             self.sums, self.logged_at = {}, self.state.global_step
         logs.pop("train_loss", None)  # the Trainer's mean covers only the updates since the last start
-        if "train_runtime" in logs and self.resumed_at:  # so does the runtime
+        if "train_runtime" in logs and self.resumed_at:  # a runtime is that of the last start
             logs["resumed_at"] = self.resumed_at
         super().log(logs, start_time)
 
@@ -161,7 +150,7 @@ class BertTrainer(Trainer):
         """Save a checkpoint, mark it complete once every process has written its part, and delete old checkpoints.
 
         Raises:
-            Diverged: A loss since the last log, or a weight, is NaN or infinite; such a checkpoint would be useless.
+            UsageError: A loss since the last log, or a weight, is NaN or infinite; such a checkpoint would be useless.
         """
         sums = self.add_up()
         self.check_numbers(sums)
@@ -183,14 +172,12 @@ class BertTrainer(Trainer):
         """Check that the loss sums and the weights are finite. All processes must call this together.
 
         Raises:
-            Diverged: A value is NaN or infinite, in any process.
+            UsageError: A value is NaN or infinite, in any process.
         """
         parts = (each.to_local() if hasattr(each, "to_local") else each for each in self.model.parameters())
         sound = torch.stack([part.isfinite().all() for part in parts]).all() & all(map(math.isfinite, sums.values()))
         if self.accelerator.reduce((~sound).float().to(self.args.device), "sum") > 0:
-            raise Diverged(
-                explain_divergence("a loss or a weight is NaN or infinite", self.state.global_step, self.args)
-            )
+            refuse_divergence("a loss or a weight is NaN or infinite", self.state.global_step, self.args)
 
     @property
     def criterion(self) -> tuple[str, bool]:
@@ -220,13 +207,11 @@ class BertTrainer(Trainer):
 
     def restore_sums(self, checkpoint: Path) -> None:
         """Restore the loss sums since the last log; the first process takes those of all processes."""
-        self.logged_at = self.resumed_at = int(checkpoint.name.rpartition("-")[2])
-        self.sums = {}
-        if (checkpoint / SUMS).exists():  # older checkpoints have none
-            saved = json.loads((checkpoint / SUMS).read_text(encoding="utf-8"))
-            self.logged_at = saved["logged_at"]
-            own = float(self.is_world_process_zero())  # the others have zeros: sums are added over processes
-            self.sums = {name: torch.tensor(own * x, device=self.args.device) for name, x in saved["sums"].items()}
+        self.resumed_at = int(checkpoint.name.rpartition("-")[2])
+        saved = json.loads((checkpoint / SUMS).read_text(encoding="utf-8"))
+        self.logged_at = saved["logged_at"]
+        own = float(self.is_world_process_zero())  # the others have zeros: sums are added over processes
+        self.sums = {name: torch.tensor(own * x, device=self.args.device) for name, x in saved["sums"].items()}
 
     def _get_dataloader(self, *args, **kwargs) -> Any:
         """Return the Trainer's loader, with workers that leave signals to this process, which needs them to finish."""

@@ -86,16 +86,6 @@ def test_the_recipe_of_a_fold_starts_folds(call, small, tmp_path):
     assert {row["fold"] for row in read_rows(tmp_path / "runs" / "g" / "out_of_fold.csv")} == {"1", "2", "3"}
 
 
-def test_a_failed_fold_is_told_and_there_are_no_predictions_of_all_rows(call, small, tmp_path):
-    diverging = ["--set", "train.learning_rate=1e30", "--set", "train.max_grad_norm=0.0", "--set", "train.max_steps=4"]
-    code, _, err = call("classify", *small, *NAMED, *diverging, "--folds", "2", "--output", "runs/f")
-    assert (code, err) == (
-        2,
-        "bertkit: 2 of 2 runs failed; runs/f/study.json gives the reasons, and the same command retries them\n",
-    )
-    assert not (tmp_path / "runs" / "f" / "out_of_fold.csv").exists()
-
-
 def test_a_search_before_the_run(call, small, tmp_path, here):
     code, out, err = call("classify", *small, *NAMED, "--search", "2", "--output", "runs/stars")
     assert (code, err) == (0, "")
@@ -129,34 +119,3 @@ def test_a_grid_of_several_labels(call, small, tmp_path):
         assert words in out
     assert (tmp_path / "runs" / "grid" / "heatmap.png").exists()
     assert not (tmp_path / "runs" / "grid" / "out_of_fold.csv").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--data", "nothing.csv"], "'nothing.csv' does not exist; give a file"),
-        (["--data", "reviews.csv", "--text", "boby", "--text", "body"], "no column 'boby'"),
-        (["--data", "reviews.csv", "--label", "stras", "--label", "stars"], "no column 'stras'"),
-        (["--data", "reviews.csv", "--label", "id"], "too many for labels; choose another column with --label"),
-        (["--data", "reviews.csv", "--folds", "1"], "--folds is 1; give at least 2"),
-        (["--data", "reviews.csv", "--folds", "2", "--grid"], "--folds cannot be combined with --grid, --restarts"),
-        (["--data", "reviews.csv", "--workers", "2"], "--workers is for --folds, --grid, --restarts"),
-        (["--data", "reviews.csv", "--folds", "2", "--set", "data.tune_share=0.5"], "leave out tune_share or folds"),
-        (["--data", "reviews.csv", "--set", "data.txt=body"], "text"),
-        (
-            ["--data", "reviews.csv", "--folds", "2", "--budget", "5m"],
-            "--budget and --search cannot be combined with --folds",
-        ),
-        (["--data", "reviews.csv", "--budget", "20"], "'20' is not a duration; write for example 90s, 20m"),
-        (["--data", "reviews.csv", "--budget", "5m", "--set", "train.max_steps=9"], "leave out train.max_steps"),
-        ([], "classify needs a table of texts and labels; name a file, a folder or a Hub data set with --data"),
-    ],
-)
-def test_a_mistake_is_one_line_and_nothing_is_written(call, small, tmp_path, arguments, words):
-    given = [] if "--data" in arguments or not arguments else small[:2]
-    code, _, err = call("classify", *given, *arguments, *small[2:])
-    assert code == 2
-    assert err.startswith("bertkit: ")
-    assert err.count("\n") == 1
-    assert words in err
-    assert not (tmp_path / "runs").exists()

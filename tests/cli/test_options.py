@@ -84,33 +84,6 @@ def test_the_five_options_reach_the_runs_of_a_study(call, files, monkeypatch, co
         assert (row.recipe["batch_size"], row.recipe["data"]["max_length"]) == (4, 40)
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("glue --task rte --epochs many", "Invalid value for '--epochs': Input should be a valid number"),
-        ("glue --task rte --batch-size 0", "batch_size = 0; it must be at least 1"),
-        ("glue --task rte --steps 3", "No such option"),
-        ("pretrain --epochs 3", "No such option"),
-        (
-            "pretrain --budget 5m --steps 3",
-            "--budget decides the number of updates; leave out train.max_steps (or --steps)",
-        ),
-        ("squad --version 1 --ensemble runs/one --seed 3", "leave out the options of training"),
-        ("swag --set epochs=3", "'epochs' at the top level; did you mean 'num_train_epochs' in [train]?"),
-        ("pretrain --set steps=3", "'steps' at the top level; did you mean 'max_steps' in [train]?"),
-        ("ner --set lr=1e-4", "'lr' at the top level; did you mean 'learning_rate' in [train]?"),
-        ("ner --set train.lr=1e-4", "'lr' in [train]; did you mean 'learning_rate' in [train]?"),
-        ("classify --set bs=16", "'bs' at the top level; did you mean 'batch_size'?"),
-        ("classify --set learning_rate=1", "'learning_rate' at the top level; it belongs in [train]"),
-    ],
-)
-def test_a_mistake_names_the_option_or_the_right_key(call, tmp_path, words, expected):
-    code, _, err = call(*words.split())
-    assert (code, err.count("\n")) == (2, 1)
-    assert expected in err
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.parametrize("words", ["--text title --text body", "--text title,body"])
 def test_text_may_be_repeated(call, files, words):
     code, out, err = call("classify", *COMMANDS["classify"], *words.split(), "--dry-run")
@@ -139,5 +112,3 @@ def test_a_precision_has_the_names_of_the_trainer(name):
         recipe = merge({"precision": "auto", "train": {"seed": 1}}, parse_setting(setting))
         assert recipe == {"precision": name, "train": {"seed": 1}}
     assert merge({"precision": name, name: True}) == {"precision": name}
-    with pytest.raises(ValueError, match=rf'as {name} and as "fp32"; keep one'):
-        merge({"precision": "fp32", "train": {name: True}})

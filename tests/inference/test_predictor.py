@@ -666,20 +666,6 @@ def test_nothing_is_left_of_an_output_that_fails(tmp_path, classifier):
 
 
 @pytest.mark.slow
-def test_a_stream_is_written_behind_what_is_there(classifier, tmp_path):
-    log = tmp_path / "log.txt"
-    for output in ("/dev/stdout", "/proc/self/fd/1", "/dev/fd/1"):
-        log.write_text("precious\n")
-        command = [sys.executable, "-m", "bertkit", "predict", str(classifier), "good", "--precision", "fp32"]
-        with log.open("a") as stream:
-            subprocess.run([*command, "--output", output], stdout=stream, check=True)
-        first, result, said = log.read_text().splitlines()
-        assert first == "precious"
-        assert json.loads(result) == Exact(classifier)(["good"])[0]
-        assert said == f"1 result in {output}"
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 def test_standard_output_that_is_full_or_closed_is_no_traceback(classifier):
     command = [sys.executable, "-m", "bertkit", "predict", str(classifier), "good"]

@@ -353,11 +353,3 @@ def test_a_signal_ends_the_tasks_of_ray_after_their_checkpoints(recipe, tmp_path
     assert len(list((tmp_path / "made").rglob("checkpoint-*/complete"))) >= 2
     logs = [path.read_text() for path in (tmp_path / "made" / "recipes").rglob("*.log")]
     assert any("bertkit: stopped" in log for log in logs), logs
-
-
-@pytest.mark.slow
-def test_more_than_this_machine_has_is_refused_by_ray(recipe, tmp_path, monkeypatch):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    definition = {"tasks": ["pretrain"], "recipe": recipe, "num_cpus": 4096}
-    with pytest.raises(UsageError, match=r"num_cpus is 4096, but this machine has \d+; lower it, or name a cluster"):
-        run_study(make_study(definition), output=tmp_path / "study", workers="ray")

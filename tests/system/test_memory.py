@@ -8,20 +8,7 @@ import sys
 import pytest
 
 from bertkit.system import memory
-from bertkit.system.memory import Heap, read_memory
-from bertkit.tasks import TASKS
-from bertkit.training.recipe import Recipe
-from bertkit.training.run import run
-from tests.training.test_run import make_recipe, write_text
-
-
-def test_the_heap_is_looked_after_while_it_trains(tmp_path, monkeypatch):
-    looks = []
-    monkeypatch.setattr(Heap, "look", lambda heap: looks.append(heap))
-    change = {"train": {"max_steps": 2 * memory.UPDATES_BETWEEN_LOOKS + 1}}
-    run(Recipe.make(TASKS["pretrain"], make_recipe(write_text(tmp_path / "text.txt")), change), output=tmp_path / "run")
-    assert len(looks) == 2
-    assert looks[0] is looks[1]
+from bertkit.system.memory import Heap
 
 
 def test_a_heap_is_trimmed_when_it_has_grown_by_a_quarter(monkeypatch):
@@ -33,13 +20,6 @@ def test_a_heap_is_trimmed_when_it_has_grown_by_a_quarter(monkeypatch):
         sizes.append(size)
         heap.look()
     assert trimmed == [5, 8], "above 125; then above 250, for 200 was in use when it had been trimmed"
-
-
-def test_what_nobody_tells_is_nothing(tmp_path, monkeypatch):
-    assert read_memory("VmRSS") > 1 << 20 or not memory.STATUS.exists()
-    assert read_memory("VmNone") == 0
-    monkeypatch.setattr(memory, "STATUS", tmp_path / "none")
-    assert read_memory("VmRSS") == 0
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library than glibc")

@@ -196,22 +196,6 @@ def test_a_mistake_in_a_source_is_one_line_from_any_node(driver, start_cluster):
     assert err.count("\n") == 1
 
 
-@pytest.mark.slow
-def test_a_wrong_token_is_one_line(tmp_path, start_cluster):
-    write_varied(tmp_path / "texts.txt", 1)
-    cluster = start_cluster(tmp_path)
-    for token in ({"RAY_AUTH_TOKEN": "0" * 64}, {"RAY_AUTH_MODE": "disabled"}):
-        cluster.environment |= token
-        (tmp_path / "script.py").write_text(SCRIPT.format(piece_bytes=150_000, shard_tokens=50_000, batch=1_000_000))
-        (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b\n")
-        command = ["script.py", "corpus", "build", "texts.txt", "--vocab", "vocab.txt", "--output", "made"]
-        with cluster.drive([*command, "--workers", "ray"]) as process:
-            _, err = process.communicate(timeout=200)
-        assert process.returncode == 2
-        line = f"bertkit: the Ray cluster {cluster.address} asks for another token; set RAY_AUTH_MODE=token and"
-        assert err.splitlines()[-1].startswith(line)
-
-
 # --- Studies ----------------------------------------------------------------------------------------------------------
 
 STUDY_SCRIPT = """

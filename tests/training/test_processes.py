@@ -13,14 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertkit.system.signals import Interrupted
 from bertkit.tasks.ner import NER
 from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.recipe import Recipe, merge, read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import find_checkpoint, list_checkpoints, read_log
-from tests.official import write_checkpoint, write_conll, write_glue, write_reviews, write_squad
-from tests.tasks.test_squad import kill_after_first
+from tests.official import write_checkpoint, write_conll, write_glue, write_reviews
 from tests.training.test_run import PRETRAIN, make_recipe, read_losses, read_weights, weigh_classes, write_text
 
 TWO_PHASES = {"phase": [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]}
@@ -63,31 +61,6 @@ def finish_two(process):
 
 def count_processes(output):
     return json.loads((output / "environment.json").read_text())["processes"]
-
-
-@pytest.mark.slow
-def test_two_processes_go_on_after_a_first_part_that_is_finished(tmp_path):
-    """Both processes read the data again; one alone would wait for the other, which is already training."""
-    start = write_checkpoint(tmp_path / "bert")
-    extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
-    data = {"dir": str(write_squad(tmp_path / "squad", 1)), "max_length": 40, "max_query_length": 8, "doc_stride": 12}
-    recipe = {
-        "task": "squad1",
-        "checkpoint": str(start),
-        "batch_size": 8,
-        "data": data | {"extra_train": str(extra)},
-        "train": {"max_steps": 4},
-    }
-
-    kill_after_first(recipe, tmp_path / "run")
-    with start_two(recipe, tmp_path, "run", command="squad --version 1") as process:
-        try:
-            out, err = process.communicate(timeout=120)
-        finally:
-            process.kill()
-    assert process.returncode == 0, err[-2000:]
-    assert "run/first is finished" in out
-    assert (tmp_path / "run" / "metrics.json").exists()
 
 
 @pytest.mark.parametrize("per_device", [8, pytest.param(4, marks=pytest.mark.slow)])
@@ -185,20 +158,6 @@ def test_a_signal_to_one_of_two_processes_stops_both_and_the_run_can_go_on(recip
     )
 
 
-@pytest.mark.slow
-def test_two_processes_keep_a_budget_together(recipe, tmp_path):
-    """The measurements and the end are those of the first process; the recipe then repeats the run without a clock."""
-    begun = time.monotonic()
-    finish_two(start_two(recipe, tmp_path, "two", command="pretrain --budget 90s"))
-    assert time.monotonic() - begun < 90
-    assert count_processes(tmp_path / "two") == 2
-    metrics = json.loads((tmp_path / "two" / "metrics.json").read_text())
-    written = read_recipe(tmp_path / "two" / "recipe.toml")
-    assert (written["stop_after"] or written["train"]["max_steps"]) == metrics["updates"] > 8
-    again = run(Recipe.make(PRETRAIN, written), output=tmp_path / "one")
-    assert again["mlm_loss"] == pytest.approx(metrics["mlm_loss"], rel=1e-3)
-
-
 # --- Another number of processes, also because one is lost ------------------------------------------------------------
 
 LOST = """
@@ -243,54 +202,6 @@ def test_a_lost_process_ends_the_run_and_one_goes_on_where_two_have_been(recipe,
     metrics = run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "two")
     assert metrics["perplexity"] == pytest.approx(straight["perplexity"], rel=1e-4)
     np.testing.assert_allclose(read_losses(tmp_path / "two"), read_losses(tmp_path / "straight"), rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_two_processes_go_on_where_one_has_been(recipe, tmp_path):
-    recipe = merge(recipe, SPARSE)
-    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "straight")
-
-    def stop(done, total, log):
-        if done == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted, match="after update 6"):
-        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "two", progress=stop)
-    out = finish_two(start_two(recipe, tmp_path, "two"))
-    assert "continues after checkpoint-6" in out
-    assert count_processes(tmp_path / "two") == 2
-    (tmp_path / "two" / "metrics.json").unlink()  # as if it had been lost between the last update and the scores
-    assert "continues after checkpoint-10" in finish_two(start_two(recipe, tmp_path, "two"))
-    np.testing.assert_allclose(read_losses(tmp_path / "two"), read_losses(tmp_path / "straight"), rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ({"RANK": "1"}, "RANK = 1 in the environment means several processes, but .*"),
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE = 2 in the environment means several processes, but .*"),
-        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "accelerate asks for bf16 .* and the recipe for fp32; .*"),
-        (
-            {"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"},
-            "restarted processes would look for the dead ones; .* TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 .*",
-        ),
-    ],
-)
-@pytest.mark.slow
-def test_environment_variables_of_a_launcher_are_one_line(recipe, tmp_path, given, line):
-    save_recipe(recipe, tmp_path / "recipe.toml")
-    words = ["pretrain", "--recipe", "recipe.toml", "--set", "precision=fp32"]
-    done = subprocess.run(
-        [sys.executable, "-m", "bertkit", *words],
-        cwd=tmp_path,
-        env=os.environ | given,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(f"bertkit: {line}\n", done.stderr)
-    assert os.listdir(tmp_path) == ["recipe.toml"]
 
 
 # --- FSDP -------------------------------------------------------------------------------------------------------------
@@ -359,15 +270,6 @@ def test_a_sharded_run_resumes(recipe, tmp_path):
     assert "continues after checkpoint-6" in finish_two(start_two(recipe, tmp_path, "two", code=ACCELERATED))
     losses = [[entry["loss"] for entry in log if "loss" in entry] for log in (whole, read_log(tmp_path / "two"))]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_fsdp_that_would_shard_nothing_is_refused(recipe, tmp_path):
-    """accelerate would silently train without it."""
-    with start_two(merge(recipe, FSDP), tmp_path, "two") as process:
-        _, err = process.communicate(timeout=300)
-    assert process.returncode != 0
-    assert re.search(r"^bertkit: fsdp in \[train\] has no effect here: .*; leave it out$", err, re.MULTILINE)
 
 
 # --- The feature-based approach ---------------------------------------------------------------------------------------

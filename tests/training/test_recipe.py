@@ -53,38 +53,17 @@ def typed(value: Any) -> Any:
 # Reading and --set
 
 
-def test_reads_the_nested_dictionary(tmp_path: Path) -> None:
-    path = tmp_path / "r.toml"
-    path.write_bytes(b"\xef\xbb\xbf" + b'batch_size = 8\r\n[data]\r\ncorpus = ["a"]\r\n[[phase]]\r\nshare = 1.0\r\n')
-    assert read_recipe(path) == {"batch_size": 8, "data": {"corpus": ["a"]}, "phase": [{"share": 1.0}]}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"a = 1\nb = two\n", r"cannot be read \(.*line 2"),
-        (b"a = 1\na = 2\n", r"cannot be read \(.*line 2"),
-        (b"a = " + b"9" * 5000, r"cannot be read \(.*digits"),
-        (b"a = " + b"[" * 5000 + b"]" * 5000, r"cannot be read \(.*recursion"),
-        (b"a = 1\nb = '\xe9'\n", r"cannot be read \('utf-8' codec .* in position 11"),
-    ],
-)
-def test_a_broken_file_is_one_line_that_names_it(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "broken.toml"
-    path.write_bytes(content)
-    with pytest.raises(UsageError, match=message) as caught:
-        read_recipe(path)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_missing_file_and_a_directory_are_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"nowhere\.toml cannot be read \(No such file or directory\); give a file in TOML"
-    ):
-        read_recipe(tmp_path / "nowhere.toml")
-    with pytest.raises(UsageError, match=re.escape(f"recipe {tmp_path} cannot be read (Is a directory)")):
-        read_recipe(tmp_path)
+def test_a_broken_file_is_one_line_that_names_it(tmp_path: Path, refused: Any) -> None:
+    for content in (b"a = 1\nb = two\n", b"a = 1\na = 2\n", b"b = '\xe9'\n"):
+        (tmp_path / "broken.toml").write_bytes(content)
+        with refused():
+            read_recipe(tmp_path / "broken.toml")
+    for path in (tmp_path / "nowhere.toml", tmp_path):
+        with refused():
+            read_recipe(path)
+    (tmp_path / "date.toml").write_text("checkpoint = 2024-01-01\n")
+    with refused():
+        check(read_recipe(tmp_path / "date.toml"), TASK)
 
 
 @pytest.mark.parametrize(
@@ -94,20 +73,14 @@ def test_a_missing_file_and_a_directory_are_named(tmp_path: Path) -> None:
         (" batch_size = 16 ", {"batch_size": 16}),
         ('data.corpus=["a","b=c"]', {"data": {"corpus": ["a", "b=c"]}}),
         ("bilstm=true", {"bilstm": True}),
-        ("bilstm=True", {"bilstm": "True"}),
         ("checkpoint=google-bert/bert-base-cased", {"checkpoint": "google-bert/bert-base-cased"}),
         ("checkpoint='quoted'", {"checkpoint": "quoted"}),
         ("checkpoint=2024-01-01", {"checkpoint": "2024-01-01"}),
-        ("checkpoint=07:32:00", {"checkpoint": "07:32:00"}),
         ("checkpoint=", {"checkpoint": ""}),
         ("checkpoint=1\nbatch_size = 2", {"checkpoint": "1\nbatch_size = 2"}),
-        ("checkpoint=" + "9" * 5000, {"checkpoint": "9" * 5000}),
         ("train.optim_args=a=1,b=2", {"train": {"optim_args": "a=1,b=2"}}),
         ("train.lr_scheduler_kwargs={num_cycles=3}", {"train": {"lr_scheduler_kwargs": {"num_cycles": 3}}}),
-        (
-            "phase=[{share=1.0, max_length=64}]",
-            {"phase": [{"share": 1.0, "max_length": 64}]},
-        ),
+        ("phase=[{share=1.0, max_length=64}]", {"phase": [{"share": 1.0, "max_length": 64}]}),
     ],
 )
 def test_a_setting_is_toml_or_else_text(text: str, recipe: dict[str, Any]) -> None:
@@ -115,8 +88,8 @@ def test_a_setting_is_toml_or_else_text(text: str, recipe: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("text", ["batch_size", "=5", "train.=5", ".x=5", "train.a.b=5", ""])
-def test_a_setting_of_another_form_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(UsageError, match=r"write for example train\.learning_rate=1e-4"):
+def test_a_setting_of_another_form_is_refused_with_an_example(text: str, refused: Any) -> None:
+    with refused():
         parse_setting(text)
 
 
@@ -163,74 +136,73 @@ def test_a_home_is_expanded_wherever_a_recipe_comes_from(tmp_path: Path, monkeyp
 # Checking
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        # Unknown keys: the nearest one, where it belongs, or the list.
-        ("train.learning_rat=1", "unknown key 'learning_rat' in [train]; did you mean 'learning_rate'?"),
-        ("batchsize=1", "unknown key 'batchsize' at the top level; did you mean 'batch_size'?"),
-        ("trian.seed=1", "unknown key 'trian' at the top level; did you mean 'train'?"),
-        ("learning_rate=1e-4", "unknown key 'learning_rate' at the top level; it belongs in [train]"),
-        ("train.batch_size=8", "in [train]; it belongs at the top level"),
-        ("zzz=1", "unknown key 'zzz' at the top level; expected task, checkpoint, batch_size, "),
-        ("data.zzz=1", "unknown key 'zzz' in [data]; expected corpus, vocab, vocab_size, "),
-        ("train.zzz=1", "unknown key 'zzz' in [train]; expected the arguments of transformers.TrainingArguments"),
-        ("model.zzz=1", "unknown key 'zzz' in [model]; expected the fields of bertkit.BertConfig"),
-        # Keys that bertkit sets itself.
-        ("train.output_dir=x", "output_dir cannot be set here; use --output"),
-        ("train.gradient_accumulation_steps=2", "set batch_size at the top level"),
-        ("train.bf16=false", 'set precision at the top level, for example precision = "bf16"'),
-        ("train.ignore_data_skip=true", "ignore_data_skip cannot be set here; bertkit decides it"),
-        ("train.warmup_ratio=0.1", "use warmup_steps: a value below 1 is a share of all steps"),
-        # Types.
-        (
-            "train.learning_rate='2e-5'",
-            '[train] learning_rate = "2e-5"; expected float, got str; write learning_rate = 2e-05',
-        ),
-        ("model.pad_token_id='0'", "expected int, got str; write pad_token_id = 0"),
-        ("batch_size=true", "batch_size = true; expected int, got bool"),
-        ("train.learning_rate=nan", "learning_rate = NaN; expected a number"),
-        ("train.learning_rate=1" + 400 * "0", "number out of range"),  # larger than any float
-        ("data.mask_rate=" + "[" * 5000, 'mask_rate = "[[[['),
-        ("train.max_steps=1e6", "expected int, got float; write max_steps = 1000000"),
-        ("data.cased=1", "cased = 1; expected bool, got int; write cased = true"),
-        ("bilstm=True", 'bilstm = "True"; expected bool, got str; write bilstm = true'),
-        ("data.corpus=wiki", 'corpus = "wiki"; expected list, got str; write corpus = ["wiki"]'),
-        ("data.corpus=[1]", "corpus = [1]; expected str, got int - at $[0]"),
-        ("data.vocab=12", 'vocab = 12; expected str, got int; write vocab = "12"'),
-        ("train.lr_scheduler_kwargs=3", "lr_scheduler_kwargs = 3; expected str | table, got int"),
-        ("train=5", "train = 5; expected table, got int"),
-        ("batch_size.x=1", 'batch_size = {"x": 1}; expected int, got table'),
-        # Choices and ranges.
-        ("precision=half", 'precision = "half"; expected one of auto, fp32, bf16, fp16'),
-        ("precision=BF16", 'write precision = "bf16"'),
-        ("preset=stabel", 'expected one of paper, stable; write preset = "stable"'),
-        ("train.lr_scheduler_type=greedy", "expected one of constant, "),
-        ("train.max_steps=1000000000000000000", "it must be at least -1 and below 1000000000"),
-        ("train.push_to_hub=true", "use --push-to-hub REPO"),
-        ("train.optim=bert_adm", '; write optim = "bert_adam"'),
-        ("train.eval_strategy=never", 'eval_strategy = "never"; expected one of no, steps, epoch'),
-        ("batch_size=0", "batch_size = 0; it must be at least 1"),
-        # Phases.
-        ("phase=1", "phase = 1; expected list, got int"),
-        ("phase=[{share=1.0}]", "table missing required field max_length - at $[0]"),
-        ("phase=[{share=1.0, length=1}]", "table contains unknown field length"),
-        ("phase=[{share=1.0, max_length=4}]", "expected int >= 5 - at $[0].max_length"),
-        ("phase=[{share=nan, max_length=64}]", "expected float > 0.0"),
-    ],
-)
-def test_a_mistake_is_one_line_with_the_remedy(text: str, message: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+MISTAKES = [
+    # Unknown keys: the nearest one, where it belongs, or the list.
+    "train.learning_rat=1",
+    "batchsize=1",
+    "trian.seed=1",
+    "learning_rate=1e-4",
+    "train.batch_size=8",
+    "zzz=1",
+    "data.zzz=1",
+    "train.zzz=1",
+    "model.zzz=1",
+    # Keys that bertkit sets itself.
+    "train.output_dir=x",
+    "train.gradient_accumulation_steps=2",
+    "train.bf16=false",
+    "train.ignore_data_skip=true",
+    "train.warmup_ratio=0.1",
+    # Types.
+    "train.learning_rate='2e-5'",
+    "model.pad_token_id='0'",
+    "batch_size=true",
+    "train.learning_rate=nan",
+    "train.learning_rate=1" + 400 * "0",
+    "data.mask_rate=" + "[" * 5000,
+    "train.max_steps=1e6",
+    "data.cased=1",
+    "bilstm=True",
+    "data.corpus=wiki",
+    "data.corpus=[1]",
+    "data.vocab=12",
+    "train.lr_scheduler_kwargs=3",
+    "train=5",
+    "batch_size.x=1",
+    # Choices and ranges.
+    "precision=half",
+    "precision=BF16",
+    "preset=stabel",
+    "train.max_steps=1000000000000000000",
+    "train.push_to_hub=true",
+    "train.eval_strategy=never",
+    "batch_size=0",
+    # Phases.
+    "phase=1",
+    "phase=[{share=1.0}]",
+    "phase=[{share=1.0, length=1}]",
+    "phase=[{share=1.0, max_length=4}]",
+    "phase=[{share=nan, max_length=64}]",
+]
+
+
+@pytest.mark.parametrize("text", MISTAKES, ids=lambda text: text[:40])
+def test_a_mistake_is_one_line_with_the_remedy(text: str, refused: Any) -> None:
+    with refused() as caught:
         check_one(text)
-    assert str(caught.value).startswith("recipe: ")
     assert "\n" not in str(caught.value)
 
 
-def test_a_date_in_a_file_wants_quotes(tmp_path: Path) -> None:
-    path = tmp_path / "r.toml"
-    path.write_text("checkpoint = 2024-01-01\n")
-    with pytest.raises(UsageError, match=r'checkpoint = 2024-01-01; expected .*; write checkpoint = "2024-01-01"'):
-        check(read_recipe(path), TASK)
+def test_a_mistake_names_the_choices_of_the_library(tmp_path: Path) -> None:
+    for text, words in (
+        ("train.optim=bert_adm", "expected one of bert_adam, .*; write optim = .bert_adam.$"),
+        ("train.lr_scheduler_type=greedy", "expected one of constant, .*, linear"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            check_one(text)
+    (tmp_path / "deep.toml").write_text("a = " + "[" * 5000 + "]" * 5000)
+    with pytest.raises(UsageError, match=r"deep\.toml cannot be read"):
+        read_recipe(tmp_path / "deep.toml")
 
 
 @pytest.mark.parametrize(
@@ -307,23 +279,6 @@ def test_a_recipe_cannot_be_changed_but_copied_and_pickled() -> None:
         assert typed(other.to_dict()) == typed(recipe.to_dict())
 
 
-def test_the_shares_of_the_phases_add_up() -> None:
-    phases = [{"share": 0.9, "max_length": 16}, {"share": 0.2, "max_length": 32}]
-    with pytest.raises(UsageError, match=r"add up to 1\.1; they must add up to 1"):
-        make({"phase": phases}, task="pretrain")
-
-
-def test_another_recipe_is_checked_and_keeps_what_was_given() -> None:
-    recipe = make({"train": {"seed": 7}, "checkpoint": "no/such-model"})
-    with pytest.raises(UsageError, match=r"^recipe: \[train\] seed = -1; it must be at least 0"):
-        recipe.changed(train={"seed": -1})
-    with pytest.raises(UsageError, match="no/such-model"):
-        recipe.changed(batch_size=16)
-    other = recipe.override(train={"max_steps": 3}, batch_size=16)
-    assert (other.train["seed"], other.train["max_steps"], other.batch_size) == (7, 3, 16)
-    assert "max_steps" not in recipe.train
-
-
 def test_what_a_timing_tells_is_filled_in() -> None:
     """A warm-up keeps its share, and phases keep theirs."""
     phases = [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]
@@ -347,7 +302,7 @@ def load_saved(recipe: Recipe) -> Recipe:
         return load_recipe(Path(folder, "recipe.toml"))
 
 
-def test_a_recipe_of_an_earlier_version_gets_the_defaults_of_newer_options(tmp_path: Path) -> None:
+def test_a_saved_recipe_gets_the_defaults_of_newer_options(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text('task = "rte"\ncheckpoint = "gone"\n[data]\nmax_length = 64\n')
     recipe = load_recipe(tmp_path / "recipe.toml")
     assert (recipe.data["max_length"], recipe.data["tune_share"], recipe.patience) == (64, 0.0, 0)
@@ -403,22 +358,16 @@ def test_a_batch_is_split_without_remainder(per_device: int, processes: int, ste
     assert split_batch(size, processes=processes) == (per_device * steps, 1)
 
 
-@pytest.mark.parametrize(
-    ("size", "processes", "per_device", "message"),
-    [
-        (
-            32,
-            3,
-            None,
-            "batch_size 32 cannot be divided among 3 processes x 1 sequences (per_device_train_batch_size); set",
-        ),
-        (32, 1, 5, "among 1 processes x 5 sequences (per_device_train_batch_size); set batch_size to 30 or 35"),
-        (32, 2, 64, "among 2 processes x 64 sequences (per_device_train_batch_size); set batch_size to 128"),
-    ],
-)
-def test_a_remainder_names_the_nearest_sizes(size: int, processes: int, per_device: int | None, message: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(message)):
-        split_batch(size, processes=processes, per_device=per_device)
+def test_the_shares_of_the_phases_add_up(refused: Any) -> None:
+    phases = [{"share": 0.9, "max_length": 16}, {"share": 0.2, "max_length": 32}]
+    with refused():
+        make({"phase": phases}, task="pretrain")
+
+
+def test_a_remainder_names_the_nearest_sizes(refused: Any) -> None:
+    for processes, per_device in ((3, None), (1, 5), (2, 64)):
+        with refused():
+            split_batch(32, processes=processes, per_device=per_device)
 
 
 # The files
@@ -426,36 +375,28 @@ def test_a_remainder_names_the_nearest_sizes(size: int, processes: int, per_devi
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_recipe_file_is_checked_and_saved(path: Path, tmp_path: Path) -> None:
+    """A recipe of a pretraining has a lab note, and a sentence for every value."""
     recipe = read_recipe(path)
     recipe = check(recipe, TASKS[recipe["task"]], where=str(path))
     save_recipe(recipe, tmp_path / "recipe.toml")
     assert typed(read_recipe(tmp_path / "recipe.toml")) == typed(recipe)
-    assert path.read_text(encoding="utf-8").startswith("# ")
-
-
-@pytest.mark.parametrize("path", PRETRAIN.values(), ids=PRETRAIN)
-def test_a_pretraining_recipe_has_a_lab_note_and_a_sentence_for_every_value(path: Path) -> None:
     note, _, body = path.read_text(encoding="utf-8").partition("\n\n")
-    for word in ("Command", "Hardware", "Time", "Expected"):
-        assert re.search(rf"^# {word} ", note, re.MULTILINE), word
-    values = [line for line in body.splitlines() if re.match(r"\w+ = ", line)]
-    assert len(values) >= 15
-    assert [line for line in values if not re.search(r" # \S", line)] == []
-
-
-@pytest.mark.parametrize(
-    ("name", "layers", "hidden", "heads"),
-    [("base", 12, 768, 12), ("large", 24, 1024, 16), ("small", 4, 512, 8), ("tiny", 2, 128, 2)],
-)
-def test_the_sizes_are_the_published_ones(name: str, layers: int, hidden: int, heads: int) -> None:
-    model = read_recipe(PRETRAIN[name])["model"]
-    assert (model["num_hidden_layers"], model["hidden_size"], model["num_attention_heads"]) == (layers, hidden, heads)
+    assert note.startswith("# ")
+    if path in PRETRAIN.values():
+        assert all(
+            re.search(rf"^# {word} ", note, re.MULTILINE) for word in ("Command", "Hardware", "Time", "Expected")
+        )
+        values = [line for line in body.splitlines() if re.match(r"\w+ = ", line)]
+        assert len(values) >= 15
+        assert [line for line in values if not re.search(r" # \S", line)] == []
 
 
 @pytest.mark.parametrize("name", ["base", "large"])
 def test_the_paper_values(name: str) -> None:
     """Section 3.1 and A.2, and the epsilon, the clipping and the data of the reference code."""
     recipe = read_recipe(PRETRAIN[name])
+    sizes = [recipe["model"][f"num_{key}"] for key in ("hidden_layers", "attention_heads")]
+    assert [*sizes, recipe["model"]["hidden_size"]] == {"base": [12, 12, 768], "large": [24, 16, 1024]}[name]
     assert recipe["batch_size"] == 256
     assert recipe["phase"] == [{"share": 0.9, "max_length": 128}, {"share": 0.1, "max_length": 512}]
     paper = {

@@ -8,19 +8,17 @@ from importlib.metadata import version
 import datasets
 import numpy as np
 import pytest
-import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from bertkit.data.formats.hub import load_hub
-from bertkit.errors import UsageError
 from bertkit.model.checkpoint import find_trouble
 from bertkit.tasks import TASKS
 from bertkit.training.predictions import pack_table, read_table
 from bertkit.training.recipe import Recipe, merge, read_recipe, save_recipe
 from bertkit.training.reproduce import compare_environments, compare_runs, reproduce
 from bertkit.training.run import run
-from bertkit.training.run_dir import describe_environment, read_environment
+from bertkit.training.run_dir import read_environment
 from tests.hub import Repo
 from tests.official import write_checkpoint, write_reviews
 from tests.tasks.test_conformance import CASES
@@ -136,49 +134,33 @@ def test_other_data_are_listed_as_the_reason(finished, tmp_path):
     assert changed in (["data.train"], ["data.dev"])
 
 
-def test_the_environment_says_what_decides_the_rounding():
-    found = describe_environment()
-    assert found["instructions"] == torch.backends.cpu.get_cpu_capability()
-    assert found["auto_precision"] in ("fp32", "bf16", "fp16")
-    assert found["threads"] == torch.get_num_threads()
-    assert found["packages"]["torch"].startswith(torch.__version__.partition("+")[0])
-
-
-def test_what_came_before_a_run_is_compared_and_what_an_old_one_does_not_know_is_not(tmp_path):
+def test_the_environment_of_what_came_before_a_run_is_compared(tmp_path):
     machine = {"date": "today", "threads": 1, "data": {"train": "a"}, "weights_at_start": "b"}
-    other = {"date": "later", "threads": 1, "data": {"train": "c"}, "weights_at_start": "b"}
-    old = {"date": "before", "threads": 2}
-    for name, outer, first in (("new", machine, machine), ("other", machine, other), ("old", old, old)):
+    for name, first in (("one", machine), ("other", machine | {"date": "later", "data": {"train": "c"}})):
         (tmp_path / name / "first").mkdir(parents=True)
-        (tmp_path / name / "environment.json").write_text(json.dumps(outer))
+        (tmp_path / name / "environment.json").write_text(json.dumps(machine))
         (tmp_path / name / "first" / "environment.json").write_text(json.dumps(first))
-    assert list(compare_environments(tmp_path / "new", tmp_path / "new")) == []
-    assert list(compare_environments(tmp_path / "new", tmp_path / "other")) == ['first: data.train: "a" -> "c"']
-    assert list(compare_environments(tmp_path / "old", tmp_path / "new")) == [
-        "first: threads: 2 -> 1",
-        "threads: 2 -> 1",
-    ]
+    assert list(compare_environments(tmp_path / "one", tmp_path / "one")) == []
+    assert list(compare_environments(tmp_path / "one", tmp_path / "other")) == ['first: data.train: "a" -> "c"']
 
 
-def test_what_is_no_finished_run_is_refused(finished, tmp_path):
-    with pytest.raises(UsageError, match=r"no does not hold a finished run .*give the directory"):
+def test_what_is_no_finished_run_is_refused(finished, tmp_path, refused):
+    with refused():
         reproduce(tmp_path / "no", tmp_path / "again")
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "metrics.json").write_text('{"score": 1.0}')
     (tmp_path / "old" / "recipe.toml").write_text('task = "poetry"\n')
-    with pytest.raises(UsageError, match=r"recipe.toml names the unknown task 'poetry'; correct it"):
+    with refused():
         reproduce(tmp_path / "old", tmp_path / "again")
     shutil.copy(finished / "environment.json", tmp_path / "old")
-    save_recipe(
-        merge(read_recipe(finished / "recipe.toml"), {"data": {"corpus": ["gone.txt"]}}),
-        tmp_path / "old" / "recipe.toml",
-    )
-    with pytest.raises(UsageError, match=r"gone.txt"):
+    gone = merge(read_recipe(finished / "recipe.toml"), {"data": {"corpus": ["gone.txt"]}})
+    save_recipe(gone, tmp_path / "old" / "recipe.toml")
+    with refused():
         reproduce(tmp_path / "old", tmp_path / "again")
     assert not (tmp_path / "again").exists()
 
 
-def test_what_was_read_from_the_hub_is_read_again_at_its_commits(hub, tmp_path, monkeypatch):
+def test_what_was_read_from_the_hub_is_read_again_at_its_commits(hub, tmp_path, monkeypatch, refused):
     """Both the newest model and the tag of the data have moved since."""
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.address)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
@@ -203,16 +185,12 @@ def test_what_was_read_from_the_hub_is_read_again_at_its_commits(hub, tmp_path, 
     found = reproduce(tmp_path / "run", tmp_path / "again")
     assert found.is_exact, found
     assert found.environment == []
-    with pytest.raises(UsageError, match=r"ada/bert' on the Hub has no revision 'v9'"):
-        run(Recipe.make(TASKS["classify"], recipe | {"checkpoint": "ada/bert@v9"}), output=tmp_path / "other")
-    with pytest.raises(UsageError, match=r"ada/reviews' on the Hub has no revision 'v9'"):
-        run(
-            Recipe.make(TASKS["classify"], merge(recipe, {"data": {"dir": "ada/reviews@v9"}})),
-            output=tmp_path / "other",
-        )
+    for change in ({"checkpoint": "ada/bert@v9"}, {"data": {"dir": "ada/reviews@v9"}}):
+        with refused():
+            run(Recipe.make(TASKS["classify"], merge(recipe, change)), output=tmp_path / "other")
     monkeypatch.setattr("bertkit.data.formats.hub.find_hub_trouble", lambda *_: "the Hub cannot be reached")
     assert len(load_hub(f"ada/reviews@{commits['datasets/ada/reviews']}")["train"]) == 72, "the copy in the cache"
-    with pytest.raises(UsageError, match=r"^the Hub cannot be reached; give "):
+    with refused():
         load_hub(f"ada/reviews@{'0' * 40}")
     find_trouble.cache_clear()
 

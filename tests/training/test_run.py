@@ -1,6 +1,5 @@
 """One run: its output files, its errors, and the execution modes that must agree."""
 
-import dataclasses
 import json
 import math
 import multiprocessing
@@ -11,27 +10,23 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from types import SimpleNamespace
-from typing import get_type_hints
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import PreTrainedConfig, TrainingArguments
 
 from bertkit import BertForPreTraining, BertModel
-from bertkit.cli import options
 from bertkit.errors import UsageError
-from bertkit.model.checkpoint import find_trouble, load_config, load_model
+from bertkit.model.checkpoint import load_config
 from bertkit.model.precision import choose_precision
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training import trainer
 from bertkit.training.arguments import make_arguments
-from bertkit.training.callbacks import explain_stop
-from bertkit.training.recipe import RESERVED, Recipe, merge, read_recipe, save_recipe
+from bertkit.training.recipe import Recipe, merge, save_recipe
 from bertkit.training.run import dry_run, make_model, run
 from bertkit.training.run_dir import read_log
 from tests.conftest import change_task
@@ -124,18 +119,8 @@ def test_a_run_writes_what_is_needed_to_use_and_repeat_it(recipe, tmp_path):
         progress=lambda *state: steps.append(state[:2]),
     )
     files = {path.name for path in output.iterdir()}
-    assert files >= {
-        "recipe.toml",
-        "metrics.json",
-        "environment.json",
-        "training_log.jsonl",
-        "model.safetensors",
-        "config.json",
-        "vocab.txt",
-        "tokenizer.json",
-        "README.md",
-        "predictions",
-    }
+    assert files >= {"recipe.toml", "metrics.json", "environment.json", "training_log.jsonl", "model.safetensors"}
+    assert files >= {"config.json", "vocab.txt", "tokenizer.json", "README.md", "predictions"}
     assert not (output / "training_args.bin").exists()
     assert json.loads((output / "metrics.json").read_text()) == metrics
     assert metrics["score"] == metrics["perplexity"] == pytest.approx(np.exp(metrics["mlm_loss"]))
@@ -156,177 +141,17 @@ def test_a_run_writes_what_is_needed_to_use_and_repeat_it(recipe, tmp_path):
     assert tokenizer.vocab_size == len((output / "vocab.txt").read_text(encoding="utf-8").splitlines())
 
 
-def test_the_saved_recipe_repeats_the_run(recipe, tmp_path):
-    first = run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "first")
-    again = run(Recipe.make(PRETRAIN, read_recipe(tmp_path / "first" / "recipe.toml")), output=tmp_path / "again")
-    assert first == again
-    assert_same_bits(read_weights(tmp_path / "first"), read_weights(tmp_path / "again"))
-
-
-def test_a_home_is_expanded_for_the_whole_run(recipe, tmp_path, monkeypatch):
-    """transformers itself expands the path of its checkpoints."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    run(Recipe.make(PRETRAIN, recipe, {"train": {"max_steps": 1, "save_steps": 1}}), output="~/run")
-    assert [path.name for path in tmp_path.iterdir()] == ["home"]
-    assert {path.name for path in (tmp_path / "home" / "run").iterdir()} >= {"checkpoint-1", "metrics.json"}
-
-
-# Other values of keys whose type does not list them.
-OTHERS = {
-    **dict.fromkeys(["eval_strategy", "logging_strategy", "save_strategy"], "epoch"),
-    **dict.fromkeys(["log_level", "log_level_replica"], "debug"),
-    "lr_scheduler_type": "cosine",
-    "train_sampling_strategy": "group_by_length",
-    "hub_strategy": "end",
-    "accelerator_config": {"split_batches": True},
-    "debug": "underflow_overflow",
-    "deepspeed": "file.json",
-    "activation_checkpointing_kwargs": {"use_reentrant": True},
-    "eval_steps": 2.0,
-    "fsdp": "full_shard",
-    "fsdp_config": {"min_num_params": 1},
-    "label_names": ["labels"],
-    "gradient_checkpointing_kwargs": {"use_reentrant": True},
-    "lr_scheduler_kwargs": {"num_cycles": 3},
-    "include_num_input_tokens_seen": "all",
-    "liger_kernel_config": {"rope": True},
-    "max_steps": 1,
-    "metric_for_best_model": "precision",
-    "num_train_epochs": 1.0,
-    "optim": "adafactor",
-    "report_to": "tensorboard",
-    "warmup_steps": 1.0,
-    "include_for_metrics": ["inputs"],
-}
-# Several processes, minutes of compilation, and two values whose errors are torch's own.
-ELSEWHERE = {"ddp_backend", "torch_compile", "torch_compile_backend"}
-ELSEWHERE |= {"dataloader_multiprocessing_context", "torch_compile_mode"}
-
-
-def list_other_values():
-    """Return a non-default value for each key of TrainingArguments that a recipe may set."""
-    for field in dataclasses.fields(TrainingArguments):
-        if not field.init or field.name in RESERVED or field.name in ELSEWHERE:
-            continue
-        annotation, default = str(field.type), field.default
-        number = default if isinstance(default, int | float) and default > 0 else 1
-        kinds = {"bool": not default, "int": int(2 * number), "float": 0.5 * number, "str": "x"}
-        plain = (value for kind, value in kinds.items() if re.search(rf"\b{kind}\b", annotation))
-        yield field.name, OTHERS[field.name] if field.name in OTHERS else next(plain)
-
-
-@pytest.mark.slow
-def test_every_key_of_the_library_trains_or_is_refused_at_the_start(tmp_path):
-    data = {"dir": str(write_glue(tmp_path / "glue")), "max_length": 32}
-    recipe = {
-        "checkpoint": str(write_checkpoint(tmp_path / "bert")),
-        "batch_size": 8,
-        "precision": "fp32",
-        "data": data,
-    }
-    often = {"max_steps": 2, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "save_steps": 1}
-    late, trained = {}, []
-    for key, value in list_other_values():
-        begun = []
-        try:
-            with mock.patch.dict(os.environ):  # in which transformers writes for accelerate
-                given = {"train": often | {key: value}}
-                run(
-                    Recipe.make(TASKS["rte"], recipe, given),
-                    output=tmp_path / key,
-                    progress=lambda *now, begun=begun: begun.append(now),
-                )
-            trained.append(key)
-        except Exception as error:
-            if begun or not isinstance(error, UsageError) or "\n" in str(error):
-                late[key] = (value, repr(error))
-    assert late == {}
-    assert len(trained) > 60
-
-
-def list_commands(app):
-    """Return the functions of a typer application and its sub-applications."""
-    yield from (command.callback for command in app.registered_commands)
-    for group in app.registered_groups:
-        yield from list_commands(group.typer_instance)
-
-
-def test_every_path_on_the_command_line_may_begin_with_a_home(call, monkeypatch, tmp_path):
+def test_a_path_on_the_command_line_may_begin_with_a_home(call, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     words = ["--corpus=~/text.txt", "--vocab=~/vocab", "--output=~/runs/mine", "--dry-run"]
     code, out, _ = call("pretrain", *words)
     assert code == 0
     for path in ("text.txt", "vocab", "runs/mine"):
         assert str(tmp_path / "home" / path) in out
-    for command in list_commands(options.app):
-        for name, hint in get_type_hints(command, include_extras=True).items():
-            if hasattr(hint, "__metadata__") and "Path" in str(hint.__origin__):
-                assert hint.__metadata__[0].parser is options.read_path, (command, name)
-
-
-def test_a_finished_run_is_not_repeated(recipe, straight, tmp_path):
-    shutil.copytree(straight.output, tmp_path / "run")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    lines = []
-    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", report=lines.append) == straight.metrics
-    assert "is finished" in lines[0]
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
-
-
-@pytest.mark.parametrize("update", [4, *(pytest.param(x, marks=pytest.mark.slow) for x in (2, 7))])
-def test_a_run_that_is_stopped_continues_bit_for_bit(recipe, tmp_path, update):
-    """SIGTERM lets the next update finish and writes a checkpoint; dropout is on, so the random state matters too."""
-    recipe = merge(recipe, {"model": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}})
-    straight, before = (
-        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "straight"),
-        signal.getsignal(signal.SIGTERM),
-    )
-
-    def stop(done, total, log):
-        if done == update and "loss" in log:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted, match=f"after update {update + 1}; the same command continues"):
-        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "stopped", progress=stop)
-    assert not (tmp_path / "stopped" / "metrics.json").exists()
-    assert signal.getsignal(signal.SIGTERM) == before
-    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "stopped") == straight
-    assert_same_bits(read_weights(tmp_path / "stopped"), read_weights(tmp_path / "straight"))
-    np.testing.assert_array_equal(read_losses(tmp_path / "stopped"), read_losses(tmp_path / "straight"))
-
-
-def test_a_run_goes_on_with_its_own_data_alone(recipe, tmp_path):
-    """One word of the text differs, which changes all later samples although the log would show one run."""
-    corpus, output = tmp_path / "corpus.txt", tmp_path / "run"
-    shutil.copy(recipe["data"]["corpus"][0], corpus)
-    recipe = merge(recipe, {"data": {"corpus": [str(corpus)]}})
-
-    def stop(done, total, log):
-        if done == 5:  # behind the checkpoint of the third
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(Recipe.make(PRETRAIN, recipe), output=output, progress=stop)
-    before = json.loads((output / "environment.json").read_text())
-    assert set(before["data"]) == {"train", "dev"}
-    text = corpus.read_text()
-    corpus.write_text(text.replace(text.split()[0], text.split()[1], 1))
-    with pytest.raises(
-        UsageError, match=r"run was started with other data \((train|dev)\), .*restore them, delete .* or name"
-    ):
-        run(Recipe.make(PRETRAIN, recipe), output=output)
-    assert json.loads((output / "environment.json").read_text())["data"] == before["data"]
-
-    corpus.write_text(text)
-    run(Recipe.make(PRETRAIN, recipe), output=output)
-    after = json.loads((output / "environment.json").read_text())
-    assert after["data"] == before["data"]
-    assert after["weights_at_start"] == before["weights_at_start"]
 
 
 def test_a_run_without_a_checkpoint_begins_anew_with_the_text_that_is_there(recipe, tmp_path):
-    """As after Ctrl-C because of a wrong file name: the old vocabulary must be replaced."""
+    """The old vocabulary must be replaced, as after Ctrl-C because of a wrong file name."""
     corpus = write_text(tmp_path / "corpus.txt", seed=1)
     recipe = merge(recipe, {"data": {"corpus": [str(corpus)]}})
 
@@ -342,52 +167,80 @@ def test_a_run_without_a_checkpoint_begins_anew_with_the_text_that_is_there(reci
     assert (tmp_path / "run" / "vocab.txt").read_bytes() == (tmp_path / "fresh" / "vocab.txt").read_bytes() != old
 
 
-def test_a_run_that_does_not_know_its_data_goes_on(recipe, straight, tmp_path):
-    """A run started by an earlier version, or one whose environment.json is damaged."""
-    output = tmp_path / "run"
-    shutil.copytree(straight.output, output)
-    (output / "metrics.json").unlink()
+def lose_environment(output):
     (output / "environment.json").write_text("{")
-    assert run(Recipe.make(PRETRAIN, recipe), output=output) == straight.metrics
-    assert set(json.loads((output / "environment.json").read_text())["data"]) == {"train", "dev"}
 
 
-def test_a_run_killed_while_it_wrote_its_end_is_finished(recipe, straight, tmp_path):
+def lose_model(output):
+    (output / "model.safetensors").unlink()
+
+
+def flip_bit(name, output):
+    path = output / "checkpoint-8" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def leave_half(output):
+    (output / "checkpoint-9").mkdir()
+    (output / "checkpoint-9" / "model.safetensors").write_bytes(b"half")
+    (output / "checkpoint-old").mkdir()
+    (output / "checkpoint-old" / "complete").touch()
+
+
+def keep_only(names, output):
+    for path in output.iterdir():
+        if path.name not in names:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+DAMAGED = ["checkpoint-8 is damaged, skipping", "continues after checkpoint-6"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lose_environment, ["continues after checkpoint-8"]),
+        (lose_model, ["continues after checkpoint-8"]),
+        (leave_half, ["continues after checkpoint-8"]),
+        (partial(flip_bit, "model.safetensors"), DAMAGED),
+        *(
+            pytest.param(partial(flip_bit, name), DAMAGED, marks=pytest.mark.slow)
+            for name in ("optimizer.pt", "trainer_state.json", "complete")
+        ),
+        (partial(keep_only, ["recipe.toml"]), []),
+        (partial(keep_only, ["recipe.toml", "tokenizer.json"]), []),
+    ],
+)
+def test_what_a_kill_or_a_disk_leaves_of_a_run_becomes_the_same_run(recipe, straight, tmp_path, damage, said):
+    """Only recipe.toml, or also a tokenizer without its last file, is there after a kill at the start."""
     shutil.copytree(straight.output, tmp_path / "run")
-    for name in ("metrics.json", "model.safetensors"):
-        (tmp_path / "run" / name).unlink()
-    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run") == straight.metrics
-    assert (tmp_path / "run" / "model.safetensors").exists()
-
-
-def test_damaged_files_are_named_or_passed_over(recipe, straight, tmp_path):
-    shutil.copytree(straight.output, tmp_path / "run")
-    (tmp_path / "run" / "metrics.json").write_text("{")
-    with pytest.raises(UsageError, match=r"metrics.json is damaged .*delete it"):
-        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
     (tmp_path / "run" / "metrics.json").unlink()
-    weights = tmp_path / "run" / "checkpoint-8" / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[len(content) // 2] ^= 1  # one bit
-    weights.write_bytes(content)
-    (tmp_path / "run" / "checkpoint-old").mkdir()
-    (tmp_path / "run" / "checkpoint-old" / "complete").touch()
+    damage(tmp_path / "run")
     lines = []
     assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", report=lines.append) == straight.metrics
-    assert "checkpoint-8 is damaged, skipping" in lines
-    assert "continues after checkpoint-6" in lines
+    assert [line for line in lines if "checkpoint-" in line] == said
+    assert_same_bits(read_weights(tmp_path / "run"), read_weights(straight.output))
+    assert set(json.loads((tmp_path / "run" / "environment.json").read_text())["data"]) == {"train", "dev"}
 
 
-def test_a_vocabulary_of_another_script_is_refused(recipe, tmp_path):
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n中\n国\n")
-    with pytest.raises(UsageError, match=r"\d+% of the text is \[UNK\] in this vocabulary.* remove --vocab"):
-        run(Recipe.make(PRETRAIN, recipe, {"data": {"vocab": str(tmp_path / "vocab.txt")}}), output=tmp_path / "run")
+def test_a_run_goes_on_with_its_own_data_alone(recipe, tmp_path, refused):
+    """One word of the text differs, which changes all later samples although the log would show one run."""
+    corpus, output = tmp_path / "corpus.txt", tmp_path / "run"
+    shutil.copy(recipe["data"]["corpus"][0], corpus)
+    recipe = merge(recipe, {"data": {"corpus": [str(corpus)]}})
 
+    def stop(done, total, log):
+        if done == 5:  # behind the checkpoint of the third
+            raise KeyboardInterrupt
 
-def test_a_warm_up_longer_than_the_run_is_said(recipe, tmp_path):
-    lines = []
-    run(Recipe.make(PRETRAIN, recipe, {"train": {"warmup_steps": 100}}), output=tmp_path / "run", report=lines.append)
-    assert any("the learning rate never peaks" in line for line in lines)
+    with pytest.raises(KeyboardInterrupt):
+        run(Recipe.make(PRETRAIN, recipe), output=output, progress=stop)
+    text = corpus.read_text()
+    corpus.write_text(text.replace(text.split()[0], text.split()[1], 1))
+    with refused():
+        run(Recipe.make(PRETRAIN, recipe), output=output)
 
 
 @pytest.mark.parametrize("per_device", [4, 8])
@@ -482,20 +335,7 @@ def test_the_recipe_s_precision_wins_over_that_of_accelerate_launch(recipe, tmp_
     assert make_arguments(Recipe.make(PRETRAIN, recipe), tmp_path / "run").mixed_precision == "no"
 
 
-def test_noise_on_embeddings_is_added_and_the_same_for_every_kernel(recipe, tmp_path):
-    noise = {"train": {"neftune_noise_alpha": 5.0}}
-    recipe = merge(recipe, {"train": {"max_steps": 2}})
-    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "plain")
-    run(Recipe.make(PRETRAIN, recipe, noise), output=tmp_path / "packed")
-    run(Recipe.make(PRETRAIN, recipe, noise, {"model": {"attn_implementation": "eager"}}), output=tmp_path / "eager")
-    plain, packed, eager = (read_losses(tmp_path / name) for name in ("plain", "packed", "eager"))
-    assert np.abs(packed - plain).max() > 1e-3
-    np.testing.assert_allclose(packed, eager, rtol=1e-4)
-
-
 def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
-    plan = dry_run(Recipe.make(PRETRAIN, recipe, {"preset": "stable"}), output=tmp_path / "run")
-    assert plan["recipe"].train["optim"] == "adamw_torch"
     run(Recipe.make(PRETRAIN, recipe, {"preset": "stable"}), output=tmp_path / "stable")
     run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "paper")
     stable, paper = read_losses(tmp_path / "stable"), read_losses(tmp_path / "paper")
@@ -503,60 +343,50 @@ def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
     assert not np.allclose(stable[-1], paper[-1], rtol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model": {"num_attention_heads": 5}}, r"hidden_size 32 is not divisible by num_attention_heads 5"),
-        ({"data": {"max_length": 64}}, r"max_length 64 exceeds the model's 32 positions"),
-        ({"data": {"objective": "mlm+sop"}}, r"unknown objective 'mlm\+sop'.*mlm\+nsp, mlm, clm"),
-        ({"train": {"per_device_train_batch_size": 5}}, r"batch_size 16"),
-        ({"task": "glue"}, r"the recipe is for the task 'glue'"),
-        ({"data": {"corpus": []}}, r"no corpus given"),
-        ({"data": {"mask_rate": 0.9}}, r"must sum to 1"),
-        ({"data": {"vocab_size": 8}}, r"too small"),
-        ({"train": {"optim": "adamw_bnb_8bit"}}, r"\[train\] cannot be used: .*bitsandbytes"),
-        ({"train": {"train_sampling_strategy": "random"}}, r"samples is fixed"),
-        ({"train": {"num_train_epochs": 3}}, r"set max_steps in \[train\] instead of num_train_epochs"),
-        ({"train": {"lr_scheduler_type": "warmup_stable_decay"}}, r"\[train\] cannot be used: .*num_decay_steps"),
-        ({"train": {"lr_scheduler_type": "greedy"}}, r"lr_scheduler_type = .greedy.; expected one of constant, "),
-        (
-            {"train": {"metric_for_best_model": "f1"}},
-            r"'f1' in \[train\] is not a score of pretrain; expected perplexity, ",
-        ),
-        ({"train": {"label_smoothing_factor": 0.1}}, r"label_smoothing_factor"),
-        ({"train": {"push_to_hub": True}}, r"use --push-to-hub REPO"),
-        ({"model": {"type_vocab_size": 1}}, r"type_vocab_size is below 2"),
-        ({"model": {"attn_implementation": "flex_attention"}}, r"flex_attention has no dropout"),
-        ({"freeze": "encoder"}, r"freeze is for fine-tuning"),
-        ({"precision": "fp16"}, r"needs an accelerator"),
-    ],
-)
-def test_a_mistake_is_one_line_and_writes_nothing(recipe, tmp_path, change, message):
-    with pytest.raises(UsageError, match=message) as error:
+MISTAKES = [
+    {"model": {"num_attention_heads": 5}},
+    {"data": {"max_length": 64}},
+    {"data": {"objective": "mlm+sop"}},
+    {"train": {"per_device_train_batch_size": 5}},
+    {"task": "glue"},
+    {"data": {"corpus": []}},
+    {"data": {"mask_rate": 0.9}},
+    {"data": {"vocab_size": 8}},
+    {"train": {"train_sampling_strategy": "random"}},
+    {"train": {"num_train_epochs": 3}},
+    {"train": {"lr_scheduler_type": "warmup_stable_decay"}},
+    {"train": {"metric_for_best_model": "f1"}},
+    {"model": {"type_vocab_size": 1}},
+    {"model": {"attn_implementation": "flex_attention"}},
+    {"freeze": "encoder"},
+    {"precision": "fp16"},
+    {"patience": 2, "train": {"eval_strategy": "no"}},
+]
+
+
+@pytest.mark.parametrize("change", MISTAKES, ids=str)
+def test_a_mistake_is_refused_and_writes_nothing(recipe, tmp_path, change, refused):
+    with refused():
         run(Recipe.make(PRETRAIN, recipe, change), output=tmp_path / "run")
-    assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
 
 
-def write_model_of_mnli(folder, **config):
-    """Write a checkpoint whose configuration allows predicting AX, and return its recipe."""
-    path = write_checkpoint(folder, labels=("entailment", "neutral", "contradiction")) / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | config))
-    return {"checkpoint": str(folder), "precision": "fp32", "data": {"max_length": 32}}
+def test_a_vocabulary_of_another_script_is_refused(recipe, tmp_path, refused):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n中\n国\n")
+    with refused():
+        run(Recipe.make(PRETRAIN, recipe, {"data": {"vocab": str(tmp_path / "vocab.txt")}}), output=tmp_path / "run")
 
 
-def test_a_model_that_only_predicts_has_the_weights_that_its_configuration_says(tmp_path):
-    recipe = write_model_of_mnli(tmp_path / "mnli")
-    ax = TASKS["ax"]
-    whole = dry_run(Recipe.make(ax, recipe), output=tmp_path / "run")["recipe"]
+def test_a_model_that_only_predicts_has_the_weights_that_its_configuration_says(tmp_path, refused):
+    mnli = write_checkpoint(tmp_path / "mnli", labels=("entailment", "neutral", "contradiction"))
+    ax, recipe = TASKS["ax"], {"precision": "fp32", "data": {"max_length": 32}}
+    whole = Recipe.make(ax, recipe, {"checkpoint": str(mnli)})
     settings = ax.configure(whole, None, None)
     assert make_model(ax, whole, settings)
-    BertModel.from_pretrained(tmp_path / "mnli").save_pretrained(tmp_path / "encoder")
-    shutil.copy(tmp_path / "mnli" / "config.json", tmp_path / "encoder" / "config.json")
-    bare = dry_run(Recipe.make(ax, recipe, {"checkpoint": str(tmp_path / "encoder")}), output=tmp_path / "run")[
-        "recipe"
-    ]
-    with pytest.raises(UsageError, match=r"^ax has no training data: .*encoder has no head for .* with --model RUN$"):
+    BertModel.from_pretrained(mnli).save_pretrained(tmp_path / "encoder")
+    shutil.copy(mnli / "config.json", tmp_path / "encoder" / "config.json")
+    bare = Recipe.make(ax, recipe, {"checkpoint": str(tmp_path / "encoder")})
+    with refused():
         make_model(ax, bare, settings)
 
 
@@ -569,48 +399,26 @@ def test_a_dry_run_names_the_training_before_it(tmp_path):
     assert plan["before"] == f"another training run, in {tmp_path / 'run' / 'first'}"
 
 
-@pytest.mark.parametrize("attention", ["nonsense", "flash_attention_2"])
-def test_a_failure_before_the_first_update_does_not_block_the_directory(recipe, tmp_path, attention):
+def test_a_failure_before_the_first_update_does_not_block_the_directory(recipe, tmp_path):
     """The vocabulary is already in the directory; a corrected recipe replaces it."""
-    wrong = {"model": {"attn_implementation": attention}}
-    with pytest.raises(UsageError, match=r"\[model\] cannot be used") as error:
+    wrong = {"model": {"attn_implementation": "nonsense"}}
+    with pytest.raises(UsageError, match=r"\[model\] cannot be used"):
         run(Recipe.make(PRETRAIN, recipe, {"data": {"vocab_size": 90}}, wrong), output=tmp_path / "run")
-    assert "\n" not in str(error.value)
     metrics = run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
     assert metrics["uniform_loss"] == pytest.approx(np.log(120))
 
 
-def test_a_run_killed_while_it_started_its_directory_starts_again(recipe, straight, tmp_path):
-    """Only recipe.toml is there, or also a tokenizer without its last file."""
-    for files in (["recipe.toml"], ["recipe.toml", "tokenizer.json"]):
-        folder = tmp_path / str(len(files))
-        folder.mkdir()
-        for name in files:
-            shutil.copy(straight.output / name, folder / name)
-        assert run(Recipe.make(PRETRAIN, recipe), output=folder) == straight.metrics
-
-
-def test_a_directory_of_another_run_is_left_alone(recipe, straight, tmp_path):
+def test_a_directory_of_another_run_is_left_alone(recipe, straight, tmp_path, refused):
     shutil.copytree(straight.output, tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    with pytest.raises(UsageError, match=r"belongs to another run \(train.learning_rate: 0.001 -> 0.002\)"):
+    with refused():
         run(Recipe.make(PRETRAIN, recipe, {"train": {"learning_rate": 2e-3}}), output=tmp_path / "run")
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("precious")
-    with pytest.raises(UsageError, match="is not empty and holds no run"):
-        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "thesis")
-    for inside in ("chapter.txt", "chapter.txt/run"):
-        with pytest.raises(UsageError, match=r"chapter.txt\S* cannot be used: Not a directory"):
-            run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "thesis" / inside)
+    for place in (tmp_path / "thesis", tmp_path / "thesis" / "chapter.txt"):
+        with refused():
+            run(Recipe.make(PRETRAIN, recipe), output=place)
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
-
-
-def test_a_loss_that_is_no_number_stops_the_run(recipe, tmp_path):
-    with pytest.raises(UsageError, match=r"the loss is (nan|inf) after update \d+; lower learning_rate"):
-        run(
-            Recipe.make(PRETRAIN, recipe, {"train": {"learning_rate": 1e30, "max_grad_norm": 0.0}}),
-            output=tmp_path / "run",
-        )
 
 
 def poison(monkeypatch, update):
@@ -623,25 +431,23 @@ def poison(monkeypatch, update):
     monkeypatch.setattr(trainer.BertTrainer, "compute_loss", multiply)
 
 
-def test_no_checkpoint_is_written_after_a_loss_that_is_no_number(recipe, tmp_path, monkeypatch):
+def test_no_checkpoint_is_written_after_a_loss_that_is_no_number(recipe, tmp_path, monkeypatch, refused):
     """The fifth loss is NaN and is logged after the eighth update; the sixth update's checkpoint would contain it."""
     recipe = merge(recipe, {"train": {"logging_steps": 8, "eval_strategy": "no"}})
     straight = run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "straight")
     with monkeypatch.context() as patch:
         poison(patch, 4)
-        with pytest.raises(
-            UsageError, match=r"NaN or infinite after update 6; lower .*are kept, the last one is from update 3$"
-        ):
+        with refused():
             run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoint-6").exists()
     assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run") == straight
     assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "straight"))
 
 
-def test_a_model_without_numbers_is_not_a_finished_run(recipe, tmp_path, monkeypatch):
+def test_a_model_without_numbers_is_not_a_finished_run(recipe, tmp_path, monkeypatch, refused):
     quiet = {"train": {"logging_strategy": "no", "eval_strategy": "no", "save_strategy": "no"}}
     poison(monkeypatch, 7)
-    with pytest.raises(UsageError, match=r"NaN or infinite after update 8; lower .*run has no checkpoint yet$"):
+    with refused():
         run(Recipe.make(PRETRAIN, recipe, quiet), output=tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.json").exists()
     assert not (tmp_path / "run" / "model.safetensors").exists()
@@ -662,52 +468,20 @@ def test_a_milestone_is_written_once(recipe, tmp_path, monkeypatch, strategy):
     assert written == ([3, 6, 8] if strategy == "steps" else [3, 8])
 
 
-def test_a_stop_does_not_count_on_a_damaged_checkpoint(recipe, tmp_path):
-    """A run that skipped it stops before the same update."""
-    recipe = merge(recipe, {"train": {"save_steps": 3, "save_total_limit": 0}})
-    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
-    (tmp_path / "run" / "metrics.json").unlink()
-    for number in (6, 8):
-        (tmp_path / "run" / f"checkpoint-{number}" / "model.safetensors").write_bytes(b"")
-
-    def stop(done, total, log):
-        if done == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted, match=r"^stopped after update 5; the same command continues$"):
-        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", progress=stop)
-
-
-def allocate():
-    torch.empty(1 << 50)  # a petabyte, of which torch's own words are
-
-
-def lack():
-    raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
-
-
-@pytest.mark.parametrize(
-    ("demand", "words"),
-    [pytest.param(allocate, "can't allocate", marks=pytest.mark.slow), (lack, "CUDA out of memory. Tried")],
-)
 def test_want_of_memory_says_what_to_lower_and_with_that_the_run_goes_on(
-    recipe, straight, tmp_path, monkeypatch, demand, words
+    recipe, straight, tmp_path, monkeypatch, refused
 ):
     compute = trainer.BertTrainer.compute_loss
 
     def compute_or_fail(self, *args, **kwargs):
         if self.state.global_step == 4:
-            demand()
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
         return compute(self, *args, **kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(trainer.BertTrainer, "compute_loss", compute_or_fail)
-        with pytest.raises(
-            UsageError, match=r"^memory is too small \(.*per_device_train_batch_size=8 \(now 16"
-        ) as error:
+        with refused():
             run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
-    assert words in str(error.value)
-    assert "\n" not in str(error.value)
     less = {"train": {"per_device_train_batch_size": 8, "gradient_checkpointing": True}}
     lines = []
     found = run(Recipe.make(PRETRAIN, recipe, less), output=tmp_path / "run", report=lines.append)
@@ -725,16 +499,10 @@ def test_a_dead_data_worker_is_one_line_and_the_run_goes_on(recipe, straight, tm
             multiprocessing.active_children()[0].kill()
             time.sleep(60)  # torch raises here; after a fork, logging would stay locked for all other threads
 
-    with pytest.raises(UsageError, match=r"^a data worker has died \(.*dataloader_num_workers=0") as error:
-        run(
-            Recipe.make(PRETRAIN, recipe, {"train": {"dataloader_num_workers": 2}}),
-            output=tmp_path / "run",
-            progress=kill,
-        )
-    assert "\n" not in str(error.value)
-    lines = []
-    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", report=lines.append) == straight.metrics
-    assert "continues after checkpoint-3" in lines
+    more = {"train": {"dataloader_num_workers": 2}}
+    with pytest.raises(UsageError, match=r"^a data worker has died \(.*dataloader_num_workers=0"):
+        run(Recipe.make(PRETRAIN, recipe, more), output=tmp_path / "run", progress=kill)
+    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run") == straight.metrics
     assert_same_bits(read_weights(tmp_path / "run"), read_weights(straight.output))
 
 
@@ -762,47 +530,46 @@ def test_a_program_that_fails_beside_data_workers_ends(recipe, tmp_path):
     assert done.stderr.endswith("RuntimeError: not bertkit's\n")
 
 
-def test_training_goes_on_from_a_checkpoint(recipe, straight, tmp_path):
+def test_training_goes_on_from_a_checkpoint(recipe, straight, tmp_path, refused):
     more = {**recipe, "model": {}, "checkpoint": str(straight.output)}
     metrics = run(Recipe.make(PRETRAIN, more), output=tmp_path / "second")
     assert metrics["start_mlm_loss"] == pytest.approx(straight.metrics["mlm_loss"], rel=1e-5)
     assert metrics["mlm_loss"] < straight.metrics["mlm_loss"]
     larger = {"checkpoint": str(straight.output), "model": {"hidden_size": 64}}
-    with pytest.raises(UsageError, match=r"\[model\] sets hidden_size 64, but .*run has other sizes"):
-        run(Recipe.make(PRETRAIN, recipe, larger), output=tmp_path / "third")
+    for wrong in (larger, {"model": {}, "checkpoint": str(tmp_path / "nothing")}):
+        with refused():
+            run(Recipe.make(PRETRAIN, {**recipe, **wrong}), output=tmp_path / "third")
+
+
+def copy_tokenizer(folder, other):
+    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / name, other / name)
 
 
 def test_a_checkpoint_in_half_precision_is_trained_in_full(recipe, straight, tmp_path):
     half = BertForPreTraining.from_pretrained(straight.output, dtype=torch.bfloat16)
     half.save_pretrained(tmp_path / "half")
-    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(straight.output / name, tmp_path / "half" / name)
-    run(
-        Recipe.make(PRETRAIN, {**recipe, "model": {}, "checkpoint": str(tmp_path / "half")}), output=tmp_path / "second"
-    )
+    copy_tokenizer(straight.output, tmp_path / "half")
+    recipe = {**recipe, "model": {}, "checkpoint": str(tmp_path / "half")}
+    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "second")
     assert {weight.dtype for weight in read_weights(tmp_path / "second").values()} == {torch.float32}
 
 
-def test_a_new_head_on_an_encoder_is_reported(recipe, tmp_path):
-    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "first")
-    BertModel.from_pretrained(tmp_path / "first").save_pretrained(tmp_path / "encoder")
-    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tmp_path / "first" / name, tmp_path / "encoder" / name)
+def test_a_new_head_on_an_encoder_is_reported(recipe, straight, tmp_path):
+    BertModel.from_pretrained(straight.output).save_pretrained(tmp_path / "encoder")
+    copy_tokenizer(straight.output, tmp_path / "encoder")
     lines = []
     encoder = {**recipe, "model": {}, "checkpoint": str(tmp_path / "encoder")}
     run(Recipe.make(PRETRAIN, encoder), output=tmp_path / "second", report=lines.append)
-    assert any(
-        "cls.seq_relationship.weight" in line and line.startswith("randomly initialised, because") for line in lines
-    )
+    (line,) = [line for line in lines if line.startswith("randomly initialised, because")]
+    assert "cls.seq_relationship.weight" in line
 
 
 def test_the_best_checkpoint_can_be_loaded_at_the_end(recipe, tmp_path):
-    metrics = run(
-        Recipe.make(PRETRAIN, recipe, {"train": {"load_best_model_at_end": True, "save_steps": 4}}),
-        output=tmp_path / "run",
-    )
-    entries = [json.loads(line) for line in (tmp_path / "run" / "training_log.jsonl").read_text().splitlines()]
-    assert metrics["perplexity"] == pytest.approx(min(e["eval_perplexity"] for e in entries if "eval_perplexity" in e))
+    best = {"train": {"load_best_model_at_end": True, "save_steps": 4}}
+    metrics = run(Recipe.make(PRETRAIN, recipe, best), output=tmp_path / "run")
+    found = [entry["eval_perplexity"] for entry in read_log(tmp_path / "run") if "eval_perplexity" in entry]
+    assert metrics["perplexity"] == pytest.approx(min(found))
 
 
 def test_weight_decay_spares_layer_norms_and_biases(recipe, tmp_path):
@@ -818,40 +585,6 @@ def test_weight_decay_spares_layer_norms_and_biases(recipe, tmp_path):
     for name, weight in weights[0.0].items():
         spared = name.endswith("bias") or "LayerNorm" in name
         assert torch.allclose(weight, weights[0.01][name], rtol=1e-4) == spared, name
-
-
-def test_a_checkpoint_that_is_none(recipe, tmp_path):
-    (tmp_path / "empty").mkdir()
-    for checkpoint in (tmp_path / "empty", tmp_path / "nothing"):
-        with pytest.raises(UsageError) as error:
-            run(Recipe.make(PRETRAIN, {**recipe, "model": {}, "checkpoint": str(checkpoint)}), output=tmp_path / "run")
-        assert str(checkpoint) in str(error.value)
-        assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("trouble", "offline"), [(None, False), ("the Hub cannot be reached", True)])
-def test_a_hub_model_is_downloaded_whole_or_taken_from_the_cache_whole(recipe, tmp_path, monkeypatch, trouble, offline):
-    """A cached configuration does not imply cached weights: only the state of the Hub decides."""
-    first = tmp_path / "first"
-    run(Recipe.make(PRETRAIN, recipe), output=first)
-    asked = []
-    get_config, from_pretrained = PreTrainedConfig.get_config_dict, BertForPreTraining.from_pretrained
-
-    def take_config(name, **settings):
-        asked.append(settings["local_files_only"])
-        return get_config(first if name == "owner/bert" else name, **settings)
-
-    def take_model(name, **settings):
-        asked.append(settings.pop("local_files_only"))
-        return from_pretrained(first, **settings)
-
-    find_trouble.cache_clear()
-    monkeypatch.setattr("bertkit.model.checkpoint.find_hub_trouble", lambda *_: trouble)
-    monkeypatch.setattr(PreTrainedConfig, "get_config_dict", take_config)
-    monkeypatch.setattr(BertForPreTraining, "from_pretrained", take_model)
-    assert load_config("owner/bert").hidden_size == 32
-    assert load_model(BertForPreTraining, "owner/bert", {})[0].config.hidden_size == 32
-    assert asked[0] == asked[1] == offline
 
 
 @pytest.mark.parametrize("objective", ["mlm", "clm"])
@@ -885,61 +618,6 @@ def test_a_signal_after_the_last_update_stops_too(recipe, straight, tmp_path, mo
     assert not (tmp_path / "run" / "metrics.json").exists()
     assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run") == straight.metrics
     assert_same_bits(read_weights(tmp_path / "run"), read_weights(straight.output))
-
-
-def test_a_half_written_checkpoint_is_not_taken(recipe, straight, tmp_path):
-
-    def stop(done, total, log):
-        if done == 5 and "loss" in log:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted):
-        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", progress=stop)
-    (tmp_path / "run" / "checkpoint-7").mkdir()
-    (tmp_path / "run" / "checkpoint-7" / "model.safetensors").write_bytes(b"half")
-    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run") == straight.metrics
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "model.safetensors",
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("optimizer.pt", "trainer_state.json", "complete")),
-    ],
-)
-def test_a_checkpoint_of_which_a_bit_has_changed_is_passed_over(recipe, straight, tmp_path, name):
-    shutil.copytree(straight.output, tmp_path / "run")
-    (tmp_path / "run" / "metrics.json").unlink()
-    content = bytearray((tmp_path / "run" / "checkpoint-8" / name).read_bytes())
-    content[len(content) // 2] ^= 1
-    (tmp_path / "run" / "checkpoint-8" / name).write_bytes(content)
-    lines = []
-    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", report=lines.append) == straight.metrics
-    assert "checkpoint-8 is damaged, skipping" in lines
-    assert "continues after checkpoint-6" in lines
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("train", "where"),
-    [
-        ({"save_strategy": "no"}, " from the beginning"),
-        ({"save_strategy": "steps", "save_steps": 5}, ""),  # the Trainer saves after the last one, too
-    ],
-)
-def test_a_signal_after_the_last_update_says_where_the_command_goes_on(recipe, tmp_path, train, where):
-    recipe = merge(recipe, {"train": train})
-
-    def stop(done, total, log):
-        if "train_runtime" in log:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted, match=f"^stopped after update 8; the same command continues{where}$"):
-        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", progress=stop)
-    lines = []
-    assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", report=lines.append)["updates"] == 8
-    assert any("continues after checkpoint-8" in line for line in lines) == (not where)
-    assert explain_stop(1200, 1000) == "stopped after update 1,200; the same command continues after update 1,000"
 
 
 @pytest.mark.slow
