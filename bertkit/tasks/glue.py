@@ -35,8 +35,6 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, name_baselines
 from bertkit.tasks.option import GLUE_OPTIONS
-from bertkit.tasks.result import use_pipeline
-from bertkit.tasks.task import Comments, repeat_run
 from bertkit.tasks.text import SCORES, TextExamples, TextSequences, TextTask
 
 if TYPE_CHECKING:
@@ -215,7 +213,7 @@ class GlueTask(TextTask):
         if row.metrics:
             self.recipe = self.make_recipe(32, **train)  # section 4.1
         else:
-            self.start = "a model that was fine-tuned on MNLI"
+            self.start, self.next_commands = "a model that was fine-tuned on MNLI", ()
             self.recipe = self.make_recipe(32, checkpoint="", **train | {"eval_strategy": "no"})
 
     # --- The data -----------------------------------------------------------------------------------------------------
@@ -292,16 +290,6 @@ class GlueTask(TextTask):
             )
         scores = compute_scores(self.row.metrics, answers, labels)
         return scores | {"score": scores[self.metric]}
-
-    def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
-        """Return also commands that use the fine-tuned model."""
-        lines, _ = super().comment(metrics)
-        if output is None or not self.splits:
-            return Comments(lines, [])
-        # max_steps would override the epochs of the grid.
-        grid = [f"bertkit {self.command} {repeat_run(output, 'grid')} --grid  # the paper's grid"]
-        tried = use_pipeline(output, ["A man eats.", "Somebody eats."][: len(self.row.texts)])
-        return Comments(lines, [*(grid if recipe.train.get("max_steps", -1) <= 0 else []), tried])
 
 
 def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:

@@ -68,16 +68,18 @@ TOP_LEVEL = {  # key -> help text
 
 CODE = "reference code"
 DIR = Option("", help="Folder of the official files (default: the Hub's data set).", is_input=True)
-MAX_TRAIN_SAMPLES = Option(0, 0, help="Train on the first N examples only; 0: all.")
-
-TUNE_SHARE = Option(
-    0.0,
-    0,
-    help="Share of dev that chooses (tau, the best checkpoint) and is not scored; 0: all of dev does both.",
-    below=1,
-)
-HELD_BACK = Option(0, 0, help="Number of training rows, at most a quarter, that are scored instead of dev; 0: none.")
-
+ROW_OPTIONS: Options = {  # rows of train and dev
+    "max_train_samples": Option(0, 0, help="Train on the first N examples only; 0: all."),
+    "tune_share": Option(
+        0.0,
+        0,
+        help="Share of dev that chooses (tau, the best checkpoint) and is not scored; 0: all of dev does both.",
+        below=1,
+    ),
+    "held_back": Option(
+        0, 0, help="Number of training rows, at most a quarter, that are scored instead of dev; 0: none."
+    ),
+}
 PRETRAINING_OPTIONS: Options = {
     "corpus": Option([], help="Text files, directories, a Hub data set, docs, or one built corpus.", is_input=True),
     "vocab": Option("", help="Vocabulary (default: from the corpus or checkpoint, else trained).", is_input=True),
@@ -95,7 +97,7 @@ PRETRAINING_OPTIONS: Options = {
     "split_sentences": Option(True, help="Split lines into sentences."),
     "heldout_share": Option(0.01, 0, help="Share of the documents held out for evaluation.", below=1),
     "heldout_pairs": Option(5000, 1, help="Maximum number of held-out pairs."),
-    "heldout_length": Option(0, help="Maximum number of tokens per held-out pair; 0: as in the first phase."),
+    "heldout_length": Option(0, 0, help="Maximum number of tokens per held-out pair; 0: as in the first phase."),
     "limit_characters": Option(0, 0, help="Read the first N characters of each source only; 0: all."),
 }
 TEXT_OPTIONS: Options = {  # of one text or a pair
@@ -108,13 +110,7 @@ TEXT_OPTIONS: Options = {  # of one text or a pair
     ),
     "doc_stride": Option(128, 1, "as for SQuAD", "Tokens between the starts of two windows."),
 }
-GLUE_OPTIONS: Options = {
-    "dir": DIR,
-    **TEXT_OPTIONS,
-    "max_train_samples": MAX_TRAIN_SAMPLES,
-    "tune_share": TUNE_SHARE,
-    "held_back": HELD_BACK,
-}
+GLUE_OPTIONS: Options = {"dir": DIR, **TEXT_OPTIONS, **ROW_OPTIONS}
 WINDOW_OPTIONS: Options = {
     "max_length": Option(384, None, CODE, "Maximum number of tokens per window, question included."),
     "doc_stride": Option(128, 1, CODE, "Tokens between the starts of two windows."),
@@ -147,9 +143,7 @@ CLASSIFY_OPTIONS: Options = {
     **SPLIT_OPTIONS,
     "class_weights": Option({}, help='"balanced", or a table of a weight for each label (default: equal weights).'),
     **TEXT_OPTIONS,
-    "max_train_samples": MAX_TRAIN_SAMPLES,
-    "tune_share": TUNE_SHARE,
-    "held_back": HELD_BACK,
+    **ROW_OPTIONS,
 }
 SQUAD_OPTIONS: Options = {
     "dir": Option(
@@ -163,17 +157,13 @@ SQUAD_OPTIONS: Options = {
     "extra_train": Option(
         "", help="Fine-tune on this file in SQuAD's format first; triviaqa makes one.", is_input=True
     ),
-    "max_train_samples": MAX_TRAIN_SAMPLES,
-    "tune_share": TUNE_SHARE,
-    "held_back": HELD_BACK,
+    **ROW_OPTIONS,
     **WINDOW_OPTIONS,
 }
 SWAG_OPTIONS: Options = {
     "dir": DIR,
     "max_length": Option(128, 5, "ours", "Maximum number of tokens per choice."),
-    "max_train_samples": MAX_TRAIN_SAMPLES,
-    "tune_share": TUNE_SHARE,
-    "held_back": HELD_BACK,
+    **ROW_OPTIONS,
 }
 NER_OPTIONS: Options = {
     "dir": Option(
@@ -186,9 +176,7 @@ NER_OPTIONS: Options = {
     "features": Option("", None, "Table 7", "Train a BiLSTM on these layers of a frozen encoder."),
     "half_features": Option(False, help="Store features in 16 bits per number instead of 32."),
     "features_dir": Option("", help="Folder of stored features (default: huggingface_hub's cached assets)."),
-    "max_train_samples": MAX_TRAIN_SAMPLES,
-    "tune_share": TUNE_SHARE,
-    "held_back": HELD_BACK,
+    **ROW_OPTIONS,
 }
 
 

@@ -525,7 +525,6 @@ def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
         ),
         ({"train": {"label_smoothing_factor": 0.1}}, r"label_smoothing_factor"),
         ({"train": {"push_to_hub": True}}, r"use --push-to-hub REPO"),
-        ({"model": {"type_vocab_size": 1}}, r"type_vocab_size is below 2"),
         ({"model": {"attn_implementation": "flex_attention"}}, r"flex_attention has no dropout"),
         ({"freeze": "encoder"}, r"freeze is for fine-tuning"),
         ({"precision": "fp16"}, r"needs an accelerator"),
