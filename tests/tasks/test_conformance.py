@@ -20,7 +20,6 @@ from bertkit.tasks.glue import GLUE
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.squad import SQUAD, VERSIONS
 from bertkit.tasks.task import score_summaries
-from bertkit.training import budget
 from bertkit.training.network import name_head
 from bertkit.training.predictions import KEY, join_rows, read_table
 from bertkit.training.prepare import Prepared
@@ -263,17 +262,6 @@ def test_one_step_has_a_finite_loss_and_a_gradient_everywhere(case):
         moved = parameter.grad is not None and parameter.grad.abs().sum() > 0
         assert moved == parameter.requires_grad or name in UNMOVED.get(task.name, ()), name
     assert loss.item() == pytest.approx(model.eval()(**batch).loss.item(), rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    "case", [name for name in CASES if CASES[name][0].metric and "feat" not in name], indirect=True
-)
-def test_the_cost_of_an_update_is_measured(case):
-    task, recipe, examples, tokenizer, data, model, _ = case
-    settings = task.configure(recipe, tokenizer, examples)
-    costs = budget.measure(recipe, Prepared(examples, tokenizer, data, settings), 0.0)
-    assert min(costs.tokens, costs.update, costs.row, *costs.memory.values()) > 0
-    assert costs.memory["weights"] == sum(4 * x.numel() for x in model.parameters())
 
 
 @LEARNED

@@ -4,7 +4,6 @@ import csv
 import json
 from functools import cache
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -19,7 +18,7 @@ from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
-from tests.official import write_checkpoint, write_reviews, write_table
+from tests.official import write_checkpoint, write_reviews
 
 SMALL = {"max_length": 16, "doc_stride": 6}
 
@@ -194,24 +193,3 @@ def test_a_model_without_its_recipe_keeps_its_windows(finish, tmp_path):
     (result,) = predictor([text])
     assert "cut" not in result
     assert inputs.data.counts.tolist() == [2]
-
-
-@pytest.mark.slow
-def test_evidence_after_the_limit_is_learned_with_windows_only(bert, tmp_path):
-    """A word decides that stands behind the first 30 tokens; truncated texts are all alike."""
-    draw = np.random.default_rng(0)
-    for split, count in (("train", 64), ("dev", 32)):
-        rows = []
-        for _ in range(count):
-            label = int(draw.integers(2))
-            words = ["it"] * 30 + ["word"] * int(draw.integers(1, 8)) + [("bad", "good")[label]]
-            rows.append({"text": " ".join(words), "label": f"l{label}"})
-        write_table(tmp_path / "data" / f"{split}.csv", rows)
-    scores = {}
-    for long in ("truncate", "mean"):
-        train = {"num_train_epochs": 20.0, "learning_rate": 1e-3}
-        recipe = make_recipe(bert, tmp_path / "data", ("text",), "label", train=train)
-        recipe["data"] |= {"long": long, "max_length": 20, "doc_stride": 12, "test_share": 0.0}
-        scores[long] = run(Recipe.make(CLASSIFICATION, recipe), output=tmp_path / long)["accuracy"]
-    assert scores["truncate"] < 0.8
-    assert scores["mean"] > 0.95

@@ -8,7 +8,6 @@ import signal
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForTokenClassification, pipeline
 
 from bertkit import BertFeaturesForTokenClassification, BertForTokenClassification, BertModel
@@ -28,14 +27,9 @@ from bertkit.tasks.task import score_summaries
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.conftest import draft
-from tests.official import write_checkpoint, write_conll
+from tests.official import write_conll
 
 SMALL = {"max_length": 40}
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return str(write_checkpoint(tmp_path_factory.mktemp("bert")))
 
 
 @pytest.fixture
@@ -327,16 +321,6 @@ def test_the_rate_and_the_epochs_of_a_bilstm_are_its_own_with_every_preset(folde
     ):
         train = Recipe.make(NER, given | {"preset": preset}).train
         assert [train[key] for key in ("optim", "learning_rate", "num_train_epochs")] == expected
-
-
-@pytest.mark.parametrize("bilstm", [False, True])
-def test_a_frozen_encoder_stays_as_it_is_in_a_run(bilstm, tmp_path, folder, start):
-    recipe = make_recipe(folder, start) | {"freeze": "encoder", "bilstm": bilstm}
-    run(Recipe.make(NER, recipe, {"train": {"learning_rate": 1e-2}}), output=tmp_path / "run")
-    before = BertModel.from_pretrained(start).state_dict()
-    after = load_file(tmp_path / "run" / "model.safetensors")
-    encoder = [name for name in before if not name.startswith("pooler")]
-    assert all(torch.equal(before[name], after[f"bert.{name}"]) for name in encoder)
 
 
 def test_a_bilstm_learns_from_features_and_reads_text_by_itself(tmp_path, folder, start):

@@ -141,17 +141,6 @@ def test_questions_of_a_group_stay_together_also_where_some_of_dev_decide(tmp_pa
     assert TASKS[version.name].tabulate(found["dev"]).groups == [question.group for question in found["dev"]]
 
 
-def test_files_of_dev_and_test_win(tmp_path, version, questions):
-    _, train, dev = questions[version.name]
-    folder = write_folder(tmp_path, ".jsonl", train=train, dev=dev[:5], test=dev[5:])
-    found, _ = load(version, folder, dev_share=0.5)
-    assert {split: len(part) for split, part in found.items()} == {"train": 24, "dev": 5, "test": 19}
-    (folder / "dev.jsonl").unlink()
-    found, _ = load(version, folder, dev_share=0.5)
-    assert len(found["test"]) == 19
-    assert len(found["train"]) + len(found["dev"]) == 24
-
-
 def test_the_folder_of_official_files_is_read_as_such_whatever_else_is_in_it(tmp_path, version):
     folder = write_squad(tmp_path, version.number)
     expected, _ = load(version, folder)
