@@ -95,7 +95,7 @@ class FineTuningTask(Task):
         raise NotImplementedError
 
     def comment(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return also a warning if a score is not above a constant answer's, or a line on the best trained baseline."""
+        """Return also a warning if a score is not above a constant answer's or a fitted baseline's."""
         lines, rows = super().comment(metrics), list_shown(self.table, self.metric, metrics)
         compared = [row for row in rows if row.key in (self.compared or metrics)]
         pairs = [(row, words, key) for row in compared for words, key in row.baselines.items() if "majority_" in key]
