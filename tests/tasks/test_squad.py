@@ -11,6 +11,7 @@ from bertkit import BertForQuestionAnswering
 from bertkit.data.formats.squad import read_squad
 from bertkit.data.spans import Answer, Question, Span, decode, express, rank
 from bertkit.data.tokenizer import load_tokenizer
+from bertkit.errors import UsageError
 from bertkit.metrics.rows import take_values
 from bertkit.metrics.squad import score_answers, score_squad1, score_squad2
 from bertkit.system.signals import Interrupted
@@ -313,7 +314,7 @@ def test_a_broken_extra_file_is_told_before_anything_is_written(tmp_path, start,
 
 
 @pytest.mark.slow
-def test_a_run_killed_after_its_first_part_goes_on(tmp_path, start, refused):
+def test_a_run_killed_after_its_first_part_goes_on(tmp_path, start):
     extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
     recipe = make_recipe(tmp_path, start, ONE, extra_train=str(extra))
     expected = run(Recipe.make(TASKS["squad1"], recipe), output=tmp_path / "straight")
@@ -326,7 +327,7 @@ def test_a_run_killed_after_its_first_part_goes_on(tmp_path, start, refused):
         run(Recipe.make(TASKS["squad1"], recipe), output=tmp_path / "killed", report=kill)
     content = extra.read_text()
     extra.write_text((write_squad(tmp_path / "other", 1, seed=4) / "train-v1.1.json").read_text())
-    with refused():
+    with pytest.raises(UsageError, match=r"killed/first was started with other data \(train\)"):
         run(Recipe.make(TASKS["squad1"], recipe), output=tmp_path / "killed")
     extra.write_text(content)
     assert run(Recipe.make(TASKS["squad1"], recipe), output=tmp_path / "killed") == expected
