@@ -224,17 +224,6 @@ def test_splits_that_the_hubs_copy_lacks_are_passed_over_unless_needed(hub, monk
             load("mnli", "")
 
 
-def test_broken_rows_of_qqp_are_passed_over_and_reported(files_of):
-    folder, qqp = files_of("qqp")
-    lines = (qqp / "train.tsv").read_text().split("\n")
-    lines.insert(3, "402555\t536040\t536041\tHow do I control my\n")  # a line break in a question makes two
-    (qqp / "train.tsv").write_text("\n".join(lines))
-    said = []
-    examples = GLUE["qqp"].load(GLUE["rte"].recipe["data"] | {"dir": str(folder)}, said.append)
-    assert len(examples["train"]) == 48
-    assert said[0] == f"{qqp / 'train.tsv'}: skipping 2 broken rows"
-
-
 def test_bad_files_are_refused(files_of, refused):
     for name, file, old, new in (
         ("rte", "dev.tsv", "\tnot_entailment\n", "\tperhaps\n"),

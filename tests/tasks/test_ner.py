@@ -101,13 +101,6 @@ def test_test_may_be_missing_and_documents_too(tmp_path):
     ]
 
 
-def test_what_is_no_iob2_and_no_iob1_is_said(tmp_path):
-    for name in ("train.conll", "dev.conll"):
-        (tmp_path / name).write_text("a B-X\n\na B-X\n\na O\nb I-X\n")
-    _, lines = load(tmp_path, context=False)
-    assert f"{tmp_path / 'dev.conll'}: the scheme is IOB2, but 1 of the tags do not follow it" in lines
-
-
 def test_what_became_of_the_words_is_said(tmp_path, start):
     (tmp_path / "train.txt").write_text("-DOCSTART- O\n\ngood B-X\nword1 O\n")
     (tmp_path / "dev.txt").write_text("-DOCSTART- O\n\ngood B-Y\n\u200b O\nbad I-Y\n\nso O\n", encoding="utf-8")

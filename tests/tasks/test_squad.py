@@ -9,7 +9,7 @@ from transformers import AutoModelForQuestionAnswering
 
 from bertkit import BertForQuestionAnswering
 from bertkit.data.formats.squad import read_squad
-from bertkit.data.spans import Answer, Question, Span, decode, express, rank
+from bertkit.data.spans import Answer, Question, Span, express, rank
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.rows import take_values
@@ -141,18 +141,6 @@ def test_what_became_of_the_questions_is_said(start, tmp_path):
 # --- Answers and scores
 
 
-def test_answers_of_an_oracle_are_perfect(tmp_path, start, version):
-    examples, _ = load(version, write_squad(tmp_path, version.number))
-    data = SQUAD["squad1"].encode(
-        examples["dev"], load_tokenizer(start), draft(TASKS["squad1"], {"data": SMALL}), "dev"
-    )
-    assert len(data) > len(examples["dev"]), "several windows for some"
-    metrics = score_summaries(SQUAD[version.name], make_kept(data, data.answers), data)
-    assert metrics[version.exact] == metrics["f1"] == 100.0
-    if version.unanswerable:
-        assert metrics["tau0_exact"] == metrics["HasAns_f1"] == metrics["NoAns_exact"] == 100.0
-
-
 def test_an_oracle_falls_short_only_by_what_no_token_can_express(start, version):
     """Answers that begin within a token: the scores are those of the nearest texts."""
     context = "word1 word2 goodword4 ."
@@ -185,14 +173,6 @@ def test_tau_is_the_paper_s_and_the_flag_its_opposite():
     at_zero = {"tau0_exact": 75.0, "tau0_f1": 75.0, "tau0_HasAns_exact": 50.0, "tau0_HasAns_f1": 50.0}
     names = ("exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1", "tau0_NoAns_exact", "tau0_NoAns_f1")
     assert scores == dict.fromkeys(names, 100.0) | at_zero
-
-
-def test_answers_without_numbers_are_refused(start, version, refused):
-    data = encode_questions([Question("a", "word1 ?", "good", ("good",), (0,))], load_tokenizer(start), max_length=40)
-    kept = make_kept(data, data.answers)
-    kept[0, 0] = np.nan
-    with refused():
-        SQUAD[version.name].rows(kept, data)
 
 
 def test_the_best_answers_have_the_reference_s_form():
@@ -345,43 +325,6 @@ def test_never_answering_is_warned_of():
 
 
 # --- Unusual texts
-
-
-@pytest.mark.parametrize(
-    ("context", "question", "answer"),
-    [
-        ("", "word1 ?", None),
-        ("good word1", "", "word1"),
-        (" \n\t ", "word1 ?", None),
-        ("😀 good 👩‍👩‍👧 word1", "word2 ?", "good"),
-        ("cafe\u0301 good nai\u0308ve", "word2 ?", "good"),
-        ("\x00\x01 good \u200b", "word1 ?", "good"),
-        ("good " + "word1 " * 17_000, "word2 ?", "good"),
-        ("x" * 100_000, "word2 ?", None),
-    ],
-)
-def test_odd_texts_are_answered(start, version, context, question, answer):
-    answers = (answer,) if answer else ()
-    asked = Question("a", question, context, answers, tuple(context.index(text) for text in answers))
-    sound = Question("b", "word1 ?", "word1 good .", ("good",), (6,))
-    data = encode_questions([asked, sound], load_tokenizer(start), max_length=40, max_query_length=8, doc_stride=12)
-    assert max(len(item["input_ids"]) for item in data.__getitems__(range(0, len(data), 97))) <= 40
-    found = decode(make_kept(data, data.answers), data)
-    assert found[1].best.text == "good"
-    assert found[0].best.text == answer or not answer
-    assert all(span.text in context for span in found[0].spans)
-    if version.unanswerable:
-        assert score_summaries(SQUAD["squad2"], make_kept(data, data.answers), data)["tau0_f1"] == 100.0
-
-
-@pytest.mark.parametrize("start_at", [-1, 3, 10**400])
-def test_a_start_that_cannot_be_is_passed_over(start, start_at):
-    asked = Question("a", "word1 ?", "word1 good .", ("good", "good"), (6, start_at))
-    wrong = Question("b", "word1 ?", "word1 good .", ("good",), (start_at,))
-    data = encode_questions([asked, wrong], load_tokenizer(start), max_length=40, max_query_length=8)
-    assert [express(data, number) for number in (0, 1)] == [["good"], []]
-    assert data.answers.tolist()[1] == [0, 0]
-    assert describe_windows(data, "dev") == "dev: 2 windows of 2 questions"
 
 
 @pytest.mark.parametrize("strategy", ["random", "group_by_length"])

@@ -4,9 +4,7 @@ import csv
 import json
 import os
 import signal
-from dataclasses import replace
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -15,14 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit import BertForMultipleChoice
-from bertkit.data.formats import hub
 from bertkit.data.formats.swag import Situation
 from bertkit.data.sequences import pad_choices
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer
 from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted
-from bertkit.tasks.swag import SWAG, SWAG_FILES
-from bertkit.tasks.task import score_summaries
+from bertkit.tasks.swag import SWAG
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import make_model, run
 from tests.conftest import draft
@@ -111,24 +107,6 @@ def test_all_splits_are_read_and_a_missing_test_file_is_named(tmp_path):
     assert others == {"train": examples["train"][:5], "dev": examples["dev"]}
 
 
-def test_the_hubs_copy_gives_what_the_official_files_give(swag, monkeypatch):
-    official, _ = load(swag)
-    text, served = datasets.Value("string"), datasets.DatasetDict()
-    for split, hub_split in (("train", "train"), ("dev", "validation"), ("test", "test")):
-        with (swag / SWAG_FILES[split]).open(newline="", encoding="utf-8") as file:
-            rows = [row | {"label": int(row.get("label", -1))} for row in csv.DictReader(file)]
-        features = dict.fromkeys(rows[0], text) | {"label": datasets.ClassLabel(names=list("0123"))}
-        served[hub_split] = datasets.Dataset.from_list(rows, features=datasets.Features(features))
-    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: served)
-    copy, lines = load("")
-    assert lines == ["SWAG: train 48, dev 18, test 10"]
-    for split, rows in official.items():
-        assert [replace(one, line=0) for one in rows] == [replace(one, line=0) for one in copy[split]]
-    del served["test"]
-    assert load("")[1][0] == "SWAG: test not found, skipping"
-
-
 # --- The model and its scores -----------------------------------------------------------------------------------------
 
 
@@ -183,13 +161,6 @@ def test_permuted_endings_permute_the_logits(made, order):
     one, other = (compute(model, encode(found, tokenizer, 32)) for found in (situations, permuted))
     torch.testing.assert_close(other.logits, one.logits[:, list(order)], rtol=0, atol=1e-12)
     assert other.loss.item() == pytest.approx(one.loss.item(), rel=1e-6)
-
-
-def test_the_accuracy_is_the_share_of_right_endings(made):
-    _, data, _, _ = made
-    gold = np.eye(4, dtype=np.float32)[data["dev"].labels]
-    gold[:9] = np.roll(gold[:9], 1, axis=1)
-    assert score_summaries(SWAG, gold, data["dev"])["accuracy"] == 0.5
 
 
 def test_the_baseline_is_the_place_that_is_most_often_right(made):

@@ -195,14 +195,6 @@ def test_rows_of_a_group_or_with_equal_texts_are_in_one_split(tmp_path):
         assert set(CLASSIFICATION.tabulate(examples["dev"]).groups) == parts[1]
 
 
-def test_rows_without_a_group_are_split_by_their_texts(tmp_path):
-    path = write_texts(tmp_path / "t.csv", ["a", "a", "b", "b"] * 50, customer=lambda number: "" if number % 2 else "7")
-    splits, _ = load(path, group="customer")
-    places = {split: {row % 2 for row in map(int, found.rows.lines)} for split, found in splits.items()}
-    assert sum(1 for found in places.values() if 0 in found) == 1  # lines from 2, so the group has the even ones
-    assert all(1 in found for found in places.values())
-
-
 def test_a_pair_is_split_by_both_texts(tmp_path):
     rows = [{"sentence1": "the same", "sentence2": f"{n}", "label": n % 2} for n in range(100)]
     examples, _ = load(write_table(tmp_path / "t.csv", rows))
@@ -420,11 +412,6 @@ def test_a_threshold_between_very_likely_labels_divides_predictions_too(reviews)
     assert take_values(CLASSIFICATION.score(rows))["exact_match"] == 1
     results = name_results(logits, ["dear", "slow"], SEVERAL, find_decided(rows)["thresholds"])
     assert [result["labels"] for result in results] == [[], ["dear", "slow"]]
-
-
-def test_nan_is_a_message(reviews, refused):
-    with refused():
-        CLASSIFICATION.rows(np.full((1, 3), np.nan), make_data([1], reviews))
 
 
 # --- Runs -------------------------------------------------------------------------------------------------------------
