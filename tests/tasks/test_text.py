@@ -151,7 +151,7 @@ def test_one_file_gives_three_splits_in_its_order(reviews):
     assert all(found == sorted(found, key=lambda name: int(name[1:])) for found in names.values())
     assert f"{reviews}: " + ", ".join(f"{split} {len(found)}" for split, found in names.items()) in lines
     assert load(reviews, text=["title", "body"], test_share=0.0)[0].keys() == {"train", "dev"}
-    assert [len(load(reviews, max_train_samples=most)[0]["train"]) for most in (9, 0)] == [9, len(names["train"])]
+    assert len(load(reviews, max_train_samples=9)[0]["train"]) == 9
 
 
 def test_a_data_set_on_the_hub_with_class_labels_and_an_unlabelled_test_split(monkeypatch):
