@@ -70,8 +70,6 @@ class FineTuningTask(Task):
         if recipe.phase:
             raise UsageError(f"[[phase]] is for pretraining; remove it from a recipe for {self.name}")
         super().check(recipe)
-        if recipe.data["tune_share"] and not self.splits:
-            raise UsageError(f"{self.title} has no labels to tune on; remove tune_share")
         train = recipe.train
         if train.get("max_steps", -1) <= 0 and train["num_train_epochs"] <= 0:
             raise UsageError(f"num_train_epochs is {train['num_train_epochs']:g} in [train]; it must be above 0")

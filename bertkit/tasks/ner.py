@@ -59,7 +59,7 @@ from bertkit.tasks.finetuning import ANOTHER_SEED, EVERY_EPOCH, FineTuningTask, 
 from bertkit.tasks.option import NER_OPTIONS
 from bertkit.tasks.result import take_text
 from bertkit.tasks.schema import INDEX, PROBABILITY, STRING, Schema, make_array, make_object
-from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, refuse_tuning
+from bertkit.tasks.task import PredictionSettings, Result, check_finite, refuse_tuning
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,13 +167,8 @@ class NerTask(FineTuningTask):
         """Check the recipe, including the options of the feature-based approach."""
         super().check(recipe)
         check_split_options(recipe.data)
-        if not (layers := recipe.data["features"]):
-            return
-        from bertkit.model.bilstm import FEATURE_LAYERS
-
-        if layers not in FEATURE_LAYERS:
-            raise UsageError(f"unknown layers {layers!r} in features; expected one of {', '.join(FEATURE_LAYERS)}")
-        refuse_tuning(recipe, "features, which keep the encoder unchanged")
+        if recipe.data["features"]:
+            refuse_tuning(recipe, "features, which keep the encoder unchanged")
 
     def load(
         self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None
@@ -406,8 +401,7 @@ def check_decided(summaries: np.ndarray) -> np.ndarray:
     Raises:
         UsageError: The logits were NaN or infinite, as after diverged training.
     """
-    if (summaries == UNDECIDED).any():
-        raise UsageError(DIVERGED)
+    check_finite(np.where(summaries == UNDECIDED, np.nan, summaries))
     return summaries
 
 

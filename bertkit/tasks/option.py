@@ -35,6 +35,7 @@ class Option:
         help: The help text.
         below: The exclusive upper bound, checked together with `least`.
         is_input: Whether it names files to read: a path, paths joined by commas, or a list of paths.
+        choices: All values that it may have; empty: no check.
     """
 
     default: Any
@@ -43,6 +44,7 @@ class Option:
     help: str = ""
     below: float = math.inf
     is_input: bool = False
+    choices: tuple[str, ...] = ()
 
     def explain(self, value: Any) -> str:
         """Return the help text, with the source if the value is the default."""
@@ -85,7 +87,9 @@ PRETRAINING_OPTIONS: Options = {
     "vocab": Option("", help="Vocabulary (default: from the corpus or checkpoint, else trained).", is_input=True),
     "vocab_size": Option(30522, 1, CODE, "Number of tokens in a trained vocabulary."),
     "cased": Option(False, help="Keep upper case and accents."),
-    "objective": Option("mlm+nsp", None, "3.1", "mlm+nsp, mlm, or clm (left to right)."),
+    "objective": Option(
+        "mlm+nsp", None, "3.1", "mlm+nsp, mlm, or clm (left to right).", choices=("mlm+nsp", "mlm", "clm")
+    ),
     "max_length": Option(128, 5, "A.2", "Maximum number of tokens per pair, unless there are [[phase]] tables."),
     "short_seq_prob": Option(0.1, 0, CODE, "Probability of a shorter pair.", below=1),
     "dupe_factor": Option(10, 1, CODE, "Number of different sets of pairs, used in turn."),
@@ -107,6 +111,7 @@ TEXT_OPTIONS: Options = {  # of one text or a pair
     "long": Option(
         "truncate",
         help="Longer inputs: truncate, head+tail, or windows with the mean or max of their scores.",
+        choices=("truncate", "head+tail", "mean", "max"),
     ),
     "doc_stride": Option(128, 1, "as for SQuAD", "Tokens between the starts of two windows."),
 }
@@ -136,6 +141,7 @@ CLASSIFY_OPTIONS: Options = {
     "problem_type": Option(
         "auto",
         help="single_label_classification, multi_label_classification or regression (default: as the labels are).",
+        choices=("auto", "single_label_classification", "multi_label_classification", "regression"),
     ),
     "labels": Option([], help="Names of the positions, if the labels are lists of 0 and 1 (default: numbers)."),
     "label_sep": Option("", help="Text between several labels in a cell, such as ; (default: |)."),
@@ -173,7 +179,13 @@ NER_OPTIONS: Options = {
     **SPLIT_OPTIONS,
     "max_length": Option(512, 3, "5.3: maximal context", "Maximum number of tokens per sequence."),
     "context": Option(True, None, "5.3", "Add the surrounding sentences as context."),
-    "features": Option("", None, "Table 7", "Train a BiLSTM on these layers of a frozen encoder."),
+    "features": Option(
+        "",
+        None,
+        "Table 7",
+        "Train a BiLSTM on these layers of a frozen encoder.",
+        choices=("", "embeddings", "second-to-last", "last", "sum-last-four", "concat-last-four", "sum-all"),
+    ),
     "half_features": Option(False, help="Store features in 16 bits per number instead of 32."),
     "features_dir": Option("", help="Folder of stored features (default: huggingface_hub's cached assets)."),
     **ROW_OPTIONS,

@@ -39,7 +39,6 @@ from bertkit.tasks.result import describe_texts, judge_pair, read_texts
 from bertkit.tasks.schema import PROBABILITY, STRING, Schema, make_array, make_object
 from bertkit.tasks.task import (
     BERT_TRAIN,
-    DIVERGED,
     PredictionSettings,
     Result,
     Task,
@@ -164,12 +163,8 @@ class PretrainingTask(Task):
     def check(self, recipe: Any) -> None:
         """Check also the objective, the rates, the lengths, and the absence of fine-tuning options."""
         options = recipe.data
-        if options["objective"] not in HEADS:
-            raise UsageError(
-                f"unknown objective {options['objective']!r} in [data]; the objectives are {', '.join(HEADS)}"
-            )
-        check_rates(options["masked_lm_prob"], options["mask_rate"], options["random_rate"], options["same_rate"])
         super().check(recipe)
+        check_rates(options["masked_lm_prob"], options["mask_rate"], options["random_rate"], options["same_rate"])
         if recipe.phase and options["max_length"] != self.options["max_length"].default:
             raise UsageError(
                 f"max_length is {options['max_length']} in [data], but the recipe has phases with lengths of their "
@@ -299,8 +294,7 @@ class PretrainingTask(Task):
         """Return the summed losses of each sequence in nats, and how many tokens and next sentences are right."""
         objective = data.options["objective"]
         columns = COLUMNS if objective == "mlm+nsp" else COLUMNS[:NSP_LOSS]
-        if not np.isfinite(summaries[:, TOKEN_LOSS]).all():
-            raise UsageError(DIVERGED)
+        check_finite(summaries[:, TOKEN_LOSS])
         found = dict(zip(columns, summaries.T.astype(np.float32), strict=False))
         return make_rows(found, objective="clm" if objective == "clm" else "mlm")
 

@@ -55,7 +55,7 @@ from bertkit.tasks.finetuning import ANOTHER_SEED, FineTuningTask, add_test_rows
 from bertkit.tasks.option import SQUAD_OPTIONS, WINDOW_OPTIONS, list_defaults
 from bertkit.tasks.result import take_text
 from bertkit.tasks.schema import INDEX, NUMBER_SCHEMA, STRING, Schema, make_input, make_object
-from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, check_finite
+from bertkit.tasks.task import PredictionSettings, Result, check_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -476,8 +476,7 @@ def check_answers(summaries: np.ndarray) -> np.ndarray:
         UsageError: They are not, as after diverged training.
     """
     check_finite(summaries[:, -2:])
-    if np.isnan(summaries).any():
-        raise UsageError(DIVERGED)
+    check_finite(np.nan_to_num(summaries, nan=np.nan, posinf=0.0, neginf=0.0))
     return summaries
 
 

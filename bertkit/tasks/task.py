@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from bertkit.model.onnx import OnnxModel
 
 LONGEST_SHOWN = 80  # characters of a text in a line
-DIVERGED = "the model's outputs are NaN or infinite: training has diverged; lower train.learning_rate"
 
 BERT_TRAIN = {  # `[train]` of the paper in pre-training (A.2) and fine-tuning (A.3) alike
     "adam_beta1": 0.9,
@@ -161,8 +160,11 @@ class Task:
                 f"calibrate is for classes and labels of whole texts, which {self.name} does not predict; remove it"
             )
         for key, option in self.options.items():
+            value = recipe.data[key]
+            if option.choices and value not in option.choices:
+                expected = ", ".join(filter(None, option.choices))
+                raise UsageError(f"unknown {key} {value!r} in [data]; expected one of {expected}")
             if option.least is not None:
-                value = recipe.data[key]
                 check_range(f"{key} is {value} in [data]", value, option.least, option.below)
 
     def pretrain_on(self, recipe: Any) -> Any:
@@ -314,7 +316,7 @@ def check_finite(values: np.ndarray) -> np.ndarray:
         UsageError: Some are NaN or infinite, as after diverged training.
     """
     if not np.isfinite(values).all():
-        raise UsageError(DIVERGED)
+        raise UsageError("the model's outputs are NaN or infinite: training has diverged; lower train.learning_rate")
     return values
 
 

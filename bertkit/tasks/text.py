@@ -30,7 +30,7 @@ from bertkit.data.labels import (
     iterate_keys,
     read_labelled,
 )
-from bertkit.data.long_texts import LONG, POOLED, WindowedTexts, encode_long, pool_windows
+from bertkit.data.long_texts import POOLED, WindowedTexts, encode_long, pool_windows
 from bertkit.data.sequences import EncodedInputs, Items, Sequences, pad, pad_choices, report_cut
 from bertkit.data.splits import (
     UNLABELLED,
@@ -199,17 +199,13 @@ class TextTask(FineTuningTask):
     # --- The data -----------------------------------------------------------------------------------------------------
 
     def check(self, recipe: Any) -> None:
-        """Check the recipe, including the way to read long texts, the columns, the shares and the folds."""
+        """Check the recipe, including the columns, the shares and the folds."""
         super().check(recipe)
         data = recipe.data
-        if data["long"] not in LONG:
-            raise UsageError(f"unknown long {data['long']!r} in [data]; expected one of {', '.join(LONG)}")
         if self.space:
             return
         if len(data["text"]) > 2:
             raise UsageError(f"text names {len(data['text'])} columns in [data]; give one, or two for pairs")
-        if data["problem_type"] not in ("auto", *SCORES):
-            raise UsageError(f"unknown problem_type {data['problem_type']!r}; expected auto, {', '.join(SCORES)}")
         check_split_options(data)
         weights = data["class_weights"]
         if isinstance(weights, str) and weights != BALANCED:

@@ -105,7 +105,7 @@ def test_every_command_explains_itself_with_an_example(call, command):
     ("arguments", "words"),
     [
         (["ner", "--data", "no/ner", "--model", "bert"], ["no/ner"]),
-        (["ner", "--data", "NER", "--model", "bert", "--features", "first"], ["unknown layers 'first'", "sum-all"]),
+        (["ner", "--data", "NER", "--model", "bert", "--features", "first"], ["unknown features 'first'", "sum-all"]),
         (["swag", "--data", "no/swag", "--model", "bert"], ["no/swag"]),
         (["features", "bert", "--input", "no.txt", "--output", "a.npz"], ["no.txt"]),
         (["features", "bert", "--input", "text.txt", "--layers", "first", "--output", "a.npz"], ["--layers first"]),

@@ -10,16 +10,20 @@ import pytest
 import torch
 
 import bertkit
+from bertkit.data.long_texts import LONG
 from bertkit.errors import UsageError
 from bertkit.metrics.rows import RowScore, take_values
 from bertkit.metrics.table import LABEL, PREDICTION, read_facts
+from bertkit.model.bilstm import FEATURE_LAYERS
 from bertkit.reports.tables import find_row
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import divide
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.option import list_defaults
+from bertkit.tasks.pretraining import HEADS
 from bertkit.tasks.squad import SQUAD, VERSIONS
 from bertkit.tasks.task import score_summaries
+from bertkit.tasks.text import SCORES
 from bertkit.training.network import name_head
 from bertkit.training.predictions import KEY, join_rows, read_table
 from bertkit.training.prepare import Prepared
@@ -402,6 +406,17 @@ def test_predictions_are_texts_in_files_of_their_own(case):
         names += files
     assert len(set(names)) == len(names)
     assert all(Path(name).name == name for name in names)
+
+
+def test_options_have_the_values_that_the_code_knows():
+    known = {
+        "objective": tuple(HEADS),
+        "long": LONG,
+        "problem_type": ("auto", *SCORES),
+        "features": ("", *FEATURE_LAYERS),
+    }
+    choices = [(key, option.choices) for task in TASKS.values() for key, option in task.options.items()]
+    assert {key: values for key, values in choices if values} == known
 
 
 def test_the_recipe_of_the_paper_is_complete_and_passes_its_own_check(tmp_path):
