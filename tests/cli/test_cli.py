@@ -593,7 +593,7 @@ def squad(tmp_path, capsys):
         (["--version", "2", "runs/a"], ["--ensemble takes runs"]),
         (["--version", "2", "--data", "no.jsonl"], ["'no.jsonl' does not exist; give a file"]),
         (["--version", "2", "--ensemble", "runs/a", "runs/b", "--set", "batch_size=8"], ["--ensemble takes runs"]),
-        (["--version", "2", "--extra-train", "no.json"], ["no.json not found"]),
+        (["--version", "2", "--extra-train", "no.json"], ["no.json does not exist"]),
     ],
 )
 def test_a_mistake_with_squad_is_one_line_and_nothing_is_written(call, squad, tmp_path, arguments, words):
