@@ -28,6 +28,7 @@ from bertkit.studies.cells import list_cells
 from bertkit.studies.spec import OPTIONS, make_study
 from bertkit.tasks import TASKS
 from bertkit.tasks.glue import GRID, find_glue
+from bertkit.tasks.task import list_commands
 from bertkit.training.predictions import read_table
 from bertkit.training.recipe import Recipe, check, parse_setting, read_recipe
 from bertkit.training.run import dry_run
@@ -102,7 +103,7 @@ COMMANDS = [command for text in (README, *PAGES.values()) for command in find_co
 COMMANDS += re.findall(r"\$\(BIN\)/(bertkit .*)", MAKEFILE)
 COMMANDS += [command for text in HEADERS.values() for command in find_header_commands(text)]
 COMMANDS += [command for examples in HELP.values() for command in examples]
-TRIED = [line for task in TASKS.values() for line in task.comment({}, Path("runs/my own"), draft(task)).commands]
+TRIED = [line for task in TASKS.values() for line in list_commands(task, Path("runs/my own"), draft(task).data)]
 COMMANDS += [line for line in TRIED if line.startswith("bertkit ")]
 
 

@@ -58,7 +58,7 @@ from bertkit.studies.spec import STUDY_FILE
 from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import Task, repeat_run
+from bertkit.tasks.task import Task
 from bertkit.training.model_card import describe_machine
 from bertkit.training.predictions import TABLE_SUFFIX, read_table, show_mistakes
 from bertkit.training.recipe import read_recipe
@@ -188,7 +188,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """Return the page's part on a run; `others` is the result of `find_others`."""
-    path = source.path
+    path, run = source.path, shlex.quote(str(source.path))
     recipe = read_if_there(read_recipe, path / RECIPE_FILE)
     log = [entry for entry in map(keep_numbers, read_log(path)) if "step" in entry] if (path / LOG).is_file() else []
     written = read_if_there(read_metrics, path / METRICS_FILE)
@@ -220,7 +220,7 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
         "summary": describe_score(task, metrics) if written else "unfinished",
         "facts": [*list_facts(path, recipe, log), *describe_lengths(read_object(path / LENGTHS_FILE))],
         "scores": [*scores, *filter(None, labels)],
-        "comments": task.comment(written).lines if task and written else [],
+        "comments": task.comment(written) if task and written else [],
         "curves": draw_all(trace(thinned, row, metrics) for row in logged),
         "data": list_tables(found) if (found := read_object(path / DOCTOR_FILE)) else [],
         "predicted": draw_all([one for one in figures if isinstance(one, Plot)]),
@@ -228,7 +228,7 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
         "slices": [slices] if slices else [],
         "tables": [*(one for one in figures if isinstance(one, Table)), *mistakes],
         "file": RECIPE_FILE,
-        "command": f"bertkit {task.command} {repeat_run(path, 'again')}" if task else "",
+        "command": f"bertkit {task.command} --recipe {run}/recipe.toml --output {run}-again" if task else "",
     }
 
 

@@ -188,19 +188,19 @@ class Screen(AbstractContextManager):
     def show_results(self, task: Any, metrics: Mapping[str, Any], output: Path) -> None:
         """Print the task's table of scores, some predictions, the paths of the files, and commands to try next."""
         from bertkit.reports.plots import plot_log
+        from bertkit.tasks.task import list_commands
         from bertkit.training.recipe import load_recipe
         from bertkit.training.run_dir import METRICS_FILE, RECIPE_FILE, read_log
 
         rows = list_shown(task.table, task.metric, metrics)
         if rows:
             self.show_table(replace(tabulate_scores(rows, metrics, "after"), caption=f"{output}"))
-        lines, commands = task.comment(metrics, output, load_recipe(output / RECIPE_FILE))
-        self.say(*lines)
+        self.say(*task.comment(metrics))
         self.show_predictions(task, output)
         curves = output / "curves.png"
         plot_log(read_log(output), rows, metrics, curves)
         self.say(f"Scores: {output / METRICS_FILE}" + (f"; curves: {curves}" if curves.exists() else ""))
-        if commands:
+        if commands := list_commands(task, output, load_recipe(output / RECIPE_FILE).data):
             self.say("Next:", *(f"  {command}" for command in commands))
 
     def show_predictions(self, task: Any, output: Path) -> None:

@@ -95,7 +95,7 @@ class EvaluatedSplit:
         """Yield lines about leaks, choices, mistakes and files."""
         if leaks := self.metrics.get("leaks"):
             yield f"{leaks:,} of {count(len(self.rows), 'row')} also {'occurs' if leaks == 1 else 'occur'} in train"
-        yield from (line for line in self.task.comment(self.metrics).lines if not line.startswith("warning: "))
+        yield from (line for line in self.task.comment(self.metrics) if not line.startswith("warning: "))
         mistakes = count(len(find_mistakes(self.rows)), "mistake")
         if find_kind(self.rows) == REGRESSION:
             mistakes = f"{mistakes} above the root mean squared error"

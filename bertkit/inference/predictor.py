@@ -39,7 +39,7 @@ from bertkit.system.progress import ignore
 from bertkit.tasks import ANSWERING, TASKS
 from bertkit.tasks.option import TEXT_OPTIONS, WINDOW_OPTIONS
 from bertkit.tasks.prediction import predict
-from bertkit.tasks.result import MissingText, flatten_result, list_names, take_text
+from bertkit.tasks.result import MissingText, describe_result, flatten_result, list_names, take_text
 from bertkit.tasks.task import PredictionSettings, Result
 from bertkit.training.calibration import load_conformity
 from bertkit.training.recipe import TOP_KEYS, check_value, read_recipe
@@ -236,7 +236,7 @@ class Predictor:
         """Return a result in words, in one line."""
         if "error" in result:
             return f"error: {result['error']}"
-        said = self.task.describe_result(result) + ("  (the input was truncated)" if "cut" in result else "")
+        said = describe_result(result) + ("  (the input was truncated)" if "cut" in result else "")
         return " ".join(said.splitlines())
 
     def format_for_pipeline(self, result: Result) -> Any:

@@ -23,7 +23,7 @@ from bertkit.errors import UsageError
 from bertkit.metrics.rows import RowScore, measure_gaps, measure_mean
 
 BINS = 15  # of equal width; a bin includes its upper edge
-EDGES = np.linspace(0, 1, BINS + 1)
+EDGES = np.linspace(0, 1, BINS + 1)[1:-1]  # between bins
 TEMPERATURES = (0.1, 10.0)  # least and highest
 DIGITS = 4  # of a temperature
 FOLDS = 5  # parts of the rows; each tries a temperature that is fitted on the others
@@ -117,7 +117,9 @@ def measure_calibration(probabilities: np.ndarray, labels: np.ndarray) -> dict[s
     """
     stated, right = find_statements(probabilities, labels)  # (S, K)
     gaps = np.zeros((len(labels), BINS))
-    np.add.at(gaps, (np.arange(len(labels))[:, None], find_bins(stated)), (right - stated) / stated.shape[1])
+    np.add.at(
+        gaps, (np.arange(len(labels))[:, None], np.searchsorted(EDGES, stated)), (right - stated) / stated.shape[1]
+    )
     squares = (probabilities - mark_correct(labels, probabilities.shape[1])) ** 2  # (S, L)
     brier = squares.sum(axis=1) / 2 if labels.ndim == 1 else squares.mean(axis=1)
     return {"ece": measure_gaps(gaps), "brier": replace(measure_mean(brier), points=1.0)}
@@ -130,7 +132,7 @@ def bin_probabilities(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np
         probabilities: (S, L).
     """
     stated, right = (values.ravel() for values in find_statements(probabilities, labels))
-    bins = find_bins(stated)
+    bins = np.searchsorted(EDGES, stated)
     counts = np.bincount(bins, minlength=BINS)
     filled = np.flatnonzero(counts)
     sums = (np.bincount(bins, values, minlength=BINS)[filled] for values in (stated, right))
@@ -147,11 +149,6 @@ def find_statements(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.n
         return probabilities, labels.astype(np.float64)
     best = probabilities.argmax(axis=1)
     return probabilities.max(axis=1, keepdims=True), (best == labels).astype(np.float64)[:, None]
-
-
-def find_bins(probabilities: np.ndarray) -> np.ndarray:
-    """Return the bin of each probability, from 0."""
-    return np.searchsorted(EDGES[1:-1], probabilities, side="left")
 
 
 def mark_correct(labels: np.ndarray, count: int) -> np.ndarray:

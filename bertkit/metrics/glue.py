@@ -15,18 +15,12 @@ from bertkit.metrics.rows import measure_classes, measure_mean, measure_numbers,
 if TYPE_CHECKING:
     import evaluate
 
-GLUE_DESCRIPTION = "Scores of the GLUE benchmark."
 GLUE_INPUTS = """
 Args:
     predictions: a class id or a label as text, or a number for pearson and spearmanr, for each example.
     references: the correct one for each example, in the same order.
     average, pos_label: as for scikit-learn's f1_score; by default f1 is that of class 1 of two classes.
-Returns:
-    One fraction for each metric, keyed by its name.
 """
-GLUE_CITATION = "Wang et al. (2019). GLUE: A Multi-Task Benchmark and Analysis Platform. ICLR."
-
-
 GLUE_METRICS = ("accuracy", "f1", "matthews_correlation", "pearson", "spearmanr")
 OF_NUMBERS = frozenset({"pearson", "spearmanr"})  # all metrics but these take class ids
 
@@ -72,7 +66,7 @@ def make_metric(*names: str) -> "evaluate.Metric":
     Raises:
         UsageError: No metric is given, or one is unknown.
     """
-    if not names or not set(GLUE_METRICS) >= set(names):
+    if not names or set(names) - set(GLUE_METRICS):
         raise UsageError(f"unknown metric in {list(names)}; the metrics are {', '.join(GLUE_METRICS)}")
     import datasets
     import evaluate
@@ -83,8 +77,8 @@ def make_metric(*names: str) -> "evaluate.Metric":
     class Module(evaluate.Metric):
         def _info(self) -> evaluate.MetricInfo:
             return evaluate.MetricInfo(
-                description=GLUE_DESCRIPTION,
-                citation=GLUE_CITATION,
+                description="Scores of the GLUE benchmark (Wang et al. 2019), each a fraction under its name.",
+                citation="",
                 inputs_description=GLUE_INPUTS,
                 # No format="numpy": it rounds to float32.
                 features=[datasets.Features({"predictions": value, "references": value}) for value in values],

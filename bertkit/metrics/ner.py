@@ -61,25 +61,26 @@ def count_entities(gold: Sequence[Collection[Entity]], predicted: Sequence[Seque
     return counts
 
 
+def measure_entities(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> dict[str, RowScore]:
+    """Return `precision`, `recall` and `f1` from the counts of each sentence, (S,) each."""
+    columns = [counts[:, None] for counts in (right, found, wanted)]
+    return {name: measure_counts(*columns, name) for name in ("precision", "recall", "f1")}
+
+
 def score_entities(rows: pa.Table) -> dict[str, RowScore]:
     """Return `precision`, `recall` and `f1` of all entities, and the same as `strict_…`, from `count_entities`."""
-    totals = {name: sum_types(rows, name) for name in ("right", "found", "wanted")}
-    strict = {name: read_numbers(rows, f"strict_{name}") for name in ("right", "found")}
-    scores = {}
-    for prefix, own in (("", totals), ("strict_", totals | strict)):
-        columns = [own[name][:, None] for name in ("right", "found", "wanted")]  # (S, 1) each
-        scores |= {f"{prefix}{name}": measure_counts(*columns, name) for name in ("precision", "recall", "f1")}
-    return scores
+    right, found, wanted = (sum_types(rows, name) for name in ("right", "found", "wanted"))
+    strict = measure_entities(read_numbers(rows, "strict_right"), read_numbers(rows, "strict_found"), wanted)
+    return measure_entities(right, found, wanted) | {f"strict_{name}": score for name, score in strict.items()}
 
 
 def score_types(rows: pa.Table) -> dict[str, dict[str, float]]:
     """Return `precision`, `recall` and `f1` of each type, from `count_entities`, in alphabetical order."""
-    found = {}
-    for kind in list_types(rows):
-        columns = [read_numbers(rows, f"{name}_{kind}")[:, None] for name in ("right", "found", "wanted")]
-        measured = {name: measure_counts(*columns, name) for name in ("precision", "recall", "f1")}
-        found[kind] = take_values(measured)
-    return found
+    counts = {
+        kind: [read_numbers(rows, f"{name}_{kind}") for name in ("right", "found", "wanted")]
+        for kind in list_types(rows)
+    }
+    return {kind: take_values(measure_entities(*columns)) for kind, columns in counts.items()}
 
 
 def list_types(rows: pa.Table) -> list[str]:

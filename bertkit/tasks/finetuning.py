@@ -4,17 +4,18 @@ It has the common part of the recipe (paper A.3) and its check, the checkpoint's
 constant answer.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bertkit.data.sequences import pad
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.reports.tables import ScoreRow, count, list_shown, name_limits
+from bertkit.reports.tables import ScoreRow, list_shown, name_limits
 from bertkit.system.progress import Report
 from bertkit.tasks.option import list_defaults
-from bertkit.tasks.task import BERT_TRAIN, Comments, Task, repeat_run
+from bertkit.tasks.task import BERT_TRAIN, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +32,7 @@ CALIBRATION_ROWS = (  # of every classifier, see `bertkit.metrics.calibration.me
 BASELINES = {"tfidf": "TF-IDF", "frozen": "frozen vectors", "words": "words alone"}
 BEST_BASELINE = "best_baseline"  # in metrics.json: its name
 GAIN = "baseline_gain"  # in metrics.json: how far the metric is above that of the best baseline
+ANOTHER_SEED = "bertkit {command} --recipe {run}/recipe.toml --set train.seed=43 --output {run}-43  # another seed"
 EVERY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch"}
 
 
@@ -39,6 +41,7 @@ class FineTuningTask(Task):
 
     # Mosbach et al. 2021: bias correction and more epochs prevent runs that keep predicting the majority class.
     stable: Mapping[str, Any] = {"train": {"optim": "adamw_torch", "num_train_epochs": 20.0, "learning_rate": 2e-5}}
+    next_commands: tuple[str, ...] = (ANOTHER_SEED,)
     start = "a BERT to fine-tune"  # the required checkpoint, for messages
     compared: tuple[str, ...] = ()  # the scores that must exceed their baselines; empty: all of the table
     other_causes = ""  # further causes of a score no better than the baseline
@@ -67,8 +70,6 @@ class FineTuningTask(Task):
         if recipe.phase:
             raise UsageError(f"[[phase]] is for pretraining; remove it from a recipe for {self.name}")
         super().check(recipe)
-        if recipe.data["tune_share"] and not self.splits:
-            raise UsageError(f"{self.title} has no labels to tune on; remove tune_share")
         train = recipe.train
         if train.get("max_steps", -1) <= 0 and train["num_train_epochs"] <= 0:
             raise UsageError(f"num_train_epochs is {train['num_train_epochs']:g} in [train]; it must be above 0")
@@ -91,47 +92,35 @@ class FineTuningTask(Task):
         """Return the scores of a constant answer; empty if there is no such answer."""
         raise NotImplementedError
 
-    def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
-        """Return also a warning if a score is not above its baseline, and the command for another seed."""
-        found = super().comment(metrics, output, recipe)
-        rows = [x for x in list_shown(self.table, self.metric, metrics) if x.key in (self.compared or metrics)]
-        pairs = [(row, *pair) for row in rows for pair in row.baselines.items() if pair[1].startswith("majority_")]
+    def comment(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return also a warning if a score is not above a constant answer's or a fitted baseline's."""
+        lines, rows = super().comment(metrics), list_shown(self.table, self.metric, metrics)
+        compared = [row for row in rows if row.key in (self.compared or metrics)]
+        pairs = [(row, words, key) for row in compared for words, key in row.baselines.items() if "majority_" in key]
         for row, words, key in [pair for pair in pairs if metrics[pair[0].key] <= metrics[pair[2]]][:1]:
-            found.lines.append(
+            lines.append(
                 f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} ({row.show(metrics[key])}). "
                 "Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try "
                 f"--learning-rate 1e-5, --set preset=stable or --seed 43){self.other_causes}"
             )
-        found.lines.extend(self.describe_baselines(metrics, advises=not found.lines))
-        if output is not None:
-            found.commands.append(f"bertkit {self.command} {repeat_run(output, '43', 'train.seed=43')}  # another seed")
-        return found
-
-    def describe_baselines(self, metrics: Mapping[str, Any], advises: bool) -> Iterator[str]:
-        """Yield the rows of each trained baseline, and a line if fine-tuning is not better than the best.
-
-        Args:
-            advises: Whether the line says what to try.
-        """
-        if not (best := metrics.get(BEST_BASELINE)):
-            return
-        fitted = {name: metrics[f"{name}_fitted"] for name in self.baselines if f"{name}_fitted" in metrics}
-        parts = (
-            f"{BASELINES[x]} fitted on {count(rows, 'row')}, scored on {metrics[f'{x}_scored']:,}"
-            for x, rows in fitted.items()
-        )
-        yield f"baselines: {'; '.join(parts)}"
-        rows = list_shown(self.table, self.metric, metrics)
-        row = next((x for x in rows if x.key == self.metric), rows[0])  # the first is the score of one's own classes
-        gain, low, high = (row.show(metrics[key]) for key in (GAIN, *name_limits(GAIN)))
-        if metrics[name_limits(GAIN)[0]] <= 0:
-            remedy = "; try more epochs and a higher rate, such as --epochs 10 --learning-rate 1e-4" if advises else ""
-            difference = f"the difference in {row.name} is {gain} ({low} to {high})"
-            yield f"fine-tuning is not better than {BASELINES[best]}: {difference}{remedy}"
+        if metrics.get(f"{GAIN}_low", math.inf) <= 0:
+            row = next((row for row in rows if row.key == self.metric), rows[0])  # the first of one's own classes
+            gain, low, high = (row.show(metrics[key]) for key in (GAIN, *name_limits(GAIN)))
+            lines.append(
+                f"fine-tuning is not better than {BASELINES[metrics[BEST_BASELINE]]}: the difference in {row.name} is "
+                f"{gain} ({low} to {high}); try more epochs and a higher rate, such as --epochs 10 --learning-rate 1e-4"
+            )
+        return lines
 
     def tokenize(self, recipe: Any, examples: Mapping[str, Any], report: Report) -> Any:
         """Return the checkpoint's tokenizer."""
         return load_tokenizer(recipe.checkpoint)
+
+
+def add_test_rows(rows: Sequence[ScoreRow]) -> tuple[ScoreRow, ...]:
+    """Return the lines of dev, and the same of a test split, which has neither baselines nor published scores."""
+    tests = (replace(row, name=f"{row.name}, test", key=f"test_{row.key}", baselines={}, paper={}) for row in rows)
+    return (*rows, *tests)
 
 
 def name_baselines(names: Sequence[str], key: str) -> dict[str, str]:

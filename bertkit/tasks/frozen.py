@@ -184,10 +184,7 @@ def cache_features(
     # The first process on each machine computes the features, and the others read its file.
     with PartialState().local_main_process_first(), explain_refusal(f"the folder {kept}", remedy):
         if not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            remove_unfinished(path.parent, older=24 * 3600.0)
-            with atomic_open(path, "wb") as file:
-                write_features(model, layers, sequences, positions, ends, half, file)
+            write_cached(path, partial(write_features, model, layers, sequences, positions, ends, half))
     return path
 
 
@@ -196,18 +193,21 @@ def find_cache() -> Path:
     return cached_assets_path("bertkit", namespace="features")
 
 
+def write_cached(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    """Put a file into a folder of cached files, which appears when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(path.parent, older=24 * 3600.0)
+    with atomic_open(path, "wb") as file:
+        write(file)
+
+
 def keep_array(name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
     """Return the array of this name from the cache, where it is put if the disk allows that."""
-    path = None
     with suppress(OSError, ValueError):
-        path = find_cache() / f"{name}.npy"
-        return np.load(path)
+        return np.load(find_cache() / f"{name}.npy")
     array = make()
-    with suppress(OSError):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_open(path, "wb") as file:
-                np.save(file, array)
+    with suppress(OSError, ValueError):
+        write_cached(find_cache() / f"{name}.npy", partial(np.save, arr=array))
     return array
 
 

@@ -35,8 +35,6 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, name_baselines
 from bertkit.tasks.option import GLUE_OPTIONS
-from bertkit.tasks.result import use_pipeline
-from bertkit.tasks.task import Comments, repeat_run
 from bertkit.tasks.text import SCORES, TextExamples, TextSequences, TextTask
 
 if TYPE_CHECKING:
@@ -46,13 +44,20 @@ BASE_TEST, LARGE_TEST = "BERT-base, test", "BERT-large, test"  # Table 1
 BASE_DEV = "BERT-base, dev"  # Table 5
 
 
-def list_splits(folder: str, config: str, rows: int) -> dict[str, Split]:
-    """Return the train, dev and test splits of a task."""
-    return {
-        "train": Split(f"{folder}/train.tsv", (config, "train"), needed=True),
-        "dev": Split(f"{folder}/dev.tsv", (config, "validation"), needed=True, scores="{}"),
-        "test": Split(f"{folder}/test.tsv", (config, "test"), submission=f"{folder}.tsv", rows=rows),
+def describe(title: str, rows: int, **facts: Any) -> Benchmark:
+    """Return a row of the table, whose name, files and Hub configuration follow from its title.
+
+    Args:
+        rows: How many rows of test the leaderboard expects.
+        facts: The other attributes of a `Benchmark`.
+    """
+    name = title.lower().replace("-", "")
+    splits = {
+        "train": Split(f"{title}/train.tsv", (name, "train"), needed=True),
+        "dev": Split(f"{title}/dev.tsv", (name, "validation"), needed=True, scores="{}"),
+        "test": Split(f"{title}/test.tsv", (name, "test"), submission=f"{title}.tsv", rows=rows),
     }
+    return Benchmark(name=name, title=title, splits=splits, **facts)
 
 
 PAIR = {"sentence1": "sentence1", "sentence2": "sentence2"}
@@ -62,57 +67,52 @@ TWO_WAY = {label: label for label in ("entailment", "not_entailment")}
 AX = Split("diagnostic/diagnostic.tsv", ("ax", "test"), submission="AX.tsv", rows=1104)
 
 BENCHMARKS = (
-    Benchmark(
-        name="cola",
-        title="CoLA",
+    describe(
+        "CoLA",
+        1063,
         texts={"sentence": 3},
         label=1,
         labels={"0": "unacceptable", "1": "acceptable"},
         metrics=("matthews_correlation",),
-        splits=list_splits("CoLA", "cola", 1063),
         majority="acceptable",
         paper={"matthews_correlation": {BASE_TEST: 0.521, LARGE_TEST: 0.605}},
         bare=4,
     ),
-    Benchmark(
-        name="sst2",
-        title="SST-2",
+    describe(
+        "SST-2",
+        1821,
         texts={"sentence": "sentence"},
         labels={"0": "negative", "1": "positive"},
-        splits=list_splits("SST-2", "sst2", 1821),
         majority="positive",
         paper={"accuracy": {BASE_TEST: 0.935, LARGE_TEST: 0.949, BASE_DEV: 0.927}},
     ),
-    Benchmark(
-        name="mrpc",
-        title="MRPC",
+    describe(
+        "MRPC",
+        1725,
         texts={"sentence1": "#1 String", "sentence2": "#2 String"},
         label="Quality",
         labels={"0": "not_equivalent", "1": "equivalent"},
         metrics=("f1", "accuracy"),
-        splits=list_splits("MRPC", "mrpc", 1725),
         majority="equivalent",
         paper={"f1": {BASE_TEST: 0.889, LARGE_TEST: 0.893}, "accuracy": {BASE_DEV: 0.867}},
     ),
-    Benchmark(
-        name="stsb",
-        title="STS-B",
+    describe(
+        "STS-B",
+        1379,
         texts=PAIR,
         label="score",
         labels={},
         metrics=("spearmanr", "pearson"),
-        splits=list_splits("STS-B", "stsb", 1379),
         majority="2.701",
         paper={"spearmanr": {BASE_TEST: 0.858, LARGE_TEST: 0.865}},
     ),
-    Benchmark(
-        name="qqp",
-        title="QQP",
+    describe(
+        "QQP",
+        390_965,
         texts={"question1": "question1", "question2": "question2"},
         label="is_duplicate",
         labels={"0": "not_duplicate", "1": "duplicate"},
         metrics=("f1", "accuracy"),
-        splits=list_splits("QQP", "qqp", 390_965),
         majority="not_duplicate",
         paper={"f1": {BASE_TEST: 0.712, LARGE_TEST: 0.721}},
         broken=True,
@@ -141,30 +141,27 @@ BENCHMARKS = (
             "accuracy_mm": {BASE_TEST: 0.834, LARGE_TEST: 0.859},
         },
     ),
-    Benchmark(
-        name="qnli",
-        title="QNLI",
+    describe(
+        "QNLI",
+        5463,
         texts={"question": "question", "sentence": "sentence"},
         labels=TWO_WAY,
-        splits=list_splits("QNLI", "qnli", 5463),
         majority="not_entailment",
         paper={"accuracy": {BASE_TEST: 0.905, LARGE_TEST: 0.927, BASE_DEV: 0.884}},
     ),
-    Benchmark(
-        name="rte",
-        title="RTE",
+    describe(
+        "RTE",
+        3000,
         texts=PAIR,
         labels=TWO_WAY,
-        splits=list_splits("RTE", "rte", 3000),
         majority="entailment",
         paper={"accuracy": {BASE_TEST: 0.664, LARGE_TEST: 0.701}},
     ),
-    Benchmark(
-        name="wnli",
-        title="WNLI",
+    describe(
+        "WNLI",
+        146,
         texts=PAIR,
         labels={"0": "not_entailment", "1": "entailment"},
-        splits=list_splits("WNLI", "wnli", 146),
         majority="not_entailment",
         submits_majority=True,
         note="WNLI's dev set contradicts its training set on purpose, and the paper submits the majority class",
@@ -215,7 +212,7 @@ class GlueTask(TextTask):
         if row.metrics:
             self.recipe = self.make_recipe(32, **train)  # section 4.1
         else:
-            self.start = "a model that was fine-tuned on MNLI"
+            self.start, self.next_commands = "a model that was fine-tuned on MNLI", ()
             self.recipe = self.make_recipe(32, checkpoint="", **train | {"eval_strategy": "no"})
 
     # --- The data -----------------------------------------------------------------------------------------------------
@@ -292,16 +289,6 @@ class GlueTask(TextTask):
             )
         scores = compute_scores(self.row.metrics, answers, labels)
         return scores | {"score": scores[self.metric]}
-
-    def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
-        """Return also commands that use the fine-tuned model."""
-        lines, _ = super().comment(metrics)
-        if output is None or not self.splits:
-            return Comments(lines, [])
-        # max_steps would override the epochs of the grid.
-        grid = [f"bertkit {self.command} {repeat_run(output, 'grid')} --grid  # the paper's grid"]
-        tried = use_pipeline(output, ["A man eats.", "Somebody eats."][: len(self.row.texts)])
-        return Comments(lines, [*(grid if recipe.train.get("max_steps", -1) <= 0 else []), tried])
 
 
 def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:

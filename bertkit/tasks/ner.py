@@ -13,7 +13,6 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,11 +55,11 @@ from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_dataset
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
-from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask, name_baselines
+from bertkit.tasks.finetuning import ANOTHER_SEED, EVERY_EPOCH, FineTuningTask, name_baselines
 from bertkit.tasks.option import NER_OPTIONS
 from bertkit.tasks.result import take_text
 from bertkit.tasks.schema import INDEX, PROBABILITY, STRING, Schema, make_array, make_object
-from bertkit.tasks.task import DIVERGED, Comments, PredictionSettings, Result
+from bertkit.tasks.task import PredictionSettings, Result, check_finite, refuse_tuning
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,6 +140,10 @@ class NerTask(FineTuningTask):
     unlabelled = (UNLABELLED,)
     pipeline = "token-classification"
     baselines = ("words",)
+    next_commands = (
+        ANOTHER_SEED,
+        "bertkit features {run} --input texts.txt --layers last --output vectors.npz  # its vectors",
+    )
     long = "read in parts"
     row_files = ("dev.jsonl", "dev.conll")
     copies: Mapping[str, tuple[str, str, str]] = {
@@ -164,15 +167,8 @@ class NerTask(FineTuningTask):
         """Check the recipe, including the options of the feature-based approach."""
         super().check(recipe)
         check_split_options(recipe.data)
-        if not (layers := recipe.data["features"]):
-            return
-        from bertkit.model.bilstm import FEATURE_LAYERS
-
-        if layers not in FEATURE_LAYERS:
-            raise UsageError(f"unknown layers {layers!r} in features; expected one of {', '.join(FEATURE_LAYERS)}")
-        for key in ("freeze", "bilstm", "reinit_layers"):
-            if getattr(recipe, key):
-                raise UsageError(f"{key} is for fine-tuning, but features keep the encoder unchanged; remove {key}")
+        if recipe.data["features"]:
+            refuse_tuning(recipe, "features, which keep the encoder unchanged")
 
     def load(
         self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None
@@ -324,13 +320,6 @@ class NerTask(FineTuningTask):
         files = {f"{name}.conll": write_conll(text, predicted)} if is_exact else {}
         return files if text.rows is None else files | {f"{name}.jsonl": write_rows(text.rows, predicted)}
 
-    def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
-        """Return also a command that uses the fine-tuned model."""
-        found = super().comment(metrics, output, recipe)
-        vectors = f"bertkit features {quote(str(output))} --input texts.txt --layers last --output vectors.npz"
-        found.commands.extend([f"{vectors}  # its vectors"] if output else [])
-        return found
-
     # --- Answers ------------------------------------------------------------------------------------------------------
 
     def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
@@ -397,12 +386,6 @@ class NerTask(FineTuningTask):
             results.append(result | {"tags": found} | spans)
         return results
 
-    def describe_result(self, result: Result) -> str:
-        """Return the entities, or all tags."""
-        if "entities" not in result:
-            return " ".join(result["tags"])
-        return ", ".join(f"{found['text']}: {found['type']}" for found in result["entities"]) or "(nothing)"
-
 
 # --- Words and tags ---------------------------------------------------------------------------------------------------
 
@@ -418,8 +401,7 @@ def check_decided(summaries: np.ndarray) -> np.ndarray:
     Raises:
         UsageError: The logits were NaN or infinite, as after diverged training.
     """
-    if (summaries == UNDECIDED).any():
-        raise UsageError(DIVERGED)
+    check_finite(np.where(summaries == UNDECIDED, np.nan, summaries))
     return summaries
 
 
@@ -484,9 +466,6 @@ def describe_words(data: WordWindows, split: str) -> str:
     count = len(data.text.sentences)
     own, shown = len(data.ids) / count, (data.stops - data.starts).mean()
     line = f"{split}: {own:.1f} tokens per sentence, {shown:.1f} with context"
-    if len(data) > count:
-        long = int((np.bincount(data.owners) > 1).sum())
-        line += f"; {long:,} sentences are longer than the model and have {len(data) - count + long:,} sequences"
     if lost := int((data.firsts == ABSENT).sum()):
         line += f"; {lost:,} words have no token and are predicted as O"
     tags = [tag for sentence in data.text.sentences for tag in sentence.tags if tag not in data.names]

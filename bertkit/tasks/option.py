@@ -35,6 +35,7 @@ class Option:
         help: The help text.
         below: The exclusive upper bound, checked together with `least`.
         is_input: Whether it names files to read: a path, paths joined by commas, or a list of paths.
+        choices: All values that it may have; empty: no check.
     """
 
     default: Any
@@ -43,6 +44,7 @@ class Option:
     help: str = ""
     below: float = math.inf
     is_input: bool = False
+    choices: tuple[str, ...] = ()
 
     def explain(self, value: Any) -> str:
         """Return the help text, with the source if the value is the default."""
@@ -68,22 +70,26 @@ TOP_LEVEL = {  # key -> help text
 
 CODE = "reference code"
 DIR = Option("", help="Folder of the official files (default: the Hub's data set).", is_input=True)
-MAX_TRAIN_SAMPLES = Option(0, 0, help="Train on the first N examples only; 0: all.")
-
-TUNE_SHARE = Option(
-    0.0,
-    0,
-    help="Share of dev that chooses (tau, the best checkpoint) and is not scored; 0: all of dev does both.",
-    below=1,
-)
-HELD_BACK = Option(0, 0, help="Number of training rows, at most a quarter, that are scored instead of dev; 0: none.")
-
+ROW_OPTIONS: Options = {  # rows of train and dev
+    "max_train_samples": Option(0, 0, help="Train on the first N examples only; 0: all."),
+    "tune_share": Option(
+        0.0,
+        0,
+        help="Share of dev that chooses (tau, the best checkpoint) and is not scored; 0: all of dev does both.",
+        below=1,
+    ),
+    "held_back": Option(
+        0, 0, help="Number of training rows, at most a quarter, that are scored instead of dev; 0: none."
+    ),
+}
 PRETRAINING_OPTIONS: Options = {
     "corpus": Option([], help="Text files, directories, a Hub data set, docs, or one built corpus.", is_input=True),
     "vocab": Option("", help="Vocabulary (default: from the corpus or checkpoint, else trained).", is_input=True),
     "vocab_size": Option(30522, 1, CODE, "Number of tokens in a trained vocabulary."),
     "cased": Option(False, help="Keep upper case and accents."),
-    "objective": Option("mlm+nsp", None, "3.1", "mlm+nsp, mlm, or clm (left to right)."),
+    "objective": Option(
+        "mlm+nsp", None, "3.1", "mlm+nsp, mlm, or clm (left to right).", choices=("mlm+nsp", "mlm", "clm")
+    ),
     "max_length": Option(128, 5, "A.2", "Maximum number of tokens per pair, unless there are [[phase]] tables."),
     "short_seq_prob": Option(0.1, 0, CODE, "Probability of a shorter pair.", below=1),
     "dupe_factor": Option(10, 1, CODE, "Number of different sets of pairs, used in turn."),
@@ -95,7 +101,7 @@ PRETRAINING_OPTIONS: Options = {
     "split_sentences": Option(True, help="Split lines into sentences."),
     "heldout_share": Option(0.01, 0, help="Share of the documents held out for evaluation.", below=1),
     "heldout_pairs": Option(5000, 1, help="Maximum number of held-out pairs."),
-    "heldout_length": Option(0, help="Maximum number of tokens per held-out pair; 0: as in the first phase."),
+    "heldout_length": Option(0, 0, help="Maximum number of tokens per held-out pair; 0: as in the first phase."),
     "limit_characters": Option(0, 0, help="Read the first N characters of each source only; 0: all."),
 }
 TEXT_OPTIONS: Options = {  # of one text or a pair
@@ -105,16 +111,11 @@ TEXT_OPTIONS: Options = {  # of one text or a pair
     "long": Option(
         "truncate",
         help="Longer inputs: truncate, head+tail, or windows with the mean or max of their scores.",
+        choices=("truncate", "head+tail", "mean", "max"),
     ),
     "doc_stride": Option(128, 1, "as for SQuAD", "Tokens between the starts of two windows."),
 }
-GLUE_OPTIONS: Options = {
-    "dir": DIR,
-    **TEXT_OPTIONS,
-    "max_train_samples": MAX_TRAIN_SAMPLES,
-    "tune_share": TUNE_SHARE,
-    "held_back": HELD_BACK,
-}
+GLUE_OPTIONS: Options = {"dir": DIR, **TEXT_OPTIONS, **ROW_OPTIONS}
 WINDOW_OPTIONS: Options = {
     "max_length": Option(384, None, CODE, "Maximum number of tokens per window, question included."),
     "doc_stride": Option(128, 1, CODE, "Tokens between the starts of two windows."),
@@ -140,6 +141,7 @@ CLASSIFY_OPTIONS: Options = {
     "problem_type": Option(
         "auto",
         help="single_label_classification, multi_label_classification or regression (default: as the labels are).",
+        choices=("auto", "single_label_classification", "multi_label_classification", "regression"),
     ),
     "labels": Option([], help="Names of the positions, if the labels are lists of 0 and 1 (default: numbers)."),
     "label_sep": Option("", help="Text between several labels in a cell, such as ; (default: |)."),
@@ -147,9 +149,7 @@ CLASSIFY_OPTIONS: Options = {
     **SPLIT_OPTIONS,
     "class_weights": Option({}, help='"balanced", or a table of a weight for each label (default: equal weights).'),
     **TEXT_OPTIONS,
-    "max_train_samples": MAX_TRAIN_SAMPLES,
-    "tune_share": TUNE_SHARE,
-    "held_back": HELD_BACK,
+    **ROW_OPTIONS,
 }
 SQUAD_OPTIONS: Options = {
     "dir": Option(
@@ -163,17 +163,13 @@ SQUAD_OPTIONS: Options = {
     "extra_train": Option(
         "", help="Fine-tune on this file in SQuAD's format first; triviaqa makes one.", is_input=True
     ),
-    "max_train_samples": MAX_TRAIN_SAMPLES,
-    "tune_share": TUNE_SHARE,
-    "held_back": HELD_BACK,
+    **ROW_OPTIONS,
     **WINDOW_OPTIONS,
 }
 SWAG_OPTIONS: Options = {
     "dir": DIR,
     "max_length": Option(128, 5, "ours", "Maximum number of tokens per choice."),
-    "max_train_samples": MAX_TRAIN_SAMPLES,
-    "tune_share": TUNE_SHARE,
-    "held_back": HELD_BACK,
+    **ROW_OPTIONS,
 }
 NER_OPTIONS: Options = {
     "dir": Option(
@@ -183,12 +179,16 @@ NER_OPTIONS: Options = {
     **SPLIT_OPTIONS,
     "max_length": Option(512, 3, "5.3: maximal context", "Maximum number of tokens per sequence."),
     "context": Option(True, None, "5.3", "Add the surrounding sentences as context."),
-    "features": Option("", None, "Table 7", "Train a BiLSTM on these layers of a frozen encoder."),
+    "features": Option(
+        "",
+        None,
+        "Table 7",
+        "Train a BiLSTM on these layers of a frozen encoder.",
+        choices=("", "embeddings", "second-to-last", "last", "sum-last-four", "concat-last-four", "sum-all"),
+    ),
     "half_features": Option(False, help="Store features in 16 bits per number instead of 32."),
     "features_dir": Option("", help="Folder of stored features (default: huggingface_hub's cached assets)."),
-    "max_train_samples": MAX_TRAIN_SAMPLES,
-    "tune_share": TUNE_SHARE,
-    "held_back": HELD_BACK,
+    **ROW_OPTIONS,
 }
 
 

@@ -7,13 +7,11 @@ Differs from the paper: the reference code draws the masks of its ten copies of 
 afresh in every epoch (the pairs still come from `dupe_factor` copies, used in turn).
 """
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
 from itertools import compress
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,17 +35,15 @@ from bertkit.metrics.table import make_rows, read_facts, read_numbers
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.option import PRETRAINING_OPTIONS, list_defaults
-from bertkit.tasks.result import describe_pair, describe_texts, judge_pair, read_texts
+from bertkit.tasks.result import describe_texts, judge_pair, read_texts
 from bertkit.tasks.schema import PROBABILITY, STRING, Schema, make_array, make_object
 from bertkit.tasks.task import (
     BERT_TRAIN,
-    DIVERGED,
-    Comments,
     PredictionSettings,
     Result,
     Task,
     check_finite,
-    use_transformers,
+    refuse_tuning,
 )
 
 if TYPE_CHECKING:
@@ -122,6 +118,10 @@ class PretrainingTask(Task):
     name = command = "pretrain"
     head = HEADS["mlm+nsp"]
     heads: Mapping[str, Mapping[str, str]] = {"objective": HEADS}
+    next_commands = (
+        "bertkit pretrain --model {run} --corpus your.txt --set data.objective={objective} --output {run}-more",
+        "bertkit pretrain --recipe recipes/pretrain/small.toml --corpus your.txt --output runs/small  # a larger model",
+    )
     metric = "perplexity"
     lower_is_better = True
     reusable = False  # the samples depend on the seed, the batch size and the length of the run
@@ -161,21 +161,10 @@ class PretrainingTask(Task):
     # --- The recipe ---------------------------------------------------------------------------------------------------
 
     def check(self, recipe: Any) -> None:
-        """Check also the objective, the rates, the shares, and the absence of fine-tuning options."""
-        options, shortest = recipe.data, self.options["max_length"].least
-        if options["objective"] not in HEADS:
-            raise UsageError(
-                f"unknown objective {options['objective']!r} in [data]; the objectives are {', '.join(HEADS)}"
-            )
-        check_rates(options["masked_lm_prob"], options["mask_rate"], options["random_rate"], options["same_rate"])
-        if options["whole_word_masking"] and options["objective"] == "clm":
-            raise UsageError("whole_word_masking is set in [data], but the objective clm masks nothing; remove it")
+        """Check also the objective, the rates, the lengths, and the absence of fine-tuning options."""
+        options = recipe.data
         super().check(recipe)
-        if 0 != options["heldout_length"] < shortest:
-            raise UsageError(
-                f"heldout_length is {options['heldout_length']} in [data]; it must be at least {shortest}, "
-                "or 0 for the length of the first phase"
-            )
+        check_rates(options["masked_lm_prob"], options["mask_rate"], options["random_rate"], options["same_rate"])
         if recipe.phase and options["max_length"] != self.options["max_length"].default:
             raise UsageError(
                 f"max_length is {options['max_length']} in [data], but the recipe has phases with lengths of their "
@@ -183,11 +172,7 @@ class PretrainingTask(Task):
             )
         if recipe.train.get("train_sampling_strategy") != "sequential":
             raise UsageError("the order of pretraining samples is fixed; remove train_sampling_strategy")
-        for key in ("freeze", "bilstm", "reinit_layers"):
-            if getattr(recipe, key):
-                raise UsageError(f"{key} is for fine-tuning; remove it from a recipe for pretraining")
-        if recipe.model.get("type_vocab_size", 2) < 2:
-            raise UsageError("type_vocab_size is below 2 in [model], but pairs have two segments; set it to 2")
+        refuse_tuning(recipe, "pretraining")
         if "num_train_epochs" in recipe.train or recipe.train.get("max_steps", 0) < 1:
             raise UsageError("pretraining is measured in updates; set max_steps in [train] instead of num_train_epochs")
 
@@ -309,8 +294,7 @@ class PretrainingTask(Task):
         """Return the summed losses of each sequence in nats, and how many tokens and next sentences are right."""
         objective = data.options["objective"]
         columns = COLUMNS if objective == "mlm+nsp" else COLUMNS[:NSP_LOSS]
-        if not np.isfinite(summaries[:, TOKEN_LOSS]).all():
-            raise UsageError(DIVERGED)
+        check_finite(summaries[:, TOKEN_LOSS])
         found = dict(zip(columns, summaries.T.astype(np.float32), strict=False))
         return make_rows(found, objective="clm" if objective == "clm" else "mlm")
 
@@ -362,29 +346,16 @@ class PretrainingTask(Task):
             }
         return baselines
 
-    def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
-        """Return also the significance of the next-sentence accuracy, and commands that use the pretrained model."""
-        lines, _ = super().comment(metrics)
+    def comment(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return also the significance of the next-sentence accuracy."""
+        lines = super().comment(metrics)
         if metrics.get("nsp_majority_error"):
             distance = (metrics["nsp_accuracy"] - metrics["nsp_majority"]) / metrics["nsp_majority_error"]
             lines.append(
                 f"{metrics['heldout_pairs']:,} held-out pairs, {metrics['random_next']:.1%} of them random; "
                 f"next-sentence accuracy is {distance:+.1f} standard errors from the larger class"
             )
-        if output is None:
-            return Comments(lines, [])
-        objective, use, text = "", "fill-mask", "This [MASK] returns the array."
-        if recipe.data.get("objective") == "clm":
-            objective, use, text = " --set data.objective=clm", "text-generation", "This function"
-        call = f'from transformers import pipeline; print(pipeline("{use}", {json.dumps(str(output))})("{text}"))'
-        run, more = quote(str(output)), quote(f"{output}-more")
-        commands = [
-            f"bertkit pretrain --model {run} --corpus your.txt{objective} --output {more}  # on your text",
-            "bertkit pretrain --recipe recipes/pretrain/small.toml --corpus your.txt --output runs/small"
-            "  # a larger model",
-            use_transformers(call),
-        ]
-        return Comments(lines, commands)
+        return lines
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
@@ -407,10 +378,6 @@ class PretrainingTask(Task):
         if not any(MASK in text for text in texts) and not (with_pair and len(texts) == 2):
             also = " and no text_pair" if with_pair else ""
             raise UsageError(f"there is no {MASK} to fill in{also}; put {MASK} where a word is missing")
-        if tokenizer.mask_token_id is None:
-            raise UsageError(
-                f"this model's tokenizer has no mask token; set mask_token to {MASK} in its tokenizer_config.json"
-            )
         parts = [[*encode_masked(text, settings), tokenizer.sep_token_id] for text in texts]
         ids = [tokenizer.cls_token_id, *(token for part in parts for token in part)]
         if len(ids) > settings.max_length:
@@ -460,29 +427,17 @@ class PretrainingTask(Task):
             results.append(result)
         return results
 
-    def describe_result(self, result: Result) -> str:
-        """Return the words of each mask, and whether a text follows."""
-        parts = [
-            ", ".join(f"{found['word']!r} {found['probability']:.0%}" for found in mask["words"])
-            for mask in result["masks"]
-        ]
-        return "; ".join([*parts, describe_pair(result)] if "next_sentence" in result else parts)
-
 
 def open_built(options: Mapping[str, Any], report: Report) -> TokenizedCorpus:
     """Open the corpus that `bertkit corpus build` has made.
 
     Raises:
-        UsageError: The corpus is damaged, or given together with other sources or options for text.
+        UsageError: The corpus is damaged, or given together with other sources.
     """
     path = options["corpus"][0]
     if len(options["corpus"]) > 1:
         raise UsageError(
             f"{path} is a built corpus and must be the only one; build one from all sources with bertkit corpus build"
-        )
-    if options["limit_characters"] or not options["split_sentences"]:
-        raise UsageError(
-            f"{path} is a built corpus, but limit_characters and split_sentences are for text; remove them"
         )
     report(f"opening {path}")
     return open_corpus(path, report, verify=os.environ.get("LOCAL_RANK", "0") == "0")

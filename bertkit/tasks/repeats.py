@@ -3,9 +3,8 @@
 It is the part of the doctor (`bertkit.analysis.doctor`) that every fine-tuning does, because it takes seconds.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -87,21 +86,6 @@ def check_rows(rows: Mapping[str, ExampleRows]) -> CheckedRows:
         split: number_answers(found.labels, numbers) for split, found in rows.items() if found.labels is not None
     }
     return CheckedRows(find_repeats(keys, answers), {split: found.lines for split, found in rows.items()}, keys)
-
-
-def name_command(task: Task, options: Mapping[str, Any]) -> str:
-    """Return the command that lists the findings on a task's data."""
-    data = f" {quote(options['dir'])}" if options["dir"] else ""
-    return f"bertkit doctor{data}{_name_task(task, options)}"
-
-
-def _name_task(task: Task, options: Mapping[str, Any]) -> str:
-    if "text" not in options:
-        return f" --task {task.name}"
-    given: Iterable[str] = (
-        f" --{name} {quote(','.join(options[name]))}" for name in ("text", "label") if options[name]
-    )
-    return "".join(given)
 
 
 def _count_words(found: SplitRepeats) -> list[str]:

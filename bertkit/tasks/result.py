@@ -1,8 +1,6 @@
 """The texts of an input and the results of a classifier: classes, several labels or numbers, in tables and in words."""
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +13,7 @@ from bertkit.metrics.calibration import find_probabilities
 from bertkit.metrics.classification import FIXED_THRESHOLD, tune_thresholds
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, PROBABILITY_PREFIX, make_rows
 from bertkit.tasks.schema import NUMBER_SCHEMA, PROBABILITY, STRING, Schema, make_array, make_input, make_object
-from bertkit.tasks.task import PredictionSettings, Result, check_finite, use_transformers
+from bertkit.tasks.task import PredictionSettings, Result, check_finite
 
 if TYPE_CHECKING:
     from bertkit.model.config import BertConfig
@@ -169,9 +167,39 @@ def add_label_set(result: Result, probabilities: Mapping[Any, float], set_limit:
     return result | {"label_set": [label for label, value in probabilities.items() if 1 - value <= set_limit]}
 
 
-def describe_label_set(names: Sequence[str]) -> str:
-    """Return a label set in words."""
-    return f"  set: {', '.join(names) or '(empty)'}"
+def describe_result(result: Result) -> str:
+    """Return a result in words."""
+    likely = (str(label + 1) if isinstance(label, int) else label for label in result.get("label_set", ()))
+    sets = f"  set: {', '.join(likely) or '(empty)'}" if "label_set" in result else ""
+    if "label" in result:
+        return f"{result['label']}  ({result['probability']:.1%}){sets}"
+    if "labels" in result:
+        found = (f"{label} ({result['probabilities'][label]:.1%})" for label in result["labels"])
+        return (", ".join(found) or "(no label)") + sets
+    if "scores" in result:
+        return ", ".join(f"{label} {value:.3f}" for label, value in result["scores"].items())
+    if "score" in result:
+        return f"{result['score']:.3f}"
+    if "ending" in result:
+        return f"ending {result['ending'] + 1}  ({result['probabilities'][result['ending']]:.1%}){sets}"
+    if "answer" in result:
+        return describe_answer(result)
+    if "tags" in result:
+        found = (f"{one['text']}: {one['type']}" for one in result.get("entities", ()))
+        return (", ".join(found) or "(nothing)") if "entities" in result else " ".join(result["tags"])
+    masks = (mask["words"] for mask in result.get("masks", ()))
+    parts = [", ".join(f"{word['word']!r} {word['probability']:.0%}" for word in words) for words in masks]
+    return "; ".join([*parts, *(f"follows: {result[name]:.1%}" for name in ("next_sentence",) if name in result)])
+
+
+def describe_answer(result: Result) -> str:
+    """Return an answer with its score, or its distance from the threshold."""
+    text, best = result["answer"] or "(no answer)", result["best"]
+    if "tau" not in result:
+        return f"{text}  (score {best['score']:.2f})"
+    margin = best["score"] - result["null_score"] - result["tau"]
+    rejected = "" if result["answer"] else f", best span {best['text']!r}"
+    return f"{text}  ({abs(margin):.2f} {'above' if margin > 0 else 'below'} the threshold{rejected})"
 
 
 def flatten_result(result: Result) -> dict[str, Any]:
@@ -195,16 +223,3 @@ def flatten_result(result: Result) -> dict[str, Any]:
 def judge_pair(logits: np.ndarray) -> float:
     """Return the probability that the second text follows the first, of next-sentence logits (2,)."""
     return float(softmax(logits)[0])
-
-
-def describe_pair(result: Result) -> str:
-    """Return the probability of a result that the second text follows, in words."""
-    return f"follows: {result['next_sentence']:.1%}"
-
-
-def use_pipeline(output: Path, texts: Sequence[str]) -> str:
-    """Return the shell command that classifies a text or two with plain transformers."""
-    pair = ", ".join(f'{name}="{text}"' for name, text in zip(PAIR_NAMES[0], texts, strict=False))
-    given = f"dict({pair})" if len(texts) == 2 else f'"{texts[0]}"'
-    call = f'pipeline("text-classification", {json.dumps(str(output))})({given})'
-    return use_transformers(f"from transformers import pipeline; print({call})")

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,11 +49,11 @@ from bertkit.metrics.table import LABEL, NAMES, PREDICTION, find_decided, make_r
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows, select
-from bertkit.tasks.finetuning import FineTuningTask
+from bertkit.tasks.finetuning import ANOTHER_SEED, FineTuningTask, add_test_rows
 from bertkit.tasks.option import SQUAD_OPTIONS, WINDOW_OPTIONS, list_defaults
 from bertkit.tasks.result import take_text
 from bertkit.tasks.schema import INDEX, NUMBER_SCHEMA, STRING, Schema, make_input, make_object
-from bertkit.tasks.task import DIVERGED, Comments, PredictionSettings, Result, check_finite
+from bertkit.tasks.task import PredictionSettings, Result, check_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -143,6 +142,7 @@ class SquadTask(FineTuningTask):
     splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}  # a test split is only in a person's own data
     unlabelled = (UNLABELLED,)
     row_files = ("dev.jsonl",)
+    next_commands = (ANOTHER_SEED, "bertkit predict {run} --input questions.jsonl --output answers.jsonl")
 
     def __init__(self, version: Version) -> None:
         self.version = version
@@ -162,7 +162,7 @@ class SquadTask(FineTuningTask):
     # --- The data -----------------------------------------------------------------------------------------------------
 
     def check(self, recipe: Any) -> None:
-        """Check also that a question leaves room for its context, that named files exist, and the splits."""
+        """Check also that a question leaves room for its context, and the splits."""
         super().check(recipe)
         options = recipe.data
         check_split_options(options)
@@ -173,9 +173,6 @@ class SquadTask(FineTuningTask):
                 f"max_length {options['max_length']} leaves no room for the context beside a question of "
                 f"max_query_length {options['max_query_length']} and three special tokens; increase it"
             )
-        for key in ("train_file", "extra_train"):
-            if options[key] and not Path(options[key]).is_file():
-                raise UsageError(f"{key} {options[key]} not found; give a file in SQuAD's format")
 
     def load(
         self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None
@@ -246,15 +243,8 @@ class SquadTask(FineTuningTask):
         return examples
 
     def read_training(self, file: str) -> list[Question]:
-        """Read a file in SQuAD's form; for 2.0 its questions may all have answers.
-
-        Raises:
-            UsageError: It cannot be read, or no answer is at its stated position.
-        """
-        questions = read_squad(file, None if self.version.unanswerable else self.version.number)
-        if not any(question.answers and is_placed(question) for question in questions):
-            raise UsageError(f"no answer in {file} is at its answer_start; correct it")
-        return questions
+        """Read a file in SQuAD's form; for 2.0 its questions may all have answers."""
+        return read_squad(file, None if self.version.unanswerable else self.version.number)
 
     def name_file(self, split: str) -> str:
         """Return the official name of a split's file."""
@@ -422,22 +412,15 @@ class SquadTask(FineTuningTask):
             return score_squad1(references, answers)
         return score_squad2(references, answers, None if odds is None else read_predictions(odds, float), threshold)
 
-    def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
-        """Return also a line that explains tau, and commands that use the fine-tuned model."""
-        lines, another = super().comment(metrics, output, recipe)
-        if (tau := metrics.get("tau")) is not None:
-            line = (
-                f"a question is answered when its best span scores more than tau = {tau:.3f} above no answer "
-                f"(null_score_diff_threshold = {-tau:.3f} in the reference code)"
-            )
-            lines = sorted([*lines, line], key=lambda line: line.startswith("warning: "))  # a warning comes last
-        if output is None:
-            return Comments(lines, [])
-        run, other, both = (quote(f"{output}{behind}") for behind in ("", "-43", "-both"))
-        if not self.is_official(recipe.data.get("dir", "")):
-            use = f"bertkit predict {run} --input questions.jsonl --output answers.jsonl"
-            return Comments(lines, [use, *another])
-        return Comments(lines, [*another, f"bertkit {self.command} --ensemble {run} {other} --output {both}"])
+    def comment(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return also a line that explains tau."""
+        if (tau := metrics.get("tau")) is None:
+            return super().comment(metrics)
+        line = (
+            f"a question is answered when its best span scores more than tau = {tau:.3f} above no answer "
+            f"(null_score_diff_threshold = {-tau:.3f} in the reference code)"
+        )
+        return [line, *super().comment(metrics)]
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
@@ -481,15 +464,6 @@ class SquadTask(FineTuningTask):
             results.append(result if tau is None else result | {"null_score": sum(found.null), "tau": tau})
         return results
 
-    def describe_result(self, result: Result) -> str:
-        """Return the answer and its score, or its distance from the threshold."""
-        text = result["answer"] or "(no answer)"
-        if "tau" not in result:
-            return f"{text}  (score {result['best']['score']:.2f})"
-        margin = result["best"]["score"] - result["null_score"] - result["tau"]
-        best = "" if result["answer"] else f", best span {result['best']['text']!r}"
-        return f"{text}  ({abs(margin):.2f} {'above' if margin > 0 else 'below'} the threshold{best})"
-
 
 def check_answers(summaries: np.ndarray) -> np.ndarray:
     """Check that no summary (S, 4 * N_BEST + 2) is NaN and those of [CLS] are finite, and return them.
@@ -498,8 +472,7 @@ def check_answers(summaries: np.ndarray) -> np.ndarray:
         UsageError: They are not, as after diverged training.
     """
     check_finite(summaries[:, -2:])
-    if np.isnan(summaries).any():
-        raise UsageError(DIVERGED)
+    check_finite(np.nan_to_num(summaries, nan=np.nan, posinf=0.0, neginf=0.0))
     return summaries
 
 
@@ -546,8 +519,7 @@ def list_score_rows(version: Version) -> tuple[ScoreRow, ...]:
             ScoreRow("EM, unanswerable", "NoAns_exact", unit="percent"),
             ScoreRow("tau", "tau"),
         ]
-    tests = [ScoreRow(f"{row.name}, test", f"test_{row.key}", {}, row.unit) for row in rows]
-    return (*rows, *tests)
+    return add_test_rows(rows)
 
 
 SQUAD = {task.name: task for task in map(SquadTask, VERSIONS)}

@@ -5,7 +5,6 @@ softmax over the four; the bias that transformers adds is the same for all and h
 train_full.csv and val_full.csv, and scoring predictions of other programs.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -19,7 +18,7 @@ from scipy.special import softmax
 from bertkit.data.formats.swag import ENDINGS, HUB_SWAG, Situation, read_swag, read_swag_copy
 from bertkit.data.labels import SINGLE
 from bertkit.data.sequences import Choices, EncodedInputs, encode_inputs, pad, pad_choices
-from bertkit.errors import UsageError, check_access
+from bertkit.errors import UsageError
 from bertkit.metrics.classification import score_table
 from bertkit.metrics.glue import compute_scores
 from bertkit.metrics.rows import RowScore
@@ -28,9 +27,9 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.option import SWAG_OPTIONS
-from bertkit.tasks.result import add_label_set, describe_label_set, tabulate_logits, take_text
+from bertkit.tasks.result import add_label_set, tabulate_logits, take_text
 from bertkit.tasks.schema import INDEX, PROBABILITY, STRING, Schema, make_array, make_input, make_object
-from bertkit.tasks.task import Comments, PredictionSettings, Result, use_transformers
+from bertkit.tasks.task import PredictionSettings, Result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,24 +72,18 @@ class SwagTask(FineTuningTask):
         folder = Path(options["dir"])
         if config is not None:
             return {"dev": read_swag(folder / SWAG_FILES["dev"] if folder.is_dir() else folder)}
-        examples = self.read_folder(folder) if options["dir"] else read_swag_copy(SWAG_SPLITS, self.unlabelled)
+        if options["dir"]:
+            files = {name: folder / file for name, file in SWAG_FILES.items()}
+            found = [name for name, file in files.items() if name not in self.unlabelled or file.exists()]
+            examples = {name: read_swag(files[name], labelled=name not in self.unlabelled) for name in found}
+        else:
+            examples = read_swag_copy(SWAG_SPLITS, self.unlabelled)
         for name, file in SWAG_FILES.items():
             if name not in examples:
                 report(f"SWAG: {folder / file if options['dir'] else name} not found, skipping")
         examples["train"] = examples["train"][: options["max_train_samples"] or None]
         report("SWAG: " + ", ".join(f"{name} {len(found):,}" for name, found in examples.items()))
         return examples
-
-    def read_folder(self, folder: Path) -> dict[str, list[Situation]]:
-        """Read the official files in a folder."""
-        check_access(folder)
-        if not folder.is_dir():
-            raise UsageError(f"{folder} is not a folder; give the folder that holds {SWAG_FILES['train']}")
-        return {
-            name: read_swag(folder / file, labelled=name not in self.unlabelled)
-            for name, file in SWAG_FILES.items()
-            if name not in self.unlabelled or (folder / file).exists()
-        }
 
     def encode(
         self, examples: list[Situation], tokenizer: Any, recipe: Any, split: str, report: Report = ignore
@@ -141,14 +134,6 @@ class SwagTask(FineTuningTask):
         rows = "".join(f"{question},{ending}\n" for question, ending in enumerate(summaries.argmax(axis=1)))
         return {SWAG_FILES[split]: f"index,pred\n{rows}"}
 
-    def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
-        """Return also a command that uses the fine-tuned model."""
-        found = super().comment(metrics, output, recipe)
-        path = json.dumps(str(output))
-        call = f"from transformers import AutoModelForMultipleChoice as M; print(M.from_pretrained({path}))"
-        found.commands.extend([use_transformers(call)] if output else [])
-        return found
-
     # --- Answers ------------------------------------------------------------------------------------------------------
 
     def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
@@ -193,11 +178,6 @@ class SwagTask(FineTuningTask):
             result = {"ending": int(logits.argmax()), "probabilities": softmax(logits).tolist()}
             results.append(add_label_set(result, dict(enumerate(result["probabilities"])), settings.set_limit))
         return results
-
-    def describe_result(self, result: Result) -> str:
-        """Return the number of the ending, from 1, and how likely it is."""
-        sets = describe_label_set([str(index + 1) for index in result["label_set"]]) if "label_set" in result else ""
-        return f"ending {result['ending'] + 1}  ({result['probabilities'][result['ending']]:.1%}){sets}"
 
 
 def pad_endings(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from shlex import quote
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from bertkit.model.onnx import OnnxModel
 
 LONGEST_SHOWN = 80  # characters of a text in a line
-DIVERGED = "the model's outputs are NaN or infinite: training has diverged; lower train.learning_rate"
 
 BERT_TRAIN = {  # `[train]` of the paper in pre-training (A.2) and fine-tuning (A.3) alike
     "adam_beta1": 0.9,
@@ -87,13 +86,6 @@ class PredictionSettings:
         return [self.model.config.id2label[index] for index in range(self.model.config.num_labels)]
 
 
-class Comments(NamedTuple):
-    """Lines about the scores of a run, and commands to try next, as a shell takes them."""
-
-    lines: list[str]
-    commands: list[str]
-
-
 class Task:
     """One task of the paper. Optional methods return an empty value here.
 
@@ -115,6 +107,7 @@ class Task:
         unlabelled: Splits that are only predicted, at the end.
         copies: Split -> data set, configuration and split of its copy on the Hub.
         command: The command that runs it, after `bertkit`.
+        next_commands: Commands to try after a run; `{run}` is its directory, `{objective}` an option of `[data]`.
         folder: The folder of its data below a study's root.
         pairs: Whether an input is a pair of texts; None if the task does not determine it.
         choices: The number of last texts of an example that are in sequences of their own, after the others; 0: none.
@@ -142,6 +135,7 @@ class Task:
     unlabelled: tuple[str, ...] = ()
     copies: Mapping[str, tuple[str, str, str]] = {}
     command: str
+    next_commands: tuple[str, ...] = ()
     folder = ""
     pairs: bool | None = None
     choices = 0
@@ -166,8 +160,11 @@ class Task:
                 f"calibrate is for classes and labels of whole texts, which {self.name} does not predict; remove it"
             )
         for key, option in self.options.items():
+            value = recipe.data[key]
+            if option.choices and value not in option.choices:
+                expected = ", ".join(filter(None, option.choices))
+                raise UsageError(f"unknown {key} {value!r} in [data]; expected one of {expected}")
             if option.least is not None:
-                value = recipe.data[key]
                 check_range(f"{key} is {value} in [data]", value, option.least, option.below)
 
     def pretrain_on(self, recipe: Any) -> Any:
@@ -257,9 +254,9 @@ class Task:
         """Return the files of a split's predictions: name below `predictions/` -> text; `decided` as for `rows`."""
         return {}
 
-    def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
-        """Return lines about the scores, and commands to try after the run in `output` with its recipe, if given."""
-        return Comments([*warn_of_choice(metrics, self.options), *describe_temperature(metrics, self.table)], [])
+    def comment(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return lines about the scores of a run."""
+        return [*warn_of_choice(metrics, self.options), *describe_temperature(metrics, self.table)]
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
@@ -297,16 +294,19 @@ class Task:
         """Return the result of each example, from the values that `keep` returned for each sequence."""
         raise NotImplementedError
 
-    def describe_result(self, result: Result) -> str:
-        """Return a result in words."""
-        raise NotImplementedError
-
 
 def score_summaries(
     task: Task, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None
 ) -> dict[str, float]:
     """Return the values of a split's scores; arguments are those of `Task.rows`."""
     return take_values(task.score(task.rows(summaries, data, decided)))
+
+
+def refuse_tuning(recipe: Any, what: str) -> None:
+    """Check that a recipe has no options for fine-tuning an encoder, else raise a UsageError that names `what`."""
+    for key in ("freeze", "bilstm", "reinit_layers"):
+        if getattr(recipe, key):
+            raise UsageError(f"{key} is for fine-tuning; remove it from a recipe for {what}")
 
 
 def check_finite(values: np.ndarray) -> np.ndarray:
@@ -316,7 +316,7 @@ def check_finite(values: np.ndarray) -> np.ndarray:
         UsageError: Some are NaN or infinite, as after diverged training.
     """
     if not np.isfinite(values).all():
-        raise UsageError(DIVERGED)
+        raise UsageError("the model's outputs are NaN or infinite: training has diverged; lower train.learning_rate")
     return values
 
 
@@ -332,16 +332,11 @@ def describe_temperature(metrics: Mapping[str, Any], table: Iterable[ScoreRow]) 
     """Return the temperature of calibrated probabilities, and the calibration error with and without it."""
     if "temperature" not in metrics:
         return []
-    row, temperature = find_row(table, "ece"), metrics["temperature"]
+    row = find_row(table, "ece")
     errors = (row.show(metrics[key]) for key in ("ece", "uncalibrated_ece"))
-    if temperature == 1:
-        return [
-            f"the temperature stays 1 (calibration error {next(errors)} %): the rows that decide are too few, all "
-            "right or calibrated already, so that no other is known to be better"
-        ]
     return [
         "probabilities of bertkit are those of logits divided by the temperature {:.3g} (calibration error {} %, "
-        "without it {} %); plain transformers does not divide".format(temperature, *errors)
+        "without it {} %); plain transformers does not divide".format(metrics["temperature"], *errors)
     ]
 
 
@@ -350,12 +345,7 @@ def shorten_text(text: str) -> str:
     return shorten(text, LONGEST_SHOWN, placeholder="…")
 
 
-def repeat_run(output: Path, ending: str, *settings: str) -> str:
-    """Return the options that repeat a run with changed settings, in a sibling directory with this ending."""
-    given = "".join(f" --set {quote(setting)}" for setting in settings)
-    return f"--recipe {quote(f'{output}/recipe.toml')}{given} --output {quote(f'{output}-{ending}')}"
-
-
-def use_transformers(program: str) -> str:
-    """Return the shell command for a line of Python that loads a run's model with plain transformers."""
-    return f"python -c {quote(program)}  # with plain transformers"
+def list_commands(task: Task, output: Path, options: Mapping[str, Any]) -> list[str]:
+    """Return the commands to try after the run in `output` with these options of `[data]`, as a shell takes them."""
+    given = {"command": task.command, "run": quote(str(output))}
+    return [command.format(**options | given) for command in task.next_commands]

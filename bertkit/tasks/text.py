@@ -8,8 +8,6 @@ the results of a classifier (`bertkit.tasks.result`).
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +30,7 @@ from bertkit.data.labels import (
     iterate_keys,
     read_labelled,
 )
-from bertkit.data.long_texts import LONG, POOLED, WindowedTexts, encode_long, pool_windows
+from bertkit.data.long_texts import POOLED, WindowedTexts, encode_long, pool_windows
 from bertkit.data.sequences import EncodedInputs, Items, Sequences, pad, pad_choices, report_cut
 from bertkit.data.splits import (
     UNLABELLED,
@@ -49,11 +47,16 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.files import take_fingerprint
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
-from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, FineTuningTask, name_baselines
+from bertkit.tasks.finetuning import (
+    ANOTHER_SEED,
+    CALIBRATION_ROWS,
+    EVERY_EPOCH,
+    FineTuningTask,
+    add_test_rows,
+    name_baselines,
+)
 from bertkit.tasks.option import CLASSIFY_OPTIONS, TEXT_OPTIONS, list_defaults
 from bertkit.tasks.result import (
-    describe_label_set,
-    describe_pair,
     describe_results,
     describe_texts,
     find_problem_type,
@@ -62,10 +65,9 @@ from bertkit.tasks.result import (
     name_results,
     read_texts,
     tabulate_logits,
-    use_pipeline,
 )
 from bertkit.tasks.schema import PROBABILITY, Schema, make_object
-from bertkit.tasks.task import Comments, PredictionSettings, Result, repeat_run, score_summaries
+from bertkit.tasks.task import PredictionSettings, Result, score_summaries
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -183,6 +185,10 @@ class TextTask(FineTuningTask):
     pipeline = "text-classification"
     baselines = ("tfidf", "frozen")
     row_files: tuple[str, ...] = ("dev.csv",)
+    next_commands: tuple[str, ...] = (
+        ANOTHER_SEED,
+        "bertkit predict {run} --input FILE.csv --output predictions.csv",
+    )
     compared: tuple[str, ...] = ("macro_f1", "pearson")  # class weights may lower other scores
     space: LabelSpace | None = None
 
@@ -193,17 +199,13 @@ class TextTask(FineTuningTask):
     # --- The data -----------------------------------------------------------------------------------------------------
 
     def check(self, recipe: Any) -> None:
-        """Check the recipe, including the way to read long texts, the columns, the shares and the folds."""
+        """Check the recipe, including the columns, the shares and the folds."""
         super().check(recipe)
         data = recipe.data
-        if data["long"] not in LONG:
-            raise UsageError(f"unknown long {data['long']!r} in [data]; expected one of {', '.join(LONG)}")
         if self.space:
             return
         if len(data["text"]) > 2:
             raise UsageError(f"text names {len(data['text'])} columns in [data]; give one, or two for pairs")
-        if data["problem_type"] not in ("auto", *SCORES):
-            raise UsageError(f"unknown problem_type {data['problem_type']!r}; expected auto, {', '.join(SCORES)}")
         check_split_options(data)
         weights = data["class_weights"]
         if isinstance(weights, str) and weights != BALANCED:
@@ -326,26 +328,6 @@ class TextTask(FineTuningTask):
         results = name_results(summaries, data.space.names, data.space.kind, (decided or {}).get("thresholds"))
         return {f"{name_split(split)}.csv": write_beside(data.rows, list(map(flatten_result, results)))}
 
-    def comment(self, metrics: Mapping[str, Any], output: Path | None = None, recipe: Any = None) -> Comments:
-        """Return also commands that use the fine-tuned model."""
-        lines, _ = super().comment(metrics)
-        if output is None:
-            return Comments(lines, [])
-        from bertkit.model.checkpoint import load_config
-
-        data = recipe.data
-        is_saved = (output / "config.json").is_file()  # it has the columns, even if they were guessed
-        text = load_config(str(output)).text_columns if is_saved else data["text"]
-        is_file = Path(data["dir"]).is_file()
-        table = quote(data["dir"]) if is_file else "FILE.csv"
-        folds = [f"bertkit classify {repeat_run(output, 'folds')} --folds 5  # a prediction for every row"]
-        commands = [
-            f"bertkit predict {quote(str(output))} --input {table} --output predictions.csv",
-            *(folds if is_file and not data["folds"] and not data["tune_share"] else []),
-            use_pipeline(output, ["…"] * (2 if len(text) == 2 else 1)),
-        ]
-        return Comments(lines, commands)
-
     # --- Answers ------------------------------------------------------------------------------------------------------
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> tuple[str, ...]:
@@ -373,18 +355,6 @@ class TextTask(FineTuningTask):
             logits = pool_windows(logits, data.counts, long)
         return name_results(logits, settings.labels, config.problem_type, config.thresholds, settings.set_limit)
 
-    def describe_result(self, result: Result) -> str:
-        """Return the class or the labels and how likely they are, or the scores."""
-        sets = describe_label_set(result["label_set"]) if "label_set" in result else ""
-        if "label" in result:
-            return f"{result['label']}  ({result['probability']:.1%}){sets}"
-        if "labels" in result:
-            found = (f"{label} ({result['probabilities'][label]:.1%})" for label in result["labels"])
-            return (", ".join(found) or "(no label)") + sets
-        if "scores" in result:
-            return ", ".join(f"{label} {value:.3f}" for label, value in result["scores"].items())
-        return f"{result['score']:.3f}"
-
 
 class NextSentenceTask(TextTask):
     """Tell whether the second text follows the first, with that head alone; it is never trained by itself."""
@@ -402,10 +372,6 @@ class NextSentenceTask(TextTask):
     ) -> list[Result]:
         """Return whether the second text of each example follows the first."""
         return [{"next_sentence": judge_pair(row)} for row in kept]
-
-    def describe_result(self, result: Result) -> str:
-        """Return how likely the second text follows."""
-        return describe_pair(result)
 
 
 def read_scored(
@@ -466,8 +432,7 @@ def list_rows() -> tuple[ScoreRow, ...]:
         baselines = {} if is_error else {"a constant answer": f"majority_{key}"} | trained
         unit = "" if key in ("rmse", "r2", "brier") else "fraction"
         rows[key] = ScoreRow(name, key, baselines, unit, hidden_by=hidden.get(key, ""))
-    tests = (replace(row, name=f"{row.name}, test", key=f"test_{row.key}", baselines={}) for row in rows.values())
-    return (*rows.values(), *tests)
+    return add_test_rows(list(rows.values()))
 
 
 CLASSIFICATION = TextTask()

@@ -15,7 +15,7 @@ from bertkit.system.hub import READ
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import divide, hold_back
-from bertkit.tasks.repeats import CheckedRows, check_rows, name_command, tabulate_splits
+from bertkit.tasks.repeats import CheckedRows, check_rows, tabulate_splits
 from bertkit.tasks.task import TUNE
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe
@@ -86,7 +86,7 @@ def prepare(recipe: Recipe, report: Report = ignore, output: Path | None = None,
     if recipe.baseline and TRAIN_SPLIT in rows and "tfidf" in task.baselines:
         texts = list(rows[TRAIN_SPLIT].walk_texts(choose_rows(checked.keys[TRAIN_SPLIT], FITTED_ROWS)))
     if found := checked.summarize():
-        report(f"{found}; {name_command(task, recipe.data)} lists them")
+        report(f"{found}; bertkit doctor lists them")
     data = {}
     for split in ("train", TUNE, *task.splits, *task.unlabelled):
         if split in examples:

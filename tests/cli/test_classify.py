@@ -34,7 +34,7 @@ def test_a_table_becomes_a_classifier_that_predicts_the_table(call, small, tmp_p
         "macro F1 (%)",
         "accuracy, test (%)",
         "a constant answer",
-        "bertkit predict runs/stars --input reviews.csv",
+        "bertkit predict runs/stars --input FILE.csv",
     ):
         assert words in out
     assert "micro F1" not in out, "it is the accuracy"

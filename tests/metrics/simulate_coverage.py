@@ -1,7 +1,7 @@
 """Measure calibration and label sets of finished runs of one label over random divisions of their dev rows.
 
 `python -m tests.metrics.simulate_coverage RUN…` predicts the dev rows of each run once, with the data of its recipe,
-and prints two tables. In each division one half decides: the temperature is fitted on it, as with `calibrate = true`,
+and prints a table. In each division one half decides: the temperature is fitted on it, as with `calibrate = true`,
 and the limit of the label sets is found on it. The other half is scored.
 """
 
@@ -29,8 +29,6 @@ from bertkit.training.run_dir import RECIPE_FILE
 
 COVERAGES = (0.9, 0.95)
 ROWS_AT_ONCE = 64
-ERRORS = ("run", "temperature", "calibration error (%)", "Brier score")
-SETS = ("run", "asked (%)", "coverage (%)", "labels in a set", "empty sets (%)")
 
 
 @torch.inference_mode()
@@ -48,15 +46,16 @@ def predict_dev(run: str) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(parts), data.labels
 
 
-def divide(logits: np.ndarray, labels: np.ndarray, trials: int) -> tuple[list[dict], list[dict]]:
-    """Return for each division what `measure` finds without and with a temperature."""
-    rng, plain, calibrated = np.random.default_rng(0), [], []
+def divide(logits: np.ndarray, labels: np.ndarray, trials: int) -> list[dict[str, float]]:
+    """Return for each division what `measure` finds with a temperature, and without it as `plain ...`."""
+    rng, found = np.random.default_rng(0), []
     for _ in range(trials):
         decides, scored = np.array_split(rng.permutation(len(labels)), 2)
-        plain.append(measure(logits, labels, decides, scored, None))
+        plain = measure(logits, labels, decides, scored, None)
         temperature = choose_temperature(logits[decides], labels[decides])
-        calibrated.append(measure(logits, labels, decides, scored, temperature) | {"temperature": temperature})
-    return plain, calibrated
+        calibrated = measure(logits, labels, decides, scored, temperature) | {"temperature": temperature}
+        found.append(calibrated | {f"plain {name}": value for name, value in plain.items()})
+    return found
 
 
 def measure(
@@ -75,41 +74,20 @@ def measure(
     return found
 
 
-def average(results: list[dict[str, float]], key: str, scale: float = 1.0) -> tuple[float, float]:
-    """Return mean and standard deviation of a value over the divisions, times `scale`."""
-    values = [scale * found[key] for found in results]
-    return float(np.mean(values)), float(np.std(values, ddof=1))
-
-
-def show(heads: tuple[str, ...], lines: list[list[str]]) -> None:
-    """Print a table in Markdown."""
-    print(*(f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *lines)), "", sep="\n")
-
-
 def main() -> None:
-    """Print the tables."""
+    """Print a row of mean and standard deviation over the divisions for each run and value."""
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("--trials", type=int, default=200)
     arguments = parser.parse_args()
-    errors, sets = [], []
+    print("| run | value | mean | sd |\n|---|---|--:|--:|")
     for run in arguments.runs:
         logits, labels = predict_dev(run)
-        plain, calibrated = divide(logits, labels, arguments.trials)
-        name = f"{Path(run).name}, {len(labels):,} rows"
-        pairs = [
-            " → ".join(f"{average(side, key, scale)[0]:.{digits}f}" for side in (plain, calibrated))
-            for key, scale, digits in (("ece", 100, 1), ("brier", 1, 3))
-        ]
-        errors.append([name, "{:.2f} ± {:.2f}".format(*average(calibrated, "temperature")), *pairs])
-        for coverage in COVERAGES:
-            covered = "{:.2f} ± {:.1f}".format(*average(calibrated, f"coverage {coverage}", 100))
-            (size, _), (empty, _) = (average(calibrated, f"{key} {coverage}") for key in ("size", "empty"))
-            sets.append(
-                [name, f"{100 * coverage:g}", covered, f"{size:.2f} of {logits.shape[1]}", f"{100 * empty:.1f}"]
-            )
-    show(ERRORS, errors)
-    show(SETS, sets)
+        found = divide(logits, labels, arguments.trials)
+        for name in found[0]:
+            values = [one[name] for one in found]
+            mean, sd = np.mean(values), np.std(values, ddof=1)
+            print(f"| {Path(run).name}, {len(labels):,} rows | {name} | {mean:.4f} | {sd:.4f} |")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import math
 import re
-import socket
 import string
 import warnings
 from itertools import accumulate, pairwise
@@ -14,9 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from bertkit.errors import UsageError
-from bertkit.metrics import squad
-from bertkit.metrics.glue import GLUE_METRICS, compute_scores, make_metric
+from bertkit.metrics.glue import compute_scores, make_metric
 from bertkit.metrics.ner import count_entities, find_entities, score_entities, score_types
 from bertkit.metrics.rows import take_values
 from bertkit.metrics.squad import (
@@ -31,7 +28,6 @@ from bertkit.metrics.table import make_rows
 
 CLASSES = ("accuracy", "f1", "matthews_correlation")
 NUMBERS = ("pearson", "spearmanr")
-SCORES = [0.5, 1.0, 2.5, 4.0, 4.75]
 binary_pairs = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=30)
 number_pairs = st.integers(2, 20).flatmap(
     lambda count: arrays(np.float64, (count, 2), elements=st.integers(-50, 50).map(lambda value: value / 10))
@@ -79,17 +75,8 @@ def test_accuracy_and_matthews_of_three_classes():
     """Matthews, Gorodkin's form: (c s - sum p_k t_k) / sqrt((s² - sum p_k²)(s² - sum t_k²)), here with s = 4, c = 3,
     p = (1, 1, 2), t = (1, 2, 1): (12 - 5) / sqrt(10 * 10).
     """
-    predictions, references = [0, 1, 2, 2], [0, 1, 1, 2]
-    assert compute_scores(["accuracy", "matthews_correlation"], predictions, references) == {
-        "accuracy": 0.75,
-        "matthews_correlation": pytest.approx(0.7),
-    }
-
-
-def test_f1_is_that_of_class_one():
-    """Class 1 has one right, one missed and one wrong prediction."""
-    assert score("f1", [1, 1, 0, 0], [1, 0, 1, 0]) == 0.5
-    assert score("f1", [0, 0, 1, 0], [0, 0, 1, 1]) != score("f1", [1, 1, 0, 1], [1, 1, 0, 0])
+    found = compute_scores(["accuracy", "matthews_correlation"], [0, 1, 2, 2], [0, 1, 1, 2])
+    assert found == {"accuracy": 0.75, "matthews_correlation": pytest.approx(0.7)}
 
 
 # --- direct formulas
@@ -128,14 +115,6 @@ def test_correlations_follow_from_their_definitions(pairs):
     assert scores["spearmanr"] == pytest.approx(correlate(rank(predictions), rank(references)), abs=1e-9)
 
 
-@pytest.mark.parametrize("name", GLUE_METRICS)
-def test_gold_answers_score_one_and_values_are_plain_floats(name):
-    gold = [0, 1, 1, 0, 1] if name in CLASSES else SCORES
-    assert score(name, gold, gold) == pytest.approx(1.0, abs=1e-12)
-    assert type(score(name, gold, gold)) is float
-    assert type(score(name, gold[:1] * 5, gold)) is float
-
-
 # --- undefined values
 
 
@@ -143,68 +122,46 @@ def test_gold_answers_score_one_and_values_are_plain_floats(name):
     ("name", "predictions", "references"),
     [
         ("matthews_correlation", [1, 1, 1], [0, 1, 1]),
-        ("matthews_correlation", [0, 1, 1], [1, 1, 1]),
         ("matthews_correlation", [1, 1, 1], [1, 1, 1]),
         ("f1", [0, 0, 0], [0, 0, 0]),
-        ("f1", [0, 0, 0], [0, 1, 0]),
         ("f1", [0, 1, 0], [0, 0, 0]),
         ("pearson", [0.1, 0.1, 0.1], [1, 2, 3]),
-        ("pearson", [1, 2, 3], [2, 2, 2]),
         ("pearson", [1], [1]),
         ("spearmanr", [0.1, 0.1, 0.1], [1, 2, 3]),
-        ("spearmanr", [1], [1]),
     ],
 )
 def test_what_is_undefined_is_zero_without_a_warning(name, predictions, references):
-    assert score(name, predictions, references) == 0.0
+    found = score(name, predictions, references)
+    assert (found, type(found)) == (0.0, float)
 
 
-def test_nearly_constant_predictions_warn_of_nothing():
-    assert -1 <= score("pearson", [1.0, 1.0 + 1e-15, 1.0], [1, 2, 3]) <= 1
-
-
-# --- bad input
-
-
-def test_predictions_that_are_no_numbers_are_one_line():
-    for names, predictions, message in (
-        (["accuracy"], [1, math.nan], r"prediction 2 of 2 is nan, .* lower learning rate"),
-        (["pearson"], [-math.inf, 2], r"prediction 1 of 2 is -inf"),
-    ):
-        with pytest.raises(UsageError, match=message) as raised:
+def test_wrong_names_and_predictions_that_are_no_numbers_are_refused(refused):
+    for names, predictions in ((["accuracy"], [1, math.nan]), (["pearson"], [-math.inf, 2])):
+        with refused():
             compute_scores(names, predictions, [1, 0])
-        assert "\n" not in str(raised.value)
+    for names in ((), ("accuracy", "mcc")):
+        with refused():
+            make_metric(*names)
 
 
 # --- modules of evaluate
 
 
-@pytest.fixture
-def _no_network(monkeypatch):
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError("the network was asked")
-
-    monkeypatch.setattr(socket, "socket", refuse)
-    monkeypatch.setattr(socket, "create_connection", refuse)
-
-
-@pytest.mark.usefixtures("_no_network")
-@pytest.mark.parametrize("names", [*[(name,) for name in GLUE_METRICS], ("accuracy", "f1"), NUMBERS])
-def test_module_in_two_batches_is_the_pure_function(names):
+@pytest.mark.parametrize("names", [("accuracy", "f1"), ("matthews_correlation",), NUMBERS])
+def test_module_in_two_batches_is_the_pure_function_and_leaves_no_files(names, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     generator = np.random.default_rng(0)
-    if set(names) <= set(CLASSES):
-        predictions, references = generator.integers(0, 2, (2, 40))
-    else:
-        predictions, references = generator.normal(size=(2, 40))
+    is_class = set(names) <= set(CLASSES)
+    predictions, references = generator.integers(0, 2, (2, 40)) if is_class else generator.normal(size=(2, 40))
     expected = compute_scores(names, predictions, references)
-    metric = make_metric(*names)
+    metric, other = make_metric(*names), make_metric(*names)
+    other.add(prediction=predictions[0], reference=references[1])  # modules do not mix
     for part in (slice(0, 15), slice(15, 40)):
         metric.add_batch(predictions=predictions[part], references=references[part])
     assert metric.compute() == expected
     assert metric.compute(predictions=predictions.tolist(), references=references.tolist()) == expected
-    for prediction, reference in zip(predictions, references, strict=True):
-        metric.add(prediction=prediction, reference=reference)
-    assert metric.compute() == expected
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_module_reads_labels_as_texts():
@@ -214,47 +171,6 @@ def test_a_module_reads_labels_as_texts():
     assert found == {"accuracy": 0.75, "f1": pytest.approx((2 / 3 + 1 + 0) / 3)}
     chosen = {"predictions": ["yes", "no"], "references": ["yes", "yes"], "pos_label": "yes"}
     assert make_metric("f1").compute(**chosen) == {"f1": pytest.approx(2 / 3)}
-
-
-def test_module_describes_itself():
-    metric = make_metric("accuracy", "f1")
-    assert isinstance(metric, evaluate.Metric)
-    assert [one["predictions"].dtype for one in metric.features] == ["int64", "string"]
-    assert [one["predictions"].dtype for one in make_metric("pearson").features] == ["float64"]
-    assert "GLUE" in metric.description
-    assert "Wang" in metric.citation
-    assert "class id" in metric.inputs_description
-    assert metric.info.config_name == "accuracy+f1"
-
-
-def test_module_leaves_no_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    metric = make_metric("accuracy")
-    metric.add_batch(predictions=[1, 0], references=[1, 1])
-    assert metric.compute() == {"accuracy": 0.5}
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_two_modules_do_not_mix():
-    first, second = make_metric("accuracy"), make_metric("accuracy")
-    first.add_batch(predictions=[1], references=[1])
-    second.add_batch(predictions=[1], references=[0])
-    assert (first.compute(), second.compute()) == ({"accuracy": 1.0}, {"accuracy": 0.0})
-
-
-def test_bad_input_to_a_module():
-    with pytest.raises(UsageError, match=r"unknown metric in \[\]; the metrics are accuracy"):
-        make_metric()
-    with pytest.raises(UsageError, match=r"unknown metric in \['accuracy', 'mcc'\]"):
-        make_metric("accuracy", "mcc")
-    for seven in (range(7), "abcdefg"):
-        with pytest.raises(ValueError, match="choose another average setting"):
-            make_metric("f1").compute(predictions=list(seven), references=list(seven))
-    with pytest.raises(UsageError, match="prediction 1 of 2 is inf"):
-        make_metric("pearson").compute(predictions=[math.inf, 0.0], references=[1.0, 2.0])
-    with pytest.raises(ValueError, match="Mismatch in the number of predictions"):
-        make_metric("accuracy").compute(predictions=[1, 0], references=[1])
 
 
 # --- SQuAD: worked examples
@@ -292,13 +208,6 @@ def test_squad1_worked_by_hand():
     assert list(score_squad1(gold, predictions).items()) == [("exact_match", 50.0), ("f1", 37.5)]
 
 
-def test_tokens_are_shared_as_often_as_both_have_them():
-    """Answer b b b c, reference b b d: two shared, precision 2/4, recall 2/3, F1 4/7."""
-    for version in (1, 2):
-        _, f1 = score_answers({"q": ["b b d"]}, {"q": "b c b b"}, version)
-        assert f1["q"] == pytest.approx(4 / 7, abs=1e-15)
-
-
 SQUAD2_GOLD = {
     "right": ["the Broncos", "Denver"],
     "half": ["blue and white"],
@@ -316,36 +225,29 @@ def test_squad2_worked_by_hand():
     """
     exact, f1 = score_answers(SQUAD2_GOLD, SQUAD2_PREDICTIONS, 2)
     assert exact == {"right": 1, "half": 0, "none": 1, "missed": 0, "void": 1, "part": 0}
-    assert f1 == {"right": 1.0, "half": 0.5, "none": 1, "missed": 0, "void": 1, "part": 0}
+    assert f1 == exact | {"half": 0.5}
     scores = score_squad2(SQUAD2_GOLD, SQUAD2_PREDICTIONS)
-    assert list(scores.items()) == [
-        ("exact", 50.0),
-        ("f1", 100.0 * 3.5 / 6),
-        ("total", 6),
-        ("HasAns_exact", 40.0),
-        ("HasAns_f1", 50.0),
-        ("HasAns_total", 5),
-        ("NoAns_exact", 100.0),
-        ("NoAns_f1", 100.0),
-        ("NoAns_total", 1),
-    ]
+    assert scores == {
+        "exact": 50.0,
+        "f1": 100.0 * 3.5 / 6,
+        "total": 6,
+        "HasAns_exact": 40.0,
+        "HasAns_f1": 50.0,
+        "HasAns_total": 5,
+        "NoAns_exact": 100.0,
+        "NoAns_f1": 100.0,
+        "NoAns_total": 1,
+    }
     answerable = list(map(bool, SQUAD2_GOLD.values()))
     assert take_values(measure_questions(list(exact.values()), list(f1.values()), answerable)) == scores
 
 
-@pytest.mark.parametrize("count", [3, 30, 3000, 100_000])
+@pytest.mark.parametrize("count", [3, 100_000])
 def test_long_answers_are_counted_as_short_ones(count):
     """`count` times b and c, of which the reference has one more b: precision (2n - 1) / 2n, recall (2n - 1) / 2n."""
-    answer, reference = "b c " * count, "b c " * (count - 1) + "b b"
     for version in (1, 2):
-        _, f1 = score_answers({"q": [reference]}, {"q": answer}, version)
+        _, f1 = score_answers({"q": ["b c " * (count - 1) + "b b"]}, {"q": "b c " * count}, version)
         assert f1["q"] == pytest.approx((2 * count - 1) / (2 * count), abs=1e-12)
-
-
-def test_groups_without_questions_have_no_scores():
-    answered, unanswered = score_squad2({"q": ["x"]}, {"q": "x"}), score_squad2({"q": []}, {"q": "x"})
-    assert list(answered) == ["exact", "f1", "total", "HasAns_exact", "HasAns_f1", "HasAns_total"]
-    assert list(unanswered) == ["exact", "f1", "total", "NoAns_exact", "NoAns_f1", "NoAns_total"]
 
 
 def test_squad2_thresholds_worked_by_hand():
@@ -359,25 +261,19 @@ def test_squad2_thresholds_worked_by_hand():
     predictions = {"right": "x", "half": "blue", "asked": "y", "void": "", "none": ""}
     odds = {"half": -1, "asked": -1, "right": 0.5, "none": 3.0, "void": 2.0, "else": -7.0}
     scores = score_squad2(gold, predictions, odds, 0.5)
-    expected = {
+    best = {"best_exact": 60.0, "best_exact_thresh": 2.0, "best_f1": 70.0, "best_f1_thresh": 2.0}
+    assert list(scores)[-4:] == list(best)
+    assert scores == best | {
         "exact": 40.0,
         "f1": 50.0,
         "total": 5,
-        "HasAns_exact": 100.0 / 3,
+        "HasAns_exact": pytest.approx(100.0 / 3),
         "HasAns_f1": 50.0,
         "HasAns_total": 3,
         "NoAns_exact": 50.0,
         "NoAns_f1": 50.0,
         "NoAns_total": 2,
-        "best_exact": 60.0,
-        "best_exact_thresh": 2.0,
-        "best_f1": 70.0,
-        "best_f1_thresh": 2.0,
     }
-    assert scores == pytest.approx(expected, rel=1e-12)
-    assert list(scores)[-4:] == ["best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"]
-    assert score_squad2(gold, predictions, odds) == score_squad2(gold, predictions, odds, 1.0)
-    assert "best_f1" not in score_squad2(gold, predictions)
     # Without odds all are 0.0: below a negative threshold nothing is answered.
     assert score_squad2(gold, predictions, threshold=-0.1)["exact"] == 40.0
 
@@ -387,13 +283,6 @@ def test_best_scores_cut_between_ties_as_the_official_script_does_and_tau_does_n
     assert score_squad2(gold, predictions, {"q1": 0.5, "q2": 0.5})["best_f1"] == 100.0
     assert score_squad2(gold, predictions, {"q2": 0.5, "q1": 0.5})["best_f1"] == 50.0
     assert find_tau([0.5, 0.5], [1, 0], [0, 1]) == 0.5  # both right at once is out of reach; -1.5 is farther from 0
-
-
-def test_each_text_is_normalized_once(monkeypatch):
-    seen = []
-    monkeypatch.setattr(squad, "normalize_answer", lambda text: (seen.append(text), normalize_answer(text))[1])
-    score_squad2({"q1": ["x", "x", "y"], "q2": ["x"], "q3": []}, {"q1": "y", "q2": "x", "q3": ""})
-    assert sorted(seen) == ["", "x", "y"]
 
 
 # --- SQuAD: an oracle of the official scripts
@@ -510,34 +399,6 @@ def test_squad2_is_the_oracle(questions, data):
     assert ours == pytest.approx(slow, rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_many_questions_score_as_by_the_oracle(seed):
-    """Over a thousand questions the order of the additions affects the last digits alone."""
-    generator = np.random.default_rng(seed)
-    words = [*"bcdefgh", "the", "a"]
-
-    def say() -> str:
-        return " ".join(generator.choice(words, generator.integers(0, 8)))
-
-    gold = {str(number): [say() for _ in range(generator.integers(0, 4))] for number in range(1000)}
-    predictions = {question: say() for question in gold}
-    odds = {question: round(float(generator.normal()), 2) for question in gold}
-    expected = slow_squad2(gold, predictions, odds, 0.3)
-    assert score_squad2(gold, predictions, odds, 0.3) == pytest.approx(expected, rel=1e-12)
-    gold = {question: texts for question, texts in gold.items() if texts}
-    assert score_squad1(gold, predictions) == pytest.approx(slow_squad1(gold, predictions), rel=1e-12)
-
-
-@given(answered_questions(1))
-def test_gold_answers_score_100(questions):
-    gold, _ = questions
-    answers = {question: texts[0] for question, texts in gold.items()}
-    assert score_squad1(gold, answers)["exact_match"] == 100.0
-    gold |= {"none": []}
-    answers = {question: next(filter(normalize_answer, texts), "") for question, texts in gold.items()}
-    assert {score_squad2(gold, answers)[key] for key in ("exact", "f1", "HasAns_f1", "NoAns_f1")} == {100.0}
-
-
 # --- SQuAD: tau
 
 
@@ -599,50 +460,14 @@ def test_totals_that_differ_by_rounding_alone_are_equal():
     assert find_tau([-3.0, -2.0, -1.0], [0, 0, 0.3], [0.1, 0.2, 0]) == 0.0  # all; none would be 4.0
 
 
-def test_tau_serves_the_scores():
-    """The scores at tau are those that `find_tau` promises, and no other tau scores more."""
-    generator = np.random.default_rng(0)
-    gold = {str(number): ["b c d"][: number % 2] for number in range(60)}
-    texts = {question: " ".join(generator.choice(list("bcde"), 3)) for question in gold}
-    odds = {question: float(generator.normal(1 - 2 * (int(question) % 2))) for question in gold}
-    answered, unanswered = (score_answers(gold, given, 2) for given in (texts, dict.fromkeys(gold, "")))
-
-    def score_at(tau: float) -> float:
-        chosen = {question: texts[question] if odds[question] < -tau else "" for question in gold}
-        return score_squad2(gold, chosen)["f1"]
-
-    tau = find_tau(*(list(column.values()) for column in (odds, answered[1], unanswered[1])))
-    assert score_at(tau) == max(map(score_at, np.linspace(-5, 5, 1001))) > max(score_at(9), score_at(-9))
-    assert score_squad2(gold, texts, odds, -tau)["f1"] == score_at(tau)  # the official file and flag say the same
-
-
-# --- SQuAD: bad input
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments", "message"),
-    [
-        (
-            score_squad2,
-            ({"q" * 999: []}, {}),
-            f"1 of 1 questions have no prediction, the first is '{'q' * 40}'; predict",
-        ),
-        (
-            score_squad2,
-            ({"q1": ["x"], "q2": [], "q3": []}, {"q1": ""}),
-            "2 of 3 questions have no prediction, the first is 'q2'; predict \"\" where there is no answer",
-        ),
-        (
-            score_squad2,
-            ({"q1": ["x"], "q2": []}, {"q1": "", "q2": ""}, {"q2": 0.0}),
-            "1 of 2 questions have no null odds, the first is 'q1'; give the odds of every question",
-        ),
-    ],
-)
-def test_bad_questions_are_one_line(function, arguments, message):
-    with pytest.raises(UsageError, match=message) as raised:
-        function(*arguments)
-    assert "\n" not in str(raised.value)
+def test_questions_without_an_answer_or_odds_are_refused(refused):
+    for arguments in (
+        ({"q" * 999: []}, {}),
+        ({"q1": ["x"], "q2": [], "q3": []}, {"q1": ""}),
+        ({"q1": ["x"], "q2": []}, {"q1": "", "q2": ""}, {"q2": 0.0}),
+    ):
+        with refused():
+            score_squad2(*arguments)
 
 
 # --- NER
@@ -767,10 +592,3 @@ def test_entities_are_counted_as_conlleval_does(sentences):
         alone = [[[t if t[2:] == kind else "O" for t in tags] for tags in side] for side in (gold, predicted)]
         expected = score_tags(*alone)
         assert found == {name: expected[name] for name in found}
-
-
-@given(tagged_pairs)
-def test_gold_tags_score_1(sentences):
-    gold = [[tag for tag, _ in sentence] for sentence in sentences]
-    least = 1.0 if any(map(find_entities, gold)) else 0.0
-    assert score_tags(gold, gold)["f1"] == least

@@ -10,16 +10,20 @@ import pytest
 import torch
 
 import bertkit
+from bertkit.data.long_texts import LONG
 from bertkit.errors import UsageError
 from bertkit.metrics.rows import RowScore, take_values
 from bertkit.metrics.table import LABEL, PREDICTION, read_facts
+from bertkit.model.bilstm import FEATURE_LAYERS
 from bertkit.reports.tables import find_row
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import divide
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.option import list_defaults
+from bertkit.tasks.pretraining import HEADS
 from bertkit.tasks.squad import SQUAD, VERSIONS
 from bertkit.tasks.task import score_summaries
+from bertkit.tasks.text import SCORES
 from bertkit.training import costs
 from bertkit.training.network import name_head
 from bertkit.training.predictions import KEY, join_rows, read_table
@@ -112,36 +116,23 @@ def make_classify(folder, text, label, tested=True):
 # name -> (task, a small recipe over files it writes, the options whose file does not exist)
 CASES = {
     "pretrain": (TASKS["pretrain"], make_pretraining, {"corpus": ["missing.txt"]}),
-    "pretrain, mlm": (
-        TASKS["pretrain"],
-        lambda folder: make_pretraining(folder, objective="mlm"),
-        {"corpus": ["no.txt"]},
-    ),
-    "pretrain, clm": (
-        TASKS["pretrain"],
-        lambda folder: make_pretraining(folder, objective="clm"),
-        {"corpus": ["no.txt"]},
-    ),
-} | {name: (task, partial(make_glue, name=name), {"dir": "no/glue"}) for name, task in GLUE.items()}
-CASES |= {
-    version.name: (SQUAD[version.name], partial(make_squad, version=version), {"dir": "no"}) for version in VERSIONS
+    "pretrain, mlm": (TASKS["pretrain"], partial(make_pretraining, objective="mlm"), {"corpus": ["no.txt"]}),
+    "pretrain, clm": (TASKS["pretrain"], partial(make_pretraining, objective="clm"), {"corpus": ["no.txt"]}),
 }
-CASES |= {
-    f"{version.name}, own": (SQUAD[version.name], partial(make_questions, version=version), {"dir": "no/questions.csv"})
-    for version in VERSIONS
-}
-CASES["swag"] = (TASKS["swag"], make_swag, {"dir": "no/swag"})
-CLASSIFY = {
-    "classify": (["title", "body"], "stars"),
-    "classify, several labels": (["body"], "tags"),
-    "classify, a number": (["body"], "price", False),
-}
-CASES |= {
-    name: (TASKS["classify"], lambda folder, given=given: make_classify(folder, *given), {"dir": "no/reviews"})
-    for name, given in CLASSIFY.items()
-}
-CASES["ner"] = (TASKS["ner"], make_ner, {"dir": "no/ner"})
-CASES["ner, features"] = (TASKS["ner"], make_features, {"dir": "no/ner"})
+CASES |= {name: (task, partial(make_glue, name=name), {"dir": "no/glue"}) for name, task in GLUE.items()}
+for version in VERSIONS:
+    CASES[version.name] = (SQUAD[version.name], partial(make_squad, version=version), {"dir": "no"})
+    own = partial(make_questions, version=version)
+    CASES[f"{version.name}, own"] = (SQUAD[version.name], own, {"dir": "no/questions.csv"})
+for name, made in {
+    "classify": partial(make_classify, text=["title", "body"], label="stars"),
+    "classify, several labels": partial(make_classify, text=["body"], label="tags"),
+    "classify, a number": partial(make_classify, text=["body"], label="price", tested=False),
+    "swag": make_swag,
+    "ner": make_ner,
+    "ner, features": make_features,
+}.items():
+    CASES[name] = (TASKS[name.partition(",")[0]], made, {"dir": "no/data"})
 FINE_TUNED = [name for name, (task, _, _) in CASES.items() if task.metric and task.name != "pretrain"]
 TAU = ("tau", "null_score_diff_threshold")
 EACH = ("precision_", "recall_", "f1_", "count_", "threshold_")  # of each class
@@ -237,18 +228,29 @@ def test_some_of_dev_decide_and_the_others_are_scored(case):
     task, _, examples, _, _, _, _ = case
     dev = examples[next(iter(task.splits))]
     groups = task.tabulate(dev).groups
-    numbers = {name: [at for at, group in enumerate(groups) if group == name] for name in groups}
     found = [task.tabulate(part).groups for part in divide(task, dev, 0.3)]
+    assert found == [task.tabulate(part).groups for part in divide(task, dev, 0.3)]
     assert len(found[0]) + len(found[1]) == len(groups)
+    assert len(set(found[0])) == round(0.3 * len(set(groups)))
     if task.name != "ner":  # a document's number is its own; sentences without documents are renumbered
         assert not set(found[0]) & set(found[1])
-        assert all(part.count(name) == len(numbers[name]) for part in found for name in set(part))
         assert found[1] == [group for group in groups if group in set(found[1])], "in order"
-    assert len(set(found[0])) == round(0.3 * len(numbers))
-    assert found == [task.tabulate(part).groups for part in divide(task, dev, 0.3)]
     for share in (1e-6, 1 - 1e-6):
         with pytest.raises(UsageError, match="leaves one part empty"):
             divide(task, dev, share)
+
+
+@LEARNED
+def test_a_model_that_has_diverged_is_refused(case):
+    task, _, _, _, data, model, _ = case
+    dev = data[next(iter(task.splits))]
+    batch = take_batch(task, dev, len(dev))
+    with torch.no_grad():
+        outputs = model.eval()(**batch, **task.evaluation_options)
+    for name in [name for name in outputs if name.endswith("logits")]:
+        outputs[name] = torch.full_like(outputs[name], torch.nan)
+    with pytest.raises(UsageError, match="training has diverged"):
+        task.rows(task.summarize(outputs, batch).numpy(), dev)
 
 
 @LEARNED
@@ -396,13 +398,13 @@ def test_scores_and_baselines_are_what_the_table_shows(case):
             assert key.startswith(tuple(f"{name}_" for name in task.baselines)) or np.isfinite(baselines[key])
 
 
-def test_a_wrong_file_is_one_promised_error(case):
+def test_a_wrong_file_is_named_in_one_line(case):
     task, recipe, _, _, _, _, wrong = case
     with pytest.raises(UsageError) as error:
         task.load({**recipe.data, **wrong}, lambda line: None)
-    assert "\n" not in str(error.value)
     (value,) = wrong.values()
     assert (value[0] if isinstance(value, list) else value) in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_predictions_are_texts_in_files_of_their_own(case):
@@ -416,6 +418,17 @@ def test_predictions_are_texts_in_files_of_their_own(case):
         names += files
     assert len(set(names)) == len(names)
     assert all(Path(name).name == name for name in names)
+
+
+def test_options_have_the_values_that_the_code_knows():
+    known = {
+        "objective": tuple(HEADS),
+        "long": LONG,
+        "problem_type": ("auto", *SCORES),
+        "features": ("", *FEATURE_LAYERS),
+    }
+    choices = [(key, option.choices) for task in TASKS.values() for key, option in task.options.items()]
+    assert {key: values for key, values in choices if values} == known
 
 
 def test_the_recipe_of_the_paper_is_complete_and_passes_its_own_check(tmp_path):

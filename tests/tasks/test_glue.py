@@ -17,7 +17,6 @@ from bertkit import BertForSequenceClassification, BertModel
 from bertkit.data.formats import hub as hub_format
 from bertkit.data.sequences import Sequences, encode_texts, pad
 from bertkit.data.tokenizer import load_tokenizer
-from bertkit.errors import UsageError
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import divide
@@ -26,9 +25,8 @@ from bertkit.tasks.text import TextSequences
 from bertkit.training import trainer
 from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe, merge
-from bertkit.training.run import dry_run, make_model, run
+from bertkit.training.run import make_model, run
 from bertkit.training.run_dir import mark_complete, read_log
-from tests.conftest import draft
 from tests.official import write_checkpoint, write_glue
 from tests.training.test_trainer import read_curve
 
@@ -113,20 +111,10 @@ def test_the_submission_has_eleven_files():
     assert found == ROWS
 
 
-@pytest.mark.parametrize(
-    ("spelling", "name"),
-    [("SST-2", "sst2"), ("MNLI", "mnli"), ("mnli", "mnli"), ("STS-B", "stsb"), ("sts_b", "stsb"), ("CoLA", "cola")],
-)
-def test_official_spellings_are_understood(spelling, name):
-    assert find_glue(spelling).name == name
-
-
-@pytest.mark.parametrize("spelling", ["mnlii", "", "squad", "all"])
-def test_an_unknown_task_lists_those_there_are(spelling):
-    message = f"unknown task {spelling!r}; the GLUE tasks are {', '.join(NAMES)}"
-    with pytest.raises(UsageError) as error:
-        find_glue(spelling)
-    assert str(error.value) == message
+def test_a_task_is_found_by_any_official_spelling(refused):
+    assert [find_glue(name).name for name in ("SST-2", "MNLI", "sts_b", "CoLA")] == ["sst2", "mnli", "stsb", "cola"]
+    with refused():
+        find_glue("mnlii")
 
 
 # --- The data ---------------------------------------------------------------------------------------------------------
@@ -138,20 +126,13 @@ def glue(tmp_path_factory):
     return write_glue(tmp_path_factory.mktemp("glue"))
 
 
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    """A tiny BERT whose random weights are large enough to learn from quickly."""
-    return write_checkpoint(tmp_path_factory.mktemp("bert"), initializer_range=0.1)
-
-
 @pytest.fixture
 def files_of(glue, tmp_path):
     """Copy a task's files, to be damaged: (folder of the download, folder of the task)."""
 
     def copy(name):
         folder = find_glue(name).row.splits["train"].file.partition("/")[0]
-        shutil.copytree(glue / folder, tmp_path / "glue" / folder)
-        return tmp_path / "glue", tmp_path / "glue" / folder
+        return tmp_path / "glue", shutil.copytree(glue / folder, tmp_path / "glue" / folder, dirs_exist_ok=True)
 
     return copy
 
@@ -188,30 +169,13 @@ def load(name, folder, **options):
     return GLUE[name].load(GLUE["rte"].recipe["data"] | {"dir": str(folder)} | options, lambda line: None)
 
 
-def assert_same_examples(one, other):
-    assert one.keys() == other.keys()
-    for split, examples in one.items():
-        assert examples[:] == other[split][:]
-        if examples.labels is None:
-            assert other[split].labels is None
-        else:
-            assert examples.labels.dtype == other[split].labels.dtype
-            np.testing.assert_array_equal(examples.labels, other[split].labels)
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_the_hubs_copy_gives_what_the_official_files_give(name, glue, hub, bert):
+def test_the_hubs_copy_gives_what_the_official_files_give(name, glue, hub):
     official, copy = load(name, glue), load(name, "")
-    assert list(official) == list(find_glue(name).row.splits)
-    assert_same_examples(official, copy)
-    tokenizer = load_tokenizer(bert)
-    recipe = draft(GLUE[name], {"data": {"max_length": 12}})
-    for split in official:
-        one, other = (
-            GLUE[name].encode(examples[split], tokenizer, recipe, split).sequences for examples in (official, copy)
-        )
-        for column in ("ids", "ends", "seconds", "labels"):
-            np.testing.assert_array_equal(getattr(one, column), getattr(other, column))
+    assert list(official) == list(find_glue(name).row.splits) == list(copy)
+    for split, examples in official.items():
+        assert examples[:] == copy[split][:]
+        np.testing.assert_array_equal(examples.labels, copy[split].labels)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -227,14 +191,6 @@ def test_texts_and_labels_are_the_ones_in_the_files(name, glue):
             if examples.labels is not None:
                 label = examples.labels[index]
                 assert (list(row.labels)[label] if row.labels else f"{label:.3f}") in cells
-
-
-@pytest.mark.parametrize(("count", "found"), [(0, 48), (5, 5), (1000, 48)])
-def test_the_first_training_samples(glue, count, found):
-    whole, part = load("rte", glue), load("rte", glue, max_train_samples=count)
-    assert whole["train"][:found] == part["train"][:]
-    np.testing.assert_array_equal(part["train"].labels, whole["train"].labels[:found])
-    assert_same_examples({"dev": whole["dev"]}, {"dev": part["dev"]})
 
 
 def test_missing_splits_that_are_not_needed_are_named_and_passed_over(tmp_path):
@@ -259,124 +215,60 @@ def lack(monkeypatch, *missing):
     monkeypatch.setattr(datasets, "load_dataset", serve_less)
 
 
-def test_splits_that_the_hubs_copy_lacks_are_named_and_passed_over(hub, monkeypatch):
+def test_splits_that_the_hubs_copy_lacks_are_passed_over_unless_needed(hub, monkeypatch, refused):
     lack(monkeypatch, "test_matched", "ax")
-    lines = []
-    examples = GLUE["mnli"].load(GLUE["rte"].recipe["data"], lines.append)
-    assert list(examples) == ["train", "dev_matched", "dev_mismatched", "test_mismatched"]
-    assert lines[0].startswith("MNLI: the data set nyu-mll/glue:ax cannot be loaded (BuilderConfig 'ax' not found); ")
-    assert lines[1:3] == [f"MNLI: {split} not found, skipping" for split in ("test_matched", "ax")]
-    assert len(lines) == 4
+    assert list(load("mnli", "")) == ["train", "dev_matched", "dev_mismatched", "test_mismatched"]
+    for missing in ("validation_matched", "mnli"):
+        lack(monkeypatch, missing)
+        with refused():
+            load("mnli", "")
 
 
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
-        (
-            "validation_matched",
-            r"glue:mnli has no split 'validation_matched'; found train, validation_mismatched",
-        ),
-        ("mnli", r"nyu-mll/glue:mnli cannot be loaded \(BuilderConfig 'mnli' not found\)"),
-    ],
-)
-def test_a_needed_split_that_the_hubs_copy_lacks_is_one_line(hub, monkeypatch, missing, message):
-    lack(monkeypatch, missing)
-    with pytest.raises(UsageError, match=message) as error:
-        load("mnli", "")
-    assert "\n" not in str(error.value)
+def test_bad_files_are_refused(files_of, refused):
+    for name, file, old, new in (
+        ("rte", "dev.tsv", "\tnot_entailment\n", "\tperhaps\n"),
+        ("stsb", "train.tsv", "\t0.000\n", "\t7\n"),
+        ("stsb", "dev.tsv", "\t0.000\n", "\tnan\n"),
+        ("qnli", "dev.tsv", "\tlabel\n", "\tgold\n"),
+    ):
+        folder, own = files_of(name)
+        text = (own / file).read_text(encoding="utf-8")
+        assert old in text
+        (own / file).write_text(text.replace(old, new, 1), encoding="utf-8")
+        with refused():
+            load(name, folder)
+    (own / "dev.tsv").unlink()
+    with refused():
+        load("qnli", folder)
 
 
-def test_broken_rows_of_qqp_are_passed_over_and_reported(files_of):
-    folder, qqp = files_of("qqp")
-    lines = (qqp / "train.tsv").read_text().split("\n")
-    lines.insert(3, "402555\t536040\t536041\tHow do I control my\n")  # a line break in a question makes two
-    (qqp / "train.tsv").write_text("\n".join(lines))
-    said = []
-    examples = GLUE["qqp"].load(GLUE["rte"].recipe["data"] | {"dir": str(folder)}, said.append)
-    assert len(examples["train"]) == 48
-    assert said[0] == f"{qqp / 'train.tsv'}: skipping 1 broken rows"
-
-
-def put(number, old, new):
-    """Return a change of one line, counted from 1."""
-
-    def change(lines):
-        assert old in lines[number - 1]
-        before, _, after = lines[number - 1].rpartition(old)
-        return [*lines[: number - 1], before + new + after, *lines[number:]]
-
-    return change
-
-
-BAD = [
-    ("rte", "train.tsv", None, r"RTE/train\.tsv does not exist"),
-    ("mnli", "dev_matched.tsv", None, r"MNLI/dev_matched\.tsv does not exist"),
-    ("rte", "dev.tsv", put(5, "not_entailment", "perhaps"), r"dev\.tsv, line 5: label 'perhaps' must be one of ent"),
-    ("sst2", "train.tsv", put(3, "1", "2"), r"SST-2/train\.tsv, line 3: label '2' must be one of 0, 1; correct"),
-    ("stsb", "train.tsv", put(2, "0.000", "7"), r"STS-B/train\.tsv, line 2: label '7' must be a score from 0 to 5"),
-    ("stsb", "dev.tsv", put(2, "0.000", "nan"), r"STS-B/dev\.tsv, line 2: label 'nan' must be a score from 0 to 5"),
-    ("qnli", "dev.tsv", put(1, "\tlabel", "\tgold"), r"QNLI/dev\.tsv has no column 'label'; found .*'gold'"),
-]
-
-
-@pytest.mark.parametrize(("name", "file", "change", "message"), BAD)
-def test_a_bad_file_is_one_line_and_nothing_is_written(files_of, bert, tmp_path, name, file, change, message):
-    folder, own = files_of(name)
-    if change is None:
-        (own / file).unlink()
-    else:
-        lines = (own / file).read_text(encoding="utf-8").split("\n")[:-1]
-        (own / file).write_text("".join(f"{line}\n" for line in change(lines)), encoding="utf-8")
-    assert_refused(name, make_recipe(bert, folder), tmp_path / "run", message)
-
-
-def assert_refused(name, recipe, output, message):
-    with pytest.raises(UsageError, match=message) as error:
-        run(Recipe.make(TASKS[name], recipe), output=output)
-    assert "\n" not in str(error.value)
-    assert not output.exists()
-
-
-def test_a_test_file_cannot_be_learned(files_of, bert, tmp_path):
-    folder, rte = files_of("rte")
-    shutil.copy(rte / "test.tsv", rte / "dev.tsv")
-    assert_refused("rte", make_recipe(bert, folder), tmp_path / "run", r"RTE/dev\.tsv has no column 'label'")
-
-
-def test_the_hubs_test_labels_are_none(hub):
+def test_the_hubs_test_labels_are_none(hub, refused):
     """Its test sets have the label -1, so a split of them cannot be learned."""
     row = find_glue("rte").row
     spoilt = replace(row, splits=row.splits | {"dev": replace(row.splits["dev"], hub=("rte", "test"))})
-    with pytest.raises(UsageError, match=r"nyu-mll/glue:rte, test has no labels; only splits with labels can be"):
+    with refused():
         GlueTask(spoilt).load(GLUE["rte"].recipe["data"], lambda line: None)
 
 
 MISTAKES = [
-    ("rte", {"data": {"dir": "no/folder"}}, r"no/folder is not a folder; give the folder that holds RTE/train\.tsv"),
-    ("rte", {"data": {"max_length": 4}}, r"max_length is 4 in \[data\]; it must be at least 5"),
-    ("rte", {"data": {"max_length": 129}}, r"max_length 129 exceeds the model's 128 positions"),
-    ("rte", {"data": {"max_train_samples": -1}}, r"max_train_samples is -1 in \[data\]; it must be at least 0"),
-    ("rte", {"checkpoint": ""}, r"rte needs a BERT to fine-tune; give one with --model"),
-    ("ax", {"checkpoint": ""}, r"ax needs a model that was fine-tuned on MNLI; give one with --model"),
-    ("rte", {"checkpoint": "no/model"}, r"there is no directory 'no/model'"),
-    ("rte", {"freeze": "encoder", "reinit_layers": 1}, r"freeze would leave the layers of reinit_layers"),
-    ("rte", {"phase": [{"share": 1.0, "max_length": 20}]}, r"\[\[phase\]\] is for pretraining"),
-    ("rte", {"train": {"num_train_epochs": 0.0}}, r"num_train_epochs is 0 in \[train\]; it must be above 0"),
-    ("rte", {"task": "qnli"}, r"the recipe is for the task 'qnli', not 'rte'"),
+    ("rte", {"data": {"dir": "no/folder"}}),
+    ("rte", {"data": {"max_length": 4}}),
+    ("rte", {"data": {"max_length": 129}}),
+    ("rte", {"checkpoint": ""}),
+    ("ax", {"checkpoint": ""}),
+    ("rte", {"checkpoint": "no/model"}),
+    ("rte", {"freeze": "encoder", "reinit_layers": 1}),
+    ("rte", {"phase": [{"share": 1.0, "max_length": 20}]}),
+    ("rte", {"train": {"num_train_epochs": 0.0}}),
+    ("rte", {"task": "qnli"}),
 ]
 
 
-@pytest.mark.parametrize(("name", "change", "message"), MISTAKES)
-def test_a_mistake_in_the_recipe_is_one_line_and_nothing_is_written(glue, bert, tmp_path, name, change, message):
-    assert_refused(name, merge(make_recipe(bert, glue), change), tmp_path / "run", message)
-
-
-def test_a_model_that_is_no_bert(glue, bert, tmp_path):
-    shutil.copytree(bert, tmp_path / "other")
-    config = json.loads((bert / "config.json").read_text()) | {"model_type": "roberta"}
-    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
-    recipe = make_recipe(tmp_path / "other", glue)
-    assert_refused("rte", recipe, tmp_path / "run", r"other is a model of type 'roberta', not bert")
+def test_mistakes_in_a_recipe_are_refused_and_nothing_is_written(glue, bert, tmp_path, refused):
+    for name, change in MISTAKES:
+        with refused():
+            run(Recipe.make(TASKS[name], merge(make_recipe(bert, glue), change)), output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 # --- Runs -------------------------------------------------------------------------------------------------------------
@@ -415,12 +307,10 @@ def test_rows_that_decide_choose_the_best_epoch_and_are_not_scored(bert, glue, t
     recipe = merge(make_recipe(bert, glue, **train), {"data": {"tune_share": 0.4}})
     metrics = run(Recipe.make(GLUE["rte"], recipe), output=tmp_path / "run")
     evaluated = [entry["eval_accuracy"] for entry in read_log(tmp_path / "run") if "eval_accuracy" in entry]
-    dev = load("rte", glue)["dev"]
-    decides, scored = divide(GLUE["rte"], dev, 0.4)
     assert len(evaluated) == 8
     assert metrics["tune_score"] == max(evaluated)
+    _, scored = divide(GLUE["rte"], load("rte", glue)["dev"], 0.4)
     written = (tmp_path / "run" / "predictions" / "dev.tsv").read_text().splitlines()[1:]
-    assert len(written) == len(scored.labels) == 18 - len(decides.labels)
     names = list(GLUE["rte"].row.labels)
     right = [line.split("\t")[1] == names[label] for line, label in zip(written, scored.labels, strict=True)]
     assert metrics["accuracy"] == pytest.approx(sum(right) / len(right))
@@ -434,26 +324,20 @@ def test_a_run_learns_and_its_metrics_are_fractions(finish, name):
     output, metrics, lines = finish(name)
     own = SCORES[name]
     expected = own | {f"majority_{key}" for key in own} | {"score", "majority_score", "updates"}
-    if name != "stsb":
-        expected |= {"ece", "brier"}
-    if name == "mnli":
-        expected |= {"accuracy_mm", "ece_mm", "brier_mm"}
+    expected |= {"ece", "brier"} if name != "stsb" else set()
+    expected |= {"accuracy_mm", "ece_mm", "brier_mm"} if name == "mnli" else set()
     limited = {key for key in expected if f"{key}_low" in metrics}
     assert limited == expected - {"updates"} - {key for key in expected if key.startswith(("majority_", "ece"))}
     assert set(metrics) == expected | {f"{key}_{end}" for key in limited for end in ("low", "high")}
     assert all(metrics[f"{key}_low"] <= metrics[key] <= metrics[f"{key}_high"] for key in limited)
     assert json.loads((output / "metrics.json").read_text()) == metrics
-    assert metrics["score"] == metrics[GLUE[name].metric]
+    assert (metrics["score"], metrics["updates"]) == (metrics[GLUE[name].metric], 48)
     assert metrics["majority_score"] == metrics[f"majority_{GLUE[name].metric}"]
-    assert metrics["updates"] == 48
-    for key in expected - {"updates"}:
-        assert type(metrics[key]) is float
-        assert -1 <= metrics[key] <= 1
-    assert metrics["score"] > metrics["majority_score"] + 0.1
-    assert metrics["score"] > 0.7
+    assert all(type(metrics[key]) is float and -1 <= metrics[key] <= 1 for key in expected - {"updates"})
+    assert metrics["score"] > max(metrics["majority_score"] + 0.1, 0.7)
     assert metrics.get("accuracy_mm", 1.0) > 0.7
     assert any("randomly initialised, because" in line and "classifier.weight" in line for line in lines)
-    assert GLUE[name].comment(metrics).lines == []
+    assert GLUE[name].comment(metrics) == []
 
 
 @pytest.mark.parametrize(
@@ -472,34 +356,21 @@ def test_the_baseline_is_the_most_frequent_label_of_the_dev_set(name, labels, ex
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_the_written_predictions_score_what_the_run_scored(finish, glue, name):
+def test_the_written_files_score_what_the_run_scored_or_fit_the_leaderboard(finish, glue, name):
     output, metrics, _ = finish(name)
-    row = find_glue(name).row
-    for split in row.splits.values():
+    task = find_glue(name)
+    for split in task.row.splits.values():
         if split.scores:
             gold = glue / split.file
-            scores = GLUE[row.name].score_files(gold, output / "predictions" / gold.name)
-            assert scores.pop("score") == scores[row.metrics[0]]
-            assert {split.scores.format(key): value for key, value in scores.items()} == {
-                split.scores.format(key): metrics[split.scores.format(key)] for key in row.metrics
-            }
-
-
-@pytest.mark.parametrize("name", SCORES)
-def test_predictions_for_the_leaderboard(finish, name):
-    output, _, _ = finish(name)
-    row = find_glue(name).row
-    for split in row.splits.values():
+            scores = task.score_files(gold, output / "predictions" / gold.name)
+            assert scores.pop("score") == scores[task.metric]
+            assert scores == {key: metrics[split.scores.format(key)] for key in task.row.metrics}
         if split.submission:
             head, *lines = (output / "predictions" / split.submission).read_text().splitlines()
             assert head == "index\tprediction"
-            assert [line.split("\t")[0] for line in lines] == [str(index) for index in range(len(lines))]
-            assert len(lines) == (9 if split.submission == "AX.tsv" else 10)
-            answers = [line.split("\t")[1] for line in lines]
-            if row.labels:
-                assert set(answers) <= set(row.labels)
-            else:
-                assert all(0 <= float(answer) <= 5 for answer in answers)
+            numbers, answers = zip(*(line.split("\t") for line in lines), strict=True)
+            assert list(map(int, numbers)) == list(range(9 if split.submission == "AX.tsv" else 10))
+            assert set(answers) <= set(task.row.labels) or all(0 <= float(answer) <= 5 for answer in answers)
 
 
 def test_scores_for_the_leaderboard_are_clipped_and_those_of_dev_are_not():
@@ -515,33 +386,19 @@ def test_a_score_no_better_than_the_majority_is_warned_of():
     """QQP's majority class has an F1 of 0, so the accuracy decides."""
     for name, found, majority, warned in [
         ("rte", {"accuracy": 0.5}, {"accuracy": 0.5}, "accuracy (50.0) is not above the majority class (50.0)"),
-        ("rte", {"accuracy": 0.4}, {"accuracy": 0.5}, "accuracy (40.0) is not above"),
         ("rte", {"accuracy": 0.51}, {"accuracy": 0.5}, ""),
-        (
-            "stsb",
-            {"spearmanr": -0.1, "pearson": 0.1},
-            {"spearmanr": 0.0, "pearson": 0.0},
-            "Spearman correlation (-10.0)",
-        ),
         ("qqp", {"f1": 0.54, "accuracy": 0.37}, {"f1": 0.0, "accuracy": 0.63}, "accuracy (37.0) is not above"),
         ("wnli", {"accuracy": 0.4}, {"accuracy": 0.56}, "accuracy (40.0) is not above"),
         ("mnli", {"accuracy": 0.4, "accuracy_mm": 0.3}, {"accuracy": 0.35}, ""),
         ("ax", {}, {}, ""),
     ]:
-        lines = GLUE[name].comment(found | {f"majority_{key}": value for key, value in majority.items()}).lines
-        assert bool(lines) == bool(warned)
-        if warned:
-            assert lines[0].startswith(f"warning: {warned}")
-            assert "learning rate" in lines[0]
-            assert "labels in a different order" in lines[0]
-            assert ("contradicts its training set" in lines[0]) == (name == "wnli")
+        lines = GLUE[name].comment(found | {f"majority_{key}": value for key, value in majority.items()})
+        assert [line.startswith(f"warning: {warned}") for line in lines] == [True] * bool(warned)
+        assert any("contradicts its training set" in line for line in lines) == (name == "wnli")
 
 
-def test_length_groups_and_the_stable_preset_run(glue, bert, tmp_path):
-    groups = make_recipe(bert, glue, train_sampling_strategy="group_by_length", max_steps=7)
-    assert run(Recipe.make(GLUE["rte"], groups), output=tmp_path / "groups")["updates"] == 7
-    plan = dry_run(Recipe.make(GLUE["rte"], {"checkpoint": str(bert), "preset": "stable"}), output=tmp_path / "run")
-    train = plan["recipe"].train
+def test_the_recipes_are_the_papers_and_mosbachs(bert):
+    train = Recipe.make(GLUE["rte"], {"checkpoint": str(bert), "preset": "stable"}).train
     assert (train["optim"], train["num_train_epochs"], train["learning_rate"]) == ("adamw_torch", 20.0, 2e-5)
     assert (train["warmup_steps"], train["lr_scheduler_type"], train["weight_decay"]) == (0.1, "linear", 0.01)
     paper = Recipe.make(GLUE["rte"], {"checkpoint": str(bert)})
@@ -608,25 +465,12 @@ def test_ax_is_predicted_by_a_model_of_mnli_whatever_the_order_of_its_labels(fin
     assert list(labels.values()) == NLI
 
 
-def test_ax_names_the_file_that_is_not_there(tmp_path):
-    recipe = make_recipe(write_checkpoint(tmp_path / "mnli", labels=NLI), "no/folder")
-    message = r"no/folder is not a folder; give the folder that holds diagnostic/diagnostic\.tsv"
-    assert_refused("ax", recipe, tmp_path / "run", message)
-    (tmp_path / "glue").mkdir()
-    missing = merge(recipe, {"data": {"dir": str(tmp_path / "glue")}})
-    assert_refused("ax", missing, tmp_path / "run", r"diagnostic/diagnostic\.tsv does not exist")
-
-
-@pytest.mark.parametrize("start", ["bert", "rte"])
-def test_ax_needs_a_model_with_its_labels(bert, glue, tmp_path, start):
-    checkpoint = (
-        bert if start == "bert" else write_checkpoint(tmp_path / "rte", labels=["entailment", "not_entailment"])
-    )
+@pytest.mark.parametrize("labels", [(), ("entailment", "not_entailment")])
+def test_ax_needs_a_model_with_its_labels(glue, tmp_path, refused, labels):
+    checkpoint = write_checkpoint(tmp_path / "start", labels=labels)
     recipe = {"checkpoint": str(checkpoint), "precision": "fp32", "data": {"dir": str(glue), "max_length": 32}}
-    message = (
-        r"ax has no training data: .* has no head for the labels entailment, neutral, contradiction; .*--model RUN"
-    )
-    assert_refused("ax", recipe, tmp_path / "run", message)
+    with refused():
+        run(Recipe.make(GLUE["ax"], recipe), output=tmp_path / "run")
 
 
 def make(name, checkpoint, glue, lines=None, **top):
@@ -638,10 +482,8 @@ def make(name, checkpoint, glue, lines=None, **top):
 
 
 def test_a_classifier_of_the_same_labels_is_kept_and_another_is_new(tmp_path, glue):
-    labels = ["not_entailment", "entailment"]  # WNLI's order; RTE and QNLI have the other one
-    checkpoint = write_checkpoint(tmp_path, labels=labels)
-    saved = load_file(checkpoint / "model.safetensors")
-    lines = []
+    checkpoint = write_checkpoint(tmp_path, labels=["not_entailment", "entailment"])  # WNLI's order, not that of RTE
+    saved, lines = load_file(checkpoint / "model.safetensors"), []
     same, other = make("wnli", checkpoint, glue, lines), make("rte", checkpoint, glue, lines)
     assert lines == []
     assert torch.equal(same.classifier.weight, saved["classifier.weight"])
@@ -649,14 +491,9 @@ def test_a_classifier_of_the_same_labels_is_kept_and_another_is_new(tmp_path, gl
     assert torch.equal(other.classifier.bias, saved["classifier.bias"].flip(0))
     assert other.config.id2label == {0: "entailment", 1: "not_entailment"}
     for name, count in (("cola", 2), ("mnli", 3), ("stsb", 1)):
-        lines = []
         model = make(name, checkpoint, glue, lines)
-        assert lines == [
-            f"randomly initialised, because {checkpoint} has no weights of this name and shape: "
-            "classifier.bias, classifier.weight"
-        ]
+        assert lines.pop().endswith("has no weights of this name and shape: classifier.bias, classifier.weight")
         assert model.classifier.weight.shape == (count, 32)
-        assert model.config.num_labels == model.classifier.out_features == count
         assert list(model.config.id2label.values()) == (HUB_LABELS[name] or ["similarity"])
         assert not torch.equal(model.classifier.weight[:1], saved["classifier.weight"][:1])
         assert 0 < model.classifier.weight.std() < 0.06
@@ -696,18 +533,6 @@ def test_reinit_layers_draws_the_pooler_and_the_top_layers_and_nothing_else(trai
         else:
             assert 0.015 < found[name].std() < 0.025, name
     assert ("randomly initialised: the pooler" in " ".join(lines)) == bool(count)
-
-
-def test_the_seed_decides_what_is_drawn(trained, glue, tmp_path):
-    weights = {}
-    for name, seed in (("one", 1), ("two", 2)):
-        recipe = merge(make_recipe(trained, glue, seed=seed, max_steps=1, learning_rate=0.0), {"reinit_layers": 1})
-        run(Recipe.make(GLUE["rte"], recipe), output=tmp_path / name)
-        weights[name] = load_file(tmp_path / name / "model.safetensors")
-    for name in ("classifier.weight", "bert.pooler.dense.weight", "bert.encoder.layer.1.output.dense.weight"):
-        assert not torch.equal(weights["one"][name], weights["two"][name])
-    same = "bert.encoder.layer.0.output.dense.weight"
-    assert torch.equal(weights["one"][same], weights["two"][same])
 
 
 # --- Equal runs -------------------------------------------------------------------------------------------------------
@@ -768,17 +593,11 @@ def test_stopping_keeps_what_was_done_since_the_best_epoch(straight, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "expected"),
-    [
-        ("epoch", [6, 12, 18]),
-        pytest.param("steps", [6, 12, 18], marks=pytest.mark.slow),
-        pytest.param("no", [6], marks=pytest.mark.slow),
-    ],
+    ("strategy", "expected"), [("epoch", [6, 12, 18]), pytest.param("no", [6], marks=pytest.mark.slow)]
 )
 def test_a_stop_at_the_end_of_an_epoch_comes_after_its_evaluation(straight, tmp_path, monkeypatch, strategy, expected):
     """Evaluation uses random numbers; and the checkpoint is written once."""
-    change = {"save_strategy": strategy, "save_steps": 6, "eval_strategy": "epoch"}
-    recipe = merge(straight[0], {"train": change})
+    recipe = merge(straight[0], {"train": {"save_strategy": strategy, "eval_strategy": "epoch"}})
     metrics = run(Recipe.make(GLUE["rte"], recipe), output=tmp_path / "straight")
     written = []
     monkeypatch.setattr(trainer, "mark_complete", lambda path: written.append(path.name) or mark_complete(path))
@@ -863,76 +682,26 @@ def test_files_of_anything_are_scored(gold, tmp_path, answers):
     assert found == pytest.approx({"f1": 2 / 3, "accuracy": 0.5, "score": 2 / 3})
 
 
-def test_scores_are_correlated(tmp_path, glue):
-    row = find_glue("STS-B").row
-    labels = load("stsb", glue)["dev"].labels
-    answers = write(tmp_path / "answers.tsv", *(f"{-2.5 * label + 100:.6f}" for label in labels))
-    assert GLUE[row.name].score_files(glue / "STS-B/dev.tsv", answers) == pytest.approx(
-        {"spearmanr": -1.0, "pearson": -1.0, "score": -1.0}
-    )
+def test_answers_that_cannot_be_scored(gold, tmp_path, refused):
+    for answers in (
+        ["1", "1", "0"],
+        ["1", "maybe", "1", "1"],
+        ["index\tprediction", "0\t1", "1\t1", "2\t1", "4\t1"],
+        ["index\tprediction", "0\t1", "1", "2\t1", "3\t1"],
+        [],
+    ):
+        with refused():
+            find_glue("mrpc").score_files(gold, write(tmp_path / "answers.tsv", *answers))
 
 
-@pytest.mark.parametrize(
-    ("answers", "message"),
-    [
-        (["1", "1", "0"], r"answers\.tsv has 3 answers, but .*gold\.tsv has 4 labels; give one answer per label"),
-        (["1", "1", "1", "1", "1"], r"has 5 answers"),
-        (
-            ["1", "maybe", "1", "1"],
-            r"answers\.tsv, line 2: the answer 'maybe' must be one of 0, not_equivalent, 1, equi",
-        ),
-        (["index\tprediction", "0\t1", "1\t2", "2\t1", "3\t1"], r"answers\.tsv, line 3: the answer '2' must be one of"),
-        (["index\tprediction", "0\t1", "1\t1", "2\t1", "4\t1"], r"no answer with index 3; number the answers from 0"),
-        (["index\tprediction", "0\t1", "0\t1", "1\t1", "2\t1"], r"no answer with index 3"),
-        (["index\tprediction", "0\t1", "1", "2\t1", "3\t1"], r"answers\.tsv, line 3 has 1 cell, expected 2"),
-        ([], r"answers\.tsv has no rows"),
-    ],
-)
-def test_answers_that_cannot_be_scored(gold, tmp_path, answers, message):
-    with pytest.raises(UsageError, match=message) as error:
-        find_glue("mrpc").score_files(gold, write(tmp_path / "answers.tsv", *answers))
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "file", "answer", "message"),
-    [
-        (
-            "mnli",
-            "MNLI/dev_matched.tsv",
-            "0",
-            r"line 1: the answer '0' must be one of entailment, neutral, contradiction",
-        ),
-        ("stsb", "STS-B/dev.tsv", "high", r"line 1: the answer 'high' must be a number"),
-        ("stsb", "STS-B/dev.tsv", "nan", r"prediction 1 of 18 is nan"),
-        (
-            "rte",
-            "RTE/test.tsv",
-            "entailment",
-            r"RTE/test\.tsv has no column 'label'; found 'index', ",
-        ),
-        ("cola", "CoLA/test.tsv", "1", r"CoLA/test\.tsv, line 1 has 2 cells, expected 4"),
-        ("rte", "RTE/nothing.tsv", "entailment", r"RTE/nothing\.tsv does not exist"),
-        ("rte", "MNLI/dev_matched.tsv", "entailment", r"dev_matched\.tsv"),
-        ("ax", "diagnostic/diagnostic.tsv", "neutral", r"ax has no labels to score against"),
-    ],
-)
-def test_gold_files_and_answers_of_other_tasks(glue, tmp_path, name, file, answer, message):
-    answers = write(tmp_path / "answers.tsv", *[answer] * 18)
-    with pytest.raises(UsageError, match=message) as error:
-        find_glue(name).score_files(glue / file, answers)
-    assert "\n" not in str(error.value)
-
-
-def test_missing_answers(gold, tmp_path):
-    with pytest.raises(UsageError, match=r"nothing\.tsv does not exist"):
-        find_glue("mrpc").score_files(gold, tmp_path / "nothing.tsv")
-
-
-def test_both_of_mnlis_dev_files_are_scored_under_the_plain_name(glue, tmp_path):
-    row = find_glue("mnli").row
-    for file in ("dev_matched.tsv", "dev_mismatched.tsv"):
-        answers = write(tmp_path / "answers.tsv", *["neutral"] * 18)
-        assert GLUE[row.name].score_files(glue / "MNLI" / file, answers) == pytest.approx(
-            {"accuracy": 1 / 3, "score": 1 / 3}
-        )
+def test_gold_files_and_answers_of_other_tasks(glue, tmp_path, refused):
+    for name, file, answer in (
+        ("mnli", "MNLI/dev_matched.tsv", "0"),
+        ("stsb", "STS-B/dev.tsv", "high"),
+        ("stsb", "STS-B/dev.tsv", "nan"),
+        ("rte", "RTE/test.tsv", "entailment"),
+        ("ax", "diagnostic/diagnostic.tsv", "neutral"),
+    ):
+        answers = write(tmp_path / "answers.tsv", *[answer] * 18)
+        with refused():
+            find_glue(name).score_files(glue / file, answers)

@@ -4,24 +4,21 @@ import csv
 import json
 from functools import cache
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
 
 from bertkit.data.tokenizer import load_tokenizer
-from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.model.checkpoint import load_config, load_model
 from bertkit.model.heads import BertForSequenceClassification
-from bertkit.tasks import TASKS
 from bertkit.tasks.result import flatten_result
 from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
-from tests.official import write_checkpoint, write_glue, write_reviews, write_table
+from tests.official import write_checkpoint, write_reviews
 
 SMALL = {"max_length": 16, "doc_stride": 6}
 
@@ -69,50 +66,21 @@ def read_rows(path):
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("task", ["classify", "rte", "stsb"])
-def test_a_wrong_option_is_refused_before_anything_is_read(bert, task):
-    def check(**data):
-        Recipe.make(TASKS[task], {"checkpoint": str(bert), "data": {"dir": "no"} | data})
-
-    with pytest.raises(UsageError, match=r"^unknown long 'head' in \[data\]; expected one of truncate, head\+tail, me"):
-        check(long="head")
-    with pytest.raises(UsageError, match=r"^doc_stride is 0 in \[data\]; it must be at least 1$"):
-        check(doc_stride=0)
-    check(long="max", doc_stride=1)
-
-
-def test_what_is_truncated_is_said_with_what_to_set(bert, folder, tmp_path):
-    """For GLUE, too; with windows it says how many there are."""
-
-    def report(task, recipe):
-        lines = []
-        data = prepare(Recipe.make(task, recipe), lines.append).data["train"]
-        return data, lines[-1]
-
-    for long in ("truncate", "head+tail"):
-        data, line = report(CLASSIFICATION, make_recipe(bert, folder, data={"long": long}))
-        count = int(data.sequences.shortened.sum())
-        assert 0 < count < 48
-        assert line == (
-            f"{count} of 48 training texts are truncated to 16 tokens; data.max_length (up to 512) or data.long=mean "
-            "reads more of them"
-        )
-    data, line = report(CLASSIFICATION, make_recipe(bert, folder, data={"long": "mean"}))
-    windows = len(data.sequences.sequences)
-    assert line == f"{count} of 48 training texts have several windows, {windows} windows in all"
-    assert windows > 48 + count
-    glue = make_recipe(bert, write_glue(tmp_path / "glue"))
-    del glue["data"]["text"], glue["data"]["label"]
-    glue["data"]["max_length"] = 8
-    data, line = report(TASKS["rte"], glue)
-    assert line.startswith(
-        f"{int(data.sequences.shortened.sum())} of {len(data)} training texts are truncated to 8 tokens; "
-    )
-    glue["data"]["long"] = "mean"
-    _, line = report(TASKS["rte"], glue)
-    assert line.endswith(" have a pair's shorter text truncated; data.max_length (up to 512) reads more of them")
-    _, line = report(CLASSIFICATION, make_recipe(bert, folder, data={"max_length": 64}))
-    assert "truncated" not in line
+@pytest.mark.parametrize(
+    ("long", "said"),
+    [
+        ("truncate", "are truncated to 16 tokens; data.max_length (up to 512) or data.long=mean reads more of them"),
+        ("mean", "have several windows, {windows} windows in all"),
+    ],
+)
+def test_what_is_truncated_is_said_with_what_to_set(bert, folder, long, said):
+    lines = []
+    prepared = prepare(Recipe.make(CLASSIFICATION, make_recipe(bert, folder, data={"long": long})), lines.append)
+    data = prepared.data["train"].sequences
+    windows = data.sequences if long == "mean" else data
+    count = int(((windows.counts > 1) | windows.shortened).sum())
+    assert 0 < count < 48
+    assert lines[-1] == f"{count} of 48 training texts {said.format(windows=len(windows))}"
 
 
 @pytest.mark.parametrize("long", ["mean", "max"])
@@ -171,10 +139,9 @@ def test_a_text_of_any_length_is_read_in_batches_of_bounded_size(finish):
 
 
 @pytest.mark.parametrize("long", ["truncate", "head+tail"])
-def test_shortened_texts_are_marked_as_before(finish, folder, long):
+def test_shortened_texts_are_marked(finish, folder, long):
     results = Predictor(finish(long), precision="fp32")([row["body"] for row in read_rows(folder / "dev.csv")])
     assert 0 < sum("cut" in result for result in results) < len(results)
-    assert load_config(str(finish(long))).window_pooling is None
     assert "window_pooling" not in json.loads((finish(long) / "config.json").read_text())
 
 
@@ -200,13 +167,11 @@ def test_texts_that_fit_learn_the_same_with_windows(bert, folder, tmp_path):
     assert all(torch.equal(weight, found[1][name]) for name, weight in found[0].items())
 
 
-def test_a_further_run_decides_for_itself(finish, bert, folder):
+def test_a_further_run_decides_for_itself(finish):
     """A model loaded for another run reads no windows unless that run does; without a recipe it reads its own."""
     output = finish("max")
     assert load_config(str(output)).window_pooling == "max"
     assert load_model(BertForSequenceClassification, str(output), {})[0].config.window_pooling is None
-    settings = CLASSIFICATION.configure(Recipe.make(CLASSIFICATION, make_recipe(bert, folder)), None, None)
-    assert "window_pooling" not in settings
 
 
 def test_a_model_without_its_recipe_keeps_its_windows(finish, tmp_path):
@@ -222,24 +187,3 @@ def test_a_model_without_its_recipe_keeps_its_windows(finish, tmp_path):
     (result,) = predictor([text])
     assert "cut" not in result
     assert inputs.data.counts.tolist() == [2]
-
-
-@pytest.mark.slow
-def test_evidence_after_the_limit_is_learned_with_windows_only(bert, tmp_path):
-    """A word decides that stands behind the first 30 tokens; truncated texts are all alike."""
-    draw = np.random.default_rng(0)
-    for split, count in (("train", 64), ("dev", 32)):
-        rows = []
-        for _ in range(count):
-            label = int(draw.integers(2))
-            words = ["it"] * 30 + ["word"] * int(draw.integers(1, 8)) + [("bad", "good")[label]]
-            rows.append({"text": " ".join(words), "label": f"l{label}"})
-        write_table(tmp_path / "data" / f"{split}.csv", rows)
-    scores = {}
-    for long in ("truncate", "mean"):
-        train = {"num_train_epochs": 20.0, "learning_rate": 1e-3}
-        recipe = make_recipe(bert, tmp_path / "data", ("text",), "label", train=train)
-        recipe["data"] |= {"long": long, "max_length": 20, "doc_stride": 12, "test_share": 0.0}
-        scores[long] = run(Recipe.make(CLASSIFICATION, recipe), output=tmp_path / long)["accuracy"]
-    assert scores["truncate"] < 0.8
-    assert scores["mean"] > 0.95

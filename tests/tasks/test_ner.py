@@ -2,15 +2,12 @@
 
 import json
 import os
-import re
 import shutil
 import signal
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForTokenClassification, pipeline
 
 from bertkit import BertFeaturesForTokenClassification, BertForTokenClassification, BertModel
@@ -19,7 +16,6 @@ from bertkit.data.sequences import pad
 from bertkit.data.tagging import ABSENT, IGNORED, encode_words
 from bertkit.data.tags import to_iob2
 from bertkit.data.tokenizer import load_tokenizer
-from bertkit.errors import UsageError
 from bertkit.metrics.ner import count_entities, find_entities, score_entities
 from bertkit.metrics.rows import take_values
 from bertkit.metrics.table import make_rows
@@ -31,14 +27,9 @@ from bertkit.tasks.task import score_summaries
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.conftest import draft
-from tests.official import write_checkpoint, write_conll
+from tests.official import write_conll
 
 SMALL = {"max_length": 40}
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return str(write_checkpoint(tmp_path_factory.mktemp("bert")))
 
 
 @pytest.fixture
@@ -79,13 +70,9 @@ def read_columns(text):
 
 
 def test_the_paper_s_numbers():
-    recipe = NER.recipe
+    recipe, train = NER.recipe, NER.recipe["train"]
     assert recipe["checkpoint"] == "google-bert/bert-base-cased"
-    assert (recipe["batch_size"], recipe["train"]["learning_rate"], recipe["train"]["num_train_epochs"]) == (
-        32,
-        5e-5,
-        3,
-    )
+    assert (recipe["batch_size"], train["learning_rate"], train["num_train_epochs"]) == (32, 5e-5, 3)
     assert (recipe["data"]["max_length"], recipe["data"]["context"]) == (512, True)
     assert find_row(NER.table, "f1").paper == {"BERT-base, dev": 0.964, "BERT-large, dev": 0.966}
     assert find_row(NER.table, "test_f1").paper == {"BERT-base, test": 0.924, "BERT-large, test": 0.928}
@@ -94,12 +81,9 @@ def test_the_paper_s_numbers():
 def test_all_files_are_read(folder):
     examples, lines = load(folder)
     assert lines == ["NER: train 48 sentences, dev 18 sentences, test 10 sentences"]
-    labels = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
-    assert [part.labels for part in examples.values()] == [labels] * 3
+    assert [part.labels for part in examples.values()] == [("O", "B-LOC", "B-PER", "I-LOC", "I-PER")] * 3
     assert {part.text.scheme for part in examples.values()} == {"IOB1"}
-    some, _ = load(folder, max_train_samples=5)
-    assert len(some["train"].text.sentences) == 5
-    assert len(some["dev"].text.sentences) == 18
+    assert len(load(folder, max_train_samples=5)[0]["train"].text.sentences) == 5
 
 
 def test_test_may_be_missing_and_documents_too(tmp_path):
@@ -115,15 +99,6 @@ def test_test_may_be_missing_and_documents_too(tmp_path):
         f"no -DOCSTART- marks where documents end, so sentences have no context: {files}",
         "NER: train 48 sentences, dev 18 sentences",
     ]
-    _, lines = load(tmp_path, context=False)
-    assert not any("-DOCSTART-" in line for line in lines)
-
-
-def test_what_is_no_iob2_and_no_iob1_is_said(tmp_path):
-    for name in ("train.conll", "dev.conll"):
-        (tmp_path / name).write_text("a B-X\n\na B-X\n\na O\nb I-X\n")
-    _, lines = load(tmp_path, context=False)
-    assert f"{tmp_path / 'dev.conll'}: the scheme is IOB2, but 1 of the tags do not follow it" in lines
 
 
 def test_what_became_of_the_words_is_said(tmp_path, start):
@@ -139,35 +114,30 @@ def test_what_became_of_the_words_is_said(tmp_path, start):
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_length": 2}, "max_length is 2 in .data.; it must be at least 3"),
-        ({"max_train_samples": -1}, "max_train_samples is -1"),
-        ({"max_length": 129}, "max_length 129 exceeds the model's 128 positions"),
-        ({"context": "yes"}, "context"),
-        ({"dir": "/no/folder"}, "/no/folder does not exist; give a CoNLL file"),
-        ({"dir": "letters.jsonl"}, r"letters.jsonl does not exist; give a CoNLL file"),
-        ({"dir": "letters.conll"}, r"letters.conll does not exist; check the folder and the name of the file"),
-    ],
-)
-def test_options_that_make_no_sense(tmp_path, folder, start, options, message):
-    with pytest.raises(UsageError, match=message) as error:
-        run(Recipe.make(NER, make_recipe(folder, start, **options)), output=tmp_path / "run")
-    assert "\n" not in str(error.value)
+def test_options_that_make_no_sense(tmp_path, folder, start, refused):
+    for options in (
+        {"max_length": 2},
+        {"max_length": 129},
+        {"context": "yes"},
+        {"dir": "/no/folder"},
+        {"dir": "letters.conll"},
+        {"features": "first"},
+        {"features": "concat-last-four"},
+    ):
+        with refused():
+            run(Recipe.make(NER, make_recipe(folder, start, **options)), output=tmp_path / "run")
+    for change in ({"freeze": "encoder"}, {"bilstm": True}, {"reinit_layers": 1}):
+        with refused():
+            Recipe.make(NER, make_recipe(folder, start, features="last"), change)
     assert not (tmp_path / "run").exists()
 
 
 def test_sentences_longer_than_the_model_are_read_in_parts(tmp_path, folder, start):
-    examples, _ = load(folder)
-    data = encode(examples["dev"], start, max_length=8)
+    data = encode(load(folder)[0]["dev"], start, max_length=8)
     count = len(data.text.sentences)
     assert len(data) > count == data.owners[-1] + 1
-    line = describe_words(data, "dev")
-    assert re.search(r"; \d+ sentences are longer than the model and have \d+ sequences", line)
     metrics = run(Recipe.make(NER, make_recipe(folder, start, max_length=8)), output=tmp_path / "run")
-    text = (tmp_path / "run" / "predictions" / "dev.conll").read_text()
-    assert len([block for block in text.split("\n\n") if "DOCSTART" not in block]) == count
+    assert len(read_columns((tmp_path / "run" / "predictions" / "dev.conll").read_text())) == count
     assert 0 <= metrics["strict_f1"] <= 1
 
 
@@ -224,56 +194,33 @@ def test_summaries_of_batches_of_other_widths_meet(folder, start):
     assert (together == kept).all()
 
 
-def test_words_without_a_token_alone_have_a_summary():
-    """One column at least, as the Trainer takes the first for labels."""
-    batch = {"labels": torch.full((2, 3), IGNORED)}
-    summary = NER.summarize(SimpleNamespace(logits=torch.zeros(2, 3, 4)), batch)
-    assert summary.tolist() == [[IGNORED], [IGNORED]]
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_model_that_has_diverged_is_refused(folder, start, value):
-    examples, _ = load(folder)
-    data = encode(examples["dev"], start)
-    batch = pad(data.__getitems__(range(len(data))))
-    logits = torch.zeros(*batch["labels"].shape, len(data.names))
-    logits[3, int(data.locate(3).max()), 1] = value
-    kept = NER.summarize(SimpleNamespace(logits=logits), batch).numpy()
-    with pytest.raises(UsageError, match="training has diverged"):
-        NER.rows(kept, data)
-
-
-def test_never_tagging_is_what_a_model_has_to_beat(folder, start):
-    examples, _ = load(folder)
-    data = encode(examples["dev"], start)
-    nothing = NER.baseline(data, data)
+def test_never_tagging_is_what_a_model_has_to_beat():
+    nothing = NER.baseline(None, None)
     assert nothing == dict.fromkeys((*(f"majority_{name}" for name in ENTITY_SCORES), "majority_score"), 0.0)
-    assert NER.comment({"f1": 0.1} | nothing).lines == []
-    (line,) = NER.comment({"f1": 0.0} | nothing).lines
+    assert NER.comment({"f1": 0.1} | nothing) == []
+    (line,) = NER.comment({"f1": 0.0} | nothing)
     assert line.startswith("warning: F1 (0.0) is not above never tagging (0.0). Likely causes: ")
 
 
 # --- conlleval's form
 
 
-def test_predictions_are_in_the_form_and_the_scheme_of_the_file(tmp_path, start):
-    content = "-DOCSTART- -X- O\n\ngood NN I-X\nbad NN B-X\n\n-DOCSTART- -X- O\n\nso NN O\n\u200b NN I-X\n\nso NN O\n"
+@pytest.mark.parametrize(
+    ("dev", "tags", "written"),
+    [
+        (
+            "-DOCSTART- -X- O\n\ngood NN I-X\nbad NN B-X\n\n-DOCSTART- -X- O\n\nso NN O\n\u200b NN I-X\n\nso NN O\n",
+            [["B-X", "I-X"], ["B-X", "O"], ["I-X"]],
+            "-DOCSTART- O O\n\ngood I-X I-X\nbad B-X I-X\n\n-DOCSTART- O O\n\nso O I-X\n\u200b I-X O\n\nso O I-X\n",
+        ),
+        ("good B-X\nbad O\n", [["O", "I-X"]], "good B-X O\nbad O I-X\n"),
+    ],
+)
+def test_predictions_are_in_the_form_and_the_scheme_of_the_file(tmp_path, start, dev, tags, written):
     (tmp_path / "train.txt").write_text("good B-X\nbad I-X\n", encoding="utf-8")
-    (tmp_path / "dev.txt").write_text(content, encoding="utf-8")
-    examples, _ = load(tmp_path)
-    data = encode(examples["dev"], start)
-    kept = keep(data, [["B-X", "I-X"], ["B-X", "O"], ["I-X"]])
-    files = NER.format_predictions(kept, data, "dev")
-    assert files == {
-        "dev.conll": "-DOCSTART- O O\n\ngood I-X I-X\nbad B-X I-X\n\n-DOCSTART- O O\n\nso O I-X\n\u200b I-X O\n\n"
-        "so O I-X\n"
-    }
-    (tmp_path / "dev.txt").write_text("good B-X\nbad O\n", encoding="utf-8")
-    examples, _ = load(tmp_path)
-    data = encode(examples["dev"], start)
-    assert NER.format_predictions(keep(data, [["O", "I-X"]]), data, "dev") == {
-        "dev.conll": "good B-X O\nbad O I-X\n"
-    }, "as it is"
+    (tmp_path / "dev.txt").write_text(dev, encoding="utf-8")
+    data = encode(load(tmp_path)[0]["dev"], start)
+    assert NER.format_predictions(keep(data, tags), data, "dev") == {"dev.conll": written}
 
 
 def score_columns(columns):
@@ -287,43 +234,34 @@ def score_columns(columns):
 def test_the_files_say_what_was_scored(folder, start):
     examples, _ = load(folder)
     draw = np.random.default_rng(0)
-    for split in ("dev", "test"):
+    for split, file in (("dev", "eng.testa"), ("test", "eng.testb")):
         data = encode(examples[split], start)
         tags = [draw.choice(data.names, len(sentence.words)).tolist() for sentence in data.text.sentences]
         kept = keep(data, tags)
         (text,) = NER.format_predictions(kept, data, split).values()
         columns = read_columns(text)
         assert score_summaries(NER, kept, data).items() >= score_columns(columns).items()
-        assert [[row[0] for row in block] for block in columns] == [list(x.words) for x in data.text.sentences]
-        again = read_conll(folder / ("eng.testa" if split == "dev" else "eng.testb"))
-        assert [[row[1] for row in block] for block in columns] == [list(x.official) for x in again.sentences]
+        again = read_conll(folder / file).sentences
+        assert [[row[:2] for row in block] for block in columns] == [
+            [list(pair) for pair in zip(one.words, one.official, strict=True)] for one in again
+        ]
 
 
 # --- Runs
 
 
 def test_a_run_leaves_conll_files_and_a_model_for_plain_transformers(tmp_path, folder, start):
-    lines, recipe = [], make_recipe(folder, start)
+    recipe, output = make_recipe(folder, start), tmp_path / "run"
     recipe["train"]["per_device_eval_batch_size"] = 4  # batches of other widths
-    metrics = run(Recipe.make(NER, recipe), output=tmp_path / "run", report=lines.append)
-    assert any("tokens per sentence" in line for line in lines)
+    metrics = run(Recipe.make(NER, recipe), output=output)
     assert metrics["score"] == metrics["f1"]
     for split, name in (("dev", "{}"), ("test", "test_{}")):
-        columns = read_columns((tmp_path / "run" / "predictions" / f"{split}.conll").read_text(encoding="utf-8"))
+        columns = read_columns((output / "predictions" / f"{split}.conll").read_text(encoding="utf-8"))
         assert {x: metrics[name.format(x)] for x in list(ENTITY_SCORES)[:3]} == score_columns(columns)
-    model = AutoModelForTokenClassification.from_pretrained(tmp_path / "run")
+    model = AutoModelForTokenClassification.from_pretrained(output)
     assert model.config.id2label == dict(enumerate(("O", "B-LOC", "B-PER", "I-LOC", "I-PER")))
-    answer = pipeline("token-classification", str(tmp_path / "run"), aggregation_strategy="first")("good word1 bad")
-    assert isinstance(answer, list)
-    assert 'aggregation_strategy="first"' in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
-
-
-def test_a_test_set_that_is_not_there_has_no_scores(tmp_path, start):
-    folder = write_conll(tmp_path / "ner", skip=("eng.testb",))
-    metrics = run(Recipe.make(NER, make_recipe(folder, start)), output=tmp_path / "run")
-    assert "f1" in metrics
-    assert not any(name.startswith("test_") for name in metrics)
-    assert not (tmp_path / "run" / "predictions" / "test.conll").exists()
+    assert isinstance(pipeline("token-classification", str(output), aggregation_strategy="first")("good bad"), list)
+    assert 'aggregation_strategy="first"' in (output / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_model_of_the_same_labels_in_another_order_keeps_what_it_knows(tmp_path, folder, start):
@@ -351,13 +289,10 @@ def test_a_model_of_the_same_labels_in_another_order_keeps_what_it_knows(tmp_pat
 
 def test_it_learns(tmp_path, folder, start):
     """Each word determines its tag, except after a word without a token."""
-    recipe = make_recipe(folder, start) | {
-        "precision": "fp32",
-        "train": {"num_train_epochs": 15, "learning_rate": 5e-3, "seed": 1},
-    }
+    train = {"num_train_epochs": 15, "learning_rate": 5e-3, "seed": 1}
+    recipe = make_recipe(folder, start) | {"precision": "fp32", "train": train}
     metrics = run(Recipe.make(NER, recipe), output=tmp_path / "run")
-    assert metrics["f1"] > 0.6
-    assert metrics["test_f1"] > 0.6
+    assert min(metrics["f1"], metrics["test_f1"]) > 0.6
 
 
 # --- From features
@@ -381,35 +316,22 @@ def test_the_rate_and_the_epochs_of_a_bilstm_are_its_own_with_every_preset(folde
         assert [train[key] for key in ("optim", "learning_rate", "num_train_epochs")] == expected
 
 
-@pytest.mark.parametrize("bilstm", [False, True])
-def test_a_frozen_encoder_stays_as_it_is_in_a_run(bilstm, tmp_path, folder, start):
-    recipe = make_recipe(folder, start) | {"freeze": "encoder", "bilstm": bilstm}
-    run(Recipe.make(NER, recipe, {"train": {"learning_rate": 1e-2}}), output=tmp_path / "run")
-    before = BertModel.from_pretrained(start).state_dict()
-    after = load_file(tmp_path / "run" / "model.safetensors")
-    encoder = [name for name in before if not name.startswith("pooler")]
-    assert all(torch.equal(before[name], after[f"bert.{name}"]) for name in encoder)
-
-
 def test_a_bilstm_learns_from_features_and_reads_text_by_itself(tmp_path, folder, start):
     recipe = make_features_recipe(tmp_path, folder, start)
     metrics = run(Recipe.make(NER, recipe), output=tmp_path / "run")
-    assert metrics["f1"] > 0.6
-    assert metrics["test_f1"] > 0.6
+    assert min(metrics["f1"], metrics["test_f1"]) > 0.6
     model = BertFeaturesForTokenClassification.from_pretrained(tmp_path / "run").eval()
     before = BertModel.from_pretrained(start).state_dict()
     assert all(torch.equal(before[name], value) for name, value in model.bert.state_dict().items())
-    examples, _ = load(folder)
-    data = encode(examples["dev"], start)
-    numbers = list(range(len(data)))
-    batch = ner.locate_words(data.__getitems__(numbers))
+    data = encode(load(folder)[0]["dev"], start)
+    batch = ner.locate_words(data.__getitems__(list(range(len(data)))))
     with torch.no_grad():
         kept = NER.summarize(model(**batch), batch).numpy()
     assert score_summaries(NER, kept, data)["f1"] == pytest.approx(metrics["f1"])
-    assert (
-        NER.format_predictions(kept, data, "dev")["dev.conll"]
-        == (tmp_path / "run" / "predictions" / "dev.conll").read_text()
-    )
+    written = (tmp_path / "run" / "predictions" / "dev.conll").read_text()
+    assert NER.format_predictions(kept, data, "dev")["dev.conll"] == written
+    half = run(Recipe.make(NER, recipe, {"data": {"half_features": True}}), output=tmp_path / "half")
+    assert half["f1"] == pytest.approx(metrics["f1"], abs=0.1)
 
 
 def test_the_encoder_runs_once_for_all_seeds(tmp_path, folder, start, monkeypatch):
@@ -428,10 +350,9 @@ def test_the_encoder_runs_once_for_all_seeds(tmp_path, folder, start, monkeypatc
     assert sorted((tmp_path / "features").iterdir()) == kept
 
 
-def test_features_of_another_encoder_are_other_data(tmp_path, folder, start):
+def test_features_of_another_encoder_are_other_data(tmp_path, folder, start, refused):
     """The file name stays the same, so a continued run would combine it with the first encoder."""
-    checkpoint = tmp_path / "bert"
-    shutil.copytree(start, checkpoint)
+    checkpoint = shutil.copytree(start, tmp_path / "bert")
     recipe = make_features_recipe(tmp_path, folder, str(checkpoint), max_steps=6)
 
     def stop(done, total, log):
@@ -444,7 +365,7 @@ def test_features_of_another_encoder_are_other_data(tmp_path, folder, start):
     with torch.no_grad():
         model.embeddings.LayerNorm.bias += 0.5
     model.save_pretrained(checkpoint)
-    with pytest.raises(UsageError, match=r"run was started with other data \(dev, test, train\)"):
+    with refused():
         run(Recipe.make(NER, recipe), output=tmp_path / "run")
 
 
@@ -456,28 +377,3 @@ def test_sentences_without_a_token_are_scored(tmp_path, start):
     (folder / "dev.conll").write_text("\x01 B-PER\n\n" * 3)
     metrics = run(Recipe.make(NER, make_features_recipe(tmp_path, folder, start, max_steps=1)), output=tmp_path / "run")
     assert metrics["f1"] == 0.0
-
-
-@pytest.mark.slow
-def test_half_precision_features_score_about_the_same(tmp_path, folder, start):
-    recipe = make_features_recipe(tmp_path, folder, start)
-    whole = run(Recipe.make(NER, recipe), output=tmp_path / "whole")
-    half = run(Recipe.make(NER, recipe, {"data": {"half_features": True}}), output=tmp_path / "half")
-    assert half["f1"] == pytest.approx(whole["f1"], abs=0.1)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"data": {"features": "first"}}, r"unknown layers 'first' in features; expected one of embeddings, second"),
-        ({"data": {"features": "last"}, "freeze": "encoder"}, r"freeze is for fine-tuning.*remove freeze"),
-        ({"data": {"features": "last"}, "bilstm": True}, r"bilstm is for fine-tuning"),
-        ({"data": {"features": "last"}, "reinit_layers": 1}, r"reinit_layers is for fine-tuning"),
-        ({"data": {"features": "concat-last-four"}}, r"concat-last-four needs 4 layers, but the model has 2"),
-    ],
-)
-def test_features_that_cannot_be_are_one_line(change, message, tmp_path, folder, start):
-    with pytest.raises(UsageError, match=message) as error:
-        run(Recipe.make(NER, make_recipe(folder, start), change), output=tmp_path / "run")
-    assert "\n" not in str(error.value)
-    assert not (tmp_path / "run").exists()

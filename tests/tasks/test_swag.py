@@ -3,12 +3,8 @@
 import csv
 import json
 import os
-import shutil
 import signal
-from dataclasses import replace
-from types import SimpleNamespace
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -17,20 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit import BertForMultipleChoice
-from bertkit.data.formats import hub
 from bertkit.data.formats.swag import Situation
 from bertkit.data.sequences import pad_choices
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer
-from bertkit.errors import UsageError
 from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted
-from bertkit.tasks import TASKS
-from bertkit.tasks.swag import SWAG, SWAG_FILES
-from bertkit.tasks.task import score_summaries
-from bertkit.training.recipe import Recipe, merge
+from bertkit.tasks.swag import SWAG
+from bertkit.training.recipe import Recipe
 from bertkit.training.run import make_model, run
 from tests.conftest import draft
-from tests.official import write_checkpoint, write_swag
+from tests.official import write_swag
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["he", "she", "sits", "on", "the", "stool", "un", "##lock", "##s", "door", "plays", "a", "piano", "sleeps", "."]
@@ -44,12 +36,6 @@ PIANO = Situation(
 def swag(tmp_path_factory):
     """Write the official files."""
     return write_swag(tmp_path_factory.mktemp("swag"))
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    """A tiny BERT whose random weights are large enough to learn from quickly."""
-    return write_checkpoint(tmp_path_factory.mktemp("bert"), initializer_range=0.1)
 
 
 def make_recipe(checkpoint, folder, **train):
@@ -79,21 +65,16 @@ def load(folder, **options):
 def test_the_papers_numbers():
     """Section 4.4 and Table 4."""
     recipe = SWAG.recipe
-    assert TASKS["swag"] is SWAG
     assert (recipe["batch_size"], recipe["data"]["max_length"]) == (16, 128)
     assert (recipe["train"]["num_train_epochs"], recipe["train"]["learning_rate"]) == (3.0, 2e-5)
-    assert (recipe["train"]["optim"], recipe["train"]["warmup_steps"]) == ("bert_adam", 0.1)
-    row = SWAG.table[0]
-    assert row.paper == {"BERT-base, dev": 0.816, "BERT-large, dev": 0.866, "BERT-large, test": 0.863}
+    assert SWAG.table[0].paper == {"BERT-base, dev": 0.816, "BERT-large, dev": 0.866, "BERT-large, test": 0.863}
 
 
 def test_a_question_is_four_sequences():
     """[CLS] and the first [SEP] belong to A, the context; B is the start and one ending: "un ##lock ##s" are pieces."""
-    lines = []
-    data = encode([PIANO], TOKENIZER, 64, lines.append)
-    batch = pad_choices(data.__getitems__([0]))
-    found = [TOKENIZER.convert_ids_to_tokens(ids[mask.bool()]) for ids, mask in zip(*take(batch), strict=True)]
-    assert [" ".join(tokens) for tokens in found] == [
+    batch = pad_choices(encode([PIANO], TOKENIZER, 64).__getitems__([0]))
+    rows = zip(batch["input_ids"][0], batch["attention_mask"][0], strict=True)
+    assert [" ".join(TOKENIZER.convert_ids_to_tokens(ids[mask.bool()])) for ids, mask in rows] == [
         "[CLS] he sits on the stool . [SEP] he un ##lock ##s the door . [SEP]",
         "[CLS] he sits on the stool . [SEP] he plays the piano . [SEP]",
         "[CLS] he sits on the stool . [SEP] he sleeps . [SEP]",
@@ -101,17 +82,6 @@ def test_a_question_is_four_sequences():
     ]
     assert batch["token_type_ids"][0].tolist() == [[0] * 8 + [1] * n + [0] * (8 - n) for n in (8, 6, 4, 7)]
     assert batch["labels"].tolist() == [1]
-    assert {name: tuple(column.shape) for name, column in batch.items()} == {
-        "input_ids": (1, 4, 16),
-        "token_type_ids": (1, 4, 16),
-        "attention_mask": (1, 4, 16),
-        "labels": (1,),
-    }
-    assert lines == ["dev: 1 questions of 4 sequences; 14.2 tokens on average, at most 16"]
-
-
-def take(batch):
-    return batch["input_ids"][0], batch["attention_mask"][0]
 
 
 def test_long_sequences_are_cut_as_the_tokenizer_of_transformers_cuts_them(swag, bert):
@@ -132,64 +102,9 @@ def test_long_sequences_are_cut_as_the_tokenizer_of_transformers_cuts_them(swag,
 def test_all_splits_are_read_and_a_missing_test_file_is_named(tmp_path):
     examples, lines = load(write_swag(tmp_path / "all"))
     assert lines == ["SWAG: train 48, dev 18, test 10"]
-    others, lines = load(write_swag(tmp_path / "some", skip=("test.csv",)))
-    missing = tmp_path / "some" / "test.csv"
-    assert lines == [f"SWAG: {missing} not found, skipping", "SWAG: train 48, dev 18"]
-    assert list(others) == ["train", "dev"]
-    assert others["train"] == examples["train"]
-
-
-def test_the_first_training_questions(swag):
-    whole, part = load(swag)[0], load(swag, max_train_samples=5)[0]
-    assert part == whole | {"train": whole["train"][:5]}
-
-
-def test_the_hubs_copy_gives_what_the_official_files_give(swag, monkeypatch):
-    official, _ = load(swag)
-    text, served = datasets.Value("string"), datasets.DatasetDict()
-    for split, hub_split in (("train", "train"), ("dev", "validation"), ("test", "test")):
-        with (swag / SWAG_FILES[split]).open(newline="", encoding="utf-8") as file:
-            rows = [row | {"label": int(row.get("label", -1))} for row in csv.DictReader(file)]
-        features = dict.fromkeys(rows[0], text) | {"label": datasets.ClassLabel(names=list("0123"))}
-        served[hub_split] = datasets.Dataset.from_list(rows, features=datasets.Features(features))
-    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: served)
-    copy, lines = load("")
-    assert lines == ["SWAG: train 48, dev 18, test 10"]
-    for split, rows in official.items():
-        assert [replace(one, line=0) for one in rows] == [replace(one, line=0) for one in copy[split]]
-    del served["test"]
-    assert load("")[1][0] == "SWAG: test not found, skipping"
-
-
-BAD = [
-    ("train.csv", None, r"train\.csv does not exist"),
-    ("val.csv", lambda text: text.replace(",label\n", ",gold\n"), r"val\.csv has no column 'label'"),
-    ("train.csv", lambda text: text.replace(",gold,", ",", 1), r"train\.csv, line 2 has 11 cells, expected 12"),
-]
-
-
-@pytest.mark.parametrize(("file", "change", "message"), BAD)
-def test_a_bad_file_is_one_line_and_nothing_is_written(swag, bert, tmp_path, file, change, message):
-    folder = tmp_path / "swag"
-    shutil.copytree(swag, folder)
-    if change is None:
-        (folder / file).unlink()
-    else:
-        (folder / file).write_text(change((folder / file).read_text(encoding="utf-8")), encoding="utf-8")
-    assert_refused(make_recipe(bert, folder), tmp_path / "run", message)
-
-
-def test_a_wrong_folder_is_one_line_and_nothing_is_written(bert, tmp_path):
-    message = r"no/folder is not a folder; give the folder that holds train\.csv"
-    assert_refused(make_recipe(bert, "no/folder"), tmp_path / "run", message)
-
-
-def assert_refused(recipe, output, message):
-    with pytest.raises(UsageError, match=message) as error:
-        run(Recipe.make(SWAG, recipe), output=output)
-    assert "\n" not in str(error.value)
-    assert not output.exists()
+    others, lines = load(write_swag(tmp_path / "some", skip=("test.csv",)), max_train_samples=5)
+    assert lines == [f"SWAG: {tmp_path / 'some' / 'test.csv'} not found, skipping", "SWAG: train 5, dev 18"]
+    assert others == {"train": examples["train"][:5], "dev": examples["dev"]}
 
 
 # --- The model and its scores -----------------------------------------------------------------------------------------
@@ -248,16 +163,6 @@ def test_permuted_endings_permute_the_logits(made, order):
     assert other.loss.item() == pytest.approx(one.loss.item(), rel=1e-6)
 
 
-def test_gold_answers_score_one_and_others_their_share(made):
-    _, data, _, _ = made
-    dev = data["dev"]
-    gold = np.eye(4, dtype=np.float32)[dev.labels]
-    assert score_summaries(SWAG, gold, dev)["accuracy"] == 1.0
-    assert score_summaries(SWAG, -gold, dev)["accuracy"] == 0.0
-    gold[:9] = np.roll(gold[:9], 1, axis=1)
-    assert score_summaries(SWAG, gold, dev)["accuracy"] == 0.5
-
-
 def test_the_baseline_is_the_place_that_is_most_often_right(made):
     _, data, _, _ = made
     most = max(np.mean(data["dev"].labels == place) for place in range(4))
@@ -265,29 +170,9 @@ def test_the_baseline_is_the_place_that_is_most_often_right(made):
     assert SWAG.baseline(data["train"], data["dev"]) == expected
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_logits_that_are_no_numbers_are_refused(made, bad):
-    _, data, _, _ = made
-    logits = np.zeros((18, 4), np.float32)
-    logits[3, 2] = bad
-    with pytest.raises(UsageError, match=r"training has diverged; lower train\.learning_rate"):
-        SWAG.rows(logits, data["dev"])
-
-
-def test_predictions_are_a_place_for_every_question():
+def test_predictions_are_an_ending_for_every_question():
     logits = np.array([[0.0, 1.0, -1.0, 0.5], [3.0, 1.0, 2.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
-    text = "index,pred\n0,1\n1,0\n2,3\n"
-    assert SWAG.format_predictions(logits, SimpleNamespace(labels=None), "dev") == {"val.csv": text}
-    assert SWAG.format_predictions(logits, SimpleNamespace(labels=None), "test") == {"test.csv": text}
-
-
-def test_a_score_no_better_than_the_majority_is_warned_of():
-    (line,) = SWAG.comment({"accuracy": 0.26, "majority_accuracy": 0.276}).lines
-    assert line.startswith(
-        "warning: accuracy (26.0) is not above the majority ending (27.6). Likely causes: a learning"
-    )
-    assert SWAG.comment({"accuracy": 0.276, "majority_accuracy": 0.276}).lines
-    assert SWAG.comment({"accuracy": 0.28, "majority_accuracy": 0.276}).lines == []
+    assert SWAG.format_predictions(logits, None, "test") == {"test.csv": "index,pred\n0,1\n1,0\n2,3\n"}
 
 
 # --- Runs -------------------------------------------------------------------------------------------------------------
@@ -295,27 +180,23 @@ def test_a_score_no_better_than_the_majority_is_warned_of():
 
 @pytest.fixture(scope="module")
 def finished(swag, bert, tmp_path_factory):
-    """Return the directory of a finished run, its metrics and its messages."""
-    output, lines = tmp_path_factory.mktemp("runs") / "swag", []
-    metrics = run(Recipe.make(SWAG, make_recipe(bert, swag)), output=output, report=lines.append)
-    return output, metrics, lines
+    """Return the directory of a finished run and its metrics."""
+    output = tmp_path_factory.mktemp("runs") / "swag"
+    return output, run(Recipe.make(SWAG, make_recipe(bert, swag)), output=output)
 
 
 def test_a_run_learns_and_its_metrics_are_fractions(finished):
-    output, metrics, lines = finished
+    output, metrics = finished
     assert json.loads((output / "metrics.json").read_text()) == metrics
     scores = {"accuracy", "ece", "brier", "score"}
     limits = {f"{key}_{end}" for key in scores - {"ece"} for end in ("low", "high")}
     assert set(metrics) == scores | limits | {"majority_accuracy", "majority_score", "updates"}
-    assert metrics["updates"] == 48
     assert 0.8 < metrics["accuracy"] == metrics["score"] <= 1.0
     assert metrics["majority_accuracy"] < 0.6
-    assert any("randomly initialised, because" in line and "classifier.weight" in line for line in lines)
-    assert any(line.startswith("train: 48 questions of 4 sequences") for line in lines)
 
 
 def test_the_written_predictions_score_what_the_run_scored(finished, swag):
-    output, metrics, _ = finished
+    output, metrics = finished
     found = {name: read_rows(output / "predictions" / name) for name in ("val.csv", "test.csv")}
     assert {name: len(rows) for name, rows in found.items()} == {"val.csv": 18, "test.csv": 10}
     for rows in found.values():
@@ -331,7 +212,7 @@ def read_rows(path):
 
 
 def test_plain_transformers_loads_a_finished_run(finished, swag):
-    output, _, _ = finished
+    output, _ = finished
     stock = transformers.AutoModelForMultipleChoice.from_pretrained(output, dtype=torch.float64).eval()
     assert type(stock) is transformers.BertForMultipleChoice
     ours = BertForMultipleChoice.from_pretrained(output, dtype=torch.float64).eval()
@@ -345,16 +226,6 @@ def test_plain_transformers_loads_a_finished_run(finished, swag):
 def read_losses(output):
     entries = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
     return [entry["loss"] for entry in entries if "loss" in entry]
-
-
-def test_accumulation_changes_nothing(bert, swag, tmp_path):
-    """8 = 4 x 2."""
-    recipe = make_recipe(bert, swag, num_train_epochs=1.0, learning_rate=1e-3, logging_steps=1)
-    run(Recipe.make(SWAG, recipe), output=tmp_path / "whole")
-    run(Recipe.make(SWAG, merge(recipe, {"train": {"per_device_train_batch_size": 2}})), output=tmp_path / "parts")
-    losses = [read_losses(tmp_path / cut) for cut in ("whole", "parts")]
-    assert len(losses[0]) == 6
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 
 def test_a_stopped_run_continues_bit_for_bit(bert, swag, tmp_path):

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 from functools import cache
 from itertools import chain
 
@@ -19,28 +18,20 @@ from bertkit.data.formats.rows import read_columns
 from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE
 from bertkit.data.sequences import Sequences
 from bertkit.data.splits import differs
-from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.metrics.classification import score_labels
 from bertkit.metrics.rows import take_values
 from bertkit.model.checkpoint import load_config, load_model
-from bertkit.model.config import BertConfig
 from bertkit.model.heads import BertForSequenceClassification
 from bertkit.tasks import TASKS
 from bertkit.tasks.result import name_results
 from bertkit.tasks.task import score_summaries
-from bertkit.tasks.text import CLASSIFICATION, TextSequences, describe_labels
+from bertkit.tasks.text import CLASSIFICATION, TextSequences
 from bertkit.training.recipe import Recipe, read_recipe
 from bertkit.training.run import run
 from bertkit.training.scoring import find_decided
 from tests.conftest import draft
-from tests.official import write_checkpoint, write_glue, write_reviews, write_table
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    """A tiny BERT whose random weights are large enough to learn from quickly."""
-    return write_checkpoint(tmp_path_factory.mktemp("bert"), initializer_range=0.1)
+from tests.official import write_glue, write_reviews, write_table
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +58,6 @@ def list_texts(examples, column="text"):
 # --- Columns ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_recipe():
-    recipe = CLASSIFICATION.recipe
-    assert TASKS["classify"] is CLASSIFICATION
-    assert (recipe["batch_size"], recipe["data"]["max_length"]) == (32, 128)
-    assert recipe["train"] == TASKS["sst2"].recipe["train"]
-
-
 @pytest.mark.parametrize(
     ("text", "row", "said"),
     [
@@ -87,7 +71,6 @@ def test_the_recipe():
             {"sentence1": "a", "sentence2": "b", "gold": "x", "label": "2"},
             "text from 'sentence1' and 'sentence2', label from 'label', guessed from the names; set --text and --label",
         ),
-        ("text", {"title": "a", "text": "b", "y": "2"}, "text from 'text', label from 'y'"),
         ("text", {"text": "a", "label": "1", "class": "2"}, "text from 'text', label from 'label'"),
     ],
 )
@@ -99,10 +82,6 @@ def test_columns_are_guessed_by_their_names_and_told(tmp_path, text, row, said):
 
 
 def test_what_is_named_is_taken_and_a_label_is_no_text(reviews, tmp_path):
-    _, lines = load(reviews, text=["body"])
-    assert (
-        lines[0] == f"{reviews}: text from 'body', label from 'stars', guessed from the names; set --label for others"
-    )
     _, lines = load(reviews, text=["title", "body"], label=["tags"])
     assert lines[0] == f"{reviews}: text from 'title' and 'body', label from 'tags'"
     both = write_table(tmp_path / "t.csv", [{"title": f"{n % 2}", "text": f"text {n}"} for n in range(60)])
@@ -111,62 +90,54 @@ def test_what_is_named_is_taken_and_a_label_is_no_text(reviews, tmp_path):
     assert load(both, text=["label"])[0]["train"].space.columns == ("class",)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"text": ["titel"]}, r"titel.*title"),
-        ({"label": ["star"]}, r"star.*stars"),
-        ({"text": ["title"], "label": ["title"]}, r"the column 'title' is both text and label; name different columns"),
-        ({"label": ["id"]}, r"the column 'id' has .* different texts in .* rows, too many for labels"),
-        ({"group": "client"}, r"client"),
-        ({"dir": ""}, r"classify needs a table of texts and labels; name a file, a folder or a Hub data set"),
-        ({"class_weights": {"1": 1.0, "2": 1.0}}, r"class_weights and the labels differ in '3'; .* each of 1, 2, 3"),
-        ({"label": ["price"], "class_weights": "balanced"}, r"class_weights is for labels, not for numbers; leave"),
-    ],
-)
-def test_a_wrong_option_is_one_line(reviews, options, message):
-    with pytest.raises(UsageError, match=message) as error:
-        configure(reviews, **options)
-    assert "\n" not in str(error.value)
+def test_wrong_options_are_refused(reviews, refused):
+    for options in (
+        {"text": ["titel"]},
+        {"label": ["star"]},
+        {"text": ["title"], "label": ["title"]},
+        {"label": ["id"]},
+        {"group": "client"},
+        {"dir": ""},
+        {"class_weights": {"1": 1.0, "2": 1.0}},
+        {"label": ["price"], "class_weights": "balanced"},
+    ):
+        with refused():
+            configure(reviews, **options)
 
 
-@pytest.mark.parametrize("separator", [";", "|", "\t"])
+@pytest.mark.parametrize("separator", [";", "\t"])
 def test_another_separator_is_found_and_told(tmp_path, separator):
-    (tmp_path / "t.csv").write_text(
-        f"text{separator}label\n" + "".join(f"a, {n}{separator}{n % 2}\n" for n in range(60))
-    )
+    rows = "".join(f"a, {n}{separator}{n % 2}\n" for n in range(60))
+    (tmp_path / "t.csv").write_text(f"text{separator}label\n{rows}")
     for given in ("", separator):
         examples, lines = load(tmp_path / "t.csv", sep=given)
         assert sum(map(len, examples.values())) == 60
         assert any("cells separated by" in line for line in lines) == (not given)
 
 
-def test_columns_that_cannot_be_guessed_are_listed(tmp_path):
+def test_columns_that_cannot_be_guessed_are_listed(tmp_path, refused):
     table = write_table(tmp_path / "t.csv", [{"a": "1", "b": "2"}])
-    with pytest.raises(UsageError, match=r"t\.csv has the columns 'a', 'b'; name one with --text"):
-        load(table)
-    with pytest.raises(UsageError, match=r"t\.csv has the columns 'a', 'b'; name one with --label"):
-        load(table, text=["a"])
+    for text in ([], ["a"]):
+        with refused():
+            load(table, text=text)
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"text": ["a", "b", "c"]}, r"text names 3 columns in \[data\]; give one, or two for pairs"),
-        ({"problem_type": "single"}, r"unknown problem_type 'single'; expected auto, single_label_classification, "),
-        ({"dev_share": 0.5, "test_share": 0.5}, r"dev_share and test_share leave no rows to train on; lower them"),
-        ({"dev_share": 1.0}, r"dev_share is 1.0 in \[data\]; it must be at least 0 and below 1"),
-        ({"folds": 1}, r"fold 0 of 1 folds; give at least 2 folds, and a fold below them"),
-        ({"folds": 3, "fold": 3}, r"fold 3 of 3 folds; give at least 2 folds"),
-        ({"fold": 1}, r"fold 1 of 0 folds"),
-        ({"folds": 3, "tune_share": 0.5}, r"tune_share leaves rows of each fold without a prediction; leave out"),
-        ({"unlabelled": "keep"}, r"unknown unlabelled 'keep' in \[data\]; expected error or drop"),
-        ({"class_weights": "equal"}, r"class_weights is 'equal'; give \"balanced\" or a table label -> weight"),
-    ],
-)
-def test_a_wrong_recipe_is_refused_before_anything_is_read(bert, data, message):
-    with pytest.raises(UsageError, match=message):
-        Recipe.make(CLASSIFICATION, {"checkpoint": str(bert), "data": {"dir": "no.csv"} | data})
+def test_wrong_recipes_are_refused_before_anything_is_read(bert, refused):
+    for data in (
+        {"text": ["a", "b", "c"]},
+        {"problem_type": "single"},
+        {"dev_share": 0.5, "test_share": 0.5},
+        {"dev_share": 1.0},
+        {"folds": 3, "fold": 3},
+        {"fold": 1},
+        {"folds": 3, "tune_share": 0.5},
+        {"unlabelled": "keep"},
+        {"class_weights": "equal"},
+        {"long": "head"},
+        {"doc_stride": 0},
+    ):
+        with refused():
+            Recipe.make(CLASSIFICATION, {"checkpoint": str(bert), "data": {"dir": "no.csv"} | data})
 
 
 # --- Splits -----------------------------------------------------------------------------------------------------------
@@ -178,35 +149,20 @@ def test_one_file_gives_three_splits_in_its_order(reviews):
     assert list(names) == ["train", "dev", "test"]
     assert sorted(chain(*names.values()), key=lambda name: int(name[1:])) == [f"r{n}" for n in range(160)]
     assert all(found == sorted(found, key=lambda name: int(name[1:])) for found in names.values())
-    sizes = ", ".join(f"{split} {len(found)}" for split, found in names.items())
-    assert f"{reviews}: {sizes}" in lines
+    assert f"{reviews}: " + ", ".join(f"{split} {len(found)}" for split, found in names.items()) in lines
     assert load(reviews, text=["title", "body"], test_share=0.0)[0].keys() == {"train", "dev"}
-
-
-def test_a_test_file_stays_and_dev_is_taken_from_train(tmp_path):
-    labels = [str(number % 2) for number in range(80)]
-    write_texts(tmp_path / "d" / "train.csv", labels)
-    write_texts(tmp_path / "d" / "test.csv", labels[:7])
-    examples, _ = load(tmp_path / "d")
-    assert list_texts(examples["test"]) == [f"text {number}" for number in range(7)]
-    assert len(examples["train"]) + len(examples["dev"]) == 80
+    assert len(load(reviews, max_train_samples=9)[0]["train"]) == 9
 
 
 def test_a_data_set_on_the_hub_with_class_labels_and_an_unlabelled_test_split(monkeypatch):
     names = ["negative", "positive"]
     features = datasets.Features({"sentence": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
-
-    def make(size, label):
-        rows = {"sentence": [f"text {n}" for n in range(size)], "label": [label(n) for n in range(size)]}
-        return datasets.Dataset.from_dict(rows, features=features)
-
-    splits = {
-        "train": make(60, lambda n: n % 2),
-        "validation": make(20, lambda n: n % 2),
-        "test": make(9, lambda n: -1),
-    }
+    splits = datasets.DatasetDict()
+    for split, labels in {"train": [0, 1] * 30, "validation": [0, 1] * 10, "test": [-1] * 9}.items():
+        rows = {"sentence": [f"text {number}" for number in range(len(labels))], "label": labels}
+        splits[split] = datasets.Dataset.from_dict(rows, features=features)
     monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: datasets.DatasetDict(splits))
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: splits)
     found, lines = load("owner/reviews")
     assert {split: len(examples) for split, examples in found.items()} == {"train": 60, "dev": 20, "unlabelled": 9}
     assert found["train"].space.names == tuple(names)
@@ -214,17 +170,17 @@ def test_a_data_set_on_the_hub_with_class_labels_and_an_unlabelled_test_split(mo
     assert lines[0].startswith("owner/reviews, train: text from 'sentence', label from 'label', guessed")
 
 
-def test_files_of_every_split_win_whatever_their_formats(tmp_path):
+def test_files_of_every_split_win_whatever_their_formats(tmp_path, refused):
     for split, form, size in (("train", "csv", 20), ("validation", "jsonl", 6), ("test", "parquet", 4)):
         write_texts(tmp_path / "d" / f"{split}.{form}", [number % 2 for number in range(size)])
     examples, _ = load(tmp_path / "d", dev_share=0.5)
     assert {split: len(found) for split, found in examples.items()} == {"train": 20, "dev": 6, "test": 4}
-    assert {found.space.names for found in examples.values()} == {("0", "1")}
     assert examples["test"].labels.tolist() == [0, 1, 0, 1]
-    (tmp_path / "d" / "test.parquet").unlink()
-    assert load(tmp_path / "d")[0].keys() == {"train", "dev"}, "no test rows from train where dev is given"
-    with pytest.raises(UsageError, match=r"folds take dev from train, but .*validation\.jsonl is given; leave out"):
+    with refused():
         load(tmp_path / "d", folds=3)
+    (tmp_path / "d" / "validation.jsonl").unlink()
+    examples, _ = load(tmp_path / "d", dev_share=0.5)
+    assert (len(examples["train"]) + len(examples["dev"]), len(examples["test"])) == (20, 4)
 
 
 def test_rows_of_a_group_or_with_equal_texts_are_in_one_split(tmp_path):
@@ -239,35 +195,23 @@ def test_rows_of_a_group_or_with_equal_texts_are_in_one_split(tmp_path):
         assert set(CLASSIFICATION.tabulate(examples["dev"]).groups) == parts[1]
 
 
-def test_rows_without_a_group_are_split_by_their_texts(tmp_path):
-    path = write_texts(tmp_path / "t.csv", ["a", "a", "b", "b"] * 50, customer=lambda number: "" if number % 2 else "7")
-    splits, _ = load(path, group="customer")
-    places = {split: {row % 2 for row in map(int, found.rows.lines)} for split, found in splits.items()}
-    assert sum(1 for found in places.values() if 0 in found) == 1  # lines from 2, so the group has the even ones
-    assert all(1 in found for found in places.values())
-
-
 def test_a_pair_is_split_by_both_texts(tmp_path):
     rows = [{"sentence1": "the same", "sentence2": f"{n}", "label": n % 2} for n in range(100)]
     examples, _ = load(write_table(tmp_path / "t.csv", rows))
-    assert {split: len(found) > 0 for split, found in examples.items()} == dict.fromkeys(("train", "dev", "test"), True)
-    assert load(write_table(tmp_path / "u.csv", rows[:60]))[0]["dev"].text == ("sentence1", "sentence2")
+    assert {split for split, found in examples.items() if len(found)} == {"train", "dev", "test"}
+    assert examples["dev"].text == ("sentence1", "sentence2")
 
 
-def test_labels_come_from_train_alone_and_others_are_told_and_left_out(tmp_path):
+def test_labels_come_from_train_alone_and_others_are_told_and_left_out(tmp_path, refused):
     write_texts(tmp_path / "d" / "train.csv", ["good", "bad"] * 10)
-    write_texts(tmp_path / "d" / "dev.csv", ["odd", "bad", "strange", "odd", "good"])
+    dev = write_texts(tmp_path / "d" / "dev.csv", ["odd", "bad", "strange", "odd", "good"])
     write_texts(tmp_path / "d" / "test.csv", ["good", "odd"])
     examples, lines = load(tmp_path / "d")
     assert list_texts(examples["dev"]) == ["text 1", "text 4"]
     assert examples["dev"].labels.tolist() == [0, 1]
-    dev = tmp_path / "d" / "dev.csv"
     assert f"{dev}, dev: train lacks the labels 'odd' (2), 'strange' (1); these rows are left out" in lines
-    assert any("test: train lacks the labels 'odd' (1)" in line for line in lines)
-    write_texts(tmp_path / "d" / "dev.csv", ["odd", "odd"])
-    with pytest.raises(
-        UsageError, match=r"dev\.csv, dev: train has none of the labels in its 2 rows, but bad, good; correct them"
-    ):
+    write_texts(dev, ["odd", "odd"])
+    with refused():
         load(tmp_path / "d")
 
 
@@ -296,22 +240,18 @@ def test_a_test_file_without_labels_is_predicted(tmp_path, change):
 
 
 @pytest.mark.parametrize("labels", [["good", "bad"], ["1.5", "2"]])
-def test_rows_without_a_label_are_an_error_or_left_out_and_told(tmp_path, labels):
+def test_rows_without_a_label_are_an_error_or_left_out_and_told(tmp_path, refused, labels):
     path = write_texts(tmp_path / "t.csv", ["", *labels * 30])
-    said = f"{path}: 1 row has no label in 'label' (first: line 2); "
-    with pytest.raises(UsageError, match=re.escape(f"{said}give each a label, or leave them out with --set data.")):
+    with refused():
         load(path)
     examples, lines = load(path, unlabelled="drop")
     assert sum(map(len, examples.values())) == 60
-    assert [line for line in lines if "no label" in line] == [f"{said}left out of train"]
-
-
-def test_folds_leave_out_rows_without_a_label(tmp_path):
-    path = write_texts(tmp_path / "t.csv", ["", *["good", "bad"] * 30])
+    said = f"{path}: 1 row has no label in 'label' (first: line 2); left out of train"
+    assert [line for line in lines if "no label" in line] == [said]
     assert sum(len(load(path, folds=3, fold=fold, unlabelled="drop")[0]["dev"]) for fold in range(3)) == 60
 
 
-def test_rows_without_a_text_are_left_out_and_told_or_refused_if_they_are_many(tmp_path):
+def test_rows_without_a_text_are_left_out_and_told_or_refused_if_they_are_many(tmp_path, refused):
     """One of two texts may be missing, as titles are."""
     blank = {"text": " ", "text_pair": None}
     rows = [{"text": f"text {n}", "text_pair": ""} | (blank if n < 3 else {}) | {"label": n % 2} for n in range(60)]
@@ -321,36 +261,25 @@ def test_rows_without_a_text_are_left_out_and_told_or_refused_if_they_are_many(t
     assert f"{path}: 3 rows have no text in 'text' or 'text_pair' (first: line 1); left out" in lines
     told = f"{path}: 57 rows have no text in 'text_pair' (first: line 4); the other text is read"
     assert [line for line in lines if line.endswith("is read")] == [told]
-    assert sum(len(load(path, folds=3, fold=fold)[0]["dev"]) for fold in range(3)) == 57
     write_table(path, [{"text": " "}, *rows])
-    with pytest.raises(UsageError, match=r"4 rows have no text in .* \(first: line 1\), 6\.6% of the rows; give"):
+    with refused():
         load(path)
     assert sum(map(len, load(path, is_check=True)[0].values())) == 60
 
 
-def test_a_test_file_with_some_of_several_label_columns_is_not_taken_for_unlabelled(tmp_path):
+def test_a_test_file_with_some_of_several_label_columns_is_not_taken_for_unlabelled(tmp_path, refused):
     rows = [{"text": f"text {number}", "x": number % 2, "y": 1} for number in range(40)]
     write_table(tmp_path / "d" / "train.csv", rows)
     write_table(tmp_path / "d" / "test.csv", [{"text": "new", "x": 1}])
-    with pytest.raises(UsageError, match=r"test\.csv has no column 'y'"):
+    with refused():
         load(tmp_path / "d", label=["x", "y"])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dev_share": 0.0}, r"t\.csv has 8 rows, which leave none for dev; give more rows, another share or a file"),
-        ({"group": "one"}, r"t\.csv has 8 rows with 1 different group, which leave none for (train|dev); "),
-        (
-            {"group": "one", "folds": 2},
-            r"t\.csv has 8 rows with 1 different group, which leave none for (train|dev); .* fewer folds",
-        ),
-    ],
-)
-def test_too_few_rows_for_a_split(tmp_path, options, message):
+def test_too_few_rows_for_a_split(tmp_path, refused):
     table = write_texts(tmp_path / "t.csv", [str(number % 2) for number in range(8)], one=lambda place: "same")
-    with pytest.raises(UsageError, match=message):
-        load(table, **options)
+    for options in ({"dev_share": 0.0}, {"group": "one"}, {"group": "one", "folds": 2}):
+        with refused():
+            load(table, **options)
 
 
 def test_folds_have_the_labels_of_all_rows_and_each_row_in_one_dev(tmp_path):
@@ -361,11 +290,6 @@ def test_folds_have_the_labels_of_all_rows_and_each_row_in_one_dev(tmp_path):
         f"text {number}" for number in range(61)
     )
     assert all(examples.keys() == {"train", "dev"} for examples in found)
-
-
-def test_the_first_training_rows_are_taken(reviews):
-    assert len(load(reviews, max_train_samples=9)[0]["train"]) == 9
-    assert len(load(reviews, max_train_samples=9999)[0]["train"]) == len(load(reviews)[0]["train"])
 
 
 # --- What is shown of labels ------------------------------------------------------------------------------------------
@@ -383,27 +307,11 @@ def test_the_kind_the_labels_and_their_shares_are_told(tmp_path):
     ]
     assert differs(20, 80, 10, 10)
     assert not differs(20, 80, 7, 10)  # 0.7 - 0.25 = 0.45; pooled 0.3, so 3 sqrt(0.21 (1/80 + 1/10)) = 0.461
-    assert not differs(0, 80, 0, 10)
-    write_texts(tmp_path / "d" / "dev.csv", ["a"] * 2 + ["b"] * 6)
-    assert describe_labels(load(tmp_path / "d")[0]) == ["  a: train 25.0%, dev 25.0%", "  b: train 75.0%, dev 75.0%"]
-
-
-def test_numbers_are_described_by_mean_and_deviation(tmp_path):
     write_texts(tmp_path / "d" / "train.csv", ["0.5", "1.5"] * 5)
     write_texts(tmp_path / "d" / "dev.csv", ["2.25", "2.25"])
     _, lines = load(tmp_path / "d")
     assert lines[1] == "regression (2 different numbers), numbers; data.problem_type changes it"
     assert lines[-2:] == ["  train: mean 1.000, sd 0.500", "  dev: mean 2.250, sd 0.000"]
-
-
-def test_of_many_labels_only_some_are_shown(tmp_path):
-    labels = [f"label{number:02}" for number in range(30)]
-    write_texts(tmp_path / "d" / "train.csv", labels * 3)
-    write_texts(tmp_path / "d" / "dev.csv", labels)
-    _, lines = load(tmp_path / "d")
-    assert "30 labels: label00, " in lines[1]
-    assert "label19, …; data.problem_type" in lines[1]
-    assert len([line for line in lines if line.startswith("  label")]) == 20
 
 
 # --- Weights ----------------------------------------------------------------------------------------------------------
@@ -414,14 +322,12 @@ def configure(place, **options):
 
 
 def test_balanced_weights_are_those_of_scikit_learn(tmp_path):
-    labels = ["a"] * 60 + ["b"] * 30 + ["c"] * 10
-    table = write_texts(tmp_path / "t.csv", labels)
+    table = write_texts(tmp_path / "t.csv", ["a"] * 60 + ["b"] * 30 + ["c"] * 10)
     found = configure(table, class_weights="balanced", dev_share=0.2)
     train = load(table, dev_share=0.2)[0]["train"].labels
     weights = compute_class_weight("balanced", classes=np.arange(3), y=train)
     assert found["class_weights"] == pytest.approx(weights.tolist())
-    assert found["id2label"] == {0: "a", 1: "b", 2: "c"}
-    assert found["problem_type"] == SINGLE
+    assert (found["id2label"], found["problem_type"]) == ({0: "a", 1: "b", 2: "c"}, SINGLE)
 
 
 def test_balanced_weights_of_several_labels_are_negatives_per_positive(tmp_path):
@@ -476,11 +382,10 @@ def test_the_score_of_a_run_and_the_baselines_of_each_kind(reviews):
 def test_a_score_at_its_baseline_is_a_warning_and_other_scores_are_none():
     """Weights may lower accuracy below that of the majority on purpose; a smaller error is better."""
     weighted = {"macro_f1": 0.4, "majority_macro_f1": 0.3, "accuracy": 0.7, "majority_accuracy": 0.9}
-    assert CLASSIFICATION.comment(weighted).lines == []
-    (line,) = CLASSIFICATION.comment({"macro_f1": 0.3, "majority_macro_f1": 0.3}).lines
-    assert line.startswith("warning: macro F1 (30.0) is not above a constant answer (30.0). Likely causes")
     numbers = {"pearson": 0.9, "majority_pearson": 0.0, "rmse": 0.1, "r2": 0.5, "majority_r2": 0.0}
-    assert CLASSIFICATION.comment(numbers).lines == []
+    assert CLASSIFICATION.comment(weighted) == CLASSIFICATION.comment(numbers) == []
+    (line,) = CLASSIFICATION.comment({"macro_f1": 0.3, "majority_macro_f1": 0.3})
+    assert line.startswith("warning: macro F1 (30.0) is not above a constant answer (30.0). Likely causes")
 
 
 def test_thresholds_in_the_order_of_the_labels_decide_other_data(reviews):
@@ -507,11 +412,6 @@ def test_a_threshold_between_very_likely_labels_divides_predictions_too(reviews)
     assert take_values(CLASSIFICATION.score(rows))["exact_match"] == 1
     results = name_results(logits, ["dear", "slow"], SEVERAL, find_decided(rows)["thresholds"])
     assert [result["labels"] for result in results] == [[], ["dear", "slow"]]
-
-
-def test_nan_is_a_message(reviews):
-    with pytest.raises(UsageError, match=r"NaN or infinite: training has diverged"):
-        CLASSIFICATION.rows(np.full((1, 3), np.nan), make_data([1], reviews))
 
 
 # --- Runs -------------------------------------------------------------------------------------------------------------
@@ -558,15 +458,11 @@ def read_rows(path):
 def test_a_run_writes_rows_labels_and_probabilities(finish, folder):
     output, metrics = finish(["stars"])
     assert metrics["score"] == metrics["macro_f1"] > 0.8 > metrics["majority_score"]
-    for name in ("accuracy", "micro_f1", "weighted_f1", "matthews_correlation", "roc_auc", "average_precision"):
-        assert 0.5 < metrics[name] <= 1
-        assert name in metrics
-        assert f"test_{name}" in metrics
     for split, prefix in (("dev", ""), ("test", "test_")):
-        given, found = (
-            read_rows(folder / "labelled" / f"{split}.csv"),
-            read_rows(output / "predictions" / f"{split}.csv"),
-        )
+        for name in ("micro_f1", "weighted_f1", "matthews_correlation", "roc_auc", "average_precision"):
+            assert 0.5 < metrics[f"{prefix}{name}"] <= 1
+        given = read_rows(folder / "labelled" / f"{split}.csv")
+        found = read_rows(output / "predictions" / f"{split}.csv")
         added = ["label", "probability", "probability_1", "probability_2", "probability_3"]
         assert list(found[0]) == [*given[0], *added]
         assert [{name: row[name] for name in given[0]} for row in found] == given, "the rows of the input, in order"
@@ -621,12 +517,9 @@ def test_numbers(finish):
     assert json.loads((output / "config.json").read_text())["problem_type"] == REGRESSION
 
 
-@pytest.mark.parametrize(
-    "label", ["stars", *(pytest.param(label, marks=pytest.mark.slow) for label in ("tags", "price"))]
-)
-def test_an_unlabelled_test_split_is_predicted_the_same(finish, label):
+def test_an_unlabelled_test_split_is_predicted_the_same(finish):
     """The same texts without labels have the same answers, and no scores."""
-    labelled, unlabelled = finish([label]), finish([label], "unlabelled")
+    labelled, unlabelled = finish(["stars"]), finish(["stars"], "unlabelled")
     assert {name: labelled[1][name] for name in unlabelled[1]} == unlabelled[1]
     assert not [name for name in unlabelled[1] if name.startswith("test_")]
     empty = dict.fromkeys(("stars", "tags", "slow", "dear", "price"), "")
@@ -637,19 +530,16 @@ def test_an_unlabelled_test_split_is_predicted_the_same(finish, label):
 
 def test_tune_share_decides_and_the_others_are_scored(finish):
     output, metrics = finish(["tags"], tune_share=0.5)
-    whole, _ = finish(["tags"])
     assert "chosen_on_dev" not in metrics
     assert "tune_score" in metrics
-    tables = [read_rows(place / "predictions" / "dev.csv") for place in (output, whole)]
-    assert len(tables[0]) == 12
-    assert [row["id"] for row in tables[1] if row in tables[0] or row["id"] in {r["id"] for r in tables[0]}] == [
-        row["id"] for row in tables[0]
-    ]
-    config = json.loads((output / "config.json").read_text())
-    assert config["thresholds"] == [metrics["threshold_dear"], metrics["threshold_slow"]]
-    for row in tables[0]:
-        is_over = float(row["probability_dear"]) > metrics["threshold_dear"]
-        assert ("dear" in row["labels"].split("|")) == is_over
+    rows, whole = (read_rows(place / "predictions" / "dev.csv") for place in (output, finish(["tags"])[0]))
+    assert len(rows) == 12
+    kept = {row["id"] for row in rows}
+    assert [row["id"] for row in whole if row["id"] in kept] == [row["id"] for row in rows]
+    thresholds = [metrics["threshold_dear"], metrics["threshold_slow"]]
+    assert json.loads((output / "config.json").read_text())["thresholds"] == thresholds
+    for row in rows:
+        assert ("dear" in row["labels"].split("|")) == (float(row["probability_dear"]) > thresholds[0])
 
 
 def test_the_columns_of_the_texts_are_kept_for_predictions(finish, folder):
@@ -682,44 +572,14 @@ def test_plain_transformers_and_predict_give_the_same_answers(finish, folder, la
         assert ["|".join(one[key]) if key == "labels" else one[key] for one in found] == [row[key] for row in rows]
 
 
-def test_columns_of_an_input_keep_their_names_beside_those_of_the_results(bert, tmp_path):
-    """An input that was itself written by predict has `label`, `probability` and even `label_predicted`."""
-    rows = [
-        {"text": f"{'good' if n % 2 else 'bad'} word{n}", "label": n % 2, "label_predicted": "x", "probability": n}
-        for n in range(60)
-    ]
-    recipe = make_recipe(bert, write_table(tmp_path / "t.csv", rows), epochs=1.0)
-    run(Recipe.make(CLASSIFICATION, recipe), output=tmp_path / "run")
-    heads = (tmp_path / "run" / "predictions" / "dev.csv").read_text().splitlines()[0].split(",")
-    assert heads[4:] == ["label_predicted_predicted", "probability_predicted", "probability_0", "probability_1"]
-    assert len(set(heads)) == len(heads)
-
-
-def test_results_have_names_apart_from_each_other_and_single_carriage_returns_are_quoted(bert, tmp_path):
+def test_results_have_names_apart_from_each_other_and_from_those_of_the_input(bert, tmp_path):
     rows = [{"text": f"word{n}\rnext", "label": ["x", "predicted"][n % 2], "probability": n} for n in range(60)]
     recipe = make_recipe(bert, write_table(tmp_path / "t.jsonl", rows), epochs=1.0)
     run(Recipe.make(CLASSIFICATION, recipe), output=tmp_path / "run")
     written = read_columns(tmp_path / "run" / "predictions" / "dev.csv").table
-    assert all("\rnext" in text for text in written["text"].to_pylist())
-    assert written.column_names[3:] == [
-        "label_predicted",
-        "probability_predicted",
-        "probability_predicted_predicted",
-        "probability_x",
-    ]
-
-
-def test_the_commands_to_try_next_fit_the_data(reviews, tmp_path):
-    spaced = tmp_path / "my reviews.csv"
-    spaced.write_bytes(reviews.read_bytes())
-    BertConfig(text_columns=["title", "body"]).save_pretrained(tmp_path / "run")
-    lines = CLASSIFICATION.comment({}, tmp_path / "run", draft(CLASSIFICATION, {"data": {"dir": str(spaced)}})).commands
-    assert f"--input '{spaced}'" in lines[0]
-    assert lines[1].endswith("--folds 5  # a prediction for every row")
-    assert '(dict(text="…", text_pair="…"))' in lines[2]
-    for options in ({"dir": str(tmp_path)}, {"dir": str(spaced), "folds": 3}, {"dir": str(spaced), "tune_share": 0.5}):
-        commands = CLASSIFICATION.comment({}, tmp_path / "run", draft(CLASSIFICATION, {"data": options})).commands
-        assert not any("--folds" in line for line in commands)
+    assert all("\rnext" in text for text in written["text"].to_pylist()), "a single carriage return is quoted"
+    added = ["label_predicted", "probability_predicted", "probability_predicted_predicted", "probability_x"]
+    assert written.column_names[3:] == added
 
 
 # --- GLUE -------------------------------------------------------------------------------------------------------------
@@ -744,7 +604,6 @@ def train_glue(bert, tmp_path_factory):
     [
         ("sst2", "csv", ["sentence"], "label"),
         ("sst2", "parquet", ["sentence"], "label"),
-        pytest.param("sst2", "tsv", ["sentence"], "label", marks=pytest.mark.slow),
         pytest.param("sst2", "jsonl", ["sentence"], "label", marks=pytest.mark.slow),
         pytest.param("rte", "csv", ["sentence1", "sentence2"], "label", marks=pytest.mark.slow),
         ("stsb", "csv", ["sentence1", "sentence2"], "score"),

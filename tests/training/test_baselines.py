@@ -83,11 +83,10 @@ def test_a_word_that_decides_is_found_and_the_run_stays_the_same(root, cache, tm
         "TF-IDF": "tfidf_accuracy",
         "frozen vectors": "frozen_accuracy",
     }
-    said = task.comment(metrics).lines
+    said = task.comment(metrics)
     assert metrics["baseline_gain"] == pytest.approx(metrics["macro_f1"] - metrics["tfidf_macro_f1"])
     assert any(line.startswith("fine-tuning is not better than TF-IDF: the difference in macro F1") for line in said)
-    assert f"TF-IDF fitted on {metrics['tfidf_fitted']} rows, scored on {metrics['tfidf_scored']}" in " ".join(said)
-    assert not any("fine-tuning" in line for line in task.comment(metrics | {"baseline_gain_low": 0.01}).lines)
+    assert not any("fine-tuning" in line for line in task.comment(metrics | {"baseline_gain_low": 0.01}))
     assert "TF-IDF" in (tmp_path / "run" / CARD).read_text(encoding="utf-8")
 
 

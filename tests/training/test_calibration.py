@@ -10,7 +10,6 @@ import pytest
 import transformers
 
 from bertkit import Predictor
-from bertkit.errors import UsageError
 from bertkit.inference import export as export_module
 from bertkit.inference.export import export
 from bertkit.metrics.calibration import fit_temperature
