@@ -6,7 +6,7 @@ of other programs (`bertkit score`, `bertkit compare`).
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,6 +55,7 @@ from bertkit.training.scoring import score_rows
 MISTAKES_FILE = "mistakes.csv"  # in the directory of an evaluation
 SCORED = "scored"  # beside train, where leaks are looked for
 SIZED_AT_ONCE = 256  # rows collated to find their lengths
+SHOWN_SCORES = {"accuracy": "accuracy", "exact_match": "exact match", "macro_f1": "macro F1"}  # by `predict`
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,8 +222,9 @@ def list_targets(
         if place is None:
             yield name, own, None
             continue
-        base = folder / EVALUATIONS / name_file(place) if output is None else output
-        shown = name_file(place) if Path(place).is_file() else name
+        stem = Path(place.removesuffix(".gz")).stem
+        base = folder / EVALUATIONS / stem if output is None else output
+        shown = stem if Path(place).is_file() else name
         yield shown, own, base / name if len(examples) > 1 else base
 
 
@@ -263,11 +265,6 @@ def evaluate_split(
             with atomic_open(output / file, "wb") as stream:
                 stream.write(content.encode() if isinstance(content, str) else content)
     return EvaluatedSplit(name, task, metrics, rows, output)
-
-
-def name_file(place: str) -> str:
-    """Return the name of a file without suffixes."""
-    return Path(place).name.removesuffix(".gz").rpartition(".")[0] or Path(place).name
 
 
 def read_own(scored: ScoredModel, report: Report) -> dict[str, Any]:
@@ -316,7 +313,7 @@ class LabelCheck:
         cell = "" if cells[0] is None or cells[0] != cells[0] else str(cells[0])  # NaN is not NaN
         with suppress(ValueError):
             label = read_answer(cell, self.kind)
-            if self.kind == REGRESSION or set(flatten([label])) <= set(self.names):
+            if self.kind == REGRESSION or {*(label if isinstance(label, list) else [label])} <= {*self.names}:
                 self.labels.append(label)
                 self.answers.append(answer)
             else:
@@ -334,16 +331,3 @@ class LabelCheck:
         shown = shown or [f"Pearson correlation {values['pearson']:.3f}"]
         others = f" ({self.unknown:,} with labels that the model lacks left out)" if self.unknown else ""
         return f"{count(len(self.labels), 'row has', 'rows have')} a label{others}: {', '.join(shown)}"
-
-
-SHOWN_SCORES = {
-    "accuracy": "accuracy",
-    "exact_match": "exact match",
-    "macro_f1": "macro F1",
-}
-
-
-def flatten(labels: Sequence[Any]) -> Iterator[str]:
-    """Yield the labels of rows with one or several labels."""
-    for label in labels:
-        yield from label if isinstance(label, list) else [label]

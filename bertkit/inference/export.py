@@ -21,7 +21,7 @@ from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.data.tokenizer import TOKENIZER_FILES, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
 from bertkit.inference.evaluate import open_scored
-from bertkit.inference.export_record import EXPORT_FILE, PARTS, ExportRecord, Latency, Timing, find_export
+from bertkit.inference.export_record import EXPORT_FILE, ExportRecord, Latency, Timing, find_export
 from bertkit.inference.predictor import Predictor
 from bertkit.inference.quantization import choose_int8, load_dev, tabulate_int8
 from bertkit.model.checkpoint import find_file
@@ -29,7 +29,7 @@ from bertkit.model.config import BertConfig
 from bertkit.model.onnx import CHOOSES, EXACT_SETS, ONNX_FILE, OnnxModel, import_onnxruntime, write_onnx
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import Table, make_table
-from bertkit.system.files import atomic_write, find_checksum, hold_directory, write_json
+from bertkit.system.files import atomic_write, find_checksum, write_json
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.training.run_dir import CALIBRATION_FILE, RECIPE_FILE, describe_environment
@@ -96,11 +96,12 @@ def export(
     predictor = Predictor(run, precision="fp32")
     settings, model = predictor.settings, predictor.settings.model.to("cpu")
     dev = load_dev(open_scored(run, predictor), data) if int8 else None
-    with explain_disk_error(output), hold_directory(output, check=check_output):
-        for lost in output.glob(f"{PARTS}*"):  # of a killed export
-            shutil.rmtree(lost)
-        with TemporaryDirectory(dir=output, prefix=PARTS) as temporary:
-            folder = Path(temporary)
+    with explain_disk_error(output):
+        check_output(output)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as temporary:
+            folder = Path(temporary, "export")
+            folder.mkdir()
             path = folder / ONNX_FILE
             write_onnx(model, path)
             for name in ("config.json", RECIPE_FILE, CALIBRATION_FILE, CARD):
@@ -115,20 +116,14 @@ def export(
                     f"{TOLERANCE:g}; install other versions of torch and onnxruntime"
                 )
             report(f"the exported model differs from {run} by at most {difference:.1e} in probabilities")
-            timings = {
-                "run": time_model(model, sum(weight.nbytes for weight in model.parameters())),
-                "fp32": time_model(exported, find_size(path)),
-            }
+            weights = sum(weight.nbytes for weight in model.parameters())
+            timings = {"run": time_model(model, weights), "fp32": time_model(exported, path.stat().st_size)}
             record = describe(run, exported, difference, timings)
             if dev:
-                with TemporaryDirectory(dir=output, prefix=PARTS) as variants:
-                    record.int8, variant = choose_int8(dev, model, path, Path(variants), max_loss, report)
-                    for part in folder.glob(f"{ONNX_FILE}*"):
-                        part.unlink()
-                    for part in variant.parent.iterdir():
-                        part.replace(folder / part.name)
+                record.int8, variant = choose_int8(dev, model, path, Path(temporary), max_loss, report)
+                variant.replace(path)
                 record.precision = "int8"
-                timings["int8"] = time_model(OnnxModel(path, model.config, is_int8=True), find_size(path))
+                timings["int8"] = time_model(OnnxModel(path, model.config, is_int8=True), path.stat().st_size)
             tables = [tabulate(record), *([] if record.int8 is None else [tabulate_int8(record.int8)])]
             write_export_card(folder / CARD, output.resolve().name, record, tables)
             publish(folder, record, output)
@@ -136,14 +131,13 @@ def export(
 
 
 def check_output(output: Path) -> None:
-    """Check that a directory is empty or holds an export, complete or not.
+    """Check that a directory is new or empty or holds an export, complete or not.
 
     Raises:
         UsageError: It holds something else.
     """
-    has_files = any(not path.name.startswith(".") for path in output.iterdir())
     is_export = any(output.joinpath(name).exists() for name in (EXPORT_FILE, ONNX_FILE))
-    if has_files and not is_export and not any(output.glob(f"{PARTS}*")):
+    if output.exists() and not is_export and any(output.iterdir()):
         raise UsageError(f"{output} is not empty and holds no export; name another directory with --output")
 
 
@@ -154,6 +148,7 @@ def publish(folder: Path, record: ExportRecord, output: Path) -> None:
     """
     names = [name for name in EXPORTED if name != CARD and (folder / name).exists()]
     record.checksums = {name: find_checksum(folder / name) for name in names}
+    output.mkdir(exist_ok=True)
     for name in (EXPORT_FILE, *EXPORTED):
         (output / name).unlink(missing_ok=True)
     for path in folder.iterdir():
@@ -236,11 +231,6 @@ def time_model(model: Any, size: int) -> Timing:
         latency[str(length)] = Latency(round(middle, 3), round(slow, 3), len(seconds))
     seconds = float(np.median(measure_texts(TEXTS_AT_ONCE, min(TIMED_IN_BATCHES, config.max_position_embeddings))))
     return Timing(size, latency, round(TEXTS_AT_ONCE / seconds, 2))
-
-
-def find_size(path: Path) -> int:
-    """Return the bytes of an ONNX file with its weights."""
-    return sum(each.stat().st_size for each in path.parent.glob(f"{path.name}*"))
 
 
 def describe(run: str, exported: OnnxModel, difference: float, timings: dict[str, Timing]) -> ExportRecord:

@@ -10,7 +10,6 @@ from bertkit.system.files import find_checksum
 from bertkit.training.run_dir import read_record
 
 EXPORT_FILE = "export.json"
-PARTS = ".export-"  # the beginning of a folder within the directory while it is written
 
 
 class Int8Variant(msgspec.Struct):
@@ -109,8 +108,7 @@ def find_export(place: str) -> ExportRecord | None:
     """
     path = Path(place, EXPORT_FILE)
     if not path.is_file():
-        has_model = path.with_name(ONNX_FILE).is_file() and not path.with_name("model.safetensors").is_file()
-        if has_model or any(path.parent.glob(f"{PARTS}*")):
+        if path.with_name(ONNX_FILE).is_file() and not path.with_name("model.safetensors").is_file():
             raise UsageError(f"{place} holds an incomplete export; export the run again")
         return None
     return read_record(path, ExportRecord, "export the run again")

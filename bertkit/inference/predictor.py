@@ -35,7 +35,7 @@ from bertkit.model.onnx import ONNX_FILE, OnnxModel
 from bertkit.model.precision import cast_weights, choose_precision, find_device
 from bertkit.reports.tables import count
 from bertkit.system.files import atomic_open
-from bertkit.system.progress import ignore
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks import ANSWERING, TASKS
 from bertkit.tasks.option import TEXT_OPTIONS, WINDOW_OPTIONS
 from bertkit.tasks.prediction import predict
@@ -138,11 +138,6 @@ class Predictor:
         names = {label for label in labels.values() if isinstance(label, str)}
         if sorted(labels) != list(range(len(labels))) or len(names) < len(labels):
             raise UsageError(f"id2label in the config.json of {name} must give each class a different name; correct it")
-        if config.thresholds is not None and len(config.thresholds) != len(labels):
-            raise UsageError(
-                f"thresholds in the config.json of {name} has {len(config.thresholds)} values for {len(labels)} "
-                "labels; correct it"
-            )
         path = find_file(name, RECIPE_FILE)
         recipe = {} if path is None else read_recipe(path)
         if pairs is None:
@@ -171,9 +166,9 @@ class Predictor:
                 f"inputs must be a list, got {type(inputs).__name__}; give [input], a list of inputs or a DataFrame"
             )
         results = list(self.stream(inputs))
-        for place, result in enumerate(results):
+        for number, result in enumerate(results):
             if "error" in result:
-                raise UsageError(f"input {place}: {result['error']}")
+                raise UsageError(f"input {number}: {result['error']}")
         return results
 
     def stream(
@@ -196,19 +191,19 @@ class Predictor:
         for chunk in cut_into_chunks(take_rows(inputs), at_once or INPUTS_A_CHUNK, CHARACTERS_A_CHUNK):
             results: list[Result] = [{} for _ in chunk]
             examples = {}
-            for place, line in enumerate(chunk):
+            for number, line in enumerate(chunk):
                 given = line.value if isinstance(line, Line) else line
                 try:
                     if isinstance(given, Mapping) and "id" in given:
-                        results[place]["id"] = given["id"]
-                    examples[place] = self.read(given)
+                        results[number]["id"] = given["id"]
+                    examples[number] = self.read(given)
                 except UsageError as error:
-                    results[place]["error"] = locate(error, line)
+                    results[number]["error"] = locate(error, line)
             answers = predict(self.task, list(examples.values()), self.settings, self.precision, note)
-            for place, found in zip(examples, answers, strict=True):
-                results[place] |= found
+            for number, found in zip(examples, answers, strict=True):
+                results[number] |= found
                 if self.labels is not None:
-                    self.labels.note(getattr(chunk[place], "value", None), found)
+                    self.labels.note(getattr(chunk[number], "value", None), found)
             yield from results
 
     def read(self, given: Input | Sequence[str] | UsageError) -> Any:
@@ -266,7 +261,7 @@ class Predictor:
         self,
         inputs: Iterable[Input | Sequence[str] | Line],
         output: Path,
-        report: Callable[[str], None] = ignore,
+        report: Report = ignore,
         *,
         is_pipeline: bool = False,
         answer: Callable[..., Iterator[Result]] | None = None,
@@ -392,28 +387,30 @@ def find_lengths(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Counts:
-    """Counts of results and errors, and the positions of truncated inputs."""
+    """Counts of results and errors, and the numbers of truncated inputs, from 1."""
 
     def __init__(self) -> None:
-        self.count = self.errors = self.cut = 0
-        self.places: list[int] = []  # positions of the first truncated inputs, from 1
+        self.count = self.errors = 0
+        self.cut: list[int] = []
 
-    def watch(self, results: Iterable[Result]) -> Iterator[Result]:
-        """Yield the results unchanged and count them."""
+    def watch(self, results: Iterable[Result], report: Report = ignore) -> Iterator[Result]:
+        """Yield the results unchanged, count them, and report their errors."""
         for self.count, result in enumerate(results, 1):
-            self.errors += "error" in result
+            if "error" in result:
+                self.errors += 1
+                report(result["error"])
             if "cut" in result:
-                self.cut += 1
-                if len(self.places) < MOST_NAMED:
-                    self.places.append(self.count)
+                self.cut.append(self.count)
             yield result
 
     def describe_cut(self) -> str:
         """Return a message with the number of truncated inputs and the first of them; empty if there are none."""
         if not self.cut:
             return ""
-        places = ", ".join(f"{place:,}" for place in self.places) + (", …" if self.cut > MOST_NAMED else "")
-        return f"{self.cut:,} of {self.count:,} inputs are too long for this model and were truncated: number {places}"
+        named = ", ".join(f"{number:,}" for number in self.cut[:MOST_NAMED]) + ", …" * (len(self.cut) > MOST_NAMED)
+        return (
+            f"{len(self.cut):,} of {self.count:,} inputs are too long for this model and were truncated: number {named}"
+        )
 
 
 def write_lines(results: Iterable[Result], file: IO[str], form: Callable[[Result], Any] | None = None) -> None:
@@ -423,10 +420,7 @@ def write_lines(results: Iterable[Result], file: IO[str], form: Callable[[Result
 
 
 def write_file(
-    results: Iterable[Result],
-    output: Path,
-    report: Callable[[str], None],
-    write: Callable[[Iterable[Result], IO[Any]], None],
+    results: Iterable[Result], output: Path, report: Report, write: Callable[[Iterable[Result], IO[Any]], None]
 ) -> Counts:
     """Write results atomically with a function, report errors, and return the counts.
 
@@ -434,17 +428,10 @@ def write_file(
         UsageError: The file cannot be written.
     """
     counts = Counts()
-
-    def watch() -> Iterator[Result]:
-        for result in counts.watch(results):
-            if "error" in result:
-                report(result["error"])
-            yield result
-
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with atomic_open(output, "wb" if output.suffix == ".parquet" else "w") as file:
-            write(watch(), file)
+            write(counts.watch(results, report), file)
     except OSError as error:
         raise UsageError(f"{output} cannot be written ({error.strerror}); name another file with --output") from None
     none = f", {count(counts.errors, 'invalid input')}" if counts.errors else ""

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from bertkit.model.cpu import attend_on_cpu, is_transformed, move, trains_on_cpu
+from bertkit.model.cpu import attend_on_cpu, move, trains_on_cpu
 from bertkit.model.cpu import dropout as apply_dropout
 from bertkit.model.packing import PACKED, Group, Layout, Packed
 
@@ -75,7 +75,7 @@ def attend_packed(
         attend = attend_flash
     elif torch.compiler.is_compiling():
         attend = attend_unpacked
-    elif query.is_cuda and query.shape[-1] % 8 == 0 and not is_transformed():
+    elif query.is_cuda and query.shape[-1] % 8 == 0:
         attend = attend_jagged
     else:
         attend = attend_on_cpu if trains_on_cpu(dropout, query, key, value) else attend_grouped
@@ -91,7 +91,6 @@ def can_flash(query: Tensor) -> bool:
         and query.dtype in (torch.float16, torch.bfloat16)
         and query.shape[-1] % 8 == 0
         and query.shape[-1] <= LARGEST_HEAD
-        and not is_transformed()
         and torch.backends.cuda.is_flash_attention_available()
         and torch.cuda.get_device_capability(query.device) >= (8, 0)
     )
@@ -179,7 +178,7 @@ def _attend_group(
     long as that of plain attention.
     """
     visible = group.find_visible(causal)
-    if dropout == 0.0 and not query.requires_grad and not is_transformed():
+    if dropout == 0.0 and not query.requires_grad:
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scaling)
     else:
         scores = query @ key.transpose(-1, -2) * scaling  # (b, A, t, t)

@@ -98,7 +98,7 @@ class BertHead(BertPreTrainedModel):
         input_ids, attention_mask, _, _, inputs_embeds = inputs
         layout = self.bert.lay_out(input_ids, attention_mask, inputs_embeds, real_indices)
         if (self.reads_sentences or read_indices is not None) and not self.has_bilstm:
-            layout = self.bert.narrow(layout, read_indices, attention_mask, **kwargs)
+            layout = self.bert.narrow(layout, read_indices, **kwargs)
         outputs = self.bert(*inputs, layout=layout, return_dict=True, **kwargs)
         if self.has_bilstm:
             outputs.last_hidden_state = self.bilstm(outputs.last_hidden_state, layout)  # (packed, H)

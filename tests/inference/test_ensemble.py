@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.data.spans import N_BEST, Answer, Question, Span, rank
+from bertkit.data.spans import N_BEST, Answer, Span, rank
 from bertkit.errors import UsageError
 from bertkit.inference import ensemble
 from bertkit.inference.ensemble import average, combine, list_entries, list_lines
@@ -178,49 +178,6 @@ def test_two_runs_of_2_0_worked_by_hand(tmp_path):
     assert best == [["", "red"], ["", "cats", "two"], ["Paris", ""]]
 
 
-def test_equal_means_keep_the_order_of_the_runs():
-    """Added in order, 0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 are not equal."""
-    lists = [[("a", 0.1), ("b", 0.3)], [("b", 0.2), ("a", 0.2)], [("a", 0.3), ("b", 0.1)]]
-    assert [span.text for span in average(lists).spans] == ["a", "b"]
-    assert [span.text for span in average([lists[1], lists[0], lists[2]]).spans] == ["b", "a"]
-
-
-def test_the_best_of_the_union_are_kept_and_no_answer_always():
-    """Two runs without a common text have 40 texts; 20 are kept, then no answer, as in a single run."""
-    first = [(f"a{place}", 0.5 / 2**place) for place in range(N_BEST)]
-    second = [(f"b{place}", 0.4 / 2**place) for place in range(N_BEST)]
-    answer = average([[*first, ("", 1e-9)], [*second, ("", 3e-9)]])
-    assert [span.text for span in answer.spans] == [f"{run}{place}" for place in range(N_BEST // 2) for run in "ab"]
-    entries = list_entries(answer, with_null=True)
-    assert [entry["text"] for entry in entries] == [*(span.text for span in answer.spans), ""]
-    assert [entry["probability"] for entry in entries[::N_BEST]] == pytest.approx([0.25, 2e-9])
-    assert list_entries(answer, with_null=False) == entries[:-1]
-    assert len(list_entries(average([[*first, ("", 0.1)], second]), with_null=True)) == N_BEST
-
-
-def test_probabilities_of_zero_are_no_trouble(tmp_path, task):
-    gold = {"q1": ["red"], "q2": ["red"]} | ({"q3": []} if task is TWO else {})
-    path = write_gold(tmp_path / "squad", task, gold)
-    answers = {"q1": {"red": 0.0, "": 0.0}, "q2": {}, "q3": {"": 1.0}}
-    runs = [write_run(tmp_path / name, task, {name: answers[name] for name in gold}) for name in "ab"]
-    results, _ = join(task, runs, tmp_path / "both", path)
-    assert results["metrics"][task.version.exact] == pytest.approx(200 / 3 if task is TWO else 50.0)
-    files = read(tmp_path / "both")
-    assert files["predictions/predictions.json"]["q2"] == ""
-    entries = [entry for best in files["predictions/nbest_predictions.json"].values() for entry in best]
-    assert entries
-    assert all(0 <= entry["probability"] <= 1 for entry in entries)
-
-
-def test_an_empty_text_is_no_answer_of_1_1():
-    """A run writes an empty answer where it found no span."""
-    answer = average([[("", 1.0)], [("red", 0.3), ("blue", 0.2)]])
-    assert answer.best.text == "red"
-    assert [entry["text"] for entry in list_entries(answer, with_null=False)] == ["red", "blue"]
-    nothing = list_entries(average([[("", 1.0)], [("", 1.0)]]), with_null=False)
-    assert nothing == [{"text": "", "probability": 1.0, "start_logit": 0.0, "end_logit": 0.0}]
-
-
 # --- Invariance
 
 
@@ -263,14 +220,6 @@ def test_a_run_and_its_copies_answer_as_the_run_alone(answer, copies, task):
             assert given[0] == given[1]
 
 
-@given(lists=st.lists(probabilities, min_size=2, max_size=5), data=st.data())
-def test_the_order_of_the_runs_decides_between_equals_only(lists, data):
-    one, other = average(lists), average(data.draw(st.permutations(lists)))
-    assert one.null == other.null
-    assert sorted(one.spans) == sorted(other.spans)
-    assert [span.start for span in one.spans] == [span.start for span in other.spans]
-
-
 @given(lists=st.lists(probabilities, min_size=2, max_size=5))
 def test_every_mean_is_the_mean(lists):
     answer = average(lists)
@@ -300,21 +249,6 @@ def test_the_files_score_the_same_when_they_are_read_back(tmp_path, task, runs):
     assert sorted(path.name for path in folder.iterdir()) == FILES[task.version.number]
 
 
-def test_an_ensemble_is_as_good_as_its_n_best_says(tmp_path, task, runs):
-    """In the official format the logits add up to the log probability, and the answer at tau = 0 is first."""
-    join(task, runs, tmp_path / "both")
-    files = read(tmp_path / "both" / "predictions")
-    for name, entries in files["nbest_predictions.json"].items():
-        for entry in entries:
-            assert set(entry) == {"text", "probability", "start_logit", "end_logit"}
-            assert entry["start_logit"] == entry["end_logit"] == pytest.approx(math.log(entry["probability"]) / 2)
-        assert [entry["probability"] for entry in entries] == sorted(
-            (entry["probability"] for entry in entries), reverse=True
-        )
-        if task is TWO:
-            assert (files["null_odds.json"][name] < 0) == (entries[0]["text"] != "")
-
-
 def test_killed_at_any_moment_there_are_no_scores_beside_other_answers(tmp_path, monkeypatch, task, runs):
     """The last step fails; old metrics are not taken for the result, and the same command completes it."""
     join(task, runs, tmp_path / "both")
@@ -334,27 +268,6 @@ def test_killed_at_any_moment_there_are_no_scores_beside_other_answers(tmp_path,
         assert set(complete) - set(read(tmp_path / output)) == {"metrics.json"}
         join(task, runs, tmp_path / output)
         assert read(tmp_path / output) == complete
-
-
-def test_the_hubs_copy_is_the_data_of_runs_without_a_folder(tmp_path, monkeypatch, task):
-    runs = [
-        write_run(tmp_path / name, task, answers) for name, answers in zip("ab", RUNS[task.version.number], strict=True)
-    ]
-    asked = []
-
-    def read_copy(name, splits):
-        asked.append((name, splits))
-        return {
-            "dev": [
-                Question(key, "?", "blue", tuple(texts), (0,) * len(texts))
-                for key, texts in GOLD[task.version.number].items()
-            ]
-        }
-
-    monkeypatch.setattr(ensemble, "read_squad_copy", read_copy)
-    _, lines = join(task, runs, tmp_path / "both")
-    assert asked == [(task.version.hub, {"dev": "validation"})]
-    assert lines == [f"{task.title}: 3 questions from {task.version.hub}, answered by 2 runs"]
 
 
 def test_the_table(tmp_path, task, runs):

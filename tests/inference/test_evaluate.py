@@ -9,7 +9,6 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from bertkit.analysis.compare import compare
 from bertkit.errors import UsageError
 from bertkit.inference.evaluate import evaluate
 from bertkit.inference.export import export
@@ -183,24 +182,6 @@ def test_of_several_labels_rows_with_unknown_ones_are_left_out(finish, tmp_path,
     _, _, err = call("predict", folder / "run", "--input", file, "--output", "out.csv", "--precision", "fp32")
     exact = f"exact match {100 * one.metrics['exact_match']:.1f} %"
     assert f"8 rows have a label (1 with labels that the model lacks left out): {exact}" in err
-
-
-def test_evaluations_are_compared(reviews, tmp_path):
-    place, rows = reviews
-    file = write_rows(tmp_path / "new.csv", rows)
-    for name in ("one", "two"):
-        evaluate(str(place), str(file), tmp_path / name)
-    (found,) = compare([tmp_path / "one", tmp_path / "two"])
-    assert (found.contrast.value, found.contrast.rows) == (0.0, len(rows))
-    assert found.first.find_title() == "macro F1"
-
-
-def test_one_class_alone_can_be_scored(reviews, tmp_path):
-    place, rows = reviews
-    same = [row | {"stars": 3} for row in rows]
-    (one,) = evaluate(str(place), str(write_rows(tmp_path / "new.csv", same)), tmp_path / "x")
-    assert one.metrics["count_3"] == len(rows)
-    assert one.metrics["accuracy"] == one.metrics["recall_3"]
 
 
 def test_training_texts_that_are_gone_are_told(reviews, tmp_path):

@@ -4,7 +4,6 @@ import re
 import shutil
 
 import pytest
-import torch
 
 from bertkit import Predictor
 from bertkit.errors import UsageError
@@ -68,18 +67,6 @@ def test_thresholds_and_scores_are_those_of_the_run(kind):
     assert len({str(result.get("labels", result.get("scores"))) for result in expected}) > 1
 
 
-def test_a_table_is_that_of_the_run(call, tmp_path):
-    run, place = write_export(FAST[0])
-    (tmp_path / "texts.csv").write_text("text\n" + "".join(f"{text}\n" for text in make_texts(5)))
-    tables = []
-    for model, name in ((run, "a.csv"), (place, "b.csv")):
-        code, _, err = call("predict", model, "--input", "texts.csv", "--output", name, "--precision", "fp32")
-        assert (code, err) == (0, "")
-        tables.append([line.split(",")[:2] for line in (tmp_path / name).read_text().splitlines()])
-    assert tables[0] == tables[1]
-    assert set(LABELS.values()) & {row[1] for row in tables[0]}
-
-
 # --- The directory ----------------------------------------------------------------------------------------------------
 
 
@@ -105,22 +92,11 @@ def test_the_record_and_the_card_describe_the_export(tmp_path, monkeypatch, caps
     assert "array([[" in capsys.readouterr().out
 
 
-def test_the_card_of_a_run_comes_first(tmp_path):
-    (tmp_path / "README.md").write_text("# A run\n\nIts scores.\n")
-    record = find_export(str(write_export(FAST[0])[1]))
-    module.write_export_card(tmp_path / "README.md", "x", record, [module.tabulate(record)])
-    card = (tmp_path / "README.md").read_text()
-    assert card.startswith("# A run\n\nIts scores.\n\n## As ONNX\n\n`model.onnx` is this BertForSequenceClassification")
-
-
 def test_only_an_export_is_replaced(tmp_path):
     check_output(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UsageError, match="is not empty and holds no export; name another directory with --output"):
         check_output(tmp_path)
-    (tmp_path / f"{module.PARTS}killed").mkdir()
-    check_output(tmp_path)
-    shutil.rmtree(tmp_path / f"{module.PARTS}killed")
     (tmp_path / EXPORT_FILE).write_text("{}")
     check_output(tmp_path)
 
@@ -164,11 +140,6 @@ def test_an_export_that_differs_from_its_run_leaves_no_directory(tmp_path, monke
         export(str(place), tmp_path / "output")
 
 
-def test_options_of_int8_need_it(call, tmp_path):
-    code, _, err = call("export", write_export(FAST[0])[0], "--output", tmp_path / "x", "--max-loss", "1")
-    assert (code, err) == (2, "bertkit: --max-loss and --data are for --int8; add it or leave them out\n")
-
-
 def test_the_command_shows_the_measurements(call, tmp_path, monkeypatch):
     run, place = write_export(FAST[0])
     monkeypatch.setattr(module, "write_onnx", lambda model, path: shutil.copy(place / ONNX_FILE, path))
@@ -202,14 +173,6 @@ def test_files_of_another_export_are_noticed(name, tmp_path):
         file.write(b" ")
     with pytest.raises(UsageError, match=f"{name} is missing or not the file that was exported; export the run again"):
         Predictor(tmp_path / "other")
-
-
-def test_a_model_of_nan_is_not_exported(tmp_path, monkeypatch):
-    run, place = write_export(FAST[0])
-    monkeypatch.setattr(module, "write_onnx", lambda model, path: shutil.copy(place / ONNX_FILE, path))
-    monkeypatch.setattr(module, "list_probabilities", lambda *given: iter([torch.tensor([0.5, float("nan")])]))
-    with pytest.raises(UsageError, match=r"differ from those of .* by nan"):
-        export(str(run), tmp_path / "output")
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"run": "x"}', '{"run": 1}'])

@@ -1,8 +1,6 @@
 """Contextual vectors of texts, and the features on disk that train a BiLSTM."""
 
-import errno
 import json
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -97,13 +95,6 @@ def test_other_weights_texts_layers_and_precisions_have_other_files(checkpoint, 
     assert set(folder.iterdir()) == paths  # and nothing temporary
 
 
-def test_half_precision_takes_half_the_room(checkpoint, sequences, tmp_path):
-    whole, half = (cache(checkpoint, sequences, tmp_path, half=flag) for flag in (False, True))
-    assert (half.values.dtype, whole.values.dtype) == (np.float16, np.float32)
-    assert half.values.nbytes * 2 == whole.values.nbytes
-    np.testing.assert_allclose(half.values, whole.values, rtol=1e-3, atol=1e-3)
-
-
 def test_a_killed_computation_leaves_nothing_that_is_taken_for_whole(checkpoint, sequences, tmp_path, monkeypatch):
     compute = features.run_encoder
 
@@ -121,52 +112,6 @@ def test_a_killed_computation_leaves_nothing_that_is_taken_for_whole(checkpoint,
     )
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(checkpoint, sequences, tmp_path, monkeypatch):
-    def fill(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(features, "write_features", fill)
-    with pytest.raises(UsageError, match="the disk is full"):
-        cache(checkpoint, sequences, tmp_path / "kept")
-    assert list((tmp_path / "kept").iterdir()) == []
-
-
-def test_a_cache_that_cannot_be_written_names_the_key_for_another(checkpoint, sequences, tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.EROFS, "Read-only file system", str(tmp_path / "kept" / "a.npy"))
-
-    monkeypatch.setattr(features, "write_features", refuse)
-    with pytest.raises(UsageError, match=r"kept cannot be written to: .* or name another path$"):
-        cache(checkpoint, sequences, tmp_path / "kept")
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"the folder .* cannot be used: .* --set data.features_dir=DIR$"):
-        cache(checkpoint, sequences, tmp_path / "file" / "kept")
-
-
-def test_without_a_cache_the_key_for_a_folder_is_named(checkpoint, sequences, tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "file"))
-    with pytest.raises(UsageError, match=r"the cache of features .* --set data.features_dir=DIR.* cannot be used"):
-        cache(checkpoint, sequences, "")
-
-
-def test_sums_and_concatenations_share_a_file_and_other_ends_do_not(checkpoint, sequences, tmp_path):
-    paths = [cache(checkpoint, sequences, tmp_path, layers).path for layers in ("sum-last-four", "concat-last-four")]
-    assert paths[0] == paths[1]
-    places = np.concatenate(PLACES).astype(np.int64)
-    other = cache_features(checkpoint, "sum-last-four", sequences, places, np.array([3, 5, 5, 9]), folder=tmp_path)
-    assert other != paths[0]
-
-
-def test_features_travel_to_other_processes_without_their_values(checkpoint, sequences, tmp_path):
-    data = cache(checkpoint, sequences, tmp_path / "kept")
-    assert data.values.shape == (9, 4, 32)
-    assert isinstance(data.values, np.memmap)
-    text = pickle.dumps(data)
-    assert len(text) < data.values.nbytes
-    np.testing.assert_array_equal(pickle.loads(text).values, data.values)
-
-
 def test_a_batch_is_padded_to_its_most_words(checkpoint, sequences, tmp_path):
     data = cache(checkpoint, sequences, tmp_path / "kept")
     batch = pad_features(data.__getitems__([0, 1, 2]))
@@ -176,18 +121,6 @@ def test_a_batch_is_padded_to_its_most_words(checkpoint, sequences, tmp_path):
     torch.testing.assert_close(batch["features"][1], torch.from_numpy(data[1]["features"].copy()))
     assert batch["features"][0, 2].abs().sum() == 0
     assert pad_features(data.__getitems__([2]))["features"].shape == (1, 1, 4, 32)  # a sentence without a word
-
-
-def test_no_word_at_all_is_a_file_without_rows(checkpoint, sequences, tmp_path):
-    nothing, ends = np.zeros(0, np.int64), np.zeros(4, np.int64)
-    data = Features(cache_features(checkpoint, "last", sequences, nothing, ends, folder=tmp_path), ends, nothing)
-    assert data.values.shape == (0, 1, 32)
-    assert data[3]["labels"].tolist() == []
-
-
-def test_the_users_cache_is_the_default(checkpoint, sequences, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "cache"))
-    assert cache(checkpoint, sequences, "").path.parent == tmp_path / "cache" / "bertkit" / "features" / "default"
 
 
 # --- Of text ----------------------------------------------------------------------------------------------------------
@@ -234,13 +167,6 @@ def test_special_tokens_written_out_are_words_like_others(checkpoint, tmp_path):
         np.testing.assert_allclose(word["vector"], state, rtol=1e-4, atol=1e-5)
 
 
-def test_cls_of_a_left_to_right_model_says_nothing_and_is_refused(tmp_path, source):
-    left = str(write_checkpoint(tmp_path / "left", is_decoder=True))
-    with pytest.raises(UsageError, match=r"reads left to right.*--pool mean or words"):
-        extract(left, source, "last", tmp_path / "a.npz", "cls")
-    assert extract(left, source, "last", tmp_path / "a.npz", "mean") == len(TEXTS)
-
-
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_a_text_has_one_vector(pool, checkpoint, source, tmp_path):
     extract(checkpoint, source, "last", tmp_path / "a.npz", pool)
@@ -262,23 +188,6 @@ def test_both_forms_say_the_same(checkpoint, source, tmp_path):
         assert arrays[name].tolist() == [word[key] for _, word in words]
     assert arrays["vectors"].shape == (len(words), 4 * 32)
     np.testing.assert_allclose(arrays["vectors"], [word["vector"] for _, word in words], rtol=1e-6)
-
-
-def test_the_layers_of_a_sum_weigh_the_same(checkpoint, source, tmp_path):
-    for layers in ("sum-last-four", "concat-last-four"):
-        extract(checkpoint, source, layers, tmp_path / f"{layers}.npz")
-    summed, side_by_side = (
-        np.load(tmp_path / f"{name}.npz")["vectors"] for name in ("sum-last-four", "concat-last-four")
-    )
-    np.testing.assert_allclose(summed, side_by_side.reshape(-1, 4, 32).sum(1), rtol=1e-4, atol=1e-5)
-
-
-def test_a_link_stays_one(checkpoint, source, tmp_path):
-    (tmp_path / "real.jsonl").write_text("old")
-    (tmp_path / "link.jsonl").symlink_to(tmp_path / "real.jsonl")
-    extract(checkpoint, source, "last", tmp_path / "link.jsonl")
-    assert (tmp_path / "link.jsonl").is_symlink()
-    assert json.loads((tmp_path / "real.jsonl").read_text().splitlines()[0])
 
 
 def test_many_texts_are_read_some_at_a_time(checkpoint, tmp_path, monkeypatch):
@@ -332,14 +241,6 @@ def test_a_model_that_gives_nan_or_infinite_vectors_is_refused(value, name, chec
     with pytest.raises(UsageError, match=message):
         cache(checkpoint, sequences, tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_an_output_that_is_the_input_is_refused(checkpoint, tmp_path):
-    source = tmp_path / "a.jsonl"
-    source.write_text("good\n")
-    with pytest.raises(UsageError, match=r"a.jsonl is also the input and would be overwritten; name another"):
-        extract(checkpoint, source, "last", tmp_path / "." / "a.jsonl")
-    assert source.read_text() == "good\n"
 
 
 def test_a_word_has_another_vector_in_another_context(tmp_path):

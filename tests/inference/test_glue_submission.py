@@ -174,25 +174,6 @@ def test_equal_files_make_equal_zips_and_nothing_else_is_left(runs, tmp_path):
     assert (folder / "one.zip").read_bytes() != (folder / "two.zip").read_bytes()
 
 
-def test_a_zip_that_cannot_be_finished_leaves_the_older_one(tmp_path, monkeypatch):
-    (tmp_path / "glue.zip").write_bytes(b"an older one")
-    write, written = zipfile.ZipFile.writestr, []
-
-    def fill_disk(archive, entry, *arguments):
-        if written:
-            raise OSError(28, "No space left on device")
-        written.append(entry.filename)
-        write(archive, entry, *arguments)
-
-    monkeypatch.setattr(zipfile.ZipFile, "writestr", fill_disk)
-    with pytest.raises(UsageError, match=r"glue\.zip cannot be written to: the disk is full \(No space left") as error:
-        write_zip({"CoLA.tsv": "a\n", "RTE.tsv": "b\n"}, tmp_path / "glue.zip")
-    assert "\n" not in str(error.value)
-    assert written == ["CoLA.tsv"]
-    assert [path.name for path in tmp_path.iterdir()] == ["glue.zip"]
-    assert (tmp_path / "glue.zip").read_bytes() == b"an older one"
-
-
 @pytest.mark.parametrize(
     ("target", "message"),
     [
@@ -255,24 +236,9 @@ def test_a_download_with_gaps_is_named_before_anything_is_trained(tmp_path):
         keep_complete(names, tmp_path / "nowhere", tested=True, partial=True)
 
 
-@pytest.mark.parametrize("partial", [False, True])
-def test_a_whole_download_keeps_every_task_without_a_word(tmp_path, partial):
-    lines = []
-    data, names = write_glue(tmp_path), list_tasks("all")
-    assert keep_complete(names, data, tested=True, partial=partial, report=lines.append) == names
-    assert lines == []
-
-
 @pytest.mark.parametrize("content", [b"", b"garbage\nfoo\n", b"index\tprediction\n0\tmaybe\n", b"\xff\xfe\n"])
 def test_what_is_no_prediction_is_refused(runs, content):
     (runs / "rte" / "predictions" / "RTE.tsv").write_bytes(content)
     with pytest.raises(UsageError, match=r"RTE\.tsv") as error:
         gather(runs)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("content", ["[]", "null", "5", "{}", '{"chosen": [{}]}', '{"chosen": 5}'])
-def test_a_result_that_is_none_is_refused(runs, content):
-    (runs / "study.json").write_text(content)
-    with pytest.raises(UsageError, match=r"study\.json is damaged .*; delete it"):
-        find_runs(runs)

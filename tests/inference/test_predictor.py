@@ -5,11 +5,6 @@ import json
 import math
 import os
 import re
-import shlex
-import shutil
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +24,7 @@ from bertkit.errors import UsageError
 from bertkit.inference import predictor as module
 from bertkit.inference.batching import count_characters, cut_into_chunks
 from bertkit.inference.predictor import Predictor, write_file, write_lines
-from bertkit.model import heads, pretraining_heads
+from bertkit.model import heads
 from bertkit.model.config import BertConfig
 from bertkit.system.progress import ignore
 from bertkit.tasks.ner import NER
@@ -129,15 +124,6 @@ def test_several_labels_a_text_have_a_probability_each(count, tmp_path):
     assert predictor.describe({"labels": [], "probabilities": {"a": 0.1}}) == "(no label)"
 
 
-def test_a_regression_on_several_scores_names_each(tmp_path):
-    folder = write_head(tmp_path, "BertForSequenceClassification", num_labels=2, problem_type="regression")
-    texts, predictor = make_texts(6), Exact(folder)
-    stock = pipeline("text-classification", model=str(folder), function_to_apply="none", top_k=None)(texts)
-    for result, found in zip(predictor(texts), stock, strict=True):
-        assert result["scores"] == pytest.approx({entry["label"]: entry["score"] for entry in found}, abs=1e-5)
-    assert predictor.describe({"scores": {"a": 0.25, "b": -3.0}}) == "a 0.250, b -3.000"
-
-
 def test_a_text_that_is_too_long_is_cut_as_in_training(classifier):
     text = " ".join(FILLERS * 40)
     cut = AutoTokenizer.from_pretrained(classifier)(text, truncation=True, max_length=128, return_tensors="pt")
@@ -227,11 +213,6 @@ def test_answers_are_those_of_the_run_with_its_tau(squad_run):
         assert len({bool(result["answer"]) for result in results}) == 2, "some are answered and some are not"
 
 
-def test_an_empty_context_has_no_answer(squad_run):
-    with pytest.raises(UsageError, match="input 0: context is empty"):
-        Exact(squad_run[0])([{"question": "who?", "context": " "}])
-
-
 # --- Tags -------------------------------------------------------------------------------------------------------------
 
 
@@ -291,22 +272,6 @@ def test_a_long_text_is_tagged_whole_and_each_part_sees_its_neighbours(ner_run):
     assert [word for sentence in data.text.sentences for word in sentence.words] == words
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("EU rejects the U.N.'s call.", ["EU", "rejects", "the", "U.N.'s", "call", "."]),
-        ("(Blackburn, 1996-08-22)", ["(", "Blackburn", ",", "1996-08-22", ")"]),
-        ("我在北京 2024 年", ["我", "在", "北", "京", "2024", "年"]),
-        ("naïve café\u200b!", ["naïve", "café", "!"]),
-        ("東京タワーへAdaと", [*"東京タワーへ", "Ada", "と"]),
-        ("ที่ลี่ 10 ព្រះ", ["ที่", "ลี่", "10", "ព្", "រះ"]),
-        ("  ", []),
-    ],
-)
-def test_texts_are_cut_into_words_as_in_conll(text, words):
-    assert [text[start:end] for start, end in split_words(text)] == words
-
-
 def test_a_word_longer_than_the_model_is_truncated(ner_run):
     words = ["so", "-".join(["good"] * 30), "bad"]
     (result,) = Exact(ner_run[0])([{"words": words}])
@@ -362,19 +327,6 @@ def test_a_pretraining_s_model_takes_texts_as_long_as_its_longest_phase(tmp_path
         predictor(["[MASK]" + " good" * 46])
 
 
-def test_a_mask_is_filled_with_a_token_that_there_is(tmp_path):
-    """Vocabulary sizes are often rounded up: the model has scores for tokens that the tokenizer lacks."""
-    folder = write_head(tmp_path, "BertForMaskedLM", vocab_size=500)
-    model = pretraining_heads.BertForMaskedLM.from_pretrained(folder)
-    with torch.no_grad():
-        model.cls.predictions.bias[450:] += 9.0
-    model.save_pretrained(folder)
-    (mask,) = Exact(folder, top=3)([f"{FILLERS[0]} [MASK]"])[0]["masks"]
-    assert len(mask["words"]) == 3
-    assert all(found["word"] in load_tokenizer(str(folder)).get_vocab() for found in mask["words"])
-    assert sum(found["probability"] for found in mask["words"]) < 0.1, "the others keep theirs"
-
-
 @pytest.mark.parametrize("head", ["BertForNextSentencePrediction", "BertForPreTraining"])
 def test_next_sentences_are_judged_as_by_stock_transformers(head, tmp_path):
     folder = write_head(tmp_path, head)
@@ -411,16 +363,6 @@ def test_weights_that_are_missing_are_not_drawn(classifier, tmp_path):
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForSequenceClassification"]}))
     with pytest.raises(UsageError, match=r"lacks weights of its BertForSequenceClassification: classifier"):
         Exact(folder)
-
-
-@pytest.mark.parametrize(
-    "setting", [{"return_dict": False}, {"output_attentions": True}, {"output_hidden_states": True}]
-)
-def test_what_a_configuration_returns_changes_nothing(setting, classifier, tmp_path):
-    folder = shutil.copytree(classifier, tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | setting))
-    assert Exact(folder)(["good"]) == Exact(classifier)(["good"])
 
 
 def write_head_with(folder, **config):
@@ -462,14 +404,6 @@ def test_a_damaged_recipe_beside_the_weights_is_one_line(recipe, named, tmp_path
     (folder / "recipe.toml").write_text(recipe + "\n")
     with pytest.raises(UsageError, match=rf"^the run's recipe.toml is damaged \(.*{named}"):
         Exact(folder)
-
-
-def test_a_tokenizer_without_a_mask_is_one_line(tmp_path):
-    folder = write_head(tmp_path, "BertForMaskedLM")
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"mask_token": None}))
-    with pytest.raises(UsageError, match="has no mask"):
-        Exact(folder)(["[MASK] good"])
 
 
 @pytest.mark.parametrize(
@@ -515,12 +449,6 @@ def test_an_input_that_is_none_is_named(given, message, classifier):
         Exact(classifier)(["good", given])
 
 
-def test_a_pair_of_which_a_text_is_missing_is_named(classifier):
-    message = "^input 0: the input has text; this model takes two texts: give text and text_pair$"
-    with pytest.raises(UsageError, match=message):
-        Exact(classifier, pairs=True)([{"text": "good"}])
-
-
 @pytest.mark.parametrize(
     "given",
     [
@@ -537,14 +465,6 @@ def test_endings_that_are_none_are_named(given, tmp_path):
     message = "^input 0: endings must be a list of at least two strings, and start must be a string; correct them$"
     with pytest.raises(UsageError, match=message):
         Exact(folder)([{"context": "so"} | given])
-
-
-@pytest.mark.parametrize("words", [3, ["good", 3], None])
-def test_words_that_are_none_are_named(words, tmp_path):
-    folder = write_head(tmp_path, "BertForTokenClassification")
-    message = "^input 0: words must be a list of strings; for a single string use the key text$"
-    with pytest.raises(UsageError, match=message):
-        Exact(folder)([{"words": words}])
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------
@@ -573,12 +493,6 @@ def test_standard_input_is_text_but_for_lines_that_begin_as_json(monkeypatch):
     assert [line.place for line in lines] == [f"standard input, line {number}" for number in range(1, 7)]
 
 
-def test_standard_input_that_is_closed_is_one_line(monkeypatch):
-    monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(UsageError, match="standard input is closed; pipe the inputs to it or name a file"):
-        list(read_inputs("-"))
-
-
 @pytest.mark.parametrize("name", ["a.txt", "link.txt", "twin.txt", "sub/../a.txt", "-"])
 def test_an_output_that_is_the_input_is_refused(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -592,13 +506,6 @@ def test_an_output_that_is_the_input_is_refused(name, tmp_path, monkeypatch):
             check_output("-" if name == "-" else "a.txt", tmp_path / ("a.txt" if name == "-" else name))
         check_output("-", tmp_path / "b.txt")
         check_output("-", Path(os.devnull))
-
-
-def test_the_command_does_not_replace_its_input(call, classifier, tmp_path):
-    (tmp_path / "a.txt").write_text("good\n")
-    code, _, err = call("predict", classifier, "--input", "a.txt", "--output", "./a.txt")
-    assert (code, err.count("\n")) == (2, 1)
-    assert (tmp_path / "a.txt").read_text() == "good\n"
 
 
 BAD = [
@@ -642,16 +549,6 @@ def test_a_bad_line_is_named_and_does_not_stop_the_others(name, content, wrong, 
             assert result["label"]
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="there is no /proc")
-@pytest.mark.parametrize("name", ["a.jsonl", "a.tsv"])
-def test_a_file_whose_content_does_not_come_is_one_line(name, tmp_path):
-    """Reading into address 0 fails like a bad sector."""
-    (tmp_path / name).symlink_to("/proc/self/mem")
-    with pytest.raises(UsageError) as error:
-        list(read_inputs(str(tmp_path / name)))
-    assert str(error.value) == f"{tmp_path / name} cannot be read (Input/output error); check its path and permissions"
-
-
 def test_nothing_is_left_of_an_output_that_fails(tmp_path, classifier):
     def fail():
         yield {"label": "x"}
@@ -663,46 +560,6 @@ def test_nothing_is_left_of_an_output_that_fails(tmp_path, classifier):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written"):
         write_file([], tmp_path / "file" / "out.jsonl", ignore, write_lines)
-
-
-@pytest.mark.slow
-def test_a_stream_is_written_behind_what_is_there(classifier, tmp_path):
-    log = tmp_path / "log.txt"
-    for output in ("/dev/stdout", "/proc/self/fd/1", "/dev/fd/1"):
-        log.write_text("precious\n")
-        command = [sys.executable, "-m", "bertkit", "predict", str(classifier), "good", "--precision", "fp32"]
-        with log.open("a") as stream:
-            subprocess.run([*command, "--output", output], stdout=stream, check=True)
-        first, result, said = log.read_text().splitlines()
-        assert first == "precious"
-        assert json.loads(result) == Exact(classifier)(["good"])[0]
-        assert said == f"1 result in {output}"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-def test_standard_output_that_is_full_or_closed_is_no_traceback(classifier):
-    command = [sys.executable, "-m", "bertkit", "predict", str(classifier), "good"]
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 2
-    said = "(No space left on device); free some space or redirect the output, and try again"
-    assert done.stderr == f"bertkit: cannot write to standard output {said}\n"
-    closed = subprocess.run(f"{shlex.join(command)} >&-", shell=True, stderr=subprocess.PIPE, text=True)
-    assert (closed.returncode, closed.stderr) == (0, "")
-
-
-def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path):
-    (tmp_path / "link.jsonl").symlink_to(tmp_path / "there.jsonl")
-    write_file([{"label": "x"}], tmp_path / "link.jsonl", ignore, write_lines)
-    assert (tmp_path / "link.jsonl").is_symlink()
-    assert (tmp_path / "there.jsonl").read_text() == '{"label": "x"}\n'
-    os.mkfifo(tmp_path / "pipe")
-    with ThreadPoolExecutor(1) as pool:
-        reader = pool.submit((tmp_path / "pipe").read_text)
-        write_file([{"label": "y"}], tmp_path / "pipe", ignore, write_lines)
-        assert reader.result(timeout=10) == '{"label": "y"}\n'
-    assert (tmp_path / "pipe").is_fifo()
 
 
 # --- Truncated inputs -------------------------------------------------------------------------------------------------
@@ -735,10 +592,6 @@ def test_endings_and_questions_that_are_cut_say_so(tmp_path, squad_run):
     ask = {"context": " ".join(FILLERS * 20)}
     questions = [ask | {"question": " ".join(["good"] * count)} for count in (3, 12, 13)]
     assert count_cut(Exact(squad_run[0]), *questions) == [False, False, True]
-
-
-def test_nothing_is_cut_of_text_that_is_tagged(ner_run):
-    assert count_cut(Exact(ner_run[0]), "good " * 200, "good") == [False, False]
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
@@ -779,25 +632,6 @@ def test_the_command_reads_standard_input(call, classifier, monkeypatch):
     assert [json.loads(line) for line in out.splitlines()] == Predictor(classifier)(["good", "bad"])
 
 
-@pytest.mark.slow
-def test_what_somebody_types_is_answered_line_by_line(classifier):
-    """In a terminal the second line is written only after the first answer has arrived."""
-    ours, theirs = os.openpty()
-    command = [sys.executable, "-m", "bertkit", "predict", str(classifier), "--input", "-"]
-    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            for text in ("good", "bad"):
-                os.write(ours, f"{text}\n".encode())
-                found = json.loads(process.stdout.readline())
-                assert [found] == Predictor(classifier)([text])
-            os.write(ours, b"\x04")
-            assert process.wait(timeout=60) == 0
-        finally:
-            process.kill()
-            os.close(ours)
-            os.close(theirs)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -822,11 +656,6 @@ def test_texts_one_after_the_other_are_inputs_of_the_model(classifier, squad_run
     assert Exact(squad_run[0]).group(["q", "c", "q", "d"]) == [["q", "c"], ["q", "d"]]
     choice = write_head(tmp_path, "BertForMultipleChoice")
     assert Exact(choice).group(["c", "a", "b", "d"]) == [["c", "a", "b", "d"]]
-
-
-def test_words_of_a_result_are_one_line(squad_run):
-    said = Exact(squad_run[0]).describe({"answer": "a\nb", "best": {"text": "a\nb", "score": 1.0}})
-    assert said == "a b  (score 1.00)"
 
 
 def test_every_kind_of_result_has_words(squad_run, ner_run, tmp_path):
@@ -870,12 +699,3 @@ def test_the_rows_of_a_frame_are_inputs_whose_texts_are_the_columns_of_the_run(t
         predictor(frame.drop(columns="body"))
     with pytest.raises(UsageError, match="inputs must be a list, got dict"):
         predictor(frame.to_dict("list"))
-
-
-def test_the_predictor_is_a_public_name_and_takes_lists(classifier):
-    assert bertkit.Predictor is Predictor
-    for one in ("good", {"text": "good"}):
-        with pytest.raises(
-            UsageError, match=r"inputs must be a list, got (str|dict); give \[input\], a list of inputs or a DataFrame"
-        ):
-            Exact(classifier)(one)

@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import socket
-import sys
 import threading
 import time
 from base64 import b64encode
@@ -20,7 +19,6 @@ pytest.importorskip("fastapi")  # the extra `serve`
 
 from jsonschema import Draft202012Validator
 
-from bertkit.errors import name_extra
 from bertkit.inference import server as module
 from bertkit.inference.batching import Batcher
 from bertkit.inference.predictor import Predictor
@@ -138,11 +136,6 @@ def test_other_requests_are_refused_too(method, path, headers, status, client):
     assert answered["X-Content-Type-Options"] == "nosniff"
     if status > 400:
         assert list(json.loads(content)) == ["error"]
-
-
-def test_answers_do_not_wait_for_acknowledgements():
-    with module.bind("127.0.0.1", 0) as listener:
-        assert listener.proto == socket.IPPROTO_TCP  # without it asyncio leaves Nagle's algorithm on: 40 ms an answer
 
 
 # --- Limits -----------------------------------------------------------------------------------------------------------
@@ -377,14 +370,6 @@ def test_an_address_that_cannot_be_used_is_named(call):
     code, _, said = call("serve", "nowhere", "--host", "0.0.0.0", "--port", "0")
     line = "bertkit: --host 0.0.0.0 lets other machines use the model; give a --token that they must send\n"
     assert (code, said) == (2, line)
-
-
-def test_an_absent_extra_is_named(call, monkeypatch):
-    monkeypatch.delitem(sys.modules, "bertkit.inference.server", raising=False)
-    monkeypatch.delattr("bertkit.inference.server", raising=False)
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    code, _, said = call("serve", "nowhere")
-    assert (code, said) == (2, f"bertkit: bertkit serve needs packages that are not installed; {name_extra('serve')}\n")
 
 
 def test_an_ending_counts_with_its_context():

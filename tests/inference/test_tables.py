@@ -108,16 +108,6 @@ def test_parquet_keeps_the_types_of_simple_columns(classifier, tmp_path):
     assert "text is 'None', not a string" in rows[1]["error"]
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_a_table_without_rows_names_its_columns(suffix, classifier, tmp_path):
-    (tmp_path / "in.jsonl").write_text("\n")
-    predict_file(classifier, tmp_path / "in.jsonl", tmp_path / f"out{suffix}")
-    if suffix == ".csv":
-        assert (tmp_path / "out.csv").read_text().splitlines() == [",".join(CLASSES)]
-    else:
-        assert parquet.read_schema(tmp_path / "out.parquet").names == CLASSES
-
-
 def test_numbers_have_the_column_prediction(tmp_path):
     one = write_head(tmp_path / "one", "BertForSequenceClassification", num_labels=1, problem_type="regression")
     two = write_head(tmp_path / "two", "BertForSequenceClassification", num_labels=2, problem_type="regression")
@@ -168,22 +158,6 @@ def test_a_table_takes_little_memory(suffix, tmp_path, monkeypatch):
 
 
 # --- Columns of the texts ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("missing.jsonl", b'{"text": "a"}\n{"id": 1}\n'),
-        ("index.csv", b",text\n0,a\n1,b\n"),
-        ("excel.csv", b"id;text\n0;a\n1;b\n"),
-        ("old.csv", "text\na\n5 €\n".encode("cp1252")),
-    ],
-    ids=["missing key", "index of pandas", "semicolons", "cp1252"],
-)
-def test_files_as_people_have_them_have_an_answer_for_every_row(name, content, classifier, tmp_path):
-    (tmp_path / name).write_bytes(content)
-    counts = predict_file(classifier, tmp_path / name, tmp_path / "out.jsonl")
-    assert (counts.count, counts.errors) == (2, 0)
 
 
 def test_a_table_beside_one_with_a_byte_order_mark_has_one(call, classifier, tmp_path):
@@ -353,11 +327,3 @@ def test_a_head_without_the_format_says_so_before_anything_is_read(head, argumen
     code, out, err = call("predict", tmp_path / "model", "--input", "-", *arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert words in err
-
-
-def test_next_sentences_have_a_column(tmp_path):
-    write_head(tmp_path, "BertForNextSentencePrediction")
-    (tmp_path / "in.jsonl").write_text('{"text": "good", "text_pair": "bad"}\n')
-    predict_file(tmp_path, tmp_path / "in.jsonl", tmp_path / "out.parquet")
-    (row,) = read_back(tmp_path / "out.parquet")
-    assert row["next_sentence"] == Exact(tmp_path)([("good", "bad")])[0]["next_sentence"]

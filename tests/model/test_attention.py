@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bertkit.model import attention, packing
 from bertkit.model.attention import attend_flash, attend_grouped, attend_jagged, attend_unpacked
@@ -98,15 +97,6 @@ def test_some_tokens_attend_as_all_do(lengths: list[int], kernel: str, data: st.
         torch.testing.assert_close(got, wanted)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_path_with_dropout_is_the_same_attention(causal: bool) -> None:
-    """At a rate too small to drop anything, the hand-written product equals the fused one."""
-    lengths = [3, 1, 7, 7, 2, 5]
-    states = draw_states(sum(lengths), 2, 4, dtype=torch.double)
-    mixed = attend_grouped(*states, lay_out_lengths(lengths), 1e-9, 0.5, causal)
-    torch.testing.assert_close(mixed, attend_naively(*states, lengths, 0.5, causal))
-
-
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 @pytest.mark.parametrize("kind", ["all", "causal", "narrowed"])
 @pytest.mark.parametrize("lengths", [[20, 20, 20, 20, 20, 20], [3, 1, 7, 7, 2, 5, 12, 30, 17]])
@@ -167,20 +157,6 @@ def test_nothing_that_comes_with_training_s_attention_is_changed(dtype: torch.dt
         assert torch.equal(x, was)
 
 
-def test_training_takes_its_own_attention_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With dropout or a gradient; otherwise torch's kernel is faster."""
-    taken = []
-    for name in ("attend_on_cpu", "attend_grouped"):
-        monkeypatch.setattr(attention, name, lambda query, *rest, name=name: taken.append(name) or query)
-    module = nn.Module()
-    module.is_causal = False
-    states = [torch.zeros(1, 2, 3, 8) for _ in range(3)]
-    for rate, gradient in ((0.1, False), (0.0, True), (0.0, False)):
-        query = states[0].clone().requires_grad_(gradient)
-        attention.attend_packed(module, query, *states[1:], None, dropout=rate, layout=lay_out_lengths([3]))
-    assert taken == ["attend_on_cpu", "attend_on_cpu", "attend_grouped"]
-
-
 def draw_probabilities(kernel: str, lengths: list[int], rate: float, **options) -> list[Tensor]:
     """Return the probabilities (A, length, length) after dropout: zero queries, unit vectors as values.
 
@@ -212,21 +188,6 @@ def test_dropout_drops_probabilities_and_keeps_their_mean(kernel: str) -> None:
     check_dropout(kernel, [9, 2, 30, 30, 17], rate=0.3, draws=60, slack=1e-4)
 
 
-def test_transformers_finds_packed_attention_by_its_name() -> None:
-    module = nn.Module()
-    module.is_causal = False
-    layout = lay_out_lengths([5, 3])
-    query, key, value = (torch.randn(1, 2, 8, 4) for _ in range(3))
-
-    def attend(rate: float) -> Tensor:
-        return ALL_ATTENTION_FUNCTIONS[PACKED](module, query, key, value, None, dropout=rate, layout=layout)[0]
-
-    assert attend(0.5).shape == (1, 8, 2, 4)
-    assert not torch.equal(attend(0.5), attend(0.5))
-    expected = attend_naively(*(x[0].transpose(0, 1) for x in (query, key, value)), [5, 3], 1.0, False)
-    torch.testing.assert_close(attend(0.0)[0], expected)
-
-
 # --- Groups -----------------------------------------------------------------------------------------------------------
 
 
@@ -244,23 +205,6 @@ def test_groups_cover_each_token_once(lengths: list[int]) -> None:
         assert group.flag_real().view(group.shape)[:, 0].all()
 
 
-@given(lengths=lengths)
-def test_what_moves_into_the_groups_comes_back(lengths: list[int]) -> None:
-    layout = lay_out_lengths(lengths)
-    tokens, places, real = layout.find_moves()
-    x = torch.randn(sum(lengths), 3)
-    assert torch.equal(x[tokens][places], x)
-    assert (real is None) == (len(tokens) == len(x))
-    if real is not None:
-        assert torch.equal(real.flatten().nonzero().flatten(), places.sort().values)
-
-
-@given(lengths=lengths)
-def test_groups_waste_no_more_than_padding_does(lengths: list[int]) -> None:
-    places = sum(math.prod(group.shape) for group in lay_out_lengths(lengths).groups)
-    assert sum(lengths) <= places <= len(lengths) * max(lengths)
-
-
 def test_a_worked_example_of_groups() -> None:
     """Five sequences of 1, 4, 2, 4 and 1 tokens; sorted by length and split into four groups: (1, 1), (2), (4), (4)."""
     layout = lay_out_lengths([1, 4, 2, 4, 1])
@@ -272,20 +216,6 @@ def test_a_worked_example_of_groups() -> None:
     assert tokens.tolist() == [0, 11, 5, 6, 1, 2, 3, 4, 7, 8, 9, 10]
     assert places.tolist() == [0, 4, 5, 6, 7, 2, 3, 8, 9, 10, 11, 1]
     assert real is None
-
-
-def test_a_padded_place_repeats_the_last_token() -> None:
-    layout = lay_out_lengths([1, 3, 3, 3, 3])
-    assert layout.groups[0].tokens.tolist() == [0, 0, 0, 1, 2, 3]
-    assert layout.groups[0].real.tolist() == [[True, False, False], [True, True, True]]
-    assert layout.find_moves()[2].flatten().tolist() == [True, False, False] + [True] * 12
-
-
-@pytest.mark.parametrize("mask", [None, torch.ones(6, 7)])
-def test_equal_lengths_are_one_group_without_a_mask(mask: Tensor | None) -> None:
-    (group,) = lay_out((6, 7), mask, PACKED, CPU).groups
-    assert group.shape == (6, 7)
-    assert group.real is None
 
 
 # --- Layouts ----------------------------------------------------------------------------------------------------------
@@ -318,15 +248,6 @@ def test_both_layouts_have_the_same_first_and_last_tokens(rows: list[list[bool]]
     assert padded.pack(x) is x
     assert torch.equal(packed.first(packed.pack(x)), padded.first(x))
     assert torch.equal(packed.last(packed.pack(x)), padded.last(x))
-
-
-@pytest.mark.parametrize("kernel", [PACKED, "sdpa"])
-def test_without_a_mask_every_token_is_real(kernel: str) -> None:
-    layout, x = lay_out((2, 3), None, kernel, CPU), torch.randn(2, 3, 5)
-    packed = layout.pack(x)
-    assert torch.equal(layout.unpack(packed, fill=9.0), x)
-    assert torch.equal(layout.first(packed), x[:, 0])
-    assert torch.equal(layout.last(packed), x[:, -1])
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 4, 4), (2, 3), (1, 4)])

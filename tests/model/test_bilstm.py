@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
 import bertkit
-from bertkit.model import bilstm, bilstm_heads, cpu
+from bertkit.model import bilstm, bilstm_heads
 from bertkit.model.bilstm import FEATURE_LAYERS, BertBiLSTM, BertLayerMix, select_features
 from bertkit.model.config import BertConfig
 from bertkit.model.packing import PACKED, Packed, lay_out
@@ -88,26 +87,6 @@ def test_under_autocast_a_bilstm_on_a_cpu_computes_in_full_precision(monkeypatch
     assert (plain[0] - exact[0]).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize(
-    ("sizes", "dtype", "expected"),
-    [
-        ((1024, 512), torch.float32, True),
-        ((1025, 4), torch.float32, False),
-        ((4, 513), torch.float32, False),
-        ((4, 4), torch.bfloat16, False),
-        ((4, 4), torch.float64, False),
-    ],
-)
-def test_which_kernel_a_bilstm_takes(sizes, dtype, expected, monkeypatch) -> None:
-    lstm = nn.LSTM(*sizes, num_layers=2, bidirectional=True).to(dtype)
-    tokens, layout = make_packed([3, 2], sizes[0])
-    taken = []
-    plain = cpu.run_bilstm_on_cpu
-    monkeypatch.setattr(bilstm, "run_bilstm_on_cpu", lambda *given: taken.append(1) or plain(*given))
-    assert bilstm.run_bilstm(lstm, tokens.to(dtype), layout).shape == (5, 2 * sizes[1])
-    assert bool(taken) == expected
-
-
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("head", TOPS)
 def test_kernels_agree(head: str, left: bool) -> None:
@@ -119,29 +98,6 @@ def test_kernels_agree(head: str, left: bool) -> None:
         found = collect(model(**batch, **labels), batch["attention_mask"])
         for name, value in collect(expected, batch["attention_mask"]).items():
             assert differ(found[name], value) < 1e-5, (kernel, name)
-
-
-@pytest.mark.parametrize("head", TOPS)
-def test_padding_changes_nothing(head: str) -> None:
-    batch, _ = prepare(head)
-    wider = {name: nn.functional.pad(column, (0, 9)) for name, column in batch.items()}
-    model = make_model(head)
-    found, expected = collect(model(**wider), wider["attention_mask"]), collect(model(**batch), batch["attention_mask"])
-    for name, value in expected.items():
-        assert differ(found[name][..., : value.shape[-1]], value) < 1e-5, name
-
-
-@pytest.mark.parametrize("head", TOPS)
-def test_the_bilstm_is_between_encoder_and_head(head: str) -> None:
-    batch, _ = prepare(head)
-    model = make_model(head)
-    before = collect(model(**batch), batch["attention_mask"])
-    plain = getattr(bertkit, head.replace("BiLSTM", ""))._from_config(model.config, attn_implementation="packed").eval()
-    left_out = plain.load_state_dict(model.state_dict(), strict=False)
-    assert {name.rpartition(".")[0] for name in left_out.unexpected_keys} == {"bilstm.lstm"}
-    assert not left_out.missing_keys
-    after = collect(plain(**batch), batch["attention_mask"])
-    assert all(differ(after[name], value) > 1e-3 for name, value in before.items() if name.endswith("logits"))
 
 
 @pytest.mark.parametrize("head", TOPS)
@@ -179,16 +135,6 @@ def test_a_sentence_is_read_where_each_direction_has_seen_all_of_it() -> None:
         for row, length in enumerate(LENGTHS):
             _, (last, _) = module.lstm(states[row, :length])  # (4, 5): two layers in two directions
             torch.testing.assert_close(found[row], last[2:].flatten())
-
-
-def test_a_left_to_right_model_with_a_bilstm_tells_texts_apart() -> None:
-    model = make_model("BertBiLSTMForSequenceClassification", is_decoder=True)
-    batch, _ = prepare("BertBiLSTMForSequenceClassification", [9, 9])
-    batch["input_ids"][:] = batch["input_ids"][0].clone()
-    batch["token_type_ids"][:] = batch["token_type_ids"][0].clone()
-    batch["input_ids"][1, -1] += 1
-    first, second = model(**batch).logits
-    assert (first - second).abs().max() > 1e-3
 
 
 # --- A frozen encoder -------------------------------------------------------------------------------------------------
@@ -267,12 +213,6 @@ def test_features_that_were_computed_before_give_the_same(layers: str) -> None:
     assert expected.logits[places < 0].abs().sum() == 0
 
 
-def test_without_places_every_token_is_a_word() -> None:
-    model, batch = make_features_model(), make_batch(LENGTHS)
-    places = torch.where(batch["attention_mask"].bool(), torch.arange(max(LENGTHS)), -1)
-    torch.testing.assert_close(model(**batch).logits, model(**batch, word_positions=places).logits)
-
-
 def test_the_encoder_of_a_feature_based_model_is_frozen_and_the_rest_learns(tmp_path: Path) -> None:
     make_model("BertModel", num_hidden_layers=4).save_pretrained(tmp_path)
     model = bilstm_heads.BertFeaturesForTokenClassification.from_pretrained(tmp_path, **FEATURES, num_labels=3)
@@ -305,9 +245,3 @@ def test_layers_that_are_not_there_are_refused(values: dict, message: str) -> No
 def test_an_odd_hidden_size_has_no_two_halves() -> None:
     with pytest.raises(ValueError, match="hidden_size is 15; a BiLSTM on top needs an even size"):
         make_model("BertBiLSTMForTokenClassification", hidden_size=15, num_attention_heads=5)
-
-
-def test_a_bilstm_without_units_is_refused() -> None:
-    with pytest.raises(StrictDataclassError) as error:
-        BertConfig(bilstm_hidden_size=0)
-    assert "bilstm_hidden_size is 0" in str(error.value.__cause__ or error.value)

@@ -12,7 +12,7 @@ from bertkit import BertForMultipleChoice, BertForSequenceClassification
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
-from bertkit.model.checkpoint import check_weights, find_trouble, load_config, load_model, make_config
+from bertkit.model.checkpoint import find_trouble, load_config, load_model
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
@@ -44,11 +44,6 @@ def test_the_same_head_keeps_its_classifier(tmp_path):
     assert torch.equal(again.classifier.weight, first.classifier.weight)
 
 
-def test_a_name_that_is_too_long_for_a_file_is_one_line(tmp_path):
-    with pytest.raises(UsageError, match="File name too long; name another path"):
-        load_config(str(tmp_path / ("x" * 300)))
-
-
 def test_the_type_of_a_problem_belongs_to_its_labels(tmp_path):
     """Otherwise a regression model used as a classifier would train with the squared error."""
     model, _ = load_model(BertForSequenceClassification, str(write_checkpoint(tmp_path / "bert", labels=("a",))), {})
@@ -75,17 +70,6 @@ def test_class_weights_belong_to_a_training_run_and_its_labels(tmp_path):
     assert BertForSequenceClassification.from_pretrained(had).config.class_weights == [1.0, 2.0, 3.0]
 
 
-def test_an_encoder_of_another_size_than_its_configuration_says_is_damaged(tmp_path):
-    path = write_checkpoint(tmp_path) / "model.safetensors"
-    weights = load_file(path)
-    weights["encoder.layer.0.output.dense.weight"] = torch.zeros(32, 63)
-    save_file(weights, path, metadata={"format": "pt"})
-    with pytest.raises(
-        UsageError, match=r"is damaged: its weights do not fit .* \(bert.encoder.layer.0.output.dense.weight\); restore"
-    ):
-        load_model(BertForMultipleChoice, str(tmp_path), {})
-
-
 def test_labels_that_differ_in_case_keep_their_own_weights(tmp_path):
     had = str(write_checkpoint(tmp_path, labels=("O", "B-PER", "B-per")))
     old = BertForSequenceClassification.from_pretrained(had).classifier.weight
@@ -110,7 +94,7 @@ def test_labels_in_another_spelling_are_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"num_hidden_layers": 2**31}, "num_hidden_layers must be at most 1,000"),
+        ({"num_hidden_layers": 2**31}, "num_hidden_layers is 2147483648; it must be at least 0 and at most 1000"),
         ({"num_labels": 2**31}, r"is damaged \(.*`\$.num_labels`.*\); give a directory"),
         ({"id2label": ["yes", "no"]}, r"is damaged \(.*`\$.id2label`.*\); give a directory"),
         ({"architectures": {"0": "BertModel"}}, r"is damaged \(.*`\$.architectures`.*\); give a directory"),
@@ -125,13 +109,6 @@ def test_a_damaged_configuration_is_one_line(tmp_path, values, message):
     path = write_checkpoint(tmp_path) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
     with pytest.raises(UsageError, match=message):
-        load_config(str(tmp_path))
-
-
-@pytest.mark.parametrize("content", ["[]", '"bert"', "null", "3"])
-def test_a_configuration_that_is_no_object_is_damaged(tmp_path, content):
-    (write_checkpoint(tmp_path) / "config.json").write_text(content)
-    with pytest.raises(UsageError, match=r"^the configuration of .* is damaged .*; give a directory with a BERT"):
         load_config(str(tmp_path))
 
 
@@ -210,20 +187,6 @@ def test_weights_of_other_sizes_than_the_configuration_are_refused(tmp_path, val
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
     with pytest.raises(UsageError, match=rf"is damaged: its weights do not fit .* \(bert.{named}\); restore"):
         load_model(BertForSequenceClassification, str(tmp_path), {})
-
-
-def test_a_name_in_damaged_weights_does_not_reach_the_terminal_as_it_is(tmp_path):
-    header = b'{"a": {"dtype": "\\u001b[31m", "shape": [1], "data_offsets": [0, 4]}}'
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    with pytest.raises(UsageError, match=r"model.safetensors cannot be used: .*\[31m.*; correct it") as error:
-        check_weights(str(tmp_path))
-    assert str(error.value).isprintable()
-
-
-def test_layers_beyond_reason_are_refused_before_they_are_made():
-    for count in (1001, 10**9, 10**400):
-        with pytest.raises(UsageError, match=r"^\[model\] cannot be used: num_hidden_layers must be at most 1,000;"):
-            make_config({"num_hidden_layers": count})
 
 
 # --- From the Hub -----------------------------------------------------------------------------------------------------

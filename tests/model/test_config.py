@@ -87,22 +87,6 @@ def test_what_does_not_fit_is_refused_by_name(values: dict, message: str) -> Non
     assert message in f"{error.value} {error.value.__cause__}"
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"num_hidden_layers": 0},
-        {"hidden_dropout_prob": 0},
-        {"classifier_dropout": 0.0},
-        {"hidden_size": 12},
-        {"class_weights": [0, 2.5]},
-        {"class_weights": [0.1], "problem_type": "multi_label_classification", "num_labels": 1},
-    ],
-)
-def test_what_fits_is_taken(values: dict) -> None:
-    config = BertConfig(**values)
-    assert all(getattr(config, name) == value for name, value in values.items())
-
-
 def test_transformers_json_round_trips(tmp_path: Path) -> None:
     values = TINY | {"is_decoder": True, "classifier_dropout": 0.3, "id2label": {0: "no", 1: "yes"}}
     transformers.BertConfig(**values, use_cache=False).save_pretrained(tmp_path / "stock")
@@ -131,12 +115,3 @@ def test_keys_of_other_programs_survive(tmp_path: Path) -> None:
     assert written["my_key"] == [1, 2]
     assert {key: written[key] for key in TINY} == TINY
     assert written["model_type"] == "bert"
-
-
-def test_class_weights_are_kept_and_unknown_to_plain_transformers(tmp_path: Path) -> None:
-    config = BertConfig(**TINY, num_labels=3, class_weights=[1, 0.5, 2.0])
-    config.save_pretrained(tmp_path)
-    assert BertConfig.from_pretrained(tmp_path).class_weights == [1, 0.5, 2.0]
-    plain = transformers.AutoConfig.from_pretrained(tmp_path)
-    assert type(plain) is transformers.BertConfig
-    assert plain.num_labels == 3

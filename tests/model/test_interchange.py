@@ -126,36 +126,6 @@ def test_sentence_transformers_encodes_with_it(train):
     assert (vectors[0] - vectors[1]).abs().max() > 1e-3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_onnxruntime_runs_an_export_at_any_batch_size_and_length(attention, train, tmp_path):
-    """The plain padded path: the shapes of the packed one depend on the data, which a graph cannot have."""
-    onnxruntime = pytest.importorskip("onnxruntime")
-    folder = train("sst2")
-    model = load_ours(folder, attn_implementation=attention)
-    model.config.return_dict = False  # a graph gives tensors
-    batch = make_batch(folder)
-    axes = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("tokens", min=2, max=48)}
-    torch.onnx.export(
-        model,
-        (),
-        tmp_path / "model.onnx",
-        kwargs=batch,
-        input_names=list(batch),
-        output_names=["logits"],
-        dynamic_shapes=dict.fromkeys(batch, axes),
-        dynamo=True,
-        verbose=False,
-    )
-    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
-    short = {name: column[1:2, :7] for name, column in batch.items()}
-    for given in (batch, short, {name: column.repeat(3, 2)[:, :40] for name, column in batch.items()}):
-        (logits,) = session.run(None, {name: column.numpy() for name, column in given.items()})
-        with torch.no_grad():
-            expected = load_ours(folder)(**given).logits  # by the packed path
-        np.testing.assert_allclose(logits, expected.numpy(), rtol=1e-4, atol=1e-5)
-
-
 # --- Training by others -----------------------------------------------------------------------------------------------
 
 

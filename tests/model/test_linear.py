@@ -48,27 +48,6 @@ def test_gradients_copies_and_weights_are_those_of_a_plain_layer():
         torch.testing.assert_close(copy.deepcopy(layer)(x), plain(x))
 
 
-CHANGES = {  # of an ordered layer
-    "weights loaded": lambda layer: layer.load_state_dict({name: x + 1 for name, x in layer.state_dict().items()}),
-    "weights assigned": lambda layer: layer.load_state_dict(
-        {name: x + 1 for name, x in layer.state_dict().items()}, assign=True
-    ),
-    "another type": lambda layer: layer.double(),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_changed_weights_count(change):
-    plain = nn.Linear(8, 5)
-    layer = copy.deepcopy(plain)
-    order_weights(layer)
-    for each in (plain, layer):
-        change(each)
-    x = torch.randn(3, 8, dtype=plain.weight.dtype)
-    with torch.inference_mode():
-        assert torch.equal(layer(x), plain(x))
-
-
 def test_autocast_and_traces_give_what_they_give_with_a_plain_layer():
     plain, x = nn.Linear(8, 5), torch.randn(3, 8)
     layer = copy.deepcopy(plain)
