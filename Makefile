@@ -40,8 +40,10 @@ demo: $(INSTALLED) ## 8 min: a classifier of texts after 2, then a pretraining, 
 	$(BIN)/bertkit predict runs/demo-squad $(ASKED) $(CONTEXT) $(OTHER) $(CONTEXT)
 	$(BIN)/bertkit report runs/demo-classify runs/demo runs/demo-squad --output runs/demo.html
 
-docs: $(INSTALLED) ## 2 s: write the tables of the pages that repeat the code
+docs: $(INSTALLED) ## 5 min: write the tables of the pages that repeat the code, and the golden file of refusals
 	$(BIN)/python -m tests.docs
+	rm -f tests/refusals.json
+	HF_HUB_OFFLINE=1 $(BIN)/pytest --quiet --numprocesses 0 --write-refusals
 
 check: $(INSTALLED) ## 10 s: lint, formatting and who imports whom, as CI runs them
 	$(BIN)/ruff check .

@@ -31,6 +31,13 @@ from bertkit.tasks import Task
 from bertkit.training.recipe import Recipe, merge
 from tests.browser import BROWSERS, Browser
 from tests.hub import serve
+from tests.refusals import (  # noqa: F401 - hooks and a fixture
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_sessionfinish,
+    refused,
+)
 
 transformers.utils.logging.set_verbosity_error()  # as the command line has it
 transformers.utils.logging.disable_progress_bar()

@@ -209,6 +209,6 @@ def test_a_limit_needs_enough_rows_and_says_how_many(rows, coverage):
 
 
 @pytest.mark.parametrize("coverage", [0.0, 1.0, 95.0, float("nan")])
-def test_a_coverage_is_a_share(coverage):
-    with pytest.raises(UsageError, match="give a share between 0 and 1"):
+def test_a_coverage_is_a_share(coverage, refused):
+    with refused():
         find_limit([0.5] * 100, coverage)
