@@ -360,24 +360,6 @@ def read_bytes(folder):
 # --- The command line and real runs
 
 
-def test_the_command_line(call, tmp_path, task, runs):
-    squad = ("squad", "--version", task.version.number)
-    code, out, err = call(*squad, "--ensemble", "a", "b", "--output", "both")
-    assert (code, err) == (0, "")
-    assert "3 questions from" in out
-    shown = ["66.7", "88.9"] if task is ONE else ["100.0", "100.0", "66.7", "66.7", "-0.487"]
-    line = next(line for line in out.splitlines() if "ensemble of 2" in line)
-    assert [cell.strip() for cell in line.strip("│ ").split("│")] == ["ensemble of 2", *shown]
-    assert set(read(tmp_path / "both")) == {
-        "ensemble.json",
-        "metrics.json",
-        *(f"predictions/{name}" for name in FILES[task.version.number]),
-    }
-    code, out, err = call(*squad, "--ensemble", "a", "--output", "both")
-    assert (code, out) == (2, "")
-    assert err == "bertkit: an ensemble needs at least two finished runs; give them with --ensemble A B\n"
-
-
 def test_real_runs(tmp_path, task):
     """Combine two seeds, and a run with its own copy, which must score as it does alone."""
     recipe = {

@@ -152,16 +152,6 @@ def test_leaks_are_found_whatever_the_file_is_called(finish, reviews, tmp_path):
         assert ("accuracy_without_leaks" in one.metrics) == (expected < len(given)), "nothing is left without all rows"
 
 
-def test_a_folder_needs_no_train_and_its_unlabelled_test_is_skipped(reviews, tmp_path):
-    place, rows = reviews
-    write_rows(tmp_path / "new" / "dev.csv", rows)
-    write_rows(tmp_path / "new" / "test.csv", [{name: row[name] for name in ("title", "body")} for row in rows])
-    lines = []
-    (one,) = evaluate(str(place), str(tmp_path / "new"), tmp_path / "x", lines.append)
-    assert (one.name, one.metrics["rows"]) == ("dev", len(rows))
-    assert any(line.endswith("test.csv has no column 'stars', skipping") for line in lines)
-
-
 def test_labels_that_the_model_lacks_are_counted_and_named(reviews, tmp_path):
     place, rows = reviews
     lines = []
@@ -182,18 +172,6 @@ def test_of_several_labels_rows_with_unknown_ones_are_left_out(finish, tmp_path,
     _, _, err = call("predict", folder / "run", "--input", file, "--output", "out.csv", "--precision", "fp32")
     exact = f"exact match {100 * one.metrics['exact_match']:.1f} %"
     assert f"8 rows have a label (1 with labels that the model lacks left out): {exact}" in err
-
-
-def test_training_texts_that_are_gone_are_told(reviews, tmp_path):
-    place, rows = reviews
-    shutil.copytree(place, tmp_path / "run")
-    recipe = tmp_path / "run" / "recipe.toml"
-    recipe.write_text(recipe.read_text().replace("/reviews", "/gone"))
-    lines = []
-    file = write_rows(tmp_path / "new.csv", rows)
-    (one,) = evaluate(str(tmp_path / "run"), str(file), tmp_path / "x", lines.append)
-    assert any(line.startswith("the training texts cannot be read") for line in lines)
-    assert "leaks" not in one.metrics
 
 
 def test_a_model_without_a_recipe_and_an_export(reviews, tmp_path):

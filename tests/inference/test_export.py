@@ -8,7 +8,7 @@ import pytest
 from bertkit import Predictor
 from bertkit.errors import UsageError
 from bertkit.inference import export as module
-from bertkit.inference.export import check_output, export, publish
+from bertkit.inference.export import check_output, export
 from bertkit.inference.export_record import EXPORT_FILE, find_export
 from bertkit.model.onnx import ONNX_FILE
 from tests.exports import FAST, HEADS, LABELS, write_export
@@ -101,34 +101,6 @@ def test_only_an_export_is_replaced(tmp_path):
     check_output(tmp_path)
 
 
-def test_the_record_is_removed_first_and_written_last(tmp_path, monkeypatch):
-    _, place = write_export(FAST[0])
-    output = tmp_path / "output"
-    shutil.copytree(place, output)
-    record = find_export(str(output))
-    (tmp_path / "new").mkdir()
-    for name in ("config.json", ONNX_FILE):
-        shutil.copy(place / name, tmp_path / "new")
-
-    def fail(*arguments):
-        assert (output / "config.json").exists()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "write_json", fail)
-    with pytest.raises(KeyboardInterrupt):
-        publish(tmp_path / "new", record, output)
-    monkeypatch.undo()
-    check_output(output)
-    with pytest.raises(UsageError, match="holds an incomplete export; export the run again"):
-        Predictor(output)
-    for name in ("config.json", ONNX_FILE, "tokenizer.json", "vocab.txt"):
-        shutil.copy(place / name, tmp_path / "new")
-    (output / "recipe.toml").write_text('task = "rte"')  # of another run
-    publish(tmp_path / "new", record, output)
-    assert not (output / "recipe.toml").exists()
-    assert Predictor(output)(["good"])
-
-
 def test_an_export_that_differs_from_its_run_leaves_no_directory(tmp_path, monkeypatch):
     _, place = write_export(FAST[0])
     monkeypatch.setattr(module, "write_onnx", lambda model, path: shutil.copy(place / ONNX_FILE, path))
@@ -156,13 +128,6 @@ def test_the_command_shows_the_measurements(call, tmp_path, monkeypatch):
 
 
 # --- Precision and processor ------------------------------------------------------------------------------------------
-
-
-def test_an_export_has_one_precision():
-    _, place = write_export(FAST[0])
-    assert Predictor(place, precision="fp32").precision == "fp32"
-    with pytest.raises(UsageError, match="is an export in fp32, got precision 'bf16'; leave it out"):
-        Predictor(place, precision="bf16")
 
 
 @pytest.mark.parametrize("name", ["config.json", ONNX_FILE, "vocab.txt"])

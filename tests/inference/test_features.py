@@ -152,21 +152,6 @@ def test_words_have_the_vectors_of_their_first_tokens(checkpoint, source, tmp_pa
             np.testing.assert_allclose(word["vector"], states[first], rtol=1e-4, atol=1e-5)
 
 
-def test_special_tokens_written_out_are_words_like_others(checkpoint, tmp_path):
-    source = tmp_path / "texts.txt"
-    source.write_text(SPECIAL + "\n")
-    extract(checkpoint, source, "last", tmp_path / "a.jsonl")
-    (found,) = read_lines(tmp_path / "a.jsonl")
-    words = ["good", "[", "MASK", "]", "bad", "[", "SEP", "]", "so"]
-    assert [word["word"] for word in found["words"]] == words
-    tokenizer, model = load_tokenizer(checkpoint), load_encoder(checkpoint, "last")
-    names = ["[CLS]", "good", *["[UNK]"] * 3, "bad", *["[UNK]"] * 3, "so", "[SEP]"]
-    with torch.no_grad():
-        states = model(torch.tensor([tokenizer.convert_tokens_to_ids(names)])).last_hidden_state[0, 1:-1]
-    for word, state in zip(found["words"], states, strict=True):
-        np.testing.assert_allclose(word["vector"], state, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_a_text_has_one_vector(pool, checkpoint, source, tmp_path):
     extract(checkpoint, source, "last", tmp_path / "a.npz", pool)

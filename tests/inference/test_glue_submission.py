@@ -7,7 +7,6 @@ import pytest
 
 from bertkit.errors import UsageError
 from bertkit.inference.glue_submission import (
-    check_target,
     find_runs,
     gather_files,
     keep_complete,
@@ -174,24 +173,6 @@ def test_equal_files_make_equal_zips_and_nothing_else_is_left(runs, tmp_path):
     assert (folder / "one.zip").read_bytes() != (folder / "two.zip").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        ("glue.tsv", r"glue\.tsv cannot be the zip file; name another, for example --submit glue\.zip"),
-        ("glue", r"glue cannot be the zip file"),
-        ("no/glue.zip", r"the folder .*no does not exist; create it first"),
-    ],
-)
-def test_targets_that_cannot_be_written(tmp_path, monkeypatch, target, message):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=message) as error:
-        check_target(tmp_path / target)
-    assert "\n" not in str(error.value)
-    check_target(tmp_path / "glue.zip")
-    check_target((tmp_path / "glue.zip").relative_to(tmp_path))
-    assert not (tmp_path / "glue.zip").exists()
-
-
 def test_the_submission_of_real_runs(tmp_path):
     """Train all nine tasks on files as downloaded, two updates each."""
     glue, bert = write_glue(tmp_path / "glue"), write_checkpoint(tmp_path / "bert")
@@ -234,11 +215,3 @@ def test_a_download_with_gaps_is_named_before_anything_is_trained(tmp_path):
     assert lines == [f"not found in {data}, skipping: mrpc"]
     with pytest.raises(UsageError, match=r"CoLA/train\.tsv"):
         keep_complete(names, tmp_path / "nowhere", tested=True, partial=True)
-
-
-@pytest.mark.parametrize("content", [b"", b"garbage\nfoo\n", b"index\tprediction\n0\tmaybe\n", b"\xff\xfe\n"])
-def test_what_is_no_prediction_is_refused(runs, content):
-    (runs / "rte" / "predictions" / "RTE.tsv").write_bytes(content)
-    with pytest.raises(UsageError, match=r"RTE\.tsv") as error:
-        gather(runs)
-    assert "\n" not in str(error.value)

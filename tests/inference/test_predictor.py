@@ -13,7 +13,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from transformers import AutoModelForNextSentencePrediction, AutoTokenizer, pipeline
+from transformers import AutoModelForNextSentencePrediction, pipeline
 
 import bertkit
 from bertkit.data.formats.rows import Line, check_output, read_inputs
@@ -99,15 +99,6 @@ def test_texts_and_pairs_may_stand_side_by_side_unless_the_task_says_which(class
         Exact(classifier, pairs=True)(texts)
 
 
-def test_a_regression_gives_scores(tmp_path):
-    folder = write_head(tmp_path, "BertForSequenceClassification", num_labels=1, problem_type="regression")
-    texts = make_texts(6)
-    stock = pipeline("text-classification", model=str(folder), function_to_apply="none")(texts)
-    scores = [result["score"] for result in Exact(folder)(texts)]
-    assert scores == pytest.approx([found["score"] for found in stock], abs=1e-5)
-    assert np.ptp(scores) > 0.01
-
-
 @pytest.mark.parametrize("count", [1, 3])
 def test_several_labels_a_text_have_a_probability_each(count, tmp_path):
     values = {"num_labels": count, "problem_type": "multi_label_classification"}
@@ -122,22 +113,6 @@ def test_several_labels_a_text_have_a_probability_each(count, tmp_path):
     result = {"labels": ["a", "c"], "probabilities": {"a": 0.9, "b": 0.2, "c": 0.514}}
     assert predictor.describe(result) == "a (90.0%), c (51.4%)"
     assert predictor.describe({"labels": [], "probabilities": {"a": 0.1}}) == "(no label)"
-
-
-def test_a_text_that_is_too_long_is_cut_as_in_training(classifier):
-    text = " ".join(FILLERS * 40)
-    cut = AutoTokenizer.from_pretrained(classifier)(text, truncation=True, max_length=128, return_tensors="pt")
-    logits = heads.BertForSequenceClassification.from_pretrained(classifier).eval()(**cut).logits
-    (result,) = Exact(classifier)([text])
-    assert list(result["probabilities"].values()) == pytest.approx(logits.softmax(-1)[0].tolist(), abs=1e-5)
-
-
-def test_results_do_not_depend_on_their_neighbours(classifier, monkeypatch):
-    texts = make_texts(40)
-    together = Exact(classifier)(texts)
-    monkeypatch.setattr(module, "INPUTS_A_CHUNK", 7)
-    for one, other in zip(together, Exact(classifier)(texts), strict=True):
-        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
 
 
 def test_a_stream_is_read_a_chunk_at_a_time(classifier, monkeypatch):
@@ -272,12 +247,6 @@ def test_a_long_text_is_tagged_whole_and_each_part_sees_its_neighbours(ner_run):
     assert [word for sentence in data.text.sentences for word in sentence.words] == words
 
 
-def test_a_word_longer_than_the_model_is_truncated(ner_run):
-    words = ["so", "-".join(["good"] * 30), "bad"]
-    (result,) = Exact(ner_run[0])([{"words": words}])
-    assert len(result["tags"]) == 3
-
-
 # --- Endings, masks, next sentences -----------------------------------------------------------------------------------
 
 
@@ -365,24 +334,6 @@ def test_weights_that_are_missing_are_not_drawn(classifier, tmp_path):
         Exact(folder)
 
 
-def write_head_with(folder, **config):
-    """Return a classifier of three classes with a changed config.json."""
-    write_head(folder, "BertForSequenceClassification", id2label={0: "a", 1: "b", 2: "c"})
-    values = json.loads((folder / "config.json").read_text()) | config
-    (folder / "config.json").write_text(json.dumps(values))
-    return folder
-
-
-@pytest.mark.parametrize(
-    "labels",
-    [{"0": "a", "1": "b", "3": "c"}, {"0": "a", "1": "a", "2": "b"}, {"0": "a", "1": [], "2": None}],
-)
-def test_classes_without_names_of_their_own_are_refused(labels, tmp_path):
-    folder = write_head_with(tmp_path, id2label=labels, label2id={})
-    with pytest.raises(UsageError, match="must give each class a different name"):
-        Exact(folder)
-
-
 def test_a_vocabulary_larger_than_the_model_is_refused(classifier, tmp_path):
     folder = write_head(tmp_path, "BertForSequenceClassification", vocab_size=10)
     with pytest.raises(UsageError, match=r"the tokenizer has .* tokens, but .* only 10; use the checkpoint's own"):
@@ -449,39 +400,7 @@ def test_an_input_that_is_none_is_named(given, message, classifier):
         Exact(classifier)(["good", given])
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"endings": ["good"]},
-        {"endings": "good bad"},
-        {"endings": ["good", 3]},
-        {"endings": ["good", "bad"], "start": 3},
-        {"ending0": "good"},
-        {},
-    ],
-)
-def test_endings_that_are_none_are_named(given, tmp_path):
-    folder = write_head(tmp_path, "BertForMultipleChoice")
-    message = "^input 0: endings must be a list of at least two strings, and start must be a string; correct them$"
-    with pytest.raises(UsageError, match=message):
-        Exact(folder)([{"context": "so"} | given])
-
-
 # --- Files ------------------------------------------------------------------------------------------------------------
-
-
-def test_lines_are_read_in_each_form(tmp_path, monkeypatch):
-    forms = {
-        "a.jsonl": '{"text": "good"}\n"bad"\n\n{"text": "so"}\n',
-        "a.tsv": '\ufefftext\tx\ngood\t1\nbad\t"2\nso\t\n',
-        "a.txt": "good\r\nbad\r\n\r\nso",
-    }
-    for name, text in forms.items():
-        (tmp_path / name).write_text(text, encoding="utf-8", newline="")
-        inputs = [line.value for line in read_inputs(str(tmp_path / name))]
-        empty = [""] * (name == "a.txt")  # each line of a text is answered
-        found = [given if isinstance(given, str) else given["text"] for given in inputs]
-        assert found == ["good", "bad", *empty, "so"]
 
 
 def test_standard_input_is_text_but_for_lines_that_begin_as_json(monkeypatch):

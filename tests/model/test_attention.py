@@ -10,14 +10,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bertkit.model import attention, packing
-from bertkit.model.attention import attend_flash, attend_grouped, attend_jagged, attend_unpacked
+from bertkit.model.attention import attend_flash, attend_grouped, attend_unpacked
 from bertkit.model.cpu import attend_on_cpu
-from bertkit.model.packing import PACKED, Packed, Padded, lay_out, narrow
+from bertkit.model.packing import PACKED, Packed, lay_out, narrow
 
 CPU = torch.device("cpu")
 KERNELS = {
     "grouped": attend_grouped,
-    "jagged": attend_jagged,
     "on CPU": attend_on_cpu,
     "unpacked": attend_unpacked,
 }
@@ -68,9 +67,8 @@ def draw_states(count: int, heads: int, size: int, **options) -> list[Tensor]:
 def test_kernels_are_attention_within_each_sequence(
     lengths: list[int], heads: int, size: int, causal: bool, data: st.DataObject
 ) -> None:
-    """Forward and backward; jagged tensors have no causal kernel on a CPU, so it is tested on CUDA below."""
-    kernels = KERNELS.keys() - {"jagged"} if causal else KERNELS.keys()
-    attend = KERNELS[data.draw(st.sampled_from(sorted(kernels)))]
+    """Forward and backward."""
+    attend = KERNELS[data.draw(st.sampled_from(sorted(KERNELS)))]
     states = draw_states(sum(lengths), heads, size, dtype=torch.double)
     mixed = attend(*states, lay_out_lengths(lengths), 0.0, 0.7, causal)
     expected = attend_naively(*states, lengths, 0.7, causal)
@@ -238,18 +236,6 @@ def test_what_is_packed_comes_back_in_its_place(rows: list[list[bool]]) -> None:
     assert torch.equal(layout.last(packed), torch.stack([row[keep][-1] for row, keep in zip(x, kept, strict=True)]))
 
 
-@given(rows=masks)
-def test_both_layouts_have_the_same_first_and_last_tokens(rows: list[list[bool]]) -> None:
-    mask = torch.tensor(rows)
-    x = torch.randn(*mask.shape, 3)
-    packed, padded = (lay_out(tuple(mask.shape), mask, name, CPU) for name in (PACKED, "sdpa"))
-    assert isinstance(packed, Packed)
-    assert isinstance(padded, Padded)
-    assert padded.pack(x) is x
-    assert torch.equal(packed.first(packed.pack(x)), padded.first(x))
-    assert torch.equal(packed.last(packed.pack(x)), padded.last(x))
-
-
 @pytest.mark.parametrize("shape", [(2, 1, 4, 4), (2, 3), (1, 4)])
 def test_packed_refuses_a_mask_of_another_shape(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"attention_mask has the shape .* packed attention expects \(2, 4\)"):
@@ -277,7 +263,7 @@ def test_the_flash_kernel_has_the_form_that_is_given_to_it(dtype: torch.dtype) -
 @pytest.mark.parametrize("kind", ["all", "causal", "narrowed"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 4e-3), (torch.float32, 1e-4)])
 def test_cuda_s_kernels_are_attention_within_each_sequence(kind: str, dtype: torch.dtype, tolerance: float) -> None:
-    """Flash in half precision, jagged tensors with the memory-efficient kernel in fp32; forward and backward."""
+    """Flash in half precision, torch's memory-efficient kernel over the padded batch in fp32; forward and backward."""
     lengths, causal = [2, 512, 37, 37, 1, 128], kind == "causal"
     layout = lay_out_lengths(lengths, "cuda")
     if kind == "narrowed":
@@ -286,7 +272,7 @@ def test_cuda_s_kernels_are_attention_within_each_sequence(kind: str, dtype: tor
     states = [torch.randn(n, 12, 64, dtype=dtype, device="cuda", requires_grad=True) for n in shapes]
     if dtype == torch.float32:
         with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
-            mixed = attend_jagged(*states, layout, 0.0, 0.125, causal)
+            mixed = attend_unpacked(*states, layout, 0.0, 0.125, causal)
     else:
         assert attention.can_flash(states[0])
         mixed = attend_flash(*states, layout, 0.0, 0.125, causal)
@@ -303,7 +289,7 @@ def test_cuda_s_kernels_are_attention_within_each_sequence(kind: str, dtype: tor
 def test_cuda_drops_probabilities_and_keeps_their_mean(dtype: torch.dtype) -> None:
     """The tolerance is that of the flash kernel, which keeps eight bits of the rate."""
     check_dropout(
-        "jagged" if dtype == torch.float32 else "flash",
+        "unpacked" if dtype == torch.float32 else "flash",
         [9, 2, 30, 30, 17],
         rate=0.3,
         draws=60,
@@ -316,7 +302,7 @@ def test_cuda_drops_probabilities_and_keeps_their_mean(dtype: torch.dtype) -> No
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [3, 12, 64])
 def test_any_head_size_runs_on_cuda(size: int) -> None:
-    """Sizes that no flash kernel takes fall back to groups."""
+    """Sizes that no flash kernel takes run over the padded batch."""
     module = nn.Module().train()
     module.is_causal = True
     query, key, value = (torch.randn(1, 2, 8, size, device="cuda", dtype=torch.bfloat16) for _ in range(3))

@@ -7,7 +7,6 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-import bertkit
 from bertkit.model import bilstm, bilstm_heads
 from bertkit.model.bilstm import FEATURE_LAYERS, BertBiLSTM, BertLayerMix, select_features
 from bertkit.model.config import BertConfig
@@ -114,16 +113,6 @@ def test_it_is_saved_and_loaded_and_stock_transformers_has_the_encoder(head: str
     stock = transformers.AutoModel.from_pretrained(tmp_path).eval()(**flat).last_hidden_state
     real = flat["attention_mask"].bool()
     assert differ(stock[real], model.bert(**flat).last_hidden_state[real]) < 1e-5
-
-
-@pytest.mark.parametrize("head", TOPS)
-def test_a_plain_bert_starts_it(head: str, tmp_path: Path) -> None:
-    make_model("BertModel").save_pretrained(tmp_path)
-    model, info = getattr(bertkit, head).from_pretrained(tmp_path, output_loading_info=True)
-    new = {name.partition(".")[0] for name in info["missing_keys"]}
-    assert new - {"classifier", "qa_outputs", "bert"} == {"bilstm"}
-    for parameter in model.bilstm.parameters():
-        assert 0.5 < parameter.abs().max() * model.bilstm.lstm.hidden_size**0.5 <= 1
 
 
 def test_a_sentence_is_read_where_each_direction_has_seen_all_of_it() -> None:
@@ -240,8 +229,3 @@ def test_the_encoder_of_a_feature_based_model_is_frozen_and_the_rest_learns(tmp_
 def test_layers_that_are_not_there_are_refused(values: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_features_model(**values)
-
-
-def test_an_odd_hidden_size_has_no_two_halves() -> None:
-    with pytest.raises(ValueError, match="hidden_size is 15; a BiLSTM on top needs an even size"):
-        make_model("BertBiLSTMForTokenClassification", hidden_size=15, num_attention_heads=5)

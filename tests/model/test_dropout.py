@@ -66,13 +66,6 @@ def test_a_seed_fixes_the_draw_and_the_next_draw_differs() -> None:
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize(("rate", "training"), [(0.0, True), (0.5, False), (0.0, False)])
-def test_nothing_is_done_or_drawn_in_evaluation_or_at_rate_zero(rate: float, training: bool) -> None:
-    x, state = torch.randn(7), torch.get_rng_state()
-    assert dropout(x, rate, training) is x
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_the_dtype_stays(dtype: torch.dtype) -> None:
     x = torch.ones(4096, dtype=dtype, requires_grad=True)

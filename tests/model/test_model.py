@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import os
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import bertkit
-from bertkit.model import bert as ours
 from bertkit.model import pretraining_heads
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import Dropout
@@ -226,13 +224,6 @@ def test_kernels_agree_wherever_the_padding_is(head: str, how: str) -> None:
         assert max(differ(packed[name], padded[name]) for name in padded) < 2e-6
 
 
-@pytest.mark.parametrize("head", ["BertModel", "BertForTokenClassification", "BertLMHeadModel"])
-def test_token_outputs_equal_transformers_with_left_padding(head: str) -> None:
-    model, batch = make_model(head), scatter(make_batch([2, 9, 5, 13]), "left")
-    got, expected = (collect(x(**batch), batch["attention_mask"]) for x in (model, make_twin(model)))
-    assert max(differ(got[name], expected[name]) for name in expected if name != "pooler_output") < 2e-6
-
-
 @pytest.mark.parametrize("head", HEADS)
 def test_padding_changes_nothing(head: str) -> None:
     """Neither the tokens nor the number of padded places affect the output of any kernel."""
@@ -380,13 +371,6 @@ def test_a_saved_configuration_names_neither_the_kernel_nor_this_package(kernel:
     assert pretraining_heads.BertForMaskedLM.from_pretrained(tmp_path).config._attn_implementation == "packed"
     again = pretraining_heads.BertForMaskedLM.from_pretrained(tmp_path, attn_implementation=kernel)
     assert again.config._attn_implementation == again.bert.config._attn_implementation == kernel
-
-
-def test_packed_is_the_default_everywhere() -> None:
-    assert ours.BertModel(BertConfig(**TINY)).config._attn_implementation == "packed"
-    assert pretraining_heads.BertForMaskedLM(transformers.BertConfig(**TINY)).config._attn_implementation == "packed"
-    with pytest.raises(ValueError, match="nonsense"):
-        ours.BertModel._from_config(BertConfig(**TINY), attn_implementation="nonsense")
 
 
 def test_a_pretrained_model_serves_every_head(tmp_path: Path) -> None:
@@ -538,12 +522,6 @@ def test_nothing_is_computed_on_padding(training: bool) -> None:
     assert rows["bert.encoder.layer.0.intermediate.dense"] == 4 * 13
 
 
-@pytest.mark.parametrize("head", ["BertForTokenClassification", "BertForQuestionAnswering"])
-def test_heads_compute_nothing_on_padding(head: str) -> None:
-    rows = count_rows(make_model(head), make_batch([2, 9, 3, 13]))
-    assert set(rows.values()) == {27}
-
-
 # --- Modes ------------------------------------------------------------------------------------------------------------
 
 
@@ -590,18 +568,6 @@ def test_autocast_is_close_to_full_precision(head: str, kernel: str, dtype: torc
         assert (same[name] - gradient).norm() <= 0.1 * gradient.norm() + (5e-3 if "key.bias" in name else 1e-3), name
     expected = collect(model(**batch), batch["attention_mask"])
     assert max(differ(got[name].float(), expected[name]) for name in expected) < 5e-2
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_models_copy_and_pickle(head: str) -> None:
-    model, batch = make_model(head), shape_for(head, make_batch([2, 9, 5, 13]))
-    copies = [pickle.loads(pickle.dumps(model)), copy.deepcopy(model)]
-    expected = collect(model(**batch, output_hidden_states=True), batch["attention_mask"])
-    copies.append(copy.deepcopy(model))  # with the hooks that record hidden states
-    for x in copies:
-        assert x.config._attn_implementation == "packed"
-        got = collect(x(**batch, output_hidden_states=True), batch["attention_mask"])
-        assert all(torch.equal(got[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("head", ["BertForPreTraining", "BertForSequenceClassification"])

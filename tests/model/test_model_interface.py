@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers.integrations.neftune import neftune_post_forward_hook
 
@@ -112,19 +111,6 @@ def test_labels_that_do_not_fit_are_refused() -> None:
             model(**batch, labels=torch.zeros(shape))
 
 
-@pytest.mark.parametrize("case", PROBLEMS)
-def test_the_loss_of_every_problem_type_may_be_cut_into_parts(case: str) -> None:
-    """Divide each part by the count of the whole, as our Trainer and the stock one count it."""
-    kind, count, labels = PROBLEMS[case]
-    model = make_model("BertForSequenceClassification", num_labels=count, problem_type=kind)
-    batch = make_batch(LENGTHS) | {"labels": labels}
-    whole = model(**batch).loss
-    stock = (labels != -100).sum()  # transformers.Trainer's
-    assert model.count_labels(**batch)["num_items_in_batch"] == stock
-    parts = [{name: x[rows] for name, x in batch.items()} for rows in (slice(0, 1), slice(1, 4))]
-    torch.testing.assert_close(sum(model(**part, num_items_in_batch=stock).loss for part in parts), whole)
-
-
 @pytest.mark.parametrize(
     ("head", "kernel"), [("BertForMaskedLM", "eager"), ("BertForSequenceClassification", "packed")]
 )
@@ -204,14 +190,6 @@ def test_neftune_adds_the_noise_of_transformers_in_training() -> None:
 
 
 # --- Configurations and exports ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("head", ["BertModel", "BertForMaskedLM"])
-def test_a_stock_model_of_our_configuration_attends_as_with_sdpa(head: str) -> None:
-    stock, batch = getattr(transformers, head)(make_model(head).config).eval(), make_batch(LENGTHS)
-    found = stock(**batch)[0]
-    stock.set_attn_implementation("sdpa")
-    assert torch.equal(found, stock(**batch)[0])
 
 
 def test_a_configuration_that_wants_attentions_has_them(tmp_path) -> None:

@@ -1,7 +1,5 @@
 """Models in ONNX take the place of their heads, in fp32 and in int8."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +16,6 @@ from bertkit.model.onnx import (
     HEAD,
     ONNX_FILE,
     OnnxModel,
-    import_onnxruntime,
     list_layers,
     quantize,
     write_onnx,
@@ -88,34 +85,11 @@ def test_windows_of_a_text_are_pooled_as_by_the_head(pooling):
     torch.testing.assert_close(exported(**batch).logits, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.slow
-def test_a_model_that_reads_from_left_to_right_is_exported(tmp_path):
-    torch.manual_seed(0)
-    head = "BertForSequenceClassification"
-    model = bertkit.BertForSequenceClassification(BertConfig(**SMALL, is_decoder=True, architectures=[head])).eval()
-    write_onnx(model, tmp_path / ONNX_FILE)
-    exported = OnnxModel(tmp_path / ONNX_FILE, model.config)
-    assert model.config._attn_implementation == "packed", "as before the export"
-    for lengths in ([2], [5, 11, 3]):
-        batch = make_batch(head, lengths)
-        with torch.inference_mode():
-            torch.testing.assert_close(exported(**batch).logits, model(**batch).logits, atol=1e-4, rtol=1e-4)
-
-
 def test_a_bilstm_cannot_be_exported(tmp_path):
     model = bertkit.BertBiLSTMForTokenClassification(BertConfig(**SMALL))
     with pytest.raises(UsageError, match="BertBiLSTMForTokenClassification has a BiLSTM, which cannot be exported"):
         write_onnx(model, tmp_path / ONNX_FILE)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
-def test_a_missing_package_is_one_line_with_its_remedy(package, monkeypatch):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(
-        UsageError, match=r"an ONNX export needs onnx, .*; run pip install -e '\.\[onnx\]' in the checkout"
-    ):
-        import_onnxruntime()
 
 
 # --- int8 -------------------------------------------------------------------------------------------------------------

@@ -48,16 +48,6 @@ def test_the_values_of_windows_are_checked():
     assert "window_pooling" not in model.config.to_dict()
 
 
-@pytest.mark.parametrize("pooling", ["mean", "max"])
-def test_one_window_is_the_text_itself(pooling):
-    """Also without a mask, and as a tuple."""
-    model = make_model(HEAD, window_pooling=pooling)
-    flat = make_batch([5, 5])
-    expected = model(**flat).logits
-    assert torch.equal(model(**{name: x[:, None] for name, x in flat.items()}).logits, expected)
-    assert torch.equal(model(flat["input_ids"][:, None], return_dict=False)[0], model(flat["input_ids"]).logits)
-
-
 def test_nothing_is_computed_for_absent_windows():
     """The layers see the real tokens only: 40 of 3 x 3 x 9."""
     model, seen = make_model(HEAD, window_pooling="mean"), []
@@ -108,11 +98,3 @@ def test_two_texts_apart_have_the_loss_of_both():
     assert counts["num_items_in_batch"] == 3.5
     parts = [model(**{name: x[start : start + 1] for name, x in batch.items()}, **counts).loss for start in range(3)]
     torch.testing.assert_close(sum(parts), model(**batch).loss)
-
-
-def test_a_bilstm_reads_each_window():
-    """A text of one window has the same scores beside others of several."""
-    model = make_model("BertBiLSTMForSequenceClassification", window_pooling="max")
-    _, batch = make_windows()
-    alone = {name: x[1, :1] for name, x in batch.items()}
-    torch.testing.assert_close(model(**batch).logits[1:2], model(**alone).logits)
