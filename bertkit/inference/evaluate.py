@@ -170,11 +170,11 @@ def walk_batches(task: Task, data: Any, tokens: int) -> Iterator[tuple[np.ndarra
 # --- The command ------------------------------------------------------------------------------------------------------
 
 
-def evaluate(run: str, place: str | None, output: Path | None, report: Report = ignore) -> list[EvaluatedSplit]:
+def evaluate(run: str, given: str | None, output: Path | None, report: Report = ignore) -> list[EvaluatedSplit]:
     """Score a model on labelled data, and write scores, table and mistakes of each split.
 
     Args:
-        place: A file, or a folder or Hub data set with dev or test; None: the run's own evaluated splits, whose tables
+        given: A file, or a folder or Hub data set with dev or test; None: the run's own evaluated splits, whose tables
             and mistakes are written again.
         output: The directory to write; None: `RUN/evaluations/NAME`, NAME being the file's stem or the split.
 
@@ -184,23 +184,23 @@ def evaluate(run: str, place: str | None, output: Path | None, report: Report = 
     scored = open_scored(run, load_predictor(run))
     task = scored.task
     folder = Path(run)
-    if not folder.is_dir() and (output is None or place is None):
+    if not folder.is_dir() and (output is None or given is None):
         raise UsageError(
             f"{run} is not a directory on this machine; give data and a directory with --data and --output"
         )
     if output is not None and (output / RECIPE_FILE).exists():
         raise UsageError(f"{output} holds a run; name another directory with --output")
-    train = None if place is None else read_train(scored, report)
-    if place is None:
+    train = None if given is None else read_train(scored, report)
+    if given is None:
         examples = read_own(scored, report)
     else:
-        scored = replace(scored, recipe=scored.recipe.override(data={"dir": place}))
+        scored = replace(scored, recipe=scored.recipe.override(data={"dir": given}))
         examples = task.load(scored.recipe.data, report, scored.settings.model.config)
     if not examples:
-        raise UsageError(f"{place or run} has no right answers to score; give labelled data")
+        raise UsageError(f"{given or run} has no right answers to score; give labelled data")
     return [
         evaluate_split(scored, name, own, train, target, report)
-        for name, own, target in list_targets(folder, output, place, examples)
+        for name, own, target in list_targets(folder, output, given, examples)
     ]
 
 
@@ -215,16 +215,16 @@ def list_tables(found: EvaluatedSplit) -> Iterator[Table]:
 
 
 def list_targets(
-    folder: Path, output: Path | None, place: str | None, examples: Mapping[str, Any]
+    folder: Path, output: Path | None, given: str | None, examples: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, Path | None]]:
     """Yield each split with its examples and the directory to write; None for those of the run itself."""
     for name, own in examples.items():
-        if place is None:
+        if given is None:
             yield name, own, None
             continue
-        stem = Path(place.removesuffix(".gz")).stem
+        stem = Path(given.removesuffix(".gz")).stem
         base = folder / EVALUATIONS / stem if output is None else output
-        shown = stem if Path(place).is_file() else name
+        shown = stem if Path(given).is_file() else name
         yield shown, own, base / name if len(examples) > 1 else base
 
 
@@ -246,8 +246,8 @@ def evaluate_split(
     metrics["rows"] = len(rows)
     if train is not None:
         metrics["leaks"] = len(leaks)
-    place = scored.recipe.data["dir"]
-    if task.copies and (Path(place).is_file() or not task.is_official(place)):
+    origin = scored.recipe.data["dir"]
+    if task.copies and (Path(origin).is_file() or not task.is_official(origin)):
         metrics[OWN_DATA] = True
     if chosen := find_decided(rows).keys() - scored.decided:
         metrics[CHOSEN_ON_DEV] = " and ".join(chosen)

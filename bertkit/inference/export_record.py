@@ -87,28 +87,28 @@ class ExportRecord(msgspec.Struct):
     int8: Int8 | None = None
 
 
-def check_files(place: str, record: ExportRecord) -> None:
+def check_files(run: str, record: ExportRecord) -> None:
     """Check that the files of an export are those that were exported.
 
     Raises:
         UsageError: One is missing or another one.
     """
-    files = {path.name for path in Path(place).iterdir() if path.is_file()}  # a damaged record may name anything
+    files = {path.name for path in Path(run).iterdir() if path.is_file()}  # a damaged record may name anything
     for name, checksum in record.checksums.items():
-        if name not in files or find_checksum(Path(place, name)) != checksum:
-            path = make_printable(str(Path(place, name)))
+        if name not in files or find_checksum(Path(run, name)) != checksum:
+            path = make_printable(str(Path(run, name)))
             raise UsageError(f"{path} is missing or not the file that was exported; export the run again")
 
 
-def find_export(place: str) -> ExportRecord | None:
+def find_export(run: str) -> ExportRecord | None:
     """Return the record of the export in a directory, or None if it holds none.
 
     Raises:
         UsageError: The record is damaged, or missing beside an exported model.
     """
-    path = Path(place, EXPORT_FILE)
+    path = Path(run, EXPORT_FILE)
     if not path.is_file():
         if path.with_name(ONNX_FILE).is_file() and not path.with_name("model.safetensors").is_file():
-            raise UsageError(f"{place} holds an incomplete export; export the run again")
+            raise UsageError(f"{run} holds an incomplete export; export the run again")
         return None
     return read_record(path, ExportRecord, "export the run again")

@@ -38,10 +38,10 @@ class Dev:
         return task.score(task.rows(summaries, self.data, self.scored.decided))[task.metric]
 
 
-def load_dev(scored: ScoredModel, place: str | None = None) -> Dev:
+def load_dev(scored: ScoredModel, folder: str | None = None) -> Dev:
     """Return the rows of a run's dev split, or of that in another folder."""
-    if place:
-        scored = replace(scored, recipe=scored.recipe.override(data={"dir": place}))
+    if folder:
+        scored = replace(scored, recipe=scored.recipe.override(data={"dir": folder}))
     dev = read_own(scored, ignore)[next(iter(scored.task.splits))]
     data = scored.task.encode(dev, scored.settings.tokenizer, scored.recipe, "dev")
     return Dev(scored, data, scored.task.tabulate(dev).groups)

@@ -23,7 +23,7 @@ ATTENTION = (  # names of implementations; transformers treats any other as a Hu
     "flash_attention_4",
 )
 SIZES = ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
-RANGES = {  # a file with other values is damaged
+CONFIG_RANGES = {  # a file with other values is damaged
     **dict.fromkeys((*SIZES, "type_vocab_size", "bilstm_hidden_size"), (1, math.inf)),
     "num_hidden_layers": (0, 1_000),
     "temperature": (1e-3, 1e3),
@@ -123,7 +123,7 @@ class BertConfig(PreTrainedConfig):
         Raises:
             ValueError: They are not.
         """
-        for name, (least, most) in RANGES.items():
+        for name, (least, most) in CONFIG_RANGES.items():
             if (value := getattr(self, name)) is not None and not least <= value <= most:
                 limit = f" and at most {most:g}" if most < math.inf else ""
                 raise ValueError(f"{name} is {str(value)[:40]}; it must be at least {least:g}{limit}")

@@ -351,7 +351,7 @@ class BertForQuestionAnswering(BertHead):
 
         Args:
             start_positions: (B,), the first token of the answer; positions outside [0, T) are ignored.
-            end_positions: (B,), the last token of the answer, treated likewise.
+            end_positions: (B,), the last token of the answer; positions outside [0, T) are ignored, too.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs, layout = self.encode(inputs, **kwargs)

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.data.spans import N_BEST, Answer, Span, rank
-from bertkit.errors import UsageError
 from bertkit.inference import ensemble
 from bertkit.inference.ensemble import average, combine, list_entries, list_lines
+from bertkit.system.progress import ignore
 from bertkit.tasks.squad import SQUAD
 from bertkit.training.recipe import Recipe, save_recipe
 from bertkit.training.run import run as train
@@ -99,14 +98,6 @@ def join(task, runs, output, data=None):
     return combine(task, runs, output, data, lines.append), lines
 
 
-def refuse(task, runs, output, data=None):
-    """Return the one-line error of combining them."""
-    with pytest.raises(UsageError) as error:
-        combine(task, runs, output, data, lambda line: None)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
 def read(folder):
     """Return the JSON files below a directory, by name; none holds NaN or infinite numbers."""
 
@@ -181,43 +172,9 @@ def test_two_runs_of_2_0_worked_by_hand(tmp_path):
 # --- Invariance
 
 
-scores = st.floats(-15, 15)
-spans = st.lists(
-    st.builds(Span, st.text("ab cé", min_size=1, max_size=4), scores, scores),
-    min_size=1,
-    max_size=N_BEST,
-    unique_by=lambda span: span.text,
-)
-answers = st.builds(
-    lambda spans, null: Answer(sorted(spans, key=lambda span: span.start + span.end, reverse=True), null),
-    spans,
-    st.tuples(scores, scores),
-)
 probabilities = (
     st.dictionaries(st.sampled_from(["", *"abcdefgh"]), st.floats(0, 0.1), max_size=8).map(dict.items).map(list)
 )
-
-
-def list_pairs(answer, task):
-    """Return the entry of a run's file for an answer."""
-    entries = json.loads(json.dumps(rank(answer, task.version.unanswerable)))
-    return [(entry["text"], entry["probability"]) for entry in entries]
-
-
-@given(answer=answers, copies=st.integers(2, 7), task=st.sampled_from([ONE, TWO]))
-def test_a_run_and_its_copies_answer_as_the_run_alone(answer, copies, task):
-    """Equal up to rounding of scores that are equal or nearly so."""
-    alone = list_pairs(answer, task)
-    found = average([alone] * copies)
-    assert [span.text for span in found.spans] == [text for text, _ in alone if text]
-    assert found.best.text == answer.best.text
-    entries = list_entries(found, task.version.unanswerable)
-    assert {entry["text"]: entry["probability"] for entry in entries} == pytest.approx(dict(alone), abs=1e-9)
-    if task is TWO:
-        assert found.odds == pytest.approx(answer.odds, abs=1e-9)
-        if abs(answer.odds) > 1e-9:
-            given = [TWO.choose([one.best.text], [one.odds], 0.0) for one in (found, answer)]
-            assert given[0] == given[1]
 
 
 @given(lists=st.lists(probabilities, min_size=2, max_size=5))
@@ -270,91 +227,56 @@ def test_killed_at_any_moment_there_are_no_scores_beside_other_answers(tmp_path,
         assert read(tmp_path / output) == complete
 
 
-def test_the_table(tmp_path, task, runs):
-    results, _ = join(task, runs, tmp_path / "both")
-    headings, lines = list_lines(task, results)
-    a, b = (str(path) for path in runs)
-    if task is ONE:
-        assert headings == ("run", "EM", "F1")
-        assert lines == [
-            (a, "50.0", "60.0"),
-            (b, "50.0", "60.0"),
-            ("ensemble of 2", "66.7", "88.9"),
-            ("the paper: BERT-base, dev", "80.8", "88.5"),
-            ("the paper: BERT-large, dev", "84.1", "90.9"),
-            ("the paper: BERT-large, TriviaQA first, dev", "84.2", "91.1"),
-            ("the paper: BERT-large, 7 models, dev", "85.8", "91.8"),
-            ("the paper: BERT-large, 7 models, TriviaQA first, dev", "86.2", "92.2"),
-        ]
-    else:
-        assert headings == ("run", "EM", "F1", "EM, tau = 0", "F1, tau = 0", "tau")
-        assert lines == [
-            (a, "50.0", "60.0", "", "", ""),
-            (b, "50.0", "60.0", "", "", ""),
-            ("ensemble of 2", "100.0", "100.0", "66.7", "66.7", "-0.487"),
-            ("the paper: BERT-large, dev", "78.7", "81.9", "", "", ""),
-        ]
-    assert results["runs"] == {path: {task.version.exact: 50.0, "f1": 60.0, "score": 60.0} for path in (a, b)}
+def test_the_table(tmp_path):
+    write_gold(tmp_path / "squad", TWO)
+    runs = [write_run(tmp_path / name, TWO, RUNS[2][index], tmp_path / "squad") for index, name in enumerate("ab")]
+    results, _ = join(TWO, runs, tmp_path / "both")
+    headings, lines = list_lines(TWO, results)
+    assert headings == ("run", "EM", "F1", "EM, tau = 0", "F1, tau = 0", "tau")
+    assert lines == [
+        (str(runs[0]), "50.0", "60.0", "", "", ""),
+        (str(runs[1]), "50.0", "60.0", "", "", ""),
+        ("ensemble of 2", "100.0", "100.0", "66.7", "66.7", "-0.487"),
+        ("the paper: BERT-large, dev", "78.7", "81.9", "", "", ""),
+    ]
 
 
 # --- Errors
 
 
-def test_runs_that_cannot_be_combined(tmp_path, task, runs):
-    a, b = runs
-    out = tmp_path / "both"
-    for few in ([], [a], [a, a]):
-        assert refuse(task, few, out).startswith("an ensemble needs at least two finished runs; give")
-    assert refuse(task, [a, tmp_path / "missing"], out).startswith(
-        f"recipe {tmp_path}/missing/recipe.toml cannot be read"
-    )
-    other = ONE if task is TWO else TWO
-    assert refuse(other, runs, out) == (
-        f"{a} is a run of {task.name}, not of {other.name}; combine only runs of {other.title}"
-    )
-    path = b / "predictions" / "nbest_predictions.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"q1": [{"text": "red"}]}))
-    assert f"{path}, 'q1': Object missing required field `probability` - at `$[0]`; correct" in refuse(task, runs, out)
-    path.unlink()
-    assert f"{path} does not exist" in refuse(task, runs, out)
-    (b / "metrics.json").unlink()
-    assert f"{b}/metrics.json is damaged" in refuse(task, runs, out)
-    save_recipe({"task": task.name, "data": {"dir": "x", "tune_share": 0.5}}, a / "recipe.toml")
-    assert f"{a} was scored on part of dev (tune_share)" in refuse(task, runs, out)
-    assert not out.exists()
-
-
-def test_data_that_are_not_the_runs_own(tmp_path, task, runs):
-    a, _ = runs
-    out = tmp_path / "both"
+def test_runs_that_cannot_be_combined(tmp_path, task, runs, refused):
+    (a, b), out = runs, tmp_path / "both"
     larger = write_gold(tmp_path / "larger", task, {**GOLD[task.version.number], "q4": ["red"]})
-    assert refuse(task, runs, out, larger) == (
-        f"{a} does not answer the questions of {larger}: 1 of 4 are missing and 0 belong to other questions; give the "
-        "dev set that the runs were scored on with --data DIR"
-    )
-    part = write_gold(tmp_path / "part", task, {name: GOLD[task.version.number][name] for name in ("q1", "q2")})
-    assert f"{part}: 0 of 2 are missing and 1 belong to other questions;" in refuse(task, runs, out, part)
-    assert f"{tmp_path}/nothing does not exist" in refuse(task, runs, out, tmp_path / "nothing")
+    other = ONE if task is TWO else TWO
+    for kind, some, data in (
+        (task, [a, a], None),
+        (task, [a, tmp_path / "missing"], None),
+        (other, runs, None),
+        (task, runs, larger),
+        (task, runs, tmp_path / "nothing"),
+    ):
+        with refused():
+            combine(kind, some, out, data, ignore)
+    (b / "metrics.json").unlink()
+    with refused():
+        combine(task, runs, out, None, ignore)
+    save_recipe({"task": task.name, "data": {"dir": "x", "tune_share": 0.5}}, a / "recipe.toml")
+    with refused():
+        combine(task, runs, out, None, ignore)
     assert not out.exists()
-    (tmp_path / "squad").rename(tmp_path / "moved")
-    join(task, runs, out, tmp_path / "moved")
 
 
-def test_only_an_ensemble_is_replaced(tmp_path, task, runs):
+def test_only_an_ensemble_is_replaced(tmp_path, task, runs, refused):
     a, b = runs
-    kept = read_bytes(a)
-    assert refuse(task, runs, a) == f"{a} holds a run; name another directory with --output"
-    assert read_bytes(a) == kept
+    with refused():
+        combine(task, runs, a, None, ignore)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("mine")
-    assert "notes is not empty" in refuse(task, runs, tmp_path / "notes")
+    with refused():
+        combine(task, runs, tmp_path / "notes", None, ignore)
     for members in ([a, b], [b, a]):
         join(task, members, tmp_path / "both")
         assert read(tmp_path / "both")["ensemble.json"] == {"runs": list(map(str, members))}
-
-
-def read_bytes(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 # --- The command line and real runs

@@ -9,13 +9,12 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from bertkit.errors import UsageError
 from bertkit.inference.evaluate import evaluate
 from bertkit.inference.export import export
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
-from tests.official import write_checkpoint, write_reviews
+from tests.official import write_reviews
 from tests.tasks.test_conformance import CASES, make_pretraining
 
 # Case -> the data that are given to evaluate, below the folder of the case; the split that they are.
@@ -189,25 +188,16 @@ def test_a_model_without_a_recipe_and_an_export(reviews, tmp_path):
     assert found.metrics["score"] == pytest.approx(expected.metrics["score"])
 
 
-def test_refusals(reviews, tmp_path, call):
+def test_refusals(reviews, tmp_path, refused):
     place, rows = reviews
-    file = write_rows(tmp_path / "new.csv", rows)
-    with pytest.raises(UsageError, match="holds a run; name another directory"):
-        evaluate(str(place), str(file), place)
-    run(
-        Recipe.make(TASKS["pretrain"], make_pretraining(tmp_path), FEW | {"data": {"heldout_pairs": 4}}),
-        output=tmp_path / "pre",
-    )
-    code, _, err = call("evaluate", "pre")
-    assert (code, err) == (2, "bertkit: pre has no labels to score; give a fine-tuned model\n")
-    unlabelled = write_reviews(tmp_path / "no.csv", 5, labelled=False)
-    code, _, err = call("evaluate", place, "--data", unlabelled, "--output", "x")
-    assert code == 2
-    assert err.endswith("has no right answers to score; give labelled data\n")
-    start = write_checkpoint(tmp_path / "bert")
-    code, _, err = call("evaluate", start, "--data", file)
-    assert code == 2
-    assert "has the head BertModel" in err
+    with refused():
+        evaluate(str(place), str(write_rows(tmp_path / "new.csv", rows)), place)
+    recipe = Recipe.make(TASKS["pretrain"], make_pretraining(tmp_path), FEW | {"data": {"heldout_pairs": 4}})
+    run(recipe, output=tmp_path / "pre")
+    with refused():
+        evaluate(str(tmp_path / "pre"), None, None)
+    with refused():
+        evaluate(str(place), str(write_reviews(tmp_path / "no.csv", 5, labelled=False)), tmp_path / "x")
 
 
 def test_predict_tells_the_scores_of_a_file_with_labels(reviews, tmp_path, call):

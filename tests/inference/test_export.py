@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from unittest.mock import Mock
 
 import pytest
 
@@ -101,15 +102,34 @@ def test_only_an_export_is_replaced(tmp_path):
     check_output(tmp_path)
 
 
-def test_an_export_that_differs_from_its_run_leaves_no_directory(tmp_path, monkeypatch):
-    _, place = write_export(FAST[0])
-    monkeypatch.setattr(module, "write_onnx", lambda model, path: shutil.copy(place / ONNX_FILE, path))
+def test_an_export_that_differs_from_its_run_leaves_no_directory(tmp_path, monkeypatch, refused):
+    _, exported = write_export(FAST[0])
+    monkeypatch.setattr(module, "write_onnx", lambda model, path: shutil.copy(exported / ONNX_FILE, path))
     other = write_head(tmp_path / "other", FAST[0], seed=4, id2label=LABELS)
     with pytest.raises(UsageError, match=r"probabilities of the exported model differ from those of .* by "):
         export(str(other), tmp_path / "output")
-    assert not (tmp_path / "output").exists()
-    with pytest.raises(UsageError, match="is an export already; give the run that it was made from"):
-        export(str(place), tmp_path / "output")
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    with refused():
+        export(str(exported), tmp_path / "output")
+    with refused():
+        Predictor(exported, precision="bf16")
+
+
+def test_an_export_that_was_killed_is_incomplete_and_written_again(tmp_path, monkeypatch, refused):
+    run, exported = write_export(FAST[0])
+    output = shutil.copytree(exported, tmp_path / "output")
+    monkeypatch.setattr(module, "write_onnx", lambda model, path: shutil.copy(exported / ONNX_FILE, path))
+    monkeypatch.setattr(module, "MOST_SECONDS", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_json", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            export(str(run), output)
+    with refused():
+        Predictor(output)
+    (output / "recipe.toml").write_text('task = "rte"')  # of another run
+    export(str(run), output)
+    assert not (output / "recipe.toml").exists()
+    assert Predictor(output)(["good"])
 
 
 def test_the_command_shows_the_measurements(call, tmp_path, monkeypatch):
@@ -130,18 +150,16 @@ def test_the_command_shows_the_measurements(call, tmp_path, monkeypatch):
 # --- Precision and processor ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["config.json", ONNX_FILE, "vocab.txt"])
-def test_files_of_another_export_are_noticed(name, tmp_path):
-    _, place = write_export(FAST[0])
-    shutil.copytree(place, tmp_path / "other")
+@pytest.mark.parametrize("name", ["config.json", ONNX_FILE])
+def test_files_of_another_export_are_noticed(name, tmp_path, refused):
+    shutil.copytree(write_export(FAST[0])[1], tmp_path / "other")
     with (tmp_path / "other" / name).open("ab") as file:
         file.write(b" ")
-    with pytest.raises(UsageError, match=f"{name} is missing or not the file that was exported; export the run again"):
+    with refused():
         Predictor(tmp_path / "other")
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"run": "x"}', '{"run": 1}'])
-def test_a_damaged_record_is_one_line(content, tmp_path):
-    (tmp_path / EXPORT_FILE).write_text(content)
-    with pytest.raises(UsageError, match=r"export.json is damaged \(.*\); export the run again"):
+def test_a_damaged_record_is_one_line(tmp_path, refused):
+    (tmp_path / EXPORT_FILE).write_text('{"run": 1}')
+    with refused():
         Predictor(tmp_path)

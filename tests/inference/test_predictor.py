@@ -3,10 +3,8 @@
 import io
 import json
 import math
-import os
 import re
 from functools import partial
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -26,7 +24,6 @@ from bertkit.inference.batching import count_characters, cut_into_chunks
 from bertkit.inference.predictor import Predictor, write_file, write_lines
 from bertkit.model import heads
 from bertkit.model.config import BertConfig
-from bertkit.system.progress import ignore
 from bertkit.tasks.ner import NER
 from bertkit.tasks.squad import SQUAD
 from bertkit.training.recipe import Recipe
@@ -97,22 +94,6 @@ def test_texts_and_pairs_may_stand_side_by_side_unless_the_task_says_which(class
         Exact(classifier, pairs=False)([texts[0], pairs[0]])
     with pytest.raises(UsageError, match=r"input 0: expected 2 texts \(text and text_pair\), got 1;"):
         Exact(classifier, pairs=True)(texts)
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_several_labels_a_text_have_a_probability_each(count, tmp_path):
-    values = {"num_labels": count, "problem_type": "multi_label_classification"}
-    folder = write_head(tmp_path, "BertForSequenceClassification", seed=1, **values)
-    texts, predictor = make_texts(6), Exact(folder)
-    stock = pipeline("text-classification", model=str(folder), top_k=None)(texts)
-    for result, found in zip(predictor(texts), stock, strict=True):
-        chances = {entry["label"]: entry["score"] for entry in found}
-        assert result["probabilities"] == pytest.approx(chances, abs=1e-5)
-        assert result["labels"] == [label for label in sorted(chances) if chances[label] > 0.5]
-    assert 0 < sum(len(result["labels"]) for result in predictor(texts)) < 6 * count
-    result = {"labels": ["a", "c"], "probabilities": {"a": 0.9, "b": 0.2, "c": 0.514}}
-    assert predictor.describe(result) == "a (90.0%), c (51.4%)"
-    assert predictor.describe({"labels": [], "probabilities": {"a": 0.1}}) == "(no label)"
 
 
 def test_a_stream_is_read_a_chunk_at_a_time(classifier, monkeypatch):
@@ -321,39 +302,24 @@ def test_what_cannot_be_filled_or_judged_is_said(tmp_path):
 # --- Invalid models and inputs ----------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_without_a_head_is_one_line(tmp_path):
-    with pytest.raises(UsageError, match=r"has the head BertModel, which does not predict classes.*bertkit features"):
-        Exact(write_checkpoint(tmp_path))
-
-
-def test_weights_that_are_missing_are_not_drawn(classifier, tmp_path):
-    folder = write_checkpoint(tmp_path)
+def test_a_model_that_cannot_predict_is_refused(tmp_path, refused):
+    """It has no head, lacks the weights of its head, or its vocabulary is too small."""
+    folder = write_checkpoint(tmp_path / "bert")
+    with refused():
+        Exact(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForSequenceClassification"]}))
-    with pytest.raises(UsageError, match=r"lacks weights of its BertForSequenceClassification: classifier"):
+    with refused():
         Exact(folder)
+    with refused():
+        Exact(write_head(tmp_path / "small", "BertForSequenceClassification", vocab_size=10))
 
 
-def test_a_vocabulary_larger_than_the_model_is_refused(classifier, tmp_path):
-    folder = write_head(tmp_path, "BertForSequenceClassification", vocab_size=10)
-    with pytest.raises(UsageError, match=r"the tokenizer has .* tokens, but .* only 10; use the checkpoint's own"):
-        Exact(folder)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "named"),
-    [
-        ("data = 3", "'int'"),
-        ('[data]\nmax_length = "x"', "`str`"),
-        ("[data]\nmax_length = 0", ">= 1"),
-        ("phase = 3", "'int'"),
-        ("[[phase]]\nx = 1", "max_length"),
-    ],
-)
-def test_a_damaged_recipe_beside_the_weights_is_one_line(recipe, named, tmp_path):
+@pytest.mark.parametrize("recipe", ["data = 3", "[data]\nmax_length = 0", "[[phase]]\nx = 1"])
+def test_a_damaged_recipe_beside_the_weights_is_one_line(recipe, tmp_path, refused):
     folder = write_head(tmp_path, "BertForSequenceClassification")
     (folder / "recipe.toml").write_text(recipe + "\n")
-    with pytest.raises(UsageError, match=rf"^the run's recipe.toml is damaged \(.*{named}"):
+    with refused():
         Exact(folder)
 
 
@@ -368,36 +334,30 @@ def test_a_damaged_recipe_beside_the_weights_is_one_line(recipe, named, tmp_path
         ("BertForNextSentencePrediction", ("good", "bad")),
     ],
 )
-def test_a_model_that_has_diverged_says_so(head, given, tmp_path):
+def test_a_model_that_has_diverged_says_so(head, given, tmp_path, refused):
     folder = write_head(tmp_path, head)
     assert Exact(folder)([given])
     model = getattr(bertkit, head).from_pretrained(folder)
     model.bert.encoder.layer[1].output.dense.bias.data.fill_(float("nan"))
     model.save_pretrained(folder)
-    with pytest.raises(UsageError, match=r"^the model's outputs are NaN or infinite: training has diverged; lower"):
+    with refused():
         Exact(folder)([given])
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"txt": "good"}, "text is missing; the input has txt: give text as a string"),
-        (
-            {"t\x1b[31m\n" + 999 * "x": "good"},
-            rf"text is missing; the input has t\[31m {'x' * 94}: give text as a string",
-        ),
-        ({"text": 3}, "text is '3', not a string"),
-        ({}, "text is missing; the input has nothing: give text as a string"),
-        ([], r"expected 1 text \(text\), got 0; give them in order"),
-        (["a", "b", "c"], r"expected 1 text \(text\), got 3; give them in order"),
-        (3, "got int; give a text, a list of texts or a mapping"),
-        (b"good", "got bytes; give"),
-        ({("text", "b"): 1}, r"text is missing; the input has \('text', 'b'\): give text as a string"),
-    ],
-)
-def test_an_input_that_is_none_is_named(given, message, classifier):
-    with pytest.raises(UsageError, match=f"^input 1: {message}"):
-        Exact(classifier)(["good", given])
+INVALID = {  # head -> inputs that do not fit it
+    "BertForSequenceClassification": [{"txt": "good"}, {"text": 3}, {}, [], ["a", "b", "c"], 3, b"good"],
+    "BertForMultipleChoice": [{"context": "so", "endings": ["good"]}, {"context": "so", "endings": ["good", 3]}],
+    "BertForTokenClassification": [{"words": 3}, {"words": ["good", 3]}],
+    "BertForQuestionAnswering": [{"question": "who?", "context": " "}],
+}
+
+
+@pytest.mark.parametrize("head", INVALID)
+def test_an_input_that_does_not_fit_is_named(head, tmp_path, refused):
+    predictor = Exact(write_head(tmp_path, head))
+    for given in INVALID[head]:
+        with refused():
+            predictor([given])
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------
@@ -412,41 +372,23 @@ def test_standard_input_is_text_but_for_lines_that_begin_as_json(monkeypatch):
     assert [line.place for line in lines] == [f"standard input, line {number}" for number in range(1, 7)]
 
 
-@pytest.mark.parametrize("name", ["a.txt", "link.txt", "twin.txt", "sub/../a.txt", "-"])
-def test_an_output_that_is_the_input_is_refused(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["a.txt", "link.txt", "-"])
+def test_an_output_that_is_the_input_is_refused(name, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "sub").mkdir()
     (tmp_path / "a.txt").write_text("good\n")
     (tmp_path / "link.txt").symlink_to("a.txt")
-    (tmp_path / "twin.txt").hardlink_to(tmp_path / "a.txt")
     with (tmp_path / "a.txt").open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        with pytest.raises(UsageError, match="is also the input and would be overwritten; name another file with"):
+        with refused():
             check_output("-" if name == "-" else "a.txt", tmp_path / ("a.txt" if name == "-" else name))
         check_output("-", tmp_path / "b.txt")
-        check_output("-", Path(os.devnull))
 
 
 BAD = [
     ("a.jsonl", b'"x"\n{"id": NaN}\n{"id": 1e999}\n"z"\n', {1: "line 2: text is missing", 2: "line 3 is not a JSON"}),
-    (
-        "a.jsonl",
-        b'{"text": "x"}\n{"text": \n"y"\n3\n',
-        {1: "line 2 is not a JSON", 3: "line 4 is not a JSON object or string"},
-    ),
     ("a.jsonl", b'"x"\n\xff\xfe\n"y"\n' + b"[" * 100_000, {1: "line 2 is not UTF-8", 3: "line 4 is not a JSON"}),
-    (
-        "a.tsv",
-        b"text\tid\nx\t1\ny\nz\t2\t3\nw\t4\n",
-        {1: "line 3 has 1 cell, but the header 2", 2: "line 4 has 3"},
-    ),
+    ("a.tsv", b"text\tid\nx\t1\ny\nz\t2\t3\nw\t4\n", {1: "line 3 has 1 cell, but the header 2", 2: "line 4 has 3"}),
     ("a.txt", b"x\ny\0\nz\nw\n", {1: "line 2 has a NUL byte"}),
-    ("a.jsonl", b'"x"\n\n\n{"txt": "y"}\n"z"\n{"text": "w"}\n', {1: "line 4: text is missing"}),
-    (
-        "a.jsonl",
-        b'"x"\n{"id": "\\ud800", "text": "y"}\n"\\udc00"\n"z"\n',
-        {1: "surrogate pair", 2: "line 3 is not a JSON"},
-    ),
 ]
 
 
@@ -468,19 +410,6 @@ def test_a_bad_line_is_named_and_does_not_stop_the_others(name, content, wrong, 
             assert result["label"]
 
 
-def test_nothing_is_left_of_an_output_that_fails(tmp_path, classifier):
-    def fail():
-        yield {"label": "x"}
-        raise UsageError("no more")
-
-    with pytest.raises(UsageError, match="no more"):
-        write_file(fail(), tmp_path / "out.jsonl", ignore, write_lines)
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot be written"):
-        write_file([], tmp_path / "file" / "out.jsonl", ignore, write_lines)
-
-
 # --- Truncated inputs -------------------------------------------------------------------------------------------------
 
 
@@ -500,17 +429,6 @@ def test_what_is_cut_says_so_and_what_just_fits_does_not(classifier):
         False,
         True,
     ]
-
-
-def test_endings_and_questions_that_are_cut_say_so(tmp_path, squad_run):
-    folder = write_head(tmp_path, "BertForMultipleChoice")
-    context = " ".join(["good"] * 100)
-    long, short = {"endings": ["bad", "bad " * 26], "context": context}, {"endings": ["bad"] * 3, "context": context}
-    just = {"endings": ["bad", "bad " * 25], "context": context}
-    assert count_cut(Exact(folder), short, long, just, short) == [False, True, False, False]
-    ask = {"context": " ".join(FILLERS * 20)}
-    questions = [ask | {"question": " ".join(["good"] * count)} for count in (3, 12, 13)]
-    assert count_cut(Exact(squad_run[0]), *questions) == [False, False, True]
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
@@ -555,9 +473,7 @@ def test_the_command_reads_standard_input(call, classifier, monkeypatch):
     ("arguments", "words"),
     [
         ([], "give the inputs either as TEXT or with --input FILE"),
-        (["good", "--input", "-"], "give the inputs either as TEXT or with --input FILE"),
         (["--input", "no.jsonl"], "there is no file no.jsonl; name a file with --input, or - for standard input"),
-        (["--input", "."], ". is a folder; name a file with --input, or - for standard input"),
         (["good", "--pair"], "expected a multiple of 2 texts (text and text_pair), got 1; give them in order"),
         (["good", "--precision", "fp8"], 'precision = "fp8"; expected one of auto, fp32, bf16, fp16'),
     ],

@@ -277,17 +277,8 @@ def test_the_command_reads_and_writes_tables(call, classifier, tmp_path):
     ("arguments", "words"),
     [
         (["--output", "a.csv", "--format", "pipeline"], "--format pipeline writes JSON lines, not a.csv; name a file"),
-        (["--output", "a.csv.gz"], "a.csv.gz must end in .jsonl, .csv, .tsv, ."),
         (["--output", "a.json"], "a.json must end in .jsonl, .csv, .tsv, ."),
-        (
-            ["--text", "text", "--text", "text,text"],
-            "in.csv, line 2: expected 1 text (text), got 3; give them in order, or name the col",
-        ),
-        (["--format", "x"], "'x' is not one of 'bertkit', 'pipeline'"),
-        (
-            ["--text", "txt"],
-            "in.csv, line 1 has no column 'txt'; found 'text' (nearest: 'text'); name the columns of",
-        ),
+        (["--text", "txt"], "in.csv, line 1 has no column 'txt'; found 'text' (nearest: 'text'); name the columns of"),
     ],
 )
 def test_a_wrong_format_is_one_line(arguments, words, call, classifier, tmp_path):

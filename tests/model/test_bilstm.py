@@ -76,16 +76,6 @@ def test_the_kernel_for_padded_sequences_has_the_states_and_gradients_of_packed_
         torch.testing.assert_close(one, other)
 
 
-def test_under_autocast_a_bilstm_on_a_cpu_computes_in_full_precision(monkeypatch) -> None:
-    lstm = nn.LSTM(6, 5, num_layers=2, bidirectional=True)
-    tokens, layout = make_packed(LENGTHS, 6)
-    exact, _ = run_both(lstm, tokens, layout, monkeypatch)
-    with torch.autocast("cpu", torch.bfloat16):
-        fast, plain = run_both(lstm, tokens, layout, monkeypatch)
-    assert all(torch.equal(one, other) for one, other in zip(fast, exact, strict=True))
-    assert (plain[0] - exact[0]).abs().max() > 1e-4
-
-
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("head", TOPS)
 def test_kernels_agree(head: str, left: bool) -> None:

@@ -458,22 +458,3 @@ def test_pretraining_under_transformers_trainer_is_not_inflated(tmp_path: Path) 
     expected = whole.mlm_loss + (weights * nsp_losses).sum() / weights.sum()
     assert train(copy.deepcopy(model), rows, 1, tmp_path)[0] == pytest.approx(whole.loss.item(), rel=1e-4)
     assert train(model, rows, 4, tmp_path)[0] == pytest.approx(expected.item(), rel=1e-4)
-
-
-@pytest.mark.parametrize("head", LOSS_HEADS)
-def test_transformers_trainer_evaluates_every_head(head: str, tmp_path: Path) -> None:
-    """It finds the labels by the argument names of `forward`, reports a loss, and returns the logits."""
-    model, rows = make_model(head), make_rows(head)[:16]
-    args = transformers.TrainingArguments(
-        output_dir=str(tmp_path), per_device_eval_batch_size=16, report_to="none", use_cpu=True, disable_tqdm=True
-    )
-    trainer = transformers.Trainer(model, args, data_collator=collate)
-    answer = trainer.predict(rows)
-    with torch.no_grad():
-        expected = model(**collate(rows))
-    assert answer.metrics["test_loss"] == pytest.approx(expected.loss.item(), rel=1e-5)
-    names = [name for name in expected if name.endswith("logits")]
-    predictions = answer.predictions if len(names) > 1 else (answer.predictions,)
-    assert len(predictions) == len(names)
-    for name, prediction in zip(names, predictions, strict=True):
-        torch.testing.assert_close(torch.from_numpy(prediction), expected[name])

@@ -83,18 +83,6 @@ def test_nothing_changes_without_given_indices(head, padding, narrowed, monkeypa
     assert len(narrowed) == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_narrows_too(dtype, narrowed, monkeypatch):
-    head = "BertForSequenceClassification"
-    model, inputs = make_model(head, **NO_DROPOUT), make_inputs(head)
-    with torch.autocast("cpu", dtype):
-        found, _ = run(model, inputs)
-        monkeypatch.setattr(BertModel, "narrow", lambda self, layout, *args, **kwargs: layout)
-        expected, _ = run(model, inputs)
-    assert narrowed
-    assert differ(found["logits"].float(), expected["logits"].float()) < 0.03
-
-
 @pytest.mark.parametrize("head", SENTENCE_HEADS)
 def test_checkpointing_replays_the_narrowed_layer(head, narrowed):
     model, inputs = make_model(head).train(), make_inputs(head)
