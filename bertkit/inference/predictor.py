@@ -244,18 +244,30 @@ class Predictor:
         Raises:
             UsageError: They cannot.
         """
-        head = self.settings.head
-        if output is not None and output.suffix not in ("", ".jsonl", *WRITERS):
-            raise UsageError(f"{output} must end in .jsonl, {', '.join(WRITERS)}")
-        if is_pipeline and not self.task.pipeline:
-            raise UsageError(f"transformers has no pipeline for {head}; leave out --format pipeline")
-        if is_pipeline and self.settings.set_limit is not None:
-            raise UsageError("transformers' pipelines have no label sets; leave out --coverage or --format pipeline")
-        if output is not None and output.suffix in WRITERS:
-            if is_pipeline:
-                raise UsageError(f"--format pipeline writes JSON lines, not {output}; name a file that ends in .jsonl")
-            if not list_columns(self.output_schema):
-                raise UsageError(f"the results of {head} do not form a table; name an --output that ends in .jsonl")
+        head, suffix = self.settings.head, "" if output is None else output.suffix
+        has_sets = self.settings.set_limit is not None
+        forms_table = bool(list_columns(self.output_schema))
+        for is_wrong, line in (
+            (suffix not in ("", ".jsonl", *WRITERS), f"{output} must end in .jsonl, {', '.join(WRITERS)}"),
+            (
+                is_pipeline and not self.task.pipeline,
+                f"transformers has no pipeline for {head}; leave out --format pipeline",
+            ),
+            (
+                is_pipeline and has_sets,
+                "transformers' pipelines have no label sets; leave out --coverage or --format pipeline",
+            ),
+            (
+                is_pipeline and suffix in WRITERS,
+                f"--format pipeline writes JSON lines, not {output}; name a file that ends in .jsonl",
+            ),
+            (
+                suffix in WRITERS and not forms_table,
+                f"the results of {head} do not form a table; name an --output that ends in .jsonl",
+            ),
+        ):
+            if is_wrong:
+                raise UsageError(line)
 
     def write(
         self,
@@ -303,21 +315,11 @@ class Predictor:
         return given if isinstance(given, Mapping) else {}, found
 
     def group(self, texts: Sequence[str]) -> list[Sequence[str]]:
-        """Group the texts of a command line into inputs.
-
-        Raises:
-            UsageError: A text is missing.
-        """
-        fields = list(self.sample)
-        if isinstance(self.sample[fields[-1]], list):
-            if len(texts) <= len(fields):
-                expected = f"{' and '.join(fields[:-1])} and at least two {fields[-1]}"
-                raise UsageError(f"expected {expected}, got {count(len(texts), 'text')}; give them in order")
+        """Group the texts of a command line into inputs; the last one may lack texts."""
+        if isinstance([*self.sample.values()][-1], list):
             return [texts]
-        if len(texts) % len(fields):
-            expected = f"expected a multiple of {len(fields)} texts ({' and '.join(fields)})"
-            raise UsageError(f"{expected}, got {len(texts)}; give them in order")
-        return [texts[start : start + len(fields)] for start in range(0, len(texts), len(fields))]
+        size = len(self.sample)
+        return [texts[start : start + size] for start in range(0, len(texts), size)]
 
 
 def take_rows(inputs: Iterable[Any]) -> Iterable[Any]:

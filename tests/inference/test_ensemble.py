@@ -260,9 +260,6 @@ def test_runs_that_cannot_be_combined(tmp_path, task, runs, refused):
     (b / "metrics.json").unlink()
     with refused():
         combine(task, runs, out, None, ignore)
-    save_recipe({"task": task.name, "data": {"dir": "x", "tune_share": 0.5}}, a / "recipe.toml")
-    with refused():
-        combine(task, runs, out, None, ignore)
     assert not out.exists()
 
 

@@ -474,7 +474,6 @@ def test_the_command_reads_standard_input(call, classifier, monkeypatch):
     [
         ([], "give the inputs either as TEXT or with --input FILE"),
         (["--input", "no.jsonl"], "there is no file no.jsonl; name a file with --input, or - for standard input"),
-        (["good", "--pair"], "expected a multiple of 2 texts (text and text_pair), got 1; give them in order"),
         (["good", "--precision", "fp8"], 'precision = "fp8"; expected one of auto, fp32, bf16, fp16'),
     ],
 )
