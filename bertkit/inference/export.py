@@ -21,7 +21,7 @@ from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.data.tokenizer import TOKENIZER_FILES, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
 from bertkit.inference.evaluate import open_scored
-from bertkit.inference.export_record import EXPORT_FILE, ExportRecord, Latency, Timing, find_export
+from bertkit.inference.export_record import EXPORT_FILE, ExportRecord, find_export
 from bertkit.inference.predictor import Predictor
 from bertkit.inference.quantization import choose_int8, load_dev, tabulate_int8
 from bertkit.model.checkpoint import find_file
@@ -212,7 +212,7 @@ def time_calls(call: Callable[[], Any]) -> np.ndarray:
 
 
 @torch.inference_mode()
-def time_model(model: Any, size: int) -> Timing:
+def time_model(model: Any, size: int) -> dict[str, Any]:
     """Return the latency of a model or its export for one text, and the rate of batches.
 
     Args:
@@ -228,12 +228,12 @@ def time_model(model: Any, size: int) -> Timing:
     for length in (length for length in TIMED_LENGTHS if length <= config.max_position_embeddings):
         seconds = measure_texts(1, length)
         middle, slow = (1000 * np.quantile(seconds, (0.5, 0.99))).tolist()
-        latency[str(length)] = Latency(round(middle, 3), round(slow, 3), len(seconds))
+        latency[str(length)] = {"p50": round(middle, 3), "p99": round(slow, 3), "calls": len(seconds)}
     seconds = float(np.median(measure_texts(TEXTS_AT_ONCE, min(TIMED_IN_BATCHES, config.max_position_embeddings))))
-    return Timing(size, latency, round(TEXTS_AT_ONCE / seconds, 2))
+    return {"size": size, "latency": latency, "texts_per_second": round(TEXTS_AT_ONCE / seconds, 2)}
 
 
-def describe(run: str, exported: OnnxModel, difference: float, timings: dict[str, Timing]) -> ExportRecord:
+def describe(run: str, exported: OnnxModel, difference: float, timings: dict[str, dict[str, Any]]) -> ExportRecord:
     """Return the record of an export in fp32."""
     machine = describe_environment()
     return ExportRecord(
@@ -259,14 +259,14 @@ def tabulate(record: ExportRecord) -> Table:
     lines = [
         [
             f"one text of {length} tokens, ms: p50 / p99",
-            *(f"{side.latency[length].p50:,.1f} / {side.latency[length].p99:,.1f}" for side in sides),
+            *("{p50:,.1f} / {p99:,.1f}".format_map(side["latency"][length]) for side in sides),
         ]
-        for length in sides[0].latency
+        for length in sides[0]["latency"]
     ]
     lines += [
         [f"{TEXTS_AT_ONCE} texts of {record.texts_tokens} tokens, texts per second"]
-        + [f"{side.texts_per_second:,.1f}" for side in sides],
-        ["MB", *(f"{side.size / 1e6:,.1f}" for side in sides)],
+        + [f"{side['texts_per_second']:,.1f}" for side in sides],
+        ["MB", *(f"{side['size'] / 1e6:,.1f}" for side in sides)],
     ]
     caption = f"{record.processor}, {record.instruction_set}, threads: {record.threads}"
     heads = ["", *("run, fp32" if name == "run" else f"ONNX, {name}" for name in record.timings)]

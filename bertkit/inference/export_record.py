@@ -1,6 +1,7 @@
 """The record of an export, `export.json`, which is written last: its presence means that the export is complete."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -42,22 +43,6 @@ class Int8(msgspec.Struct):
     variants: list[Int8Variant] = []
 
 
-class Latency(msgspec.Struct):
-    """Percentiles of some calls in milliseconds; with fewer than 100 calls the 99th is close to the maximum."""
-
-    p50: float
-    p99: float
-    calls: int
-
-
-class Timing(msgspec.Struct):
-    """Record the bytes of a model, its latency by the tokens of one text, and the rate of batches."""
-
-    size: int
-    latency: dict[str, Latency]
-    texts_per_second: float
-
-
 class ExportRecord(msgspec.Struct):
     """An export and its measurements.
 
@@ -65,7 +50,9 @@ class ExportRecord(msgspec.Struct):
         run: The last part of the run's path, or its name on the Hub.
         head: The name of the head's class.
         largest_difference: Between the probabilities of the export in fp32 and those of the run.
-        timings: "run" (in fp32, packed), "fp32" and, if it was asked for, "int8" -> how fast it answers.
+        timings: "run" (in fp32, packed), "fp32" and, if it was asked for, "int8" -> `size` in bytes,
+            `texts_per_second` in batches, and `latency`: tokens of one text -> `p50` and `p99` of its `calls` in
+            milliseconds; with fewer than 100 calls the 99th percentile is close to the maximum.
         texts_tokens: The tokens of each text in timed batches.
         checksums: File -> its CRC-32; the card is not among them.
     """
@@ -74,7 +61,7 @@ class ExportRecord(msgspec.Struct):
     head: str
     precision: str
     largest_difference: float
-    timings: dict[str, Timing]
+    timings: dict[str, dict[str, Any]]
     texts_tokens: int
     threads: int
     processor: str

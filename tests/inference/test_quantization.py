@@ -58,7 +58,7 @@ def test_int8_is_written_with_what_it_loses(rte, tmp_path, monkeypatch):
     assert variant.low <= variant.difference <= variant.high
     assert any(line.startswith("int8 in all layers: ") and f" with {found.rows} rows of dev" in line for line in lines)
     assert list(record.timings) == ["run", "fp32", "int8"]
-    assert record.timings["int8"].size == variant.size < record.timings["fp32"].size
+    assert record.timings["int8"]["size"] == variant.size < record.timings["fp32"]["size"]
     assert find_export(str(tmp_path / "x")) == record
     assert "int8 in all layers" in (tmp_path / "x" / "README.md").read_text()
     graph = onnx.load(tmp_path / "x" / ONNX_FILE).graph
