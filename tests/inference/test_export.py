@@ -41,8 +41,8 @@ def check_close(found, expected):
 
 @pytest.mark.parametrize("head", HEADS)
 def test_an_export_answers_as_its_run(head):
-    run, place = write_export(head)
-    exact, exported = Predictor(run, precision="fp32"), Predictor(str(place))
+    run, folder = write_export(head)
+    exact, exported = Predictor(run, precision="fp32"), Predictor(str(folder))
     expected, found = exact(INPUTS[head]), exported(INPUTS[head])
     check_close(found, expected)
     assert [*map(exported.describe, found)] == [*map(exact.describe, expected)]
@@ -61,10 +61,10 @@ def test_an_export_answers_as_its_run(head):
 @pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
 def test_thresholds_and_scores_are_those_of_the_run(kind):
     thresholds = {"thresholds": (0.2, 0.5, 0.7)} if kind.startswith("multi") else {}
-    run, place = write_export(FAST[0], problem_type=kind, window_pooling=None, **thresholds)
+    run, exported = write_export(FAST[0], problem_type=kind, window_pooling=None, **thresholds)
     texts = make_texts(12)
     expected = Predictor(run, precision="fp32")(texts)
-    check_close(Predictor(place)(texts), expected)
+    check_close(Predictor(exported)(texts), expected)
     assert len({str(result.get("labels", result.get("scores"))) for result in expected}) > 1
 
 
@@ -72,22 +72,22 @@ def test_thresholds_and_scores_are_those_of_the_run(kind):
 
 
 def test_the_record_and_the_card_describe_the_export(tmp_path, monkeypatch, capsys):
-    _, place = write_export(FAST[0])
-    record = find_export(str(place))
+    _, exported = write_export(FAST[0])
+    record = find_export(str(exported))
     assert (record.run, record.head, record.precision) == ("run", FAST[0], "fp32")
     assert record.largest_difference < 1e-5
     assert list(record.timings) == ["run", "fp32"]
     timing = record.timings["fp32"]
-    assert timing["size"] == (place / ONNX_FILE).stat().st_size
+    assert timing["size"] == (exported / ONNX_FILE).stat().st_size
     assert list(timing["latency"]) == ["16", "128"], "the model has no 512 positions"
     assert all(0 < one["p50"] <= one["p99"] and one["calls"] >= 5 for one in timing["latency"].values())
     assert timing["texts_per_second"] > 0
-    assert sorted(path.name for path in place.iterdir()) == sorted(
+    assert sorted(path.name for path in exported.iterdir()) == sorted(
         ["README.md", "config.json", EXPORT_FILE, ONNX_FILE, "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
     )
-    card = (place / "README.md").read_text()
-    assert f"bertkit predict {place.name} " in card
-    monkeypatch.chdir(place.parent)
+    card = (exported / "README.md").read_text()
+    assert f"bertkit predict {exported.name} " in card
+    monkeypatch.chdir(exported.parent)
     (example,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     exec(compile(example, "README.md", "exec"), {})
     assert "array([[" in capsys.readouterr().out
@@ -133,8 +133,8 @@ def test_an_export_that_was_killed_is_incomplete_and_written_again(tmp_path, mon
 
 
 def test_the_command_shows_the_measurements(call, tmp_path, monkeypatch):
-    run, place = write_export(FAST[0])
-    monkeypatch.setattr(module, "write_onnx", lambda model, path: shutil.copy(place / ONNX_FILE, path))
+    run, exported = write_export(FAST[0])
+    monkeypatch.setattr(module, "write_onnx", lambda model, path: shutil.copy(exported / ONNX_FILE, path))
     monkeypatch.setattr(module, "MOST_SECONDS", 0.01)
     for _ in range(2):  # the second replaces the first
         code, out, err = call("export", run, "--output", "output")

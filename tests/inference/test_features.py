@@ -20,7 +20,7 @@ from tests.official import write_checkpoint
 
 TEXTS = ["word1 good", "bad word12 so word3 word4", "good", "word1 bad word2 好 so"]
 SPECIAL = "good [MASK] bad [SEP] so"  # equal words of the texts
-PLACES = ([1, 3], [1, 2, 5], [], [1, 3, 4, 6])  # of some tokens in each text's sequence
+POSITIONS = ([1, 3], [1, 2, 5], [], [1, 3, 4, 6])  # of some tokens in each text's sequence
 
 
 @pytest.fixture
@@ -35,22 +35,22 @@ def sequences(checkpoint):
 
 
 def gather(checkpoint: str, layers: str) -> list[np.ndarray]:
-    """Compute the features of PLACES, one text at a time: each (W, K, H)."""
+    """Compute the features of POSITIONS, one text at a time: each (W, K, H)."""
     model, tokenizer = load_encoder(checkpoint, layers), load_tokenizer(checkpoint)
     found = []
-    for text, places in zip(TEXTS, PLACES, strict=True):
+    for text, positions in zip(TEXTS, POSITIONS, strict=True):
         with torch.no_grad():
             outputs = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True)
-        found.append(select_features(outputs.hidden_states, layers)[0, places].numpy())
+        found.append(select_features(outputs.hidden_states, layers)[0, positions].numpy())
     return found
 
 
 def cache(checkpoint: str, sequences: Sequences, folder: Path, layers: str = "sum-all", **options) -> Features:
-    """Return the features of PLACES, read from the folder or written to it."""
-    places = np.concatenate(PLACES).astype(np.int64)
-    ends = np.cumsum([len(some) for some in PLACES])
-    path = cache_features(checkpoint, layers, sequences, places, ends, folder=folder, **options)
-    return Features(path, ends, np.arange(len(places)))
+    """Return the features of POSITIONS, read from the folder or written to it."""
+    positions = np.concatenate(POSITIONS).astype(np.int64)
+    ends = np.cumsum([len(some) for some in POSITIONS])
+    path = cache_features(checkpoint, layers, sequences, positions, ends, folder=folder, **options)
+    return Features(path, ends, np.arange(len(positions)))
 
 
 def refuse(*_, **__):

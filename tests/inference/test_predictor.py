@@ -401,11 +401,11 @@ def test_a_bad_line_is_named_and_does_not_stop_the_others(name, content, wrong, 
     found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert len(found) == 4
     assert errors == len(wrong)
-    for place, result in enumerate(found):
-        assert ("error" in result) == (place in wrong)
-        if place in wrong:
-            assert wrong[place] in result["error"]
-            assert any(wrong[place] in line for line in lines)
+    for number, result in enumerate(found):
+        assert ("error" in result) == (number in wrong)
+        if number in wrong:
+            assert wrong[number] in result["error"]
+            assert any(wrong[number] in line for line in lines)
         else:
             assert result["label"]
 

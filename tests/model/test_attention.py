@@ -49,10 +49,10 @@ def attend_naively(
 
 def narrow_layout(layout: Packed, chosen: list[bool]) -> tuple[Packed, Tensor]:
     """Return the layout of the first tokens and of the chosen ones (N), and their numbers (W,)."""
-    places = torch.arange(math.prod(layout.shape)) if layout.indices is None else layout.indices
-    firsts = torch.zeros(len(places), dtype=torch.bool).index_fill(0, layout.offsets[:-1], True)
+    indices = torch.arange(math.prod(layout.shape)) if layout.indices is None else layout.indices
+    firsts = torch.zeros(len(indices), dtype=torch.bool).index_fill(0, layout.offsets[:-1], True)
     is_read = torch.tensor(chosen) | firsts
-    return narrow(layout, places[is_read]), is_read.nonzero().squeeze(1)
+    return narrow(layout, indices[is_read]), is_read.nonzero().squeeze(1)
 
 
 def draw_states(count: int, heads: int, size: int, **options) -> list[Tensor]:
@@ -198,7 +198,7 @@ def test_groups_cover_each_token_once(lengths: list[int]) -> None:
     for group in layout.groups:
         rows = group.tokens.view(group.shape)
         numbers = torch.bucketize(rows, layout.offsets[1:-1], right=True)  # the sequence each token belongs to
-        assert (numbers == numbers[:, :1]).all()  # one sequence per row, also in its padded places
+        assert (numbers == numbers[:, :1]).all()  # one sequence per row, also in its padding
         assert (rows.diff(dim=1) >= 0).all()
         assert group.flag_real().view(group.shape)[:, 0].all()
 
@@ -210,9 +210,9 @@ def test_a_worked_example_of_groups() -> None:
     assert [group.shape for group in layout.groups] == [(2, 1), (1, 2), (1, 4), (1, 4)]
     assert [group.tokens.tolist() for group in layout.groups] == [[0, 11], [5, 6], [1, 2, 3, 4], [7, 8, 9, 10]]
     assert all(group.real is None for group in layout.groups)
-    tokens, places, real = layout.find_moves()
+    tokens, slots, real = layout.find_moves()
     assert tokens.tolist() == [0, 11, 5, 6, 1, 2, 3, 4, 7, 8, 9, 10]
-    assert places.tolist() == [0, 4, 5, 6, 7, 2, 3, 8, 9, 10, 11, 1]
+    assert slots.tolist() == [0, 4, 5, 6, 7, 2, 3, 8, 9, 10, 11, 1]
     assert real is None
 
 

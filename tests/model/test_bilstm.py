@@ -181,15 +181,15 @@ def test_layers_are_mixed_as_named() -> None:
 def test_features_that_were_computed_before_give_the_same(layers: str) -> None:
     model = make_features_model(feature_layers=layers)
     batch = make_batch(LENGTHS)
-    places = torch.tensor([[1, 4, 7], [1, 2, -1], [5, 6, 30], [2, -1, -1]])
+    positions = torch.tensor([[1, 4, 7], [1, 2, -1], [5, 6, 30], [2, -1, -1]])
     labels = torch.tensor([[0, 1, 2], [1, 1, -100], [2, 0, 1], [2, -100, -100]])
-    expected = model(**batch, word_positions=places, labels=labels)
+    expected = model(**batch, word_positions=positions, labels=labels)
     states = model.bert(**batch, output_hidden_states=True).hidden_states
-    chosen = select_features(states, layers)[torch.arange(4)[:, None], places.clamp(min=0)]  # (B, W, K, H)
-    found = model(features=chosen, attention_mask=(places >= 0).long(), labels=labels)
+    chosen = select_features(states, layers)[torch.arange(4)[:, None], positions.clamp(min=0)]  # (B, W, K, H)
+    found = model(features=chosen, attention_mask=(positions >= 0).long(), labels=labels)
     torch.testing.assert_close(found.logits, expected.logits)
     torch.testing.assert_close(found.loss, expected.loss)
-    assert expected.logits[places < 0].abs().sum() == 0
+    assert expected.logits[positions < 0].abs().sum() == 0
 
 
 def test_the_encoder_of_a_feature_based_model_is_frozen_and_the_rest_learns(tmp_path: Path) -> None:

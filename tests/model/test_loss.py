@@ -269,12 +269,11 @@ def test_kernels_have_the_same_gradients(head: str) -> None:
 
 @pytest.mark.parametrize("kernel", ["packed", "sdpa"])
 @pytest.mark.parametrize("head", LOSS_HEADS)
-def test_known_places_change_nothing(head: str, kernel: str) -> None:
+def test_known_indices_change_nothing(head: str, kernel: str) -> None:
     model, inputs = make_model(head, kernel, **NO_DROPOUT), make_inputs(head, [3, 9, 5, 13])
     model.train()
     looked_for, known = (take_gradients(model, given) for given in (inputs, inputs | model.find_indices(**inputs)))
-    narrows = head == "BertForTokenClassification" or kernel == "sdpa"  # the last layer, only if the places are known
-    tolerance = 1e-6 if narrows else 0.0
+    tolerance = 1e-6 if head == "BertForTokenClassification" else 0.0  # whose last layer is narrowed by them
     assert all((gradient - known[name]).abs().max() <= tolerance for name, gradient in looked_for.items())
 
 
@@ -323,9 +322,9 @@ def test_an_update_waits_for_no_accelerator(head: str, values: dict, monkeypatch
     model, inputs = make_model(head, **values), make_inputs(head, [3, 9, 5, 13])
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    counts, places = model.count_labels(**inputs), model.find_indices(**inputs)
+    counts, indices = model.count_labels(**inputs), model.find_indices(**inputs)
     with Unhurried():
-        model(**inputs, **counts, **places).loss.backward()
+        model(**inputs, **counts, **indices).loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     with pytest.raises(AssertionError, match=r"nonzero.* waits"), Unhurried():

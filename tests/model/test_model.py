@@ -226,7 +226,7 @@ def test_kernels_agree_wherever_the_padding_is(head: str, how: str) -> None:
 
 @pytest.mark.parametrize("head", HEADS)
 def test_padding_changes_nothing(head: str) -> None:
-    """Neither the tokens nor the number of padded places affect the output of any kernel."""
+    """Neither the tokens nor the amount of padding affect the output of any kernel."""
     model, batch = make_model(head), make_batch([2, 9, 5, 13])
     wider = {name: nn.functional.pad(x, (0, 7)) for name, x in batch.items()}
     wider["input_ids"] = torch.where(wider["attention_mask"].bool(), wider["input_ids"], 98)
@@ -505,7 +505,7 @@ def count_rows(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, int]:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_nothing_is_computed_on_padding(training: bool) -> None:
-    """27 real tokens in 4 x 13 places; in training the decoder sees the labelled positions only."""
+    """27 real tokens of 4 x 13; in training the decoder sees the labelled positions only."""
     model, batch = make_model("BertForPreTraining").train(training), make_batch([2, 9, 3, 13])
     labels = make_labels("BertForPreTraining", batch)
     labelled = int((labels["labels"] != -100).sum())

@@ -38,7 +38,7 @@ def make_batch(head, lengths, seed=0):
 
 def load_sides(head):
     """Return the run's model and that of its export."""
-    return [Predictor(place, precision="fp32").settings.model for place in write_export(head)]
+    return [Predictor(folder, precision="fp32").settings.model for folder in write_export(head)]
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -108,19 +108,19 @@ def count_int8(path):
 def test_a_graph_names_its_axes_and_its_layers_and_no_file_of_this_machine():
     import onnx
 
-    _, place = write_export(FAST[0])
-    graph = onnx.load(str(place / ONNX_FILE)).graph
+    _, folder = write_export(FAST[0])
+    graph = onnx.load(str(folder / ONNX_FILE)).graph
     for value in graph.input:
         assert [size.dim_param for size in value.type.tensor_type.shape.dim] == ["batch", "length"]
-    assert list_layers(place / ONNX_FILE) == [EMBEDDINGS, 0, HEAD]
+    assert list_layers(folder / ONNX_FILE) == [EMBEDDINGS, 0, HEAD]
     assert {node.domain for node in graph.node} == {""}, "standard operators only"
-    assert b".py" not in (place / ONNX_FILE).read_bytes()
+    assert b".py" not in (folder / ONNX_FILE).read_bytes()
 
 
 @pytest.mark.parametrize("exempt", [(), (0,), (EMBEDDINGS,), (EMBEDDINGS, HEAD)])
 def test_all_matrices_become_int8_except_those_of_exempt_layers(exempt, tmp_path):
-    _, place = write_export(FAST[0])
-    quantize(place / ONNX_FILE, tmp_path / ONNX_FILE, exempt)
+    _, folder = write_export(FAST[0])
+    quantize(folder / ONNX_FILE, tmp_path / ONNX_FILE, exempt)
     products, tables = count_int8(tmp_path / ONNX_FILE)
     expected = {0: 6, HEAD: 2}  # query, key, value, output, and two of the feed-forward part; pooler, classifier
     assert products == {layer: count for layer, count in expected.items() if layer not in exempt}
@@ -128,13 +128,13 @@ def test_all_matrices_become_int8_except_those_of_exempt_layers(exempt, tmp_path
 
 
 def test_int8_answers_are_close_and_closer_with_exempt_layers(tmp_path):
-    _, place = write_export(FAST[0])
-    exact = Predictor(place).settings.model
+    _, folder = write_export(FAST[0])
+    exact = Predictor(folder).settings.model
     batch = make_batch(FAST[0], list(range(2, 40)))
     expected = exact(**batch).logits.softmax(-1)
     apart = {}
     for exempt in ((), (EMBEDDINGS, HEAD), (EMBEDDINGS, 0, HEAD)):
-        quantize(place / ONNX_FILE, tmp_path / ONNX_FILE, exempt)
+        quantize(folder / ONNX_FILE, tmp_path / ONNX_FILE, exempt)
         found = OnnxModel(tmp_path / ONNX_FILE, exact.config, is_int8=True)(**batch).logits.softmax(-1)
         apart[len(exempt)] = float((found - expected).abs().mean())
     assert apart[3] < 1e-6 < apart[2] < apart[0] < 0.05
@@ -146,8 +146,8 @@ def test_weights_have_seven_bits_where_products_saturate(flag, bits, tmp_path, m
     from onnx import numpy_helper
 
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {flag: True})
-    _, place = write_export(FAST[0])
-    quantize(place / ONNX_FILE, tmp_path / ONNX_FILE, [EMBEDDINGS])
+    _, folder = write_export(FAST[0])
+    quantize(folder / ONNX_FILE, tmp_path / ONNX_FILE, [EMBEDDINGS])
     tensors = map(numpy_helper.to_array, onnx.load(str(tmp_path / ONNX_FILE)).graph.initializer)
     largest = max(int(np.abs(x.astype(int)).max()) for x in tensors if x.dtype == np.int8 and x.ndim == 2)
     assert 2 ** (bits - 2) < largest <= 2 ** (bits - 1)

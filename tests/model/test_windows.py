@@ -9,16 +9,16 @@ from tests.conftest import NO_DROPOUT, make_batch, make_model, make_twin
 HEAD = "BertForSequenceClassification"
 COUNTS = (2, 1, 3)  # windows of each of three texts
 LENGTHS = [9, 4, 6, 9, 9, 3]
-PLACES = [0, 1, 3, 6, 7, 8]  # of the windows in (3, 3)
+INDICES = [0, 1, 3, 6, 7, 8]  # of the windows in (3, 3)
 
 
 def spread(flat, width=3):
     """Return the columns (3, width, T) of six windows (6, T), with zeros at absent ones."""
-    places = torch.arange(width) < torch.tensor(COUNTS)[:, None]
+    present = torch.arange(width) < torch.tensor(COUNTS)[:, None]
     batch = {}
     for name, column in flat.items():
-        batch[name] = column.new_zeros(*places.shape, column.shape[1])
-        batch[name][places] = column
+        batch[name] = column.new_zeros(*present.shape, column.shape[1])
+        batch[name][present] = column
     return batch
 
 
@@ -70,12 +70,12 @@ def test_nothing_is_computed_for_absent_windows():
     ],
 )
 def test_a_text_has_one_loss_and_kernels_have_the_same_gradients(kind, labels, compute_loss, pooling):
-    """The loss is that of the combined scores; known places change nothing."""
+    """The loss is that of the combined scores; known indices change nothing."""
     values = {"window_pooling": pooling, "problem_type": kind}
     model = make_model(HEAD, **NO_DROPOUT, **values).train()
     _, batch = make_windows(labels)
     known = batch | model.find_indices(**batch) | model.count_labels(**batch)
-    assert known["window_indices"].tolist() == PLACES
+    assert known["window_indices"].tolist() == INDICES
     expected = compute_loss(model(**batch).logits, labels)
     gradients = {}
     for name, kernel, given in (("known", "packed", known), ("packed", "packed", batch), ("eager", "eager", batch)):
