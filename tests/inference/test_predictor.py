@@ -315,7 +315,9 @@ def test_a_model_that_cannot_predict_is_refused(tmp_path, refused):
         Exact(write_head(tmp_path / "small", "BertForSequenceClassification", vocab_size=10))
 
 
-@pytest.mark.parametrize("recipe", ["data = 3", "[data]\nmax_length = 0", "[[phase]]\nx = 1"])
+@pytest.mark.parametrize(
+    "recipe", ["data = 3", "[data]\nmax_length = 0", "[[phase]]\nx = 1"], ids=["data", "max_length", "phase"]
+)
 def test_a_damaged_recipe_beside_the_weights_is_one_line(recipe, tmp_path, refused):
     folder = write_head(tmp_path, "BertForSequenceClassification")
     (folder / "recipe.toml").write_text(recipe + "\n")
