@@ -200,26 +200,3 @@ def test_a_configuration_that_wants_attentions_has_them(tmp_path) -> None:
     assert again.config._attn_implementation == "eager"
     assert len(again(**batch).attentions) == 2
     assert len(pretraining_heads.BertForMaskedLM(BertConfig(**TINY, output_attentions=True))(**batch).attentions) == 2
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("kernel", ["packed", "sdpa", "eager"])
-def test_an_export_by_tracing_takes_batches_of_any_size_and_length(kernel: str, tmp_path) -> None:
-    """`torch.onnx.export` without dynamo, which takes a size that it can compute for a constant."""
-    onnxruntime = pytest.importorskip("onnxruntime")
-    model, batch = make_model("BertModel", kernel), make_batch(LENGTHS)
-    model.config.return_dict = False
-    torch.onnx.export(
-        model,
-        tuple(batch.values()),
-        tmp_path / "model.onnx",
-        dynamo=False,
-        input_names=list(batch),
-        dynamic_axes={name: {0: "batch", 1: "tokens"} for name in batch},
-    )
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    for lengths in ([4, 4], [20, 3, 11, 1, 7, 30]):
-        batch = make_batch(lengths)
-        states = session.run(None, {name: x.numpy() for name, x in batch.items()})[0]
-        real = batch["attention_mask"].bool()
-        assert differ(torch.from_numpy(states)[real], model(**batch)[0][real]) < 2e-6
