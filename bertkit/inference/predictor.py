@@ -9,7 +9,7 @@ Left out: vectors (`bertkit.inference.features`), and the files that leaderboard
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import tee
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
@@ -26,8 +26,7 @@ from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference.batching import cut_into_chunks
 from bertkit.inference.export_record import check_files, find_export
-from bertkit.inference.forms import format_for_pipeline, list_columns
-from bertkit.inference.tables import WRITERS, Row, write_joined
+from bertkit.inference.tables import WRITERS, Row, format_for_pipeline, write_joined
 from bertkit.metrics.calibration import find_limit
 from bertkit.model.checkpoint import TRAINED, find_file, load_config, load_model
 from bertkit.model.cpu import order_weights
@@ -155,6 +154,11 @@ class Predictor:
         self.input_schema, self.output_schema = task.schema(self.settings)
         (self.sample,) = self.input_schema["examples"]
 
+    @cached_property
+    def columns(self) -> dict[str, type]:
+        """Return the columns of a table of results: name -> type; empty if they form none."""
+        return {name: type(value) for name, value in flatten_result(self([self.sample])[0]).items()}
+
     def __call__(self, inputs: Sequence[Input | Sequence[str]]) -> list[Result]:
         """Return the result of each input; the inputs in a DataFrame of pandas are its rows.
 
@@ -246,7 +250,6 @@ class Predictor:
         """
         head, suffix = self.settings.head, "" if output is None else output.suffix
         has_sets = self.settings.set_limit is not None
-        forms_table = bool(list_columns(self.output_schema))
         for is_wrong, line in (
             (suffix not in ("", ".jsonl", *WRITERS), f"{output} must end in .jsonl, {', '.join(WRITERS)}"),
             (
@@ -262,7 +265,7 @@ class Predictor:
                 f"--format pipeline writes JSON lines, not {output}; name a file that ends in .jsonl",
             ),
             (
-                suffix in WRITERS and not forms_table,
+                suffix in WRITERS and not self.columns,
                 f"the results of {head} do not form a table; name an --output that ends in .jsonl",
             ),
         ):
@@ -297,12 +300,11 @@ class Predictor:
             write = partial(write_lines, form=self.format_for_pipeline if is_pipeline else None)
             return write_file(answer(inputs, at_once), output, report, write)
         inputs, again = tee(take_rows(inputs))  # which differ by one chunk at most
-        columns = list_columns(self.output_schema)
 
         def write_table(results: Iterable[Result], file: IO[Any]) -> None:
             if is_marked and output.suffix != ".parquet":
                 file.write("\ufeff")
-            write_joined(map(self.make_row, again, results), columns, output, file)
+            write_joined(map(self.make_row, again, results), self.columns, output, file)
 
         return write_file(answer(inputs, at_once), output, report, write_table)
 
