@@ -27,7 +27,6 @@ from bertkit.data.formats.memory import convert_table, convert_tables, write_tab
 from bertkit.data.formats.rows import SPLIT_NAMES
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.inference.evaluate import evaluate, load_predictor
-from bertkit.inference.forms import list_columns
 from bertkit.inference.predictor import Predictor
 from bertkit.model.checkpoint import find_file, load_config
 from bertkit.reports.html import show_table
@@ -196,7 +195,7 @@ class Run:
             return results
         import pandas as pd
 
-        columns = list_columns(self.predictor.output_schema)  # empty if the results form no table
+        columns = self.predictor.columns
         rows = list(map(flatten_result, results)) if columns else results
         return pd.DataFrame(rows, index=data.index, columns=None if rows else columns)
 

@@ -120,15 +120,12 @@ def read_run(task: SquadTask, run: Path) -> tuple[str, dict[str, Any]]:
     """Return the data folder of a finished run, empty for the Hub's copy, and the run's metrics.
 
     Raises:
-        UsageError: It is not a finished run, is of another task, or was scored on a part of dev.
+        UsageError: It is not a finished run, or is of another task.
     """
     recipe = load_recipe(run / RECIPE_FILE)
     if recipe.task != task.name:
         raise UsageError(f"{run} is a run of {recipe.task}, not of {task.name}; combine only runs of {task.title}")
-    metrics = read_metrics(run / METRICS_FILE)
-    if recipe.data["tune_share"]:
-        raise UsageError(f"{run} was scored on part of dev (tune_share); combine runs that were scored on all of it")
-    return recipe.data["dir"], metrics
+    return recipe.data["dir"], read_metrics(run / METRICS_FILE)
 
 
 def read_gold(task: SquadTask, data: Path | str) -> tuple[str, list[Question]]:

@@ -6,7 +6,7 @@ of other programs (`bertkit score`, `bertkit compare`).
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,6 +55,7 @@ from bertkit.training.scoring import score_rows
 MISTAKES_FILE = "mistakes.csv"  # in the directory of an evaluation
 SCORED = "scored"  # beside train, where leaks are looked for
 SIZED_AT_ONCE = 256  # rows collated to find their lengths
+SHOWN_SCORES = {"accuracy": "accuracy", "exact_match": "exact match", "macro_f1": "macro F1"}  # by `predict`
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,11 +170,11 @@ def walk_batches(task: Task, data: Any, tokens: int) -> Iterator[tuple[np.ndarra
 # --- The command ------------------------------------------------------------------------------------------------------
 
 
-def evaluate(run: str, place: str | None, output: Path | None, report: Report = ignore) -> list[EvaluatedSplit]:
+def evaluate(run: str, given: str | None, output: Path | None, report: Report = ignore) -> list[EvaluatedSplit]:
     """Score a model on labelled data, and write scores, table and mistakes of each split.
 
     Args:
-        place: A file, or a folder or Hub data set with dev or test; None: the run's own evaluated splits, whose tables
+        given: A file, or a folder or Hub data set with dev or test; None: the run's own evaluated splits, whose tables
             and mistakes are written again.
         output: The directory to write; None: `RUN/evaluations/NAME`, NAME being the file's stem or the split.
 
@@ -183,23 +184,23 @@ def evaluate(run: str, place: str | None, output: Path | None, report: Report = 
     scored = open_scored(run, load_predictor(run))
     task = scored.task
     folder = Path(run)
-    if not folder.is_dir() and (output is None or place is None):
+    if not folder.is_dir() and (output is None or given is None):
         raise UsageError(
             f"{run} is not a directory on this machine; give data and a directory with --data and --output"
         )
     if output is not None and (output / RECIPE_FILE).exists():
         raise UsageError(f"{output} holds a run; name another directory with --output")
-    train = None if place is None else read_train(scored, report)
-    if place is None:
+    train = None if given is None else read_train(scored, report)
+    if given is None:
         examples = read_own(scored, report)
     else:
-        scored = replace(scored, recipe=scored.recipe.override(data={"dir": place}))
+        scored = replace(scored, recipe=scored.recipe.override(data={"dir": given}))
         examples = task.load(scored.recipe.data, report, scored.settings.model.config)
     if not examples:
-        raise UsageError(f"{place or run} has no right answers to score; give labelled data")
+        raise UsageError(f"{given or run} has no right answers to score; give labelled data")
     return [
         evaluate_split(scored, name, own, train, target, report)
-        for name, own, target in list_targets(folder, output, place, examples)
+        for name, own, target in list_targets(folder, output, given, examples)
     ]
 
 
@@ -214,15 +215,16 @@ def list_tables(found: EvaluatedSplit) -> Iterator[Table]:
 
 
 def list_targets(
-    folder: Path, output: Path | None, place: str | None, examples: Mapping[str, Any]
+    folder: Path, output: Path | None, given: str | None, examples: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, Path | None]]:
     """Yield each split with its examples and the directory to write; None for those of the run itself."""
     for name, own in examples.items():
-        if place is None:
+        if given is None:
             yield name, own, None
             continue
-        base = folder / EVALUATIONS / name_file(place) if output is None else output
-        shown = name_file(place) if Path(place).is_file() else name
+        stem = Path(given.removesuffix(".gz")).stem
+        base = folder / EVALUATIONS / stem if output is None else output
+        shown = stem if Path(given).is_file() else name
         yield shown, own, base / name if len(examples) > 1 else base
 
 
@@ -244,8 +246,8 @@ def evaluate_split(
     metrics["rows"] = len(rows)
     if train is not None:
         metrics["leaks"] = len(leaks)
-    place = scored.recipe.data["dir"]
-    if task.copies and (Path(place).is_file() or not task.is_official(place)):
+    origin = scored.recipe.data["dir"]
+    if task.copies and (Path(origin).is_file() or not task.is_official(origin)):
         metrics[OWN_DATA] = True
     if chosen := find_decided(rows).keys() - scored.decided:
         metrics[CHOSEN_ON_DEV] = " and ".join(chosen)
@@ -263,11 +265,6 @@ def evaluate_split(
             with atomic_open(output / file, "wb") as stream:
                 stream.write(content.encode() if isinstance(content, str) else content)
     return EvaluatedSplit(name, task, metrics, rows, output)
-
-
-def name_file(place: str) -> str:
-    """Return the name of a file without suffixes."""
-    return Path(place).name.removesuffix(".gz").rpartition(".")[0] or Path(place).name
 
 
 def read_own(scored: ScoredModel, report: Report) -> dict[str, Any]:
@@ -316,7 +313,7 @@ class LabelCheck:
         cell = "" if cells[0] is None or cells[0] != cells[0] else str(cells[0])  # NaN is not NaN
         with suppress(ValueError):
             label = read_answer(cell, self.kind)
-            if self.kind == REGRESSION or set(flatten([label])) <= set(self.names):
+            if self.kind == REGRESSION or {*(label if isinstance(label, list) else [label])} <= {*self.names}:
                 self.labels.append(label)
                 self.answers.append(answer)
             else:
@@ -334,16 +331,3 @@ class LabelCheck:
         shown = shown or [f"Pearson correlation {values['pearson']:.3f}"]
         others = f" ({self.unknown:,} with labels that the model lacks left out)" if self.unknown else ""
         return f"{count(len(self.labels), 'row has', 'rows have')} a label{others}: {', '.join(shown)}"
-
-
-SHOWN_SCORES = {
-    "accuracy": "accuracy",
-    "exact_match": "exact match",
-    "macro_f1": "macro F1",
-}
-
-
-def flatten(labels: Sequence[Any]) -> Iterator[str]:
-    """Yield the labels of rows with one or several labels."""
-    for label in labels:
-        yield from label if isinstance(label, list) else [label]

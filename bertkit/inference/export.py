@@ -21,7 +21,7 @@ from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.data.tokenizer import TOKENIZER_FILES, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
 from bertkit.inference.evaluate import open_scored
-from bertkit.inference.export_record import EXPORT_FILE, PARTS, ExportRecord, Latency, Timing, find_export
+from bertkit.inference.export_record import EXPORT_FILE, ExportRecord, find_export
 from bertkit.inference.predictor import Predictor
 from bertkit.inference.quantization import choose_int8, load_dev, tabulate_int8
 from bertkit.model.checkpoint import find_file
@@ -29,7 +29,7 @@ from bertkit.model.config import BertConfig
 from bertkit.model.onnx import CHOOSES, EXACT_SETS, ONNX_FILE, OnnxModel, import_onnxruntime, write_onnx
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import Table, make_table
-from bertkit.system.files import atomic_write, find_checksum, hold_directory, write_json
+from bertkit.system.files import atomic_write, find_checksum, write_json
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.training.run_dir import CALIBRATION_FILE, RECIPE_FILE, describe_environment
@@ -96,12 +96,12 @@ def export(
     predictor = Predictor(run, precision="fp32")
     settings, model = predictor.settings, predictor.settings.model.to("cpu")
     dev = load_dev(open_scored(run, predictor), data) if int8 else None
-    with explain_disk_error(output), hold_directory(output):
+    with explain_disk_error(output):
         check_output(output)
-        for lost in output.glob(f"{PARTS}*"):  # of a killed export
-            shutil.rmtree(lost)
-        with TemporaryDirectory(dir=output, prefix=PARTS) as temporary:
-            folder = Path(temporary)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as temporary:
+            folder = Path(temporary, "export")
+            folder.mkdir()
             path = folder / ONNX_FILE
             write_onnx(model, path)
             for name in ("config.json", RECIPE_FILE, CALIBRATION_FILE, CARD):
@@ -116,20 +116,14 @@ def export(
                     f"{TOLERANCE:g}; install other versions of torch and onnxruntime"
                 )
             report(f"the exported model differs from {run} by at most {difference:.1e} in probabilities")
-            timings = {
-                "run": time_model(model, sum(weight.nbytes for weight in model.parameters())),
-                "fp32": time_model(exported, find_size(path)),
-            }
+            weights = sum(weight.nbytes for weight in model.parameters())
+            timings = {"run": time_model(model, weights), "fp32": time_model(exported, path.stat().st_size)}
             record = describe(run, exported, difference, timings)
             if dev:
-                with TemporaryDirectory(dir=output, prefix=PARTS) as variants:
-                    record.int8, variant = choose_int8(dev, model, path, Path(variants), max_loss, report)
-                    for part in folder.glob(f"{ONNX_FILE}*"):
-                        part.unlink()
-                    for part in variant.parent.iterdir():
-                        part.replace(folder / part.name)
+                record.int8, variant = choose_int8(dev, model, path, Path(temporary), max_loss, report)
+                variant.replace(path)
                 record.precision = "int8"
-                timings["int8"] = time_model(OnnxModel(path, model.config, is_int8=True), find_size(path))
+                timings["int8"] = time_model(OnnxModel(path, model.config, is_int8=True), path.stat().st_size)
             tables = [tabulate(record), *([] if record.int8 is None else [tabulate_int8(record.int8)])]
             write_export_card(folder / CARD, output.resolve().name, record, tables)
             publish(folder, record, output)
@@ -137,14 +131,13 @@ def export(
 
 
 def check_output(output: Path) -> None:
-    """Check that a directory is empty or holds an export, complete or not.
+    """Check that a directory is new or empty or holds an export, complete or not.
 
     Raises:
         UsageError: It holds something else.
     """
-    has_files = any(not path.name.startswith(".") for path in output.iterdir())
     is_export = any(output.joinpath(name).exists() for name in (EXPORT_FILE, ONNX_FILE))
-    if has_files and not is_export and not any(output.glob(f"{PARTS}*")):
+    if output.exists() and not is_export and any(output.iterdir()):
         raise UsageError(f"{output} is not empty and holds no export; name another directory with --output")
 
 
@@ -155,6 +148,7 @@ def publish(folder: Path, record: ExportRecord, output: Path) -> None:
     """
     names = [name for name in EXPORTED if name != CARD and (folder / name).exists()]
     record.checksums = {name: find_checksum(folder / name) for name in names}
+    output.mkdir(exist_ok=True)
     for name in (EXPORT_FILE, *EXPORTED):
         (output / name).unlink(missing_ok=True)
     for path in folder.iterdir():
@@ -218,7 +212,7 @@ def time_calls(call: Callable[[], Any]) -> np.ndarray:
 
 
 @torch.inference_mode()
-def time_model(model: Any, size: int) -> Timing:
+def time_model(model: Any, size: int) -> dict[str, Any]:
     """Return the latency of a model or its export for one text, and the rate of batches.
 
     Args:
@@ -234,17 +228,12 @@ def time_model(model: Any, size: int) -> Timing:
     for length in (length for length in TIMED_LENGTHS if length <= config.max_position_embeddings):
         seconds = measure_texts(1, length)
         middle, slow = (1000 * np.quantile(seconds, (0.5, 0.99))).tolist()
-        latency[str(length)] = Latency(round(middle, 3), round(slow, 3), len(seconds))
+        latency[str(length)] = {"p50": round(middle, 3), "p99": round(slow, 3), "calls": len(seconds)}
     seconds = float(np.median(measure_texts(TEXTS_AT_ONCE, min(TIMED_IN_BATCHES, config.max_position_embeddings))))
-    return Timing(size, latency, round(TEXTS_AT_ONCE / seconds, 2))
+    return {"size": size, "latency": latency, "texts_per_second": round(TEXTS_AT_ONCE / seconds, 2)}
 
 
-def find_size(path: Path) -> int:
-    """Return the bytes of an ONNX file with its weights."""
-    return sum(each.stat().st_size for each in path.parent.glob(f"{path.name}*"))
-
-
-def describe(run: str, exported: OnnxModel, difference: float, timings: dict[str, Timing]) -> ExportRecord:
+def describe(run: str, exported: OnnxModel, difference: float, timings: dict[str, dict[str, Any]]) -> ExportRecord:
     """Return the record of an export in fp32."""
     machine = describe_environment()
     return ExportRecord(
@@ -270,14 +259,14 @@ def tabulate(record: ExportRecord) -> Table:
     lines = [
         [
             f"one text of {length} tokens, ms: p50 / p99",
-            *(f"{side.latency[length].p50:,.1f} / {side.latency[length].p99:,.1f}" for side in sides),
+            *("{p50:,.1f} / {p99:,.1f}".format_map(side["latency"][length]) for side in sides),
         ]
-        for length in sides[0].latency
+        for length in sides[0]["latency"]
     ]
     lines += [
         [f"{TEXTS_AT_ONCE} texts of {record.texts_tokens} tokens, texts per second"]
-        + [f"{side.texts_per_second:,.1f}" for side in sides],
-        ["MB", *(f"{side.size / 1e6:,.1f}" for side in sides)],
+        + [f"{side['texts_per_second']:,.1f}" for side in sides],
+        ["MB", *(f"{side['size'] / 1e6:,.1f}" for side in sides)],
     ]
     caption = f"{record.processor}, {record.instruction_set}, threads: {record.threads}"
     heads = ["", *("run, fp32" if name == "run" else f"ONNX, {name}" for name in record.timings)]

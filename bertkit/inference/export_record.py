@@ -1,6 +1,7 @@
 """The record of an export, `export.json`, which is written last: its presence means that the export is complete."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -10,7 +11,6 @@ from bertkit.system.files import find_checksum
 from bertkit.training.run_dir import read_record
 
 EXPORT_FILE = "export.json"
-PARTS = ".export-"  # the beginning of a folder within the directory while it is written
 
 
 class Int8Variant(msgspec.Struct):
@@ -43,22 +43,6 @@ class Int8(msgspec.Struct):
     variants: list[Int8Variant] = []
 
 
-class Latency(msgspec.Struct):
-    """Percentiles of some calls in milliseconds; with fewer than 100 calls the 99th is close to the maximum."""
-
-    p50: float
-    p99: float
-    calls: int
-
-
-class Timing(msgspec.Struct):
-    """Record the bytes of a model, its latency by the tokens of one text, and the rate of batches."""
-
-    size: int
-    latency: dict[str, Latency]
-    texts_per_second: float
-
-
 class ExportRecord(msgspec.Struct):
     """An export and its measurements.
 
@@ -66,7 +50,9 @@ class ExportRecord(msgspec.Struct):
         run: The last part of the run's path, or its name on the Hub.
         head: The name of the head's class.
         largest_difference: Between the probabilities of the export in fp32 and those of the run.
-        timings: "run" (in fp32, packed), "fp32" and, if it was asked for, "int8" -> how fast it answers.
+        timings: "run" (in fp32, packed), "fp32" and, if it was asked for, "int8" -> `size` in bytes,
+            `texts_per_second` in batches, and `latency`: tokens of one text -> `p50` and `p99` of its `calls` in
+            milliseconds; with fewer than 100 calls the 99th percentile is close to the maximum.
         texts_tokens: The tokens of each text in timed batches.
         checksums: File -> its CRC-32; the card is not among them.
     """
@@ -75,7 +61,7 @@ class ExportRecord(msgspec.Struct):
     head: str
     precision: str
     largest_difference: float
-    timings: dict[str, Timing]
+    timings: dict[str, dict[str, Any]]
     texts_tokens: int
     threads: int
     processor: str
@@ -88,29 +74,28 @@ class ExportRecord(msgspec.Struct):
     int8: Int8 | None = None
 
 
-def check_files(place: str, record: ExportRecord) -> None:
+def check_files(run: str, record: ExportRecord) -> None:
     """Check that the files of an export are those that were exported.
 
     Raises:
         UsageError: One is missing or another one.
     """
-    files = {path.name for path in Path(place).iterdir() if path.is_file()}  # a damaged record may name anything
+    files = {path.name for path in Path(run).iterdir() if path.is_file()}  # a damaged record may name anything
     for name, checksum in record.checksums.items():
-        if name not in files or find_checksum(Path(place, name)) != checksum:
-            path = make_printable(str(Path(place, name)))
+        if name not in files or find_checksum(Path(run, name)) != checksum:
+            path = make_printable(str(Path(run, name)))
             raise UsageError(f"{path} is missing or not the file that was exported; export the run again")
 
 
-def find_export(place: str) -> ExportRecord | None:
+def find_export(run: str) -> ExportRecord | None:
     """Return the record of the export in a directory, or None if it holds none.
 
     Raises:
         UsageError: The record is damaged, or missing beside an exported model.
     """
-    path = Path(place, EXPORT_FILE)
+    path = Path(run, EXPORT_FILE)
     if not path.is_file():
-        has_model = path.with_name(ONNX_FILE).is_file() and not path.with_name("model.safetensors").is_file()
-        if has_model or any(path.parent.glob(f"{PARTS}*")):
-            raise UsageError(f"{place} holds an incomplete export; export the run again")
+        if path.with_name(ONNX_FILE).is_file() and not path.with_name("model.safetensors").is_file():
+            raise UsageError(f"{run} holds an incomplete export; export the run again")
         return None
     return read_record(path, ExportRecord, "export the run again")

@@ -1,7 +1,7 @@
 """Contextual vectors of text: activations of an encoder, for each word or pooled (paper section 5.3)."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -17,7 +17,7 @@ from bertkit.inference.batching import cut_into_chunks
 from bertkit.model.bert import BertModel
 from bertkit.model.bilstm import FEATURE_LAYERS
 from bertkit.system.files import atomic_open
-from bertkit.system.progress import ignore
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks.frozen import POOLING, load_encoder, run_encoder
 
 TEXTS_A_CHUNK = 1024  # texts read, encoded and written at a time
@@ -27,12 +27,7 @@ FEATURE_SUFFIXES = (".jsonl", ".npz")
 
 
 def extract(
-    checkpoint: str,
-    source: Path,
-    layers: str,
-    output: Path,
-    pool: str = "words",
-    report: Callable[[str], None] = ignore,
+    checkpoint: str, source: Path, layers: str, output: Path, pool: str = "words", report: Report = ignore
 ) -> int:
     """Write the vectors of a file's texts, one text per line, and return the number of texts.
 
@@ -60,10 +55,6 @@ def extract(
     check_output(str(source), output)
     tokenizer = load_tokenizer(checkpoint)
     model = load_encoder(checkpoint, layers, len(tokenizer))
-    if pool == "cls" and model.config.is_decoder:
-        raise UsageError(
-            f"{checkpoint} reads left to right, so its [CLS] attends to no other token; use --pool mean or words"
-        )
     with explain_refusal(f"the file {output}"):
         output.parent.mkdir(parents=True, exist_ok=True)
         is_text = output.suffix == ".jsonl"
@@ -100,9 +91,9 @@ def describe_texts(
         sequences = encode_texts([chunk], None, tokenizer, 1 << 30)
         lengths = np.diff(sequences.ends, prepend=0)
         if (lengths > longest).any():
-            place = int((lengths > longest).argmax())
+            row = int((lengths > longest).argmax())
             raise UsageError(
-                f"{source}, line {done + place + 1} has {lengths[place]:,} tokens, but the model takes at most "
+                f"{source}, line {done + row + 1} has {lengths[row]:,} tokens, but the model takes at most "
                 f"{longest:,}; split it"
             )
         found: list[dict[str, Any]] = [{} for _ in chunk]
@@ -124,9 +115,9 @@ def pool_text(text: str, vectors: Tensor, backend: Any, pool: str) -> dict[str, 
     if pool != "words":
         return {"text": text, "vector": POOLING[pool](vectors).cpu().numpy()}
     encoding = backend.encode(text)
-    numbers = encoding.word_ids
-    firsts = [place for place, word in enumerate(numbers) if word is not None and word != numbers[place - 1]]
-    spans = [encoding.word_to_chars(numbers[place]) for place in firsts]
+    words = encoding.word_ids
+    firsts = [position for position, word in enumerate(words) if word is not None and word != words[position - 1]]
+    spans = [encoding.word_to_chars(words[position]) for position in firsts]
     return {
         "text": text,
         "words": [

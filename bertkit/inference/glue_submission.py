@@ -26,15 +26,15 @@ DATE = (1980, 1, 1, 0, 0, 0)  # of every file, so that equal predictions give eq
 
 
 def check_target(path: Path) -> None:
-    """Check that a zip can be written to this path.
+    """Check that a zip can be written to this path, and create its folder.
 
     Raises:
-        UsageError: The name does not end in .zip, or the folder does not exist.
+        UsageError: The name does not end in .zip, or the folder cannot be made.
     """
     if path.suffix != ".zip":
         raise UsageError(f"{path} cannot be the zip file; name another, for example --submit glue.zip")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"the folder {path.absolute().parent} does not exist; create it first")
+    with explain_refusal(f"the folder {path.parent}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def list_tasks(name: str) -> list[str]:

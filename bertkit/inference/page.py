@@ -14,11 +14,11 @@ from bertkit.system.hub import CARD
 CARD_HEADER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # YAML for the Hub
 
 
-def render_page(predictor: Predictor, name: str, place: str, *, asks_token: bool) -> str:
+def render_page(predictor: Predictor, name: str, run: str, *, asks_token: bool) -> str:
     """Return the page's HTML; a page that asks for a token shows neither the model's name nor its card.
 
     Args:
-        place: The run or checkpoint, whose card is shown.
+        run: The run or checkpoint, whose card is shown.
     """
     environment = make_environment()
     environment.filters["digest"] = digest
@@ -31,16 +31,16 @@ def render_page(predictor: Predictor, name: str, place: str, *, asks_token: bool
         fields={field: kind for field, kind in properties.items() if field in sample or kind["type"] == "string"},
         sample=sample,
         asks_token=asks_token,
-        card=None if asks_token else render_card(place),
+        card=None if asks_token else render_card(run),
     )
 
 
-def render_card(place: str) -> str | None:
+def render_card(run: str) -> str | None:
     """Return a model card as HTML without images; None if there is none. HTML in the card is shown as text."""
     from markdown_it import MarkdownIt
 
     try:
-        path = find_file(place, CARD)
+        path = find_file(run, CARD)
     except UsageError:  # no connection to the Hub
         return None
     if path is None:

@@ -9,7 +9,7 @@ Left out: vectors (`bertkit.inference.features`), and the files that leaderboard
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import tee
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
@@ -26,8 +26,7 @@ from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference.batching import cut_into_chunks
 from bertkit.inference.export_record import check_files, find_export
-from bertkit.inference.forms import format_for_pipeline, list_columns
-from bertkit.inference.tables import WRITERS, Row, write_joined
+from bertkit.inference.tables import WRITERS, Row, format_for_pipeline, write_joined
 from bertkit.metrics.calibration import find_limit
 from bertkit.model.checkpoint import TRAINED, find_file, load_config, load_model
 from bertkit.model.cpu import order_weights
@@ -35,7 +34,7 @@ from bertkit.model.onnx import ONNX_FILE, OnnxModel
 from bertkit.model.precision import cast_weights, choose_precision, find_device
 from bertkit.reports.tables import count
 from bertkit.system.files import atomic_open
-from bertkit.system.progress import ignore
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks import ANSWERING, TASKS
 from bertkit.tasks.option import TEXT_OPTIONS, WINDOW_OPTIONS
 from bertkit.tasks.prediction import predict
@@ -138,11 +137,6 @@ class Predictor:
         names = {label for label in labels.values() if isinstance(label, str)}
         if sorted(labels) != list(range(len(labels))) or len(names) < len(labels):
             raise UsageError(f"id2label in the config.json of {name} must give each class a different name; correct it")
-        if config.thresholds is not None and len(config.thresholds) != len(labels):
-            raise UsageError(
-                f"thresholds in the config.json of {name} has {len(config.thresholds)} values for {len(labels)} "
-                "labels; correct it"
-            )
         path = find_file(name, RECIPE_FILE)
         recipe = {} if path is None else read_recipe(path)
         if pairs is None:
@@ -160,6 +154,11 @@ class Predictor:
         self.input_schema, self.output_schema = task.schema(self.settings)
         (self.sample,) = self.input_schema["examples"]
 
+    @cached_property
+    def columns(self) -> dict[str, type]:
+        """Return the columns of a table of results: name -> type; empty if they form none."""
+        return {name: type(value) for name, value in flatten_result(self([self.sample])[0]).items()}
+
     def __call__(self, inputs: Sequence[Input | Sequence[str]]) -> list[Result]:
         """Return the result of each input; the inputs in a DataFrame of pandas are its rows.
 
@@ -171,9 +170,9 @@ class Predictor:
                 f"inputs must be a list, got {type(inputs).__name__}; give [input], a list of inputs or a DataFrame"
             )
         results = list(self.stream(inputs))
-        for place, result in enumerate(results):
+        for number, result in enumerate(results):
             if "error" in result:
-                raise UsageError(f"input {place}: {result['error']}")
+                raise UsageError(f"input {number}: {result['error']}")
         return results
 
     def stream(
@@ -196,19 +195,19 @@ class Predictor:
         for chunk in cut_into_chunks(take_rows(inputs), at_once or INPUTS_A_CHUNK, CHARACTERS_A_CHUNK):
             results: list[Result] = [{} for _ in chunk]
             examples = {}
-            for place, line in enumerate(chunk):
+            for number, line in enumerate(chunk):
                 given = line.value if isinstance(line, Line) else line
                 try:
                     if isinstance(given, Mapping) and "id" in given:
-                        results[place]["id"] = given["id"]
-                    examples[place] = self.read(given)
+                        results[number]["id"] = given["id"]
+                    examples[number] = self.read(given)
                 except UsageError as error:
-                    results[place]["error"] = locate(error, line)
+                    results[number]["error"] = locate(error, line)
             answers = predict(self.task, list(examples.values()), self.settings, self.precision, note)
-            for place, found in zip(examples, answers, strict=True):
-                results[place] |= found
+            for number, found in zip(examples, answers, strict=True):
+                results[number] |= found
                 if self.labels is not None:
-                    self.labels.note(getattr(chunk[place], "value", None), found)
+                    self.labels.note(getattr(chunk[number], "value", None), found)
             yield from results
 
     def read(self, given: Input | Sequence[str] | UsageError) -> Any:
@@ -249,24 +248,35 @@ class Predictor:
         Raises:
             UsageError: They cannot.
         """
-        head = self.settings.head
-        if output is not None and output.suffix not in ("", ".jsonl", *WRITERS):
-            raise UsageError(f"{output} must end in .jsonl, {', '.join(WRITERS)}")
-        if is_pipeline and not self.task.pipeline:
-            raise UsageError(f"transformers has no pipeline for {head}; leave out --format pipeline")
-        if is_pipeline and self.settings.set_limit is not None:
-            raise UsageError("transformers' pipelines have no label sets; leave out --coverage or --format pipeline")
-        if output is not None and output.suffix in WRITERS:
-            if is_pipeline:
-                raise UsageError(f"--format pipeline writes JSON lines, not {output}; name a file that ends in .jsonl")
-            if not list_columns(self.output_schema):
-                raise UsageError(f"the results of {head} do not form a table; name an --output that ends in .jsonl")
+        head, suffix = self.settings.head, "" if output is None else output.suffix
+        has_sets = self.settings.set_limit is not None
+        for is_wrong, line in (
+            (suffix not in ("", ".jsonl", *WRITERS), f"{output} must end in .jsonl, {', '.join(WRITERS)}"),
+            (
+                is_pipeline and not self.task.pipeline,
+                f"transformers has no pipeline for {head}; leave out --format pipeline",
+            ),
+            (
+                is_pipeline and has_sets,
+                "transformers' pipelines have no label sets; leave out --coverage or --format pipeline",
+            ),
+            (
+                is_pipeline and suffix in WRITERS,
+                f"--format pipeline writes JSON lines, not {output}; name a file that ends in .jsonl",
+            ),
+            (
+                suffix in WRITERS and not self.columns,
+                f"the results of {head} do not form a table; name an --output that ends in .jsonl",
+            ),
+        ):
+            if is_wrong:
+                raise UsageError(line)
 
     def write(
         self,
         inputs: Iterable[Input | Sequence[str] | Line],
         output: Path,
-        report: Callable[[str], None] = ignore,
+        report: Report = ignore,
         *,
         is_pipeline: bool = False,
         answer: Callable[..., Iterator[Result]] | None = None,
@@ -290,12 +300,11 @@ class Predictor:
             write = partial(write_lines, form=self.format_for_pipeline if is_pipeline else None)
             return write_file(answer(inputs, at_once), output, report, write)
         inputs, again = tee(take_rows(inputs))  # which differ by one chunk at most
-        columns = list_columns(self.output_schema)
 
         def write_table(results: Iterable[Result], file: IO[Any]) -> None:
             if is_marked and output.suffix != ".parquet":
                 file.write("\ufeff")
-            write_joined(map(self.make_row, again, results), columns, output, file)
+            write_joined(map(self.make_row, again, results), self.columns, output, file)
 
         return write_file(answer(inputs, at_once), output, report, write_table)
 
@@ -308,21 +317,11 @@ class Predictor:
         return given if isinstance(given, Mapping) else {}, found
 
     def group(self, texts: Sequence[str]) -> list[Sequence[str]]:
-        """Group the texts of a command line into inputs.
-
-        Raises:
-            UsageError: A text is missing.
-        """
-        fields = list(self.sample)
-        if isinstance(self.sample[fields[-1]], list):
-            if len(texts) <= len(fields):
-                expected = f"{' and '.join(fields[:-1])} and at least two {fields[-1]}"
-                raise UsageError(f"expected {expected}, got {count(len(texts), 'text')}; give them in order")
+        """Group the texts of a command line into inputs; the last one may lack texts."""
+        if isinstance([*self.sample.values()][-1], list):
             return [texts]
-        if len(texts) % len(fields):
-            expected = f"expected a multiple of {len(fields)} texts ({' and '.join(fields)})"
-            raise UsageError(f"{expected}, got {len(texts)}; give them in order")
-        return [texts[start : start + len(fields)] for start in range(0, len(texts), len(fields))]
+        size = len(self.sample)
+        return [texts[start : start + size] for start in range(0, len(texts), size)]
 
 
 def take_rows(inputs: Iterable[Any]) -> Iterable[Any]:
@@ -392,28 +391,30 @@ def find_lengths(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Counts:
-    """Counts of results and errors, and the positions of truncated inputs."""
+    """Counts of results and errors, and the numbers of truncated inputs, from 1."""
 
     def __init__(self) -> None:
-        self.count = self.errors = self.cut = 0
-        self.places: list[int] = []  # positions of the first truncated inputs, from 1
+        self.count = self.errors = 0
+        self.cut: list[int] = []
 
-    def watch(self, results: Iterable[Result]) -> Iterator[Result]:
-        """Yield the results unchanged and count them."""
+    def watch(self, results: Iterable[Result], report: Report = ignore) -> Iterator[Result]:
+        """Yield the results unchanged, count them, and report their errors."""
         for self.count, result in enumerate(results, 1):
-            self.errors += "error" in result
+            if "error" in result:
+                self.errors += 1
+                report(result["error"])
             if "cut" in result:
-                self.cut += 1
-                if len(self.places) < MOST_NAMED:
-                    self.places.append(self.count)
+                self.cut.append(self.count)
             yield result
 
     def describe_cut(self) -> str:
         """Return a message with the number of truncated inputs and the first of them; empty if there are none."""
         if not self.cut:
             return ""
-        places = ", ".join(f"{place:,}" for place in self.places) + (", …" if self.cut > MOST_NAMED else "")
-        return f"{self.cut:,} of {self.count:,} inputs are too long for this model and were truncated: number {places}"
+        named = ", ".join(f"{number:,}" for number in self.cut[:MOST_NAMED]) + ", …" * (len(self.cut) > MOST_NAMED)
+        return (
+            f"{len(self.cut):,} of {self.count:,} inputs are too long for this model and were truncated: number {named}"
+        )
 
 
 def write_lines(results: Iterable[Result], file: IO[str], form: Callable[[Result], Any] | None = None) -> None:
@@ -423,10 +424,7 @@ def write_lines(results: Iterable[Result], file: IO[str], form: Callable[[Result
 
 
 def write_file(
-    results: Iterable[Result],
-    output: Path,
-    report: Callable[[str], None],
-    write: Callable[[Iterable[Result], IO[Any]], None],
+    results: Iterable[Result], output: Path, report: Report, write: Callable[[Iterable[Result], IO[Any]], None]
 ) -> Counts:
     """Write results atomically with a function, report errors, and return the counts.
 
@@ -434,17 +432,10 @@ def write_file(
         UsageError: The file cannot be written.
     """
     counts = Counts()
-
-    def watch() -> Iterator[Result]:
-        for result in counts.watch(results):
-            if "error" in result:
-                report(result["error"])
-            yield result
-
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with atomic_open(output, "wb" if output.suffix == ".parquet" else "w") as file:
-            write(watch(), file)
+            write(counts.watch(results, report), file)
     except OSError as error:
         raise UsageError(f"{output} cannot be written ({error.strerror}); name another file with --output") from None
     none = f", {count(counts.errors, 'invalid input')}" if counts.errors else ""

@@ -4,7 +4,6 @@ With a bound, the layers whose int8 weights change the outputs most stay in fp32
 within it. Left out: the arithmetic of int8 (`bertkit.model.onnx`).
 """
 
-import shutil
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from bertkit.inference.evaluate import ScoredModel, read_own, summarize
 from bertkit.inference.export_record import Int8, Int8Variant
 from bertkit.metrics.intervals import compare_methods
 from bertkit.metrics.rows import RowScore
-from bertkit.model.onnx import ONNX_FILE, Layer, OnnxModel, list_layers, quantize
+from bertkit.model.onnx import Layer, OnnxModel, list_layers, quantize
 from bertkit.reports.tables import Table, make_table
 from bertkit.system.progress import Report, ignore
 
@@ -39,10 +38,10 @@ class Dev:
         return task.score(task.rows(summaries, self.data, self.scored.decided))[task.metric]
 
 
-def load_dev(scored: ScoredModel, place: str | None = None) -> Dev:
+def load_dev(scored: ScoredModel, folder: str | None = None) -> Dev:
     """Return the rows of a run's dev split, or of that in another folder."""
-    if place:
-        scored = replace(scored, recipe=scored.recipe.override(data={"dir": place}))
+    if folder:
+        scored = replace(scored, recipe=scored.recipe.override(data={"dir": folder}))
     dev = read_own(scored, ignore)[next(iter(scored.task.splits))]
     data = scored.task.encode(dev, scored.settings.tokenizer, scored.recipe, "dev")
     return Dev(scored, data, scored.task.tabulate(dev).groups)
@@ -61,7 +60,7 @@ def rank_layers(exact: Path, dev: Dev, config: Any, folder: Path) -> list[Layer]
         found = OnnxModel(path, config, is_int8=True)(**batch, **task.evaluation_options)
         squares = {name: (found[name] - values).square() for name, values in expected.items()}
         effects.append(sum(float((x[real] if x.dim() > real.dim() else x).sum()) for x in squares.values()))
-    return [layers[place] for place in np.argsort(effects, kind="stable")[::-1]]
+    return [layers[number] for number in np.argsort(effects, kind="stable")[::-1]]
 
 
 def choose_int8(
@@ -71,7 +70,7 @@ def choose_int8(
 
     Args:
         exact: The export in fp32.
-        folder: Where to write the variants, each in a folder of its own.
+        folder: Where to write the variants.
         max_loss: Points of the score that may be lost; None: all layers are int8, whatever is lost.
 
     Raises:
@@ -80,14 +79,12 @@ def choose_int8(
     before, exempt = dev.rate(model), []
     found = Int8(dev.scored.task.metric, len(dev.groups), rate_points(before), max_loss)
     while True:
-        path = folder / str(len(exempt)) / ONNX_FILE
-        path.parent.mkdir()
+        path = folder / f"{len(exempt)}.onnx"
         quantize(exact, path, exempt)
         after = dev.rate(OnnxModel(path, model.config, is_int8=True))
         difference = compare_methods([before], [after], dev.groups)
         limits = (round(number, 4) for number in (difference.value, difference.low, difference.high))
-        size = sum(part.stat().st_size for part in path.parent.iterdir())
-        found.variants.append(Int8Variant(exempt, size, rate_points(after), *limits))
+        found.variants.append(Int8Variant(exempt, path.stat().st_size, rate_points(after), *limits))
         name, _, _, lost, interval = list_cells(found.variants[-1])
         report(f"{name}: {lost} points of {found.metric} ({interval}) with {found.rows:,} rows of dev")
         if max_loss is None or difference.value >= -max_loss:
@@ -100,7 +97,7 @@ def choose_int8(
                 f"is int8, more than --max-loss {max_loss:g}; raise it, or export in fp32"
             )
         exempt = ranked[: len(exempt) + 1]
-        shutil.rmtree(path.parent)
+        path.unlink()
 
 
 def rate_points(score: RowScore) -> float:

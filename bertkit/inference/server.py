@@ -127,7 +127,7 @@ class Application(FastAPI):
     Host. It does not know a token, so with one any Host is allowed.
 
     Args:
-        place: The run or checkpoint of the predictor.
+        run: The run or checkpoint of the predictor.
         hosts: Names in the Host header that are allowed without a token.
         token: Required as `Authorization: Bearer`, except by / and /health; empty if none is.
         report: Receives one line for each unexpected exception.
@@ -136,17 +136,17 @@ class Application(FastAPI):
     def __init__(
         self,
         predictor: Predictor,
-        place: str,
+        run: str,
         hosts: Sequence[str] = LOOPBACK,
         token: str = "",
         report: Report = ignore,
     ) -> None:
-        name = Path(place).resolve().name if Path(place).is_dir() else place
+        name = Path(run).resolve().name if Path(run).is_dir() else run
         super().__init__(title=name, version=bertkit.__version__, openapi_url=None, lifespan=self.run_model)
         self.predictor, self.token, self.report = predictor, token, report
         self.batcher = Batcher(self.answer_batch, limit_batch(predictor.settings.model.device), MOST_WAITING)
         SERVED_WAITING.set_function(lambda: self.batcher.waiting)
-        page = HTMLResponse(render_page(predictor, name, place, asks_token=bool(token)))
+        page = HTMLResponse(render_page(predictor, name, run, asks_token=bool(token)))
         kept = {"dependencies": [Depends(self.check_token)] if token else []}
         about = describe_predict(predictor)
         self.post("/predict", openapi_extra=about, summary="Predict an input or a list", **kept)(self.predict)

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from bertkit.model.cpu import attend_on_cpu, is_transformed, move, trains_on_cpu
+from bertkit.model.cpu import attend_on_cpu, move, trains_on_cpu
 from bertkit.model.cpu import dropout as apply_dropout
 from bertkit.model.packing import PACKED, Group, Layout, Packed
 
@@ -58,8 +58,8 @@ def attend_packed(
     """Compute the attention of every token of a layout to the tokens of its own sequence.
 
     On CUDA the flash kernel runs over the cumulative lengths, in half precision and for head sizes that are multiples
-    of 8. Elsewhere plain attention runs over groups of similar length, with a hand-written kernel for training on a
-    CPU, and in a compiled graph over the padded batch.
+    of 8. Otherwise torch's attention runs over the padded batch on CUDA and in a compiled graph, and plain attention
+    over groups of similar length elsewhere, with a hand-written kernel for training on a CPU.
 
     Args:
         query: (1, A, N, D), as `key` and `value`: the form of transformers' kernels over packed sequences; or
@@ -73,10 +73,8 @@ def attend_packed(
     layout = layout.to(query.device)
     if can_flash(query):
         attend = attend_flash
-    elif torch.compiler.is_compiling():
+    elif query.is_cuda or torch.compiler.is_compiling():
         attend = attend_unpacked
-    elif query.is_cuda and query.shape[-1] % 8 == 0 and not is_transformed():
-        attend = attend_jagged
     else:
         attend = attend_on_cpu if trains_on_cpu(dropout, query, key, value) else attend_grouped
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # (N, A, D)
@@ -91,7 +89,6 @@ def can_flash(query: Tensor) -> bool:
         and query.dtype in (torch.float16, torch.bfloat16)
         and query.shape[-1] % 8 == 0
         and query.shape[-1] <= LARGEST_HEAD
-        and not is_transformed()
         and torch.backends.cuda.is_flash_attention_available()
         and torch.cuda.get_device_capability(query.device) >= (8, 0)
     )
@@ -124,22 +121,6 @@ def attend_unpacked(
         *states, attn_mask=visible, dropout_p=dropout, scale=scaling
     )  # (B, A, T, D)
     return layout.pack(mixed.transpose(1, 2))  # (N, A, D)
-
-
-def attend_jagged(
-    query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
-) -> Tensor:
-    """Compute packed attention (N, A, D) with jagged tensors: on CUDA in fp32, and without the flash kernel."""
-
-    def jag(x: Tensor, part: Packed) -> Tensor:
-        jagged = torch.nested.nested_tensor_from_jagged(
-            x, part.offsets, min_seqlen=1, max_seqlen=min(part.shape[1], len(x))
-        )
-        return jagged.transpose(1, 2)  # (B, A, jagged, D)
-
-    states = map(jag, (query, key, value), layout.sides)
-    mixed = nn.functional.scaled_dot_product_attention(*states, dropout_p=dropout, is_causal=causal, scale=scaling)
-    return mixed.transpose(1, 2).values()  # (N, A, D)
 
 
 def attend_grouped(
@@ -179,7 +160,7 @@ def _attend_group(
     long as that of plain attention.
     """
     visible = group.find_visible(causal)
-    if dropout == 0.0 and not query.requires_grad and not is_transformed():
+    if dropout == 0.0 and not query.requires_grad:
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scaling)
     else:
         scores = query @ key.transpose(-1, -2) * scaling  # (b, A, t, t)

@@ -4,8 +4,8 @@ Parameter names, head classes, outputs and the `PreTrainedModel` API are those o
 load in both directions and Trainer, accelerate and pipelines work. It differs in four ways: nothing is computed on
 padding (`packing.py`), the masked-LM decoder sees only the masked positions in training, weights start from a truncated
 normal as in the reference code, and no loss depends on the division into micro-batches. Shape letters are defined in
-`packing.py`; "packed" is (N, ...) under packed attention and (B, T, ...) under the others, and in the last layer
-(W, ...) if a head reads only W tokens.
+`packing.py`; "packed" is (N, ...) under packed attention, in its last layer (W, ...) if a head reads only W tokens, and
+(B, T, ...) under the others.
 
 Left out: cross-attention, cached decoding, chunked feed-forward layers.
 """
@@ -31,7 +31,7 @@ from transformers.utils.output_capturing import capture_outputs
 from bertkit.model.attention import attend_eagerly
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import Dropout, is_adapted, is_traced
-from bertkit.model.packing import PACKED, Layout, Padded, lay_out, narrow
+from bertkit.model.packing import PACKED, Layout, Packed, lay_out, narrow
 
 
 class BertEmbeddings(nn.Module):
@@ -171,9 +171,6 @@ class BertPooler(nn.Module):
         return self.activation(self.dense(hidden[:, 0]))  # (B, H)
 
 
-NARROWED = ("packed", "eager", "sdpa")  # attention implementations whose last layer computes only what is read
-
-
 class StartsAtZero(nn.Module):
     """A module whose own parameters are 0 before training."""
 
@@ -270,24 +267,20 @@ class BertModel(BertPreTrainedModel):
             implementation = "sdpa"
         return lay_out(tuple(given.shape[:2]), attention_mask, implementation, given.device, indices)
 
-    def narrow(self, layout: Layout, indices: Tensor | None, mask: Tensor | None, **kwargs) -> Layout:
+    def narrow(self, layout: Layout, indices: Tensor | None, **kwargs) -> Layout:
         """Return the layout of the tokens that a head reads, or the same layout if the last layer computes all states.
 
-        It computes all states if hidden states or attentions are requested (in `kwargs` or in the configuration), if a
-        hook would see fewer (transformers' own hooks stay after the first such request), for causal attention, for
-        masks other than (B, T), when exported, and with flash and flex attention over padded batches.
+        It computes all states if attention is not packed or causal, if hidden states are requested (in `kwargs` or in
+        the configuration), and if a hook would see fewer (transformers' own hooks stay after the first such request).
 
         Args:
             indices: (W,) those of the tokens in the flattened batch; None: those of the first tokens.
-            mask: The attention mask.
         """
-        config, kinds = self.config, ("output_hidden_states", "output_attentions")
-        asked = any(getattr(config, kind) if kwargs.get(kind) is None else kwargs[kind] for kind in kinds)
-        if asked or config.is_decoder or config._attn_implementation not in NARROWED:
+        asked = kwargs.get("output_hidden_states")
+        asked = self.config.output_hidden_states if asked is None else asked
+        if not isinstance(layout, Packed) or asked or self.config.is_decoder or not self.encoder.layer:
             return layout
-        if (mask is not None and mask.dim() != 2) or (isinstance(layout, Padded) and is_traced()):
-            return layout
-        if not self.encoder.layer or any(map(is_adapted, (self, self.encoder, *self.encoder.layer[-1].modules()))):
+        if any(map(is_adapted, (self, self.encoder, *self.encoder.layer[-1].modules()))):
             return layout
         return narrow(layout, indices)
 
@@ -367,14 +360,12 @@ class BertModel(BertPreTrainedModel):
         inputs_embeds: Tensor | None,
         layout: Layout,
     ) -> Tensor:
-        """Return the first layer's input (packed, H); hooks on the embeddings see (B, T, H), as in transformers."""
-        words, given = self.embeddings.word_embeddings, {"token_type_ids": token_type_ids, "position_ids": position_ids}
-        if any(is_adapted(module) for module in self.embeddings.modules() if module is not words):
-            return layout.pack(self.embeddings(input_ids=input_ids, inputs_embeds=inputs_embeds, **given))
+        """Return the first layer's input (packed, H); hooks on the token embeddings see (B, T, H), as in stock."""
+        words = self.embeddings.word_embeddings
         if inputs_embeds is None and (type(words) is not nn.Embedding or is_adapted(words)):
             input_ids, inputs_embeds = None, words(input_ids)  # (B, T, H)
-        given |= {"input_ids": input_ids, "inputs_embeds": inputs_embeds}
-        return self.embeddings(**{name: None if x is None else layout.pack(x) for name, x in given.items()})
+        given = (input_ids, token_type_ids, position_ids, inputs_embeds)
+        return self.embeddings(*(None if x is None else layout.pack(x) for x in given))
 
     def check_request(self, kwargs: dict) -> None:
         """Check for unsupported arguments and outputs.

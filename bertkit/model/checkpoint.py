@@ -104,14 +104,12 @@ def load_config(checkpoint: str) -> BertConfig:
     remedy = "give a directory with a BERT checkpoint"
     with explain_refusal(f"the model {checkpoint}"):
         check_access(checkpoint)
-        if Path(checkpoint).is_dir() and not Path(checkpoint, "config.json").is_file():
+        if Path(checkpoint).exists() and not Path(checkpoint, "config.json").is_file():
             if Path(checkpoint, "recipe.toml").is_file():
                 raise UsageError(f"the run in {checkpoint} is not finished; repeat the command that started it")
-            if Path(checkpoint, "study.json").is_file():
-                raise UsageError(f"{checkpoint} is a study; give one of its runs")
-            raise UsageError(f"{checkpoint} holds no config.json; {remedy}")
-        if Path(checkpoint).is_file():
-            raise UsageError(f"{checkpoint} is a file; {remedy}")
+            is_study = Path(checkpoint, "study.json").is_file()
+            trouble = "is a study; give one of its runs" if is_study else f"holds no config.json; {remedy}"
+            raise UsageError(f"{checkpoint} {trouble}")
         trouble = find_trouble(checkpoint)
         try:
             name, revision = split_revision(checkpoint)

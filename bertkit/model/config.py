@@ -22,29 +22,15 @@ ATTENTION = (  # names of implementations; transformers treats any other as a Hu
     "flash_attention_3",
     "flash_attention_4",
 )
-LEAST = {  # size -> its minimum
-    "vocab_size": 1,
-    "hidden_size": 1,
-    "num_hidden_layers": 0,
-    "num_attention_heads": 1,
-    "intermediate_size": 1,
-    "max_position_embeddings": 1,
-    "type_vocab_size": 1,
-    "bilstm_hidden_size": 1,
+SIZES = ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
+CONFIG_RANGES = {  # a file with other values is damaged
+    **dict.fromkeys((*SIZES, "type_vocab_size", "bilstm_hidden_size"), (1, math.inf)),
+    "num_hidden_layers": (0, 1_000),
+    "temperature": (1e-3, 1e3),
 }
-MOST_LAYERS = 1_000  # a file with more is damaged
-HOTTEST = 1_000.0  # temperature
 # Unknown to other programs.
-OWN_VALUES = (
-    "tau",
-    "thresholds",
-    "temperature",
-    "text_columns",
-    "feature_layers",
-    "bilstm_hidden_size",
-    "class_weights",
-    "window_pooling",
-)
+OWN_VALUES = ("tau", "thresholds", "temperature", "text_columns", "feature_layers")
+OWN_VALUES += ("bilstm_hidden_size", "class_weights", "window_pooling")
 
 
 @strict
@@ -137,13 +123,10 @@ class BertConfig(PreTrainedConfig):
         Raises:
             ValueError: They are not.
         """
-        for name, least in LEAST.items():
-            if (value := getattr(self, name)) is not None and value < least:
-                raise ValueError(f"{name} is {value}; it must be at least {least}")
-        if self.num_hidden_layers > MOST_LAYERS:
-            raise ValueError(f"num_hidden_layers must be at most {MOST_LAYERS:,}")
-        if self.temperature is not None and not 1 / HOTTEST <= self.temperature <= HOTTEST:
-            raise ValueError(f"temperature is {self.temperature}; it must be between {1 / HOTTEST:g} and {HOTTEST:g}")
+        for name, (least, most) in CONFIG_RANGES.items():
+            if (value := getattr(self, name)) is not None and not least <= value <= most:
+                limit = f" and at most {most:g}" if most < math.inf else ""
+                raise ValueError(f"{name} is {str(value)[:40]}; it must be at least {least:g}{limit}")
         if self.initializer_range <= 0:
             raise ValueError(f"initializer_range is {self.initializer_range}; a standard deviation must be above 0")
         if self.hidden_act not in ACT2FN:

@@ -1,7 +1,7 @@
 """Hand-written kernels for the CPU, each equal to the plain form that other devices use.
 
-A kernel is used only where operations run eagerly: compiled graphs, `torch.func` transforms and modules with hooks or a
-replaced `forward` use torch's own functions. The mathematics is always the same.
+A kernel is used only where operations run eagerly: compiled graphs and modules with hooks or a replaced `forward` use
+torch's own functions. The mathematics is always the same. Attention and decoder have no second derivatives.
 
 - Dropout (section A.2: rate 0.1 on hidden states and on attention). `torch.nn.functional.dropout` spends most of its
   time drawing one random number per element. Here numpy's SFC64 draws one 64-bit number for every four elements, seeded
@@ -19,7 +19,6 @@ replaced `forward` use torch's own functions. The mathematics is always the same
 import os
 import platform
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,8 +30,8 @@ from bertkit.model.packing import Packed
 
 
 def runs_eagerly_on_cpu(x: Tensor) -> bool:
-    """Return whether operations on x run eagerly on a CPU, neither compiled nor under a `torch.func` transform."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
+    """Return whether operations on x run on a CPU and are not compiled."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def is_traced() -> bool:
@@ -40,9 +39,13 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
-def is_transformed() -> bool:
-    """Return whether a `torch.func` transform is active; our autograd functions lack the rules for it."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+def refuse_second_derivatives() -> None:
+    """Raise a RuntimeError in a backward pass of a kernel with `create_graph=True`."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "bertkit's kernels for the CPU have no second derivatives (create_graph=True); load the model with "
+            "attn_implementation='eager' and call eval()"
+        )
 
 
 def is_adapted(module: nn.Module) -> bool:
@@ -102,7 +105,7 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
     """
     if not training or rate == 0.0:
         return x
-    if rate == 1.0 or not runs_eagerly_on_cpu(x):
+    if not runs_eagerly_on_cpu(x):
         return nn.functional.dropout(x, rate)
     return _Mask.apply(x, draw_mask(x.shape, rate), find_scale(rate))
 
@@ -119,8 +122,7 @@ class Dropout(nn.Dropout):
 
 def trains_on_cpu(dropout: float, *states: Tensor) -> bool:
     """Return whether to use `attend_on_cpu` instead of `attend_grouped`."""
-    learns = any(x.requires_grad for x in states)
-    return (0.0 < dropout < 1.0 or (learns and dropout == 0.0)) and runs_eagerly_on_cpu(states[0])
+    return (dropout > 0.0 or any(x.requires_grad for x in states)) and runs_eagerly_on_cpu(states[0])
 
 
 def attend_on_cpu(
@@ -131,9 +133,6 @@ def attend_on_cpu(
     Rows are gathered per head, so that nothing is transposed. The query is scaled instead of the scores, and the values
     instead of the probabilities that dropout keeps. The softmax is in fp32, which is faster than bf16 on a CPU.
     Randomness: see the module docstring.
-
-    Raises:
-        RuntimeError: A second derivative is requested in the backward pass (`create_graph=True`).
     """
     return _AttendOnCPU.apply(query, key, value, layout, dropout, scaling, causal)
 
@@ -170,11 +169,7 @@ class _AttendOnCPU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "packed attention does not support second derivatives on a CPU (create_graph=True); load the model "
-                "with attn_implementation='eager'"
-            )
+        refuse_second_derivatives()
         query, key, value, *kept = ctx.saved_tensors
         _, heads, size = gradient.shape
         rows, _, real = ctx.layout.find_moves(heads)
@@ -253,20 +248,13 @@ class DecodeOnCPU(torch.autograd.Function):
                 to_hidden[begin : begin + ROWS_A_BLOCK] = scores @ weight_
                 part = (scores.t() @ block).to(weight.dtype)
                 to_weight = part if to_weight is None else to_weight.add_(part)
-        ctx.dtype = dtype
-        ctx.save_for_backward(hidden, weight, bias, to_hidden, to_weight, to_bias.to(bias.dtype), labels)
+        ctx.save_for_backward(to_hidden, to_weight, to_bias.to(bias.dtype))
         return total
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        given, kept, labels = ctx.saved_tensors[:3], ctx.saved_tensors[3:6], ctx.saved_tensors[6]
-        if torch.is_grad_enabled():  # create_graph=True: the saved gradients are not differentiable
-            given = [each.view_as(each) for each in given]  # views: `hidden` may depend on a tied weight, too
-            with torch.autocast("cpu", enabled=False):
-                scores = nn.functional.linear(*(each.to(ctx.dtype) for each in given))  # (M, V)
-                total = nn.functional.cross_entropy(scores.float(), labels, reduction="sum")
-            return (*torch.autograd.grad(total, given, gradient, create_graph=True), None, None)
-        return (*(each * gradient.to(each.dtype) for each in kept), None, None)
+        refuse_second_derivatives()
+        return (*(each * gradient.to(each.dtype) for each in ctx.saved_tensors), None, None)
 
 
 def turn_to_gradient(scores: Tensor, labels: Tensor, to_bias: Tensor) -> Tensor:
@@ -293,36 +281,19 @@ def turn_to_gradient(scores: Tensor, labels: Tensor, to_bias: Tensor) -> Tensor:
 class OrderedLinear(nn.Linear):
     """A linear layer with a second copy of its weights in oneDNN's order, which takes as much memory again.
 
-    The copy is used without gradients, while the weights are those that were copied; otherwise this is the plain layer.
+    The copy is used without gradients, until the weights are changed in place; otherwise this is the plain layer.
     """
 
     def order(self) -> None:
         """Make the copy."""
         self.ordered = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
-        self.copied = self.identify_weights()
-
-    def identify_weights(self) -> tuple[int, int | None]:
-        """Return what changes with the weights; torch does not count the changes of inference tensors."""
-        return self.weight.data_ptr(), None if self.weight.is_inference() else self.weight._version
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what is copied or pickled, which the other order cannot be."""
-        return {name: value for name, value in vars(self).items() if name != "ordered"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.order()
+        self.version = self.weight._version
 
     def can_use_copy(self, x: Tensor) -> bool:
         """Return whether the copy gives what the plain layer gives for x."""
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
-        return (
-            not torch.is_grad_enabled()
-            and runs_eagerly_on_cpu(x)
-            and not is_traced()
-            and dtype == self.weight.dtype
-            and self.copied == self.identify_weights()
-        )
+        is_current = self.version == self.weight._version and dtype == self.weight.dtype
+        return is_current and not torch.is_grad_enabled() and runs_eagerly_on_cpu(x) and not is_traced()
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.can_use_copy(x):
@@ -372,7 +343,6 @@ def can_run_padded(lstm: nn.LSTM, tokens: Tensor) -> bool:
         runs_eagerly_on_cpu(tokens)
         and lstm.weight_ih_l0.dtype == torch.float32
         and max(lstm.input_size, 2 * lstm.hidden_size) <= WIDEST
-        and not is_adapted(lstm)
     )
 
 
@@ -425,7 +395,7 @@ def move(x: Tensor, there: Tensor, back: Tensor, kept: Tensor | None = None) -> 
         back: The number of each row of x in the result.
         kept: (rows, 1) of x, True where its gradient counts, which excludes padding.
     """
-    return x.index_select(0, there) if is_transformed() else _Move.apply(x, there, back, kept)
+    return _Move.apply(x, there, back, kept)
 
 
 class _Move(torch.autograd.Function):

@@ -98,7 +98,7 @@ class BertHead(BertPreTrainedModel):
         input_ids, attention_mask, _, _, inputs_embeds = inputs
         layout = self.bert.lay_out(input_ids, attention_mask, inputs_embeds, real_indices)
         if (self.reads_sentences or read_indices is not None) and not self.has_bilstm:
-            layout = self.bert.narrow(layout, read_indices, attention_mask, **kwargs)
+            layout = self.bert.narrow(layout, read_indices, **kwargs)
         outputs = self.bert(*inputs, layout=layout, return_dict=True, **kwargs)
         if self.has_bilstm:
             outputs.last_hidden_state = self.bilstm(outputs.last_hidden_state, layout)  # (packed, H)
@@ -351,7 +351,7 @@ class BertForQuestionAnswering(BertHead):
 
         Args:
             start_positions: (B,), the first token of the answer; positions outside [0, T) are ignored.
-            end_positions: (B,), the last token of the answer, treated likewise.
+            end_positions: (B,), the last token of the answer; positions outside [0, T) are ignored, too.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs, layout = self.encode(inputs, **kwargs)

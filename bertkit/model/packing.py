@@ -1,18 +1,16 @@
 """The layout of a batch: which tokens are real, and which of them a head reads (paper section 3, "Model").
 
 A batch arrives as (B, T) token ids and a mask. `Packed` keeps only its N real tokens, one sequence after the other, so
-that every layer works on (N, H); `Padded` leaves it unchanged. `Narrowed` keeps the W tokens that a head reads, whose
-states the last layer computes alone. The model is written against their common interface, `Layout`. The attention
-implementation's name, as transformers sets it, chooses between the first two: `packed` (ours, registered in
-`attention.py`, the default), or `eager`, `sdpa` and the flash names, which run as in stock BERT and are the reference
-of the tests.
+that every layer works on (N, H); `narrow` leaves the W tokens that a head reads, whose states the last layer computes
+alone. `Padded` leaves the batch unchanged. The model is written against their common interface, `Layout`. The attention
+implementation's name, as transformers sets it, chooses: `packed` (ours, registered in `attention.py`, the default), or
+`eager`, `sdpa` and the flash names, which run as in stock BERT and are the reference of the tests.
 
 Shape letters, here and in the other files of this package: B batch, T tokens, N packed tokens, W tokens that are read,
 H hidden, A heads, D head size, V vocabulary, L labels, C choices; M slots in all groups of sequences of similar length,
 each of which holds a token or padding. An index is the number of a token in the flattened batch (B * T).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -35,7 +33,7 @@ class Layout:
     shape: tuple[int, int]  # (B, T)
 
     @property
-    def whole(self) -> "Packed | Padded":
+    def whole(self) -> "Layout":
         """Return the layout of all tokens."""
         return self
 
@@ -84,24 +82,16 @@ class Padded(Layout):
 
     def first(self, hidden: Tensor) -> Tensor:
         """Return the states (B, H) of the first real token, [CLS]; stock BERT takes the first token, real or not."""
-        return self.select(hidden, self.find_firsts())  # (B, H)
+        return self.select(hidden, self._index(self.real.int().argmax(dim=1)))  # (B, H)
 
     def last(self, hidden: Tensor) -> Tensor:
         """Return the states (B, H) of the last real token, the final [SEP]."""
         columns = torch.arange(self.shape[1], device=self.real.device)
         return self.select(hidden, self._index((self.real * columns).argmax(dim=1)))  # (B, H)
 
-    def find_firsts(self) -> Tensor:
-        """Return the indices (B,) of each sequence's first real token."""
-        return self._index(self.real.int().argmax(dim=1))
-
     def _index(self, positions: Tensor) -> Tensor:
         """Return the indices (B,) of the tokens at these positions (B,) of their sequences."""
         return torch.arange(self.shape[0], device=positions.device) * self.shape[1] + positions
-
-    def divide_sequences(self, device: torch.device) -> Sequence[Tensor]:
-        """Return the numbers (b,) of the sequences in each group: all in one."""
-        return (torch.arange(self.shape[0], device=device),)
 
 
 @dataclass(frozen=True)
@@ -144,12 +134,14 @@ class Group:
 class Packed(Layout):
     """The packed layout: states are (N, ...), the real tokens of all sequences, one sequence after the other.
 
-    States may be on another device than the layout, because a model's layers may be spread over several devices.
+    A narrowed layout has only the W tokens that a head reads: in the last layer they attend to all `others`. States may
+    be on another device than the layout, because a model's layers may be spread over several devices.
     """
 
     shape: tuple[int, int]
     indices: Tensor | None  # (N,); None: all are real
     offsets: Tensor  # (B + 1,) int64; sequence b is tokens offsets[b] to offsets[b + 1]
+    others: "Packed | None" = None  # the layout of all tokens, if this one is narrowed
     copies: dict[torch.device, "Packed"] = field(default_factory=dict, init=False)
     moves: dict[int, tuple[Tensor, Tensor, Tensor | None]] = field(default_factory=dict, init=False)
 
@@ -163,6 +155,13 @@ class Packed(Layout):
             moved = {name: value.to(device) for name, value in values.items() if hasattr(value, "to")}
             self.copies[device] = replace(self, **moved)
         return self.copies[device]
+
+    @property
+    def whole(self) -> "Packed":
+        return self if self.others is None else self.others
+
+    def read(self, hidden: Tensor) -> Tensor:
+        return hidden if self.others is None else self.others.select(hidden, self.indices)  # (packed, H)
 
     @property
     def sides(self) -> "tuple[Packed, Packed, Packed]":
@@ -205,18 +204,6 @@ class Packed(Layout):
         """Return the states (B, H) of each sequence's last token, the final [SEP]."""
         return hidden.index_select(0, self.to(hidden.device).offsets[1:] - 1)  # (B, H)
 
-    def find_firsts(self) -> Tensor:
-        """Return the indices (B,) of each sequence's first token."""
-        firsts = self.offsets[:-1]
-        return firsts if self.indices is None else self.indices.index_select(0, firsts)
-
-    def divide_sequences(self, device: torch.device) -> Sequence[Tensor]:
-        """Return the numbers (b,) of the sequences in each group, sorted by length (reads the lengths on the host)."""
-        lengths = self.to(device).offsets.diff()  # (B,)
-        order = lengths.argsort(stable=True)
-        parts = 1 if int(lengths.min()) == int(lengths.max()) else _MAX_GROUPS
-        return [members for members in order.tensor_split(parts) if len(members)]
-
     @cached_property
     def bounds(self) -> Tensor:
         """Return the offsets as int32, for kernels that take no others."""
@@ -225,8 +212,10 @@ class Packed(Layout):
     @cached_property
     def groups(self) -> list[Group]:
         """Return the tokens in groups of sequences of similar length (reads the lengths on the host)."""
-        divided = self.whole.divide_sequences(self.offsets.device)
-        return [_make_group(self.offsets, members) for members in divided]
+        lengths = self.whole.offsets.diff()  # (B,)
+        parts = 1 if int(lengths.min()) == int(lengths.max()) else _MAX_GROUPS
+        divided = lengths.argsort(stable=True).tensor_split(parts)
+        return [_make_group(self.offsets, members) for members in divided if len(members)]
 
     @property
     def is_even(self) -> bool:
@@ -267,35 +256,6 @@ def _make_group(offsets: Tensor, members: Tensor) -> Group:
     return Group(tokens.flatten(), (len(members), longest), real)
 
 
-@dataclass(frozen=True)
-class Narrowed(Packed):
-    """The W tokens of another layout that a head reads. Only they attend in the last layer, to all tokens."""
-
-    others: Packed | Padded  # the layout of all tokens, whose groups have the same sequences
-
-    @property
-    def whole(self) -> Packed | Padded:
-        return self.others
-
-    def read(self, hidden: Tensor) -> Tensor:
-        return self.whole.select(hidden, self.indices)  # (W, H)
-
-    def to_kernel(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Return query (W, H) beside key and value of all tokens; padded, Q is the most query tokens of a sequence."""
-        if isinstance(self.whole, Packed):
-            return super().to_kernel(query, key, value, mask)
-        rows, _, _ = self.to(query.device).find_moves()
-        query = query.index_select(0, rows).unflatten(0, (self.shape[0], -1))  # (B, Q, H)
-        return query, key, value, None if mask is None else mask[:, :, :1]  # (B, T, H) twice, (B, 1, 1, T)
-
-    def from_kernel(self, mixed: Tensor) -> Tensor:
-        """Return the result of attention (1, W, A, D), or (B, Q, A, D) if padded, as (W, H)."""
-        if isinstance(self.whole, Packed):
-            return super().from_kernel(mixed)
-        _, slots, _ = self.to(mixed.device).find_moves()
-        return mixed.flatten(2).flatten(0, 1).index_select(0, slots)  # (W, H)
-
-
 def lay_out(
     shape: tuple[int, int],
     mask: Tensor | None,
@@ -328,18 +288,19 @@ def lay_out(
     return Packed(shape, find_indices(mask) if indices is None else indices, offsets)
 
 
-def narrow(layout: Packed | Padded, indices: Tensor | None) -> Narrowed:
+def narrow(layout: Packed, indices: Tensor | None) -> Packed:
     """Return the layout of the W tokens that a head reads.
 
     Args:
         indices: (W,) sorted, the first real token of each sequence among them; None: only those.
     """
-    firsts = layout.find_firsts()  # (B,)
-    numbers = torch.arange(layout.shape[0] + 1, device=firsts.device)  # (B + 1,)
+    numbers = torch.arange(layout.shape[0] + 1, device=layout.offsets.device)  # (B + 1,)
     if indices is None:
-        return Narrowed(layout.shape, firsts, numbers, layout)
-    indices = indices.to(firsts.device)
-    return Narrowed(layout.shape, indices, torch.searchsorted(indices, numbers * layout.shape[1]), layout)
+        firsts = layout.offsets[:-1]  # (B,)
+        firsts = firsts if layout.indices is None else layout.indices.index_select(0, firsts)
+        return Packed(layout.shape, firsts, numbers, layout)
+    indices = indices.to(numbers.device)
+    return Packed(layout.shape, indices, torch.searchsorted(indices, numbers * layout.shape[1]), layout)
 
 
 def keep_first(mask: Tensor) -> Tensor:

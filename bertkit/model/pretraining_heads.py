@@ -15,10 +15,10 @@ from transformers.utils.generic import can_return_tuple
 
 from bertkit.model.bert import StartsAtZero
 from bertkit.model.config import BertConfig
-from bertkit.model.cpu import is_adapted, is_transformed
+from bertkit.model.cpu import is_adapted
 from bertkit.model.heads import BertHead, Count, Encoded, Inputs, Scored, finish, ignore_masked
 from bertkit.model.loss import IGNORE_INDEX, classify_loss, decode_loss
-from bertkit.model.packing import PACKED, Layout, find_indices, find_read_indices, keep_first
+from bertkit.model.packing import Layout, find_indices, find_read_indices, keep_first
 
 logger = logging.get_logger(__name__)
 
@@ -142,11 +142,6 @@ class BertLMHead(BertHead):
         is_target = labels != IGNORE_INDEX  # (B, T)
         return find_indices(is_target), find_read_indices(mask, is_target)
 
-    def is_hooked(self) -> bool:
-        """Return whether `cls` is hooked or replaced; it is then called for all positions, as in transformers."""
-        is_ours = isinstance(self.cls, BertOnlyMLMHead) and not is_adapted(self.cls)
-        return not is_ours or type(self.cls.predictions) is not BertLMPredictionHead or is_adapted(self.cls.predictions)
-
     def predict(
         self,
         inputs: Inputs,
@@ -160,44 +155,38 @@ class BertLMHead(BertHead):
         """Return the encoder's outputs, token logits, their loss if labels are given, and any next-sentence logits.
 
         The arguments are those of `forward`. Training returns no token logits of labelled positions: nobody reads them,
-        and not computing M * V of them is the gain.
+        and not computing M * V of them is the gain. If all positions are decoded, or hooks are registered on `cls`, it
+        is called, and sees packed states.
         """
         labels = None if labels is None else self.align(labels, inputs[1])
         few = labels is not None and (self.training if targets_only is None else targets_only)
-        is_hooked = self.is_hooked()
-        if not few or is_hooked or is_transformed():  # transforms cannot index with a mask
-            target_indices = read_indices = None
-        elif target_indices is None and self.config._attn_implementation != PACKED:
-            target_indices, read_indices = find_indices(labels != IGNORE_INDEX), None
+        calls_head = not few or is_adapted(self.cls)
+        if calls_head:
+            read_indices = None
         elif target_indices is None:
-            mask = torch.ones_like(labels) if inputs[1] is None else inputs[1]
+            mask = torch.ones_like(labels) if inputs[1] is None or inputs[1].dim() > 2 else inputs[1]
             target_indices, read_indices = self.find_targets(labels, keep_first(mask.bool()))
         outputs, layout = self.encode(inputs, read_indices=read_indices, **kwargs)
         hidden, pooled = outputs.last_hidden_state, outputs.pooler_output
-        scores = relationship = None
-        if is_hooked and self.has_pooler:
-            scores, relationship = self.cls(layout.unpack(hidden), pooled)  # (B, T, V), (B, 2)
-        elif is_hooked:
-            scores = self.cls(layout.unpack(hidden))  # (B, T, V)
-        elif self.has_pooler:
-            relationship = self.cls.seq_relationship(pooled)  # (B, 2)
-        if target_indices is None:
-            logits = self.cls.predictions(hidden) if scores is None else layout.pack(scores)  # (packed, V)
+        relationship = None
+        if calls_head:
+            scores = self.cls(hidden, pooled) if self.has_pooler else self.cls(hidden)
+            logits, relationship = scores if self.has_pooler else (scores, None)  # (packed, V), (B, 2)
             labels = None if labels is None else layout.pack(labels)  # (packed)
-        else:
-            hidden = layout.select(hidden, target_indices)  # (M, H)
-            labels = labels.flatten().index_select(0, target_indices.to(labels.device))  # (M,)
-            if self.training:
-                return outputs, None, self.cls.predictions(hidden, labels, count), relationship
-            logits = self.cls.predictions(hidden)  # (M, V)
-        loss = None if labels is None else classify_loss(logits, labels, count)
-        if not few:
-            logits = layout.unpack(logits)  # (B, T, V)
-        elif self.training:
-            logits = None
-        elif target_indices is None:
-            logits = logits[labels.to(logits.device) != IGNORE_INDEX]  # (M, V)
-        return outputs, logits, loss, relationship
+            loss = None if labels is None else classify_loss(logits, labels, count)
+            if not few:
+                logits = layout.unpack(logits)  # (B, T, V)
+            else:
+                logits = None if self.training else logits[labels.to(logits.device) != IGNORE_INDEX]  # (M, V)
+            return outputs, logits, loss, relationship
+        if self.has_pooler:
+            relationship = self.cls.seq_relationship(pooled)  # (B, 2)
+        hidden = layout.select(hidden, target_indices)  # (M, H)
+        labels = labels.flatten().index_select(0, target_indices.to(labels.device))  # (M,)
+        if self.training:
+            return outputs, None, self.cls.predictions(hidden, labels, count), relationship
+        logits = self.cls.predictions(hidden)  # (M, V)
+        return outputs, logits, classify_loss(logits, labels, count), relationship
 
     @can_return_tuple
     def forward(
@@ -210,7 +199,6 @@ class BertLMHead(BertHead):
         labels: Tensor | None = None,
         targets_only: bool | None = None,
         num_items_in_batch: Count = None,
-        logits_to_keep: int | Tensor = 0,
         **kwargs,
     ) -> ModelOutput:
         """Return token logits (B, T, V), and the mean loss if labels (B, T) are given.
@@ -219,24 +207,9 @@ class BertLMHead(BertHead):
 
         Args:
             labels: Left to right they are not shifted, usually `input_ids` with -100 at padding.
-            logits_to_keep: The number of last positions to return logits for, or the positions (K,); 0: all. Without
-                labels only.
-
-        Raises:
-            ValueError: `logits_to_keep` is given together with labels, or has two dimensions.
         """
-        keeps_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
-        if not keeps_all and (labels is not None or getattr(logits_to_keep, "ndim", 1) != 1):
-            raise ValueError(
-                "logits_to_keep must be an integer or a vector (K,), and only without labels; leave it out"
-            )
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        if keeps_all:
-            outputs, logits, loss, _ = self.predict(inputs, labels, num_items_in_batch, targets_only, **kwargs)
-        else:
-            outputs, layout = self.encode(inputs, **kwargs)
-            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits, loss = self.cls(layout.unpack(outputs.last_hidden_state)[:, kept]), None  # (B, K, V)
+        outputs, logits, loss, _ = self.predict(inputs, labels, num_items_in_batch, targets_only, **kwargs)
         return finish(self.output_class, outputs, loss=loss, logits=logits)
 
 

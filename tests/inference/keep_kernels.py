@@ -27,11 +27,11 @@ def measure(predictor: Predictor, texts: list[str]) -> tuple[float, float]:
     for text in texts:
         predictor([text])
     between = time.perf_counter()
-    draw, place = random.Random(2), 0
-    while place < len(texts):
+    draw, start = random.Random(2), 0
+    while start < len(texts):
         size = draw.randint(*BATCHES)
-        predictor(texts[place : place + size])
-        place += size
+        predictor(texts[start : start + size])
+        start += size
     return between - began, time.perf_counter() - between
 
 

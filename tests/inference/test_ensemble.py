@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.data.spans import N_BEST, Answer, Question, Span, rank
-from bertkit.errors import UsageError
 from bertkit.inference import ensemble
 from bertkit.inference.ensemble import average, combine, list_entries, list_lines
+from bertkit.system.progress import ignore
 from bertkit.tasks.squad import SQUAD
 from bertkit.training.recipe import Recipe, save_recipe
 from bertkit.training.run import run as train
@@ -99,14 +98,6 @@ def join(task, runs, output, data=None):
     return combine(task, runs, output, data, lines.append), lines
 
 
-def refuse(task, runs, output, data=None):
-    """Return the one-line error of combining them."""
-    with pytest.raises(UsageError) as error:
-        combine(task, runs, output, data, lambda line: None)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
 def read(folder):
     """Return the JSON files below a directory, by name; none holds NaN or infinite numbers."""
 
@@ -178,97 +169,12 @@ def test_two_runs_of_2_0_worked_by_hand(tmp_path):
     assert best == [["", "red"], ["", "cats", "two"], ["Paris", ""]]
 
 
-def test_equal_means_keep_the_order_of_the_runs():
-    """Added in order, 0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 are not equal."""
-    lists = [[("a", 0.1), ("b", 0.3)], [("b", 0.2), ("a", 0.2)], [("a", 0.3), ("b", 0.1)]]
-    assert [span.text for span in average(lists).spans] == ["a", "b"]
-    assert [span.text for span in average([lists[1], lists[0], lists[2]]).spans] == ["b", "a"]
-
-
-def test_the_best_of_the_union_are_kept_and_no_answer_always():
-    """Two runs without a common text have 40 texts; 20 are kept, then no answer, as in a single run."""
-    first = [(f"a{place}", 0.5 / 2**place) for place in range(N_BEST)]
-    second = [(f"b{place}", 0.4 / 2**place) for place in range(N_BEST)]
-    answer = average([[*first, ("", 1e-9)], [*second, ("", 3e-9)]])
-    assert [span.text for span in answer.spans] == [f"{run}{place}" for place in range(N_BEST // 2) for run in "ab"]
-    entries = list_entries(answer, with_null=True)
-    assert [entry["text"] for entry in entries] == [*(span.text for span in answer.spans), ""]
-    assert [entry["probability"] for entry in entries[::N_BEST]] == pytest.approx([0.25, 2e-9])
-    assert list_entries(answer, with_null=False) == entries[:-1]
-    assert len(list_entries(average([[*first, ("", 0.1)], second]), with_null=True)) == N_BEST
-
-
-def test_probabilities_of_zero_are_no_trouble(tmp_path, task):
-    gold = {"q1": ["red"], "q2": ["red"]} | ({"q3": []} if task is TWO else {})
-    path = write_gold(tmp_path / "squad", task, gold)
-    answers = {"q1": {"red": 0.0, "": 0.0}, "q2": {}, "q3": {"": 1.0}}
-    runs = [write_run(tmp_path / name, task, {name: answers[name] for name in gold}) for name in "ab"]
-    results, _ = join(task, runs, tmp_path / "both", path)
-    assert results["metrics"][task.version.exact] == pytest.approx(200 / 3 if task is TWO else 50.0)
-    files = read(tmp_path / "both")
-    assert files["predictions/predictions.json"]["q2"] == ""
-    entries = [entry for best in files["predictions/nbest_predictions.json"].values() for entry in best]
-    assert entries
-    assert all(0 <= entry["probability"] <= 1 for entry in entries)
-
-
-def test_an_empty_text_is_no_answer_of_1_1():
-    """A run writes an empty answer where it found no span."""
-    answer = average([[("", 1.0)], [("red", 0.3), ("blue", 0.2)]])
-    assert answer.best.text == "red"
-    assert [entry["text"] for entry in list_entries(answer, with_null=False)] == ["red", "blue"]
-    nothing = list_entries(average([[("", 1.0)], [("", 1.0)]]), with_null=False)
-    assert nothing == [{"text": "", "probability": 1.0, "start_logit": 0.0, "end_logit": 0.0}]
-
-
 # --- Invariance
 
 
-scores = st.floats(-15, 15)
-spans = st.lists(
-    st.builds(Span, st.text("ab cé", min_size=1, max_size=4), scores, scores),
-    min_size=1,
-    max_size=N_BEST,
-    unique_by=lambda span: span.text,
-)
-answers = st.builds(
-    lambda spans, null: Answer(sorted(spans, key=lambda span: span.start + span.end, reverse=True), null),
-    spans,
-    st.tuples(scores, scores),
-)
 probabilities = (
     st.dictionaries(st.sampled_from(["", *"abcdefgh"]), st.floats(0, 0.1), max_size=8).map(dict.items).map(list)
 )
-
-
-def list_pairs(answer, task):
-    """Return the entry of a run's file for an answer."""
-    entries = json.loads(json.dumps(rank(answer, task.version.unanswerable)))
-    return [(entry["text"], entry["probability"]) for entry in entries]
-
-
-@given(answer=answers, copies=st.integers(2, 7), task=st.sampled_from([ONE, TWO]))
-def test_a_run_and_its_copies_answer_as_the_run_alone(answer, copies, task):
-    """Equal up to rounding of scores that are equal or nearly so."""
-    alone = list_pairs(answer, task)
-    found = average([alone] * copies)
-    assert [span.text for span in found.spans] == [text for text, _ in alone if text]
-    assert found.best.text == answer.best.text
-    entries = list_entries(found, task.version.unanswerable)
-    assert {entry["text"]: entry["probability"] for entry in entries} == pytest.approx(dict(alone), abs=1e-9)
-    if task is TWO:
-        assert found.odds == pytest.approx(answer.odds, abs=1e-9)
-        if abs(answer.odds) > 1e-9:
-            given = [TWO.choose([one.best.text], [one.odds], 0.0) for one in (found, answer)]
-            assert given[0] == given[1]
-
-
-@given(lists=st.lists(probabilities, min_size=2, max_size=5), data=st.data())
-def test_the_order_of_the_runs_decides_between_equals_only(lists, data):
-    one, other = average(lists), average(data.draw(st.permutations(lists)))
-    assert one.null == other.null
-    assert sorted(one.spans) == sorted(other.spans)
-    assert [span.start for span in one.spans] == [span.start for span in other.spans]
 
 
 @given(lists=st.lists(probabilities, min_size=2, max_size=5))
@@ -300,21 +206,6 @@ def test_the_files_score_the_same_when_they_are_read_back(tmp_path, task, runs):
     assert sorted(path.name for path in folder.iterdir()) == FILES[task.version.number]
 
 
-def test_an_ensemble_is_as_good_as_its_n_best_says(tmp_path, task, runs):
-    """In the official format the logits add up to the log probability, and the answer at tau = 0 is first."""
-    join(task, runs, tmp_path / "both")
-    files = read(tmp_path / "both" / "predictions")
-    for name, entries in files["nbest_predictions.json"].items():
-        for entry in entries:
-            assert set(entry) == {"text", "probability", "start_logit", "end_logit"}
-            assert entry["start_logit"] == entry["end_logit"] == pytest.approx(math.log(entry["probability"]) / 2)
-        assert [entry["probability"] for entry in entries] == sorted(
-            (entry["probability"] for entry in entries), reverse=True
-        )
-        if task is TWO:
-            assert (files["null_odds.json"][name] < 0) == (entries[0]["text"] != "")
-
-
 def test_killed_at_any_moment_there_are_no_scores_beside_other_answers(tmp_path, monkeypatch, task, runs):
     """The last step fails; old metrics are not taken for the result, and the same command completes it."""
     join(task, runs, tmp_path / "both")
@@ -336,133 +227,56 @@ def test_killed_at_any_moment_there_are_no_scores_beside_other_answers(tmp_path,
         assert read(tmp_path / output) == complete
 
 
-def test_the_hubs_copy_is_the_data_of_runs_without_a_folder(tmp_path, monkeypatch, task):
-    runs = [
-        write_run(tmp_path / name, task, answers) for name, answers in zip("ab", RUNS[task.version.number], strict=True)
+def test_the_table(tmp_path):
+    write_gold(tmp_path / "squad", TWO)
+    runs = [write_run(tmp_path / name, TWO, RUNS[2][index], tmp_path / "squad") for index, name in enumerate("ab")]
+    results, _ = join(TWO, runs, tmp_path / "both")
+    headings, lines = list_lines(TWO, results)
+    assert headings == ("run", "EM", "F1", "EM, tau = 0", "F1, tau = 0", "tau")
+    assert lines == [
+        (str(runs[0]), "50.0", "60.0", "", "", ""),
+        (str(runs[1]), "50.0", "60.0", "", "", ""),
+        ("ensemble of 2", "100.0", "100.0", "66.7", "66.7", "-0.487"),
+        ("the paper: BERT-large, dev", "78.7", "81.9", "", "", ""),
     ]
-    asked = []
-
-    def read_copy(name, splits):
-        asked.append((name, splits))
-        return {
-            "dev": [
-                Question(key, "?", "blue", tuple(texts), (0,) * len(texts))
-                for key, texts in GOLD[task.version.number].items()
-            ]
-        }
-
-    monkeypatch.setattr(ensemble, "read_squad_copy", read_copy)
-    _, lines = join(task, runs, tmp_path / "both")
-    assert asked == [(task.version.hub, {"dev": "validation"})]
-    assert lines == [f"{task.title}: 3 questions from {task.version.hub}, answered by 2 runs"]
-
-
-def test_the_table(tmp_path, task, runs):
-    results, _ = join(task, runs, tmp_path / "both")
-    headings, lines = list_lines(task, results)
-    a, b = (str(path) for path in runs)
-    if task is ONE:
-        assert headings == ("run", "EM", "F1")
-        assert lines == [
-            (a, "50.0", "60.0"),
-            (b, "50.0", "60.0"),
-            ("ensemble of 2", "66.7", "88.9"),
-            ("the paper: BERT-base, dev", "80.8", "88.5"),
-            ("the paper: BERT-large, dev", "84.1", "90.9"),
-            ("the paper: BERT-large, TriviaQA first, dev", "84.2", "91.1"),
-            ("the paper: BERT-large, 7 models, dev", "85.8", "91.8"),
-            ("the paper: BERT-large, 7 models, TriviaQA first, dev", "86.2", "92.2"),
-        ]
-    else:
-        assert headings == ("run", "EM", "F1", "EM, tau = 0", "F1, tau = 0", "tau")
-        assert lines == [
-            (a, "50.0", "60.0", "", "", ""),
-            (b, "50.0", "60.0", "", "", ""),
-            ("ensemble of 2", "100.0", "100.0", "66.7", "66.7", "-0.487"),
-            ("the paper: BERT-large, dev", "78.7", "81.9", "", "", ""),
-        ]
-    assert results["runs"] == {path: {task.version.exact: 50.0, "f1": 60.0, "score": 60.0} for path in (a, b)}
 
 
 # --- Errors
 
 
-def test_runs_that_cannot_be_combined(tmp_path, task, runs):
-    a, b = runs
-    out = tmp_path / "both"
-    for few in ([], [a], [a, a]):
-        assert refuse(task, few, out).startswith("an ensemble needs at least two finished runs; give")
-    assert refuse(task, [a, tmp_path / "missing"], out).startswith(
-        f"recipe {tmp_path}/missing/recipe.toml cannot be read"
-    )
-    other = ONE if task is TWO else TWO
-    assert refuse(other, runs, out) == (
-        f"{a} is a run of {task.name}, not of {other.name}; combine only runs of {other.title}"
-    )
-    path = b / "predictions" / "nbest_predictions.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"q1": [{"text": "red"}]}))
-    assert f"{path}, 'q1': Object missing required field `probability` - at `$[0]`; correct" in refuse(task, runs, out)
-    path.unlink()
-    assert f"{path} does not exist" in refuse(task, runs, out)
-    (b / "metrics.json").unlink()
-    assert f"{b}/metrics.json is damaged" in refuse(task, runs, out)
-    save_recipe({"task": task.name, "data": {"dir": "x", "tune_share": 0.5}}, a / "recipe.toml")
-    assert f"{a} was scored on part of dev (tune_share)" in refuse(task, runs, out)
-    assert not out.exists()
-
-
-def test_data_that_are_not_the_runs_own(tmp_path, task, runs):
-    a, _ = runs
-    out = tmp_path / "both"
+def test_runs_that_cannot_be_combined(tmp_path, task, runs, refused):
+    (a, b), out = runs, tmp_path / "both"
     larger = write_gold(tmp_path / "larger", task, {**GOLD[task.version.number], "q4": ["red"]})
-    assert refuse(task, runs, out, larger) == (
-        f"{a} does not answer the questions of {larger}: 1 of 4 are missing and 0 belong to other questions; give the "
-        "dev set that the runs were scored on with --data DIR"
-    )
-    part = write_gold(tmp_path / "part", task, {name: GOLD[task.version.number][name] for name in ("q1", "q2")})
-    assert f"{part}: 0 of 2 are missing and 1 belong to other questions;" in refuse(task, runs, out, part)
-    assert f"{tmp_path}/nothing does not exist" in refuse(task, runs, out, tmp_path / "nothing")
+    other = ONE if task is TWO else TWO
+    for kind, some, data in (
+        (task, [a, a], None),
+        (task, [a, tmp_path / "missing"], None),
+        (other, runs, None),
+        (task, runs, larger),
+        (task, runs, tmp_path / "nothing"),
+    ):
+        with refused():
+            combine(kind, some, out, data, ignore)
+    (b / "metrics.json").unlink()
+    with refused():
+        combine(task, runs, out, None, ignore)
     assert not out.exists()
-    (tmp_path / "squad").rename(tmp_path / "moved")
-    join(task, runs, out, tmp_path / "moved")
 
 
-def test_only_an_ensemble_is_replaced(tmp_path, task, runs):
+def test_only_an_ensemble_is_replaced(tmp_path, task, runs, refused):
     a, b = runs
-    kept = read_bytes(a)
-    assert refuse(task, runs, a) == f"{a} holds a run; name another directory with --output"
-    assert read_bytes(a) == kept
+    with refused():
+        combine(task, runs, a, None, ignore)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("mine")
-    assert "notes is not empty" in refuse(task, runs, tmp_path / "notes")
+    with refused():
+        combine(task, runs, tmp_path / "notes", None, ignore)
     for members in ([a, b], [b, a]):
         join(task, members, tmp_path / "both")
         assert read(tmp_path / "both")["ensemble.json"] == {"runs": list(map(str, members))}
 
 
-def read_bytes(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 # --- The command line and real runs
-
-
-def test_the_command_line(call, tmp_path, task, runs):
-    squad = ("squad", "--version", task.version.number)
-    code, out, err = call(*squad, "--ensemble", "a", "b", "--output", "both")
-    assert (code, err) == (0, "")
-    assert "3 questions from" in out
-    shown = ["66.7", "88.9"] if task is ONE else ["100.0", "100.0", "66.7", "66.7", "-0.487"]
-    line = next(line for line in out.splitlines() if "ensemble of 2" in line)
-    assert [cell.strip() for cell in line.strip("│ ").split("│")] == ["ensemble of 2", *shown]
-    assert set(read(tmp_path / "both")) == {
-        "ensemble.json",
-        "metrics.json",
-        *(f"predictions/{name}" for name in FILES[task.version.number]),
-    }
-    code, out, err = call(*squad, "--ensemble", "a", "--output", "both")
-    assert (code, out) == (2, "")
-    assert err == "bertkit: an ensemble needs at least two finished runs; give them with --ensemble A B\n"
 
 
 def test_real_runs(tmp_path, task):

@@ -9,14 +9,12 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from bertkit.analysis.compare import compare
-from bertkit.errors import UsageError
 from bertkit.inference.evaluate import evaluate
 from bertkit.inference.export import export
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
-from tests.official import write_checkpoint, write_reviews
+from tests.official import write_reviews
 from tests.tasks.test_conformance import CASES, make_pretraining
 
 # Case -> the data that are given to evaluate, below the folder of the case; the split that they are.
@@ -52,8 +50,8 @@ def finish(tmp_path_factory):
 
 @pytest.mark.parametrize("case", GIVEN)
 def test_the_rows_of_a_run_have_the_scores_and_the_table_of_its_end(case, finish, tmp_path):
-    folder, (place, split) = finish(case), GIVEN[case]
-    found = {one.name: one for one in evaluate(str(folder / "run"), str(folder / place), tmp_path)}
+    folder, (given, split) = finish(case), GIVEN[case]
+    found = {one.name: one for one in evaluate(str(folder / "run"), str(folder / given), tmp_path)}
     one = found.get(split) or next(iter(found.values()))
     task, metrics = CASES[case][0], json.loads((folder / "run" / "metrics.json").read_text())
     for name in task.score(one.rows):
@@ -106,8 +104,8 @@ def reviews(finish):
 
 
 def test_scores_are_printed_and_kept_beside_the_run(call, reviews, tmp_path):
-    place, rows = reviews
-    shutil.copytree(place, tmp_path / "run")
+    folder, rows = reviews
+    shutil.copytree(folder, tmp_path / "run")
     file = write_rows(tmp_path / "new.csv", rows)
     code, out, err = call("evaluate", "run", "--data", file)
     assert (code, err) == (0, "")
@@ -133,8 +131,8 @@ def read_lines(folder):
 
 
 def test_mistakes_are_the_wrong_rows_with_the_least_probable_labels_first(reviews, tmp_path):
-    place, rows = reviews
-    (one,) = evaluate(str(place), str(write_rows(tmp_path / "new.csv", rows)), tmp_path / "x")
+    folder, rows = reviews
+    (one,) = evaluate(str(folder), str(write_rows(tmp_path / "new.csv", rows)), tmp_path / "x")
     lines = pq.read_table(tmp_path / "x" / "predictions" / "new.parquet").to_pylist()
     wrong = [line for line in lines if line["label"] != line["prediction"]]
     wrong.sort(key=lambda line: line[f"probability_{line['label']}"])
@@ -146,28 +144,18 @@ def test_mistakes_are_the_wrong_rows_with_the_least_probable_labels_first(review
 
 
 def test_leaks_are_found_whatever_the_file_is_called(finish, reviews, tmp_path):
-    place, rows = reviews
+    folder, rows = reviews
     for name, given, expected in (("train", rows, 1), ("all", [rows[0]] * 2, 2)):
-        (one,) = evaluate(str(place), str(write_rows(tmp_path / f"{name}.csv", given)), tmp_path / name)
+        (one,) = evaluate(str(folder), str(write_rows(tmp_path / f"{name}.csv", given)), tmp_path / name)
         assert one.metrics["leaks"] == expected
         assert ("accuracy_without_leaks" in one.metrics) == (expected < len(given)), "nothing is left without all rows"
 
 
-def test_a_folder_needs_no_train_and_its_unlabelled_test_is_skipped(reviews, tmp_path):
-    place, rows = reviews
-    write_rows(tmp_path / "new" / "dev.csv", rows)
-    write_rows(tmp_path / "new" / "test.csv", [{name: row[name] for name in ("title", "body")} for row in rows])
-    lines = []
-    (one,) = evaluate(str(place), str(tmp_path / "new"), tmp_path / "x", lines.append)
-    assert (one.name, one.metrics["rows"]) == ("dev", len(rows))
-    assert any(line.endswith("test.csv has no column 'stars', skipping") for line in lines)
-
-
 def test_labels_that_the_model_lacks_are_counted_and_named(reviews, tmp_path):
-    place, rows = reviews
+    folder, rows = reviews
     lines = []
     file = write_rows(tmp_path / "new.csv", [*rows, rows[1] | {"stars": "none"}, rows[2] | {"stars": "none"}])
-    (one,) = evaluate(str(place), str(file), tmp_path / "x", lines.append)
+    (one,) = evaluate(str(folder), str(file), tmp_path / "x", lines.append)
     assert any("the model lacks the labels 'none' (2)" in line for line in lines)
     assert one.metrics["rows"] == len(rows)
 
@@ -185,80 +173,41 @@ def test_of_several_labels_rows_with_unknown_ones_are_left_out(finish, tmp_path,
     assert f"8 rows have a label (1 with labels that the model lacks left out): {exact}" in err
 
 
-def test_evaluations_are_compared(reviews, tmp_path):
-    place, rows = reviews
-    file = write_rows(tmp_path / "new.csv", rows)
-    for name in ("one", "two"):
-        evaluate(str(place), str(file), tmp_path / name)
-    (found,) = compare([tmp_path / "one", tmp_path / "two"])
-    assert (found.contrast.value, found.contrast.rows) == (0.0, len(rows))
-    assert found.first.find_title() == "macro F1"
-
-
-def test_one_class_alone_can_be_scored(reviews, tmp_path):
-    place, rows = reviews
-    same = [row | {"stars": 3} for row in rows]
-    (one,) = evaluate(str(place), str(write_rows(tmp_path / "new.csv", same)), tmp_path / "x")
-    assert one.metrics["count_3"] == len(rows)
-    assert one.metrics["accuracy"] == one.metrics["recall_3"]
-
-
-def test_training_texts_that_are_gone_are_told(reviews, tmp_path):
-    place, rows = reviews
-    shutil.copytree(place, tmp_path / "run")
-    recipe = tmp_path / "run" / "recipe.toml"
-    recipe.write_text(recipe.read_text().replace("/reviews", "/gone"))
-    lines = []
-    file = write_rows(tmp_path / "new.csv", rows)
-    (one,) = evaluate(str(tmp_path / "run"), str(file), tmp_path / "x", lines.append)
-    assert any(line.startswith("the training texts cannot be read") for line in lines)
-    assert "leaks" not in one.metrics
-
-
 def test_a_model_without_a_recipe_and_an_export(reviews, tmp_path):
-    place, rows = reviews
+    folder, rows = reviews
     file = write_rows(tmp_path / "new.csv", [row | {"label": row["stars"]} for row in rows])
-    (expected,) = evaluate(str(place), str(file), tmp_path / "x")
-    plain = shutil.copytree(place, tmp_path / "plain", ignore=lambda *_: ["recipe.toml", "predictions"])
+    (expected,) = evaluate(str(folder), str(file), tmp_path / "x")
+    plain = shutil.copytree(folder, tmp_path / "plain", ignore=lambda *_: ["recipe.toml", "predictions"])
     config = json.loads((plain / "config.json").read_text()) | {"problem_type": None}  # as most configurations have it
     (plain / "config.json").write_text(json.dumps(config))
     (found,) = evaluate(str(plain), str(file), tmp_path / "y")
     assert found.metrics["score"] == pytest.approx(expected.metrics["score"])
     pytest.importorskip("onnxruntime")
-    export(str(place), tmp_path / "export")
+    export(str(folder), tmp_path / "export")
     (found,) = evaluate(str(tmp_path / "export"), str(file), tmp_path / "z")
     assert found.metrics["score"] == pytest.approx(expected.metrics["score"])
 
 
-def test_refusals(reviews, tmp_path, call):
-    place, rows = reviews
-    file = write_rows(tmp_path / "new.csv", rows)
-    with pytest.raises(UsageError, match="holds a run; name another directory"):
-        evaluate(str(place), str(file), place)
-    run(
-        Recipe.make(TASKS["pretrain"], make_pretraining(tmp_path), FEW | {"data": {"heldout_pairs": 4}}),
-        output=tmp_path / "pre",
-    )
-    code, _, err = call("evaluate", "pre")
-    assert (code, err) == (2, "bertkit: pre has no labels to score; give a fine-tuned model\n")
-    unlabelled = write_reviews(tmp_path / "no.csv", 5, labelled=False)
-    code, _, err = call("evaluate", place, "--data", unlabelled, "--output", "x")
-    assert code == 2
-    assert err.endswith("has no right answers to score; give labelled data\n")
-    start = write_checkpoint(tmp_path / "bert")
-    code, _, err = call("evaluate", start, "--data", file)
-    assert code == 2
-    assert "has the head BertModel" in err
+def test_refusals(reviews, tmp_path, refused):
+    folder, rows = reviews
+    with refused():
+        evaluate(str(folder), str(write_rows(tmp_path / "new.csv", rows)), folder)
+    recipe = Recipe.make(TASKS["pretrain"], make_pretraining(tmp_path), FEW | {"data": {"heldout_pairs": 4}})
+    run(recipe, output=tmp_path / "pre")
+    with refused():
+        evaluate(str(tmp_path / "pre"), None, None)
+    with refused():
+        evaluate(str(folder), str(write_reviews(tmp_path / "no.csv", 5, labelled=False)), tmp_path / "x")
 
 
 def test_predict_tells_the_scores_of_a_file_with_labels(reviews, tmp_path, call):
-    place, rows = reviews
+    folder, rows = reviews
     file = write_rows(tmp_path / "new.csv", rows)
-    (one,) = evaluate(str(place), str(file), tmp_path / "x")
-    code, _, err = call("predict", place, "--input", file, "--output", "out.csv", "--precision", "fp32")
+    (one,) = evaluate(str(folder), str(file), tmp_path / "x")
+    code, _, err = call("predict", folder, "--input", file, "--output", "out.csv", "--precision", "fp32")
     assert code == 0
     accuracy = 100 * one.metrics["accuracy"]
     assert f"bertkit: {len(rows)} rows have a label: accuracy {accuracy:.1f} %, macro F1 " in err
-    assert f"bertkit evaluate {place} --data {file}" in err
+    assert f"bertkit evaluate {folder} --data {file}" in err
     without = write_rows(tmp_path / "texts.csv", [{name: row[name] for name in ("title", "body")} for row in rows])
-    assert "have a label" not in call("predict", place, "--input", without, "--output", "out.csv")[2]
+    assert "have a label" not in call("predict", folder, "--input", without, "--output", "out.csv")[2]

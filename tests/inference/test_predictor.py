@@ -3,22 +3,15 @@
 import io
 import json
 import math
-import os
 import re
-import shlex
-import shutil
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import datasets
 import numpy as np
 import pandas
 import pytest
 import torch
-from transformers import AutoModelForNextSentencePrediction, AutoTokenizer, pipeline
+from transformers import AutoModelForNextSentencePrediction, pipeline
 
 import bertkit
 from bertkit.data.formats.rows import Line, check_output, read_inputs
@@ -29,9 +22,8 @@ from bertkit.errors import UsageError
 from bertkit.inference import predictor as module
 from bertkit.inference.batching import count_characters, cut_into_chunks
 from bertkit.inference.predictor import Predictor, write_file, write_lines
-from bertkit.model import heads, pretraining_heads
+from bertkit.model import heads
 from bertkit.model.config import BertConfig
-from bertkit.system.progress import ignore
 from bertkit.tasks.ner import NER
 from bertkit.tasks.squad import SQUAD
 from bertkit.training.recipe import Recipe
@@ -102,56 +94,6 @@ def test_texts_and_pairs_may_stand_side_by_side_unless_the_task_says_which(class
         Exact(classifier, pairs=False)([texts[0], pairs[0]])
     with pytest.raises(UsageError, match=r"input 0: expected 2 texts \(text and text_pair\), got 1;"):
         Exact(classifier, pairs=True)(texts)
-
-
-def test_a_regression_gives_scores(tmp_path):
-    folder = write_head(tmp_path, "BertForSequenceClassification", num_labels=1, problem_type="regression")
-    texts = make_texts(6)
-    stock = pipeline("text-classification", model=str(folder), function_to_apply="none")(texts)
-    scores = [result["score"] for result in Exact(folder)(texts)]
-    assert scores == pytest.approx([found["score"] for found in stock], abs=1e-5)
-    assert np.ptp(scores) > 0.01
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_several_labels_a_text_have_a_probability_each(count, tmp_path):
-    values = {"num_labels": count, "problem_type": "multi_label_classification"}
-    folder = write_head(tmp_path, "BertForSequenceClassification", seed=1, **values)
-    texts, predictor = make_texts(6), Exact(folder)
-    stock = pipeline("text-classification", model=str(folder), top_k=None)(texts)
-    for result, found in zip(predictor(texts), stock, strict=True):
-        chances = {entry["label"]: entry["score"] for entry in found}
-        assert result["probabilities"] == pytest.approx(chances, abs=1e-5)
-        assert result["labels"] == [label for label in sorted(chances) if chances[label] > 0.5]
-    assert 0 < sum(len(result["labels"]) for result in predictor(texts)) < 6 * count
-    result = {"labels": ["a", "c"], "probabilities": {"a": 0.9, "b": 0.2, "c": 0.514}}
-    assert predictor.describe(result) == "a (90.0%), c (51.4%)"
-    assert predictor.describe({"labels": [], "probabilities": {"a": 0.1}}) == "(no label)"
-
-
-def test_a_regression_on_several_scores_names_each(tmp_path):
-    folder = write_head(tmp_path, "BertForSequenceClassification", num_labels=2, problem_type="regression")
-    texts, predictor = make_texts(6), Exact(folder)
-    stock = pipeline("text-classification", model=str(folder), function_to_apply="none", top_k=None)(texts)
-    for result, found in zip(predictor(texts), stock, strict=True):
-        assert result["scores"] == pytest.approx({entry["label"]: entry["score"] for entry in found}, abs=1e-5)
-    assert predictor.describe({"scores": {"a": 0.25, "b": -3.0}}) == "a 0.250, b -3.000"
-
-
-def test_a_text_that_is_too_long_is_cut_as_in_training(classifier):
-    text = " ".join(FILLERS * 40)
-    cut = AutoTokenizer.from_pretrained(classifier)(text, truncation=True, max_length=128, return_tensors="pt")
-    logits = heads.BertForSequenceClassification.from_pretrained(classifier).eval()(**cut).logits
-    (result,) = Exact(classifier)([text])
-    assert list(result["probabilities"].values()) == pytest.approx(logits.softmax(-1)[0].tolist(), abs=1e-5)
-
-
-def test_results_do_not_depend_on_their_neighbours(classifier, monkeypatch):
-    texts = make_texts(40)
-    together = Exact(classifier)(texts)
-    monkeypatch.setattr(module, "INPUTS_A_CHUNK", 7)
-    for one, other in zip(together, Exact(classifier)(texts), strict=True):
-        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
 
 
 def test_a_stream_is_read_a_chunk_at_a_time(classifier, monkeypatch):
@@ -227,11 +169,6 @@ def test_answers_are_those_of_the_run_with_its_tau(squad_run):
         assert len({bool(result["answer"]) for result in results}) == 2, "some are answered and some are not"
 
 
-def test_an_empty_context_has_no_answer(squad_run):
-    with pytest.raises(UsageError, match="input 0: context is empty"):
-        Exact(squad_run[0])([{"question": "who?", "context": " "}])
-
-
 # --- Tags -------------------------------------------------------------------------------------------------------------
 
 
@@ -291,28 +228,6 @@ def test_a_long_text_is_tagged_whole_and_each_part_sees_its_neighbours(ner_run):
     assert [word for sentence in data.text.sentences for word in sentence.words] == words
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("EU rejects the U.N.'s call.", ["EU", "rejects", "the", "U.N.'s", "call", "."]),
-        ("(Blackburn, 1996-08-22)", ["(", "Blackburn", ",", "1996-08-22", ")"]),
-        ("我在北京 2024 年", ["我", "在", "北", "京", "2024", "年"]),
-        ("naïve café\u200b!", ["naïve", "café", "!"]),
-        ("東京タワーへAdaと", [*"東京タワーへ", "Ada", "と"]),
-        ("ที่ลี่ 10 ព្រះ", ["ที่", "ลี่", "10", "ព្", "រះ"]),
-        ("  ", []),
-    ],
-)
-def test_texts_are_cut_into_words_as_in_conll(text, words):
-    assert [text[start:end] for start, end in split_words(text)] == words
-
-
-def test_a_word_longer_than_the_model_is_truncated(ner_run):
-    words = ["so", "-".join(["good"] * 30), "bad"]
-    (result,) = Exact(ner_run[0])([{"words": words}])
-    assert len(result["tags"]) == 3
-
-
 # --- Endings, masks, next sentences -----------------------------------------------------------------------------------
 
 
@@ -362,19 +277,6 @@ def test_a_pretraining_s_model_takes_texts_as_long_as_its_longest_phase(tmp_path
         predictor(["[MASK]" + " good" * 46])
 
 
-def test_a_mask_is_filled_with_a_token_that_there_is(tmp_path):
-    """Vocabulary sizes are often rounded up: the model has scores for tokens that the tokenizer lacks."""
-    folder = write_head(tmp_path, "BertForMaskedLM", vocab_size=500)
-    model = pretraining_heads.BertForMaskedLM.from_pretrained(folder)
-    with torch.no_grad():
-        model.cls.predictions.bias[450:] += 9.0
-    model.save_pretrained(folder)
-    (mask,) = Exact(folder, top=3)([f"{FILLERS[0]} [MASK]"])[0]["masks"]
-    assert len(mask["words"]) == 3
-    assert all(found["word"] in load_tokenizer(str(folder)).get_vocab() for found in mask["words"])
-    assert sum(found["probability"] for found in mask["words"]) < 0.1, "the others keep theirs"
-
-
 @pytest.mark.parametrize("head", ["BertForNextSentencePrediction", "BertForPreTraining"])
 def test_next_sentences_are_judged_as_by_stock_transformers(head, tmp_path):
     folder = write_head(tmp_path, head)
@@ -400,76 +302,27 @@ def test_what_cannot_be_filled_or_judged_is_said(tmp_path):
 # --- Invalid models and inputs ----------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_without_a_head_is_one_line(tmp_path):
-    with pytest.raises(UsageError, match=r"has the head BertModel, which does not predict classes.*bertkit features"):
-        Exact(write_checkpoint(tmp_path))
-
-
-def test_weights_that_are_missing_are_not_drawn(classifier, tmp_path):
-    folder = write_checkpoint(tmp_path)
+def test_a_model_that_cannot_predict_is_refused(tmp_path, refused):
+    """It has no head, lacks the weights of its head, or its vocabulary is too small."""
+    folder = write_checkpoint(tmp_path / "bert")
+    with refused():
+        Exact(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForSequenceClassification"]}))
-    with pytest.raises(UsageError, match=r"lacks weights of its BertForSequenceClassification: classifier"):
+    with refused():
         Exact(folder)
+    with refused():
+        Exact(write_head(tmp_path / "small", "BertForSequenceClassification", vocab_size=10))
 
 
 @pytest.mark.parametrize(
-    "setting", [{"return_dict": False}, {"output_attentions": True}, {"output_hidden_states": True}]
+    "recipe", ["data = 3", "[data]\nmax_length = 0", "[[phase]]\nx = 1"], ids=["data", "max_length", "phase"]
 )
-def test_what_a_configuration_returns_changes_nothing(setting, classifier, tmp_path):
-    folder = shutil.copytree(classifier, tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | setting))
-    assert Exact(folder)(["good"]) == Exact(classifier)(["good"])
-
-
-def write_head_with(folder, **config):
-    """Return a classifier of three classes with a changed config.json."""
-    write_head(folder, "BertForSequenceClassification", id2label={0: "a", 1: "b", 2: "c"})
-    values = json.loads((folder / "config.json").read_text()) | config
-    (folder / "config.json").write_text(json.dumps(values))
-    return folder
-
-
-@pytest.mark.parametrize(
-    "labels",
-    [{"0": "a", "1": "b", "3": "c"}, {"0": "a", "1": "a", "2": "b"}, {"0": "a", "1": [], "2": None}],
-)
-def test_classes_without_names_of_their_own_are_refused(labels, tmp_path):
-    folder = write_head_with(tmp_path, id2label=labels, label2id={})
-    with pytest.raises(UsageError, match="must give each class a different name"):
-        Exact(folder)
-
-
-def test_a_vocabulary_larger_than_the_model_is_refused(classifier, tmp_path):
-    folder = write_head(tmp_path, "BertForSequenceClassification", vocab_size=10)
-    with pytest.raises(UsageError, match=r"the tokenizer has .* tokens, but .* only 10; use the checkpoint's own"):
-        Exact(folder)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "named"),
-    [
-        ("data = 3", "'int'"),
-        ('[data]\nmax_length = "x"', "`str`"),
-        ("[data]\nmax_length = 0", ">= 1"),
-        ("phase = 3", "'int'"),
-        ("[[phase]]\nx = 1", "max_length"),
-    ],
-)
-def test_a_damaged_recipe_beside_the_weights_is_one_line(recipe, named, tmp_path):
+def test_a_damaged_recipe_beside_the_weights_is_one_line(recipe, tmp_path, refused):
     folder = write_head(tmp_path, "BertForSequenceClassification")
     (folder / "recipe.toml").write_text(recipe + "\n")
-    with pytest.raises(UsageError, match=rf"^the run's recipe.toml is damaged \(.*{named}"):
+    with refused():
         Exact(folder)
-
-
-def test_a_tokenizer_without_a_mask_is_one_line(tmp_path):
-    folder = write_head(tmp_path, "BertForMaskedLM")
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"mask_token": None}))
-    with pytest.raises(UsageError, match="has no mask"):
-        Exact(folder)(["[MASK] good"])
 
 
 @pytest.mark.parametrize(
@@ -483,85 +336,33 @@ def test_a_tokenizer_without_a_mask_is_one_line(tmp_path):
         ("BertForNextSentencePrediction", ("good", "bad")),
     ],
 )
-def test_a_model_that_has_diverged_says_so(head, given, tmp_path):
+def test_a_model_that_has_diverged_says_so(head, given, tmp_path, refused):
     folder = write_head(tmp_path, head)
     assert Exact(folder)([given])
     model = getattr(bertkit, head).from_pretrained(folder)
     model.bert.encoder.layer[1].output.dense.bias.data.fill_(float("nan"))
     model.save_pretrained(folder)
-    with pytest.raises(UsageError, match=r"^the model's outputs are NaN or infinite: training has diverged; lower"):
+    with refused():
         Exact(folder)([given])
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"txt": "good"}, "text is missing; the input has txt: give text as a string"),
-        (
-            {"t\x1b[31m\n" + 999 * "x": "good"},
-            rf"text is missing; the input has t\[31m {'x' * 94}: give text as a string",
-        ),
-        ({"text": 3}, "text is '3', not a string"),
-        ({}, "text is missing; the input has nothing: give text as a string"),
-        ([], r"expected 1 text \(text\), got 0; give them in order"),
-        (["a", "b", "c"], r"expected 1 text \(text\), got 3; give them in order"),
-        (3, "got int; give a text, a list of texts or a mapping"),
-        (b"good", "got bytes; give"),
-        ({("text", "b"): 1}, r"text is missing; the input has \('text', 'b'\): give text as a string"),
-    ],
-)
-def test_an_input_that_is_none_is_named(given, message, classifier):
-    with pytest.raises(UsageError, match=f"^input 1: {message}"):
-        Exact(classifier)(["good", given])
+INVALID = {  # head -> inputs that do not fit it
+    "BertForSequenceClassification": [{"txt": "good"}, {"text": 3}, {}, [], ["a", "b", "c"], 3, b"good"],
+    "BertForMultipleChoice": [{"context": "so", "endings": ["good"]}, {"context": "so", "endings": ["good", 3]}],
+    "BertForTokenClassification": [{"words": 3}, {"words": ["good", 3]}],
+    "BertForQuestionAnswering": [{"question": "who?", "context": " "}],
+}
 
 
-def test_a_pair_of_which_a_text_is_missing_is_named(classifier):
-    message = "^input 0: the input has text; this model takes two texts: give text and text_pair$"
-    with pytest.raises(UsageError, match=message):
-        Exact(classifier, pairs=True)([{"text": "good"}])
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"endings": ["good"]},
-        {"endings": "good bad"},
-        {"endings": ["good", 3]},
-        {"endings": ["good", "bad"], "start": 3},
-        {"ending0": "good"},
-        {},
-    ],
-)
-def test_endings_that_are_none_are_named(given, tmp_path):
-    folder = write_head(tmp_path, "BertForMultipleChoice")
-    message = "^input 0: endings must be a list of at least two strings, and start must be a string; correct them$"
-    with pytest.raises(UsageError, match=message):
-        Exact(folder)([{"context": "so"} | given])
-
-
-@pytest.mark.parametrize("words", [3, ["good", 3], None])
-def test_words_that_are_none_are_named(words, tmp_path):
-    folder = write_head(tmp_path, "BertForTokenClassification")
-    message = "^input 0: words must be a list of strings; for a single string use the key text$"
-    with pytest.raises(UsageError, match=message):
-        Exact(folder)([{"words": words}])
+@pytest.mark.parametrize("head", INVALID)
+def test_an_input_that_does_not_fit_is_named(head, tmp_path, refused):
+    predictor = Exact(write_head(tmp_path, head))
+    for given in INVALID[head]:
+        with refused():
+            predictor([given])
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------
-
-
-def test_lines_are_read_in_each_form(tmp_path, monkeypatch):
-    forms = {
-        "a.jsonl": '{"text": "good"}\n"bad"\n\n{"text": "so"}\n',
-        "a.tsv": '\ufefftext\tx\ngood\t1\nbad\t"2\nso\t\n',
-        "a.txt": "good\r\nbad\r\n\r\nso",
-    }
-    for name, text in forms.items():
-        (tmp_path / name).write_text(text, encoding="utf-8", newline="")
-        inputs = [line.value for line in read_inputs(str(tmp_path / name))]
-        empty = [""] * (name == "a.txt")  # each line of a text is answered
-        found = [given if isinstance(given, str) else given["text"] for given in inputs]
-        assert found == ["good", "bad", *empty, "so"]
 
 
 def test_standard_input_is_text_but_for_lines_that_begin_as_json(monkeypatch):
@@ -573,54 +374,23 @@ def test_standard_input_is_text_but_for_lines_that_begin_as_json(monkeypatch):
     assert [line.place for line in lines] == [f"standard input, line {number}" for number in range(1, 7)]
 
 
-def test_standard_input_that_is_closed_is_one_line(monkeypatch):
-    monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(UsageError, match="standard input is closed; pipe the inputs to it or name a file"):
-        list(read_inputs("-"))
-
-
-@pytest.mark.parametrize("name", ["a.txt", "link.txt", "twin.txt", "sub/../a.txt", "-"])
-def test_an_output_that_is_the_input_is_refused(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["a.txt", "link.txt", "-"])
+def test_an_output_that_is_the_input_is_refused(name, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "sub").mkdir()
     (tmp_path / "a.txt").write_text("good\n")
     (tmp_path / "link.txt").symlink_to("a.txt")
-    (tmp_path / "twin.txt").hardlink_to(tmp_path / "a.txt")
     with (tmp_path / "a.txt").open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        with pytest.raises(UsageError, match="is also the input and would be overwritten; name another file with"):
+        with refused():
             check_output("-" if name == "-" else "a.txt", tmp_path / ("a.txt" if name == "-" else name))
         check_output("-", tmp_path / "b.txt")
-        check_output("-", Path(os.devnull))
-
-
-def test_the_command_does_not_replace_its_input(call, classifier, tmp_path):
-    (tmp_path / "a.txt").write_text("good\n")
-    code, _, err = call("predict", classifier, "--input", "a.txt", "--output", "./a.txt")
-    assert (code, err.count("\n")) == (2, 1)
-    assert (tmp_path / "a.txt").read_text() == "good\n"
 
 
 BAD = [
     ("a.jsonl", b'"x"\n{"id": NaN}\n{"id": 1e999}\n"z"\n', {1: "line 2: text is missing", 2: "line 3 is not a JSON"}),
-    (
-        "a.jsonl",
-        b'{"text": "x"}\n{"text": \n"y"\n3\n',
-        {1: "line 2 is not a JSON", 3: "line 4 is not a JSON object or string"},
-    ),
     ("a.jsonl", b'"x"\n\xff\xfe\n"y"\n' + b"[" * 100_000, {1: "line 2 is not UTF-8", 3: "line 4 is not a JSON"}),
-    (
-        "a.tsv",
-        b"text\tid\nx\t1\ny\nz\t2\t3\nw\t4\n",
-        {1: "line 3 has 1 cell, expected 2", 2: "line 4 has 3"},
-    ),
+    ("a.tsv", b"text\tid\nx\t1\ny\nz\t2\t3\nw\t4\n", {1: "line 3 has 1 cell, expected 2", 2: "line 4 has 3"}),
     ("a.txt", b"x\ny\0\nz\nw\n", {1: "line 2 has a NUL byte"}),
-    ("a.jsonl", b'"x"\n\n\n{"txt": "y"}\n"z"\n{"text": "w"}\n', {1: "line 4: text is missing"}),
-    (
-        "a.jsonl",
-        b'"x"\n{"id": "\\ud800", "text": "y"}\n"\\udc00"\n"z"\n',
-        {1: "surrogate pair", 2: "line 3 is not a JSON"},
-    ),
 ]
 
 
@@ -633,62 +403,13 @@ def test_a_bad_line_is_named_and_does_not_stop_the_others(name, content, wrong, 
     found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert len(found) == 4
     assert errors == len(wrong)
-    for place, result in enumerate(found):
-        assert ("error" in result) == (place in wrong)
-        if place in wrong:
-            assert wrong[place] in result["error"]
-            assert any(wrong[place] in line for line in lines)
+    for number, result in enumerate(found):
+        assert ("error" in result) == (number in wrong)
+        if number in wrong:
+            assert wrong[number] in result["error"]
+            assert any(wrong[number] in line for line in lines)
         else:
             assert result["label"]
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="there is no /proc")
-@pytest.mark.parametrize("name", ["a.jsonl", "a.tsv"])
-def test_a_file_whose_content_does_not_come_is_one_line(name, tmp_path):
-    """Reading into address 0 fails like a bad sector."""
-    (tmp_path / name).symlink_to("/proc/self/mem")
-    with pytest.raises(UsageError) as error:
-        list(read_inputs(str(tmp_path / name)))
-    assert str(error.value) == f"{tmp_path / name} cannot be read (Input/output error); check its path and permissions"
-
-
-def test_nothing_is_left_of_an_output_that_fails(tmp_path, classifier):
-    def fail():
-        yield {"label": "x"}
-        raise UsageError("no more")
-
-    with pytest.raises(UsageError, match="no more"):
-        write_file(fail(), tmp_path / "out.jsonl", ignore, write_lines)
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot be written"):
-        write_file([], tmp_path / "file" / "out.jsonl", ignore, write_lines)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-def test_standard_output_that_is_full_or_closed_is_no_traceback(classifier):
-    command = [sys.executable, "-m", "bertkit", "predict", str(classifier), "good"]
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 2
-    said = "(No space left on device); free some space or redirect the output, and try again"
-    assert done.stderr == f"bertkit: cannot write to standard output {said}\n"
-    closed = subprocess.run(f"{shlex.join(command)} >&-", shell=True, stderr=subprocess.PIPE, text=True)
-    assert (closed.returncode, closed.stderr) == (0, "")
-
-
-def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path):
-    (tmp_path / "link.jsonl").symlink_to(tmp_path / "there.jsonl")
-    write_file([{"label": "x"}], tmp_path / "link.jsonl", ignore, write_lines)
-    assert (tmp_path / "link.jsonl").is_symlink()
-    assert (tmp_path / "there.jsonl").read_text() == '{"label": "x"}\n'
-    os.mkfifo(tmp_path / "pipe")
-    with ThreadPoolExecutor(1) as pool:
-        reader = pool.submit((tmp_path / "pipe").read_text)
-        write_file([{"label": "y"}], tmp_path / "pipe", ignore, write_lines)
-        assert reader.result(timeout=10) == '{"label": "y"}\n'
-    assert (tmp_path / "pipe").is_fifo()
 
 
 # --- Truncated inputs -------------------------------------------------------------------------------------------------
@@ -710,21 +431,6 @@ def test_what_is_cut_says_so_and_what_just_fits_does_not(classifier):
         False,
         True,
     ]
-
-
-def test_endings_and_questions_that_are_cut_say_so(tmp_path, squad_run):
-    folder = write_head(tmp_path, "BertForMultipleChoice")
-    context = " ".join(["good"] * 100)
-    long, short = {"endings": ["bad", "bad " * 26], "context": context}, {"endings": ["bad"] * 3, "context": context}
-    just = {"endings": ["bad", "bad " * 25], "context": context}
-    assert count_cut(Exact(folder), short, long, just, short) == [False, True, False, False]
-    ask = {"context": " ".join(FILLERS * 20)}
-    questions = [ask | {"question": " ".join(["good"] * count)} for count in (3, 12, 13)]
-    assert count_cut(Exact(squad_run[0]), *questions) == [False, False, True]
-
-
-def test_nothing_is_cut_of_text_that_is_tagged(ner_run):
-    assert count_cut(Exact(ner_run[0]), "good " * 200, "good") == [False, False]
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
@@ -765,33 +471,11 @@ def test_the_command_reads_standard_input(call, classifier, monkeypatch):
     assert [json.loads(line) for line in out.splitlines()] == Predictor(classifier)(["good", "bad"])
 
 
-@pytest.mark.slow
-def test_what_somebody_types_is_answered_line_by_line(classifier):
-    """In a terminal the second line is written only after the first answer has arrived."""
-    ours, theirs = os.openpty()
-    command = [sys.executable, "-m", "bertkit", "predict", str(classifier), "--input", "-"]
-    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            for text in ("good", "bad"):
-                os.write(ours, f"{text}\n".encode())
-                found = json.loads(process.stdout.readline())
-                assert [found] == Predictor(classifier)([text])
-            os.write(ours, b"\x04")
-            assert process.wait(timeout=60) == 0
-        finally:
-            process.kill()
-            os.close(ours)
-            os.close(theirs)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ([], "give the inputs either as TEXT or with --input FILE"),
-        (["good", "--input", "-"], "give the inputs either as TEXT or with --input FILE"),
         (["--input", "no.jsonl"], "there is no file no.jsonl; name a file with --input, or - for standard input"),
-        (["--input", "."], ". is a folder; name a file with --input, or - for standard input"),
-        (["good", "--pair"], "expected a multiple of 2 texts (text and text_pair), got 1; give them in order"),
         (["good", "--precision", "fp8"], 'precision = "fp8"; expected one of auto, fp32, bf16, fp16'),
     ],
 )
@@ -808,11 +492,6 @@ def test_texts_one_after_the_other_are_inputs_of_the_model(classifier, squad_run
     assert Exact(squad_run[0]).group(["q", "c", "q", "d"]) == [["q", "c"], ["q", "d"]]
     choice = write_head(tmp_path, "BertForMultipleChoice")
     assert Exact(choice).group(["c", "a", "b", "d"]) == [["c", "a", "b", "d"]]
-
-
-def test_words_of_a_result_are_one_line(squad_run):
-    said = Exact(squad_run[0]).describe({"answer": "a\nb", "best": {"text": "a\nb", "score": 1.0}})
-    assert said == "a b  (score 1.00)"
 
 
 def test_every_kind_of_result_has_words(squad_run, ner_run, tmp_path):
@@ -856,12 +535,3 @@ def test_the_rows_of_a_frame_are_inputs_whose_texts_are_the_columns_of_the_run(t
         predictor(frame.drop(columns="body"))
     with pytest.raises(UsageError, match="inputs must be a list, got dict"):
         predictor(frame.to_dict("list"))
-
-
-def test_the_predictor_is_a_public_name_and_takes_lists(classifier):
-    assert bertkit.Predictor is Predictor
-    for one in ("good", {"text": "good"}):
-        with pytest.raises(
-            UsageError, match=r"inputs must be a list, got (str|dict); give \[input\], a list of inputs or a DataFrame"
-        ):
-            Exact(classifier)(one)

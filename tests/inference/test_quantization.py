@@ -58,14 +58,14 @@ def test_int8_is_written_with_what_it_loses(rte, tmp_path, monkeypatch):
     assert variant.low <= variant.difference <= variant.high
     assert any(line.startswith("int8 in all layers: ") and f" with {found.rows} rows of dev" in line for line in lines)
     assert list(record.timings) == ["run", "fp32", "int8"]
-    assert record.timings["int8"].size == variant.size < record.timings["fp32"].size
+    assert record.timings["int8"]["size"] == variant.size < record.timings["fp32"]["size"]
     assert find_export(str(tmp_path / "x")) == record
     assert "int8 in all layers" in (tmp_path / "x" / "README.md").read_text()
     graph = onnx.load(tmp_path / "x" / ONNX_FILE).graph
     assert any(node.op_type in ("MatMulInteger", "DynamicQuantizeMatMul") for node in graph.node)
     texts = [("good", "good"), ("bad word1", "so")]
     expected, found = (
-        Predictor(place, precision=how)(texts) for place, how in ((rte, "fp32"), (tmp_path / "x", "auto"))
+        Predictor(source, precision=how)(texts) for source, how in ((rte, "fp32"), (tmp_path / "x", "auto"))
     )
     for one, other in zip(expected, found, strict=True):
         assert one["probability"] == pytest.approx(other["probability"], abs=0.1)
@@ -122,6 +122,6 @@ def test_int8_answers_do_not_depend_on_the_batch(rte, tmp_path):
     lengths = [2, 31, 7, 12]
     batch = make_batch(model.config, lengths, chooses=False)
     together = exported(**batch).logits
-    for place, length in enumerate(lengths):
-        alone = exported(**{name: column[place : place + 1, :length] for name, column in batch.items()}).logits
-        assert torch.equal(alone[0], together[place])
+    for row, length in enumerate(lengths):
+        alone = exported(**{name: column[row : row + 1, :length] for name, column in batch.items()}).logits
+        assert torch.equal(alone[0], together[row])

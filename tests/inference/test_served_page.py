@@ -88,20 +88,3 @@ def test_the_page_is_used_by_keyboard_alone_light_and_dark(name, browser, tmp_pa
             assert browser.ask(labels)
             colours.add((scheme, browser.ask("getComputedStyle(document.body).backgroundColor")))
     assert len(colours) == 2
-
-
-def test_an_error_is_shown_and_the_token_is_asked_for(browser, tmp_path):
-    predictor = Predictor(write_served(tmp_path, "masks"), precision="fp32")
-    said = "document.querySelector('[role=alert]').innerText"
-    with serving(predictor, tmp_path, token="right") as port:
-        browser.open(SimpleNamespace(as_uri=lambda: f"http://127.0.0.1:{port}/"), 1000, "light")
-        press(browser, "Tab")
-        fill(browser, "wrong")
-        submit(browser)
-        assert browser.ask(said).startswith("the token is missing or wrong")
-        for field, text in (("#token", "right"), ("textarea", "nothing to fill ")):
-            browser.ask(f"document.querySelector('{field}').focus()")
-            fill(browser, text)
-        submit(browser)
-        assert browser.ask(said).startswith("there is no [MASK] to fill in")
-        assert [event for event in browser.events if event["method"] == "Runtime.exceptionThrown"] == []

@@ -8,17 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bertkit.model import attention, packing
-from bertkit.model.attention import attend_flash, attend_grouped, attend_jagged, attend_unpacked
+from bertkit.model.attention import attend_flash, attend_grouped, attend_unpacked
 from bertkit.model.cpu import attend_on_cpu
-from bertkit.model.packing import PACKED, Packed, Padded, lay_out, narrow
+from bertkit.model.packing import PACKED, Packed, lay_out, narrow
 
 CPU = torch.device("cpu")
 KERNELS = {
     "grouped": attend_grouped,
-    "jagged": attend_jagged,
     "on CPU": attend_on_cpu,
     "unpacked": attend_unpacked,
 }
@@ -51,10 +49,10 @@ def attend_naively(
 
 def narrow_layout(layout: Packed, chosen: list[bool]) -> tuple[Packed, Tensor]:
     """Return the layout of the first tokens and of the chosen ones (N), and their numbers (W,)."""
-    places = torch.arange(math.prod(layout.shape)) if layout.indices is None else layout.indices
-    firsts = torch.zeros(len(places), dtype=torch.bool).index_fill(0, layout.offsets[:-1], True)
+    indices = torch.arange(math.prod(layout.shape)) if layout.indices is None else layout.indices
+    firsts = torch.zeros(len(indices), dtype=torch.bool).index_fill(0, layout.offsets[:-1], True)
     is_read = torch.tensor(chosen) | firsts
-    return narrow(layout, places[is_read]), is_read.nonzero().squeeze(1)
+    return narrow(layout, indices[is_read]), is_read.nonzero().squeeze(1)
 
 
 def draw_states(count: int, heads: int, size: int, **options) -> list[Tensor]:
@@ -69,9 +67,8 @@ def draw_states(count: int, heads: int, size: int, **options) -> list[Tensor]:
 def test_kernels_are_attention_within_each_sequence(
     lengths: list[int], heads: int, size: int, causal: bool, data: st.DataObject
 ) -> None:
-    """Forward and backward; jagged tensors have no causal kernel on a CPU, so it is tested on CUDA below."""
-    kernels = KERNELS.keys() - {"jagged"} if causal else KERNELS.keys()
-    attend = KERNELS[data.draw(st.sampled_from(sorted(kernels)))]
+    """Forward and backward."""
+    attend = KERNELS[data.draw(st.sampled_from(sorted(KERNELS)))]
     states = draw_states(sum(lengths), heads, size, dtype=torch.double)
     mixed = attend(*states, lay_out_lengths(lengths), 0.0, 0.7, causal)
     expected = attend_naively(*states, lengths, 0.7, causal)
@@ -96,15 +93,6 @@ def test_some_tokens_attend_as_all_do(lengths: list[int], kernel: str, data: st.
         torch.autograd.grad(mixed, states, upstream), torch.autograd.grad(expected, states, upstream), strict=True
     ):
         torch.testing.assert_close(got, wanted)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_path_with_dropout_is_the_same_attention(causal: bool) -> None:
-    """At a rate too small to drop anything, the hand-written product equals the fused one."""
-    lengths = [3, 1, 7, 7, 2, 5]
-    states = draw_states(sum(lengths), 2, 4, dtype=torch.double)
-    mixed = attend_grouped(*states, lay_out_lengths(lengths), 1e-9, 0.5, causal)
-    torch.testing.assert_close(mixed, attend_naively(*states, lengths, 0.5, causal))
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1])
@@ -167,20 +155,6 @@ def test_nothing_that_comes_with_training_s_attention_is_changed(dtype: torch.dt
         assert torch.equal(x, was)
 
 
-def test_training_takes_its_own_attention_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With dropout or a gradient; otherwise torch's kernel is faster."""
-    taken = []
-    for name in ("attend_on_cpu", "attend_grouped"):
-        monkeypatch.setattr(attention, name, lambda query, *rest, name=name: taken.append(name) or query)
-    module = nn.Module()
-    module.is_causal = False
-    states = [torch.zeros(1, 2, 3, 8) for _ in range(3)]
-    for rate, gradient in ((0.1, False), (0.0, True), (0.0, False)):
-        query = states[0].clone().requires_grad_(gradient)
-        attention.attend_packed(module, query, *states[1:], None, dropout=rate, layout=lay_out_lengths([3]))
-    assert taken == ["attend_on_cpu", "attend_on_cpu", "attend_grouped"]
-
-
 def draw_probabilities(kernel: str, lengths: list[int], rate: float, **options) -> list[Tensor]:
     """Return the probabilities (A, length, length) after dropout: zero queries, unit vectors as values.
 
@@ -212,21 +186,6 @@ def test_dropout_drops_probabilities_and_keeps_their_mean(kernel: str) -> None:
     check_dropout(kernel, [9, 2, 30, 30, 17], rate=0.3, draws=60, slack=1e-4)
 
 
-def test_transformers_finds_packed_attention_by_its_name() -> None:
-    module = nn.Module()
-    module.is_causal = False
-    layout = lay_out_lengths([5, 3])
-    query, key, value = (torch.randn(1, 2, 8, 4) for _ in range(3))
-
-    def attend(rate: float) -> Tensor:
-        return ALL_ATTENTION_FUNCTIONS[PACKED](module, query, key, value, None, dropout=rate, layout=layout)[0]
-
-    assert attend(0.5).shape == (1, 8, 2, 4)
-    assert not torch.equal(attend(0.5), attend(0.5))
-    expected = attend_naively(*(x[0].transpose(0, 1) for x in (query, key, value)), [5, 3], 1.0, False)
-    torch.testing.assert_close(attend(0.0)[0], expected)
-
-
 # --- Groups -----------------------------------------------------------------------------------------------------------
 
 
@@ -239,26 +198,9 @@ def test_groups_cover_each_token_once(lengths: list[int]) -> None:
     for group in layout.groups:
         rows = group.tokens.view(group.shape)
         numbers = torch.bucketize(rows, layout.offsets[1:-1], right=True)  # the sequence each token belongs to
-        assert (numbers == numbers[:, :1]).all()  # one sequence per row, also in its padded places
+        assert (numbers == numbers[:, :1]).all()  # one sequence per row, also in its padding
         assert (rows.diff(dim=1) >= 0).all()
         assert group.flag_real().view(group.shape)[:, 0].all()
-
-
-@given(lengths=lengths)
-def test_what_moves_into_the_groups_comes_back(lengths: list[int]) -> None:
-    layout = lay_out_lengths(lengths)
-    tokens, places, real = layout.find_moves()
-    x = torch.randn(sum(lengths), 3)
-    assert torch.equal(x[tokens][places], x)
-    assert (real is None) == (len(tokens) == len(x))
-    if real is not None:
-        assert torch.equal(real.flatten().nonzero().flatten(), places.sort().values)
-
-
-@given(lengths=lengths)
-def test_groups_waste_no_more_than_padding_does(lengths: list[int]) -> None:
-    places = sum(math.prod(group.shape) for group in lay_out_lengths(lengths).groups)
-    assert sum(lengths) <= places <= len(lengths) * max(lengths)
 
 
 def test_a_worked_example_of_groups() -> None:
@@ -268,24 +210,10 @@ def test_a_worked_example_of_groups() -> None:
     assert [group.shape for group in layout.groups] == [(2, 1), (1, 2), (1, 4), (1, 4)]
     assert [group.tokens.tolist() for group in layout.groups] == [[0, 11], [5, 6], [1, 2, 3, 4], [7, 8, 9, 10]]
     assert all(group.real is None for group in layout.groups)
-    tokens, places, real = layout.find_moves()
+    tokens, slots, real = layout.find_moves()
     assert tokens.tolist() == [0, 11, 5, 6, 1, 2, 3, 4, 7, 8, 9, 10]
-    assert places.tolist() == [0, 4, 5, 6, 7, 2, 3, 8, 9, 10, 11, 1]
+    assert slots.tolist() == [0, 4, 5, 6, 7, 2, 3, 8, 9, 10, 11, 1]
     assert real is None
-
-
-def test_a_padded_place_repeats_the_last_token() -> None:
-    layout = lay_out_lengths([1, 3, 3, 3, 3])
-    assert layout.groups[0].tokens.tolist() == [0, 0, 0, 1, 2, 3]
-    assert layout.groups[0].real.tolist() == [[True, False, False], [True, True, True]]
-    assert layout.find_moves()[2].flatten().tolist() == [True, False, False] + [True] * 12
-
-
-@pytest.mark.parametrize("mask", [None, torch.ones(6, 7)])
-def test_equal_lengths_are_one_group_without_a_mask(mask: Tensor | None) -> None:
-    (group,) = lay_out((6, 7), mask, PACKED, CPU).groups
-    assert group.shape == (6, 7)
-    assert group.real is None
 
 
 # --- Layouts ----------------------------------------------------------------------------------------------------------
@@ -306,27 +234,6 @@ def test_what_is_packed_comes_back_in_its_place(rows: list[list[bool]]) -> None:
     assert layout.offsets.diff().tolist() == kept.sum(dim=1).tolist()
     assert torch.equal(layout.first(packed), torch.stack([row[keep][0] for row, keep in zip(x, kept, strict=True)]))
     assert torch.equal(layout.last(packed), torch.stack([row[keep][-1] for row, keep in zip(x, kept, strict=True)]))
-
-
-@given(rows=masks)
-def test_both_layouts_have_the_same_first_and_last_tokens(rows: list[list[bool]]) -> None:
-    mask = torch.tensor(rows)
-    x = torch.randn(*mask.shape, 3)
-    packed, padded = (lay_out(tuple(mask.shape), mask, name, CPU) for name in (PACKED, "sdpa"))
-    assert isinstance(packed, Packed)
-    assert isinstance(padded, Padded)
-    assert padded.pack(x) is x
-    assert torch.equal(packed.first(packed.pack(x)), padded.first(x))
-    assert torch.equal(packed.last(packed.pack(x)), padded.last(x))
-
-
-@pytest.mark.parametrize("kernel", [PACKED, "sdpa"])
-def test_without_a_mask_every_token_is_real(kernel: str) -> None:
-    layout, x = lay_out((2, 3), None, kernel, CPU), torch.randn(2, 3, 5)
-    packed = layout.pack(x)
-    assert torch.equal(layout.unpack(packed, fill=9.0), x)
-    assert torch.equal(layout.first(packed), x[:, 0])
-    assert torch.equal(layout.last(packed), x[:, -1])
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 4, 4), (2, 3), (1, 4)])
@@ -356,7 +263,7 @@ def test_the_flash_kernel_has_the_form_that_is_given_to_it(dtype: torch.dtype) -
 @pytest.mark.parametrize("kind", ["all", "causal", "narrowed"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 4e-3), (torch.float32, 1e-4)])
 def test_cuda_s_kernels_are_attention_within_each_sequence(kind: str, dtype: torch.dtype, tolerance: float) -> None:
-    """Flash in half precision, jagged tensors with the memory-efficient kernel in fp32; forward and backward."""
+    """Flash in half precision, torch's memory-efficient kernel over the padded batch in fp32; forward and backward."""
     lengths, causal = [2, 512, 37, 37, 1, 128], kind == "causal"
     layout = lay_out_lengths(lengths, "cuda")
     if kind == "narrowed":
@@ -365,7 +272,7 @@ def test_cuda_s_kernels_are_attention_within_each_sequence(kind: str, dtype: tor
     states = [torch.randn(n, 12, 64, dtype=dtype, device="cuda", requires_grad=True) for n in shapes]
     if dtype == torch.float32:
         with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
-            mixed = attend_jagged(*states, layout, 0.0, 0.125, causal)
+            mixed = attend_unpacked(*states, layout, 0.0, 0.125, causal)
     else:
         assert attention.can_flash(states[0])
         mixed = attend_flash(*states, layout, 0.0, 0.125, causal)
@@ -382,7 +289,7 @@ def test_cuda_s_kernels_are_attention_within_each_sequence(kind: str, dtype: tor
 def test_cuda_drops_probabilities_and_keeps_their_mean(dtype: torch.dtype) -> None:
     """The tolerance is that of the flash kernel, which keeps eight bits of the rate."""
     check_dropout(
-        "jagged" if dtype == torch.float32 else "flash",
+        "unpacked" if dtype == torch.float32 else "flash",
         [9, 2, 30, 30, 17],
         rate=0.3,
         draws=60,
@@ -395,7 +302,7 @@ def test_cuda_drops_probabilities_and_keeps_their_mean(dtype: torch.dtype) -> No
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [3, 12, 64])
 def test_any_head_size_runs_on_cuda(size: int) -> None:
-    """Sizes that no flash kernel takes fall back to groups."""
+    """Sizes that no flash kernel takes run over the padded batch."""
     module = nn.Module().train()
     module.is_causal = True
     query, key, value = (torch.randn(1, 2, 8, size, device="cuda", dtype=torch.bfloat16) for _ in range(3))

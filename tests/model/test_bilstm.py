@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
-import bertkit
-from bertkit.model import bilstm, bilstm_heads, cpu
+from bertkit.model import bilstm, bilstm_heads
 from bertkit.model.bilstm import FEATURE_LAYERS, BertBiLSTM, BertLayerMix, select_features
 from bertkit.model.config import BertConfig
 from bertkit.model.packing import PACKED, Packed, lay_out
@@ -78,36 +76,6 @@ def test_the_kernel_for_padded_sequences_has_the_states_and_gradients_of_packed_
         torch.testing.assert_close(one, other)
 
 
-def test_under_autocast_a_bilstm_on_a_cpu_computes_in_full_precision(monkeypatch) -> None:
-    lstm = nn.LSTM(6, 5, num_layers=2, bidirectional=True)
-    tokens, layout = make_packed(LENGTHS, 6)
-    exact, _ = run_both(lstm, tokens, layout, monkeypatch)
-    with torch.autocast("cpu", torch.bfloat16):
-        fast, plain = run_both(lstm, tokens, layout, monkeypatch)
-    assert all(torch.equal(one, other) for one, other in zip(fast, exact, strict=True))
-    assert (plain[0] - exact[0]).abs().max() > 1e-4
-
-
-@pytest.mark.parametrize(
-    ("sizes", "dtype", "expected"),
-    [
-        ((1024, 512), torch.float32, True),
-        ((1025, 4), torch.float32, False),
-        ((4, 513), torch.float32, False),
-        ((4, 4), torch.bfloat16, False),
-        ((4, 4), torch.float64, False),
-    ],
-)
-def test_which_kernel_a_bilstm_takes(sizes, dtype, expected, monkeypatch) -> None:
-    lstm = nn.LSTM(*sizes, num_layers=2, bidirectional=True).to(dtype)
-    tokens, layout = make_packed([3, 2], sizes[0])
-    taken = []
-    plain = cpu.run_bilstm_on_cpu
-    monkeypatch.setattr(bilstm, "run_bilstm_on_cpu", lambda *given: taken.append(1) or plain(*given))
-    assert bilstm.run_bilstm(lstm, tokens.to(dtype), layout).shape == (5, 2 * sizes[1])
-    assert bool(taken) == expected
-
-
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("head", TOPS)
 def test_kernels_agree(head: str, left: bool) -> None:
@@ -119,29 +87,6 @@ def test_kernels_agree(head: str, left: bool) -> None:
         found = collect(model(**batch, **labels), batch["attention_mask"])
         for name, value in collect(expected, batch["attention_mask"]).items():
             assert differ(found[name], value) < 1e-5, (kernel, name)
-
-
-@pytest.mark.parametrize("head", TOPS)
-def test_padding_changes_nothing(head: str) -> None:
-    batch, _ = prepare(head)
-    wider = {name: nn.functional.pad(column, (0, 9)) for name, column in batch.items()}
-    model = make_model(head)
-    found, expected = collect(model(**wider), wider["attention_mask"]), collect(model(**batch), batch["attention_mask"])
-    for name, value in expected.items():
-        assert differ(found[name][..., : value.shape[-1]], value) < 1e-5, name
-
-
-@pytest.mark.parametrize("head", TOPS)
-def test_the_bilstm_is_between_encoder_and_head(head: str) -> None:
-    batch, _ = prepare(head)
-    model = make_model(head)
-    before = collect(model(**batch), batch["attention_mask"])
-    plain = getattr(bertkit, head.replace("BiLSTM", ""))._from_config(model.config, attn_implementation="packed").eval()
-    left_out = plain.load_state_dict(model.state_dict(), strict=False)
-    assert {name.rpartition(".")[0] for name in left_out.unexpected_keys} == {"bilstm.lstm"}
-    assert not left_out.missing_keys
-    after = collect(plain(**batch), batch["attention_mask"])
-    assert all(differ(after[name], value) > 1e-3 for name, value in before.items() if name.endswith("logits"))
 
 
 @pytest.mark.parametrize("head", TOPS)
@@ -160,16 +105,6 @@ def test_it_is_saved_and_loaded_and_stock_transformers_has_the_encoder(head: str
     assert differ(stock[real], model.bert(**flat).last_hidden_state[real]) < 1e-5
 
 
-@pytest.mark.parametrize("head", TOPS)
-def test_a_plain_bert_starts_it(head: str, tmp_path: Path) -> None:
-    make_model("BertModel").save_pretrained(tmp_path)
-    model, info = getattr(bertkit, head).from_pretrained(tmp_path, output_loading_info=True)
-    new = {name.partition(".")[0] for name in info["missing_keys"]}
-    assert new - {"classifier", "qa_outputs", "bert"} == {"bilstm"}
-    for parameter in model.bilstm.parameters():
-        assert 0.5 < parameter.abs().max() * model.bilstm.lstm.hidden_size**0.5 <= 1
-
-
 def test_a_sentence_is_read_where_each_direction_has_seen_all_of_it() -> None:
     module, batch = BertBiLSTM(8, 5), make_batch(LENGTHS)
     states = torch.randn(*batch["input_ids"].shape, 8)
@@ -179,16 +114,6 @@ def test_a_sentence_is_read_where_each_direction_has_seen_all_of_it() -> None:
         for row, length in enumerate(LENGTHS):
             _, (last, _) = module.lstm(states[row, :length])  # (4, 5): two layers in two directions
             torch.testing.assert_close(found[row], last[2:].flatten())
-
-
-def test_a_left_to_right_model_with_a_bilstm_tells_texts_apart() -> None:
-    model = make_model("BertBiLSTMForSequenceClassification", is_decoder=True)
-    batch, _ = prepare("BertBiLSTMForSequenceClassification", [9, 9])
-    batch["input_ids"][:] = batch["input_ids"][0].clone()
-    batch["token_type_ids"][:] = batch["token_type_ids"][0].clone()
-    batch["input_ids"][1, -1] += 1
-    first, second = model(**batch).logits
-    assert (first - second).abs().max() > 1e-3
 
 
 # --- A frozen encoder -------------------------------------------------------------------------------------------------
@@ -256,21 +181,15 @@ def test_layers_are_mixed_as_named() -> None:
 def test_features_that_were_computed_before_give_the_same(layers: str) -> None:
     model = make_features_model(feature_layers=layers)
     batch = make_batch(LENGTHS)
-    places = torch.tensor([[1, 4, 7], [1, 2, -1], [5, 6, 30], [2, -1, -1]])
+    positions = torch.tensor([[1, 4, 7], [1, 2, -1], [5, 6, 30], [2, -1, -1]])
     labels = torch.tensor([[0, 1, 2], [1, 1, -100], [2, 0, 1], [2, -100, -100]])
-    expected = model(**batch, word_positions=places, labels=labels)
+    expected = model(**batch, word_positions=positions, labels=labels)
     states = model.bert(**batch, output_hidden_states=True).hidden_states
-    chosen = select_features(states, layers)[torch.arange(4)[:, None], places.clamp(min=0)]  # (B, W, K, H)
-    found = model(features=chosen, attention_mask=(places >= 0).long(), labels=labels)
+    chosen = select_features(states, layers)[torch.arange(4)[:, None], positions.clamp(min=0)]  # (B, W, K, H)
+    found = model(features=chosen, attention_mask=(positions >= 0).long(), labels=labels)
     torch.testing.assert_close(found.logits, expected.logits)
     torch.testing.assert_close(found.loss, expected.loss)
-    assert expected.logits[places < 0].abs().sum() == 0
-
-
-def test_without_places_every_token_is_a_word() -> None:
-    model, batch = make_features_model(), make_batch(LENGTHS)
-    places = torch.where(batch["attention_mask"].bool(), torch.arange(max(LENGTHS)), -1)
-    torch.testing.assert_close(model(**batch).logits, model(**batch, word_positions=places).logits)
+    assert expected.logits[positions < 0].abs().sum() == 0
 
 
 def test_the_encoder_of_a_feature_based_model_is_frozen_and_the_rest_learns(tmp_path: Path) -> None:
@@ -300,14 +219,3 @@ def test_the_encoder_of_a_feature_based_model_is_frozen_and_the_rest_learns(tmp_
 def test_layers_that_are_not_there_are_refused(values: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_features_model(**values)
-
-
-def test_an_odd_hidden_size_has_no_two_halves() -> None:
-    with pytest.raises(ValueError, match="hidden_size is 15; a BiLSTM on top needs an even size"):
-        make_model("BertBiLSTMForTokenClassification", hidden_size=15, num_attention_heads=5)
-
-
-def test_a_bilstm_without_units_is_refused() -> None:
-    with pytest.raises(StrictDataclassError) as error:
-        BertConfig(bilstm_hidden_size=0)
-    assert "bilstm_hidden_size is 0" in str(error.value.__cause__ or error.value)

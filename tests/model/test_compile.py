@@ -1,7 +1,5 @@
 """Compiled and exported models give the same numbers as the eager ones, without a graph break and for any lengths."""
 
-import shutil
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -39,26 +37,26 @@ FAST = ("BertForPreTraining", True)  # the others take ten seconds each
 
 
 @pytest.mark.parametrize(
-    ("head", "places"),
+    ("head", "has_indices"),
     [
-        pytest.param(head, places, marks=[] if (head, places) == FAST else pytest.mark.slow)
+        pytest.param(head, has_indices, marks=[] if (head, has_indices) == FAST else pytest.mark.slow)
         for head in LOSS_HEADS
-        for places in (True, False)
+        for has_indices in (True, False)
     ],
 )
-def test_training_compiles_to_one_graph(head, places):
-    """With the places that the Trainer's collator gives the graph is packed, otherwise padded."""
+def test_training_compiles_to_one_graph(head, has_indices):
+    """With the indices that the Trainer's collator gives the graph is packed, otherwise padded."""
     model = make_model(head, **NO_DROPOUT).train()
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, backend=counter, dynamic=True, fullgraph=True)
     for lengths in BATCHES[:2]:
         inputs = make_inputs(head, lengths)
-        inputs |= model.find_indices(**inputs) if places else {}
+        inputs |= model.find_indices(**inputs) if has_indices else {}
         found, expected = (take_step(model, each, inputs) for each in (compiled, model))
         largest = max(x.abs().max() for x in expected)
         assert all((x - y).abs().max() <= 2e-6 * largest for x, y in zip(found, expected, strict=True))
     packed = [node for graph in counter.graphs for node in graph.graph.nodes if "index_copy" in str(node.target)]
-    assert bool(packed) == places or head == "BertForTokenClassification"
+    assert bool(packed) == has_indices or head == "BertForTokenClassification"
 
 
 def test_other_lengths_are_not_compiled_again():
@@ -71,20 +69,6 @@ def test_other_lengths_are_not_compiled_again():
         compiled(**inputs | model.find_indices(**inputs)).loss.backward()
         counts.append(counter.frame_count)
     assert counts == [counts[0]] * len(BATCHES)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
-@pytest.mark.parametrize("head", ["BertForPreTraining", "BertForSequenceClassification"])
-def test_inductor_trains_as_eager_does(head):
-    model = make_model(head, **NO_DROPOUT).train()
-    compiled = torch.compile(model, dynamic=True, fullgraph=True)
-    for lengths in BATCHES:
-        inputs = make_inputs(head, lengths)
-        inputs |= model.find_indices(**inputs)
-        found, expected = (take_step(model, each, inputs) for each in (compiled, model))
-        largest = max(x.abs().max() for x in expected)
-        assert all((x - y).abs().max() <= 2e-6 * largest for x, y in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("head", LOSS_HEADS)

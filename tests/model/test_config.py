@@ -50,57 +50,23 @@ def test_every_default_is_transformers_own() -> None:
     ("values", "message"),
     [
         ({"hidden_size": 30, "num_attention_heads": 4}, "hidden_size 30 is not divisible by num_attention_heads 4"),
-        ({"hidden_size": 0}, "hidden_size is 0; it must be at least 1"),
-        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
-        ({"num_attention_heads": -1}, "num_attention_heads is -1"),
-        ({"vocab_size": 0}, "vocab_size is 0"),
-        ({"intermediate_size": -4}, "intermediate_size is -4"),
-        ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
-        ({"num_hidden_layers": -1}, "num_hidden_layers is -1; it must be at least 0"),
-        ({"type_vocab_size": 0}, "type_vocab_size is 0"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0; it must be at least 1"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1; it must be at least 0 and at most 1000"),
         ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob is 1.0; a dropout rate must be in [0, 1)"),
-        ({"attention_probs_dropout_prob": -0.1}, "attention_probs_dropout_prob is -0.1"),
-        ({"classifier_dropout": 1.5}, "classifier_dropout is 1.5"),
         ({"initializer_range": 0.0}, "initializer_range is 0.0"),
         ({"hidden_act": "gellu"}, "hidden_act 'gellu' is unknown; the paper uses 'gelu'"),
         ({"add_cross_attention": True}, "bertkit has no cross-attention"),
         ({"hidden_size": "768"}, "hidden_size"),
-        ({"hidden_dropout_prob": "0.1"}, "hidden_dropout_prob"),
-        ({"is_decoder": "yes"}, "is_decoder"),
         ({"class_weights": [1.0]}, "class_weights has 1 weights for 2 labels; give one for each"),
-        (
-            {"class_weights": [1.0, -0.5]},
-            "class_weights is [1.0, -0.5]; weights must be finite, at least 0 and not all",
-        ),
         ({"class_weights": [1.0, math.nan]}, "weights must be finite"),
-        ({"class_weights": [1.0, math.inf]}, "weights must be finite"),
-        ({"class_weights": [0, 0.0]}, "not all 0"),
-        ({"class_weights": ["1", "2"]}, "class_weights"),
-        ({"class_weights": [1.0], "num_labels": 1}, "the labels are numbers (regression); leave it out"),
         ({"class_weights": [1.0, 2.0], "problem_type": "regression"}, "the labels are numbers (regression)"),
-        ({"thresholds": ["0.5"]}, "thresholds"),
+        ({"bilstm_hidden_size": 0}, "bilstm_hidden_size is 0"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(values: dict, message: str) -> None:
     with pytest.raises(StrictDataclassError) as error:
         BertConfig(**values)
     assert message in f"{error.value} {error.value.__cause__}"
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"num_hidden_layers": 0},
-        {"hidden_dropout_prob": 0},
-        {"classifier_dropout": 0.0},
-        {"hidden_size": 12},
-        {"class_weights": [0, 2.5]},
-        {"class_weights": [0.1], "problem_type": "multi_label_classification", "num_labels": 1},
-    ],
-)
-def test_what_fits_is_taken(values: dict) -> None:
-    config = BertConfig(**values)
-    assert all(getattr(config, name) == value for name, value in values.items())
 
 
 def test_transformers_json_round_trips(tmp_path: Path) -> None:
@@ -131,12 +97,3 @@ def test_keys_of_other_programs_survive(tmp_path: Path) -> None:
     assert written["my_key"] == [1, 2]
     assert {key: written[key] for key in TINY} == TINY
     assert written["model_type"] == "bert"
-
-
-def test_class_weights_are_kept_and_unknown_to_plain_transformers(tmp_path: Path) -> None:
-    config = BertConfig(**TINY, num_labels=3, class_weights=[1, 0.5, 2.0])
-    config.save_pretrained(tmp_path)
-    assert BertConfig.from_pretrained(tmp_path).class_weights == [1, 0.5, 2.0]
-    plain = transformers.AutoConfig.from_pretrained(tmp_path)
-    assert type(plain) is transformers.BertConfig
-    assert plain.num_labels == 3

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from accelerate import Accelerator
-from torch.utils.data import DataLoader
 
 import bertkit
 from bertkit.data.tokenizer import load_tokenizer
@@ -112,50 +110,6 @@ def flatten(found):
     return {f"{words}/{key}": value for key, value in found.items() if isinstance(value, float | np.floating)}
 
 
-def test_sentence_transformers_encodes_with_it(train):
-    from sentence_transformers import SentenceTransformer
-
-    folder = train("pretrain")
-    texts = ["word1 word2", "word3 word1 word1 word4 word2", "word5"]
-    vectors = SentenceTransformer(str(folder), device="cpu").encode(texts, convert_to_tensor=True)
-    batch = load_tokenizer(str(folder))(texts, padding=True, return_tensors="pt")
-    with torch.no_grad():
-        hidden = bertkit.BertModel.from_pretrained(folder).eval()(**batch).last_hidden_state  # (B, T, H)
-    mask = batch["attention_mask"][..., None]
-    torch.testing.assert_close(vectors, (hidden * mask).sum(1) / mask.sum(1), rtol=1e-4, atol=1e-5)
-    assert (vectors[0] - vectors[1]).abs().max() > 1e-3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_onnxruntime_runs_an_export_at_any_batch_size_and_length(attention, train, tmp_path):
-    """The plain padded path: the shapes of the packed one depend on the data, which a graph cannot have."""
-    onnxruntime = pytest.importorskip("onnxruntime")
-    folder = train("sst2")
-    model = load_ours(folder, attn_implementation=attention)
-    model.config.return_dict = False  # a graph gives tensors
-    batch = make_batch(folder)
-    axes = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("tokens", min=2, max=48)}
-    torch.onnx.export(
-        model,
-        (),
-        tmp_path / "model.onnx",
-        kwargs=batch,
-        input_names=list(batch),
-        output_names=["logits"],
-        dynamic_shapes=dict.fromkeys(batch, axes),
-        dynamo=True,
-        verbose=False,
-    )
-    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
-    short = {name: column[1:2, :7] for name, column in batch.items()}
-    for given in (batch, short, {name: column.repeat(3, 2)[:, :40] for name, column in batch.items()}):
-        (logits,) = session.run(None, {name: column.numpy() for name, column in given.items()})
-        with torch.no_grad():
-            expected = load_ours(folder)(**given).logits  # by the packed path
-        np.testing.assert_allclose(logits, expected.numpy(), rtol=1e-4, atol=1e-5)
-
-
 # --- Training by others -----------------------------------------------------------------------------------------------
 
 
@@ -192,21 +146,3 @@ def test_the_stock_trainer_trains_our_class(train, tmp_path):
     trainer.save_model(tmp_path / "saved")
     again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
     assert score(again, data) == 1.0
-
-
-def test_a_bare_accelerate_loop_trains_our_class(train):
-    data = make_data(train("sst2"))
-    accelerator = Accelerator(cpu=True)
-    model = load_ours(train("sst2")).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=8, shuffle=True))
-    losses = []
-    for _ in range(30):
-        for batch in loader:
-            loss = model(**batch).loss
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-    assert losses[-1] < 0.1 * losses[0]
-    assert score(accelerator.unwrap_model(model), data) == 1.0

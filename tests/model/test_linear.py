@@ -37,34 +37,15 @@ def test_a_tied_decoder_stays_as_it_is():
     assert type(model.cls.predictions.decoder) is nn.Linear
 
 
-def test_gradients_copies_and_weights_are_those_of_a_plain_layer():
+def test_gradients_and_changed_weights_are_those_of_a_plain_layer():
     plain, x = nn.Linear(8, 5), torch.randn(3, 8, requires_grad=True)
     layer = copy.deepcopy(nn.Sequential(plain))
     order_weights(layer)
     assert torch.equal(layer(x), plain(x))
     assert torch.equal(*(torch.autograd.grad(each(x).sum(), x)[0] for each in (layer, plain)))
     assert list(layer.state_dict()) == ["0.weight", "0.bias"]
-    with torch.inference_mode():
-        torch.testing.assert_close(copy.deepcopy(layer)(x), plain(x))
-
-
-CHANGES = {  # of an ordered layer
-    "weights loaded": lambda layer: layer.load_state_dict({name: x + 1 for name, x in layer.state_dict().items()}),
-    "weights assigned": lambda layer: layer.load_state_dict(
-        {name: x + 1 for name, x in layer.state_dict().items()}, assign=True
-    ),
-    "another type": lambda layer: layer.double(),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_changed_weights_count(change):
-    plain = nn.Linear(8, 5)
-    layer = copy.deepcopy(plain)
-    order_weights(layer)
-    for each in (plain, layer):
-        change(each)
-    x = torch.randn(3, 8, dtype=plain.weight.dtype)
+    for each in (plain, layer[0]):
+        each.load_state_dict({name: values + 1 for name, values in each.state_dict().items()})
     with torch.inference_mode():
         assert torch.equal(layer(x), plain(x))
 

@@ -1,10 +1,6 @@
 """Losses: transformers' values, the same gradients under every kernel, and independence of how an update is split."""
 
 import copy
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -12,11 +8,10 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertkit.model import attention, cpu
-from bertkit.model.cpu import ROWS_A_BLOCK, can_decode_in_blocks
+from bertkit.model.cpu import ROWS_A_BLOCK
 from bertkit.model.heads import ignore_masked
 from bertkit.model.loss import IGNORE_INDEX, classify_loss, decode_loss, regress_loss
 from tests.conftest import HEADS, NO_DROPOUT, make_batch, make_labels, make_model, make_twin, shape_for
@@ -47,25 +42,10 @@ def take_gradients(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Ten
 # --- Values -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("head", LOSS_HEADS)
-def test_losses_equal_transformers_when_nothing_is_padded(head: str) -> None:
-    model, inputs = make_model(head), make_inputs(head, [9] * 4)
-    torch.testing.assert_close(model(**inputs).loss, make_twin(model)(**inputs).loss)
-
-
 @pytest.mark.parametrize("head", [head for head in LOSS_HEADS if head != "BertForQuestionAnswering"])
 def test_losses_equal_transformers_when_padded(head: str) -> None:
     model, inputs = make_model(head), make_inputs(head, [3, 9, 5, 13])
     torch.testing.assert_close(model(**inputs).loss, make_twin(model)(**inputs).loss)
-
-
-def test_scores_have_the_squared_error_of_transformers() -> None:
-    model, batch = make_model("BertForSequenceClassification", num_labels=1), make_batch([3, 9, 5, 13])
-    scores = torch.tensor([0.0, 2.5, -1.0, 5.0])
-    expected = make_twin(model)(**batch, labels=scores).loss
-    torch.testing.assert_close(model(**batch, labels=scores).loss, expected)
-    torch.testing.assert_close(model(**batch, labels=scores[:, None]).loss, expected)
-    torch.testing.assert_close(model(**batch, labels=scores.double()).loss, expected)
 
 
 @pytest.mark.parametrize("kernel", ["packed", "sdpa"])
@@ -186,21 +166,6 @@ def test_class_weights_are_those_of_torch(head: str, kind: str, weights: list[fl
     torch.testing.assert_close(sum(losses), expected)
 
 
-@pytest.mark.parametrize("kind", ["single_label_classification", "multi_label_classification"])
-def test_class_weights_of_one_change_nothing(kind: str) -> None:
-    plain = make_model("BertForSequenceClassification", problem_type=kind)
-    weighted = copy.deepcopy(plain)
-    weighted.config.class_weights = [1.0, 1.0, 1.0]
-    batch = make_batch([9] * 8) | {"labels": draw_labels(kind)}
-    assert torch.equal(plain(**batch).loss, weighted(**batch).loss)
-
-
-def test_a_batch_whose_classes_weigh_nothing_has_no_loss() -> None:
-    model = make_model("BertForSequenceClassification", class_weights=[0.0, 1.0, 1.0])
-    batch = make_batch([9] * 4) | {"labels": torch.zeros(4, dtype=torch.long)}
-    assert model(**batch, **model.count_labels(**batch)).loss == model(**batch).loss == 0
-
-
 def test_losses_are_computed_in_full_precision() -> None:
     """In bfloat16 these two logits are equal, and their sum over many labels would stop growing at 256."""
     logits = torch.zeros(4096, 2, dtype=torch.bfloat16)
@@ -268,63 +233,6 @@ def test_the_decoder_learns_in_the_precision_of_autocast() -> None:
             assert 1e-5 < error < 2e-2, (fast, name)
 
 
-def test_the_bias_learns_in_full_precision_though_the_model_has_half() -> None:
-    """Rows are added a few at a time: in bfloat16 the sum of many would stop growing."""
-    torch.manual_seed(0)
-    decoder, hidden, labels = nn.Linear(8, 40_000), torch.randn(1000, 8), torch.randint(100, (1000,))
-    classify_loss(decoder(hidden), labels).backward()
-    exact = decoder.bias.grad.clone()
-    decoder.zero_grad()
-    decoder.to(torch.bfloat16)
-    decode_loss(hidden.to(torch.bfloat16).requires_grad_(), decoder, labels).backward()
-    assert (decoder.bias.grad.float() - exact).norm() / exact.norm() < 0.01
-
-
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_the_decoder_has_second_derivatives(dtype: torch.dtype | None) -> None:
-    """Includes a tied weight that also affects the hidden states; with and without autocast."""
-    decoder, labels = nn.Linear(8, 50), torch.randint(50, (20,))
-    vectors = [torch.randn_like(x) for x in decoder.parameters()]
-
-    def multiply(decode: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
-        hidden = decoder.weight[:20].tanh()
-        with torch.autocast("cpu", dtype, enabled=dtype is not None):
-            loss = 3 * decode(hidden)
-        gradients = torch.autograd.grad(loss, list(decoder.parameters()), create_graph=True)
-        return torch.autograd.grad(gradients, list(decoder.parameters()), vectors)
-
-    assert can_decode_in_blocks(decoder.weight[:20], decoder)
-    fast = multiply(lambda hidden: decode_loss(hidden, decoder, labels))
-    plain = multiply(lambda hidden: classify_loss(decoder(hidden), labels))
-    for got, wanted in zip(fast, plain, strict=True):
-        assert (got - wanted).norm() <= (1e-5 if dtype is None else 2e-2) * wanted.norm()
-
-
-@pytest.mark.parametrize("change", ["pre-hook", "hook", "forward", "pruned", "frozen", "few rows"])
-def test_whatever_hangs_on_a_decoder_has_its_say(change: str) -> None:
-    decoder, hidden, labels = nn.Linear(8, 50), torch.randn(6, 8, requires_grad=True), torch.arange(6)
-    called, forward = [], decoder.forward
-    assert can_decode_in_blocks(hidden, decoder)
-    if change == "pre-hook":
-        decoder.register_forward_pre_hook(lambda module, args: (2 * args[0],))
-    elif change == "hook":
-        decoder.register_full_backward_hook(lambda *args: called.append(1))
-    elif change == "forward":
-        decoder.forward = lambda x: 3 * forward(x)
-    elif change == "pruned":
-        prune.l1_unstructured(decoder, "weight", 0.5)
-    elif change == "frozen":
-        decoder.weight.requires_grad_(False)
-    else:
-        hidden, labels = hidden[:1], labels[:1]
-    assert not can_decode_in_blocks(hidden, decoder)
-    for _ in range(2):
-        loss = decode_loss(hidden, decoder, labels)
-        torch.testing.assert_close(loss, classify_loss(decoder(hidden), labels))
-        loss.backward()
-    assert len(called) == 2 * (change == "hook")
-
-
 def test_a_decoder_that_is_not_plain_is_called() -> None:
     """The decoder may have been replaced by an adapter."""
 
@@ -361,24 +269,12 @@ def test_kernels_have_the_same_gradients(head: str) -> None:
 
 @pytest.mark.parametrize("kernel", ["packed", "sdpa"])
 @pytest.mark.parametrize("head", LOSS_HEADS)
-def test_known_places_change_nothing(head: str, kernel: str) -> None:
+def test_known_indices_change_nothing(head: str, kernel: str) -> None:
     model, inputs = make_model(head, kernel, **NO_DROPOUT), make_inputs(head, [3, 9, 5, 13])
     model.train()
     looked_for, known = (take_gradients(model, given) for given in (inputs, inputs | model.find_indices(**inputs)))
-    narrows = head == "BertForTokenClassification" or kernel == "sdpa"  # the last layer, only if the places are known
-    tolerance = 1e-6 if narrows else 0.0
+    tolerance = 1e-6 if head == "BertForTokenClassification" else 0.0  # whose last layer is narrowed by them
     assert all((gradient - known[name]).abs().max() <= tolerance for name, gradient in looked_for.items())
-
-
-@pytest.mark.parametrize("left", [False, True])
-@pytest.mark.parametrize("head", LANGUAGE_MODELS)
-def test_known_places_are_of_real_tokens_though_padding_has_labels(head: str, left: bool) -> None:
-    model, batch = make_model(head, **NO_DROPOUT), make_batch([3, 9, 5], left=left)
-    inputs = batch | make_labels(head, batch)
-    inputs["labels"] = torch.randint(1, 20, batch["input_ids"].shape)
-    model.train()
-    looked_for, known = (model(**given).loss for given in (inputs, inputs | model.find_indices(**inputs)))
-    assert torch.equal(looked_for, known)
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -426,9 +322,9 @@ def test_an_update_waits_for_no_accelerator(head: str, values: dict, monkeypatch
     model, inputs = make_model(head, **values), make_inputs(head, [3, 9, 5, 13])
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    counts, places = model.count_labels(**inputs), model.find_indices(**inputs)
+    counts, indices = model.count_labels(**inputs), model.find_indices(**inputs)
     with Unhurried():
-        model(**inputs, **counts, **places).loss.backward()
+        model(**inputs, **counts, **indices).loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     with pytest.raises(AssertionError, match=r"nonzero.* waits"), Unhurried():
@@ -551,20 +447,6 @@ def test_accumulation_changes_nothing_under_transformers_trainer(head: str, tmp_
     check_runs(make_model(head, **NO_DROPOUT), make_rows(head), tmp_path)
 
 
-def test_accumulation_changes_nothing_for_scores(tmp_path: Path) -> None:
-    head = "BertForSequenceClassification"
-    rows = [row | {"labels": torch.rand(())} for row in make_rows(head)]
-    check_runs(make_model(head, num_labels=1, **NO_DROPOUT), rows, tmp_path)
-
-
-def test_accumulation_changes_nothing_in_pretraining_when_rows_have_equal_counts(tmp_path: Path) -> None:
-    """The stock Trainer counts one kind of label; `run` passes both counts, for rows as they come."""
-    rows = make_rows("BertForPreTraining")
-    for row in rows:
-        row["labels"] = row["input_ids"].masked_fill(torch.arange(24) // 2 != 1, IGNORE_INDEX)  # two tokens a row
-    check_runs(make_model("BertForPreTraining", **NO_DROPOUT), rows, tmp_path)
-
-
 def test_pretraining_under_transformers_trainer_is_not_inflated(tmp_path: Path) -> None:
     """Rows as they come: the masked-LM loss is exact, and the next-sentence loss a weighted mean, not a sum."""
     model, rows = make_model("BertForPreTraining", **NO_DROPOUT), make_rows("BertForPreTraining")
@@ -575,75 +457,3 @@ def test_pretraining_under_transformers_trainer_is_not_inflated(tmp_path: Path) 
     expected = whole.mlm_loss + (weights * nsp_losses).sum() / weights.sum()
     assert train(copy.deepcopy(model), rows, 1, tmp_path)[0] == pytest.approx(whole.loss.item(), rel=1e-4)
     assert train(model, rows, 4, tmp_path)[0] == pytest.approx(expected.item(), rel=1e-4)
-
-
-@pytest.mark.parametrize("head", LOSS_HEADS)
-def test_transformers_trainer_evaluates_every_head(head: str, tmp_path: Path) -> None:
-    """It finds the labels by the argument names of `forward`, reports a loss, and returns the logits."""
-    model, rows = make_model(head), make_rows(head)[:16]
-    args = transformers.TrainingArguments(
-        output_dir=str(tmp_path), per_device_eval_batch_size=16, report_to="none", use_cpu=True, disable_tqdm=True
-    )
-    trainer = transformers.Trainer(model, args, data_collator=collate)
-    answer = trainer.predict(rows)
-    with torch.no_grad():
-        expected = model(**collate(rows))
-    assert answer.metrics["test_loss"] == pytest.approx(expected.loss.item(), rel=1e-5)
-    names = [name for name in expected if name.endswith("logits")]
-    predictions = answer.predictions if len(names) > 1 else (answer.predictions,)
-    assert len(predictions) == len(names)
-    for name, prediction in zip(names, predictions, strict=True):
-        torch.testing.assert_close(torch.from_numpy(prediction), expected[name])
-
-
-TWO_PROCESSES = """
-import os, sys, torch, transformers
-from torch.utils.data import Dataset
-from bertkit import BertConfig, BertForSequenceClassification
-
-class Rows(Dataset):
-    def __len__(self): return 64
-    def __getitem__(self, i):
-        draw = torch.Generator().manual_seed(i)
-        length = 3 + i % 13
-        ids = torch.randint(5, 99, (16,), generator=draw)
-        mask = (torch.arange(16) < length).long()
-        return {"input_ids": ids * mask, "attention_mask": mask, "labels": torch.tensor(i % 3)}
-
-folder, per_device, accumulation = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-torch.manual_seed(0)
-model = BertForSequenceClassification(BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2,
-    num_attention_heads=2, intermediate_size=64, max_position_embeddings=16, num_labels=3,
-    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
-args = transformers.TrainingArguments(folder, per_device_train_batch_size=per_device, max_steps=2, use_cpu=True,
-    gradient_accumulation_steps=accumulation, train_sampling_strategy="sequential", optim="sgd", learning_rate=0.5,
-    report_to="none", logging_steps=1, disable_tqdm=True, save_strategy="no", ddp_find_unused_parameters=False)
-trainer = transformers.Trainer(model=model, args=args, train_dataset=Rows())
-trainer.train()
-trainer.accelerator.wait_for_everyone()
-if args.process_index == 0:
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    torch.save({"world": args.world_size, "losses": losses, "weights": model.state_dict()}, folder + ".pt")
-trainer.accelerator.end_training()
-os._exit(0)  # now and then a thread of gloo's outlives its owner while Python ends, and aborts the process
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_under_the_stock_trainer_do_the_same_as_one(tmp_path):
-    """32 = 4 x 8 = 2 processes x 16, for a head with one denominator: reported losses and weights (plain SGD)."""
-    (tmp_path / "train.py").write_text(TWO_PROCESSES)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    several = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    ways = {"whole": ([sys.executable], 32, 1), "cut": ([sys.executable], 8, 4), "two": (several, 16, 1)}
-    results = {}
-    for name, (launcher, per_device, accumulation) in ways.items():
-        command = [*launcher, str(tmp_path / "train.py"), str(tmp_path / name), str(per_device), str(accumulation)]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        results[name] = torch.load(tmp_path / f"{name}.pt")
-    assert [results[name]["world"] for name in ways] == [1, 1, 2]
-    for name in ("cut", "two"):
-        assert results[name]["losses"] == pytest.approx(results["whole"]["losses"], rel=1e-5)
-        for key, weight in results["whole"]["weights"].items():
-            torch.testing.assert_close(results[name]["weights"][key], weight, rtol=1e-5, atol=1e-6, msg=key)

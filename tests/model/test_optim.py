@@ -75,16 +75,6 @@ def test_the_missing_correction_makes_the_first_steps_larger_than_adams() -> Non
     assert ratios[-1] == pytest.approx(1, abs=0.01)
 
 
-def test_decay_is_beside_the_moments_not_through_them() -> None:
-    """With a zero gradient a weight only shrinks, by lr * decay a step, and the moments stay zero."""
-    p = torch.tensor([2.0, -3.0], dtype=torch.double, requires_grad=True)
-    optimizer = BertAdam([p], lr=0.1, weight_decay=0.5)
-    walk([p], optimizer, [[torch.zeros(2, dtype=torch.double)]] * 3)
-    torch.testing.assert_close(p.detach(), torch.tensor([2.0, -3.0], dtype=torch.double) * 0.95**3)
-    assert not optimizer.state[p]["exp_avg"].any()
-    assert not optimizer.state[p]["exp_avg_sq"].any()
-
-
 def test_groups_have_values_of_their_own_and_a_parameter_without_gradient_rests() -> None:
     decayed, plain, resting = (torch.ones(2, requires_grad=True) for _ in range(3))
     groups = [{"params": [decayed, resting], "weight_decay": 0.1}, {"params": [plain], "weight_decay": 0.0, "lr": 0.2}]
@@ -98,17 +88,6 @@ def test_groups_have_values_of_their_own_and_a_parameter_without_gradient_rests(
     assert not optimizer.state[resting]
 
 
-def test_a_parameter_may_get_its_first_gradient_late() -> None:
-    early, late = (torch.ones(2, requires_grad=True) for _ in range(2))
-    optimizer = BertAdam([early, late], lr=0.1, weight_decay=0.0)
-    early.grad = torch.ones(2)
-    optimizer.step()
-    late.grad = torch.ones(2)
-    optimizer.step()
-    expected = write_out(1.0, [1.0], 0.1, (0.9, 0.999), 1e-6, 0.0)
-    torch.testing.assert_close(late.detach(), torch.full((2,), expected))
-
-
 def test_a_saved_state_resumes_exactly(tmp_path: Path) -> None:
     gradients = [[torch.randn(5, 3), torch.randn(3)] for _ in range(9)]
     straight, resumed = ([torch.ones(5, 3, requires_grad=True), torch.ones(3, requires_grad=True)] for _ in range(2))
@@ -120,29 +99,3 @@ def test_a_saved_state_resumes_exactly(tmp_path: Path) -> None:
     second.load_state_dict(torch.load(tmp_path / "optimizer.pt", weights_only=True))
     walk(resumed, second, gradients[4:])
     assert all(torch.equal(a, b) for a, b in zip(straight, resumed, strict=True))
-
-
-def test_a_schedule_drives_the_rate_and_a_closure_is_called() -> None:
-    p = torch.tensor([1.0], requires_grad=True)
-    optimizer = BertAdam([p], lr=0.1, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0 if step == 0 else 1.0)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = p.square().sum()
-        loss.backward()
-        return loss
-
-    assert optimizer.step(closure).item() == 1.0
-    assert p.item() == 1.0  # the rate was 0
-    schedule.step()
-    optimizer.step(closure)
-    assert p.item() < 1.0
-
-
-def test_low_precision_parameters_move() -> None:
-    p = torch.ones(8, dtype=torch.bfloat16, requires_grad=True)
-    p.grad = torch.ones_like(p)
-    BertAdam([p], lr=0.1).step()
-    assert p.dtype == torch.bfloat16
-    assert (p < 0.8).all()

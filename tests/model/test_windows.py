@@ -9,16 +9,16 @@ from tests.conftest import NO_DROPOUT, make_batch, make_model, make_twin
 HEAD = "BertForSequenceClassification"
 COUNTS = (2, 1, 3)  # windows of each of three texts
 LENGTHS = [9, 4, 6, 9, 9, 3]
-PLACES = [0, 1, 3, 6, 7, 8]  # of the windows in (3, 3)
+INDICES = [0, 1, 3, 6, 7, 8]  # of the windows in (3, 3)
 
 
 def spread(flat, width=3):
     """Return the columns (3, width, T) of six windows (6, T), with zeros at absent ones."""
-    places = torch.arange(width) < torch.tensor(COUNTS)[:, None]
+    present = torch.arange(width) < torch.tensor(COUNTS)[:, None]
     batch = {}
     for name, column in flat.items():
-        batch[name] = column.new_zeros(*places.shape, column.shape[1])
-        batch[name][places] = column
+        batch[name] = column.new_zeros(*present.shape, column.shape[1])
+        batch[name][present] = column
     return batch
 
 
@@ -48,16 +48,6 @@ def test_the_values_of_windows_are_checked():
     assert "window_pooling" not in model.config.to_dict()
 
 
-@pytest.mark.parametrize("pooling", ["mean", "max"])
-def test_one_window_is_the_text_itself(pooling):
-    """Also without a mask, and as a tuple."""
-    model = make_model(HEAD, window_pooling=pooling)
-    flat = make_batch([5, 5])
-    expected = model(**flat).logits
-    assert torch.equal(model(**{name: x[:, None] for name, x in flat.items()}).logits, expected)
-    assert torch.equal(model(flat["input_ids"][:, None], return_dict=False)[0], model(flat["input_ids"]).logits)
-
-
 def test_nothing_is_computed_for_absent_windows():
     """The layers see the real tokens only: 40 of 3 x 3 x 9."""
     model, seen = make_model(HEAD, window_pooling="mean"), []
@@ -80,12 +70,12 @@ def test_nothing_is_computed_for_absent_windows():
     ],
 )
 def test_a_text_has_one_loss_and_kernels_have_the_same_gradients(kind, labels, compute_loss, pooling):
-    """The loss is that of the combined scores; known places change nothing."""
+    """The loss is that of the combined scores; known indices change nothing."""
     values = {"window_pooling": pooling, "problem_type": kind}
     model = make_model(HEAD, **NO_DROPOUT, **values).train()
     _, batch = make_windows(labels)
     known = batch | model.find_indices(**batch) | model.count_labels(**batch)
-    assert known["window_indices"].tolist() == PLACES
+    assert known["window_indices"].tolist() == INDICES
     expected = compute_loss(model(**batch).logits, labels)
     gradients = {}
     for name, kernel, given in (("known", "packed", known), ("packed", "packed", batch), ("eager", "eager", batch)):
@@ -108,11 +98,3 @@ def test_two_texts_apart_have_the_loss_of_both():
     assert counts["num_items_in_batch"] == 3.5
     parts = [model(**{name: x[start : start + 1] for name, x in batch.items()}, **counts).loss for start in range(3)]
     torch.testing.assert_close(sum(parts), model(**batch).loss)
-
-
-def test_a_bilstm_reads_each_window():
-    """A text of one window has the same scores beside others of several."""
-    model = make_model("BertBiLSTMForSequenceClassification", window_pooling="max")
-    _, batch = make_windows()
-    alone = {name: x[1, :1] for name, x in batch.items()}
-    torch.testing.assert_close(model(**batch).logits[1:2], model(**alone).logits)
