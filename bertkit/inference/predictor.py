@@ -157,7 +157,9 @@ class Predictor:
     @cached_property
     def columns(self) -> dict[str, type]:
         """Return the columns of a table of results: name -> type; empty if they form none."""
-        return {name: type(value) for name, value in flatten_result(self([self.sample])[0]).items()}
+        example = self.task.read_input(self.sample, self.settings)
+        (result,) = predict(self.task, [example], self.settings, self.precision)
+        return {name: type(value) for name, value in flatten_result(result).items()}
 
     def __call__(self, inputs: Sequence[Input | Sequence[str]]) -> list[Result]:
         """Return the result of each input; the inputs in a DataFrame of pandas are its rows.
