@@ -259,7 +259,7 @@ class Predictor:
             raise UsageError("transformers' pipelines have no label sets; leave out --coverage or --format pipeline")
         if is_pipeline and suffix in WRITERS:
             raise UsageError(f"--format pipeline writes JSON lines, not {output}; name a file that ends in .jsonl")
-        if suffix in WRITERS and not list_columns(self.output_schema):
+        if suffix in WRITERS and not self.columns:
             raise UsageError(f"the results of {head} do not form a table; name an --output that ends in .jsonl")
 
     def write(
