@@ -55,6 +55,10 @@ def extract(
     check_output(str(source), output)
     tokenizer = load_tokenizer(checkpoint)
     model = load_encoder(checkpoint, layers, len(tokenizer))
+    if pool == "cls" and model.config.is_decoder:
+        raise UsageError(
+            f"{checkpoint} reads left to right, so its [CLS] attends to no other token; use --pool mean or words"
+        )
     with explain_refusal(f"the file {output}"):
         output.parent.mkdir(parents=True, exist_ok=True)
         is_text = output.suffix == ".jsonl"

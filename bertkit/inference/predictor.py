@@ -157,7 +157,9 @@ class Predictor:
     @cached_property
     def columns(self) -> dict[str, type]:
         """Return the columns of a table of results: name -> type; empty if they form none."""
-        return {name: type(value) for name, value in flatten_result(self([self.sample])[0]).items()}
+        example = self.task.read_input(self.sample, self.settings)
+        (result,) = predict(self.task, [example], self.settings, self.precision)
+        return {name: type(value) for name, value in flatten_result(result).items()}
 
     def __call__(self, inputs: Sequence[Input | Sequence[str]]) -> list[Result]:
         """Return the result of each input; the inputs in a DataFrame of pandas are its rows.
@@ -249,28 +251,16 @@ class Predictor:
             UsageError: They cannot.
         """
         head, suffix = self.settings.head, "" if output is None else output.suffix
-        has_sets = self.settings.set_limit is not None
-        for is_wrong, line in (
-            (suffix not in ("", ".jsonl", *WRITERS), f"{output} must end in .jsonl, {', '.join(WRITERS)}"),
-            (
-                is_pipeline and not self.task.pipeline,
-                f"transformers has no pipeline for {head}; leave out --format pipeline",
-            ),
-            (
-                is_pipeline and has_sets,
-                "transformers' pipelines have no label sets; leave out --coverage or --format pipeline",
-            ),
-            (
-                is_pipeline and suffix in WRITERS,
-                f"--format pipeline writes JSON lines, not {output}; name a file that ends in .jsonl",
-            ),
-            (
-                suffix in WRITERS and not self.columns,
-                f"the results of {head} do not form a table; name an --output that ends in .jsonl",
-            ),
-        ):
-            if is_wrong:
-                raise UsageError(line)
+        if suffix not in ("", ".jsonl", *WRITERS):
+            raise UsageError(f"{output} must end in .jsonl, {', '.join(WRITERS)}")
+        if is_pipeline and not self.task.pipeline:
+            raise UsageError(f"transformers has no pipeline for {head}; leave out --format pipeline")
+        if is_pipeline and self.settings.set_limit is not None:
+            raise UsageError("transformers' pipelines have no label sets; leave out --coverage or --format pipeline")
+        if is_pipeline and suffix in WRITERS:
+            raise UsageError(f"--format pipeline writes JSON lines, not {output}; name a file that ends in .jsonl")
+        if suffix in WRITERS and not self.columns:
+            raise UsageError(f"the results of {head} do not form a table; name an --output that ends in .jsonl")
 
     def write(
         self,

@@ -44,7 +44,7 @@ def refuse_second_derivatives() -> None:
     if torch.is_grad_enabled():
         raise RuntimeError(
             "bertkit's kernels for the CPU have no second derivatives (create_graph=True); load the model with "
-            "attn_implementation='eager' and call eval()"
+            "attn_implementation='eager', in evaluation mode"
         )
 
 

@@ -149,7 +149,10 @@ class OnnxModel:
         options.inter_op_num_threads = 1
         options.enable_mem_pattern = False  # a pattern would be kept for each batch size and length
         options.log_severity_level = 3  # errors
-        self.session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        try:
+            self.session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime has a class for each of its statuses
+            raise UsageError(f"{path} cannot be read ({type(error).__name__}); export the run again") from None
         self.inputs = [given.name for given in self.session.get_inputs()]
         self.outputs = [output.name for output in self.session.get_outputs()]
         self.has_tokens = [LENGTH in output.shape for output in self.session.get_outputs()]

@@ -157,7 +157,7 @@ class Remote:
 
 
 def do_command(folder: str, words: Sequence[str], log: Path, threads: int) -> int | str:
-    """Do a command in a Ray worker and return its exit code; the machine's name if it lacks the log's folder.
+    """Do a command in a Ray worker; return its exit code, or the machine's name without the log's folder.
 
     Args:
         folder: The working directory, if it exists here.

@@ -32,7 +32,7 @@ def parse_hub_name(source: str) -> HubName | None:
 
 
 def find_dataset(place: str) -> HubName | None:
-    """Return the parts of the name of a data set on the Hub; None if the place is or may be a path."""
+    """Return the parts of the name of a data set on the Hub; None for what may be a path."""
     return parse_hub_name(place) if "/" in place.partition("@")[0] else None
 
 

@@ -80,7 +80,7 @@ def divide(task: "Task", examples: Any, share: float, source: str = "tune_share 
         raise UsageError(
             f"{source}: a share of {share:g} of {len(names):,} texts or documents leaves one part empty; change it"
         )
-    chosen = {names[place] for place in np.random.default_rng(0).permutation(len(names))[:count]}
+    chosen = {names[index] for index in np.random.default_rng(0).permutation(len(names))[:count]}
     decides = np.array([name in chosen for name in groups])
     return select(examples, np.flatnonzero(decides)), select(examples, np.flatnonzero(~decides))
 

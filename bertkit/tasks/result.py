@@ -168,7 +168,7 @@ def add_label_set(result: Result, probabilities: Mapping[Any, float], set_limit:
 
 
 def describe_result(result: Result) -> str:
-    """Return a result in words."""
+    """Return a result in words, with endings numbered from 1."""
     likely = (str(label + 1) if isinstance(label, int) else label for label in result.get("label_set", ()))
     sets = f"  set: {', '.join(likely) or '(empty)'}" if "label_set" in result else ""
     if "label" in result:
@@ -189,7 +189,9 @@ def describe_result(result: Result) -> str:
         return (", ".join(found) or "(nothing)") if "entities" in result else " ".join(result["tags"])
     masks = (mask["words"] for mask in result.get("masks", ()))
     parts = [", ".join(f"{word['word']!r} {word['probability']:.0%}" for word in words) for words in masks]
-    return "; ".join([*parts, *(f"follows: {result[name]:.1%}" for name in ("next_sentence",) if name in result)])
+    if "next_sentence" in result:
+        parts.append(f"follows: {result['next_sentence']:.1%}")
+    return "; ".join(parts)
 
 
 def describe_answer(result: Result) -> str:

@@ -97,7 +97,7 @@ def prepare(recipe: Recipe, report: Report = ignore, output: Path | None = None,
 
 
 def choose_rows(keys: np.ndarray, most: int) -> np.ndarray:
-    """Return the numbers, in order, of the rows with the smallest keys (S,), which are hashes; all if they are few."""
+    """Return the numbers, in order, of the rows with the smallest keys (S,), which are hashes."""
     return np.sort(np.argsort(keys, kind="stable")[:most])
 
 

@@ -87,7 +87,7 @@ def gather_files(output: Path) -> dict[str, Path | bytes]:
 
 
 def make_public_card(output: Path, repo: str) -> str:
-    """Return the current card of a run with the repository's name in place of the run's, and a note on its study."""
+    """Return the card of a run under the repository's name, with a note on its study."""
     name = repo.rpartition("/")[2]
     with explain_refusal(f"the card {output / CARD}"):
         card = ModelCard((output / CARD).read_text(encoding="utf-8"))
@@ -111,7 +111,7 @@ def make_public_recipe(path: Path, card: str) -> bytes:
 
 
 def describe_choice(output: Path) -> str:
-    """Return a sentence on the runs of a study among which a run was chosen as the best; empty if there are none."""
+    """Return a sentence on the runs of a study of which this one is the best; empty without a study."""
     run = output.resolve()
     for folder in run.parents:
         with suppress(UsageError):  # most folders hold no study

@@ -426,7 +426,7 @@ def _list_fields(table: str, task: Task) -> dict[str, Any]:
 
 
 def _find_type(default: Any) -> Any:
-    """Return the type of an option from its default: a list of texts if it is empty; a table, or a name for one."""
+    """Return the type of an option from its default: an empty list is for texts, a table also for a name."""
     if isinstance(default, list):
         return list[type(default[0]) if default else str]
     return dict[str, float] | str if isinstance(default, dict) else type(default)
@@ -448,7 +448,7 @@ def _check_table(table: str, values: Any, task: Task) -> RecipePart:
 
 
 def _explain_unknown_key(key: str, table: str, task: Task) -> str:
-    """Return the error message for a key that is not the user's, with the table it belongs to or the nearest key."""
+    """Return the error message for a wrong key, with the table it belongs to or the nearest key."""
     if key in RESERVED:
         return f"{key} cannot be set here; {RESERVED[key]}"
     where = {"": "at the top level", **{table: f"in [{table}]" for table in TABLES}}

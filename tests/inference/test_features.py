@@ -151,6 +151,12 @@ def test_words_have_the_vectors_of_their_first_tokens(checkpoint, source, tmp_pa
             np.testing.assert_allclose(word["vector"], states[first], rtol=1e-4, atol=1e-5)
 
 
+def test_cls_of_a_left_to_right_model_is_refused(tmp_path, source, refused):
+    left = str(write_checkpoint(tmp_path / "left", is_decoder=True))
+    with refused():
+        extract(left, source, "last", tmp_path / "a.npz", "cls")
+
+
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_a_text_has_one_vector(pool, checkpoint, source, tmp_path):
     extract(checkpoint, source, "last", tmp_path / "a.npz", pool)

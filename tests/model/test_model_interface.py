@@ -121,7 +121,7 @@ def test_labels_that_do_not_fit_are_refused() -> None:
 def test_second_derivatives_of_a_kernel_are_refused(head: str, kernel: str) -> None:
     """Ask for a part of the parameters, whose path through the kernel autograd would leave out."""
     model, inputs = make_model(head, kernel, **NO_DROPOUT).train(), make_inputs(head, [13] * 12)
-    with pytest.raises(RuntimeError, match=r"no second derivatives .* attn_implementation='eager' and call eval\(\)"):
+    with pytest.raises(RuntimeError, match=r"no second derivatives .* attn_implementation='eager', in"):
         torch.autograd.grad(model(**inputs).loss, list(model.bert.embeddings.parameters()), create_graph=True)
 
 

@@ -47,6 +47,13 @@ def test_only_what_is_ours_is_removed_from_a_directory(tmp_path):
     assert (tmp_path / ".cache.1.unfinished").is_dir()
 
 
+def test_a_device_is_written_to_and_stays_one(tmp_path):
+    (tmp_path / "nothing").symlink_to(os.devnull)
+    atomic_write("a", tmp_path / "nothing")
+    assert (tmp_path / "nothing").is_char_device()
+    assert os.listdir(tmp_path) == ["nothing"]
+
+
 def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path):
     atomic_write("old", tmp_path / "a.txt")
 

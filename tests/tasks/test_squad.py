@@ -120,22 +120,16 @@ def test_options_that_make_no_sense(tmp_path, refused):
             run(Recipe.make(TASKS["squad2"], {"checkpoint": start, "data": options}), output=tmp_path / "run")
 
 
-def test_what_became_of_the_questions_is_said(start, tmp_path):
-    tokenizer = load_tokenizer(start)
+def test_what_became_of_the_questions_is_said(start):
     context = "word1 word2 " + "word3 " * 40 + "good"
     questions = [
-        Question("fits", "word1 ?", context, ("word2",), (6,)),
         Question("long", "word1 " * 9, context, ("good",), (len(context) - 4,)),
         Question("within", "word1 ?", context, ("rd2",), (8,)),
         Question("window", "word1 ?", context, (context,), (0,)),
     ]
     recipe = draft(TASKS["squad1"], {"data": SMALL | {"max_answer_length": 5}})
-    data = SQUAD["squad1"].encode(questions, tokenizer, recipe, "train")
-    line = describe_windows(data, "train")
-    assert line == (
-        f"train: {len(data)} windows of 4 questions; 1 questions are truncated; 1 answers are in no window; 2 "
-        "answers cannot be predicted exactly because they begin or end within a token or have more than 5 tokens"
-    )
+    line = describe_windows(SQUAD["squad1"].encode(questions, load_tokenizer(start), recipe, "train"), "train")
+    assert " windows of 3 questions; 1 questions are truncated; 1 answers are in no window; 2 answers cannot" in line
 
 
 # --- Answers and scores

@@ -105,16 +105,6 @@ def test_wrong_options_are_refused(reviews, refused):
             configure(reviews, **options)
 
 
-@pytest.mark.parametrize("separator", [";", "\t"])
-def test_another_separator_is_found_and_told(tmp_path, separator):
-    rows = "".join(f"a, {n}{separator}{n % 2}\n" for n in range(60))
-    (tmp_path / "t.csv").write_text(f"text{separator}label\n{rows}")
-    for given in ("", separator):
-        examples, lines = load(tmp_path / "t.csv", sep=given)
-        assert sum(map(len, examples.values())) == 60
-        assert any("cells separated by" in line for line in lines) == (not given)
-
-
 def test_columns_that_cannot_be_guessed_are_listed(tmp_path, refused):
     table = write_table(tmp_path / "t.csv", [{"a": "1", "b": "2"}])
     for text in ([], ["a"]):

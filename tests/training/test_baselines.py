@@ -154,6 +154,18 @@ def test_runs_of_a_study_share_what_was_computed(root, cache, tmp_path, monkeypa
     assert len({(one["tfidf_score"], one["frozen_score"]) for one in found}) == 1
 
 
+def test_a_run_needs_no_cache(tmp_path, monkeypatch):
+    """An array is made where the cache has a file in the place of its folder, or a damaged array."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(frozen, "find_cache", lambda: tmp_path / "file" / "cache")
+    assert frozen.keep_array("a", lambda: np.arange(3)).tolist() == [0, 1, 2]
+    monkeypatch.setattr(frozen, "find_cache", lambda: tmp_path)
+    for content in (b"damaged", None):
+        if content:
+            (tmp_path / "a.npy").write_bytes(content)
+        assert frozen.keep_array("a", lambda: np.arange(4)).tolist() == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("command", "data"), [(["classify"], "opinions.csv"), (["glue", "--task", "sst2"], "glue"), (["ner"], "ner")]
 )

@@ -356,7 +356,6 @@ MISTAKES = [
     {"train": {"num_train_epochs": 3}},
     {"train": {"lr_scheduler_type": "warmup_stable_decay"}},
     {"train": {"metric_for_best_model": "f1"}},
-    {"model": {"type_vocab_size": 1}},
     {"model": {"attn_implementation": "flex_attention"}},
     {"freeze": "encoder"},
     {"precision": "fp16"},

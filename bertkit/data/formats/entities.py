@@ -29,7 +29,6 @@ from bertkit.system.progress import Report
 
 WORD_COLUMNS, TAG_COLUMNS = ("tokens", "words"), ("ner_tags", "tags")
 TEXT_COLUMN, SPAN_COLUMNS = "text", ("spans", "entities", "label", "labels")  # doccano writes label and labels
-
 SPAN_REMEDY = 'give spans such as {"start": 0, "end": 3, "label": "PER"}'
 
 Offset = Annotated[int, Meta(ge=0)]
@@ -198,7 +197,7 @@ def check_span(span: MarkedSpan, text: str, origin: str) -> None:
 def _tag_words(
     text: str, offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int, str]], origin: str, odd: list[str]
 ) -> tuple[list[str], dict[tuple[int, int, str], str] | None]:
-    """Return the IOB2 tags of the words at these offsets, and `Sentence.entities`; `odd` gets spans of other words."""
+    """Return the IOB2 tags of the words at these offsets, and `Sentence.entities`; `odd` gets spans of half words."""
     starts, ends = [start for start, _ in offsets], [end for _, end in offsets]
     tags, entities, before = ["O"] * len(offsets), {}, len(odd)
     for (other, until, _), (start, end, label) in pairwise([(0, 0, ""), *spans]):

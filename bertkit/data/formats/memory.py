@@ -52,6 +52,8 @@ def convert_table(data: Any, origin: str = "data") -> pa.Table:
             table = pa.table([pa.array(each, from_pandas=True) for each in cells], [*names])  # NaN is missing
         else:
             raise UsageError(f"{origin} is of type {type(data).__name__}; give {KINDS} with at least one row")
+    except UsageError:
+        raise
     except (pa.ArrowException, TypeError, ValueError) as error:
         remedy = "give each column a name of its own and values of one type"
         raise UsageError(f"{origin}: {join_lines(error)}; {remedy}") from None

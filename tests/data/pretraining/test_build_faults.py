@@ -100,6 +100,12 @@ def test_a_full_disk_is_one_line_and_the_build_goes_on_when_there_is_room(place,
     assert read_files(made) == read_files(tmp_path / "straight")
 
 
+def ignores(pid, number):
+    """Return whether a process ignores a signal; a worker does as soon as it works."""
+    ignored = int(re.search(r"SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())[1], 16)
+    return ignored >> (number - 1) & 1
+
+
 @pytest.mark.parametrize(
     ("number", "to_workers"),
     [
@@ -115,6 +121,7 @@ def test_a_signal_ends_a_build_and_its_workers_within_seconds(place, tmp_path, n
     texts = ["--no-split-sentences", str(tmp_path / "texts.txt")]
     with start(place, made, *texts, "--workers", "2") as process:
         assert wait_until(lambda: len(list_finished(made)) > 2)
+        assert wait_until(lambda: all(ignores(child, signal.SIGTERM) for child in list_children(process.pid)))
         children = list_children(process.pid)
         if to_workers:
             for child in children:

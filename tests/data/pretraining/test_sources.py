@@ -28,6 +28,7 @@ from bertkit.data.pretraining.sources import (
 from bertkit.errors import UsageError
 from bertkit.system.hub import find_hub_trouble
 
+TOO_DEEP = "Stack overflow" if sys.version_info >= (3, 14) else "maximum recursion depth exceeded"  # as Python says it
 TEXT = "My dog is hairy. He barks!\nA second paragraph.\n\nAnother document.\n"
 ROWS = '{"text": "My dog is hairy. He barks!\\n\\nA second paragraph."}\n{"id": 7, "text": "Another document."}\n'
 SENTENCES = [["My dog is hairy.", "He barks!", "A second paragraph."], ["Another document."]]
