@@ -270,7 +270,7 @@ def prepare_text(folder: Path) -> Reader:
         documents = list(read_documents([str(file)]))
         assert all(documents)
         corpus = tokenize_documents(documents, tokenizer)
-        assert corpus.token_count == len(corpus.ids)
+        assert corpus.sentence_ends[-1:].sum() == len(corpus.ids)
 
     return sorted(folder.glob("corpus.*")), read
 
