@@ -464,14 +464,6 @@ def test_a_damaged_recipe_beside_the_weights_is_one_line(recipe, named, tmp_path
         Exact(folder)
 
 
-def test_a_tokenizer_without_a_mask_is_one_line(tmp_path):
-    folder = write_head(tmp_path, "BertForMaskedLM")
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"mask_token": None}))
-    with pytest.raises(UsageError, match="has no mask"):
-        Exact(folder)(["[MASK] good"])
-
-
 @pytest.mark.parametrize(
     ("head", "given"),
     [
