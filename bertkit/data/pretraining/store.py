@@ -14,7 +14,6 @@ Left out: the source of the tokens and the order of writing (`bertkit.data.pretr
 """
 
 import json
-import os
 import re
 import zlib
 from bisect import bisect_left, bisect_right
@@ -25,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from bertkit.data.formats.line import read_json
 from bertkit.data.pretraining.sources import BUILT_FILES, BUILT_FOLDERS, is_built
 from bertkit.data.pretraining.tokenize import TokenizedCorpus
 from bertkit.errors import UsageError
-from bertkit.system.files import find_checksum, flush, map_in_threads, open_unfinished, take_fingerprint, write_json
+from bertkit.system.files import atomic_open, find_checksum, map_in_threads, take_fingerprint, write_json
 from bertkit.system.progress import ignore
 
 RECORD, MANIFEST = BUILT_FILES
@@ -108,11 +107,10 @@ class ShardedIds:
 
 def write_arrays(folder: Path, stem: str, arrays: Mapping[str, np.ndarray], note: Mapping[str, Any]) -> Path:
     """Write arrays atomically to `stem`-CCCCCCCC.safetensors in `folder` and return the path."""
-    with open_unfinished(folder / stem, "wb") as (stream, temporary):
-        save_file(dict(arrays), temporary, {"bertkit": json.dumps(note)})
-        flush(stream)
-        path = folder / f"{stem}-{find_checksum(temporary):08x}{SHARD_SUFFIX}"
-        os.replace(temporary, path)
+    content = save(dict(arrays), {"bertkit": json.dumps(note)})
+    path = folder / f"{stem}-{zlib.crc32(content):08x}{SHARD_SUFFIX}"
+    with atomic_open(path, "wb") as stream:
+        stream.write(content)
     return path
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import bertkit.data.pretraining.build
-from bertkit.data.pretraining import store, tokenize
+from bertkit.data.pretraining import tokenize
 from bertkit.data.pretraining.build import RECORD, build, describe_build, write_on_ray
 from bertkit.data.pretraining.sources import cut_sources, read_documents
 from bertkit.data.pretraining.store import (
@@ -177,7 +177,7 @@ def kill_at(number, before, *arguments):
             os.kill(os.getpid(), signal.SIGKILL)
         rename(old, new)
 
-    store.os.replace = rename_or_die
+    os.replace = rename_or_die
     build(*arguments[:3], deduplicate=arguments[3])
 
 

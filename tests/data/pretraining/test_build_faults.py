@@ -118,7 +118,7 @@ def test_a_signal_ends_a_build_and_its_workers_within_seconds(place, tmp_path, n
     """The signal may also go to the whole group, as from a service manager, and reach the workers first."""
     write_text(tmp_path / "texts.txt", documents=3000)
     made = tmp_path / "made"
-    texts = ["--no-split-sentences", str(tmp_path / "texts.txt")]
+    texts = ["--no-split-sentences", *[str(tmp_path / "texts.txt")] * 20]  # more than a second of work
     with start(place, made, *texts, "--workers", "2") as process:
         assert wait_until(lambda: len(list_finished(made)) > 2)
         assert wait_until(lambda: all(ignores(child, signal.SIGTERM) for child in list_children(process.pid)))
