@@ -95,6 +95,7 @@ COMMANDS = [
     Command("classify in windows", f"{CLASSIFY} data.long=mean data.max_length=12 data.doc_stride=4", 8),
     Command("doctor --folds", DOCTOR, 8),
     Command("corpus build", CORPUS, 8),
+    Command("corpus build --deduplicate documents", f"{CORPUS} --deduplicate documents", 8),
     Command("corpus build --deduplicate lines", f"{CORPUS} --deduplicate lines", 8),
     Command("export", "-m bertkit export PLACE/run --output made", 8, read=predict),
     Command("torchrun pretrain", PRETRAIN, 4, nodes=(2,)),

@@ -71,6 +71,14 @@ def test_labels_that_differ_in_case_keep_their_own_weights(tmp_path):
     assert new == CLASSIFIER, "the choice between the two is ambiguous"
 
 
+def test_labels_in_another_spelling_are_the_same(tmp_path):
+    had = str(write_checkpoint(tmp_path, labels=("entailment", "neutral")))
+    old = BertForSequenceClassification.from_pretrained(had).classifier.weight
+    model, new = load_model(BertForSequenceClassification, had, {"id2label": {0: "NEUTRAL", 1: "Entailment"}})
+    assert new == []
+    assert torch.equal(model.classifier.weight, old[[1, 0]])
+
+
 # --- What is damaged --------------------------------------------------------------------------------------------------
 
 

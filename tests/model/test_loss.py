@@ -491,8 +491,9 @@ import os, sys, torch, transformers
 from tests.conftest import NO_DROPOUT, make_batch, make_model
 
 folder, per_device, accumulation = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-head = "BertForSequenceClassification"
-model, batch = make_model(head, **NO_DROPOUT), make_batch([3 + i % 13 for i in range(64)])
+torch.manual_seed(0)
+model = make_model("BertForSequenceClassification", **NO_DROPOUT)
+batch = make_batch([3 + i % 13 for i in range(64)])
 rows = [{name: x[i] for name, x in batch.items()} | {"labels": torch.tensor(i % 3)} for i in range(64)]
 args = transformers.TrainingArguments(folder, per_device_train_batch_size=per_device, max_steps=2, use_cpu=True,
     gradient_accumulation_steps=accumulation, train_sampling_strategy="sequential", optim="sgd", learning_rate=0.5,
