@@ -207,6 +207,15 @@ def test_features_prints_one_line_and_writes_the_file(call, tmp_path):
     assert len(json.loads((tmp_path / "a.jsonl").read_text())["words"]) == 2
 
 
+@pytest.mark.slow
+def test_the_bare_command_learns_from_the_installed_documentation(call):
+    small = ("data.limit_characters=2000000", "train.max_steps=60", "train.eval_steps=60", "data.heldout_pairs=300")
+    code, out, err = call("pretrain", *(word for key in small for word in ("--set", key)))
+    assert code == 0, err
+    assert "docs: " in out
+    assert out.count("→") == 5
+
+
 def test_a_run_prints_scores_beside_baselines_examples_and_what_to_try_next(call, tmp_path):
     write_text(tmp_path / "good.txt")
     code, out, err = call("pretrain", "--corpus", "good.txt", "--output", "runs/mine", *SMALL)

@@ -54,6 +54,10 @@ def test_sequences_are_those_of_tokenizers(inputs, max_length):
     data = encode_inputs(inputs, None, TOKENIZER, max_length)
     found = [(item["input_ids"].tolist(), item["token_type_ids"].tolist()) for item in data]
     assert [(*item, cut) for item, cut in zip(found, data.shortened.tolist(), strict=True)] == expected
+    for one, item in zip(inputs, found, strict=True):
+        columns = [[text] for text in ([one] if isinstance(one, str) else one)]
+        stock = TOKENIZER(*columns, truncation=True, max_length=max_length)
+        assert item == (stock["input_ids"][0], stock["token_type_ids"][0])
 
 
 LONG_PAIR = """

@@ -168,7 +168,7 @@ def test_a_text_has_one_vector(pool, checkpoint, source, tmp_path):
         np.testing.assert_allclose(vector, states[0] if pool == "cls" else states.mean(0), rtol=1e-4, atol=1e-5)
 
 
-def test_both_forms_say_the_same(checkpoint, source, tmp_path):
+def test_both_forms_say_the_same_and_the_layers_of_a_sum_weigh_the_same(checkpoint, source, tmp_path):
     for name in ("a.jsonl", "a.npz"):
         extract(checkpoint, source, "concat-last-four", tmp_path / name)
     arrays, lines = np.load(tmp_path / "a.npz"), read_lines(tmp_path / "a.jsonl")
@@ -178,6 +178,9 @@ def test_both_forms_say_the_same(checkpoint, source, tmp_path):
         assert arrays[name].tolist() == [word[key] for _, word in words]
     assert arrays["vectors"].shape == (len(words), 4 * 32)
     np.testing.assert_allclose(arrays["vectors"], [word["vector"] for _, word in words], rtol=1e-6)
+    extract(checkpoint, source, "sum-last-four", tmp_path / "sum.npz")
+    summed = arrays["vectors"].reshape(-1, 4, 32).sum(1)
+    np.testing.assert_allclose(np.load(tmp_path / "sum.npz")["vectors"], summed, rtol=1e-4, atol=1e-5)
 
 
 def test_many_texts_are_read_some_at_a_time(checkpoint, tmp_path, monkeypatch):

@@ -1,6 +1,9 @@
 """Losses: transformers' values, the same gradients under every kernel, and independence of how an update is split."""
 
 import copy
+import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -42,9 +45,12 @@ def take_gradients(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Ten
 # --- Values -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("head", [head for head in LOSS_HEADS if head != "BertForQuestionAnswering"])
-def test_losses_equal_transformers_when_padded(head: str) -> None:
-    model, inputs = make_model(head), make_inputs(head, [3, 9, 5, 13])
+@pytest.mark.parametrize("lengths", [[3, 9, 5, 13], [9] * 4], ids=["padded", "of one length"])
+@pytest.mark.parametrize("head", LOSS_HEADS)
+def test_losses_equal_transformers(head: str, lengths: list[int]) -> None:
+    if head == "BertForQuestionAnswering":
+        lengths = [9] * 4  # stock includes padding in the softmax
+    model, inputs = make_model(head), make_inputs(head, lengths)
     torch.testing.assert_close(model(**inputs).loss, make_twin(model)(**inputs).loss)
 
 
@@ -441,10 +447,31 @@ def check_runs(model: nn.Module, rows: list[dict[str, Tensor]], folder: Path) ->
         assert not torch.equal(p, start[name]) or name.endswith(UNMOVED[type(model).__name__]), name
 
 
-@pytest.mark.parametrize("head", [head for head in LOSS_HEADS if head != "BertForPreTraining"])
+@pytest.mark.parametrize("head", LOSS_HEADS)
 def test_accumulation_changes_nothing_under_transformers_trainer(head: str, tmp_path: Path) -> None:
-    """Micro-batches of unequal widths and label counts."""
-    check_runs(make_model(head, **NO_DROPOUT), make_rows(head), tmp_path)
+    """Micro-batches of unequal widths and label counts; equal counts in pre-training, as stock has one for all."""
+    rows = make_rows(head)
+    if head == "BertForPreTraining":
+        for row in rows:  # two tokens each
+            row["labels"] = row["input_ids"].masked_fill(torch.arange(24) // 2 != 1, IGNORE_INDEX)
+    check_runs(make_model(head, **NO_DROPOUT), rows, tmp_path)
+
+
+@pytest.mark.parametrize("head", LOSS_HEADS)
+def test_transformers_trainer_evaluates_every_head(head: str, tmp_path: Path) -> None:
+    """It finds the labels by the argument names of `forward`, reports a loss, and returns the logits."""
+    model, rows = make_model(head), make_rows(head)[:16]
+    args = transformers.TrainingArguments(
+        str(tmp_path), per_device_eval_batch_size=16, report_to="none", use_cpu=True, disable_tqdm=True
+    )
+    answer = transformers.Trainer(model, args, data_collator=collate).predict(rows)
+    with torch.no_grad():
+        expected = model(**collate(rows))
+    assert answer.metrics["test_loss"] == pytest.approx(expected.loss.item(), rel=1e-5)
+    logits = [value for name, value in expected.items() if name.endswith("logits")]
+    predictions = answer.predictions if len(logits) > 1 else [answer.predictions]
+    for prediction, value in zip(predictions, logits, strict=True):
+        torch.testing.assert_close(torch.from_numpy(prediction), value)
 
 
 def test_pretraining_under_transformers_trainer_is_not_inflated(tmp_path: Path) -> None:
@@ -457,3 +484,45 @@ def test_pretraining_under_transformers_trainer_is_not_inflated(tmp_path: Path) 
     expected = whole.mlm_loss + (weights * nsp_losses).sum() / weights.sum()
     assert train(copy.deepcopy(model), rows, 1, tmp_path)[0] == pytest.approx(whole.loss.item(), rel=1e-4)
     assert train(model, rows, 4, tmp_path)[0] == pytest.approx(expected.item(), rel=1e-4)
+
+
+TWO_PROCESSES = """
+import os, sys, torch, transformers
+from tests.conftest import NO_DROPOUT, make_batch, make_model
+
+folder, per_device, accumulation = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+head = "BertForSequenceClassification"
+model, batch = make_model(head, **NO_DROPOUT), make_batch([3 + i % 13 for i in range(64)])
+rows = [{name: x[i] for name, x in batch.items()} | {"labels": torch.tensor(i % 3)} for i in range(64)]
+args = transformers.TrainingArguments(folder, per_device_train_batch_size=per_device, max_steps=2, use_cpu=True,
+    gradient_accumulation_steps=accumulation, train_sampling_strategy="sequential", optim="sgd", learning_rate=0.5,
+    report_to="none", logging_steps=1, disable_tqdm=True, save_strategy="no", ddp_find_unused_parameters=False)
+trainer = transformers.Trainer(model=model, args=args, train_dataset=rows)
+trainer.train()
+trainer.accelerator.wait_for_everyone()
+if args.process_index == 0:
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    torch.save({"world": args.world_size, "losses": losses, "weights": model.state_dict()}, folder + ".pt")
+trainer.accelerator.end_training()
+os._exit(0)  # now and then a thread of gloo's outlives its owner while Python ends, and aborts the process
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_under_the_stock_trainer_do_the_same_as_one(tmp_path: Path) -> None:
+    """32 = 4 x 8 = 2 processes x 16, for a head with one denominator: reported losses and weights (plain SGD)."""
+    (tmp_path / "train.py").write_text(TWO_PROCESSES)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.getcwd()}
+    several = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    ways = {"whole": ([sys.executable], 32, 1), "cut": ([sys.executable], 8, 4), "two": (several, 16, 1)}
+    results = {}
+    for name, (launcher, per_device, accumulation) in ways.items():
+        command = [*launcher, str(tmp_path / "train.py"), str(tmp_path / name), str(per_device), str(accumulation)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        results[name] = torch.load(tmp_path / f"{name}.pt")
+    assert [results[name]["world"] for name in ways] == [1, 1, 2]
+    for name in ("cut", "two"):
+        assert results[name]["losses"] == pytest.approx(results["whole"]["losses"], rel=1e-5)
+        for key, weight in results["whole"]["weights"].items():
+            torch.testing.assert_close(results[name]["weights"][key], weight, rtol=1e-5, atol=1e-6, msg=key)

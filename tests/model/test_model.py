@@ -13,6 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 import bertkit
 from bertkit.model import pretraining_heads
@@ -224,6 +225,13 @@ def test_kernels_agree_wherever_the_padding_is(head: str, how: str) -> None:
         assert max(differ(packed[name], padded[name]) for name in padded) < 2e-6
 
 
+@pytest.mark.parametrize("head", ["BertModel", "BertForTokenClassification", "BertLMHeadModel"])
+def test_token_outputs_equal_transformers_with_left_padding(head: str) -> None:
+    model, batch = make_model(head), scatter(make_batch([2, 9, 5, 13]), "left")
+    got, expected = (collect(x(**batch), batch["attention_mask"]) for x in (model, make_twin(model)))
+    assert max(differ(got[name], expected[name]) for name in expected if name != "pooler_output") < 2e-6
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_padding_changes_nothing(head: str) -> None:
     """Neither the tokens nor the amount of padding affect the output of any kernel."""
@@ -307,6 +315,15 @@ def test_generate_equals_the_argmax_loop() -> None:
     assert torch.equal(generated, ids)
     expected = make_twin(model).generate(ids[:, :4], max_new_tokens=9, do_sample=False, pad_token_id=0)
     assert torch.equal(generated, expected)
+
+
+def test_generate_continues_texts_padded_on_the_left_as_it_does_alone() -> None:
+    model, batch = make_model("BertLMHeadModel", bos_token_id=1), make_batch([3, 7], left=True)
+    batch.pop("token_type_ids")
+    together = model.generate(**batch, max_new_tokens=6, do_sample=False)
+    for row, length in enumerate((3, 7)):
+        alone = {name: x[row : row + 1, -length:] for name, x in batch.items()}
+        assert torch.equal(together[row, -6:], model.generate(**alone, max_new_tokens=6, do_sample=False)[0, -6:])
 
 
 # --- Interchange ------------------------------------------------------------------------------------------------------
@@ -437,6 +454,33 @@ def test_the_decoder_is_tied(head: str, tmp_path: Path) -> None:
     assert model.get_output_embeddings().bias is model.cls.predictions.bias
 
 
+@pytest.mark.parametrize(
+    ("task", "head"),
+    [
+        ("fill-mask", "BertForMaskedLM"),
+        ("text-classification", "BertForSequenceClassification"),
+        ("token-classification", "BertForTokenClassification"),
+        ("feature-extraction", "BertModel"),
+    ],
+)
+def test_pipelines_give_what_they_give_with_transformers(task: str, head: str) -> None:
+    """Alone and, but for features, which padding has none of here, in batches."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "my", "dog", "is", "hairy", "he", "likes", "play", "##ing"]
+    words += ["in", "the", "park", ".", ","]
+    tokenizer = transformers.BertTokenizerFast(vocab={word: number for number, word in enumerate(words)})
+    word = "[MASK]" if task == "fill-mask" else "park"
+    texts = [f"my dog is {word}.", f"he likes {word} playing in the park, my dog is hairy."]
+    model = make_model(head, vocab_size=len(tokenizer))
+    for options in ({},) if head == "BertModel" else ({}, {"batch_size": 2}):
+        got, expected = (
+            tree_flatten(transformers.pipeline(task, model=x, tokenizer=tokenizer, device="cpu")(texts, **options))[0]
+            for x in (model, make_twin(model))
+        )
+        assert len(expected) >= 4
+        for a, b in zip(got, expected, strict=True):
+            assert a == (b if isinstance(b, str) else pytest.approx(b, rel=1e-4, abs=1e-5))
+
+
 # --- Initialisation ---------------------------------------------------------------------------------------------------
 
 
@@ -474,13 +518,19 @@ def test_dropout_is_where_transformers_has_it() -> None:
     assert make_model("BertForTokenClassification", hidden_dropout_prob=0.2).dropout.p == 0.2
 
 
-@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize(
+    "head", ["BertForSequenceClassification", "BertForTokenClassification", "BertForMultipleChoice"]
+)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_every_rate_acts_in_training_and_only_there(kernel: str, rate: str) -> None:
-    model, batch = make_model("BertForSequenceClassification", kernel, **RATES | {rate: 0.5}), make_batch([9, 5])
-    assert torch.equal(model(**batch).logits, model(**batch).logits)
-    model.train()
-    assert not torch.allclose(model(**batch).logits, model(**batch).logits)
+def test_every_dropout_acts_in_training_and_only_there(kernel: str, head: str) -> None:
+    model, batch = make_model(head, kernel, **RATES), shape_for(head, make_batch([9, 5]))
+    modules = {name: module for name, module in model.named_modules() if isinstance(module, Dropout)}
+    assert len(modules) == 2 + 3 * len(model.bert.encoder.layer)
+    for name, module in modules.items():
+        module.p = 0.5
+        assert torch.equal(model.eval()(**batch).logits, model(**batch).logits), name
+        assert not torch.allclose(model.train()(**batch).logits, model(**batch).logits), name
+        module.p = 0.0
 
 
 # --- Packed execution -------------------------------------------------------------------------------------------------

@@ -102,6 +102,10 @@ def test_the_problem_type_means_what_it_means_in_transformers(case: str, is_name
     assert model.config.problem_type == twin.config.problem_type
     grads = [torch.autograd.grad(x.loss, y.classifier.weight)[0] for x, y in ((got, model), (expected, twin))]
     torch.testing.assert_close(*grads)
+    count = model.count_labels(**inputs)["num_items_in_batch"]
+    assert count == (labels != -100).sum()  # as transformers' Trainer counts
+    parts = [{name: x[rows] for name, x in inputs.items()} for rows in (slice(0, 1), slice(1, 4))]
+    torch.testing.assert_close(sum(model(**part, num_items_in_batch=count).loss for part in parts), got.loss)
 
 
 def test_labels_that_do_not_fit_are_refused() -> None:

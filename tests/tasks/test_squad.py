@@ -1,6 +1,7 @@
 """SQuAD as a task: files, tau, the official formats, training on another file first."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -167,6 +168,19 @@ def test_tau_is_the_paper_s_and_the_flag_its_opposite():
     at_zero = {"tau0_exact": 75.0, "tau0_f1": 75.0, "tau0_HasAns_exact": 50.0, "tau0_HasAns_f1": 50.0}
     names = ("exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1", "tau0_NoAns_exact", "tau0_NoAns_f1")
     assert scores == dict.fromkeys(names, 100.0) | at_zero
+    rows = SQUAD["squad2"].tabulate_answers(questions, ["x"] * 4, [answer.odds for answer in answers], tau=0.0)
+    assert rows.column("prediction").to_pylist() == ["x", "", "", ""]
+    assert take_values(SQUAD["squad2"].score(rows))["exact"] == 75.0
+
+
+@pytest.mark.parametrize(("tau", "answer"), [(-20.0, ""), (-20.5, "word")])
+def test_a_predicted_answer_scores_above_tau_too(start, tau, answer):
+    """S.C + E.C is 20, and the sum of every span 0: the first one is the best."""
+    question = Question("a", "word1 ?", "word1 word2 .", (), ())
+    data = encode_questions([question], load_tokenizer(start), max_length=40, max_query_length=8)
+    settings = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(tau=tau)))
+    (result,) = SQUAD["squad2"].answer(make_kept(data, [(0, 0)]), data, [question], settings)
+    assert result["answer"] == answer
 
 
 def test_the_best_answers_have_the_reference_s_form():

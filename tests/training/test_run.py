@@ -349,6 +349,11 @@ def test_a_directory_of_another_run_is_left_alone(recipe, straight, tmp_path, re
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
+def test_a_loss_that_is_no_number_stops_the_run(recipe, tmp_path):
+    with pytest.raises(UsageError, match=r"the loss is (nan|inf) after update \d+; lower learning_rate"):
+        run(Recipe.make(PRETRAIN, recipe, {"train": {"learning_rate": 1e30, "max_grad_norm": 0.0}}), output=tmp_path)
+
+
 def poison(monkeypatch, update):
     """Make every training loss NaN from the given update."""
     compute = trainer.BertTrainer.compute_loss
@@ -394,6 +399,21 @@ def test_a_milestone_is_written_once(recipe, tmp_path, monkeypatch, strategy):
     recipe = merge(recipe, {"train": {"save_strategy": strategy, "save_steps": 6, "eval_strategy": "epoch"}})
     run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", milestones=(3, 8))
     assert written == ([3, 6, 8] if strategy == "steps" else [3, 8])
+
+
+def test_a_stop_does_not_count_on_a_damaged_checkpoint(recipe, straight, tmp_path):
+    """A run that skipped the later ones stops before the same updates."""
+    shutil.copytree(straight.output, tmp_path / "run")
+    (tmp_path / "run" / "metrics.json").unlink()
+    for path in (tmp_path / "run").glob("checkpoint-*/model.safetensors"):
+        path.write_bytes(b"")
+
+    def stop(done, total, log):
+        if done == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match=r"^stopped after update 5; the same command continues$"):
+        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", progress=stop)
 
 
 def test_want_of_memory_says_what_to_lower_and_with_that_the_run_goes_on(

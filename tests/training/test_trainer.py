@@ -2,6 +2,7 @@
 
 import json
 import math
+import multiprocessing
 import os
 import re
 import signal
@@ -93,6 +94,53 @@ def test_a_signal_changes_nothing_of_curve_and_weights(recipe, straight, tmp_pat
     assert_same_run(tmp_path / "run", straight)
     (last,) = [entry for entry in read_log(tmp_path / "run") if "train_runtime" in entry]
     assert last["resumed_at"] == update, "the time since the resume"
+
+
+@pytest.mark.slow
+def test_several_signals_change_nothing(recipe, straight, tmp_path, monkeypatch):
+    """Stop twice between two logs, and once directly after a log."""
+    begin = callbacks.StopOnSignal.on_train_begin
+
+    def begin_and_stop(self, *args, **kwargs):
+        begin(self, *args, **kwargs)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="after update 4"):
+        run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", progress=stop_at(4))
+    with monkeypatch.context() as patch:
+        patch.setattr(callbacks.StopOnSignal, "on_train_begin", begin_and_stop)
+        for update in (5, 6):
+            with pytest.raises(Interrupted, match=f"after update {update}"):
+                run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
+    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
+    assert_same_run(tmp_path / "run", straight)
+
+
+def train_and_die(recipe, output, update):
+    """Train, and kill this process after an update."""
+
+    def die(done, total, log):
+        if done == update:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    torch.set_num_threads(1)
+    run(Recipe.make(PRETRAIN, recipe), output=output, progress=die)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("update", "workers"), [(7, 0), (12, 2), (9, 2), (13, 0)])
+def test_kill_9_changes_nothing_of_curve_and_weights(recipe, straight, tmp_path, update, workers):
+    """The checkpoints are from updates 5 and 10; neither is logged."""
+    recipe = merge(recipe, {"train": {"dataloader_num_workers": workers}})
+    start = multiprocessing.get_context("spawn")
+    process = start.Process(target=train_and_die, args=(recipe, tmp_path / "run", update))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    lines = []
+    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", report=lines.append)
+    assert f"continues after checkpoint-{5 * (update // 5)}" in lines
+    assert_same_run(tmp_path / "run", straight)
 
 
 def make_short_recipe(folder, **train):
