@@ -8,7 +8,7 @@ import pytest
 
 from bertkit.inference import export as module
 from bertkit.inference.export import export
-from tests.inference.test_predictor import write_head
+from tests.world import write_head
 
 LABELS = {0: "bad", 1: "so-so", 2: "good"}
 VALUES = {  # head -> values of its configuration

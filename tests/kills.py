@@ -19,7 +19,7 @@ import pytest
 
 from bertkit.data.pretraining.store import SHARD_NAME
 from bertkit.training.run_dir import ALL_RESULTS, COMPLETE, ENVIRONMENT, LOG, METRICS_FILE
-from tests.training.test_trainer import TIMINGS, read_curve
+from tests.world import TIMINGS, read_curve
 
 SURROUNDINGS = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
 MADE = "made"  # the output of a command, in its working directory

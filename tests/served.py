@@ -13,7 +13,7 @@ pytest.importorskip("fastapi")  # the extra `serve`; without it files that impor
 import uvicorn
 
 from bertkit.inference.server import UVICORN, Application, bind
-from tests.inference.test_predictor import write_head
+from tests.world import write_head
 
 TAGS = {"id2label": dict(enumerate(["O", "B-PER", "I-PER", "B-LOC"]))}
 CLASSES = {"id2label": {0: "bad", 1: "so-so", 2: "good"}}

@@ -41,7 +41,7 @@ from tests.official import (
     write_squad,
     write_table,
 )
-from tests.training.test_run import write_text
+from tests.world import write_text
 
 
 def predict(made: Path) -> dict[str, object]:

@@ -25,8 +25,7 @@ from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import mark_complete
 from tests.official import write_checkpoint, write_glue
-from tests.training.test_run import PRETRAIN, make_recipe, write_text
-from tests.training.test_trainer import stop_at
+from tests.world import PRETRAIN, make_recipe, stop_at, write_text
 
 ROOT = Path(cli.__file__).parents[2]
 

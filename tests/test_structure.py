@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -124,3 +125,12 @@ def has_private_name(tree: ast.Module) -> bool:
 def test_few_modules_use_private_names_of_libraries():
     found = [name for name, path in MODULES.items() if has_private_name(ast.parse(path.read_text(encoding="utf-8")))]
     assert found == ["bertkit.cli.console", "bertkit.model.attention", "bertkit.model.cpu", "bertkit.training.trainer"]
+
+
+def test_no_test_file_imports_another():
+    tests = sorted(PACKAGE.with_name("tests").rglob("*.py"))
+    assert len(tests) > 100
+    found = [
+        path.name for path in tests if re.search(r"^(from|import) tests\.\S*test_", path.read_text(), re.MULTILINE)
+    ]
+    assert found == []

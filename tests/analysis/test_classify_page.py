@@ -12,8 +12,8 @@ from bertkit.analysis.report import write_page
 from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
-from tests.analysis.test_page import Reader, find_part, read_tables
 from tests.official import write_checkpoint, write_reviews
+from tests.world import Reader, find_part, read_tables
 
 LABELS = {"one": ["stars"], "several": ["tags"], "number": ["price"]}
 

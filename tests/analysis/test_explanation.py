@@ -18,8 +18,8 @@ from bertkit.cli.console import Screen
 from bertkit.inference.predictor import Predictor
 from bertkit.model.onnx import OnnxModel
 from bertkit.reports.html import render
-from tests.inference.test_predictor import Exact, write_head
 from tests.official import FILLERS
+from tests.world import Exact, write_head
 
 LONG_TEXT = " ".join(f"word{number}" for number in range(90))  # 180 tokens or more; the model has 128 positions
 SENTENCE = "good word12 , bad word3 ."

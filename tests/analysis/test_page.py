@@ -8,7 +8,6 @@ import shutil
 import sys
 from base64 import b64decode
 from collections import Counter
-from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import numpy as np
@@ -40,9 +39,20 @@ from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
 from tests.browser import PROBLEMS
 from tests.official import write_checkpoint, write_conll, write_glue, write_squad
-from tests.studies.test_tables import PAPER, make_ablation, make_results, score_by_hand
-from tests.studies.test_tables import TASKS as COLUMNS
-from tests.training.test_run import make_recipe, write_text
+from tests.world import (
+    COLUMNS,
+    PAPER,
+    SMALL,
+    WIDE,
+    Reader,
+    find_part,
+    make_ablation,
+    make_recipe,
+    make_results,
+    read_tables,
+    score_by_hand,
+    write_text,
+)
 
 HOSTILE = "<script>alert('1')</script> \"onload=\"x ]]> {{ 7*7 }} $\\frac"
 FINE_TUNED = {
@@ -51,51 +61,6 @@ FINE_TUNED = {
     "squad2": {"max_length": 24, "max_query_length": 6, "doc_stride": 8},
     "ner": {"max_length": 60},
 }
-VOID = ("meta", "link", "br", "img")
-
-
-class Reader(HTMLParser):
-    """The content of a page.
-
-    elements: (tag, attributes), in order; `text` of whole elements: [(tag, attributes, text)].
-    """
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements, self.texts, self.open = [], [], []
-        self.feed(text)
-        assert not self.open, "an element is not closed"
-
-    def handle_starttag(self, tag, attributes):
-        assert len(dict(attributes)) == len(attributes), "an attribute comes twice"
-        self.elements.append((tag, dict(attributes)))
-        if tag not in VOID:
-            self.open.append([tag, dict(attributes), ""])
-
-    def handle_startendtag(self, tag, attributes):
-        self.handle_starttag(tag, attributes)
-        if tag not in VOID:
-            self.handle_endtag(tag)
-
-    def handle_data(self, data):
-        for element in self.open:
-            element[2] += data
-
-    def handle_endtag(self, tag):
-        assert self.open[-1][0] == tag
-        self.texts.append(tuple(self.open.pop()))
-
-    def find(self, tag, **attributes):
-        """Return the texts of the elements with a tag and attributes, with white space collapsed."""
-        return [
-            " ".join(text.split())
-            for name, values, text in self.texts
-            if name == tag and all(values.get(key) == value for key, value in attributes.items())
-        ]
-
-    def take(self, attribute):
-        """Return the values of an attribute."""
-        return [values[attribute] for _, values in self.elements if attribute in values]
 
 
 def read_page(path):
@@ -105,28 +70,6 @@ def read_page(path):
 def list_pictures(reader):
     """Return the SVG of each picture."""
     return [b64decode(address.partition(",")[2]).decode() for address in reader.take("src")]
-
-
-def read_tables(text):
-    """Return the tables of a part of a page: caption -> rows of cells, with the headings first."""
-    tables = {}
-    for table in re.findall(r"<table>.*?</table>", text, re.DOTALL):
-        lines = [
-            [
-                Reader(f"<p>{cell}</p>").find("p")[0]
-                for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line, re.DOTALL)
-            ]
-            for line in re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)
-        ]
-        tables[Reader(table).find("caption")[0]] = lines
-    return tables
-
-
-def find_part(path, name):
-    """Return the text of the named part of a page."""
-    parts = re.findall(r"<section.*?</section>", path.read_text(encoding="utf-8"), re.DOTALL)
-    (part,) = [part for part in parts if Reader(part).find("h2")[0].partition(" (")[0] == name]
-    return part
 
 
 @pytest.fixture(scope="module")
@@ -543,15 +486,9 @@ def test_a_long_log_is_thinned_but_for_its_evaluations():
 
 # --- In a browser -----------------------------------------------------------------------------------------------------
 
-# Elements that overflow the window outside a scrolling box, and visible elements without a size.
-# On a phone innerWidth grows with content that is too wide; clientWidth does not.
-WIDE = """[...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll table, pre') &&
-  e.getBoundingClientRect().right > document.documentElement.clientWidth + 0.5).map(e => e.outerHTML.slice(0, 80))"""
 EMPTY = """[...document.querySelectorAll('section, h1, h2, h3, table, figure, img, pre, p, dd')].filter(e =>
   !e.closest('details:not([open])') && !(e.checkVisibility() && e.getBoundingClientRect().width > 20 &&
   e.getBoundingClientRect().height > 8)).map(e => e.outerHTML.slice(0, 80))"""
-SMALL = """[...document.querySelectorAll('body *')].filter(e => e.innerText &&
-  parseFloat(getComputedStyle(e).fontSize) < 12).length"""
 
 
 @pytest.mark.slow

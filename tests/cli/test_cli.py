@@ -31,8 +31,7 @@ from tests.official import (
     write_reviews,
     write_squad,
 )
-from tests.studies.test_tables import make_results, score_by_hand
-from tests.training.test_run import write_text
+from tests.world import make_results, score_by_hand, write_text
 
 SMALL = [
     *("--set", "batch_size=8", "--set", "model.hidden_size=16", "--set", "model.num_hidden_layers=1"),

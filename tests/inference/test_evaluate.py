@@ -15,7 +15,7 @@ from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.official import write_reviews
-from tests.tasks.test_conformance import CASES, make_pretraining
+from tests.world import CASES, make_pretraining
 
 # Case -> the data that are given to evaluate, below the folder of the case; the split that they are.
 GIVEN = {

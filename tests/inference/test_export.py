@@ -13,7 +13,7 @@ from bertkit.inference.export import check_output, export
 from bertkit.inference.export_record import EXPORT_FILE, find_export
 from bertkit.model.onnx import ONNX_FILE
 from tests.exports import FAST, HEADS, LABELS, write_export
-from tests.inference.test_predictor import make_texts, write_head
+from tests.world import make_texts, write_head
 
 LONG = " ".join(make_texts(40))  # several times as long as the models' 128 positions
 INPUTS = {

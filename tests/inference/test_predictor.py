@@ -4,7 +4,6 @@ import io
 import json
 import math
 import re
-from functools import partial
 
 import datasets
 import numpy as np
@@ -23,32 +22,12 @@ from bertkit.inference import predictor as module
 from bertkit.inference.batching import count_characters, cut_into_chunks
 from bertkit.inference.predictor import Predictor, write_file, write_lines
 from bertkit.model import heads
-from bertkit.model.config import BertConfig
 from bertkit.tasks.ner import NER
 from bertkit.tasks.squad import SQUAD
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
-from tests.official import FILLERS, WORDS, write_checkpoint, write_conll, write_squad
-
-Exact = partial(Predictor, precision="fp32")
-TEXTS = [*FILLERS, *sorted(set(WORDS.values()))]
-
-
-def write_head(folder, head, seed=3, **values):
-    """Return a tiny random model with a head, whose outputs are far apart."""
-    write_checkpoint(folder)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    torch.manual_seed(seed)
-    size = {"vocab_size": len(load_tokenizer(str(folder))), "max_position_embeddings": 128}
-    model = getattr(bertkit, head)(BertConfig(**sizes | size | {"initializer_range": 0.3} | values))
-    model.save_pretrained(folder)
-    return folder
-
-
-def make_texts(count, longest=20, seed=0):
-    """Return texts of very different lengths."""
-    draw = np.random.default_rng(seed)
-    return [" ".join(draw.choice(TEXTS, draw.integers(1, longest))) for _ in range(count)]
+from tests.official import FILLERS, write_checkpoint, write_conll, write_squad
+from tests.world import TEXTS, Exact, make_texts, write_head
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from bertkit.inference.predictor import Predictor
-from tests.inference.test_predictor import make_texts
 from tests.served import Client, serving, write_served
+from tests.world import make_texts
 
 pytestmark = pytest.mark.slow
 CLIENTS = 64

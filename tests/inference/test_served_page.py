@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from bertkit.inference.predictor import Predictor
-from tests.analysis.test_page import SMALL, WIDE
 from tests.browser import PROBLEMS
 from tests.served import SERVED, serving, write_served
+from tests.world import SMALL, WIDE
 
 pytestmark = pytest.mark.slow
 

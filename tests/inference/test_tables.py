@@ -17,7 +17,7 @@ from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.inference.tables import write_joined
 from bertkit.system.files import atomic_open
-from tests.inference.test_predictor import make_texts, write_head
+from tests.world import make_texts, write_head
 
 Exact = partial(Predictor, precision="fp32")
 LABELS = {0: "bad", 1: "so-so", 2: "good"}

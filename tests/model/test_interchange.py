@@ -11,7 +11,7 @@ import bertkit
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
-from tests.tasks.test_conformance import CASES
+from tests.world import CASES
 
 STOCK = {
     "pretrain": transformers.AutoModelForPreTraining,

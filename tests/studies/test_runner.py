@@ -28,7 +28,7 @@ from bertkit.tasks import TASKS
 from bertkit.training.recipe import merge, read_recipe, save_recipe
 from tests.conftest import RunHere, change_task
 from tests.official import write_checkpoint, write_conll, write_glue
-from tests.tasks.test_conformance import make_pretraining
+from tests.world import make_pretraining
 
 pytestmark = pytest.mark.usefixtures("here")
 

@@ -19,7 +19,7 @@ from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe, load_recipe, merge, save_recipe
 from bertkit.training.run import run
 from tests.runs import is_running, list_children, list_tasks, read_run, wait_until
-from tests.tasks.test_conformance import make_pretraining
+from tests.world import make_pretraining
 
 PRETRAIN = TASKS["pretrain"]
 SURROUNDINGS = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

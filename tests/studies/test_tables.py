@@ -1,8 +1,6 @@
 """The curves of a run, and the tables and the heat map of a study."""
 
-import itertools
 import os
-import statistics
 import subprocess
 import sys
 
@@ -13,6 +11,7 @@ from bertkit.reports.plots import plot_log
 from bertkit.reports.tables import ScoreRow
 from bertkit.studies.plots import list_curves, plot_curve, plot_heatmap, tabulate_overview
 from bertkit.studies.tables import explain_scores, name_axes, show_value, write_table
+from tests.world import COLUMNS, PAPER, make_ablation, make_results, score_by_hand
 
 ROWS = (
     ScoreRow("loss", "mlm_loss", {"ln V": "uniform_loss"}),
@@ -57,76 +56,9 @@ def test_the_backend_of_a_notebook_that_is_not_installed_is_not_asked_for(tmp_pa
 # --- Studies ----------------------------------------------------------------------------------------------------------
 
 
-def make_results(grid, tasks, scores, rows=("",), seeds=(42, 43), select="best", paper=None, majority=None):
-    """Make the content of study.json; `scores(row, task, setting, seed)`: a score, None (failed) or "waiting"."""
-    settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    cells, chosen = [], []
-    for row, task in itertools.product(rows, tasks):
-        group = []
-        for setting in settings:
-            directory = f"{row}/{task}/{len(group)}"
-            values = [scores(row, task, setting, seed) for seed in seeds]
-            runs = []
-            for seed, value in zip(seeds, values, strict=True):
-                state = {"status": "finished", "metrics": {"score": value}}
-                if value is None:
-                    state = {"status": "failed", "failure": "the loss is nan | lower it"}
-                if value == "waiting":
-                    state = {"status": "running", "update": 12, "updates": 1234, "loss": 0.6931}
-                runs.append({"seed": seed, "directory": f"{directory}/seed-{seed}"} | state)
-            done = [value for value in values if isinstance(value, float)]
-            statistic = {
-                "n": len(done),
-                "failed": values.count(None),
-                "mean": statistics.fmean(done) if done else None,
-                "sd": statistics.stdev(done) if len(done) > 1 else None,
-                "best": max(done, default=None),
-                "at_or_below_majority": None if majority is None else sum(value <= majority for value in done),
-            }
-            head = {"row": row, "column": task, "task": task, "setting": setting, "directory": directory, "runs": runs}
-            group.append(head | statistic | {"borrowed": False})
-        cells += group
-        scored = [cell for cell in group if cell["n"]]
-        if scored:
-            best = max(scored, key=lambda cell: cell["best" if select == "best" else "mean"])
-            run = max((r for r in best["runs"] if r["status"] == "finished"), key=lambda r: r["metrics"]["score"])
-            winner = {"row": row, "column": task, "task": task, "setting": best["setting"], "cell": best["directory"]}
-            winner |= {"run": run["directory"], "seed": run["seed"], "score": run["metrics"]["score"]}
-            winner |= {"value": run["metrics"]["score"]}
-            chosen.append(winner | {"of_settings": len(scored), "of_runs": sum(cell["n"] for cell in scored)})
-    columns = {
-        task: {"task": task, "metric": "accuracy", "name": name, "unit": "fraction", "lower_is_better": False}
-        | {"split": "dev", "published": (paper or {}).get(task, {}), "paper": "", "short": True}
-        for task, name in tasks.items()
-    }
-    definition = {"tasks": list(tasks), "seeds": list(seeds), "select": select}
-    return {
-        "definition": definition | ({"grid": {axis: list(values) for axis, values in grid.items()}} if grid else {}),
-        "finished": True,
-        "runs": len(cells) * len(seeds),
-        "failed": sum(cell["failed"] for cell in cells),
-        "columns": columns,
-        "rows": {row: {"paper": {}, "pretraining": None, "step": None} for row in rows},
-        "pretrainings": [],
-        "cells": cells,
-        "chosen": chosen,
-    }
-
-
-TASKS = {"rte": "accuracy", "cola": "Matthews correlation"}
-PAPER = {"rte": {"BERT-base, test": 0.664, "BERT-large, test": 0.701}, "cola": {"BERT-base, test": 0.521}}
-
-
-def score_by_hand(row, task, setting, seed):
-    """0.50 and 0.52 with the smaller learning rate; with the larger 0.60 and, for seed 43, a failure; cola 0.1 less."""
-    if setting.get("train.learning_rate") == 5e-5:
-        return None if seed == 43 else 0.60 - 0.1 * (task == "cola")
-    return (0.50 if seed == 42 else 0.52) - 0.1 * (task == "cola")
-
-
 def test_the_table_of_a_grid_is_this():
     grid = {"train.learning_rate": [5e-5, 2e-5], "train.num_train_epochs": [3.0]}
-    results = make_results(grid, TASKS, score_by_hand, paper=PAPER, majority=0.5271)
+    results = make_results(grid, COLUMNS, score_by_hand, paper=PAPER, majority=0.5271)
     assert write_table(results) == (
         "# 1 row x 2 tasks x 2 settings x 2 seeds = 8 runs\n"
         "\n"
@@ -166,7 +98,7 @@ def test_the_table_of_a_grid_is_this():
 
 
 def test_rows_stand_below_each_other_and_a_mean_says_of_how_many():
-    results = make_results({}, TASKS, score_by_hand, rows=("paper", "a | b"), select="mean")
+    results = make_results({}, COLUMNS, score_by_hand, rows=("paper", "a | b"), select="mean")
     add_limits(results, 0.4, 0.6)
     text = write_table(results)
     for line in (
@@ -182,13 +114,13 @@ def test_rows_stand_below_each_other_and_a_mean_says_of_how_many():
 
 
 def test_a_single_run_is_no_mean_and_an_average_has_no_interval():
-    results = make_results({}, TASKS, score_by_hand, seeds=[42])
+    results = make_results({}, COLUMNS, score_by_hand, seeds=[42])
     assert explain_scores(results) == "Ours: one run (1), seed 42, on dev."
     assert "| ours | 50.0 (1) | 40.0 (1) |" in write_table(results)
     assert "best run" not in write_table(results)
     assert "interval" not in write_table(results)
     add_limits(results, 0.442, 0.558)
-    results["definition"]["average"] = list(TASKS)
+    results["definition"]["average"] = list(COLUMNS)
     results["cells"][1]["runs"][0]["metrics"] = {"score": 0.4}
     text = write_table(results)
     assert "| ours | 50.0 (1) | 40.0 (1) | 45.0 |\n| ours, 95 % interval | 44.2 to 55.8 | – | – |" in text
@@ -217,9 +149,9 @@ def test_heat_maps_of_odd_shapes(tmp_path):
     for name, results in {
         "failed": make_results({"batch_size": [1, 2]}, one, lambda *_: None),
         "long": make_results(long, one, lambda row, task, setting, seed: 0.5, rows=("a", "a longer name " * 9)),
-        "rows": make_results({}, TASKS, score_by_hand, rows=("", "stable")),
+        "rows": make_results({}, COLUMNS, score_by_hand, rows=("", "stable")),
         # matplotlib would parse text between two dollar signs as mathematics.
-        "dollars": make_results({}, TASKS, score_by_hand, rows=("cost $5^_$", "a $x_$^$ b")),
+        "dollars": make_results({}, COLUMNS, score_by_hand, rows=("cost $5^_$", "a $x_$^$ b")),
         "paper": make_ablation(),
     }.items():
         plot_heatmap(results, tmp_path / f"{name}.png")
@@ -234,76 +166,13 @@ def test_heat_maps_of_odd_shapes(tmp_path):
 
 def test_columns_that_share_runs_have_shades_of_their_own():
     scores = {("a", "rte"): 0.4, ("b", "rte"): 0.5, ("a", "cola"): 0.5, ("b", "cola"): 0.4}
-    results = make_results({}, TASKS, lambda row, task, *_: scores[row, task], rows=("a", "b"))
+    results = make_results({}, COLUMNS, lambda row, task, *_: scores[row, task], rows=("a", "b"))
     for cell in results["cells"]:
         cell["directory"] = cell["row"]
     assert [[cell.share for cell in row[1:]] for row in tabulate_overview(results).rows] == [[0.0, 1.0], [1.0, 0.0]]
 
 
 # --- Tables of the paper ----------------------------------------------------------------------------------------------
-
-
-def make_ablation():
-    """Two rows with a pretraining each, of which one has failed; two columns in percent and a perplexity; an average.
-
-    BERT: 0.51 and 0.49 for MNLI-m, 0.6 and 0.7 for QNLI.
-    """
-    scores = {"MNLI-m": 0.5, "QNLI": 0.65}
-    results = make_results(
-        {},
-        {"MNLI-m": "accuracy", "QNLI": "accuracy"},
-        lambda row, column, setting, seed: (
-            None
-            if row == "LTR"
-            else scores[column] + (0.01 if column == "MNLI-m" else -0.05) * (1 if seed == 42 else -1)
-        ),
-        rows=("BERT", "LTR"),
-        select="mean",
-    )
-    for cell in results["cells"]:
-        for run in cell["runs"]:
-            if run["status"] == "failed":
-                run["failure"] = "its pretraining, pretrain/ltr, has failed"
-            else:
-                run["metrics"] |= {"majority_accuracy": 0.5}
-        if cell["column"] == "MNLI-m" and cell["n"]:
-            cell["at_or_below_majority"] = 1
-    for name, task, paper in (("MNLI-m", "mnli", "dev"), ("QNLI", "qnli", "MRPC, accuracy, dev")):
-        results["columns"][name] |= {"task": task, "paper": paper, "short": False, "published": {"others": 0.9}}
-    results["columns"]["LM (ppl)"] = results["columns"]["QNLI"] | {
-        "task": "pretrain",
-        "name": "perplexity",
-        "metric": "perplexity",
-        "unit": "",
-        "paper": "",
-        "lower_is_better": True,
-        "published": {},
-    }
-    metrics = {"perplexity": 12.3456, "updates": 6000, "heldout_pairs": 1000}
-    state = {"status": "finished", "metrics": metrics}
-    statistic = {"n": 1, "failed": 0, "mean": 12.3456, "sd": None, "best": 12.3456, "at_or_below_majority": None}
-    head = {"row": "BERT", "column": "LM (ppl)", "task": "pretrain", "setting": {}, "borrowed": True}
-    shown = (
-        head | statistic | {"directory": "pretrain/bert", "runs": [{"seed": 1, "directory": "pretrain/bert"} | state]}
-    )
-    scores = [
-        {"name": "perplexity", "unit": "", "value": 12.3456},
-        {"name": "masked-LM accuracy", "unit": "fraction", "value": 0.25},
-    ]
-    failed = {"status": "failed", "failure": "CUDA out of memory"}
-    return results | {
-        "definition": results["definition"] | {"average": ["MNLI-m", "QNLI"], "note": "RTE stands\nfor MRPC."},
-        "runs": 10,
-        "rows": {
-            "BERT": {"paper": {"MNLI-m": 84.4, "Average": 86}, "pretraining": "pretrain/bert", "step": None},
-            "LTR": {"paper": {"LM (ppl)": 3.99}, "pretraining": "pretrain/ltr", "step": None},
-        },
-        "pretrainings": [
-            {"rows": ["BERT"], "directory": "pretrain/bert", "steps": [], "scores": scores} | state,
-            {"rows": ["LTR"], "directory": "pretrain/ltr", "steps": [], "scores": []} | failed,
-        ],
-        "cells": [*results["cells"], shown],
-    }
 
 
 def test_the_table_of_the_paper_is_this():
@@ -383,5 +252,5 @@ def test_a_curve_has_a_line_for_each_pretraining_and_a_study_without_steps_none(
         plot_curve(make_steps(paper), tmp_path / "curve.png")
         assert count_colours(tmp_path / "curve.png")[2] > 50
     plot_curve(make_ablation(), tmp_path / "none.png")
-    plot_curve(make_results({}, TASKS, score_by_hand), tmp_path / "none.png")
+    plot_curve(make_results({}, COLUMNS, score_by_hand), tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()

@@ -25,7 +25,7 @@ from bertkit.training.recipe import merge
 from tests.corpora import SCRIPT, list_finished, read_files
 from tests.official import write_glue
 from tests.runs import list_children, list_tasks, read_run, wait_until
-from tests.tasks.test_conformance import make_pretraining
+from tests.world import make_pretraining
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--node-ip-address", "127.0.0.1"]
 RAY += ["--object-store-memory", "150000000"]

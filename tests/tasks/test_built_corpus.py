@@ -17,7 +17,7 @@ from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.training import test_run
-from tests.training.test_run import assert_same_bits, read_losses, read_weights
+from tests.world import assert_same_bits, read_losses, read_weights
 
 PRETRAIN = TASKS["pretrain"]
 recipe, text = test_run.recipe, test_run.text  # fixtures

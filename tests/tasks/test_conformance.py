@@ -31,53 +31,21 @@ from bertkit.training.prepare import Prepared
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import make_model
 from bertkit.training.scoring import score_splits
-from tests.conftest import draft
 from tests.official import (
-    ROWS,
     list_questions,
-    write_checkpoint,
-    write_conll,
-    write_glue,
     write_questions,
-    write_reviews,
     write_squad,
     write_swag,
 )
-from tests.training.test_run import write_text
-
-TINY = {
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 48,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
-
-
-def make_pretraining(folder, **options):
-    corpus = str(write_text(folder / "corpus.txt"))
-    data = {"corpus": [corpus], "vocab_size": 120, "max_length": 40, "heldout_share": 0.25} | options
-    return {"model": TINY, "batch_size": 8, "data": data, "train": {"max_steps": 4}}
-
-
-def write_start(folder, task, **values):
-    """Return the checkpoint of a task; a task without training data starts from a model that has its head."""
-    labels = () if task.metric else tuple(task.configure(draft(task), None, None)["id2label"].values())
-    return str(write_checkpoint(folder, labels=labels, **values))
-
-
-def make_glue(folder, name):
-    checkpoint = write_start(folder / "bert", TASKS[name])
-    data = {"dir": str(write_glue(folder / "glue")), "max_length": 40}
-    return {"checkpoint": checkpoint, "batch_size": 8, "data": data}
-
-
-def make_squad(folder, version):
-    data = {"dir": str(write_squad(folder / "squad", version.number)), "max_length": 40, "max_query_length": 8}
-    start = write_start(folder / "bert", TASKS[version.name])
-    return {"checkpoint": start, "batch_size": 8, "data": data | {"doc_stride": 12}}
+from tests.world import (
+    CASES,
+    make_classify,
+    make_features,
+    make_glue,
+    make_ner,
+    make_squad,
+    write_start,
+)
 
 
 def make_questions(folder, version):
@@ -95,30 +63,6 @@ def make_swag(folder):
     return {"checkpoint": write_start(folder / "bert", TASKS["swag"]), "batch_size": 8, "data": data}
 
 
-def make_ner(folder, **options):
-    data = {"dir": str(write_conll(folder / "ner")), "max_length": 40} | options
-    return {"checkpoint": write_start(folder / "bert", TASKS["ner"]), "batch_size": 8, "data": data}
-
-
-def make_features(folder):
-    recipe = make_ner(folder, features="sum-all", features_dir=str(folder / "features"))
-    return recipe | {"model": {"bilstm_hidden_size": 6}}
-
-
-def make_classify(folder, text, label, tested=True):
-    """Return a recipe with a file for each split; `tested`: that of test has labels."""
-    for seed, split in enumerate(("train", "dev", "test")):
-        write_reviews(folder / "reviews" / f"{split}.csv", ROWS[split], seed, labelled=tested or split != "test")
-    data = {"dir": str(folder / "reviews"), "text": text, "label": [label], "max_length": 40}
-    return {"checkpoint": write_start(folder / "bert", TASKS["classify"]), "batch_size": 8, "data": data}
-
-
-# name -> (task, a small recipe over files it writes, the options whose file does not exist)
-CASES = {
-    "pretrain": (TASKS["pretrain"], make_pretraining, {"corpus": ["missing.txt"]}),
-    "pretrain, mlm": (TASKS["pretrain"], partial(make_pretraining, objective="mlm"), {"corpus": ["no.txt"]}),
-    "pretrain, clm": (TASKS["pretrain"], partial(make_pretraining, objective="clm"), {"corpus": ["no.txt"]}),
-}
 CASES |= {name: (task, partial(make_glue, name=name), {"dir": "no/glue"}) for name, task in GLUE.items()}
 for version in VERSIONS:
     CASES[version.name] = (SQUAD[version.name], partial(make_squad, version=version), {"dir": "no"})

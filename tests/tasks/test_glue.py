@@ -28,7 +28,7 @@ from bertkit.training.recipe import Recipe, merge
 from bertkit.training.run import make_model, run
 from bertkit.training.run_dir import mark_complete, read_log
 from tests.official import write_checkpoint, write_glue
-from tests.training.test_trainer import read_curve
+from tests.world import read_curve
 
 NAMES = ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax"]
 NLI = ["entailment", "neutral", "contradiction"]

@@ -23,7 +23,7 @@ from bertkit.training.run_dir import LOG
 from tests.conftest import draft
 from tests.hub import Repo, check_metadata
 from tests.official import write_checkpoint
-from tests.tasks.test_conformance import make_classify, make_features, make_glue, make_pretraining, make_squad
+from tests.world import make_classify, make_features, make_glue, make_pretraining, make_squad
 
 pytestmark = pytest.mark.usefixtures("here")
 

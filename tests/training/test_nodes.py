@@ -11,7 +11,7 @@ from bertkit.training.recipe import Recipe, merge, read_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import list_checkpoints
 from tests.kills import MADE, Command, Victim
-from tests.training.test_run import read_losses, write_text
+from tests.world import read_losses, write_text
 
 STILL = " model.hidden_dropout_prob=0.0 model.attention_probs_dropout_prob=0.0"
 UPDATES = 24

@@ -18,7 +18,7 @@ from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
 from bertkit.training.scoring import add_limits
-from tests.tasks.test_conformance import make_glue, make_squad
+from tests.world import make_glue, make_squad
 
 SHORT = {"train": {"max_steps": 3, "save_strategy": "no", "logging_steps": 2}}
 

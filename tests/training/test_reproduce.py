@@ -21,8 +21,7 @@ from bertkit.training.run import run
 from bertkit.training.run_dir import read_environment
 from tests.hub import Repo
 from tests.official import write_checkpoint, write_reviews
-from tests.tasks.test_conformance import CASES
-from tests.training.test_run import PRETRAIN, make_recipe, write_text
+from tests.world import CASES, PRETRAIN, make_recipe, write_text
 
 
 @pytest.fixture(scope="module")

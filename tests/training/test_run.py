@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from bertkit import BertForPreTraining, BertModel
 from bertkit.errors import UsageError
@@ -31,21 +30,15 @@ from bertkit.training.run import dry_run, make_model, run
 from bertkit.training.run_dir import read_log
 from tests.conftest import change_task
 from tests.official import write_checkpoint, write_glue
-
-PRETRAIN = TASKS["pretrain"]
-
-
-def write_text(path, documents=40, seed=0):
-    """Write a corpus whose documents each have a few words of their own, so that there is something to learn."""
-    draw = np.random.default_rng(seed)
-    words = ["".join(draw.choice(list("abcdefghij"), 4)) for _ in range(80)]
-    texts = []
-    for _ in range(documents):
-        own = draw.choice(words, 6, replace=False)
-        lines = [" ".join(draw.choice(own, draw.integers(4, 9))).capitalize() + "." for _ in range(draw.integers(4, 9))]
-        texts.append("\n".join(lines))
-    path.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
-    return path
+from tests.world import (
+    PRETRAIN,
+    assert_same_bits,
+    make_recipe,
+    read_losses,
+    read_weights,
+    weigh_classes,
+    write_text,
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,48 +56,6 @@ def straight(text, tmp_path_factory):
     """Return the metrics and the directory of an uninterrupted run; tests that damage it make a copy."""
     output = tmp_path_factory.mktemp("straight") / "run"
     return SimpleNamespace(metrics=run(Recipe.make(PRETRAIN, make_recipe(text)), output=output), output=output)
-
-
-def make_recipe(text):
-    """Return a recipe: eight updates of a tiny model on a text, without dropout, in fp32."""
-    return {
-        "batch_size": 16,
-        "precision": "fp32",
-        "model": {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 64,
-            "max_position_embeddings": 32,
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-        },
-        "data": {"corpus": [str(text)], "vocab_size": 120, "max_length": 32, "heldout_share": 0.2},
-        "train": {
-            "max_steps": 8,
-            "learning_rate": 1e-3,
-            "warmup_steps": 2,
-            "logging_steps": 1,
-            "eval_steps": 4,
-            "save_steps": 3,
-        },
-    }
-
-
-def read_losses(output):
-    """Return the losses (updates, 3) of a training log: total, masked LM, next sentence."""
-    entries = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
-    return np.array([[e["loss"], e["mlm_loss"], e["nsp_loss"]] for e in entries if "loss" in e])
-
-
-def read_weights(output):
-    return load_file(output / "model.safetensors")
-
-
-def assert_same_bits(one, other):
-    assert one.keys() == other.keys()
-    for name in one:
-        assert torch.equal(one[name], other[name]), name
 
 
 def test_a_run_writes_what_is_needed_to_use_and_repeat_it(recipe, tmp_path):
@@ -250,28 +201,6 @@ def test_accumulation_changes_nothing(recipe, straight, tmp_path, per_device):
     parts = run(Recipe.make(PRETRAIN, cut), output=tmp_path / "parts")
     np.testing.assert_allclose(read_losses(tmp_path / "parts"), read_losses(straight.output), rtol=2e-5)
     assert parts["mlm_loss"] == pytest.approx(straight.metrics["mlm_loss"], rel=1e-4)
-
-
-def weigh_classes(weights):
-    """Return a function that trains RTE with these class weights for four updates of 16 sequences."""
-    rte = TASKS["rte"]
-    task = change_task(rte, configure=lambda *given: rte.configure(*given) | {"class_weights": weights})
-
-    def train(folder, output, **values):
-        recipe = {
-            "checkpoint": str(folder / "bert"),
-            "batch_size": 16,
-            "precision": "fp32",
-            "data": {"dir": str(folder / "glue"), "max_length": 32},
-            "train": {"max_steps": 4, "logging_steps": 1, "learning_rate": 1e-3, "eval_strategy": "no", **values},
-        }
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(TASKS, "rte", task)
-            run(Recipe.make(task, recipe), output=output)
-        losses = [entry["loss"] for entry in read_log(output) if "loss" in entry]
-        return losses, read_weights(output)
-
-    return train
 
 
 def test_accumulation_changes_nothing_with_class_weights(tmp_path):

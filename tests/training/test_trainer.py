@@ -29,9 +29,7 @@ from bertkit.training.run_dir import find_checkpoint, list_checkpoints, mark_com
 from bertkit.training.trainer import SUMS
 from tests.conftest import change_task
 from tests.official import write_checkpoint, write_glue
-from tests.training.test_run import PRETRAIN, assert_same_bits, make_recipe, read_weights, write_text
-
-TIMINGS = ("runtime", "per_second", "preparation_time", "resumed_at")
+from tests.world import PRETRAIN, assert_same_bits, make_recipe, read_curve, read_weights, stop_at, write_text
 
 
 @pytest.fixture(scope="module")
@@ -58,25 +56,10 @@ def straight(recipe, tmp_path_factory):
     return output
 
 
-def read_curve(output):
-    """Return the training log without its timings."""
-    return [{key: value for key, value in entry.items() if not key.endswith(TIMINGS)} for entry in read_log(output)]
-
-
 def assert_same_run(output, straight):
     assert read_curve(output) == read_curve(straight)
     assert json.loads((output / "metrics.json").read_text()) == json.loads((straight / "metrics.json").read_text())
     assert_same_bits(read_weights(output), read_weights(straight))
-
-
-def stop_at(update):
-    """Return a progress function that stops the run after `update` updates."""
-
-    def stop(done, total, log):
-        if done == update - 1 and not log:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return stop
 
 
 def test_the_curve_has_what_a_resume_could_change(recipe, straight):
