@@ -61,12 +61,18 @@ def test_shares_approach_their_values(dev_share, test_share):
         assert len(rows.get(split, ())) / len(MANY) == pytest.approx(share, abs=4 * error + 1e-12)
 
 
-def test_hashes_are_fixed_forever():
+def test_hashes_and_splits_are_fixed_forever():
     """The first 53 bits of BLAKE2b of the text in UTF-8: a later version of bertkit splits a table the same way."""
     digest = hashlib.blake2b("gut, größer".encode(), digest_size=8).digest()
     assert hash_keys(["gut, größer"]).tolist() == [(int.from_bytes(digest, "big") >> 11) / 2**53]
     assert hash_keys(["a", "\ud800"]).tolist() == [0.2537936105758485, 0.2579417374386034]
     assert hash_keys([]).tolist() == []
+    assert {split: len(rows) for split, rows in split_rows(MANY, 0.1, 0.2).items()} == {
+        "train": 14005,
+        "dev": 2115,
+        "test": 3880,
+    }
+    assert [len(split_fold(MANY, 5, fold)["dev"]) for fold in range(5)] == [3880, 3900, 4008, 4035, 4177]
 
 
 def test_the_largest_hash_is_below_1(monkeypatch):

@@ -12,7 +12,7 @@ from scipy.special import expit, softmax
 from sklearn import metrics
 
 from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE
-from bertkit.metrics.classification import score_classes, score_table, tune_thresholds
+from bertkit.metrics.classification import score_classes, score_labels, score_table, tune_thresholds
 from bertkit.metrics.rows import measure_numbers, measure_ranking, take_values
 from bertkit.metrics.table import make_rows
 from bertkit.tasks.result import tabulate_logits
@@ -126,6 +126,13 @@ def test_scores_that_a_class_without_sequences_leaves_undefined():
 
 
 # --- Independent labels
+
+
+def test_a_label_that_is_nowhere_counts_0_in_the_mean():
+    """As in scikit-learn; a class that is nowhere does not count."""
+    labels = np.array([[True, False], [False, False]])
+    assert metrics.f1_score(labels, labels, average="macro", zero_division=0) == 0.5
+    assert take_values(score_labels(labels, labels, NAMES[:2]))["macro_f1"] == 0.5
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -354,12 +354,14 @@ def test_a_loss_that_is_no_number_stops_the_run(recipe, tmp_path):
         run(Recipe.make(PRETRAIN, recipe, {"train": {"learning_rate": 1e30, "max_grad_norm": 0.0}}), output=tmp_path)
 
 
-def poison(monkeypatch, update):
-    """Make every training loss NaN from the given update."""
+def poison(monkeypatch, update, spread=True):
+    """Make every training loss NaN from the given update; unless it spreads, gradients stay finite."""
     compute = trainer.BertTrainer.compute_loss
 
     def multiply(self, *args, **kwargs):
-        return compute(self, *args, **kwargs) * (math.nan if self.state.global_step >= update else 1.0)
+        loss, factor = compute(self, *args, **kwargs), math.nan if self.state.global_step >= update else 1.0
+        self.sums["loss"] *= factor
+        return loss * (factor if spread else 1.0)
 
     monkeypatch.setattr(trainer.BertTrainer, "compute_loss", multiply)
 
@@ -368,9 +370,9 @@ def test_no_checkpoint_is_written_after_a_loss_that_is_no_number(recipe, tmp_pat
     """The fifth loss is NaN and is logged after the eighth update; the sixth update's checkpoint would contain it."""
     recipe = merge(recipe, {"train": {"logging_steps": 8, "eval_strategy": "no"}})
     straight = run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "straight")
-    with monkeypatch.context() as patch:
-        poison(patch, 4)
-        with refused():
+    for spread in (True, False):
+        with monkeypatch.context() as patch, refused():
+            poison(patch, 4, spread)
             run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoint-6").exists()
     assert run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run") == straight
@@ -401,12 +403,13 @@ def test_a_milestone_is_written_once(recipe, tmp_path, monkeypatch, strategy):
     assert written == ([3, 6, 8] if strategy == "steps" else [3, 8])
 
 
-def test_a_stop_does_not_count_on_a_damaged_checkpoint(recipe, straight, tmp_path):
-    """A run that skipped the later ones stops before the same updates."""
-    shutil.copytree(straight.output, tmp_path / "run")
+def test_a_stop_does_not_count_on_a_damaged_checkpoint(recipe, tmp_path):
+    """A run that skipped it stops before the same update."""
+    recipe = merge(recipe, {"train": {"save_steps": 3, "save_total_limit": 0}})
+    run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
     (tmp_path / "run" / "metrics.json").unlink()
-    for path in (tmp_path / "run").glob("checkpoint-*/model.safetensors"):
-        path.write_bytes(b"")
+    for number in (6, 8):
+        (tmp_path / "run" / f"checkpoint-{number}" / "model.safetensors").write_bytes(b"")
 
     def stop(done, total, log):
         if done == 4:
