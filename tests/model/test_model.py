@@ -464,7 +464,7 @@ def test_the_decoder_is_tied(head: str, tmp_path: Path) -> None:
     ],
 )
 def test_pipelines_give_what_they_give_with_transformers(task: str, head: str) -> None:
-    """Alone and, but for features, which padding has none of here, in batches."""
+    """Alone and, except features, which padding has none of here, in batches."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "my", "dog", "is", "hairy", "he", "likes", "play", "##ing"]
     words += ["in", "the", "park", ".", ","]
     tokenizer = transformers.BertTokenizerFast(vocab={word: number for number, word in enumerate(words)})

@@ -66,7 +66,7 @@ def wait_for(process):
 @pytest.mark.slow
 @pytest.mark.parametrize("deaths", [1, 1000])
 def test_a_dead_worker_costs_nothing_that_is_finished(place, tokenizer, tmp_path, monkeypatch, deaths):
-    """What it had to do is done again; if all die, the error is one line, and the same command continues."""
+    """Its work is done again; if all die, the error is one line, and the same command continues."""
     monkeypatch.setattr(bertkit.data.pretraining.build, "PIECE_BYTES", 8000)
     monkeypatch.setattr(bertkit.data.pretraining.build, "LOOK", 0.01)
     texts, made, killed, lines = [str(place / "texts.txt")], tmp_path / "made", [], []
