@@ -74,9 +74,13 @@ class ShardedIds:
     """
 
     def __init__(self, shards: Sequence[Shard], dtype: np.dtype) -> None:
-        self.dtype = np.dtype(dtype)
+        self.dtype, self.shards = np.dtype(dtype), shards
         self.maps = [shard.map("ids") for shard in shards if shard.count("ids")]
         self.ends = list(accumulate(map(len, self.maps)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without the tokens: another process maps the same files."""
+        return ShardedIds, (self.shards, self.dtype)
 
     def __len__(self) -> int:
         return self.ends[-1] if self.ends else 0

@@ -165,13 +165,13 @@ def write_large(path, megabytes, single=0):
 
 
 def measure_peaks(process):
-    """Return the largest resident memory in MB of a process and each of its descendants."""
+    """Return the largest memory in MB of a process and each of its descendants, without pages of mapped files."""
     peaks = {}
     while process.poll() is None:
         for pid in [process.pid, *list_children(process.pid)]:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if found := re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text()):
-                    peaks[pid] = int(found[1]) / 1024
+                if found := re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text()):
+                    peaks[pid] = max(peaks.get(pid, 0), int(found[1]) / 1024)
         time.sleep(0.2)
     return sorted(peaks.values())
 
