@@ -107,7 +107,7 @@ def count_words(texts: Iterable[str], *, cased: bool, report: Callable[[str], No
     from tokenizers.pre_tokenizers import BertPreTokenizer
 
     normalizer, splitter = BertNormalizer(lowercase=not cased), BertPreTokenizer()
-    words, marked, characters = Counter[str](), Counter[str](), 0
+    words, marked, characters, is_pruned = Counter[str](), Counter[str](), 0, False
     texts = iter(texts)
     while batch := list(_take(texts, CHARACTERS_A_COUNT)):
         characters += sum(map(len, batch))
@@ -117,10 +117,11 @@ def count_words(texts: Iterable[str], *, cased: bool, report: Callable[[str], No
                 if len(piece) <= LONGEST_WORD:
                     words[piece] += count
         if len(words) > MOST_WORDS:
-            words = Counter(dict(words.most_common(MOST_WORDS // 2)))
-            report(f"there are more than {MOST_WORDS:,} different words; the rarest are not counted")
+            words, is_pruned = Counter(dict(words.most_common(MOST_WORDS // 2))), True
         if not cased:
             marked.update(chain.from_iterable(MARKED.findall(unicodedata.normalize("NFD", text)) for text in batch))
+    if is_pruned:
+        report(f"there are more than {MOST_WORDS:,} different words; the rarest are not counted")
     if marked.total() > MARKED_SHARE * characters:
         report(
             f"lower-casing removes the marks of {marked.total():,} letters of scripts without case, such as "

@@ -155,7 +155,8 @@ def read_candidates(run: Path, questions: Sequence[Question], source: str) -> di
     if missing or others:
         raise UsageError(
             f"{run} does not answer the questions of {source}: {missing:,} of {len(wanted):,} are missing and "
-            f"{others:,} belong to other questions; give the dev set that the runs were scored on with --data DIR"
+            f"{others:,} belong to other questions; give the dev set that the runs were scored on, all of it (without "
+            "tune_share), with --data DIR"
         )
     return found
 

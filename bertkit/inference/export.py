@@ -35,6 +35,7 @@ from bertkit.system.progress import Report, ignore
 from bertkit.training.run_dir import CALIBRATION_FILE, RECIPE_FILE, describe_environment
 
 TOLERANCE = 1e-4  # of probabilities
+UNFINISHED = ".export-"  # prefix of the folder in the output that has the files until they are complete
 TIMED_LENGTHS = (16, 128, 512)  # tokens of one text
 TEXTS_AT_ONCE, TIMED_IN_BATCHES = 8, 128  # texts, and the tokens of each
 MOST_CALLS, FEWEST_CALLS, MOST_SECONDS = 200, 5, 10.0  # of each measurement
@@ -98,8 +99,10 @@ def export(
     dev = load_dev(open_scored(run, predictor), data) if int8 else None
     with explain_disk_error(output):
         check_output(output)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as temporary:
+        output.mkdir(parents=True, exist_ok=True)
+        for lost in output.glob(f"{UNFINISHED}*"):  # of a killed export
+            shutil.rmtree(lost)
+        with TemporaryDirectory(dir=output, prefix=UNFINISHED) as temporary:
             folder = Path(temporary, "export")
             folder.mkdir()
             path = folder / ONNX_FILE
@@ -137,7 +140,8 @@ def check_output(output: Path) -> None:
         UsageError: It holds something else.
     """
     is_export = any(output.joinpath(name).exists() for name in (EXPORT_FILE, ONNX_FILE))
-    if output.exists() and not is_export and any(output.iterdir()):
+    has_files = output.exists() and any(not path.name.startswith(".") for path in output.iterdir())
+    if has_files and not is_export:
         raise UsageError(f"{output} is not empty and holds no export; name another directory with --output")
 
 
@@ -148,7 +152,6 @@ def publish(folder: Path, record: ExportRecord, output: Path) -> None:
     """
     names = [name for name in EXPORTED if name != CARD and (folder / name).exists()]
     record.checksums = {name: find_checksum(folder / name) for name in names}
-    output.mkdir(exist_ok=True)
     for name in (EXPORT_FILE, *EXPORTED):
         (output / name).unlink(missing_ok=True)
     for path in folder.iterdir():

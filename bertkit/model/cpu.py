@@ -281,19 +281,19 @@ def turn_to_gradient(scores: Tensor, labels: Tensor, to_bias: Tensor) -> Tensor:
 class OrderedLinear(nn.Linear):
     """A linear layer with a second copy of its weights in oneDNN's order, which takes as much memory again.
 
-    The copy is used without gradients, until the weights are changed in place; otherwise this is the plain layer.
+    The copy is used without gradients, until the weights are changed; otherwise this is the plain layer.
     """
 
     def order(self) -> None:
         """Make the copy."""
         self.ordered = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
-        self.version = self.weight._version
+        self.copied = self.weight.data_ptr(), self.weight._version
 
     def can_use_copy(self, x: Tensor) -> bool:
         """Return whether the copy gives what the plain layer gives for x."""
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
-        is_current = self.version == self.weight._version and dtype == self.weight.dtype
-        return is_current and not torch.is_grad_enabled() and runs_eagerly_on_cpu(x) and not is_traced()
+        is_plain = torch.is_grad_enabled() or is_traced() or not runs_eagerly_on_cpu(x) or dtype != self.weight.dtype
+        return not is_plain and self.copied == (self.weight.data_ptr(), self.weight._version)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.can_use_copy(x):

@@ -7,6 +7,7 @@ from typing import Any
 from bertkit.reports.plots import Plot, Series, save_matrices, save_plots
 from bertkit.reports.tables import Table, TableCell, make_table
 from bertkit.studies.tables import (
+    MARK,
     find_row,
     find_shown,
     head_column,
@@ -29,7 +30,9 @@ def plot_heatmap(study: Mapping[str, Any], path: Path) -> None:
         spread = f"mean ± standard deviation over {len(seeds)} seeds (n)" if len(seeds) > 1 else f"seed {seeds[0]}"
         outline = "; outlined: the setting whose {} is best".format("best run" if rule == "best" else "mean")
         grids = tabulate_grids(study)
-        caption = f"{spread}, on {name_splits(study)}{outline if grids else ''}"
+        is_poor = any(cell["at_or_below_majority"] for cell in study["cells"])
+        poor = f";{MARK} a run is no better than always giving the same answer" if is_poor else ""
+        caption = f"{spread}, on {name_splits(study)}{outline if grids else ''}{poor}"
         save_matrices(grids or [tabulate_overview(study)], caption, path)
 
 
@@ -113,7 +116,7 @@ def plot_curve(study: Mapping[str, Any], path: Path) -> None:
 def list_curves(study: Mapping[str, Any]) -> list[Plot]:
     """Return one plot per column: scores over the steps that rows start from, one line per pretraining.
 
-    The paper's values are dashed. A line is called as its first row is, without the step.
+    The paper's values are dashed. A line is named after its first row, without the step.
     """
     lines: dict[str, list[str]] = {}
     for origin in study["pretrainings"]:

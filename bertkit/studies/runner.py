@@ -90,7 +90,7 @@ def run_study(
     check_inputs(first, rest, later, bool(count), report)
     if count:
         state.gpus = share_gpus(count, study.num_gpus)
-    cluster = join_cluster() if left and not count else nullcontext()
+    cluster = join_cluster(study.num_cpus, study.num_gpus or 0) if left and not count else nullcontext()
     with hold_directory(output), cluster as state.ray:
         state.start()
         number = state.work(first)

@@ -126,7 +126,7 @@ class Search:
             return self.make_recipe(self.find_best(prepared)), prepared
 
     def find_best(self, prepared: Prepared) -> dict[str, Any]:
-        """Do the trials that are left, and return the best values; none of them if no trial is complete."""
+        """Do the trials that are left, and return the best values; empty if no trial is complete."""
         if self.clock and not self.divide_time(prepared):
             self.report("the time is too short for trials: training with the task's own values")
             return {}

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,11 @@ def check_address(address: str) -> None:
 
 
 @contextlib.contextmanager
-def join_cluster() -> Iterator[Any]:
+def join_cluster(num_cpus: float, num_gpus: float) -> Iterator[Any]:
     """Yield Ray, connected to the cluster that RAY_ADDRESS names, or to a new one on this machine alone.
 
     Raises:
-        UsageError: Ray is not installed, or the cluster does not answer.
+        UsageError: Ray is not installed, the cluster does not answer, or a job asks for more than this machine has.
     """
     ray = import_ray()
     if ray.is_initialized():
@@ -79,6 +80,13 @@ def join_cluster() -> Iterator[Any]:
     try:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
+        there = ray.cluster_resources() if address == "local" else {"CPU": inf, "GPU": inf}
+        for kind, asked in (("CPU", num_cpus), ("GPU", num_gpus)):
+            if asked > there.get(kind, 0):
+                raise UsageError(
+                    f"num_{kind.lower()}s is {asked:g}, but this machine has {there.get(kind, 0):g}; lower it, "
+                    "or name a cluster in RAY_ADDRESS"
+                )
         yield ray
     finally:
         ray.shutdown()

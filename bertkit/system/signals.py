@@ -77,7 +77,7 @@ def leave_signals_to_parent() -> None:
     if hasattr(signal, "sigtimedwait"):  # on macOS, which lacks it, SIGTERM ends the process
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # threads that already exist do not block it
-        Thread(target=_obey_parent, daemon=True).start()
+    Thread(target=_obey_parent, daemon=True).start()
 
 
 def _obey_parent() -> None:
@@ -86,6 +86,9 @@ def _obey_parent() -> None:
     It must not write beside the command that takes the place of the dead one.
     """
     while parent_process().is_alive():
+        if not hasattr(signal, "sigtimedwait"):
+            time.sleep(LOOK_AT_PARENT)
+            continue
         found = signal.sigtimedwait({signal.SIGTERM}, LOOK_AT_PARENT)
         if found is not None and found.si_pid == parent_process().pid:
             break

@@ -39,7 +39,7 @@ def calibrate(
 ) -> tuple[float | None, Conformity | None]:
     """Return the temperature and the conformity scores on the rows that decide.
 
-    There is no temperature without `calibrate`, and neither if the task does not predict classes.
+    Both are None if the task does not predict classes; the temperature also without `calibrate`.
 
     Raises:
         UsageError: The model's outputs are NaN.

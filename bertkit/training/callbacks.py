@@ -166,7 +166,7 @@ class Deadline(StopAfter):
 
     Args:
         clock: A `budget.Clock`.
-        measured: The `costs.Measured`.
+        measured: The measured costs.
         update: The update after which it has ended the training already; 0: none.
     """
 

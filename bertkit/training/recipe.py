@@ -271,12 +271,17 @@ def merge(*recipes: Mapping[str, Any]) -> RecipePart:
 
 
 def name_precision(recipe: RecipePart) -> RecipePart:
-    """Write `fp16 = true` or `bf16 = true`, at the top level or in `[train]`, as `precision`; return the recipe."""
+    """Write `fp16 = true` or `bf16 = true`, at the top level or in `[train]`, as `precision`; return the recipe.
+
+    Raises:
+        UsageError: The recipe has two precisions.
+    """
     for table in (recipe, recipe.get("train")):
         for name in ("bf16", "fp16"):
             if isinstance(table, dict) and table.get(name) is True:
-                recipe["precision"] = name
                 del table[name]
+                if (other := recipe.setdefault("precision", name)) != name:
+                    raise UsageError(f"precision is given twice, as {name} and as {show_toml(other)}; keep one of them")
     return recipe
 
 

@@ -126,6 +126,8 @@ def _read_brat(folder: str, paths: Sequence[Path], report: Report) -> Columns:
             label, start, several, end, piece = bound.groups()
             span = MarkedSpan(int(start), int(end), label=label, text=piece)
             lost += (is_apart := several is not None and not span.fits(text))
+            if not is_apart:
+                check_span(span, text, str(path))
             spans += [] if is_apart else [span]
         rows.append({"document": path.stem, TEXT_COLUMN: text, SPANS: to_builtins(spans)})
     if lost:

@@ -44,8 +44,8 @@ class MarkedSpan(Struct, omit_defaults=True):
     label: str = ""
     type: str = ""
     entity_group: str = ""
-    labels: list[str] = []
-    text: str = ""
+    labels: list[str] | None = None
+    text: str | None = None
 
     def __post_init__(self) -> None:
         self.start, self.end = max(self.start, self.start_offset), max(self.end, self.end_offset)

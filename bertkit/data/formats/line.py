@@ -171,10 +171,10 @@ def split_rows(lines: Iterator[tuple[int, str | UsageError]], separator: str, is
                 yield number, text if isinstance(text, UsageError) else text.split(separator)
         return
     csv.field_size_limit(LONGEST_CELL)
-    last = 0
+    last, line = 0, ""
 
     def take(numbered: tuple[int, str | UsageError]) -> str:
-        nonlocal last
+        nonlocal last, line
         last, line = numbered
         if isinstance(line, UsageError):
             raise line
@@ -188,6 +188,8 @@ def split_rows(lines: Iterator[tuple[int, str | UsageError]], separator: str, is
         except StopIteration:
             return
         except (csv.Error, UsageError) as error:
+            if isinstance(error, UsageError) and error is not line:  # of the file, not of a line
+                raise
             trouble = str(error)
             if isinstance(error, csv.Error):  # " - " precedes advice for programmers
                 trouble = f"is not a valid CSV row ({trouble.partition(' - ')[0]}); check its quotes and commas"

@@ -170,15 +170,16 @@ def read_splits(source: str, read: Callable[[Path], Any] | None = None, needs_tr
         if path.is_dir() and not _is_saved(path):
             matched = _match_splits(source, _list_stems(path), needs_train)
             return {split: read(path / name) for split, name in matched.items()}
-    except OSError as error:
-        raise UsageError(f"{source} cannot be read ({error.strerror}); check its path and permissions") from None
-    if path.is_dir():
-        import datasets
+        if path.is_dir():
+            import datasets
 
-        loaded = datasets.load_from_disk(source)
-        found = loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
-    else:
-        found = load_hub(source, f"give {SOURCES}")
+            loaded = datasets.load_from_disk(source)
+            found = loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
+        else:
+            found = load_hub(source, f"give {SOURCES}")
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"{source} cannot be read ({reason}); check its path and permissions") from None
     matched = _match_splits(source, dict(zip(found, found, strict=True)), needs_train)
     return {split: convert_dataset(f"{source}, {name}", found[name]) for split, name in matched.items()}
 
@@ -283,7 +284,8 @@ def write_values(source: str, rows: Rows, unit: str, classes: Mapping[str, Seque
                     shape = "objects" if is_nested else "lists" if is_list else "plain values"
                     shapes.setdefault(key, {}).setdefault(shape, number)
                 row[key] = make_text(list(map(make_text, value)) if is_list and not is_nested else value)
-            yield number, row
+            if row:
+                yield number, row
 
     table, lines = gather(source, walk())
     faults = {
@@ -421,7 +423,7 @@ def name_cells(
         notes: Remarks on the form of the file, for `report`.
     """
     number, names = next(rows, (1, []))
-    origin = f"{path}, line {number}"
+    origin = f"{path}, {UNITS.get(path.suffix, 'line')} {number}"
     if isinstance(names, UsageError):
         raise UsageError(f"{origin} {names}")
     first = int(len(names) > 1 and not names[0].strip())  # pandas gives its index no name
@@ -504,6 +506,8 @@ def _walk_batches(
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if column.type == pa.float32():  # 3.8 is not 3.799999952316284
                 column = column.cast(pa.string()).cast(pa.float64())
+            if pa.types.is_timestamp(column.type):  # datetime has microseconds
+                column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
             values = column.to_pylist()
             if name in classes:
                 values = [name_class(value, classes[name]) for value in values]

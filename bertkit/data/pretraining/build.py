@@ -346,7 +346,7 @@ def start_workers(work: BuildWork, workers: int) -> Iterator[Submit]:
         with open_pool(workers, "spawn", leave_signals_to_parent) as pool:
             yield partial(pool.submit, write_apart, work)
     else:
-        with join_cluster() as ray:
+        with join_cluster(num_cpus=1, num_gpus=0) as ray:
             task, shared, directory = ray.remote(max_retries=3)(write_on_ray), ray.put(work), os.getcwd()
             yield lambda number, piece: task.remote(shared, number, piece, directory).future()
 

@@ -250,7 +250,7 @@ def _cut_source(source: str, piece_bytes: int) -> list[Piece]:
     """Check that a source exists and divide it into pieces."""
     if source == DOCS:
         return [Piece(source, "docs")]
-    path = str(Path(os.path.expanduser(source)))  # unlike Path's methods, these functions never fail
+    path = os.path.expanduser(source)  # unlike Path's methods, these functions never fail
     if is_built(path):
         raise UsageError(f"{source} is a built corpus, not text; name the text it was built from")
     with explain_refusal(source):

@@ -498,6 +498,22 @@ def test_an_input_that_is_not_a_table_is_one_line(name, content, tmp_path, refus
         list_values(tmp_path / name, content, ("text",))
 
 
+def test_a_truncated_archive_ends_the_table(tmp_path, refused):
+    """It is an error of the file, not of a row, after which the others would be missing."""
+    path = tmp_path / "t.csv.gz"
+    text = "text,label\nä,1\n" + "".join(f"{'word ' * 20}{n},1\n" for n in range(5000))
+    path.write_bytes(gzip.compress(text.encode())[:-2000])
+    with refused():
+        list(read_inputs(str(path)))
+
+
+def test_an_empty_object_is_no_row(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": "x"}\n{}\n{"a": "y"}\n')
+    table = read_columns(path)
+    assert (table.find("a").to_pylist(), list(table.lines)) == (["x", "y"], [1, 3])
+
+
 def test_json_may_hold_texts_for_prediction(tmp_path):
     found = list_values(tmp_path / "a.json", b'{"data": [{"text": "good", "id": 1}, "bad", 3, "\xff"]}')
     assert found[:2] == [{"text": "good", "id": 1}, "bad"]

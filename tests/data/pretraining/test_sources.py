@@ -155,7 +155,7 @@ def test_a_bad_file_is_one_line(tmp_path, name, refused):
         read(file.parent if file.suffix == ".md" else file)
 
 
-@pytest.mark.parametrize("source", ["missing.txt", "./missing", "~nobody-at-all/a", "a/b/c", "x.jsonl", "a b"])
+@pytest.mark.parametrize("source", ["", "missing.txt", "./missing", "~nobody-at-all/a", "a/b/c", "x.jsonl", "a b"])
 def test_missing_file_is_an_error_at_once_and_not_a_name_on_the_hub(source, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sources, "find_hub_trouble", lambda *_: pytest.fail("asked the Hub"))
