@@ -44,7 +44,14 @@ DISKS = (
         "full",
         "free some space and run the command again",
         (errno.ENOSPC, errno.EFBIG, errno.EDQUOT),
-        ("No space left", "File too large", "inline_container", "PytorchStreamWriter", "quota exceeded"),
+        (
+            "No space left",
+            "File too large",
+            "inline_container",
+            "PytorchStreamWriter",
+            "iostream error",
+            "quota exceeded",
+        ),
     ),
 )
 
