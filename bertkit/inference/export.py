@@ -35,7 +35,7 @@ from bertkit.system.progress import Report, ignore
 from bertkit.training.run_dir import CALIBRATION_FILE, RECIPE_FILE, describe_environment
 
 TOLERANCE = 1e-4  # of probabilities
-UNFINISHED = ".export-"  # prefix of the folder in the output that has the files until they are complete
+PARTS = ".export-"  # prefix of the folder in the output that has the files until they are complete
 TIMED_LENGTHS = (16, 128, 512)  # tokens of one text
 TEXTS_AT_ONCE, TIMED_IN_BATCHES = 8, 128  # texts, and the tokens of each
 MOST_CALLS, FEWEST_CALLS, MOST_SECONDS = 200, 5, 10.0  # of each measurement
@@ -100,9 +100,9 @@ def export(
     with explain_disk_error(output):
         check_output(output)
         output.mkdir(parents=True, exist_ok=True)
-        for lost in output.glob(f"{UNFINISHED}*"):  # of a killed export
+        for lost in output.glob(f"{PARTS}*"):  # of a killed export
             shutil.rmtree(lost)
-        with TemporaryDirectory(dir=output, prefix=UNFINISHED) as temporary:
+        with TemporaryDirectory(dir=output, prefix=PARTS) as temporary:
             folder = Path(temporary, "export")
             folder.mkdir()
             path = folder / ONNX_FILE
