@@ -40,7 +40,7 @@ demo: $(INSTALLED) ## 8 min: a classifier of texts after 2, then a pretraining, 
 	$(BIN)/bertkit predict runs/demo-squad $(ASKED) $(CONTEXT) $(OTHER) $(CONTEXT)
 	$(BIN)/bertkit report runs/demo-classify runs/demo runs/demo-squad --output runs/demo.html
 
-docs: $(INSTALLED) ## 5 min: write the tables of the pages that repeat the code, and the golden file of refusals
+docs: $(INSTALLED) ## 1 min: write the tables of the pages that repeat the code, and the golden file of refusals
 	$(BIN)/python -m tests.docs
 	rm -f tests/refusals.json
 	HF_HUB_OFFLINE=1 $(BIN)/pytest --quiet --numprocesses 0 --write-refusals
@@ -54,7 +54,7 @@ format: $(INSTALLED) ## 2 s: format the code and apply the fixes of ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: $(INSTALLED) ## 9 min: the fast tests, offline
+test: $(INSTALLED) ## 6 min: the fast tests, offline
 	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
 
 browser: ## 1 min: install Chromium where there is none, as root of a Debian
