@@ -19,6 +19,7 @@ import pytest
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
+from tests.corpora import write_text
 from tests.kills import (
     MADE,
     RENEWED,
@@ -40,7 +41,6 @@ from tests.official import (
     write_squad,
     write_table,
 )
-from tests.world import write_text
 
 
 def predict(made: Path) -> dict[str, object]:

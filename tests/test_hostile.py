@@ -24,8 +24,9 @@ from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import mark_complete
+from tests.corpora import write_text
 from tests.official import write_checkpoint, write_glue
-from tests.world import PRETRAIN, make_recipe, stop_at, write_text
+from tests.world import PRETRAIN, make_recipe, stop_at
 
 ROOT = Path(cli.__file__).parents[2]
 

@@ -23,6 +23,7 @@ from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
 from tests.conftest import change_task, draft
+from tests.corpora import write_text
 from tests.official import (
     FILLERS,
     ROWS,
@@ -37,19 +38,6 @@ from tests.official import (
 # --- Runs -------------------------------------------------------------------------------------------------------------
 
 PRETRAIN = TASKS["pretrain"]
-
-
-def write_text(path, documents=40, seed=0):
-    """Write a corpus whose documents each have a few words of their own, so that there is something to learn."""
-    draw = np.random.default_rng(seed)
-    words = ["".join(draw.choice(list("abcdefghij"), 4)) for _ in range(80)]
-    texts = []
-    for _ in range(documents):
-        own = draw.choice(words, 6, replace=False)
-        lines = [" ".join(draw.choice(own, draw.integers(4, 9))).capitalize() + "." for _ in range(draw.integers(4, 9))]
-        texts.append("\n".join(lines))
-    path.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
-    return path
 
 
 def make_recipe(text):

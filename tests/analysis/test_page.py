@@ -38,6 +38,7 @@ from bertkit.training.recipe import Recipe, read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
 from tests.browser import PROBLEMS
+from tests.corpora import write_text
 from tests.official import write_checkpoint, write_conll, write_glue, write_squad
 from tests.world import (
     COLUMNS,
@@ -51,7 +52,6 @@ from tests.world import (
     make_results,
     read_tables,
     score_by_hand,
-    write_text,
 )
 
 HOSTILE = "<script>alert('1')</script> \"onload=\"x ]]> {{ 7*7 }} $\\frac"

@@ -21,7 +21,7 @@ from bertkit.inference.glue_submission import SUBMITTED
 from bertkit.reports.tables import make_table
 from bertkit.studies.tables import write_table
 from bertkit.tasks.option import PRETRAINING_OPTIONS
-from tests.corpora import limit_files
+from tests.corpora import limit_files, write_text
 from tests.official import (
     list_questions,
     write_checkpoint,
@@ -31,7 +31,7 @@ from tests.official import (
     write_reviews,
     write_squad,
 )
-from tests.world import make_results, score_by_hand, write_text
+from tests.world import make_results, score_by_hand
 
 SMALL = [
     *("--set", "batch_size=8", "--set", "model.hidden_size=16", "--set", "model.num_hidden_layers=1"),

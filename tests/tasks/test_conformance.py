@@ -184,13 +184,18 @@ def test_some_of_dev_decide_and_the_others_are_scored(case):
             divide(task, dev, share)
 
 
-@LEARNED
-def test_a_model_that_has_diverged_is_refused(case):
+def answer_dev(case):
+    """Return the task, its first evaluated split, all of it as a batch, and the model's outputs without dropout."""
     task, _, _, _, data, model, _ = case
     dev = data[next(iter(task.splits))]
     batch = take_batch(task, dev, len(dev))
     with torch.no_grad():
-        outputs = model.eval()(**batch, **task.evaluation_options)
+        return task, dev, batch, model.eval()(**batch, **task.evaluation_options)
+
+
+@LEARNED
+def test_a_model_that_has_diverged_is_refused(case):
+    task, dev, batch, outputs = answer_dev(case)
     for name in [name for name in outputs if name.endswith("logits")]:
         outputs[name] = torch.full_like(outputs[name], torch.nan)
     with pytest.raises(UsageError, match="training has diverged"):
@@ -255,11 +260,7 @@ def test_every_fine_tuned_task_can_freeze_its_encoder_and_have_a_bilstm(case, bi
 @LEARNED
 def test_gold_answers_score_the_maximum_and_wrong_ones_do_not(case):
     """Replace the head's outputs by logits that are certain of the labels."""
-    task, _, _, _, data, model, _ = case
-    dev = data[next(iter(task.splits))]
-    batch = take_batch(task, dev, len(dev))
-    with torch.no_grad():
-        outputs = model.eval()(**batch, **task.evaluation_options)
+    task, dev, batch, outputs = answer_dev(case)
     worst = score_summaries(task, task.summarize(outputs, batch).numpy(), dev)
     for name, value in outputs.items():
         if name.endswith("logits"):

@@ -29,8 +29,9 @@ from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe, load_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
+from tests.corpora import write_text
 from tests.official import write_checkpoint, write_glue, write_squad
-from tests.world import PRETRAIN, assert_same_bits, make_recipe, read_weights, write_text
+from tests.world import PRETRAIN, assert_same_bits, make_recipe, read_weights
 
 RTE = TASKS["rte"]
 MEMORY = {"weights": 80_000_000, "gradients": 80_000_000, "optimizer": 120_000_000}  # a checkpoint of 1 s

@@ -10,8 +10,9 @@ from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe, merge, read_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import list_checkpoints
+from tests.corpora import write_text
 from tests.kills import MADE, Command, Victim
-from tests.world import read_losses, write_text
+from tests.world import read_losses
 
 STILL = " model.hidden_dropout_prob=0.0 model.attention_probs_dropout_prob=0.0"
 UPDATES = 24

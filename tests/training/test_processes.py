@@ -18,8 +18,9 @@ from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.recipe import Recipe, merge, read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import find_checkpoint, list_checkpoints, read_log
+from tests.corpora import write_text
 from tests.official import write_checkpoint, write_conll, write_glue, write_reviews
-from tests.world import PRETRAIN, make_recipe, read_losses, read_weights, weigh_classes, write_text
+from tests.world import PRETRAIN, make_recipe, read_losses, read_weights, weigh_classes
 
 TWO_PHASES = {"phase": [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]}
 

@@ -19,9 +19,10 @@ from bertkit.training.recipe import Recipe, merge, read_recipe, save_recipe
 from bertkit.training.reproduce import compare_environments, compare_runs, reproduce
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_environment
+from tests.corpora import write_text
 from tests.hub import Repo
 from tests.official import write_checkpoint, write_reviews
-from tests.world import CASES, PRETRAIN, make_recipe, write_text
+from tests.world import CASES, PRETRAIN, make_recipe
 
 
 @pytest.fixture(scope="module")

@@ -29,16 +29,9 @@ from bertkit.training.recipe import Recipe, merge, save_recipe
 from bertkit.training.run import dry_run, make_model, run
 from bertkit.training.run_dir import read_log
 from tests.conftest import change_task
+from tests.corpora import write_text
 from tests.official import write_checkpoint, write_glue
-from tests.world import (
-    PRETRAIN,
-    assert_same_bits,
-    make_recipe,
-    read_losses,
-    read_weights,
-    weigh_classes,
-    write_text,
-)
+from tests.world import PRETRAIN, assert_same_bits, make_recipe, read_losses, read_weights, weigh_classes
 
 
 @pytest.fixture(scope="module")

@@ -28,8 +28,9 @@ from bertkit.training.run import run
 from bertkit.training.run_dir import find_checkpoint, list_checkpoints, mark_complete, read_log, rotate_checkpoints
 from bertkit.training.trainer import SUMS
 from tests.conftest import change_task
+from tests.corpora import write_text
 from tests.official import write_checkpoint, write_glue
-from tests.world import PRETRAIN, assert_same_bits, make_recipe, read_curve, read_weights, stop_at, write_text
+from tests.world import PRETRAIN, assert_same_bits, make_recipe, read_curve, read_weights, stop_at
 
 
 @pytest.fixture(scope="module")
