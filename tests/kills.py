@@ -24,9 +24,10 @@ from tests.world import TIMINGS, read_curve
 SURROUNDINGS = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
 MADE = "made"  # the output of a command, in its working directory
 CHECKPOINT = re.compile(r"(.*?)checkpoint-(\d+)/.*")
-# Paths that a finished study or doctor writes again, and paths that depend on where a command was stopped.
+# Paths that a finished study or doctor writes again, and paths that depend on where a command was stopped: a trial that
+# is worse may end before or after it is told to.
 RENEWED = re.compile(r".*\.png|(.*/)?((study|folds|doctor)\.\w+|table\.md|label_errors\.csv|out_of_fold\.\w+)")
-STOPPED = re.compile(rf".*\.log|(.*/)?(recipes/.*|checkpoint-.*|{re.escape(ENVIRONMENT)})")
+STOPPED = re.compile(rf".*\.log|search/trial-.*|(.*/)?(recipes/.*|checkpoint-.*|{re.escape(ENVIRONMENT)})")
 LINE = "bertkit: another process of this run was lost; the same command continues from its last checkpoint\n"
 PATIENCE = 60.0  # seconds in which the loss of a process must end all others
 
