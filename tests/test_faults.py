@@ -85,7 +85,7 @@ COMMANDS = [
     Command("squad", f"-m bertkit squad --version 2 --data PLACE/squad {SQUAD}", 12),
     Command("glue --grid", GRID, 12),
     Command("glue --grid --workers 2", f"{GRID} --workers 2", 4),
-    Command("glue --search", f"{RTE} --search 4 train.learning_rate=1e-3", 12),
+    Command("glue --search", f"{RTE} --search 4 train.num_train_epochs=4.0", 12),
     Command("classify", CLASSIFY, 8),
     Command("classify --folds", f"{CLASSIFY} --folds 3", 8),
     Command("ner", NER, 8),

@@ -31,13 +31,15 @@ from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import Interrupted, note_signals
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import MOST_HELD_BACK
+from bertkit.tasks.finetuning import BASELINES, BEST_BASELINE, GAIN
 from bertkit.training import budget, costs
 from bertkit.training.callbacks import Progress
 from bertkit.training.prepare import Prepared, prepare
+from bertkit.training.preset import settle
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe, list_decisive, load_recipe, merge, read_recipe, save_recipe
 from bertkit.training.run import run
-from bertkit.training.run_dir import LOG, RECIPE_FILE, SEARCH, has_begun, read_log
+from bertkit.training.run_dir import LOG, METRICS_FILE, RECIPE_FILE, SEARCH, has_begun, read_log, read_metrics
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -45,12 +47,13 @@ if TYPE_CHECKING:
 
 JOURNAL, TRIALS_FILE = "optuna.log", "trials.md"
 HELD_ROWS = 1000  # rows; the standard error of an accuracy of 80 % is 1.3 points then
-LEARNING_RATES = (1e-5, 1e-4)  # around those of section A.3
+LEARNING_RATES = (1e-5, 2e-4)  # around those of section A.3, and higher for small models
 BATCH_CHOICES = (16, 32)  # section A.3
-EPOCH_CHOICES = (2.0, 3.0, 4.0)  # section A.3
+SHORTEST, LONGEST = 0.5, 2.0  # times the epochs of the first trial
 TRIAL_SCORES = 4  # in each trial
-LEAST_TRIALS = 6  # a clock gives each at most this part of the time for trials
+LEAST_TRIALS = 2  # for which a clock must have time
 START_SECONDS = 10.0  # a process needs them before its first update
+WORSE = "worse than the median of the other trials"
 TRIAL_ONLY = {"eval_strategy": "steps", "eval_steps": 1 / TRIAL_SCORES, "save_strategy": "no"}
 TRIAL_ONLY |= {"eval_on_start": False, "load_best_model_at_end": False}
 
@@ -90,6 +93,7 @@ class Search:
         most: The number of trials; 0: as many as the clock allows.
         measured: The costs of a trial, if there is a clock.
         noted: Signals that were received.
+        is_worse: Whether the present trial ends early, or would have.
     """
 
     recipe: Recipe
@@ -99,20 +103,24 @@ class Search:
     report: Report
     measured: costs.Measured | None = None
     noted: list[int] = field(default_factory=list)
+    is_worse: bool = False
 
     def __post_init__(self) -> None:
         self.task, self.folder = TASKS[self.recipe.task], self.output / SEARCH
+        if "preset" not in self.recipe.given:
+            self.recipe = self.recipe.changed(preset="auto")
+        self.longest = LONGEST
 
     def choose(self) -> tuple[Recipe, Prepared | None]:
         """Do or continue the search, and return the recipe of the last training and its inputs if they are read."""
         others = [key for key in ("features", "extra_train", "held_back") if self.recipe.data.get(key)]
         others += [] if self.task.metric else [f"--task {self.task.name}"]
-        if not others and not self.axes:
+        if not others and not self.searched:
             self.report("the recipe leaves nothing to search: training with its values")
             return self.recipe, None
         if others := others + ["torchrun or accelerate launch"] * (count_processes() > 1):
             raise UsageError(f"--search and --budget cannot be combined with {others[0]}; leave it out")
-        identity = list_decisive(self.recipe.to_dict()) | {"searched": sorted(self.axes), "clock": bool(self.clock)}
+        identity = list_decisive(self.recipe.to_dict()) | {"searched": self.searched, "clock": bool(self.clock)}
         path = self.folder / RECIPE_FILE
         if path.exists():
             refuse_other(f"{self.folder} belongs to another search", read_recipe(path), identity)
@@ -121,6 +129,7 @@ class Search:
         if has_begun(self.output):  # the last training
             return load_recipe(self.output / RECIPE_FILE), None
         prepared = prepare(self.recipe, self.report)
+        self.recipe = settle(self.recipe, len(prepared.data["train"]), self.report)
         with hold_directory(self.folder):
             save_recipe(identity, path)
             return self.make_recipe(self.find_best(prepared)), prepared
@@ -128,9 +137,9 @@ class Search:
     def find_best(self, prepared: Prepared) -> dict[str, Any]:
         """Do the trials that are left, and return the best values; empty if no trial is complete."""
         if self.clock and not self.divide_time(prepared):
-            self.report("the time is too short for trials: training with the task's own values")
+            self.report("the time is too short for trials: training with the values of the preset")
             return {}
-        many, names = f"{self.most} trials" if self.most else "trials", (axis.rpartition(".")[2] for axis in self.axes)
+        names, many = map(name_key, self.searched), f"{self.most} trials" if self.most else "trials"
         self.report(f"searching {', '.join(names)}: {many}, scored on held-back rows of train")
         self.open_journal()
         with note_signals(self.noted.append):
@@ -139,11 +148,23 @@ class Search:
                     break
                 self.do_trial(done + 1)
         if not self.study.get_trials(states=[self.optuna.trial.TrialState.COMPLETE]):
-            self.report("no trial was completed: training with the task's own values")
+            self.report("no trial was completed: training with the values of the preset")
             return {}
-        best = self.study.best_trial.params
-        self.report(f"the best of {done} trials: {describe_values(best)}; training on all of train")
-        return best
+        best = self.study.best_trial
+        for line in self.describe_baseline(read_metrics(self.folder / name_trial(best.number + 1) / METRICS_FILE)):
+            self.report(line)
+        self.report(f"the best of {done} trials: {describe_values(best.params)}; training on all of train")
+        return best.params
+
+    def describe_baseline(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return the best baseline of a trial in words, and whether the trial is better than it."""
+        if not (name := metrics.get(BEST_BASELINE)):
+            return []
+        score = find_row(self.task.table, self.task.metric).describe(metrics[f"{name}_score"])
+        lines = [f"{BASELINES[name]}, which a search does not choose: {score}"]
+        if metrics[f"{GAIN}_low"] <= 0:
+            lines.append(f"the best trial is not better than {BASELINES[name]} by the interval of the difference")
+        return lines
 
     # --- What is searched, and how long -------------------------------------------------------------------------------
 
@@ -157,47 +178,57 @@ class Search:
         return optuna
 
     @cached_property
+    def searched(self) -> list[str]:
+        """Return the names of the values that are searched: those that a person left open."""
+        known = self.recipe.given.keys() | self.recipe.given.get("train", {}).keys()
+        known |= {"num_train_epochs"} if "max_steps" in known else set()
+        axes = ("train.learning_rate", "batch_size", "train.num_train_epochs")
+        return [axis for axis in axes if name_key(axis) not in known]
+
+    @property
     def axes(self) -> dict[str, "BaseDistribution"]:
-        """Return the values that are searched: those that a person left open."""
-        train, given, kinds = self.recipe.train, self.recipe.given, self.optuna.distributions
-        rate, epochs = train["learning_rate"], train["num_train_epochs"]
-        rates = min(*LEARNING_RATES, rate), max(*LEARNING_RATES, rate)
+        """Return the values that are searched, around those of the first trial."""
+        rate, epochs = self.recipe.train["learning_rate"], self.recipe.train["num_train_epochs"]
+        rates, kinds = (min(*LEARNING_RATES, rate), max(*LEARNING_RATES, rate)), self.optuna.distributions
         axes: dict[str, BaseDistribution] = {
             "train.learning_rate": kinds.FloatDistribution(*rates, log=True),
             "batch_size": kinds.CategoricalDistribution(sorted({*BATCH_CHOICES, self.recipe.batch_size})),
-            "preset": kinds.CategoricalDistribution(("paper", "stable")),
-            "train.num_train_epochs": kinds.CategoricalDistribution(sorted({*EPOCH_CHOICES, epochs})),
+            "train.num_train_epochs": kinds.FloatDistribution(epochs * SHORTEST, epochs * self.longest, log=True),
         }
-        known = given.keys() | given.get("train", {}).keys()
-        if self.clock or "max_steps" in train:  # these decide the length
-            known |= {"num_train_epochs"}
-        return {axis: values for axis, values in axes.items() if axis.rpartition(".")[2] not in known}
+        return {axis: axes[axis] for axis in self.searched}
 
     def divide_time(self, prepared: Prepared) -> bool:
         """Divide the time between trials and the last training, and return whether it is enough for trials."""
         self.report("measuring some updates")
-        probe, half = budget.PROBE_SHARE * self.clock.limit, self.clock.limit / 2
+        limit, probe = self.clock.limit, budget.PROBE_SHARE * self.clock.limit
         measured = costs.measure(self.recipe, prepared, probe)
-        _, training, evaluation = costs.expect(self.recipe, measured, self.output)
-        self.last = min(START_SECONDS + 1.2 * (training + evaluation + measured.end) + probe, half)
-        self.trial = half / LEAST_TRIALS
+
+        def find_seconds(length: float) -> float:
+            longer = self.recipe.override(train={"num_train_epochs": length * self.recipe.train["num_train_epochs"]})
+            _, training, evaluation = costs.expect(longer, measured, self.output)
+            return START_SECONDS + 1.2 * (training + evaluation + measured.end) + probe
+
+        runs = LEAST_TRIALS + 1
+        if find_seconds(1.0) <= limit < runs * find_seconds(1.0):
+            return False
+        self.longest = LONGEST if runs * find_seconds(LONGEST) <= limit else 1.0
+        self.last = min(find_seconds(self.longest), limit / 2)
+        self.trial = min(self.last, (limit - self.last) / LEAST_TRIALS)
         held = int(min(HELD_ROWS, MOST_HELD_BACK * measured.rows))
         self.measured = msgspec.structs.replace(measured, rows=measured.rows - held, evaluated=held, predicted=held)
-        sizes = self.axes["batch_size"].choices if "batch_size" in self.axes else [self.recipe.batch_size]
         try:
-            return bool(self.make_trial(self.recipe.override(batch_size=max(sizes))))
+            return bool(self.make_trial(self.recipe.override(batch_size=max(*BATCH_CHOICES, self.recipe.batch_size))))
         except budget.TooShort:
             return False
 
     def make_recipe(self, params: Mapping[str, Any]) -> Recipe:
-        """Make the recipe with some values; a preset changes no epochs."""
-        own = {"train.num_train_epochs": self.recipe.train["num_train_epochs"]} if params else {}
-        return self.recipe.changed(**merge(*(set_axis(axis, value) for axis, value in (own | params).items())))
+        """Make the recipe with some values."""
+        values = (set_axis(axis, value) for axis, value in params.items())
+        return self.recipe.changed(**merge(*values)).adopt(self.recipe)
 
     def make_trial(self, recipe: Recipe) -> Recipe:
         """Return the recipe of a trial, which is as long as the time allows."""
-        nothing = {"patience": 0, "calibrate": False, "baseline": False}
-        made = recipe.override(data={"held_back": HELD_ROWS}, train=TRIAL_ONLY, **nothing)
+        made = recipe.override(data={"held_back": HELD_ROWS}, train=TRIAL_ONLY, patience=0, calibrate=False)
         if not self.measured:
             return made
         clock = budget.Clock(self.trial - START_SECONDS, time.monotonic())
@@ -224,7 +255,8 @@ class Search:
 
     def do_trial(self, number: int) -> None:
         """Train with some values, and record the outcome."""
-        saved = self.folder / RECIPES / f"trial-{number}.toml"
+        self.is_worse = False
+        saved = self.folder / RECIPES / f"{name_trial(number)}.toml"
         begun = load_recipe(saved) if saved.exists() else None  # the search was stopped in this trial
         if begun or number == 1:
             values = (begun or self.recipe).to_dict()
@@ -244,10 +276,12 @@ class Search:
         runs = Runs(self.folder, [job], hear, begin, 1, lambda job: self.find_reason(job, trial), self.noted)
         if runs.execute():
             raise Interrupted(f"stopped after {number - 1} trials; the same command continues", self.noted[0])
-        self.find_reason(job, trial)  # its last scores
+        self.find_reason(job, trial)  # by its last scores: it may have ended before they were read
         found, states = judge(runs.known.get(job.output, State())), self.optuna.trial.TrialState
         value, state, reason = None, states.FAIL, found.reason
-        if found.status == "finished":
+        if self.is_worse:
+            state, reason = states.PRUNED, WORSE
+        elif found.status == "finished":
             value, state = found.metrics["score"], states.COMPLETE
         elif job.output in runs.ended:
             state, reason = states.PRUNED, runs.ended[job.output]
@@ -268,8 +302,9 @@ class Search:
         scores = [entry[key] for entry in log if (key := f"eval_{self.task.metric}") in entry]
         for step in range(len(self.study.trials[-1].intermediate_values), len(scores)):
             trial.report(scores[step], step)
-            if trial.should_prune():
-                return "worse than the median of the other trials"
+            self.is_worse |= step + 1 < TRIAL_SCORES and trial.should_prune()
+        if self.is_worse:
+            return WORSE
         return "the time is over" if self.clock and self.clock.left < self.last else ""
 
     def describe(self, trial: "FrozenTrial") -> str:
@@ -279,7 +314,17 @@ class Search:
         return f"trial {trial.number + 1}: {describe_values(trial.params)}: {words}"
 
 
+def name_key(axis: str) -> str:
+    """Return the key of an axis, without its table."""
+    return axis.rpartition(".")[2]
+
+
+def name_trial(number: int) -> str:
+    """Return the name of the directory of a trial, from 1."""
+    return f"trial-{number}"
+
+
 def describe_values(params: Mapping[str, Any]) -> str:
     """Return values in words, such as learning_rate 2e-05, batch_size 32."""
     shown = {axis: f"{value:.3g}" if isinstance(value, float) else show_value(value) for axis, value in params.items()}
-    return ", ".join(f"{axis.rpartition('.')[2]} {value}" for axis, value in shown.items())
+    return ", ".join(f"{name_key(axis)} {value}" for axis, value in shown.items())

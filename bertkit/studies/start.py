@@ -29,7 +29,7 @@ from bertkit.system.progress import Report
 from bertkit.system.signals import Interrupted, await_note, note_signals
 from bertkit.training.callbacks import Progress
 from bertkit.training.processes import ProcessLost
-from bertkit.training.recipe import Recipe, load_recipe, save_recipe
+from bertkit.training.recipe import Recipe, load_recipe, read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import BEST, FIRST, LOG, METRICS_FILE, RECIPE_FILE, read_log, read_metrics
 
@@ -285,7 +285,7 @@ def read_state(job: RunJob) -> State:
     log = output / LOG
     if not log.exists() or not (last := find_loss(output, log.stat().st_mtime_ns)):
         return State("running")
-    train = job.recipe.train
+    train = {**read_recipe(output / RECIPE_FILE).get("train", {}), **job.recipe.train}  # with what the rows decide
     total = train["max_steps"] if train.get("max_steps", -1) > 0 else 0
     if not total and last["epoch"]:
         total = math.ceil(last["step"] / last["epoch"] * train["num_train_epochs"])

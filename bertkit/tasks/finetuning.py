@@ -32,6 +32,7 @@ CALIBRATION_ROWS = (  # of every classifier, see `bertkit.metrics.calibration.me
 BASELINES = {"tfidf": "TF-IDF", "frozen": "frozen vectors", "words": "words alone"}
 BEST_BASELINE = "best_baseline"  # in metrics.json: its name
 GAIN = "baseline_gain"  # in metrics.json: how far the metric is above that of the best baseline
+LOSS_FALLS = "loss_falls"  # in metrics.json: the training loss was still falling at the end
 ANOTHER_SEED = "bertkit {command} --recipe {run}/recipe.toml --set train.seed=43 --output {run}-43  # another seed"
 EVERY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch"}
 
@@ -52,7 +53,6 @@ class FineTuningTask(Task):
             "task": self.name,
             "checkpoint": checkpoint,
             "precision": "auto",
-            "preset": "paper",
             "model": {},
             "batch_size": batch_size,
             "data": list_defaults(self.options),
@@ -71,7 +71,7 @@ class FineTuningTask(Task):
             raise UsageError(f"[[phase]] is for pretraining; remove it from a recipe for {self.name}")
         super().check(recipe)
         train = recipe.train
-        if train.get("max_steps", -1) <= 0 and train["num_train_epochs"] <= 0:
+        if train.get("max_steps", -1) <= 0 and train.get("num_train_epochs", 1) <= 0:
             raise UsageError(f"num_train_epochs is {train['num_train_epochs']:g} in [train]; it must be above 0")
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
@@ -93,7 +93,7 @@ class FineTuningTask(Task):
         raise NotImplementedError
 
     def comment(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return also a warning if a score is not above a constant answer's or a fitted baseline's."""
+        """Return also a warning if a score is not above a baseline's, and whether the loss was still falling."""
         lines, rows = super().comment(metrics), list_shown(self.table, self.metric, metrics)
         compared = [row for row in rows if row.key in (self.compared or metrics)]
         pairs = [(row, words, key) for row in compared for words, key in row.baselines.items() if "majority_" in key]
@@ -101,7 +101,7 @@ class FineTuningTask(Task):
             lines.append(
                 f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} ({row.show(metrics[key])}). "
                 "Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try "
-                f"--learning-rate 1e-5, --set preset=stable or --seed 43){self.other_causes}"
+                f"--set preset=auto, --learning-rate 1e-5 or --seed 43){self.other_causes}"
             )
         if metrics.get(f"{GAIN}_low", math.inf) <= 0:
             row = next((row for row in rows if row.key == self.metric), rows[0])  # the first of one's own classes
@@ -110,6 +110,8 @@ class FineTuningTask(Task):
                 f"fine-tuning is not better than {BASELINES[metrics[BEST_BASELINE]]}: the difference in {row.name} is "
                 f"{gain} ({low} to {high}); try more epochs and a higher rate, such as --epochs 10 --learning-rate 1e-4"
             )
+        if metrics.get(LOSS_FALLS):
+            lines.append("the training loss was still falling at the end; try more epochs with --epochs N")
         return lines
 
     def tokenize(self, recipe: Any, examples: Mapping[str, Any], report: Report) -> Any:

@@ -27,6 +27,7 @@ from bertkit.training.baselines import fit_baselines
 from bertkit.training.callbacks import Deadline, Progress
 from bertkit.training.costs import Measured, expect, measure
 from bertkit.training.prepare import Prepared, prepare
+from bertkit.training.preset import settle
 from bertkit.training.processes import join_processes, take_first
 from bertkit.training.recipe import Recipe, list_decisive, load_recipe, resolve
 from bertkit.training.run import run
@@ -136,11 +137,13 @@ def train_within(
         if not path.exists():
             raise UsageError(f"{output} has a run without --budget; name another directory with --output")
         fitted, measured, prepared = load_recipe(output / RECIPE_FILE), read_record(path, Measured), None
+        recipe = recipe.adopt(fitted)
         again = resolve(recipe, fitted.train["max_steps"], expect(recipe, measured, output)[0])
         both = (list_decisive(each.override(stop_after=0).to_dict()) for each in (fitted, again))
         refuse_other(f"{output} belongs to another run", *both)
     else:
         prepared = prepared or prepare(recipe, report)
+        recipe = settle(recipe, len(prepared.data["train"]), report)
         if is_main:
             fit_baselines(TASKS[recipe.task], recipe, prepared, ignore)  # the cache keeps them for the run
         report("measuring some updates")

@@ -54,7 +54,7 @@ class Recipe:
     checkpoint: str = ""
     batch_size: int
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    preset: Literal["paper", "stable"] = "paper"
+    preset: Literal["auto", "paper", "stable"] = "paper"
     freeze: Literal["encoder"] | None = None
     bilstm: bool = False
     reinit_layers: int = 0
@@ -79,7 +79,8 @@ class Recipe:
     ) -> "Recipe":
         """Make the recipe of a run from what a person gives, and check all that can be checked without data.
 
-        Precedence: the paper's recipe < the preset < what given options imply < `given`, later ones first.
+        Precedence: the paper's recipe < the preset < what given options imply < `given`, later ones first. The preset
+        is `auto` for a person's own data, else `paper`.
 
         Args:
             where: Prefix of the messages about keys and values, for example a file name.
@@ -94,9 +95,8 @@ class Recipe:
             raise UsageError(
                 f"the recipe is for the task {own['task'][:40]!r}, not {task.name!r}; use the command of that task"
             )
-        preset = task.stable if own.get("preset") == "stable" else {}
         implied = [changes for option, changes in task.implied.items() if own.get("data", {}).get(option)]
-        recipe = cls(**merge(task.recipe, preset, *implied, own), given=own)
+        recipe = cls(**merge(apply_preset(task, own), *implied, own), given=own)
         task.check(recipe)
         recipe.check_schedule()
         if fits_model:
@@ -124,6 +124,13 @@ class Recipe:
         """Return the recipe with values that bertkit itself chooses, which are not checked."""
         tables = {table: {**getattr(self, table), **changes[table]} for table in TABLES if table in changes}
         return dataclasses.replace(self, **changes | tables)
+
+    def adopt(self, settled: "Recipe") -> "Recipe":
+        """Return the recipe with the values that the preset left open, as another one of the preset has them."""
+        if not self.preset == settled.preset == "auto":
+            return self
+        open_keys = settled.train.keys() & set(ADAPTED) - self.train.keys()
+        return self.override(train={key: settled.train[key] for key in open_keys})
 
     def to_dict(self) -> RecipePart:
         """Return the recipe as in TOML, without the keys that ask for nothing."""
@@ -161,6 +168,9 @@ RANGES: dict[str, dict[str, tuple[float, float]]] = {
         "dataloader_num_workers": (0, 1024),
     },
 }
+
+# Keys of [train] that the preset `auto` leaves open until the rows are known (`bertkit.training.preset.settle`).
+ADAPTED = ("optim", "learning_rate", "num_train_epochs")
 
 # These schedules need an evaluation loss, which is not computed.
 LEARNED_SCHEDULES = {"reduce_lr_on_plateau", "greedy"}
@@ -229,7 +239,26 @@ def load_recipe(path: str | Path) -> Recipe:
     if (task := TASKS.get(str(saved.get("task")))) is None:
         raise UsageError(f"{path} names the unknown task {saved.get('task')!r}; correct it")
     own = check(saved, task, str(path))
-    return Recipe(**merge(task.recipe, own), given=own)
+    return Recipe(**merge(apply_preset(task, own), own), given=own)
+
+
+def apply_preset(task: Task, own: Mapping[str, Any]) -> RecipePart:
+    """Return the task's recipe as the preset of a given recipe changes it.
+
+    Raises:
+        UsageError: The preset is for a task with epochs.
+    """
+    adapts = "num_train_epochs" in task.recipe["train"]
+    source = own.get("data", {}).get("dir", "")
+    preset = own.get("preset") or ("auto" if adapts and not task.is_official(source) else "paper")
+    if preset == "stable":
+        return merge(task.recipe, task.stable, {"preset": preset})
+    if preset == "paper":
+        return merge(task.recipe, {"preset": preset})
+    if not adapts:
+        raise UsageError(f"preset auto is for fine-tuning; {task.name} has paper and stable")
+    fixed = {key: value for key, value in task.recipe["train"].items() if key not in ADAPTED}
+    return {**task.recipe, "preset": preset, "train": fixed}
 
 
 def parse_setting(text: str) -> RecipePart:

@@ -36,6 +36,7 @@ from bertkit.system.files import atomic_write, hold_directory
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
+from bertkit.tasks.finetuning import LOSS_FALLS
 from bertkit.tasks.prediction import check_types, collate_with_indices
 from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, Task, score_summaries
 from bertkit.training.arguments import make_arguments
@@ -44,6 +45,7 @@ from bertkit.training.callbacks import PredictionProgress, Progress, StopAfter, 
 from bertkit.training.network import explain_missing_head, name_head
 from bertkit.training.outputs import find_better, save_best, write_results
 from bertkit.training.prepare import Prepared, prepare
+from bertkit.training.preset import is_falling, settle
 from bertkit.training.processes import explain_lost_process, join_processes
 from bertkit.training.recipe import Recipe, save_recipe
 from bertkit.training.run_dir import (
@@ -107,6 +109,11 @@ def run(
             processes.wait_for_everyone()  # all check the directory before the first one writes to it
             if processes.is_main_process:
                 start_directory(output, recipe, prepared.tokenizer)
+        if "train" in prepared.data:
+            recipe = settle(recipe, len(prepared.data["train"]), report)
+            args = make_arguments(recipe, output)
+            if processes.is_main_process:
+                save_recipe(recipe.to_dict(), output / RECIPE_FILE)
         baselines = fit_baselines(task, recipe, prepared, report) if processes.is_main_process else {}
         start = train_first(recipe, output, report, progress)
         set_seed(args.seed)  # a run must not depend on whether its data were prepared here
@@ -278,6 +285,8 @@ def finish(
         for key, own in zip(("score", *name_limits("score")), (task.metric, *name_limits(task.metric)), strict=True):
             if own in metrics:
                 metrics[key] = metrics[own]
+        if is_falling(trainer.state.log_history):
+            metrics[LOSS_FALLS] = True
     metrics["updates"] = trainer.state.global_step
     model = trainer.accelerator.unwrap_model(trainer.model)
     if found.temperature is not None:

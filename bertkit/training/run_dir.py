@@ -136,7 +136,8 @@ def holds_run(output: Path, recipe: Recipe) -> bool:
 
 def list_both(output: Path, recipe: Recipe) -> list[RecipePart]:
     """Return what identifies the run in a directory, and the run of a recipe."""
-    return [list_decisive(part.to_dict()) for part in (load_recipe(output / RECIPE_FILE), recipe)]
+    saved = load_recipe(output / RECIPE_FILE)
+    return [list_decisive(part.to_dict()) for part in (saved, recipe.adopt(saved))]
 
 
 def has_begun(output: Path) -> bool:

@@ -90,8 +90,8 @@ def test_a_search_before_the_run(call, small, tmp_path, here):
     code, out, err = call("classify", *small, *NAMED, "--search", "2", "--output", "runs/stars")
     assert (code, err) == (0, "")
     for words in (
-        "searching preset, num_train_epochs: 2 trials, scored on held-back rows of train",
-        "trial 1: preset paper, num_train_epochs 3: score ",
+        "searching num_train_epochs: 2 trials, scored on held-back rows of train",
+        "trial 1: num_train_epochs 20: score ",
         "the best of 2 trials: ",
         "macro F1 (%)",
     ):

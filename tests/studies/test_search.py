@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 
 from bertkit.errors import UsageError
@@ -21,12 +20,14 @@ from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.budget import Clock
 from bertkit.training.costs import Measured
-from bertkit.training.recipe import Recipe, load_recipe, merge, read_recipe
+from bertkit.training.preset import settle
+from bertkit.training.recipe import ADAPTED, Recipe, load_recipe, merge, read_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_metrics
 from tests.official import write_checkpoint, write_glue
 
 RTE = TASKS["rte"]
+ROWS = 48  # training rows of `write_glue`
 
 
 @pytest.fixture(scope="module")
@@ -49,20 +50,23 @@ def list_trials(output):
 def make_search(recipe, output, clock=None):
     """Return a search that has opened its journal."""
     found = Search(Recipe.make(RTE, recipe), output, 4, clock, ignore)
+    found.recipe = settle(found.recipe, ROWS)
     found.folder = output
     output.mkdir(exist_ok=True)
     found.open_journal()
     return found
 
 
-def test_the_first_trial_has_the_paper_s_values_and_the_best_is_trained_on_all_of_train(recipe, tmp_path, here):
+def test_the_first_trial_has_the_values_of_auto_and_the_best_is_trained_on_all_of_train(recipe, tmp_path, here):
     output, lines = tmp_path / "run", []
     metrics = search_or_train(Recipe.make(RTE, recipe), output=output, trials=3, report=lines.append)
     trials, scores = list_trials(output)
     assert len(scores) == 3
     first = trials[0]
-    assert (first["train"]["learning_rate"], first["train"]["num_train_epochs"], first["batch_size"]) == (2e-5, 3.0, 32)
-    assert (first["data"]["held_back"], first["baseline"], first["train"]["eval_strategy"]) == (1000, False, "steps")
+    auto = settle(Recipe.make(RTE, recipe, {"preset": "auto"}), ROWS).train
+    assert [first["train"][key] for key in ADAPTED] == [auto[key] for key in ADAPTED]
+    assert (first["batch_size"], first["preset"]) == (32, "auto")
+    assert (first["data"]["held_back"], first["baseline"], first["train"]["eval_strategy"]) == (1000, True, "steps")
     best = trials[max(range(3), key=lambda i: (scores[i], -i))]
     written = read_recipe(output / "recipe.toml")
     searched = ("learning_rate", "num_train_epochs")
@@ -73,8 +77,9 @@ def test_the_first_trial_has_the_paper_s_values_and_the_best_is_trained_on_all_o
     told = [line for line in lines if line.startswith("trial ")]
     assert (output / SEARCH / TRIALS_FILE).read_text() == "".join(f"- {line}\n" for line in told)
     assert told[0].startswith(
-        "trial 1: learning_rate 2e-05, batch_size 32, preset paper, num_train_epochs 3: accuracy "
+        f"trial 1: learning_rate {auto['learning_rate']:.3g}, batch_size 32, num_train_epochs 20: accuracy "
     )
+    assert any(line.startswith("TF-IDF, which a search does not choose: accuracy ") for line in lines)
     assert not list((output / SEARCH).glob("*/model*"))
     card = (output / "README.md").read_text(encoding="utf-8")
     assert "A search chose the values, by 3 trials on training rows that were held back." in card
@@ -90,7 +95,7 @@ def test_the_first_trial_has_the_paper_s_values_and_the_best_is_trained_on_all_o
 
 
 def test_given_values_are_not_searched(recipe, tmp_path, monkeypatch):
-    given = merge(recipe, {"preset": "stable", "batch_size": 16, "train": {"num_train_epochs": 1.0}})
+    given = merge(recipe, {"batch_size": 16, "train": {"num_train_epochs": 1.0}})
     assert list(make_search(given, tmp_path).axes) == ["train.learning_rate"]
     whole = Recipe.make(RTE, given, {"train": {"learning_rate": 1e-4}})
     with pytest.raises(UsageError, match="--search and --budget cannot be combined with held_back; leave it out"):
@@ -159,15 +164,14 @@ def test_a_trial_that_is_killed_too_often_says_so(recipe, tmp_path, monkeypatch)
 
 
 def test_searches_with_other_seeds_have_other_proposals_and_continued_ones_the_same(recipe, tmp_path, monkeypatch):
-    axes = {"train.learning_rate": FloatDistribution(1e-5, 1e-4, log=True)}
+    given = merge(recipe, {"batch_size": 32, "train": {"num_train_epochs": 3.0}})
 
     def propose(seed, starts):
         rates, found = {}, None
         for _ in range(4):
             if starts or not found:
                 folder = tmp_path / f"{seed} {starts}"
-                found = make_search(merge(recipe, {"train": {"seed": seed}}), folder)
-                found.axes = axes
+                found = make_search(merge(given, {"train": {"seed": seed}}), folder)
             end_trials(monkeypatch, lambda *_: None, None)
             found.find_reason = lambda job, trial: rates.update({trial.number: trial.params}) or "worse"
             found.do_trial(len(found.study.trials) + 1)
@@ -175,27 +179,39 @@ def test_searches_with_other_seeds_have_other_proposals_and_continued_ones_the_s
         return [params["train.learning_rate"] for params in rates.values()]
 
     one, other = propose(1, False), propose(2, False)
-    assert one[0] == other[0] == 2e-5
+    assert one[0] == other[0] == settle(Recipe.make(RTE, given, {"preset": "auto"}), ROWS).train["learning_rate"]
     assert len({*one[1:], *other[1:]}) == 6
     assert propose(1, True) == one
 
 
-def test_a_trial_is_as_long_as_the_time_allows(recipe, tmp_path, monkeypatch):
-    """The clock decides the epochs, also of a preset with others, and with too little time there are no trials."""
+@pytest.mark.parametrize(
+    ("limit", "longest", "updates"),
+    [
+        (1000, 2.0, 8),  # all of them: 4 epochs of 2 updates
+        (400, 1.0, 4),
+        (250, None, 0),  # one training fits, two trials beside it do not
+        (90, 1.0, 1),  # not even one: a quarter of the time for each of two trials
+        (20, None, 0),
+    ],
+)
+def test_a_clock_decides_how_long_trials_are_and_whether_there_are_any(
+    recipe, tmp_path, monkeypatch, limit, longest, updates
+):
+    """Two epochs of 48 rows are 4 updates of 20 s here; a fifth more is counted for each."""
     monkeypatch.setattr("bertkit.studies.search.START_SECONDS", 0.0)
+    monkeypatch.setattr("bertkit.studies.search.budget.PROBE_SHARE", 0.0)
     monkeypatch.setattr("bertkit.training.costs.END_SECONDS", 0.0)
-    monkeypatch.setattr("bertkit.training.budget.LEAST_UPDATES", 2)
+    monkeypatch.setattr("bertkit.training.budget.LEAST_UPDATES", 1)
     memory = {"weights": 0, "gradients": 0, "optimizer": 0}
-    costs = Measured(48, 0, 0, 32, 20.0, [(1.0, 10.0)], 0.0, 1.0, memory)
+    costs = Measured(48, 0, 0, 32, 20.0, [(1.0, 20.0)], 0.0, 1.0, memory)
     monkeypatch.setattr("bertkit.studies.search.costs.measure", lambda *_: costs)
-    for limit, updates in ((12 * 90, 6), (12 * 45, 4), (12 * 12, 0)):
-        found = make_search(recipe, tmp_path / "search", Clock(limit, time.monotonic()))
-        assert found.divide_time(None) == (updates > 0)
-        assert list(found.axes) == ["train.learning_rate", "batch_size", "preset"]
-        stable = found.make_recipe({"preset": "stable"})
-        assert (stable.train["num_train_epochs"], stable.train["optim"]) == (3.0, "adamw_torch")
-        if updates:
-            assert found.make_trial(stable).train["max_steps"] == updates
+    found = make_search(recipe, tmp_path / "search", Clock(limit, time.monotonic()))
+    found.recipe = found.recipe.override(train={"num_train_epochs": 2.0})
+    assert found.divide_time(None) == (updates > 0)
+    if updates:
+        assert found.longest == longest
+        trial = found.make_trial(found.recipe.override(train={"num_train_epochs": 2.0 * longest}))
+        assert trial.train["max_steps"] == updates
 
 
 @pytest.mark.slow

@@ -380,7 +380,7 @@ def test_the_recipe_of_the_paper_is_complete_and_passes_its_own_check(tmp_path):
     for task in TASKS.values():
         # The default one is on the Hub.
         start = write_start(tmp_path / task.name, task, max_position_embeddings=512)
-        given = {"checkpoint": start} if "checkpoint" in task.recipe else {}
+        given = {"checkpoint": start, "preset": "paper"} if "checkpoint" in task.recipe else {}
         recipe = Recipe.make(task, given)
         assert recipe.task == task.name
         assert task.recipe["data"] == list_defaults(task.options)

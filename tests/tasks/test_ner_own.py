@@ -69,7 +69,8 @@ def start(tmp_path_factory):
 def make_recipe(start, place, updates=6, **data):
     train = {"max_steps": updates, "learning_rate": 3e-3, "save_strategy": "no", "eval_strategy": "no"}
     data = {"dir": str(place), "max_length": 40} | data
-    return {"checkpoint": start, "batch_size": 8, "precision": "fp32", "data": data, "train": train}
+    chosen = {"checkpoint": start, "batch_size": 8, "precision": "fp32", "preset": "paper"}
+    return chosen | {"data": data, "train": train}
 
 
 def load(place, **options):

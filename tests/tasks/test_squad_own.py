@@ -57,6 +57,7 @@ def make_recipe(start, place, **options):
     return {
         "checkpoint": start,
         "batch_size": 8,
+        "preset": "paper",
         "data": SMALL | {"dir": str(place)} | options,
         "train": {"max_steps": 3},
     }

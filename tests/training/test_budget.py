@@ -171,14 +171,14 @@ def test_the_training_before_a_run_has_its_own_forecast(tmp_path):
 def test_a_study_measures_runs_of_the_same_cost_once(rte, tmp_path, monkeypatch):
     """Eight runs differ in rate, epochs and batch size: 10 s an epoch with its evaluation, and 5 s of each end."""
     lines = []
-    monkeypatch.setattr(costs, "find_costs", lambda recipe: COSTS)
+    monkeypatch.setattr(costs, "find_costs", lambda recipe, report=ignore: (recipe, COSTS))
     grid = {"batch_size": [16, 32], "train.learning_rate": [1e-5, 2e-5], "train.num_train_epochs": [1.0, 2.0]}
     study = make_study({"tasks": ["rte"], "recipe": dict(rte.given), "grid": grid})
     expected = ["8 runs, one after another: 2 min 40 s expected here"]
     assert describe_time(study, tmp_path, lines.append) == expected
     assert len(lines) == 1
     assert lines[0].startswith("measuring some updates of rte/")
-    monkeypatch.setattr(costs, "find_costs", lambda recipe: "it is unknown")
+    monkeypatch.setattr(costs, "find_costs", lambda recipe, report=ignore: (recipe, "it is unknown"))
     assert describe_time(study, tmp_path, ignore)[1:] == ["8 runs: it is unknown"]
 
 
@@ -286,7 +286,7 @@ def test_a_finished_run_of_an_earlier_version_can_be_loaded(tmp_path):
 
 
 def test_too_little_time_is_an_error_and_more_continues(rte, tmp_path):
-    whole = rte.changed(batch_size=32, preset="paper", train={"learning_rate": 2e-5})
+    whole = rte.changed(batch_size=32, train={"learning_rate": 2e-5, "num_train_epochs": 3.0})
     with pytest.raises(TooShort, match=r"beside evaluation and saving; give --budget \d+m or more"):
         search_or_train(whole, output=tmp_path / "run", clock=start_clock(1))
     assert search_or_train(whole, output=tmp_path / "run", clock=start_clock(600))["updates"] == 6

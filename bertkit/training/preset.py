@@ -1,0 +1,55 @@
+"""Decide rate, epochs and optimizer from the training rows and the size of the model (`preset = "auto"`).
+
+The paper's few epochs at a low rate are for thousands of rows. On fewer rows fine-tuning fails mostly because it is too
+short and Adam's bias is not corrected (Mosbach et al. 2021, Zhang et al. 2021): a training therefore has at least
+ENOUGH_UPDATES updates, in at most MOST_EPOCHS epochs (20 in Mosbach et al.), and never fewer than section A.3 has. The
+rate is inversely proportional to the hidden size: 4e-5 for BERT-base, inside the range of section A.3, and higher for
+smaller models, as in Turc et al. 2019. There is no early stop: the rate falls to zero over the planned updates.
+"""
+
+from collections.abc import Iterable, Mapping
+from math import ceil
+
+import numpy as np
+
+from bertkit.model.checkpoint import load_config
+from bertkit.system.progress import Report, ignore
+from bertkit.training.recipe import Recipe
+
+ENOUGH_UPDATES = 300
+LEAST_EPOCHS, MOST_EPOCHS = 3, 20
+RATE_TIMES_HIDDEN = 0.03
+COMPARED = 0.2  # share of the log whose losses are compared with as many before
+LEAST_LOSS = 0.25  # of the loss at the start: below it the rows are learned
+
+
+def settle(recipe: Recipe, rows: int, report: Report = ignore) -> Recipe:
+    """Return a recipe with the values that its preset leaves to the data; another preset leaves none.
+
+    Args:
+        rows: The number of training sequences.
+    """
+    if recipe.preset != "auto":
+        return recipe
+    hidden, epochs = load_config(recipe.checkpoint).hidden_size, ceil(ENOUGH_UPDATES * recipe.batch_size / rows)
+    found = {
+        "optim": "adamw_torch",  # corrects the bias
+        "learning_rate": float(f"{RATE_TIMES_HIDDEN / hidden:.2g}"),
+        "num_train_epochs": float(min(max(epochs, LEAST_EPOCHS), MOST_EPOCHS)),
+    }
+    if left := {key: value for key, value in found.items() if key not in recipe.train}:
+        words = ", ".join(f"{key} {value}" for key, value in left.items())
+        report(f"preset auto, for {rows:,} training sequences and a hidden size of {hidden}: {words}")
+    return recipe.override(train=left)
+
+
+def is_falling(log: Iterable[Mapping[str, float]]) -> bool:
+    """Return whether the training loss was still falling at the end, by Welch's test at 1 %."""
+    from scipy.stats import ttest_ind  # takes a second
+
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    part = int(COMPARED * len(losses))
+    if part < 2 or np.mean(losses[-part:]) < LEAST_LOSS * np.mean(losses[:part]):
+        return False
+    before, last = losses[-2 * part : -part], losses[-part:]
+    return bool(ttest_ind(before, last, alternative="greater", equal_var=False).pvalue < 0.01)
