@@ -28,7 +28,7 @@ from bertkit.training.predictions import GROUP, TOKEN_COUNT, UNKNOWN_COUNT, find
 LEAST_ROWS = 20  # of a slice
 SLICES_SHOWN = 12
 LENGTH_SLICES = 4  # slices by length, of about equal size
-FEW_VALUES = 12  # at most, of a column
+FEW_VALUES = 12  # a column with more values gives no slices
 
 
 def tabulate_slices(rows: pa.Table, row: ScoreRow, split: str) -> Table | None:

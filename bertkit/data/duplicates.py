@@ -200,10 +200,10 @@ def find_near(
         read: Returns some rows of a split by their numbers.
     """
     splits = list(keys)
-    rows = [np.sort(np.unique(own, return_index=True)[1]) for own in keys.values()]  # without repeats
+    rows = [np.sort(np.unique(own, return_index=True)[1]) for own in keys.values()]  # the first row of each key
     owners = np.repeat(np.arange(len(splits)), list(map(len, rows)))  # (M,)
     numbers = np.concatenate(rows)
-    partners = np.full((2, len(numbers)), -1)  # in train, and in the own split
+    partners = np.full((2, len(numbers)), -1)  # the partner in train, and the one in the own split
     tries = np.zeros((2, len(numbers)), np.uint8)
     if TRAIN_SPLIT in keys:
         is_known = np.concatenate(

@@ -29,7 +29,7 @@ from bertkit.model.config import BertConfig
 from bertkit.model.onnx import CHOOSES, EXACT_SETS, ONNX_FILE, OnnxModel, import_onnxruntime, write_onnx
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import Table, make_table
-from bertkit.system.files import atomic_write, find_checksum, write_json
+from bertkit.system.files import atomic_write, check_empty, find_checksum, write_json
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.training.run_dir import CALIBRATION_FILE, RECIPE_FILE, describe_environment
@@ -139,10 +139,8 @@ def check_output(output: Path) -> None:
     Raises:
         UsageError: It holds something else.
     """
-    is_export = any(output.joinpath(name).exists() for name in (EXPORT_FILE, ONNX_FILE))
-    has_files = output.exists() and any(not path.name.startswith(".") for path in output.iterdir())
-    if has_files and not is_export:
-        raise UsageError(f"{output} is not empty and holds no export; name another directory with --output")
+    if not any(output.joinpath(name).exists() for name in (EXPORT_FILE, ONNX_FILE)):
+        check_empty(output, "export")
 
 
 def publish(folder: Path, record: ExportRecord, output: Path) -> None:

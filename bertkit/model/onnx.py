@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
-from bertkit.errors import UsageError, name_extra
+from bertkit.errors import UsageError, explain_missing
 from bertkit.model.config import BertConfig
 from bertkit.model.heads import pool_logits
 from bertkit.model.loss import IGNORE_INDEX
@@ -45,12 +45,10 @@ def import_onnxruntime() -> ModuleType:
     Raises:
         UsageError: One of them is not installed.
     """
-    try:
+    with explain_missing("an ONNX export needs onnx, onnxscript and onnxruntime", "onnx"):
         import onnx  # noqa: F401
         import onnxruntime
         import onnxscript  # noqa: F401
-    except ImportError:
-        raise UsageError(f"an ONNX export needs onnx, onnxscript and onnxruntime; {name_extra('onnx')}") from None
     return onnxruntime
 
 

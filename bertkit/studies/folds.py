@@ -26,7 +26,7 @@ from bertkit.tasks import TASKS
 from bertkit.training.predictions import KEY, ROW_NUMBER, TABLE_SUFFIX, hash_rows, pack_table, read_table
 from bertkit.training.run_dir import PREDICTIONS
 
-OUT_OF_FOLD = "out_of_fold"  # with the suffixes of a run's predictions
+OUT_OF_FOLD = "out_of_fold"  # the file has the suffixes of a run's predictions
 FOLD_SCORES = "folds.json"
 
 

@@ -185,7 +185,7 @@ class Deadline(StopAfter):
             kept = math.exp((self.before - now) / SECONDS_OF_SPEED)
             self.taken, self.expected = kept * self.taken + now - self.before, kept * self.expected + expected
         self.before = now
-        asks = may_ask(args, state) or expected > 1  # the same in all processes
+        asks = may_ask(args, state) or expected > 1  # equal in all processes, or they would wait for each other
         if not self.update and asks and state.global_step < state.max_steps:
             evaluation = self.measured.evaluation if args.eval_strategy != "no" else 0.0
             slowness = max(self.taken / self.expected, 1.0)

@@ -139,11 +139,9 @@ def _read_viewer(path: Path, file: ExportKeys) -> Columns:
     """Read rows of the dataset viewer; numbers of class labels become their names."""
     classes = {one.name: (one.type.feature or one.type).names for one in file.features if one.type}
     rows = {number: found.get("row", {}) for number, found in enumerate(file.rows, 1)}
-    for number, row in rows.items():
+    for row in rows.values():
         for name, cell in row.items():
             if (names := classes.get(name)) and isinstance(cell, list):
-                if not all(isinstance(one, int) and 0 <= one < len(names) for one in cell):
-                    raise UsageError(f"{path}, row {number}: {name} has a value that features do not name; correct it")
                 row[name] = [names[one] for one in cell]
     return write_values(str(path), iter(rows.items()), "row")
 

@@ -80,7 +80,7 @@ def test_every_format_gives_the_same_texts_and_nothing_becomes_missing(suffix, t
     assert table.locate(0) == f"{path}, {first}"
     lines = list(read_inputs(str(path), ["text"], report=said.append))
     assert [line.value for line in lines] == OBJECTS
-    assert (lines[0].place, said) == (f"{path}, {first}", [])
+    assert (lines[0].origin, said) == (f"{path}, {first}", [])
 
 
 def test_rows_are_taken_and_columns_found_by_name(tmp_path, refused):
@@ -465,7 +465,7 @@ def test_hub(monkeypatch, refused):
 def list_values(path, content, columns=()):
     """Write a file and return its values, an error being its message with the number of its line."""
     lines = list(read_inputs(str(write(path, content)), columns))
-    places = [line.place.rpartition(" ")[2] for line in lines]
+    places = [line.origin.rpartition(" ")[2] for line in lines]
     return [
         f"{place}: {line.value}" if isinstance(line.value, UsageError) else line.value
         for place, line in zip(places, lines, strict=True)
@@ -534,7 +534,7 @@ def test_parquet_is_read_in_batches_with_values_as_in_json(tmp_path, monkeypatch
     path = str(tmp_path / "a.parquet")
     pq.write_table(pa.table(columns), path)
     lines = list(read_inputs(path, ("text",)))
-    assert [line.place for line in lines] == [f"{path}, row {number}" for number in (1, 2, 3)]
+    assert [line.origin for line in lines] == [f"{path}, row {number}" for number in (1, 2, 3)]
     first = {"text": "a", "id": 1, "share": 0.5, "day": "2020-01-02", "price": "1.10", "words": ["x", "y"]}
     assert lines[0].value == first
     assert [line.value["text"] for line in lines] == ["a", None, "NA"]
