@@ -57,7 +57,7 @@ from bertkit.training.run_dir import (
     read_metrics,
 )
 
-DATA_OPTIONS = {"dir", "corpus"}  # the one that a task has is `data`
+DATA_OPTIONS = {"dir", "corpus"}  # options of tasks that `data` stands for
 KEYWORDS = ("data", "model", "output", "text", "label", "budget", "search", "folds", "restarts", "workers", "private")
 # In messages that are written for the command line.
 OPTION = re.compile(rf"--(?:({'|'.join(KEYWORDS)})\b(?: [A-Z]+\b)?|set (?:data\.)?)")
@@ -251,7 +251,7 @@ def sort_settings(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
         if name in options:
             recipe["data"][name] = [value] if isinstance(value, str) and isinstance(options[name], list) else value
         else:
-            recipe[name] = value  # one that is unknown is named when the recipe is checked
+            recipe[name] = value  # the check of the recipe names an unknown key
     return recipe
 
 
@@ -275,7 +275,7 @@ def name_data(task: Task, data: Any, output: Path) -> tuple[dict[str, Any], dict
         raise UsageError(f"{task.name} reads texts, got {type(data).__name__}; give paths of text files, or a data set")
     names, tables = sum(SPLIT_NAMES.values(), ()), convert_tables(data)
     unknown = [str(split) for split in tables if split not in names]
-    if unknown and not hasattr(data, "column_names"):  # others of a DatasetDict are left out, as on the Hub
+    if unknown and not hasattr(data, "column_names"):  # further splits of a DatasetDict are left out, as on the Hub
         raise UsageError(f"unknown split {unknown[0]!r} in data; {propose(unknown[0], names)}")
     return {key: str(output / DATA)}, {split: part for split, part in tables.items() if split in names}
 

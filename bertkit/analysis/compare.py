@@ -202,7 +202,8 @@ def align(rows: pa.Table, keys: np.ndarray, names: Sequence[str]) -> pa.Table:
     own = rows.column(KEY).to_numpy()
     order = np.argsort(own)
     taken = rows.take(pa.array(order[np.searchsorted(own[order], keys)]))
-    return add_facts(taken, names=names, decided={}) if names else taken  # thresholds belong to the names before
+    # Thresholds belong to the labels in their first order.
+    return add_facts(taken, names=names, decided={}) if names else taken
 
 
 # --- Runs, studies and tables -----------------------------------------------------------------------------------------

@@ -231,7 +231,7 @@ def find_near(
 
     for band in range(BANDS):
         values = np.concatenate([bands[split][own, band] for split, own in zip(splits, rows, strict=True)])
-        order = np.argsort(values, kind="stable")  # train first
+        order = np.argsort(values, kind="stable")  # rows of train come first
         is_new = np.diff(values[order], prepend=~values[order[:1]]) != 0
         is_first = is_new | (np.diff(owners[order], prepend=-1) != 0)
         indices = np.arange(len(order))

@@ -197,7 +197,7 @@ def find_labels(
     positions = find_positions(lists, labels)
     if problem_type != "auto":
         kind, reason = problem_type, "as set"
-    elif column in train.classes and not lists:  # whatever their names
+    elif column in train.classes and not lists:  # their names may be numbers
         kind, reason = SINGLE, "class labels"
     elif label_sep and not lists:
         kind, reason = SEVERAL, f"labels separated by {label_sep}"

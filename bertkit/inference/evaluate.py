@@ -239,7 +239,7 @@ def evaluate_split(
     if train is not None:
         checked = check_rows({TRAIN_SPLIT: train, SCORED: task.tabulate(examples)})
         leaks = checked.splits[SCORED].in_train[:, 0]
-    others = leaks if len(leaks) < len(rows) else leaks[:0]  # nothing is left without them
+    others = leaks if len(leaks) < len(rows) else leaks[:0]  # without the leaks nothing would be left
     metrics: dict[str, Any] = score_rows(task, rows, "{}", others) | task.baseline(data, data)
     for own, key in zip((task.metric, *name_limits(task.metric)), ("score", *name_limits("score")), strict=True):
         if own in metrics:

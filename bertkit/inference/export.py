@@ -100,7 +100,7 @@ def export(
     with explain_disk_error(output):
         check_output(output)
         output.mkdir(parents=True, exist_ok=True)
-        for lost in output.glob(f"{PARTS}*"):  # of a killed export
+        for lost in output.glob(f"{PARTS}*"):  # a killed export leaves its folder
             shutil.rmtree(lost)
         with TemporaryDirectory(dir=output, prefix=PARTS) as temporary:
             folder = Path(temporary, "export")
@@ -113,7 +113,7 @@ def export(
             save_tokenizer(settings.tokenizer, folder)
             exported = OnnxModel(path, model.config)
             difference = find_largest_difference(model, exported)
-            if not difference <= TOLERANCE:  # as NaN is not
+            if not difference <= TOLERANCE:  # also refuses NaN
                 raise UsageError(
                     f"probabilities of the exported model differ from those of {run} by {difference:.1e}, more than "
                     f"{TOLERANCE:g}; install other versions of torch and onnxruntime"

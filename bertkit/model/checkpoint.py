@@ -135,7 +135,7 @@ def load_config(checkpoint: str) -> BertConfig:
             if kind != "bert":
                 raise UsageError(f"{checkpoint} is a model of type {str(kind)[:40]!r}, not bert; {remedy}")
             return BertConfig.from_dict(values)
-        except (AttributeError, LookupError, RecursionError, msgspec.ValidationError) as error:  # of unchecked values
+        except (AttributeError, LookupError, RecursionError, msgspec.ValidationError) as error:  # odd values
             trouble = join_lines(error)[:100]
             raise UsageError(f"the configuration of {checkpoint} is damaged ({trouble!r}); {remedy}") from None
 

@@ -87,7 +87,8 @@ def write_onnx(model: nn.Module, path: Path) -> None:
     model.set_attn_implementation("sdpa")
     try:
         with silence_export():
-            from transformers.exporters import OnnxConfig, OnnxExporter
+            with explain_missing("an ONNX export needs transformers 5.14 or later", "onnx"):
+                from transformers.exporters import OnnxConfig, OnnxExporter
 
             batch = {
                 name: torch.ones([2, *[3] * chooses, 9], dtype=torch.int64)
@@ -96,7 +97,8 @@ def write_onnx(model: nn.Module, path: Path) -> None:
             most = {LENGTH: model.config.max_position_embeddings}
             sizes = [torch.export.Dim(axis, max=most.get(axis)) for axis in axes]
             shapes = {name: dict(enumerate(sizes)) for name in batch}
-            program = OnnxExporter().export(model, batch, config=OnnxConfig(dynamic_shapes=shapes)).program
+            exported = OnnxExporter().export(model, batch, config=OnnxConfig(dynamic_shapes=shapes))
+            program = getattr(exported, "program", None) or exported.model  # before 5.23 it is torch's own program
     finally:
         model.set_attn_implementation(attention)
     import onnx_ir

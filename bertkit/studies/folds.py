@@ -102,7 +102,7 @@ def join_files(paths: list[Path], fold_of: list[int], path: Path) -> None:
 
     The sentences of CoNLL files are without it, and without the lines that begin documents.
     """
-    csv.field_size_limit(sys.maxsize)  # of the process; the cells were read before
+    csv.field_size_limit(sys.maxsize)  # a limit of the process; the cells have been read once
     with ExitStack() as stack:
         files = [stack.enter_context(one.open(encoding="utf-8", newline="")) for one in paths]
         found = list(map(WALKERS[path.suffix], files))

@@ -30,7 +30,7 @@ from bertkit.training.predictions import GROUP
 from bertkit.training.prepare import FITTED_ROWS, Prepared, choose_rows
 from bertkit.training.recipe import Recipe
 
-FROZEN_ROWS = 2_000  # of each split that the frozen encoder reads
+FROZEN_ROWS = 2_000  # rows of each split that the frozen encoder reads
 STRENGTHS = {"tfidf": 10.0, "frozen": 1.0, "words": 10.0}  # fixed, so that no row chooses it
 
 

@@ -221,7 +221,7 @@ class StopEarly(TrainerCallback):
     def on_evaluate(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         control.should_training_stop |= self.is_due(state)
 
-    on_train_begin = on_evaluate  # of a run that was killed after its last evaluation
+    on_train_begin = on_evaluate  # the last run may have been killed after its last evaluation
 
     def is_due(self, state: TrainerState) -> bool:
         """Return whether the best score is `patience` evaluations old, the first of equal ones."""

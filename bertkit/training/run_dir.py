@@ -165,7 +165,7 @@ def write_environment(
     found = {"data": dict(data), "weights_at_start": weights, "commits": dict(commits)}
     earlier: dict[str, Any] = {}
     if goes_on:
-        with suppress(UsageError):  # it is damaged or lost
+        with suppress(UsageError):  # the file is damaged or lost
             earlier = read_environment(output)
     if changed := sorted({split for split, _ in earlier.get("data", data).items() ^ data.items()}):
         raise UsageError(

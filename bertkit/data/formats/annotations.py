@@ -33,7 +33,7 @@ DECISIONS = {"accept": "", "reject": "rejected", "ignore": "ignored"}  # Prodigy
 BOUND = re.compile(r"T\d+\t(\S+) (\d+)(?: \d+(;)\d+)* (\d+)\t(.*)")  # brat: type, start, end and text of a span
 REGIONS = re.compile(r'\[\{.*"labels":')
 TUPLE = re.compile(rb'\[\s*"[^{]*\{')  # a text and an object
-REGION_REMEDY = "give labels of a plain text, each with start, end and labels"  # regions of images have none
+REGION_REMEDY = "give labels of a plain text, each with start, end and labels"  # a region of an image has no label
 TUPLE_REMEDY = 'give tuples such as ["Ada lived.", {"entities": [[0, 3, "PER"]]}]'
 
 
@@ -122,7 +122,7 @@ def _read_brat(folder: str, paths: Sequence[Path], report: Report) -> Columns:
     for path in paths:
         with open_file(source := path.with_suffix(".txt")) as stream, explain_form(str(source)):
             text, spans = stream.read().decode(), []  # line ends are characters
-        for bound in filter(None, map(BOUND.fullmatch, read_lines(path))):  # others are relations, events and notes
+        for bound in filter(None, map(BOUND.fullmatch, read_lines(path))):  # not relations, events and notes
             label, start, several, end, piece = bound.groups()
             span = MarkedSpan(int(start), int(end), label=label, text=piece)
             lost += (is_apart := several is not None and not span.fits(text))

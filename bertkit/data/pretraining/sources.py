@@ -335,7 +335,7 @@ def _read_files(piece: Piece) -> Iterator[str]:
 
 def _read_text(path: str, start: int, stop: int) -> Iterator[str]:
     """Yield the lines of the documents that begin in `start` to `stop` - 1, with empty lines between documents."""
-    inside = mine = False  # inside a document; inside a document of this piece
+    inside = mine = False  # whether a line is inside a document, and inside one of this piece
     for offset, line in _read_lines(path, start, str.strip):
         if not (inside and line):
             mine = bool(line) and start <= offset < stop
