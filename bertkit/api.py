@@ -57,7 +57,7 @@ from bertkit.training.run_dir import (
     read_metrics,
 )
 
-DATA_OPTIONS = {"dir", "corpus"}  # the one that a task has is `data`
+DATA_OPTIONS = {"dir", "corpus"}  # options of tasks that `data` stands for
 KEYWORDS = ("data", "model", "output", "text", "label", "budget", "search", "folds", "restarts", "workers", "private")
 # In messages that are written for the command line.
 OPTION = re.compile(rf"--(?:({'|'.join(KEYWORDS)})\b(?: [A-Z]+\b)?|set (?:data\.)?)")
@@ -121,8 +121,8 @@ def train(
         stack.enter_context(name_keywords())
         stack.enter_context(leave_as_found())
         definition = define_runs([task], folds=folds, restarts=restarts, budget=budget, search=search)
-        place, kept = name_data(kind, data, output)
-        given = merge(given, {"data": place})
+        option, kept = name_data(kind, data, output)
+        given = merge(given, {"data": option})
         starter = {} if "dir" in kind.options else choose_starter(given)
         recipe = Recipe.make(kind, starter, given)
         stack.enter_context(hold_tables(kept, output))
@@ -135,7 +135,7 @@ def train(
     return Run(str(output))
 
 
-def load(place: str | Path) -> "Run":
+def load(run: str | Path) -> "Run":
     """Open a finished run, an export, or a fine-tuned model on the Hub.
 
     >>> bertkit.load("runs/stars").predict([["A fine film", "It is never too long."]])
@@ -143,7 +143,7 @@ def load(place: str | Path) -> "Run":
     Raises:
         UsageError: There is no model, or the run is not finished.
     """
-    name = os.path.expanduser(place)
+    name = os.path.expanduser(run)
     with name_keywords(), leave_as_found():
         load_config(name)
     return Run(name)
@@ -154,26 +154,26 @@ class Run:
     """A finished run, an export or a model on the Hub, at work.
 
     Attributes:
-        place: Its directory, or its name on the Hub.
+        source: Its directory, or its name on the Hub.
     """
 
-    place: str
+    source: str
 
     @property
     def metrics(self) -> dict[str, Any]:
         """Return the scores of metrics.json; `score` is the task's own. Empty without this file."""
-        path = find_file(self.place, METRICS_FILE)
+        path = find_file(self.source, METRICS_FILE)
         return {} if path is None else read_metrics(path)
 
     @cached_property
     def predictor(self) -> Predictor:
         """Return the model as a function from inputs to results, in the precision of its training."""
         with name_keywords(), leave_as_found():
-            return load_predictor(self.place)
+            return load_predictor(self.source)
 
     def predictions(self, split: str = "dev") -> pa.Table:
         """Return the prediction table of a split; `.to_pandas()` makes a DataFrame of it."""
-        return read_table(Path(self.place, PREDICTIONS, f"{split}{TABLE_SUFFIX}"))
+        return read_table(Path(self.source, PREDICTIONS, f"{split}{TABLE_SUFFIX}"))
 
     def predict(self, data: Any) -> Any:
         """Return the result of each input, in order.
@@ -210,14 +210,14 @@ class Run:
             UsageError: The data have no labels, or do not fit the model.
         """
         with name_keywords(), leave_as_found(), tempfile.TemporaryDirectory() as folder:
-            place = Path(folder, "data.parquet")
+            file = Path(folder, "data.parquet")
             if isinstance(data, str | Path):
-                place = Path(os.path.expanduser(data))
+                file = Path(os.path.expanduser(data))
             else:
-                pq.write_table(convert_table(data), place)
-            found = evaluate(self.place, str(place), Path(folder, "scores"), report=report)
+                pq.write_table(convert_table(data), file)
+            found = evaluate(self.source, str(file), Path(folder, "scores"), report=report)
             if len(found) > 1:
-                raise UsageError(f"{place} has {len(found)} splits; give the file of one of them")
+                raise UsageError(f"{file} has {len(found)} splits; give the file of one of them")
             return dict(found[0].metrics)
 
     def push(self, repo: str, private: bool = False, report: Report = ignore) -> str:
@@ -228,16 +228,16 @@ class Run:
             private: Make the repository private.
         """
         with name_keywords(), leave_as_found():
-            return push(Path(self.place), repo, private=private, report=report)
+            return push(Path(self.source), repo, private=private, report=report)
 
     def _repr_html_(self) -> str | None:
         """Return the table of scores, for a notebook; None without scores."""
-        path = find_file(self.place, RECIPE_FILE)
+        path = find_file(self.source, RECIPE_FILE)
         if path is None or not (metrics := self.metrics):
             return None
         task = TASKS[read_recipe(path)["task"]]
         shown = tabulate_scores(list_shown(task.table, task.metric, metrics), metrics, "score")
-        return show_table(replace(shown, caption=self.place))
+        return show_table(replace(shown, caption=self.source))
 
 
 # --- A call -----------------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def sort_settings(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
         if name in options:
             recipe["data"][name] = [value] if isinstance(value, str) and isinstance(options[name], list) else value
         else:
-            recipe[name] = value  # one that is unknown is named when the recipe is checked
+            recipe[name] = value  # the check of the recipe names an unknown key
     return recipe
 
 
@@ -275,7 +275,7 @@ def name_data(task: Task, data: Any, output: Path) -> tuple[dict[str, Any], dict
         raise UsageError(f"{task.name} reads texts, got {type(data).__name__}; give paths of text files, or a data set")
     names, tables = sum(SPLIT_NAMES.values(), ()), convert_tables(data)
     unknown = [str(split) for split in tables if split not in names]
-    if unknown and not hasattr(data, "column_names"):  # others of a DatasetDict are left out, as on the Hub
+    if unknown and not hasattr(data, "column_names"):  # further splits of a DatasetDict are left out, as on the Hub
         raise UsageError(f"unknown split {unknown[0]!r} in data; {propose(unknown[0], names)}")
     return {key: str(output / DATA)}, {split: part for split, part in tables.items() if split in names}
 

@@ -60,9 +60,26 @@ class UsageError(ValueError):
     """A wrong file, option, recipe or text; the message is one line that names the problem and the remedy."""
 
 
-def name_extra(extra: str) -> str:
-    """Return how to install the packages of an extra; the name bertkit is not on PyPI."""
-    return f"run pip install -e '.[{extra}]' in the checkout of bertkit"
+@contextmanager
+def explain_missing(what: str, extra: str) -> Iterator[None]:
+    """Convert the ImportError of an extra's package into a UsageError that says how to install it.
+
+    Args:
+        what: The beginning of the message.
+    """
+    try:
+        yield
+    except ImportError:  # the name bertkit is not on PyPI
+        raise UsageError(f"{what}; run pip install -e '.[{extra}]' in the checkout of bertkit") from None
+
+
+@contextmanager
+def locate_refusal(where: str) -> Iterator[None]:
+    """Begin the message of a UsageError with the file, directory or table that it is about."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
 
 
 @contextmanager
@@ -85,11 +102,12 @@ def explain_refusal(what: str, remedy: str = "") -> Iterator[None]:
         if line := explain_os_error(error, what, remedy):
             raise UsageError(line) from None
         from huggingface_hub.errors import StrictDataclassError
+        from msgspec import MsgspecError
         from safetensors import SafetensorError
         from yaml import YAMLError
 
         known = (ValueError, TypeError, ArithmeticError, ImportError, RuntimeError, OSError)
-        if not isinstance(error, (*known, SafetensorError, StrictDataclassError, YAMLError)):
+        if not isinstance(error, (*known, MsgspecError, SafetensorError, StrictDataclassError, YAMLError)):
             raise
         found = join_lines(error.__cause__ or error).rstrip(".")
         step = remedy or ("" if "; " in found else "correct it")

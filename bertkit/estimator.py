@@ -104,7 +104,7 @@ class BertClassifier(ClassifierMixin, BaseEstimator):
         """Return the state for a pickle, with the files of the run in the place of its path."""
         state = dict(super().__getstate__())
         if isinstance(found := state.get("run_"), Run):
-            files = [path for path in Path(found.place).iterdir() if path.name in RUN_FILES]
+            files = [path for path in Path(found.source).iterdir() if path.name in RUN_FILES]
             state["run_"] = {path.name: path.read_bytes() for path in files}
         return state
 

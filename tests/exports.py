@@ -10,6 +10,7 @@ from bertkit.inference import export as module
 from bertkit.inference.export import export
 from tests.world import write_head
 
+pytest.importorskip("transformers.exporters")  # transformers 5.14; without it files that import this one are skipped
 LABELS = {0: "bad", 1: "so-so", 2: "good"}
 VALUES = {  # head -> values of its configuration
     "BertForSequenceClassification": {"id2label": LABELS, "window_pooling": "mean"},
@@ -31,10 +32,10 @@ FOLDER = tempfile.TemporaryDirectory()  # removed at the end of the process
 @cache
 def write_export(head: str, **values) -> tuple[Path, Path]:
     """Return the directories of a tiny random model with a head, and of its export; tuples stand for lists."""
-    place = Path(tempfile.mkdtemp(dir=FOLDER.name))
+    folder = Path(tempfile.mkdtemp(dir=FOLDER.name))
     values = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
-    run = write_head(place / "run", head, **{"num_hidden_layers": 1} | VALUES.get(head, {}) | values)
+    run = write_head(folder / "run", head, **{"num_hidden_layers": 1} | VALUES.get(head, {}) | values)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MOST_SECONDS", 0.01)
-        export(str(run), place / "export")
-    return run, place / "export"
+        export(str(run), folder / "export")
+    return run, folder / "export"

@@ -73,7 +73,7 @@ FORMS = {  # name -> makes it of the rows of the table and a folder
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_data_gives_the_same_weights_and_predictions(form, world, tmp_path):
     run = train(world, FORMS[form](world.rows, tmp_path), tmp_path / "run")
-    one, other = (load_file(Path(each.place, "model.safetensors")) for each in (world.run, run))
+    one, other = (load_file(Path(each.source, "model.safetensors")) for each in (world.run, run))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
     for split in ("dev", "test"):
@@ -114,7 +114,7 @@ def test_pretraining_reads_files(world, tmp_path):
 
 
 def test_a_finished_run_is_not_repeated(world, refused):
-    output, lines = Path(world.run.place), []
+    output, lines = Path(world.run.source), []
     before = (output / "metrics.json").stat().st_mtime_ns
     assert train(world, world.frame, output, report=lines.append) == world.run
     assert f"{output} is finished; its scores are in {output / 'metrics.json'}" in lines
@@ -219,7 +219,7 @@ def test_the_time_of_a_budget_begins_with_the_call(world, tmp_path, monkeypatch)
 
 
 def test_a_run_predicts_and_scores(world):
-    run = bertkit.load(world.run.place)
+    run = bertkit.load(world.run.source)
     assert run == world.run
     assert run.metrics["score"] == run.metrics["macro_f1"]
     dev = run.predictions()
@@ -234,7 +234,7 @@ def test_a_run_predicts_and_scores(world):
     scores = run.evaluate(dev.select(["title", "body", "label"]).rename_columns(["title", "body", "stars"]))
     assert scores["macro_f1"] == run.metrics["macro_f1"]
     assert run.evaluate(world.table)["rows"] == 120
-    assert not (Path(run.place) / "evaluations").exists()
+    assert not (Path(run.source) / "evaluations").exists()
     with pytest.raises(bertkit.UsageError, match=r"trian\.parquet does not exist"):
         run.predictions("trian")
 
@@ -304,7 +304,7 @@ def test_the_estimator_knows_labels_of_every_type(world, labels):
 def test_the_estimator_takes_texts_and_pairs_in_every_form(world):
     frame = world.frame[["title", "body"]]
     made = make_estimator(world).fit(frame, world.frame.stars.map({1: "low", 2: "mid", 3: "top"}))
-    folder = Path(made.run_.place)
+    folder = Path(made.run_.source)
     expected = made.predict_proba(frame)
     for given in (frame.to_numpy(), frame.to_numpy().tolist(), list(frame.itertuples(index=False, name=None))):
         assert (made.predict_proba(given) == expected).all()
@@ -328,7 +328,7 @@ def test_the_estimator_is_cross_validated_in_two_processes(world):
 def test_the_examples_of_the_docstrings_run(world, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(TASKS["classify"].recipe, "checkpoint", str(world.model))
-    shutil.copytree(world.run.place, "runs/stars")
+    shutil.copytree(world.run.source, "runs/stars")
     frame, ran = world.frame, 0
     names = {"bertkit": bertkit, "BertClassifier": bertkit.BertClassifier}
     names |= {"frame": frame, "run": world.run, "texts": frame.body, "labels": frame.stars}

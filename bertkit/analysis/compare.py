@@ -202,7 +202,8 @@ def align(rows: pa.Table, keys: np.ndarray, names: Sequence[str]) -> pa.Table:
     own = rows.column(KEY).to_numpy()
     order = np.argsort(own)
     taken = rows.take(pa.array(order[np.searchsorted(own[order], keys)]))
-    return add_facts(taken, names=names, decided={}) if names else taken  # thresholds belong to the names before
+    # Thresholds belong to the labels in their first order.
+    return add_facts(taken, names=names, decided={}) if names else taken
 
 
 # --- Runs, studies and tables -----------------------------------------------------------------------------------------
@@ -245,7 +246,7 @@ def list_runs(source: Path) -> Iterator[tuple[str, list[Path]]]:
     elif (source / STUDY_RESULT).is_file():
         for cell in read_study(source).cells:
             paths = [source / run.directory for run in cell.runs if run.status == "finished"]
-            if paths and find_task(paths[0]) is not None:  # not a pretraining
+            if paths and find_task(paths[0]) is not None:  # a pretraining has no task to compare by
                 yield str(paths[0].parent if len(cell.runs) > 1 else paths[0]), paths
     else:
         raise UsageError(f"{source} is neither a run nor a study; give --output directories, or tables")

@@ -13,7 +13,6 @@ which have no gradients.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from itertools import tee
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from bertkit.data.sequences import Sequences
 from bertkit.data.spans import Question, Windows, cut, locate_answer, tokenize
 from bertkit.data.tagging import ABSENT, WordWindows, group_tokens
 from bertkit.data.tokenizer import find_form
-from bertkit.errors import UsageError, name_extra
+from bertkit.errors import UsageError, explain_missing
 from bertkit.inference.predictor import Predictor, take_rows
 from bertkit.model.bilstm_heads import BertFeaturesForTokenClassification
 from bertkit.model.onnx import OnnxModel
@@ -76,16 +75,19 @@ def check_explainable(predictor: Predictor) -> None:
         UsageError: They cannot.
     """
     settings = predictor.settings
-    if isinstance(settings.model, OnnxModel):
-        raise UsageError("an export has no gradients to explain its results by; explain the run it was made from")
-    if find_explainer(predictor.task) is None or isinstance(settings.model, BertFeaturesForTokenClassification):
-        raise UsageError(
-            f"the results of {settings.head} cannot be explained; give a run with classes, answers or names"
-        )
-    if predictor.precision != "fp32":
-        raise UsageError(f"explanations need fp32, got precision {predictor.precision!r}; give fp32")
-    if find_spec("captum") is None:
-        raise UsageError(f"an explanation needs captum; {name_extra('explain')}")
+    troubles = {
+        "an export has no gradients to explain its results by; explain the run it was made from": (
+            isinstance(settings.model, OnnxModel)
+        ),
+        f"the results of {settings.head} cannot be explained; give a run with classes, answers or names": (
+            find_explainer(predictor.task) is None or isinstance(settings.model, BertFeaturesForTokenClassification)
+        ),
+        f"explanations need fp32, got precision {predictor.precision!r}; give fp32": predictor.precision != "fp32",
+    }
+    if found := [trouble for trouble, is_there in troubles.items() if is_there]:
+        raise UsageError(found[0])
+    with explain_missing("an explanation needs captum", "explain"):
+        import captum  # noqa: F401
 
 
 def explain_example(predictor: Predictor, example: Any, result: Result) -> list[dict[str, Any]]:

@@ -25,10 +25,10 @@ from bertkit.reports.tables import MISSING, ScoreRow, Table, make_table
 from bertkit.tasks.task import shorten_text
 from bertkit.training.predictions import GROUP, TOKEN_COUNT, UNKNOWN_COUNT, find_wrong, spell_answers
 
-LEAST_ROWS = 20  # of a slice
+LEAST_ROWS = 20  # a slice with fewer rows is left out
 SLICES_SHOWN = 12
 LENGTH_SLICES = 4  # slices by length, of about equal size
-FEW_VALUES = 12  # at most, of a column
+FEW_VALUES = 12  # a column with more values gives no slices
 
 
 def tabulate_slices(rows: pa.Table, row: ScoreRow, split: str) -> Table | None:

@@ -30,7 +30,7 @@ def arrange_help() -> None:
     """Put every command into its panel of `bertkit --help`."""
     panels = {name: panel for panel, names in PANELS.items() for name in names.split()}
     for entry in (*app.registered_commands, *app.registered_groups):
-        entry.rich_help_panel = panels.get(entry.name or entry.callback.__name__, "")  # hidden ones have none
+        entry.rich_help_panel = panels.get(entry.name or entry.callback.__name__, "")  # a hidden command has no panel
     app.registered_commands.sort(key=lambda entry: ["", *PANELS].index(entry.rich_help_panel))
 
 

@@ -314,7 +314,7 @@ def obey_signals() -> Iterator[None]:
         with note_signals(stop):
             yield
     finally:
-        if code:  # also where a library has caught the exit in an import, and failed then
+        if code:  # a library may have caught the first exit during an import
             sys.exit(code)
 
 

@@ -19,10 +19,10 @@ from bertkit.cli.options import (
     Output,
     PathArgument,
     PathOption,
-    PlaceArgument,
-    PlaceOption,
     RecipeFile,
     Settings,
+    SourceArgument,
+    SourceOption,
     Sources,
     TextNames,
     Workers,
@@ -36,7 +36,7 @@ from bertkit.errors import UsageError, explain_disk_error, explain_refusal
 @app.command()
 def doctor(
     data: Annotated[
-        str, PlaceArgument(help="Data as for training (default: the Hub's data set).", metavar="DATA")
+        str, SourceArgument(help="Data as for training (default: the Hub's data set).", metavar="DATA")
     ] = "",
     task: Annotated[
         str, typer.Option(help="classify, ner, squad1, squad2, swag, or a GLUE task such as cola.")
@@ -45,7 +45,7 @@ def doctor(
     label: LabelNames = None,
     model: Annotated[
         str | None,
-        PlaceOption(
+        SourceOption(
             help="Checkpoint whose tokenizer counts tokens, and that --folds fine-tunes (default: the task's).",
             metavar="NAME",
         ),
@@ -241,7 +241,7 @@ def triviaqa(
 @corpora.command("build")
 def build_corpus(
     sources: Sources,
-    vocab: Annotated[str, PlaceOption(help="Vocabulary, or a checkpoint that has one.", metavar="DIR|FILE|NAME")],
+    vocab: Annotated[str, SourceOption(help="Vocabulary, or a checkpoint that has one.", metavar="DIR|FILE|NAME")],
     output: Annotated[Path, PathOption(help="Directory for the corpus.", metavar="DIR")],
     workers: Builders = None,
     cased: Cased = False,

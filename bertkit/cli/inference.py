@@ -10,15 +10,24 @@ from typing import Annotated, Literal
 import typer
 
 from bertkit.cli.console import Screen, complain, print_line
-from bertkit.cli.options import JsonFile, PathArgument, PathOption, PlaceArgument, PlaceOption, app, scores, split_names
-from bertkit.errors import UsageError, explain_disk_error, explain_refusal, name_extra
+from bertkit.cli.options import (
+    JsonFile,
+    PathArgument,
+    PathOption,
+    SourceArgument,
+    SourceOption,
+    app,
+    scores,
+    split_names,
+)
+from bertkit.errors import UsageError, explain_disk_error, explain_missing, explain_refusal
 
 Precision = Annotated[str, typer.Option("--precision", help="auto (bf16 where it is faster), fp32, bf16 or fp16.")]
 
 
 @app.command()
 def features(
-    model: Annotated[str, PlaceArgument(help="Checkpoint or run.", metavar="MODEL")],
+    model: Annotated[str, SourceArgument(help="Checkpoint or run.", metavar="MODEL")],
     source: Annotated[Path, PathOption("--input", help="Text file, one text per line.", metavar="FILE")],
     output: Annotated[Path, PathOption(help="File to write: .jsonl or .npz.", metavar="FILE")],
     layers: Annotated[
@@ -43,13 +52,13 @@ def features(
 
 @app.command()
 def predict(
-    run: Annotated[str, PlaceArgument(help="Fine-tuned or pretrained run, export or checkpoint.", metavar="RUN")],
+    run: Annotated[str, SourceArgument(help="Fine-tuned or pretrained run, export or checkpoint.", metavar="RUN")],
     texts: Annotated[
         list[str] | None, typer.Argument(help="Inputs, or the parts of each input.", metavar="TEXT…")
     ] = None,
     source: Annotated[
         str | None,
-        PlaceOption(
+        SourceOption(
             "--input", help="Inputs: .jsonl, .json, .csv, .tsv, .txt (or .gz), .parquet, .xlsx.", metavar="FILE|-"
         ),
     ] = None,
@@ -152,9 +161,9 @@ def predict(
 
 @app.command()
 def evaluate(
-    run: Annotated[str, PlaceArgument(help="Finished run, export or Hub model.", metavar="RUN")],
+    run: Annotated[str, SourceArgument(help="Finished run, export or Hub model.", metavar="RUN")],
     data: Annotated[
-        str | None, PlaceOption(help="Labelled data (default: the run's own dev and test).", metavar="FILE|DIR|NAME")
+        str | None, SourceOption(help="Labelled data (default: the run's own dev and test).", metavar="FILE|DIR|NAME")
     ] = None,
     output: Annotated[
         Path | None, PathOption(help="Directory to write (default: in RUN/evaluations/).", metavar="DIR")
@@ -185,7 +194,7 @@ def evaluate(
 
 @app.command()
 def export(
-    run: Annotated[str, PlaceArgument(help="Fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
+    run: Annotated[str, SourceArgument(help="Fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
     output: Annotated[Path, PathOption(help="Directory to write.", metavar="DIR")],
     int8: Annotated[bool, typer.Option("--int8", help="Write int8, and measure on dev what it loses.")] = False,
     max_loss: Annotated[
@@ -195,7 +204,7 @@ def export(
         ),
     ] = None,
     data: Annotated[
-        str | None, PlaceOption(help="Data for --int8 (default: the run's).", metavar="DIR|FILE|NAME")
+        str | None, SourceOption(help="Data for --int8 (default: the run's).", metavar="DIR|FILE|NAME")
     ] = None,
 ) -> None:
     """Export a run as ONNX for onnxruntime, with tokenizer, labels and thresholds; predict takes the directory.
@@ -219,7 +228,7 @@ def export(
 
 @app.command()
 def serve(
-    run: Annotated[str, PlaceArgument(help="Fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
+    run: Annotated[str, SourceArgument(help="Fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8080,
     host: Annotated[
         str, typer.Option(help="Name or address; 0.0.0.0 or :: for other machines, with --token.")
@@ -238,10 +247,8 @@ def serve(
 
     $ bertkit serve runs/sst2 --host 0.0.0.0 --port 80 --token SECRET
     """
-    try:
+    with explain_missing("bertkit serve needs packages that are not installed", "serve"):
         from bertkit.inference.server import serve as serve_model
-    except ModuleNotFoundError:
-        raise UsageError(f"bertkit serve needs packages that are not installed; {name_extra('serve')}") from None
     with Screen() as screen:
         serve_model(run, host, port, token, precision, screen.say)
 

@@ -32,18 +32,18 @@ def read_path(text: str) -> Path:
     return Path(os.path.expanduser(text))
 
 
-# Options and arguments for paths (Path…), and for values that are a path or a name (Place…).
+# Options and arguments for paths (Path…), and for values that are a path or a name (Source…).
 PathOption, PathArgument = (partial(kind, parser=read_path) for kind in (typer.Option, typer.Argument))
-PlaceOption, PlaceArgument = (partial(kind, parser=os.path.expanduser) for kind in (typer.Option, typer.Argument))
+SourceOption, SourceArgument = (partial(kind, parser=os.path.expanduser) for kind in (typer.Option, typer.Argument))
 
 Sources = Annotated[
-    list[str], PlaceArgument(help="Text files, directories, a Hub data set, or docs.", metavar="SOURCE")
+    list[str], SourceArgument(help="Text files, directories, a Hub data set, or docs.", metavar="SOURCE")
 ]
 RecipeFile = Annotated[Path | None, PathOption("--recipe", help="Recipe file in TOML; see recipes/.", metavar="FILE")]
 Output = Annotated[
     Path | None, PathOption("--output", help="Directory to write (default: one in runs/).", metavar="DIR")
 ]
-Model = Annotated[str | None, PlaceOption("--model", help="Checkpoint or run to start from.", metavar="NAME|RUN")]
+Model = Annotated[str | None, SourceOption("--model", help="Checkpoint or run to start from.", metavar="NAME|RUN")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Set any key of the recipe, such as train.learning_rate=1e-4.", metavar="KEY=VALUE"),
@@ -61,7 +61,7 @@ SearchTrials = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the recipe or a study's runs, with sizes and costs, then exit.")
 ]
-Data = Annotated[str | None, PlaceOption("--data", help=DIR.help, metavar="DIR")]
+Data = Annotated[str | None, SourceOption("--data", help=DIR.help, metavar="DIR")]
 REPEATED = "Several: with commas, or the option again."
 TextNames = Annotated[
     list[str] | None,

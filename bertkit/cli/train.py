@@ -20,9 +20,9 @@ from bertkit.cli.options import (
     Output,
     PathArgument,
     PathOption,
-    PlaceOption,
     RunOptions,
     Settings,
+    SourceOption,
     TextNames,
     Workers,
     app,
@@ -47,9 +47,9 @@ BEGUN = time.monotonic()  # `--budget` also counts the time in which libraries a
 def pretrain(
     options: RunOptions,
     corpus: Annotated[
-        list[str] | None, PlaceOption(help=PRETRAINING_OPTIONS["corpus"].help, metavar="PATH|docs|NAME")
+        list[str] | None, SourceOption(help=PRETRAINING_OPTIONS["corpus"].help, metavar="PATH|docs|NAME")
     ] = None,
-    vocab: Annotated[str | None, PlaceOption(help=PRETRAINING_OPTIONS["vocab"].help, metavar="DIR|FILE|NAME")] = None,
+    vocab: Annotated[str | None, SourceOption(help=PRETRAINING_OPTIONS["vocab"].help, metavar="DIR|FILE|NAME")] = None,
     cased: Cased = False,
 ) -> None:
     """Pretrain BERT on raw text: masked LM and next sentence.
@@ -70,7 +70,7 @@ def pretrain(
 @training_command(CLASSIFY_OPTIONS, *STUDIED)
 def classify(
     options: RunOptions,
-    data: Annotated[str | None, PlaceOption(help=CLASSIFY_OPTIONS["dir"].help, metavar="FILE|DIR|NAME")] = None,
+    data: Annotated[str | None, SourceOption(help=CLASSIFY_OPTIONS["dir"].help, metavar="FILE|DIR|NAME")] = None,
     text: TextNames = None,
     label: LabelNames = None,
 ) -> None:
@@ -140,8 +140,8 @@ def squad(
     options: RunOptions,
     version: Annotated[int, typer.Option(help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
     runs: Annotated[list[Path] | None, PathArgument(help="Finished runs for --ensemble.", metavar="RUN")] = None,
-    data: Annotated[str | None, PlaceOption(help=SQUAD_OPTIONS["dir"].help, metavar="DIR|FILE|NAME")] = None,
-    extra_train: Annotated[str | None, PlaceOption(help=SQUAD_OPTIONS["extra_train"].help, metavar="FILE")] = None,
+    data: Annotated[str | None, SourceOption(help=SQUAD_OPTIONS["dir"].help, metavar="DIR|FILE|NAME")] = None,
+    extra_train: Annotated[str | None, SourceOption(help=SQUAD_OPTIONS["extra_train"].help, metavar="FILE")] = None,
     ensemble: Annotated[
         bool, typer.Option("--ensemble", help="Combine the answers of finished runs instead of training.")
     ] = False,
@@ -182,7 +182,7 @@ def swag(options: RunOptions, data: Data = None) -> None:
 @training_command(NER_OPTIONS, *STUDIED)
 def ner(
     options: RunOptions,
-    data: Annotated[str | None, PlaceOption(help=NER_OPTIONS["dir"].help, metavar="FILE|DIR|NAME")] = None,
+    data: Annotated[str | None, SourceOption(help=NER_OPTIONS["dir"].help, metavar="FILE|DIR|NAME")] = None,
     layers: Annotated[
         str | None, typer.Option("--features", help=NER_OPTIONS["features"].help, metavar="LAYERS")
     ] = None,
@@ -251,7 +251,7 @@ def reproduce(
 def study(
     file: Annotated[Path, PathArgument(help="Study file in TOML; see recipes/studies/.", metavar="FILE")],
     data: Annotated[
-        str | None, PlaceOption(help="Folder that contains glue/, squad/, swag/, ner/.", metavar="ROOT")
+        str | None, SourceOption(help="Folder that contains glue/, squad/, swag/, ner/.", metavar="ROOT")
     ] = None,
     model: Model = None,
     output: Output = None,

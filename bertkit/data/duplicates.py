@@ -200,10 +200,10 @@ def find_near(
         read: Returns some rows of a split by their numbers.
     """
     splits = list(keys)
-    rows = [np.sort(np.unique(own, return_index=True)[1]) for own in keys.values()]  # without repeats
+    rows = [np.sort(np.unique(own, return_index=True)[1]) for own in keys.values()]  # the first row of each key
     owners = np.repeat(np.arange(len(splits)), list(map(len, rows)))  # (M,)
     numbers = np.concatenate(rows)
-    partners = np.full((2, len(numbers)), -1)  # in train, and in the own split
+    partners = np.full((2, len(numbers)), -1)  # the partner in train, and the one in the own split
     tries = np.zeros((2, len(numbers)), np.uint8)
     if TRAIN_SPLIT in keys:
         is_known = np.concatenate(
@@ -231,7 +231,7 @@ def find_near(
 
     for band in range(BANDS):
         values = np.concatenate([bands[split][own, band] for split, own in zip(splits, rows, strict=True)])
-        order = np.argsort(values, kind="stable")  # train first
+        order = np.argsort(values, kind="stable")  # rows of train come first
         is_new = np.diff(values[order], prepend=~values[order[:1]]) != 0
         is_first = is_new | (np.diff(owners[order], prepend=-1) != 0)
         indices = np.arange(len(order))

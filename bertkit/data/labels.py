@@ -87,7 +87,7 @@ class LabelSpace:
             The number of rows with each label that the space lacks.
 
         Raises:
-            UsageError: A cell cannot be read; the message names its place.
+            UsageError: A cell cannot be read; the message names its line or row.
         """
         none = np.zeros(len(table), bool)
         if self.kind == REGRESSION:
@@ -197,7 +197,7 @@ def find_labels(
     positions = find_positions(lists, labels)
     if problem_type != "auto":
         kind, reason = problem_type, "as set"
-    elif column in train.classes and not lists:  # whatever their names
+    elif column in train.classes and not lists:  # their names may be numbers
         kind, reason = SINGLE, "class labels"
     elif label_sep and not lists:
         kind, reason = SEVERAL, f"labels separated by {label_sep}"
@@ -346,7 +346,7 @@ def convert_cells(
     """Return (S,) the index of each row's cell among the different cells of a column, and these, converted.
 
     Raises:
-        UsageError: `convert` refuses a cell; the message names its place.
+        UsageError: `convert` refuses a cell; the message names its line or row.
     """
     codes, values = number_cells(table, column)
     found = []

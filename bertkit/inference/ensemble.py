@@ -189,4 +189,4 @@ def list_lines(
     lines = [
         (name, *(row.show(scores[row.key]) if row.key in scores else "" for row in rows)) for name, scores in systems
     ]
-    return ("run", *(row.name.partition(" (")[0] for row in rows)), lines  # without the part in parentheses
+    return ("run", *(row.name.partition(" (")[0] for row in rows)), lines  # a score's name ends at " ("

@@ -53,9 +53,10 @@ from bertkit.training.run_dir import EVALUATIONS, METRICS_FILE, PREDICTIONS, REC
 from bertkit.training.scoring import score_rows
 
 MISTAKES_FILE = "mistakes.csv"  # in the directory of an evaluation
-SCORED = "scored"  # beside train, where leaks are looked for
+SCORED = "scored"  # the name of the scored rows where leaks from train are looked for
 SIZED_AT_ONCE = 256  # rows collated to find their lengths
-SHOWN_SCORES = {"accuracy": "accuracy", "exact_match": "exact match", "macro_f1": "macro F1"}  # by `predict`
+# The scores that `predict` shows.
+SHOWN_SCORES = {"accuracy": "accuracy", "exact_match": "exact match", "macro_f1": "macro F1"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,7 +239,7 @@ def evaluate_split(
     if train is not None:
         checked = check_rows({TRAIN_SPLIT: train, SCORED: task.tabulate(examples)})
         leaks = checked.splits[SCORED].in_train[:, 0]
-    others = leaks if len(leaks) < len(rows) else leaks[:0]  # nothing is left without them
+    others = leaks if len(leaks) < len(rows) else leaks[:0]  # without the leaks nothing would be left
     metrics: dict[str, Any] = score_rows(task, rows, "{}", others) | task.baseline(data, data)
     for own, key in zip((task.metric, *name_limits(task.metric)), ("score", *name_limits("score")), strict=True):
         if own in metrics:

@@ -29,7 +29,7 @@ from bertkit.model.config import BertConfig
 from bertkit.model.onnx import CHOOSES, EXACT_SETS, ONNX_FILE, OnnxModel, import_onnxruntime, write_onnx
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import Table, make_table
-from bertkit.system.files import atomic_write, find_checksum, write_json
+from bertkit.system.files import atomic_write, check_empty, find_checksum, write_json
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.training.run_dir import CALIBRATION_FILE, RECIPE_FILE, describe_environment
@@ -100,7 +100,7 @@ def export(
     with explain_disk_error(output):
         check_output(output)
         output.mkdir(parents=True, exist_ok=True)
-        for lost in output.glob(f"{PARTS}*"):  # of a killed export
+        for lost in output.glob(f"{PARTS}*"):  # a killed export leaves its folder
             shutil.rmtree(lost)
         with TemporaryDirectory(dir=output, prefix=PARTS) as temporary:
             folder = Path(temporary, "export")
@@ -113,7 +113,7 @@ def export(
             save_tokenizer(settings.tokenizer, folder)
             exported = OnnxModel(path, model.config)
             difference = find_largest_difference(model, exported)
-            if not difference <= TOLERANCE:  # as NaN is not
+            if not difference <= TOLERANCE:  # also refuses NaN
                 raise UsageError(
                     f"probabilities of the exported model differ from those of {run} by {difference:.1e}, more than "
                     f"{TOLERANCE:g}; install other versions of torch and onnxruntime"
@@ -139,10 +139,8 @@ def check_output(output: Path) -> None:
     Raises:
         UsageError: It holds something else.
     """
-    is_export = any(output.joinpath(name).exists() for name in (EXPORT_FILE, ONNX_FILE))
-    has_files = output.exists() and any(not path.name.startswith(".") for path in output.iterdir())
-    if has_files and not is_export:
-        raise UsageError(f"{output} is not empty and holds no export; name another directory with --output")
+    if not any(output.joinpath(name).exists() for name in (EXPORT_FILE, ONNX_FILE)):
+        check_empty(output, "export")
 
 
 def publish(folder: Path, record: ExportRecord, output: Path) -> None:

@@ -50,8 +50,6 @@ def extract(
             raise UsageError(f"unknown {option} {value}; expected one of {', '.join(known)}")
     if output.suffix not in FEATURE_SUFFIXES:
         raise UsageError(f"{output} must end in {' or '.join(FEATURE_SUFFIXES)}; change --output")
-    if not source.is_file():
-        raise UsageError(f"there is no file {source}; name one with --input")
     check_output(str(source), output)
     tokenizer = load_tokenizer(checkpoint)
     model = load_encoder(checkpoint, layers, len(tokenizer))

@@ -23,7 +23,7 @@ from bertkit.data.formats.rows import Input, Line
 from bertkit.data.labels import PAIR_NAMES
 from bertkit.data.long_texts import LONG
 from bertkit.data.tokenizer import load_tokenizer
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, explain_disk_error
 from bertkit.inference.batching import cut_into_chunks
 from bertkit.inference.export_record import check_files, find_export
 from bertkit.inference.tables import WRITERS, Row, format_for_pipeline, write_joined
@@ -66,7 +66,7 @@ class Predictor:
       `null_score` s_null and `tau`: there is an answer if score > null_score + tau (section 4.3).
     - Named entities: `text`, or `words` (also `tokens`), which are not split further. Result: `entities` with `text`,
       `type`, `start` and `end` (characters; with `words` the first word and the end) and `score`; `tags`, one for each
-      word; for a text `places`, the start and end of each of these words (characters).
+      word; for a text `word_spans`, the start and end of each of these words (characters).
     - SWAG: `context`, `endings`, and optionally `start`, the first words of the endings. Result: `ending`, the index of
       the most probable ending, and all `probabilities`; with `coverage` also `label_set`, of indices.
     - Masked LM: `text` and optionally `text_pair`, with [MASK] in them. Result: `masks`, for each mask the most
@@ -251,16 +251,24 @@ class Predictor:
             UsageError: They cannot.
         """
         head, suffix = self.settings.head, "" if output is None else output.suffix
-        if suffix not in ("", ".jsonl", *WRITERS):
-            raise UsageError(f"{output} must end in .jsonl, {', '.join(WRITERS)}")
-        if is_pipeline and not self.task.pipeline:
-            raise UsageError(f"transformers has no pipeline for {head}; leave out --format pipeline")
-        if is_pipeline and self.settings.set_limit is not None:
-            raise UsageError("transformers' pipelines have no label sets; leave out --coverage or --format pipeline")
-        if is_pipeline and suffix in WRITERS:
-            raise UsageError(f"--format pipeline writes JSON lines, not {output}; name a file that ends in .jsonl")
-        if suffix in WRITERS and not self.columns:
-            raise UsageError(f"the results of {head} do not form a table; name an --output that ends in .jsonl")
+        is_table = suffix in WRITERS
+        troubles = {
+            f"{output} must end in .jsonl, {', '.join(WRITERS)}": suffix not in ("", ".jsonl", *WRITERS),
+            f"transformers has no pipeline for {head}; leave out --format pipeline": (
+                is_pipeline and not self.task.pipeline
+            ),
+            "transformers' pipelines have no label sets; leave out --coverage or --format pipeline": (
+                is_pipeline and self.settings.set_limit is not None
+            ),
+            f"--format pipeline writes JSON lines, not {output}; name a file that ends in .jsonl": (
+                is_pipeline and is_table
+            ),
+            f"the results of {head} do not form a table; name an --output that ends in .jsonl": (
+                is_table and not self.columns
+            ),
+        }
+        if found := [trouble for trouble, is_there in troubles.items() if is_there]:
+            raise UsageError(found[0])
 
     def write(
         self,
@@ -289,7 +297,7 @@ class Predictor:
         if output.suffix not in WRITERS:
             write = partial(write_lines, form=self.format_for_pipeline if is_pipeline else None)
             return write_file(answer(inputs, at_once), output, report, write)
-        inputs, again = tee(take_rows(inputs))  # which differ by one chunk at most
+        inputs, again = tee(take_rows(inputs))  # one iterator is at most a chunk ahead of the other
 
         def write_table(results: Iterable[Result], file: IO[Any]) -> None:
             if is_marked and output.suffix != ".parquet":
@@ -322,7 +330,7 @@ def take_rows(inputs: Iterable[Any]) -> Iterable[Any]:
 
 
 def locate(error: UsageError, given: Any) -> str:
-    """Return the message of an input's error, with the place of a line.
+    """Return the message of an input's error, with the file and the number of a line.
 
     Raises:
         UsageError: All rows of the table have the error.
@@ -330,10 +338,10 @@ def locate(error: UsageError, given: Any) -> str:
     if not isinstance(given, Line):
         return str(error)
     if given.value is error:
-        return f"{given.place} {error}"
+        return f"{given.origin} {error}"
     if given.is_row and isinstance(error, MissingText):
-        raise UsageError(f"{given.place}: {error}, or name the columns of the texts with --text")
-    return f"{given.place}: {error}"
+        raise UsageError(f"{given.origin}: {error}, or name the columns of the texts with --text")
+    return f"{given.origin}: {error}"
 
 
 def name_texts(texts: Sequence[str], sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -422,12 +430,10 @@ def write_file(
         UsageError: The file cannot be written.
     """
     counts = Counts()
-    try:
+    with explain_disk_error(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         with atomic_open(output, "wb" if output.suffix == ".parquet" else "w") as file:
             write(counts.watch(results, report), file)
-    except OSError as error:
-        raise UsageError(f"{output} cannot be written ({error.strerror}); name another file with --output") from None
     none = f", {count(counts.errors, 'invalid input')}" if counts.errors else ""
     report(f"{count(counts.count - counts.errors, 'result')} in {output}{none}")
     return counts

@@ -79,7 +79,7 @@ async def read_body(request: Request) -> bytes:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise HTTPException(415, f"the Content-Type must be {JSON}; send the inputs as JSON")
     parts, size = [], 0
-    async for part in request.stream():  # to its end, because a client that still sends may not read the answer
+    async for part in request.stream():  # a client that still sends may not read the answer
         size += len(part)
         if size <= LONGEST_BODY:
             parts.append(part)
@@ -204,7 +204,7 @@ class Application(FastAPI):
             raise HTTPException(504, f"no answer within {DEADLINE:g} seconds; send less at a time") from None
         except (ClientDisconnect, asyncio.CancelledError):
             raise HTTPException(499, "the connection was closed; send the request again") from None
-        except UsageError as error:  # of the model, not of an input
+        except UsageError as error:  # the fault of the model, not of an input
             raise HTTPException(500, str(error)) from None
         status = 422 if not is_list and "error" in results[0] else 200
         return Response(msgspec.json.encode(results if is_list else results[0]), status, media_type=JSON)
@@ -212,7 +212,7 @@ class Application(FastAPI):
     async def answer(self, inputs: Sequence[Input | UsageError], request: Request) -> list[Result]:
         """Return the results of the inputs; this is cancelled if the client closes its connection."""
         answer = asyncio.ensure_future(self.batcher.answer(inputs))
-        leaving = asyncio.ensure_future(request.receive())  # whose next message can only be that the client has left
+        leaving = asyncio.ensure_future(request.receive())  # the next message can only be that the client has left
         leaving.add_done_callback(lambda _: answer.cancel())
         try:
             return await answer

@@ -9,7 +9,7 @@ from itertools import chain, pairwise
 
 from scipy.sparse import csr_array
 
-MOST_TERMS = 100_000  # the most frequent ones; long texts have millions of different pairs of words
+MOST_TERMS = 100_000  # the most frequent terms; long texts have millions of different pairs of words
 TERM = re.compile(r"\w+|[^\w\s]")
 RUNS = ((re.compile(r"[A-Z]+"), "X"), (re.compile(r"[^\W\d_A-Z]+"), "x"), (re.compile(r"\d+"), "0"))
 

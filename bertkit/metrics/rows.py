@@ -196,7 +196,7 @@ def _correlate(values: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> n
     """Return the Pearson correlation (R,) of values and labels, (1, S) or (R, S) each."""
     centred = []
     for column in (values, labels):
-        column = column - column[:, :1]  # a constant one becomes exactly 0
+        column = column - column[:, :1]  # a constant column becomes exactly 0
         centred.append(column - (_divide((weights * column).sum(1), weights.sum(1)))[:, None])  # (R, S)
     first, second = centred
     weighted = weights * first

@@ -332,7 +332,7 @@ class BertModel(BertPreTrainedModel):
         hidden = self.embed(input_ids, segments, positions, inputs_embeds, layout.whole)  # (packed, H)
         asked = {key: value for key, value in kwargs.items() if key.startswith("output_")}
         outputs = self.encode(hidden, attention_mask, layout, return_dict=True, **asked)
-        if outputs.hidden_states is not None:  # those of chosen layers may be None
+        if outputs.hidden_states is not None:  # a layer that nobody asked for has None
             states = (None if x is None else layout.unpack(x) for x in outputs.hidden_states)
             outputs.hidden_states = tuple(states)  # (B, T, H) each
         if not is_packed:

@@ -49,7 +49,7 @@ def check_feature_layers(name: str, config: BertConfig) -> None:
     """
     if name not in FEATURE_LAYERS:
         raise ValueError(f"unknown layers {name!r}; expected one of {', '.join(FEATURE_LAYERS)}")
-    least = abs(FEATURE_LAYERS[name][0].start)  # from either end, the number of layers needed
+    least = abs(FEATURE_LAYERS[name][0].start)  # number of layers needed, counted from either end
     if config.num_hidden_layers < least:
         raise ValueError(
             f"{name} needs {least} layers, but the model has {config.num_hidden_layers}; choose other layers"

@@ -135,7 +135,7 @@ def load_config(checkpoint: str) -> BertConfig:
             if kind != "bert":
                 raise UsageError(f"{checkpoint} is a model of type {str(kind)[:40]!r}, not bert; {remedy}")
             return BertConfig.from_dict(values)
-        except (AttributeError, LookupError, RecursionError, msgspec.ValidationError) as error:  # of unchecked values
+        except (AttributeError, LookupError, RecursionError, msgspec.ValidationError) as error:  # odd values
             trouble = join_lines(error)[:100]
             raise UsageError(f"the configuration of {checkpoint} is damaged ({trouble!r}); {remedy}") from None
 
@@ -206,7 +206,7 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
         new |= {f"classifier.{name}" for name, _ in model.classifier.named_parameters()}
     if labels is not None:
         new |= adopt_labels(model, list(labels.values()), known="classifier.weight" not in new)
-    if weights is not None:  # in the order of the new labels
+    if weights is not None:
         with explain_refusal("class_weights"):
             model.config.class_weights = weights
             model.config.validate()

@@ -318,8 +318,9 @@ def order_weights(model: nn.Module) -> None:
             module.order()
 
 
-CACHES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")  # of torch's interface to oneDNN, and its own
-KERNELS = 32  # several times those of one batch
+# Sizes of the caches of torch's interface to oneDNN, and of oneDNN.
+CACHES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+KERNELS = 32  # several times the kernels of one batch
 
 
 def limit_kernels() -> None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
-from bertkit.errors import UsageError, name_extra
+from bertkit.errors import UsageError, explain_missing
 from bertkit.model.config import BertConfig
 from bertkit.model.heads import pool_logits
 from bertkit.model.loss import IGNORE_INDEX
@@ -45,12 +45,10 @@ def import_onnxruntime() -> ModuleType:
     Raises:
         UsageError: One of them is not installed.
     """
-    try:
+    with explain_missing("an ONNX export needs onnx, onnxscript and onnxruntime", "onnx"):
         import onnx  # noqa: F401
         import onnxruntime
         import onnxscript  # noqa: F401
-    except ImportError:
-        raise UsageError(f"an ONNX export needs onnx, onnxscript and onnxruntime; {name_extra('onnx')}") from None
     return onnxruntime
 
 
@@ -89,7 +87,8 @@ def write_onnx(model: nn.Module, path: Path) -> None:
     model.set_attn_implementation("sdpa")
     try:
         with silence_export():
-            from transformers.exporters import OnnxConfig, OnnxExporter
+            with explain_missing("an ONNX export needs transformers 5.14 or later", "onnx"):
+                from transformers.exporters import OnnxConfig, OnnxExporter
 
             batch = {
                 name: torch.ones([2, *[3] * chooses, 9], dtype=torch.int64)
@@ -98,7 +97,8 @@ def write_onnx(model: nn.Module, path: Path) -> None:
             most = {LENGTH: model.config.max_position_embeddings}
             sizes = [torch.export.Dim(axis, max=most.get(axis)) for axis in axes]
             shapes = {name: dict(enumerate(sizes)) for name in batch}
-            program = OnnxExporter().export(model, batch, config=OnnxConfig(dynamic_shapes=shapes)).program
+            exported = OnnxExporter().export(model, batch, config=OnnxConfig(dynamic_shapes=shapes))
+            program = getattr(exported, "program", None) or exported.model  # before 5.23 it is torch's own program
     finally:
         model.set_attn_implementation(attention)
     import onnx_ir

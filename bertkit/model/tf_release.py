@@ -17,7 +17,7 @@ from transformers import BertTokenizerFast, PreTrainedModel
 import bertkit
 from bertkit.data.formats.line import read_json
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer
-from bertkit.errors import UsageError, explain_disk_error, explain_refusal, join_lines, name_extra
+from bertkit.errors import UsageError, explain_disk_error, explain_missing, explain_refusal, join_lines
 from bertkit.model.config import BertConfig
 from bertkit.system.progress import Report, ignore
 
@@ -96,10 +96,8 @@ def find_prefix(source: Path) -> Path:
 
 def read_variables(prefix: Path) -> dict[str, np.ndarray]:
     """Return the variables of a checkpoint by name, in 32 bits, without those of the optimizer."""
-    try:
+    with explain_missing("import-tf needs TensorFlow", "tensorflow"):
         import tensorflow as tf
-    except ImportError:
-        raise UsageError(f"import-tf needs TensorFlow; {name_extra('tensorflow')}") from None
     try:
         reader = tf.train.load_checkpoint(str(prefix))
         names = [name for name in reader.get_variable_to_shape_map() if not OPTIMIZER.fullmatch(name)]

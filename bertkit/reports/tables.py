@@ -55,9 +55,9 @@ class ScoreRow:
         return f"{self.name} {self.show(value)}{' %' if self.unit else ''}"
 
 
-OWN_DATA = "own_data"  # in metrics.json: present if the paper has no scores on these data
+OWN_DATA = "own_data"  # key of metrics.json: present if the paper has no scores on the data
 MISSING = "–"
-INTERVAL = "95 % interval over examples"  # the heading of its column
+INTERVAL = "95 % interval over examples"  # the heading of the column of intervals
 WITHOUT_LEAKS = "_without_leaks"  # after the name of a score: of the rows that are not in train
 NUMBER = re.compile(r"[-−+]?\d[\d.,:/]*(e[-+]?\d+)?( to [-−]?\d[\d.,]*)?( ± [\d.,]+)?( \(\d+\))?( [†*])*")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, locate_refusal
 from bertkit.model.checkpoint import make_config
 from bertkit.model.config import BertConfig
 from bertkit.reports.tables import count
@@ -93,10 +93,8 @@ def complete_at(directory: str, task: str, *parts: RecipePart, config: BertConfi
     Raises:
         UsageError: The recipe is invalid; the message names the directory.
     """
-    try:
+    with locate_refusal(directory):
         return Recipe.make(TASKS[task], *parts, config=config)
-    except UsageError as error:
-        raise UsageError(f"{directory}: {error}") from None
 
 
 def locate_data(root: str, folder: str, task: str, recipe: RecipePart) -> RecipePart:

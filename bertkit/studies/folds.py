@@ -26,7 +26,7 @@ from bertkit.tasks import TASKS
 from bertkit.training.predictions import KEY, ROW_NUMBER, TABLE_SUFFIX, hash_rows, pack_table, read_table
 from bertkit.training.run_dir import PREDICTIONS
 
-OUT_OF_FOLD = "out_of_fold"  # with the suffixes of a run's predictions
+OUT_OF_FOLD = "out_of_fold"  # the file has the suffixes of a run's predictions
 FOLD_SCORES = "folds.json"
 
 
@@ -102,7 +102,7 @@ def join_files(paths: list[Path], fold_of: list[int], path: Path) -> None:
 
     The sentences of CoNLL files are without it, and without the lines that begin documents.
     """
-    csv.field_size_limit(sys.maxsize)  # of the process; the cells were read before
+    csv.field_size_limit(sys.maxsize)  # a limit of the process; the cells have been read once
     with ExitStack() as stack:
         files = [stack.enter_context(one.open(encoding="utf-8", newline="")) for one in paths]
         found = list(map(WALKERS[path.suffix], files))

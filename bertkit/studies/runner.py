@@ -20,7 +20,7 @@ import torch
 
 from bertkit.data.pretraining.sources import is_built, read_documents
 from bertkit.data.tokenizer import load_tokenizer, save_tokenizer
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError, explain_refusal, locate_refusal
 from bertkit.studies.cells import Cell, Pretraining, list_cells, list_pretrainings, name_step
 from bertkit.studies.folds import check_folds
 from bertkit.studies.plots import plot_curve, plot_heatmap
@@ -30,7 +30,7 @@ from bertkit.studies.start import RunJob, Runs, State, drop_checkpoints, drop_we
 from bertkit.studies.tables import describe_size, write_table
 from bertkit.system.cluster import Command, Remote, count_processes, join_cluster, read_workers, start_command
 from bertkit.system.differences import refuse_other
-from bertkit.system.files import atomic_write, hold_directory, write_json
+from bertkit.system.files import atomic_write, check_empty, hold_directory, write_json
 from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
@@ -272,9 +272,7 @@ class StudyState:
 def check_directory(study: Study, output: Path) -> None:
     """Check that the directory holds the same study, or nothing."""
     if not (output / STUDY_FILE).exists():
-        # A study that is killed in its first moments may leave a hidden file.
-        if output.is_dir() and any(not path.name.startswith(".") and path.name != DATA for path in output.iterdir()):
-            raise UsageError(f"{output} is not empty and holds no study; name another directory with --output")
+        check_empty(output, "study", DATA)
         return
     before = make_study(read_recipe(output / STUDY_FILE), where=str(output / STUDY_FILE))
     refuse_other(f"{output} holds another study", list_parts(before), list_parts(study))
@@ -329,10 +327,8 @@ def check_inputs(
     for directory, job in (rest | first).items():  # reading files takes seconds, a corpus may come from the Hub
         recipe, options = job.recipe, job.recipe.data
         if is_here:
-            try:
+            with locate_refusal(directory):
                 make_arguments(recipe, Path(job.output))
-            except UsageError as error:
-                raise UsageError(f"{directory}: {error}") from None
         tokenizer = "" if directory in later else options.get("vocab") or recipe.checkpoint
         if tokenizer and tokenizer not in seen:
             seen.add(tokenizer)

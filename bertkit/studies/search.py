@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import torch
 
-from bertkit.errors import UsageError, explain_disk_error, explain_refusal, name_extra
+from bertkit.errors import UsageError, explain_disk_error, explain_missing, explain_refusal
 from bertkit.reports.tables import find_row
 from bertkit.studies.results import judge
 from bertkit.studies.spec import set_axis
@@ -171,10 +171,8 @@ class Search:
     @cached_property
     def optuna(self) -> Any:
         """Return the library, which need not be installed."""
-        try:
+        with explain_missing("a search needs Optuna", "search"):
             import optuna
-        except ImportError:
-            raise UsageError(f"a search needs Optuna; {name_extra('search')}") from None
         return optuna
 
     @cached_property

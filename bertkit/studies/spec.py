@@ -48,7 +48,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from bertkit.errors import UsageError, make_printable
+from bertkit.errors import UsageError, locate_refusal, make_printable
 from bertkit.reports.tables import ScoreRow, find_row
 from bertkit.studies.tables import AVERAGE
 from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT, expand_recipe
@@ -222,7 +222,7 @@ def make_study(definition: Mapping[str, Any], *given: Mapping[str, Any], where: 
     if options.keys() & {"seeds", "restarts"}:
         definition = {key: value for key, value in definition.items() if key not in ("seeds", "restarts")}
     options.pop(PRETRAIN, None)
-    try:
+    with locate_refusal(where):
         asked = merge(*(check_value(PRETRAIN, part[PRETRAIN], dict) for part in given if PRETRAIN in part))
         study = read_definition({**definition, **options})
         study = replace(study, columns=read_columns(study))
@@ -242,8 +242,6 @@ def make_study(definition: Mapping[str, Any], *given: Mapping[str, Any], where: 
             grid={axis: tuple(convert(axis, value, first) for value in items) for axis, items in axes.items()},
             recipe=drop_seed(merge(study.recipe)),
         )
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
 
 
 def define(study: Study) -> dict[str, Any]:
@@ -297,11 +295,9 @@ def check_names(tables: Sequence[Column | Variant], kind: str) -> None:
 
 def read_columns(study: Study) -> tuple[Column, ...]:
     """Read the columns, in their short or long form."""
-    if study.tasks and study.columns:
-        raise UsageError("both tasks and [[column]] are given; leave one out")
+    if bool(study.tasks) == bool(study.columns):
+        raise UsageError(f'give either tasks, for example tasks = ["{next(iter(TASKS))}"], or [[column]] tables')
     columns = study.columns or tuple(Column(name, name) for name in study.tasks)
-    if not columns:
-        raise UsageError(f'no tasks; write for example tasks = ["{next(iter(TASKS))}"]')
     scored = {name: task for name, task in TASKS.items() if task.metric}
     for column in columns:
         if column.task not in scored:

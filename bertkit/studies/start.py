@@ -91,7 +91,7 @@ def do_run(recipe: Path, output: Path, milestones: Collection[int], report: Repo
         raise
     except Exception as error:
         failure = UsageError(explain_failure(error))
-        failure.speaks = True  # whichever process of the run it is
+        failure.speaks = True  # the reason is shown, whichever process of the run has failed
         raise failure from error
 
 
@@ -203,7 +203,7 @@ class Runs:
 
     def execute(self) -> int:
         """Do all runs, and return the signal that stopped them, or 0 when all are finished, failed or ended."""
-        self.lost, self.done = Counter[str](), Counter[str]()  # by run: processes without progress, and updates
+        self.lost, self.done = Counter[str](), Counter[str]()  # run -> processes without progress, and run -> updates
         waiting, free = deque(self.jobs), deque(range(self.slots))
         running: dict[Command | Remote, tuple[RunJob, int]] = {}
         try:

@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from bertkit.errors import LONGEST_REASON, UsageError, name_extra
+from bertkit.errors import LONGEST_REASON, UsageError, explain_missing
 
 POLL = 0.2  # seconds between two looks at a process
 QUIET = {  # environment variable -> value
@@ -33,10 +33,8 @@ def import_ray() -> Any:
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    try:
+    with explain_missing("Ray is not installed", "ray"):
         import ray
-    except ImportError:
-        raise UsageError(f"Ray is not installed; {name_extra('ray')}") from None
     return ray
 
 

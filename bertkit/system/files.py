@@ -123,6 +123,24 @@ def hold_directory(output: Path) -> Iterator[None]:
                 path.rmdir()
 
 
+def check_empty(output: Path, kind: str, *known: str) -> None:
+    """Check that a directory, if there is one, holds nothing that a command of this kind has not made.
+
+    A command that is killed right after its start may leave hidden files.
+
+    Args:
+        kind: The thing that the directory could hold, such as "run".
+        known: Names of files and folders that may be there.
+
+    Raises:
+        UsageError: It holds something else, or cannot be read.
+    """
+    with explain_refusal(f"the directory {output}", "name another directory with --output"):
+        names = [path.name for path in output.iterdir()] if output.exists() else []
+    if any(not name.startswith(".") and name not in known for name in names):
+        raise UsageError(f"{output} is not empty and holds no {kind}; name another directory with --output")
+
+
 def find_checksum(path: Path) -> int:
     """Return the CRC-32 of a file."""
     checksum = 0

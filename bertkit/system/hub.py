@@ -31,9 +31,9 @@ def parse_hub_name(source: str) -> HubName | None:
     return None if not found or FILE_NAME.fullmatch(source) or os.path.exists(source) else HubName(*found.groups())
 
 
-def find_dataset(place: str) -> HubName | None:
+def find_dataset(source: str) -> HubName | None:
     """Return the parts of the name of a data set on the Hub; None for what may be a path."""
-    return parse_hub_name(place) if "/" in place.partition("@")[0] else None
+    return parse_hub_name(source) if "/" in source.partition("@")[0] else None
 
 
 def split_revision(checkpoint: str) -> tuple[str, str]:

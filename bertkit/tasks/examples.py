@@ -13,7 +13,7 @@ from bertkit.errors import UsageError
 if TYPE_CHECKING:
     from bertkit.tasks.task import Task
 
-TEXTS_A_PART = 10_000  # converted from Arrow
+TEXTS_A_PART = 10_000  # texts converted from Arrow at a time
 MOST_HELD_BACK = 0.25  # share of the training rows
 
 

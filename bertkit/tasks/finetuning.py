@@ -61,18 +61,18 @@ class FineTuningTask(Task):
 
     def check(self, recipe: Any) -> None:
         """Check that there is a checkpoint, no option of other tasks, and every number in its range."""
-        if not recipe.checkpoint:
-            raise UsageError(f"{self.name} needs {self.start}; give one with --model")
-        if recipe.freeze and recipe.reinit_layers:
-            raise UsageError(
-                "freeze would leave the layers of reinit_layers randomly initialised; remove one of the two"
-            )
-        if recipe.phase:
-            raise UsageError(f"[[phase]] is for pretraining; remove it from a recipe for {self.name}")
+        steps, epochs = recipe.train.get("max_steps", -1), recipe.train.get("num_train_epochs", 1.0)
+        troubles = {
+            f"{self.name} needs {self.start}; give one with --model": not recipe.checkpoint,
+            "freeze would leave the layers of reinit_layers randomly initialised; remove one of the two": (
+                recipe.freeze and recipe.reinit_layers
+            ),
+            f"[[phase]] is for pretraining; remove it from a recipe for {self.name}": recipe.phase,
+            f"num_train_epochs is {epochs:g} in [train]; it must be above 0": steps <= 0 and epochs <= 0,
+        }
+        if found := [trouble for trouble, is_there in troubles.items() if is_there]:
+            raise UsageError(found[0])
         super().check(recipe)
-        train = recipe.train
-        if train.get("max_steps", -1) <= 0 and train.get("num_train_epochs", 1) <= 0:
-            raise UsageError(f"num_train_epochs is {train['num_train_epochs']:g} in [train]; it must be above 0")
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
         """Return the padded batch of some sequences."""

@@ -54,7 +54,7 @@ def run_model(task: Task, inputs: EncodedInputs, settings: PredictionSettings, p
 def compute(task: Task, model: Any, batch: dict[str, Tensor], precision: str) -> tuple[Any, dict[str, Tensor]]:
     """Return a model's outputs for a batch in main memory, and the batch on the model's device."""
     check_types(batch, model.config)
-    if isinstance(model, BertHead):  # otherwise an export
+    if isinstance(model, BertHead):  # an export takes no indices
         batch = add_indices(batch, type(model))
     batch = {name: column.to(model.device) for name, column in batch.items()}
     with use_precision(precision, model.device):

@@ -162,19 +162,24 @@ class PretrainingTask(Task):
 
     def check(self, recipe: Any) -> None:
         """Check also the objective, the rates, the lengths, and the absence of fine-tuning options."""
-        options = recipe.data
+        options, length = recipe.data, recipe.data["max_length"]
         super().check(recipe)
         check_rates(options["masked_lm_prob"], options["mask_rate"], options["random_rate"], options["same_rate"])
-        if recipe.phase and options["max_length"] != self.options["max_length"].default:
-            raise UsageError(
-                f"max_length is {options['max_length']} in [data], but the recipe has phases with lengths of their "
-                f"own; set 'phase=[{{share=1.0, max_length={options['max_length']}}}]' instead"
-            )
-        if recipe.train.get("train_sampling_strategy") != "sequential":
-            raise UsageError("the order of pretraining samples is fixed; remove train_sampling_strategy")
         refuse_tuning(recipe, "pretraining")
-        if "num_train_epochs" in recipe.train or recipe.train.get("max_steps", 0) < 1:
-            raise UsageError("pretraining is measured in updates; set max_steps in [train] instead of num_train_epochs")
+        troubles = {
+            f"max_length is {length} in [data], but the recipe has phases with lengths of their own; set "
+            f"'phase=[{{share=1.0, max_length={length}}}]' instead": (
+                recipe.phase and length != self.options["max_length"].default
+            ),
+            "the order of pretraining samples is fixed; remove train_sampling_strategy": (
+                recipe.train.get("train_sampling_strategy") != "sequential"
+            ),
+            "pretraining is measured in updates; set max_steps in [train] instead of num_train_epochs": (
+                "num_train_epochs" in recipe.train or recipe.train.get("max_steps", 0) < 1
+            ),
+        }
+        if found := [trouble for trouble, is_there in troubles.items() if is_there]:
+            raise UsageError(found[0])
 
     # --- The data -----------------------------------------------------------------------------------------------------
 
@@ -239,7 +244,7 @@ class PretrainingTask(Task):
     ) -> PretrainingData:
         """Return all samples of the run, or of a held-out split a fixed choice of at most `heldout_pairs` pairs."""
         corpus = documents if isinstance(documents, TokenizedCorpus) else tokenize_documents(documents, tokenizer)
-        check_documents(corpus.document_count)  # those without a token are gone
+        check_documents(corpus.document_count)  # documents without a token are left out
         options, seed, phases = recipe.data, recipe.train["seed"], list_phases(recipe)
         if split != "train":
             data = PretrainingData(corpus, tokenizer, phases, options, seed=0)

@@ -166,13 +166,17 @@ class SquadTask(FineTuningTask):
         super().check(recipe)
         options = recipe.data
         check_split_options(options)
-        if (options["folds"] or options["group"]) and self.is_official(options["dir"]):
-            raise UsageError("folds and group are for your own questions; name them with --data FILE")
-        if options["max_length"] < options["max_query_length"] + 4:
-            raise UsageError(
-                f"max_length {options['max_length']} leaves no room for the context beside a question of "
-                f"max_query_length {options['max_query_length']} and three special tokens; increase it"
-            )
+        troubles = {
+            "folds and group are for your own questions; name them with --data FILE": (
+                (options["folds"] or options["group"]) and self.is_official(options["dir"])
+            ),
+            f"max_length {options['max_length']} leaves no room for the context beside a question of max_query_length "
+            f"{options['max_query_length']} and three special tokens; increase it": (
+                options["max_length"] < options["max_query_length"] + 4
+            ),
+        }
+        if found := [trouble for trouble, is_there in troubles.items() if is_there]:
+            raise UsageError(found[0])
 
     def load(
         self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None

@@ -30,7 +30,7 @@ from bertkit.training.predictions import GROUP
 from bertkit.training.prepare import FITTED_ROWS, Prepared, choose_rows
 from bertkit.training.recipe import Recipe
 
-FROZEN_ROWS = 2_000  # of each split that the frozen encoder reads
+FROZEN_ROWS = 2_000  # rows of each split that the frozen encoder reads
 STRENGTHS = {"tfidf": 10.0, "frozen": 1.0, "words": 10.0}  # fixed, so that no row chooses it
 
 
@@ -140,7 +140,8 @@ def score_baselines(task: Task, baselines: Mapping[str, Baseline], data: Any, ro
         return found
     scores = {}
     for name, baseline in baselines.items():
-        is_whole = len(baseline.numbers) == len(baseline.summaries)  # then thresholds are tuned on dev, as the model's
+        # Thresholds are tuned on a whole dev, as those of the model.
+        is_whole = len(baseline.numbers) == len(baseline.summaries)
         decided = None if is_whole else {"thresholds": [FIXED_THRESHOLD] * baseline.summaries.shape[1]}
         measured = task.score(task.rows(baseline.summaries, data, decided).take(pa.array(baseline.numbers)))
         values, scores[name] = take_values(measured), measured[task.metric]

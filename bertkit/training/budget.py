@@ -37,7 +37,7 @@ UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATION_PART = r"\s*(\d+(?:\.\d+)?)\s*([smhd])"
 CLOCK_FILE, MEASURED_FILE = ".time_used.json", ".measured.json"  # hidden: written before the run has begun
 RECORDED_EVERY = 1.0  # seconds between two records of the time used
-PROBE_SHARE = 0.05  # of a budget, for timed updates
+PROBE_SHARE = 0.05  # share of a budget for timed updates
 SPARE_SHARE, SPARE_END = 0.05, 0.5  # of the time for training, and of that for the end, for a slower machine
 LEAST_UPDATES = 20  # updates in a training, unless all epochs have fewer
 

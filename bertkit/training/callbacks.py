@@ -185,7 +185,7 @@ class Deadline(StopAfter):
             kept = math.exp((self.before - now) / SECONDS_OF_SPEED)
             self.taken, self.expected = kept * self.taken + now - self.before, kept * self.expected + expected
         self.before = now
-        asks = may_ask(args, state) or expected > 1  # the same in all processes
+        asks = may_ask(args, state) or expected > 1  # equal in all processes, or they would wait for each other
         if not self.update and asks and state.global_step < state.max_steps:
             evaluation = self.measured.evaluation if args.eval_strategy != "no" else 0.0
             slowness = max(self.taken / self.expected, 1.0)
@@ -221,7 +221,7 @@ class StopEarly(TrainerCallback):
     def on_evaluate(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         control.should_training_stop |= self.is_due(state)
 
-    on_train_begin = on_evaluate  # of a run that was killed after its last evaluation
+    on_train_begin = on_evaluate  # the last run may have been killed after its last evaluation
 
     def is_due(self, state: TrainerState) -> bool:
         """Return whether the best score is `patience` evaluations old, the first of equal ones."""

@@ -42,7 +42,8 @@ ORIGINS = {  # an option that names data -> a sentence about their use
 }
 LOCAL = ("features_dir", "train_file", "extra_train")  # options whose value is a path, never a name on the Hub
 
-LICENSE = ("license", "license_name", "license_link")  # in a card's metadata; the last two if it is "other"
+# Keys of a card's metadata; the last two are set if the license is "other".
+LICENSE = ("license", "license_name", "license_link")
 OTHER_DATA = ("dir", "tune_share", "held_back", "train_file", "max_train_samples")  # not the benchmark's data
 CARD_TEMPLATE = Path(__file__).with_name("card.md.jinja")
 

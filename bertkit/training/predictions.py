@@ -30,7 +30,7 @@ from bertkit.data.labels import (
     read_lists,
 )
 from bertkit.data.tokenizer import find_words
-from bertkit.errors import UsageError, join_lines, make_printable
+from bertkit.errors import UsageError, explain_refusal, make_printable
 from bertkit.metrics.ner import find_entities, sum_types
 from bertkit.metrics.table import (
     LABEL,
@@ -155,12 +155,10 @@ def read_table(path: Path, texts: Sequence[str] = ()) -> pa.Table:
         UsageError: It cannot be read, or lacks a column.
     """
     if path.name.endswith(TABLE_SUFFIX) and path.is_file():
-        try:
+        with explain_refusal(str(path), "delete it and write it again"):
             rows = pq.read_table(path, page_checksum_verification=True)
             rows.validate(full=True)
             found = read_facts(rows).get("table") if KEY in rows.column_names else None
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise UsageError(f"{path} is damaged ({join_lines(error)}); delete it and write it again") from None
         if found:
             return rows
     return adopt_table(read_columns(path), texts)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 import msgspec
 
-from bertkit.errors import UsageError, make_printable
+from bertkit.errors import UsageError, locate_refusal, make_printable
 from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT, expand_recipe, show_toml
 from bertkit.system.files import atomic_write
 from bertkit.tasks import TASKS
@@ -328,11 +328,9 @@ def check(part: Mapping[str, Any], task: Task, where: str = "recipe") -> RecipeP
     """
     part = merge(part)
     tables = {table: part.pop(table) for table in ("data", "model", "train") if table in part}
-    try:
+    with locate_refusal(where):
         checked = _check_table("", part, task)
         return checked | {table: _check_table(table, values, task) for table, values in tables.items()}
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
 
 
 def check_value(key: str, value: Any, hint: Any, prefix: str = "") -> Any:

@@ -276,7 +276,7 @@ def finish(
     trainer.compute_metrics = None  # each split has its own labels
     found = score_splits(task, recipe, lambda data: trainer.predict(data).predictions, prepared, report)
     metrics, tuned, chosen = found.metrics, found.tuned, found.decided or {}
-    if tuned is None:  # otherwise the scores at the start are those of the tune split
+    if tuned is None:  # with a tune split, the scores at the start are not those of dev
         start = next((entry for entry in trainer.state.log_history if entry["step"] == 0), {})  # eval_on_start
         metrics |= {f"start_{name}": start[key] for name in sorted(metrics) if (key := f"eval_{name}") in start}
     if task.metric:

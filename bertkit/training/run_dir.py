@@ -21,9 +21,9 @@ import msgspec
 
 import bertkit
 from bertkit.data.tokenizer import save_tokenizer
-from bertkit.errors import UsageError, explain_refusal, join_lines
+from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.differences import refuse_other
-from bertkit.system.files import atomic_write, find_checksum, map_in_threads, write_json
+from bertkit.system.files import atomic_write, check_empty, find_checksum, map_in_threads, write_json
 from bertkit.training.recipe import Recipe, RecipePart, list_decisive, load_recipe, save_recipe
 
 METRICS_FILE = "metrics.json"
@@ -81,11 +81,7 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
         UsageError: The directory cannot be read, belongs to another run that has begun, or holds other files.
     """
     if not (output / RECIPE_FILE).exists():
-        with explain_refusal(f"the directory {output}", "name another directory with --output"):
-            there = list(output.iterdir()) if output.exists() else []
-        # A hidden file may be left from a run that was killed right after its start.
-        if any(not path.name.startswith(".") and path.name not in (DATA, SEARCH) for path in there):
-            raise UsageError(f"{output} is not empty and holds no run; name another directory with --output")
+        check_empty(output, "run", DATA, SEARCH)
         return None
     if has_begun(output) or (output / "config.json").exists():  # best/ has no log, but a model
         refuse_other(f"{output} belongs to another run", *list_both(output, recipe))
@@ -120,10 +116,8 @@ def read_record(path: Path, kind: Any, remedy: str = "delete it") -> Any:
     Raises:
         UsageError: The file cannot be read, is not JSON, or its value has another type.
     """
-    try:
+    with explain_refusal(str(path), remedy):
         return msgspec.convert(json.loads(path.read_bytes()), kind)  # json also accepts NaN, as in scores
-    except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
-        raise UsageError(f"{path} is damaged ({join_lines(error)}); {remedy}") from None
 
 
 def holds_run(output: Path, recipe: Recipe) -> bool:
@@ -172,7 +166,7 @@ def write_environment(
     found = {"data": dict(data), "weights_at_start": weights, "commits": dict(commits)}
     earlier: dict[str, Any] = {}
     if goes_on:
-        with suppress(UsageError):  # it is damaged or lost
+        with suppress(UsageError):  # the file is damaged or lost
             earlier = read_environment(output)
     if changed := sorted({split for split, _ in earlier.get("data", data).items() ^ data.items()}):
         raise UsageError(

@@ -268,7 +268,9 @@ def test_a_terminal_with_colours_shows_the_whole_text_in_a_line(monkeypatch, cap
 
 def test_what_cannot_be_explained_is_one_line(classifier, tmp_path, monkeypatch, refused):
     exported = Exact(classifier)
-    object.__setattr__(exported.settings, "model", OnnxModel.__new__(OnnxModel))
+    model = OnnxModel.__new__(OnnxModel)
+    model.head = "BertForSequenceClassification"
+    object.__setattr__(exported.settings, "model", model)
     choices = Exact(write_head(tmp_path, "BertForMultipleChoice"))
     for predictor in (Predictor(classifier, precision="bf16"), exported, choices):
         with refused():

@@ -183,6 +183,7 @@ def test_a_model_without_a_recipe_and_an_export(reviews, tmp_path):
     (found,) = evaluate(str(plain), str(file), tmp_path / "y")
     assert found.metrics["score"] == pytest.approx(expected.metrics["score"])
     pytest.importorskip("onnxruntime")
+    pytest.importorskip("transformers.exporters")
     export(str(folder), tmp_path / "export")
     (found,) = evaluate(str(tmp_path / "export"), str(file), tmp_path / "z")
     assert found.metrics["score"] == pytest.approx(expected.metrics["score"])

@@ -99,7 +99,7 @@ def test_a_study_says_which_of_its_runs_count(runs):
     find_runs(runs, lines.append)
     assert "is not finished" in lines[0]
     (runs / "study.json").write_text("{")
-    with pytest.raises(UsageError, match=r"study\.json is damaged") as error:
+    with pytest.raises(UsageError, match=r"study\.json cannot be used") as error:
         find_runs(runs)
     assert "\n" not in str(error.value)
 

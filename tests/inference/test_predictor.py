@@ -185,11 +185,11 @@ def test_entities_stand_where_they_say(ner_run):
         assert len(result["tags"]) == len(split_words(text))
         for found in result["entities"]:
             assert text[found["start"] : found["end"]] == found["text"]
-        assert [text[start:end] for start, end in result["places"]] == [text[x:y] for x, y in split_words(text)]
+        assert [text[start:end] for start, end in result["word_spans"]] == [text[x:y] for x, y in split_words(text)]
     text, found = next((text, result) for text, result in zip(texts, results, strict=True) if result["entities"])
     given = [text[start:end] for start, end in split_words(text)]
     (words,) = Exact(ner_run[0])([{"words": given}])
-    assert "places" not in words
+    assert "word_spans" not in words
     assert words["tags"] == found["tags"]
     assert len(words["entities"]) == len(found["entities"])
     assert all(" ".join(given[x["start"] : x["end"]]) == x["text"] for x in words["entities"])
@@ -350,7 +350,7 @@ def test_standard_input_is_text_but_for_lines_that_begin_as_json(monkeypatch):
     lines = list(read_inputs("-"))
     assert [line.value for line in lines[:5]] == ["good", "", {"text": "bad"}, "so", "[so]"]
     assert "is not a JSON" in str(lines[5].value)
-    assert [line.place for line in lines] == [f"standard input, line {number}" for number in range(1, 7)]
+    assert [line.origin for line in lines] == [f"standard input, line {number}" for number in range(1, 7)]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "link.txt", "-"])

@@ -21,6 +21,7 @@ from bertkit.training.run import run
 from tests.official import write_checkpoint, write_glue
 
 pytest.importorskip("onnxruntime")
+pytest.importorskip("transformers.exporters")
 UPDATES = 150
 
 

@@ -105,7 +105,7 @@ def test_files_that_are_no_table_are_refused(tokenizer, tmp_path, refused):
     whole = format_table(rows, "dev")["dev.parquet"]
     for content in (b"", b"PAR1", whole[: len(whole) // 2], whole[len(whole) // 2 :]):
         path.write_bytes(content)
-        with pytest.raises(UsageError, match=r"dev\.parquet is damaged .*; delete it and write it again") as error:
+        with pytest.raises(UsageError, match=r"dev\.parquet cannot be used: .*; delete it and write it again") as error:
             read_table(path)
         assert "\n" not in str(error.value)
     numbers = [{"text": n, "label": n / 7, "prediction": "?" * (n == 30)} for n in range(40)]

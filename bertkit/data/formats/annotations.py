@@ -33,7 +33,7 @@ DECISIONS = {"accept": "", "reject": "rejected", "ignore": "ignored"}  # Prodigy
 BOUND = re.compile(r"T\d+\t(\S+) (\d+)(?: \d+(;)\d+)* (\d+)\t(.*)")  # brat: type, start, end and text of a span
 REGIONS = re.compile(r'\[\{.*"labels":')
 TUPLE = re.compile(rb'\[\s*"[^{]*\{')  # a text and an object
-REGION_REMEDY = "give labels of a plain text, each with start, end and labels"  # regions of images have none
+REGION_REMEDY = "give labels of a plain text, each with start, end and labels"  # a region of an image has no label
 TUPLE_REMEDY = 'give tuples such as ["Ada lived.", {"entities": [[0, 3, "PER"]]}]'
 
 
@@ -122,7 +122,7 @@ def _read_brat(folder: str, paths: Sequence[Path], report: Report) -> Columns:
     for path in paths:
         with open_file(source := path.with_suffix(".txt")) as stream, explain_form(str(source)):
             text, spans = stream.read().decode(), []  # line ends are characters
-        for bound in filter(None, map(BOUND.fullmatch, read_lines(path))):  # others are relations, events and notes
+        for bound in filter(None, map(BOUND.fullmatch, read_lines(path))):  # not relations, events and notes
             label, start, several, end, piece = bound.groups()
             span = MarkedSpan(int(start), int(end), label=label, text=piece)
             lost += (is_apart := several is not None and not span.fits(text))
@@ -139,11 +139,9 @@ def _read_viewer(path: Path, file: ExportKeys) -> Columns:
     """Read rows of the dataset viewer; numbers of class labels become their names."""
     classes = {one.name: (one.type.feature or one.type).names for one in file.features if one.type}
     rows = {number: found.get("row", {}) for number, found in enumerate(file.rows, 1)}
-    for number, row in rows.items():
+    for row in rows.values():
         for name, cell in row.items():
             if (names := classes.get(name)) and isinstance(cell, list):
-                if not all(isinstance(one, int) and 0 <= one < len(names) for one in cell):
-                    raise UsageError(f"{path}, row {number}: {name} has a value that features do not name; correct it")
                 row[name] = [names[one] for one in cell]
     return write_values(str(path), iter(rows.items()), "row")
 

@@ -210,7 +210,7 @@ def _tag_words(
         entities[(first, last, label) if is_whole else (ABSENT, start, label)] = piece
         if not is_whole:
             odd.append(f"{origin}, {piece[:LONGEST_QUOTED]!r}")
-        while first < last and tags[first] != "O":  # words of an earlier span
+        while first < last and tags[first] != "O":  # keeps the words of an earlier span
             first += 1
         for word in range(first, last):
             tags[word] = intern(f"{'I' if word > first else 'B'}-{label}")

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
-from bertkit.errors import UsageError, join_lines, name_extra
+from bertkit.errors import UsageError, explain_missing, join_lines
 
 FILE_REMEDY = "give the official files with --data DIR"
 CONVERT = "convert the file, for Western European text with iconv -f cp1252 -t utf-8"
@@ -37,7 +37,7 @@ NOT_CP1252 = re.compile(  # bytes without a character, UTF-8, Cyrillic or East A
 NAN = re.compile(rb'("(?:[^"\\]|\\.)*")|\bNaN\b')
 SEPARATORS = ",;\t|"
 LONGEST_CELL = 10_000_000  # characters; a quote that is never closed must not collect a whole file
-FIRST_LINES = 20  # in which the separator is looked for
+FIRST_LINES = 20  # lines from which the separator is guessed
 SHOWN = 60  # characters of an invalid line quoted in a message
 ROW = msgspec.json.Decoder(dict[str, Any], float_hook=str)  # a fraction keeps its digits
 TYPED_ROW = msgspec.json.Decoder(dict[str, Any])
@@ -93,7 +93,7 @@ def find_encoding(path: Path, given: str = "", may_be_western: bool = True) -> s
                 if found == UTF8 and not "\udc80" <= other[0] <= "\udcff":
                     return UTF8
                 if given or NOT_CP1252.search(block.encode("utf-8", "surrogateescape")):
-                    return given or UTF8  # so that the reader names the line that is not
+                    return given or UTF8  # the reader then names the line that is in no such encoding
                 found = CP1252
     return given or found
 
@@ -251,10 +251,8 @@ def is_quoted(lines: Iterable[str | UsageError]) -> bool:
 
 def walk_sheet(path: Path, notes: list[str]) -> Rows:
     """Yield the number and the cells of each row of the first sheet that is not blank; dates are in ISO form."""
-    try:
+    with explain_missing(f"{path} must be saved as .csv, or needs openpyxl", "excel"):
         import openpyxl
-    except ImportError:
-        raise UsageError(f"{path} needs openpyxl; {name_extra('excel')}, or save it as .csv") from None
     with open_file(path) as stream:
         try:
             book = openpyxl.load_workbook(stream, read_only=True, data_only=True)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bertkit.data.formats.rows import FEATURES
-from bertkit.errors import UsageError, join_lines
+from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.files import atomic_open
 
 KINDS = "a DataFrame, a Dataset, a pyarrow.Table or a list of dicts"
@@ -39,7 +39,7 @@ def convert_tables(data: Any) -> dict[str, pa.Table | Path]:
 
 def convert_table(data: Any, origin: str = "data") -> pa.Table:
     """Convert a table to Arrow, without an index of pandas; messages begin with `origin`."""
-    try:
+    with explain_refusal(origin, "give each column a name of its own and values of one type"):
         if isinstance(data, pa.Table):
             table = data
         elif hasattr(data, "iterrows"):
@@ -52,11 +52,6 @@ def convert_table(data: Any, origin: str = "data") -> pa.Table:
             table = pa.table([pa.array(each, from_pandas=True) for each in cells], [*names])  # NaN is missing
         else:
             raise UsageError(f"{origin} is of type {type(data).__name__}; give {KINDS} with at least one row")
-    except UsageError:
-        raise
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        remedy = "give each column a name of its own and values of one type"
-        raise UsageError(f"{origin}: {join_lines(error)}; {remedy}") from None
     known = {key: value for key, value in (table.schema.metadata or {}).items() if key == FEATURES}
     return table.replace_schema_metadata(known)  # pandas' own would differ from version to version
 

@@ -46,7 +46,7 @@ from bertkit.data.formats.line import (
     walk_lines,
     walk_sheet,
 )
-from bertkit.errors import UsageError, check_access, join_lines
+from bertkit.errors import UsageError, check_access, explain_refusal
 from bertkit.system.progress import Report, ignore
 
 # Suffix -> the unit of its rows' numbers; all except .parquet and .xlsx also with .gz, the last for prediction only.
@@ -70,14 +70,14 @@ Input = str | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Line:
-    """The value of a line or row, or the error in it, and its place: file and number from 1.
+    """The value of a line or row, or the error in it, and its origin: file and number from 1.
 
     Attributes:
         is_row: Whether it is a row of a table, so that all others have the same names.
     """
 
     value: Input | UsageError
-    place: str
+    origin: str
     is_row: bool = False
 
 
@@ -459,13 +459,8 @@ def check_names(origin: str, names: Sequence[str]) -> None:
 @contextmanager
 def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file; errors of opening and reading are UsageErrors."""
-    with open_file(path) as stream:
-        try:
-            yield pq.ParquetFile(stream)
-        except UsageError:
-            raise
-        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-            raise UsageError(f"{path} cannot be read as Parquet ({join_lines(error)}); write it again") from None
+    with open_file(path) as stream, explain_refusal(str(path), "write it again as Parquet"):
+        yield pq.ParquetFile(stream)
 
 
 def _walk_parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, bytes]]:

@@ -128,7 +128,7 @@ def read_opening(evidence: Path, filename: str) -> str:
 def find_answers(names: Iterable[str], context: str) -> list[dict[str, Any]]:
     """Find the first occurrence of each answer as whole words, in SQuAD's form.
 
-    The earliest answer comes first, the longest of those at one place. The texts are slices of the original context;
+    The earliest answer comes first, the longest of those with one start. The texts are slices of the original context;
     the search ignores case and kinds of white space, and answers without a letter or digit.
     """
     folded, spans = fold(context), set()

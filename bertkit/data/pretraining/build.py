@@ -57,7 +57,7 @@ from bertkit.data.tokenizer import TOKENIZER_FILES, Words, find_backend, save_to
 from bertkit.errors import LONGEST_REASON, UsageError, explain_disk_error, join_lines
 from bertkit.system.cluster import join_cluster
 from bertkit.system.differences import refuse_other
-from bertkit.system.files import hold_directory, map_in_threads, remove_unfinished, write_json
+from bertkit.system.files import check_empty, hold_directory, map_in_threads, remove_unfinished, write_json
 from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import keep_from_interrupts, leave_signals_to_parent, open_pool
 
@@ -151,8 +151,8 @@ def find_finished(output: Path, asked: Mapping[str, Any], report: Report) -> dic
         has_begun = is_corpus(output) or any(any((output / name).glob("[!.]*")) for name in (SHARDS, PART_FOLDER))
         if has_begun:  # before the first shard there is nothing to lose
             refuse_other(f"{output} belongs to another build", read_build(output), asked)
-    elif any(not path.name.startswith(".") for path in output.iterdir()):
-        raise UsageError(f"{output} is not empty and holds no corpus; name another directory with --output")
+    else:
+        check_empty(output, "corpus")
     if not is_corpus(output):
         return None
     try:
@@ -288,7 +288,7 @@ def build_pieces(
     report(f"{len(pieces)} piece{'s' * (len(pieces) != 1)} ({total / 1e6:,.0f} MB){there}")
     start = time.monotonic()
     try:
-        if min(workers, len(missing)) == 1:  # for one piece, a separate process would only start more slowly
+        if min(workers, len(missing)) == 1:  # a process of its own for one piece would only start more slowly
             for number, piece in missing.items():
                 write_piece(work, number, piece, report, look)
         else:

@@ -47,7 +47,7 @@ def plan_pairs(
     pairing = Pairing(corpus, max_length, seed, copy, short_seq_prob)
     if corpus.directory is None:
         return pairing, pairing.find_chunks()
-    index = next(corpus.directory.glob(f"{CORPUS_INDEX}-*")).stem  # with the corpus's checksum
+    index = next(corpus.directory.glob(f"{CORPUS_INDEX}-*")).stem  # the name holds the checksum of the corpus
     documents = zlib.crc32(corpus.document_ends, zlib.crc32(corpus.document_starts))
     name = f"{PLAN_VERSION}-{index}-{documents:08x}-{max_length}-{short_seq_prob}-{seed}-{copy}.npy"
     path = corpus.directory / PLAN_FOLDER / name

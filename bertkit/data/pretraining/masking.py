@@ -128,7 +128,7 @@ def choose_words(order: np.ndarray, candidates: np.ndarray, counts: np.ndarray, 
     flat = (word + length * np.arange(batch)[:, None])[candidates]
     sizes = np.bincount(flat, minlength=batch * length).reshape(batch, length)
 
-    sizes = np.where(starts, sizes, length + 1)  # other positions never fit
+    sizes = np.where(starts, sizes, length + 1)  # only the first token of a word can be drawn
     turns = np.argsort(np.where(starts, order, np.iinfo(np.uint64).max), axis=1)
     taken = np.zeros((batch, length), bool)
     rows, room = np.arange(batch), counts.copy()

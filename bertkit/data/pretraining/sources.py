@@ -335,7 +335,7 @@ def _read_files(piece: Piece) -> Iterator[str]:
 
 def _read_text(path: str, start: int, stop: int) -> Iterator[str]:
     """Yield the lines of the documents that begin in `start` to `stop` - 1, with empty lines between documents."""
-    inside = mine = False  # inside a document; inside a document of this piece
+    inside = mine = False  # whether a line is inside a document, and inside one of this piece
     for offset, line in _read_lines(path, start, str.strip):
         if not (inside and line):
             mine = bool(line) and start <= offset < stop
@@ -411,16 +411,16 @@ def _load_hub(source: str) -> Any:
     """Return the rows as an `IterableDataset` that has not begun to read."""
     name, config, revision = parse_hub_name(source)
     remedy = "give a text or JSONL file, a directory of them or docs instead"
-    if trouble := find_hub_trouble(name, "dataset", revision):
-        raise UsageError(f"{trouble}; {remedy}")
-    import datasets
+    if not (trouble := find_hub_trouble(name, "dataset", revision)):
+        import datasets
 
-    # The default lock has a semaphore, about which Python warns where a worker process is ended.
-    datasets.utils.tqdm.set_lock(RLock())
-    try:
-        return datasets.load_dataset(name, config, split="train", streaming=True, revision=revision)
-    except Exception as error:  # includes HTTP errors
-        raise UsageError(f"the data set {source!r} cannot be loaded ({join_lines(error)}); {remedy}") from None
+        # The default lock has a semaphore, about which Python warns where a worker process is ended.
+        datasets.utils.tqdm.set_lock(RLock())
+        try:
+            return datasets.load_dataset(name, config, split="train", streaming=True, revision=revision)
+        except Exception as error:  # includes HTTP errors
+            trouble = f"the data set {source!r} cannot be loaded ({join_lines(error)})"
+    raise UsageError(f"{trouble}; {remedy}")
 
 
 def _read_hub(piece: Piece) -> Iterator[str]:

@@ -180,9 +180,8 @@ BLUE = "\U0001f499 Ada lived."  # where JavaScript counts two
         [["a", {"entities": [[0, 1]]}]],
         [["a", {}], ["b"]],
         [make_prodigy()[3] | {"tokens": [{"text": "No", "start": 1, "end": 3}]}],
-        make_viewer() | {"rows": [{"row": {"tokens": ["a"], "ner_tags": [9]}}]},
     ],
-    ids=["emoji", "nothing", "overlap", "no offsets", "two texts", "no label", "no tuple", "token", "viewer"],
+    ids=["emoji", "nothing", "overlap", "no offsets", "two texts", "no label", "no tuple", "token"],
 )
 def test_what_does_not_fit_is_one_line(rows, tmp_path, refused):
     with refused() as error:
