@@ -144,8 +144,8 @@ def predict_by_vectors(
     train = rows.get(TRAIN_SPLIT)
     if train is None or not train.labels or len(train.texts) > 1 or not isinstance(train.labels[0], str):
         return None
-    file = train.source and train.source.source  # its rows may be divided into splits
-    parts = [split for split, one in rows.items() if one.labels and (one is train or file == one.source.source)]
+    files = {split: one.source and one.source.source for split, one in rows.items() if one.labels}
+    parts = [split for split, file in files.items() if split == TRAIN_SPLIT or (file and file == files[TRAIN_SPLIT])]
     columns = zip(*((keys[split], rows[split].lines, rows[split].labels) for split in parts), strict=True)
     hashes, lines, labels = map(np.concatenate, columns)
     kept = choose_rows(hashes, MOST_JUDGED)
