@@ -1,18 +1,23 @@
-"""Write a person's own files without the rows of some findings of the doctor."""
+"""Write a person's own rows: files without the rows of some findings of the doctor, and the suspected label errors."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from bertkit.analysis.doctor import Diagnosis
 from bertkit.data.formats.line import TYPED_ROW, raise_errors
-from bertkit.data.formats.rows import check_output, find_suffix, walk_rows
-from bertkit.data.formats.writer import write_rows
+from bertkit.data.formats.rows import Columns, check_output, find_suffix, walk_rows
+from bertkit.data.formats.writer import write_beside, write_rows
 from bertkit.errors import UsageError, explain_refusal
-from bertkit.system.files import atomic_open
+from bertkit.metrics.table import LABEL, PROBABILITY_PREFIX
+from bertkit.system.files import atomic_open, atomic_write
 from bertkit.system.progress import Report
+from bertkit.training.predictions import ROW_NUMBER, UNKNOWN_COUNT
 
 DROPS = {"leaks": ["in_train"], "repeats": ["repeats"], "contradictory": [], "near": ["near_train", "near_repeats"]}
 USUAL_DROPS = ("leaks", "repeats", "contradictory")
@@ -50,7 +55,8 @@ def write_clean(diagnosis: Diagnosis, drops: Sequence[str], output: Path, report
         suspected = diagnosis.findings["label_errors"]["suspected"]
         kept[diagnosis.rows["train"].source.source] -= {entry["row"] for entry in suspected}
     for source, path in plan_files(diagnosis, output).items():
-        rows = raise_errors(source, walk_rows(Path(source), decoder=TYPED_ROW, **diagnosis.reading))
+        reading = {name: value for name, value in diagnosis.recipe.data.items() if name in ("sep", "encoding")}
+        rows = raise_errors(source, walk_rows(Path(source), decoder=TYPED_ROW, **reading))
         remaining = [row for number, row in rows if number in kept[source]]
         if remaining:  # training refuses a file without rows
             with explain_refusal(f"the file {path}"):
@@ -58,3 +64,22 @@ def write_clean(diagnosis: Diagnosis, drops: Sequence[str], output: Path, report
                 with atomic_open(path) as stream:
                     write_rows(remaining, dict.fromkeys(chain.from_iterable(remaining)), stream, path.suffix)
         report(f"{path}: {len(remaining):,} rows, without {', '.join(drops)}{'' if remaining else '; not written'}")
+
+
+def write_label_errors(described: Mapping[str, Any], rows: pa.Table, path: Path) -> None:
+    """Write the suspected rows as CSV: the input's columns, then number, labels and probabilities.
+
+    Without suspected rows there is no file.
+    """
+    if not (entries := described["suspected"]):
+        path.unlink(missing_ok=True)
+        return
+    names = rows.column_names
+    names = names[names.index(UNKNOWN_COUNT) + 1 : names.index(LABEL)]  # the columns of the input
+    numbers = pc.index_in(pa.array([entry["row"] for entry in entries]), rows.column(ROW_NUMBER))
+    results = [
+        {name: entry[name] for name in ("row", "given", "suggested", "score")}
+        | {f"{PROBABILITY_PREFIX}{name}": value for name, value in entry["probabilities"].items()}
+        for entry in entries
+    ]
+    atomic_write(write_beside(Columns("", rows.select(names).take(numbers), frozenset(), ()), results), path)

@@ -3,20 +3,20 @@
 Repeated rows are those of `bertkit.tasks.repeats`; nearly equal ones, labels, lengths, unknown words, scripts and
 columns are added here. Texts are read again for each check and never kept, so a million rows need little memory.
 
-Left out: wrong labels, which only a model's predictions show (`bertkit.analysis.label_errors`), and corrections other
-than leaving rows out.
+Wrong labels, which only a model's predictions show, are found by `bertkit.analysis.label_errors`. Left out: corrections
+other than leaving rows out.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from bertkit.analysis.label_errors import LABEL_ERRORS, tabulate_label_errors
+from bertkit.analysis.label_errors import LABEL_ERRORS, describe_label_errors, predict_by_vectors
 from bertkit.data.duplicates import ROWS_A_CHECK, TRAIN_SPLIT, find_near, hash_bands, number_answers
 from bertkit.data.labels import ALIKE, list_alike, number_cells, parse_number
 from bertkit.data.long_texts import POOLED
@@ -35,6 +35,7 @@ LABELS_SHOWN = 20  # in the table, which counts the other labels
 WORDS_SHOWN = 10  # of the unknown words, the most frequent ones
 SAMPLES_SHOWN = 2  # of each finding, of different splits if several have it
 ROWS_SHOWN = 5  # of a sample
+LABEL_ERRORS_SHOWN = 20
 MOST_GROUPS = 100  # different numbers of a column; more are divided into ranges with equally many rows
 GIVEN_AWAY = 0.95  # share of the label's variance that a column explains
 
@@ -46,14 +47,16 @@ class Diagnosis:
     Attributes:
         rows: The rows of each split, without their groups.
         findings: The content of the JSON file. Rows have the numbers of their lines.
-        reading: The settings with which the files were read.
     """
 
-    task: Task
+    recipe: Recipe
     rows: Mapping[str, ExampleRows]
     checked: CheckedRows
     findings: Mapping[str, Any]
-    reading: Mapping[str, str]
+
+    def add(self, **findings: Any) -> "Diagnosis":
+        """Return the diagnosis with further findings."""
+        return replace(self, findings={**self.findings, **findings})
 
 
 def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Report) -> Diagnosis:
@@ -105,8 +108,16 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
     findings |= {"splits": splits, "columns": check_columns(rows), "alike_labels": list_alike(sorted(names))}
     findings["left_out"] = left_out
     findings["samples"] = list(list_samples(rows, splits))
-    reading = {name: options[name] for name in ("sep", "encoding") if name in options}
-    return Diagnosis(task, rows, checked, findings, reading)
+    return Diagnosis(recipe, rows, checked, findings)
+
+
+def suspect_labels(diagnosis: Diagnosis, report: Report) -> Diagnosis:
+    """Return the diagnosis with the label errors that frozen vectors show, or with the reason why they show none."""
+    try:
+        found = predict_by_vectors(diagnosis.rows, diagnosis.checked.keys, diagnosis.recipe, report)
+    except UsageError as error:
+        return diagnosis.add(left_out=[*diagnosis.findings["left_out"], f"suspected label errors: {error}"])
+    return diagnosis if found is None else diagnosis.add(**{LABEL_ERRORS: describe_label_errors(found)})
 
 
 # --- Checks -----------------------------------------------------------------------------------------------------------
@@ -300,6 +311,23 @@ def list_tables(findings: Mapping[str, Any]) -> list[Table]:
     if found := findings.get(LABEL_ERRORS):
         tables.append(tabulate_label_errors(found))
     return tables
+
+
+def tabulate_label_errors(described: Mapping[str, Any], most: int = LABEL_ERRORS_SHOWN) -> Table:
+    """Return the table of the first suspected rows of `describe_label_errors`."""
+    entries = described["suspected"]
+    lines = [
+        [
+            f"{entry['row']:,}",
+            "  |  ".join(map(shorten_text, entry["texts"])),
+            f"{entry['given']} ({entry['score']:.3f})",
+            f"{entry['suggested']} ({entry['suggested_score']:.3f})",
+        ]
+        for entry in entries[:most]
+    ]
+    shown = f", the first {most}" if len(entries) > most else ""
+    caption = f"Suspected label errors by {described['by']}: {len(entries):,} of {described['rows']:,} rows{shown}"
+    return make_table(caption, ["row", "text", "given (its probability)", "suggested"], lines, "text")
 
 
 def show_count(found: Mapping[str, Any], key: str) -> str:

@@ -1,58 +1,54 @@
-"""Suspected label errors: training rows whose label contradicts models that have not seen them.
+"""Suspected label errors: rows whose label contradicts models that have not seen them.
 
-The folds of a classifier predict every training row (`bertkit.studies.folds`). From these probabilities confident
-learning (Northcutt et al. 2021, the library cleanlab) estimates how many labels of each class are wrong, and which.
-A suspected row need not be wrong: models contradict rare and difficult rows as well.
+A linear head on a frozen encoder's vectors predicts each fifth of the rows in seconds; the fine-tuned models of
+`classify --folds` are slower and surer. From their probabilities confident learning (Northcutt et al. 2021, the library
+cleanlab) estimates how many labels of each class are wrong, and which. A suspected row need not be wrong: models
+contradict rare and difficult rows as well.
 
-Shape letters: S rows, E suspected rows, L labels.
+Shape letters: S rows, E suspected rows, L labels, H hidden.
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from bertkit.data.formats.rows import Columns
-from bertkit.data.formats.writer import write_beside
-from bertkit.data.labels import REGRESSION, SEVERAL
+from bertkit.data.duplicates import TRAIN_SPLIT
+from bertkit.data.labels import SEVERAL, SINGLE
+from bertkit.data.sequences import encode_inputs
+from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.table import (
     LABEL,
     PROBABILITY_PREFIX,
+    add_facts,
     find_kind,
     list_names,
-    make_rows,
     mark_names,
     number_names,
     read_facts,
     read_probabilities,
 )
-from bertkit.reports.tables import Table, count, make_table
+from bertkit.model.checkpoint import find_weights
 from bertkit.studies.folds import OUT_OF_FOLD, gather_folds
 from bertkit.studies.results import check_all_finished
 from bertkit.studies.runner import make_study, run_study
 from bertkit.studies.spec import define_folds
-from bertkit.system.files import atomic_open, atomic_write
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks import TASKS
-from bertkit.tasks.glue import GlueTask
-from bertkit.tasks.option import list_defaults
-from bertkit.tasks.task import Task, shorten_text
-from bertkit.tasks.text import CLASSIFICATION, TextExamples, TextTask
-from bertkit.training.predictions import ROW_NUMBER, TABLE_SUFFIX, UNKNOWN_COUNT, pack_table, read_table
+from bertkit.tasks.examples import ExampleRows
+from bertkit.tasks.frozen import encode, load_encoder, solve
+from bertkit.tasks.result import tabulate_logits
+from bertkit.training.baselines import STRENGTHS
+from bertkit.training.predictions import ROW_NUMBER, TABLE_SUFFIX, read_table
+from bertkit.training.prepare import choose_rows
 from bertkit.training.recipe import Recipe, RecipePart
 
-TRAINING_ROWS = ".train.parquet"  # training rows in a form that `classify` reads; a new study may have hidden files
 LABEL_ERRORS = "label_errors"  # the key in JSON, and the name of the CSV file
-MOST_TABULATED = 20  # rows
-
-
-# --- The rows that are suspected --------------------------------------------------------------------------------------
+FROZEN_FOLDS = 5
+MOST_JUDGED = 10_000  # rows that the frozen encoder reads
 
 
 def find_label_errors(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -96,182 +92,109 @@ def suspect(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def describe_label_errors(rows: pa.Table) -> dict[str, Any]:
     """Return the suspected rows of a prediction table as JSON, the worst first; the models have not seen the rows.
 
-    Texts, labels and probabilities are enough.
-
     Returns:
-        `rows` (their number), `unit` (of `row`), and `suspected`: `row`, `texts`, `given`, `suggested`, `score` and
-        `probabilities` of each suspected row.
+        `rows` (their number), `by` (the models) and `suspected`: `row`, `texts`, the `given` and the `suggested`
+        label, their probabilities as `score` and `suggested_score`, and all `probabilities`.
     """
     facts, names, labels = read_facts(rows), list_names(rows), rows.column(LABEL).to_pylist()
-    probabilities = read_probabilities(rows, names)
-    is_several = find_kind(rows) == SEVERAL
+    probabilities, is_several = read_probabilities(rows, names), find_kind(rows) == SEVERAL
     codes = mark_names(labels, names) if is_several else number_names(labels, names)
     found, scores, suggestions = find_label_errors(probabilities, codes)
     others = [name for name in rows.column_names if name != LABEL and not name.startswith(PROBABILITY_PREFIX)]
     texts = rows.select(facts.get("texts", others)).take(pa.array(found, pa.int64())).to_pylist()
     lines = rows.column(ROW_NUMBER).to_pylist() if ROW_NUMBER in rows.column_names else range(1, len(rows) + 1)
-    entries = []
-    for number, own, suggested in zip(found.tolist(), texts, suggestions, strict=True):
-        better = [names[label] for label in np.flatnonzero(suggested)] if is_several else names[suggested]
-        entries.append(
-            {
-                "row": lines[number],
-                "texts": list(own.values()),
-                "given": spell(labels[number]),
-                "suggested": spell(better),
-                "score": float(scores[number]),
-                "probabilities": dict(zip(names, probabilities[number].tolist(), strict=True)),
-            }
-        )
-    return {"rows": len(rows), "unit": facts.get("unit", "row"), "suspected": entries}
+    entries = [
+        {
+            "row": lines[row],
+            "texts": list(own.values()),
+            "given": spell_label(labels[row]),
+            "suggested": spell_label([names[n] for n in np.flatnonzero(better)] if is_several else names[better]),
+            "score": float(scores[row]),
+            "suggested_score": float(1 - scores[row] if is_several else probabilities[row, better]),
+            "probabilities": dict(zip(names, probabilities[row].tolist(), strict=True)),
+        }
+        for row, own, better in zip(found.tolist(), texts, suggestions, strict=True)
+    ]
+    return {"rows": len(rows), "by": facts.get("by", "other models"), "suspected": entries}
 
 
-def spell(label: str | Sequence[str]) -> str:
+def spell_label(label: str | Sequence[str]) -> str:
     """Return a label or several labels in words."""
     return label if isinstance(label, str) else ", ".join(label) or "no label"
 
 
-def diagnose_labels(
-    task: Task, recipe: RecipePart, *given: Mapping[str, Any], output: Path, report: Report = ignore, **options: Any
-) -> dict[str, Any]:
-    """Find the suspected label errors of a task's training rows, write them to `output`, and return them as JSON.
-
-    Arguments are those of `predict_out_of_fold`; the result is that of `describe_label_errors`.
-    """
-    rows = predict_out_of_fold(task, recipe, *given, output=output, report=report, **options)
-    described, path = describe_label_errors(rows), output / f"{LABEL_ERRORS}.csv"
-    write_label_errors(described, rows, path)
-    if number := len(described["suspected"]):
-        report(f"{count(number, 'suspected label error')}, the worst first: {path}")
-    return described
+# --- The models that have not seen the rows ---------------------------------------------------------------------------
 
 
-# --- The training rows, and their probabilities -----------------------------------------------------------------------
+def predict_by_vectors(
+    rows: Mapping[str, ExampleRows], keys: Mapping[str, np.ndarray], recipe: Recipe, report: Report = ignore
+) -> pa.Table | None:
+    """Predict the rows of train's file by linear heads on frozen vectors; None unless they are single texts and labels.
 
-
-def predict_out_of_fold(
-    task: Task,
-    recipe: RecipePart,
-    *given: Mapping[str, Any],
-    folds: int,
-    output: Path,
-    workers: int | str = 1,
-    report: Report = ignore,
-    progress: Callable[[dict[str, Any]], None] = ignore,
-) -> pa.Table:
-    """Train one classifier per fold, and return the prediction table of all training rows, by models without them.
-
-    The folds are a study in `output`, which continues if it was stopped.
+    A head has seen no row with an equal text. Of many rows the MOST_JUDGED with the smallest keys are predicted.
 
     Args:
-        task: `classify`, or a GLUE task with classes, whose training rows are copied to `output`.
+        rows, keys: Split -> its rows, and their hashes.
+
+    Raises:
+        UsageError: The weights of the recipe's checkpoint are not on this disk, or are not those of a BERT.
+    """
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    train = rows.get(TRAIN_SPLIT)
+    if train is None or not train.labels or len(train.texts) > 1 or not isinstance(train.labels[0], str):
+        return None
+    files = {split: one.source and one.source.source for split, one in rows.items() if one.labels}
+    parts = [split for split, file in files.items() if split == TRAIN_SPLIT or (file and file == files[TRAIN_SPLIT])]
+    columns = zip(*((keys[split], rows[split].lines, rows[split].labels) for split in parts), strict=True)
+    hashes, lines, labels = map(np.concatenate, columns)
+    kept = choose_rows(hashes, MOST_JUDGED)
+    _, codes, counts = np.unique(labels[kept], return_inverse=True, return_counts=True)
+    kept = kept[counts[codes] >= FROZEN_FOLDS]  # a head may lack a rarer label
+    names, targets = np.unique(labels[kept], return_inverse=True)
+    if len(names) < 2:
+        return None
+    by = f"frozen vectors of {recipe.checkpoint}{', the first rows by key' if len(hashes) > MOST_JUDGED else ''}"
+    folder = find_weights(recipe.checkpoint)
+    report(f"looking for label errors by {by}: {len(kept):,} of {len(hashes):,} rows")
+    chunks = [chunk for split in parts for column in rows[split].texts.values() for chunk in column.chunks]
+    texts = pa.chunked_array(chunks).take(pa.array(kept)).to_pylist()
+    tokenizer = load_tokenizer(folder)
+    model = load_encoder(folder, "last", len(tokenizer))
+    longest = min(recipe.data["max_length"], model.config.max_position_embeddings)
+    vectors = encode(model, encode_inputs(texts, None, tokenizer, longest))  # (S, H)
+    logits = np.empty((len(kept), len(names)))
+    for fitted, held in StratifiedGroupKFold(FROZEN_FOLDS).split(vectors, targets, hashes[kept]):
+        weight, bias = solve(vectors[fitted], targets[fitted], STRENGTHS["frozen"], len(names))
+        logits[held] = vectors[held] @ weight.T + bias
+    found = tabulate_logits(logits, targets, names.tolist(), SINGLE)
+    found = found.append_column(ROW_NUMBER, pa.array(lines[kept])).append_column("text", pa.array(texts))
+    return add_facts(found, texts=["text"], by=by)
+
+
+def predict_by_folds(
+    train: ExampleRows, recipe: RecipePart, *given: RecipePart, folds: int, output: Path, **options: Any
+) -> pa.Table:
+    """Return the table of the out-of-fold predictions of `classify --folds`, which is run or continued in `output`.
+
+    Args:
+        train: Rows of the file whose rows are all predicted.
         recipe: A recipe or an empty one.
         given: Recipes of the command line, which override it.
+        options: Those of `run_study`.
 
     Raises:
-        UsageError: The labels are numbers, the training rows are limited, a fold has no rows or has failed, or as for
-            `run_study`.
+        UsageError: The labels are numbers, a fold has no rows or has failed, or as for `run_study`.
     """
-    check_folds(task, folds)
-    recipe = {key: value for key, value in recipe.items() if key != "task"}
-    options = Recipe.make(CLASSIFICATION, recipe, *given).data
-    if limit := options["max_train_samples"]:
-        raise UsageError(f"data.max_train_samples is {limit}, but --folds predicts all training rows; leave it out")
-    train, source = read_rows(task, options, output)
-    space = train.space
-    if space.kind == REGRESSION:
+    if isinstance(train.labels[0], float):
         raise UsageError(
-            f"{source}: the labels in {space.columns[0]!r} are numbers; suspected errors are found among classes, so "
-            "leave out --folds, or set data.problem_type"
+            f"{train.source.source}: the labels are numbers; suspected errors are found among classes, so leave out "
+            "--folds, or set data.problem_type"
         )
-    data = {"dir": source, "text": list(train.text), "label": list(space.columns), "problem_type": space.kind}
-    study = make_study(define_folds("classify", recipe, folds), *given, {"data": data}, where=task.name)
-    results = run_study(study, output=output, workers=workers, report=report, progress=progress)
+    recipe = {key: value for key, value in recipe.items() if key != "task"}
+    if Path(train.source.source).is_file():  # in a folder that may also have rows for dev
+        given = (*given, {"data": {"dir": train.source.source}})
+    results = run_study(make_study(define_folds("classify", recipe, folds), *given), output=output, **options)
     check_all_finished(results, output)
     gather_folds(results, output)
-    rows = read_table(output / f"{OUT_OF_FOLD}{TABLE_SUFFIX}")
-    columns = dict(zip(rows.column_names, rows.columns, strict=True))
-    columns[ROW_NUMBER] = pa.array(train.rows.lines, pa.int64())
-    return make_rows(columns, **read_facts(rows), unit=train.rows.unit)
-
-
-def check_folds(task: Task, folds: int) -> None:
-    """Check that a task learns classes of texts, and the number of folds.
-
-    Raises:
-        UsageError: It does not, or there are fewer than two folds.
-    """
-    define_folds("classify", {}, folds)
-    _, *known = (one.name for one in TASKS.values() if isinstance(one, TextTask) and one.is_classifier)
-    if not isinstance(task, TextTask) or not task.is_classifier:
-        raise UsageError(
-            f"--folds finds label errors of classifiers, not of {task.name}; give a table of texts and labels, or one "
-            f"of {', '.join(known)} with --task"
-        )
-
-
-def read_rows(task: Task, options: Mapping[str, Any], output: Path) -> tuple[TextExamples, str]:
-    """Return the training rows, and the file that `classify` reads them from.
-
-    Rows that are not in a table of their own are copied to `output`.
-    """
-    options, copy = {**options, "folds": 0, "dev_share": None}, output / TRAINING_ROWS
-    if isinstance(task, GlueTask):
-        rows = task.tabulate(task.load({**list_defaults(task.options), "dir": options["dir"]}, ignore)["train"])
-        write_copy(pa.table({**rows.texts, LABEL: rows.labels}), copy)
-        train = CLASSIFICATION.load(options | {"dir": str(copy)}, ignore)["train"]
-        lines = [rows.lines[line - 1] for line in train.rows.lines]
-        return replace(train, rows=replace(train.rows, lines=lines, unit="line")), str(copy)
-    train = CLASSIFICATION.load(options, ignore)["train"]
-    if Path(train.rows.source).is_file():
-        return train, train.rows.source
-    write_copy(pa.Table.from_pylist(list(train.rows.walk(train.rows.lists))), copy)
-    return train, str(copy)
-
-
-def write_copy(table: pa.Table, path: Path) -> None:
-    """Write a table as Parquet."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_open(path, "wb") as file:
-        file.write(pack_table(table))
-
-
-# --- Tables and files -------------------------------------------------------------------------------------------------
-
-
-def tabulate_label_errors(described: Mapping[str, Any], most: int = MOST_TABULATED) -> Table:
-    """Return the table of the first suspected rows of `describe_label_errors`."""
-    entries = described["suspected"]
-    lines = [
-        [
-            str(entry["row"]),
-            "  |  ".join(map(shorten_text, entry["texts"])),
-            entry["given"],
-            entry["suggested"],
-            f"{entry['score']:.3f}",
-        ]
-        for entry in entries[:most]
-    ]
-    shown = f", the first {most}" if len(entries) > most else ""
-    caption = f"Suspected label errors: {len(entries):,} of {described['rows']:,} rows{shown}"
-    return make_table(caption, [described["unit"], "text", "given", "suggested", "probability of the given"], lines)
-
-
-def write_label_errors(described: Mapping[str, Any], rows: pa.Table, path: Path) -> None:
-    """Write the suspected rows as CSV: the input's columns, then number, labels and probabilities.
-
-    Without suspected rows there is no file.
-    """
-    if not (entries := described["suspected"]):
-        path.unlink(missing_ok=True)
-        return
-    names = rows.column_names
-    names = names[names.index(UNKNOWN_COUNT) + 1 : names.index(LABEL)]  # the columns of the input
-    numbers = pc.index_in(pa.array([entry["row"] for entry in entries]), rows.column(ROW_NUMBER))
-    results = [
-        {name: entry[name] for name in ("row", "given", "suggested", "score")}
-        | {f"{PROBABILITY_PREFIX}{name}": value for name, value in entry["probabilities"].items()}
-        for entry in entries
-    ]
-    suspected = Columns("", rows.select(names).take(numbers), frozenset(), ())
-    atomic_write(write_beside(suspected, results), path)
+    return add_facts(read_table(output / f"{OUT_OF_FOLD}{TABLE_SUFFIX}"), by=f"{folds} folds")

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -46,7 +45,7 @@ def doctor(
     model: Annotated[
         str | None,
         SourceOption(
-            help="Checkpoint whose tokenizer counts tokens, and that --folds fine-tunes (default: the task's).",
+            help="Checkpoint whose tokenizer counts tokens, and that finds label errors (default: the task's).",
             metavar="NAME",
         ),
     ] = None,
@@ -69,8 +68,9 @@ def doctor(
 ) -> None:
     """Check data before training: leaks, repeats, contradictory labels, lengths, unknown words, odd columns.
 
-    The splits are those that training would use. Rows are compared in lower case, with white space folded. --folds also
-    finds suspected label errors of a classifier, and continues in --output where it was stopped.
+    The splits are those that training would use. Rows are compared in lower case, with white space folded. Single texts
+    with one label are also searched for label errors, if the weights of --model are on this disk, by frozen vectors in
+    seconds; --folds finds them more surely, by fine-tuning, and continues in --output where it was stopped.
 
     $ bertkit doctor reviews.csv --text title,body --label stars
 
@@ -81,10 +81,10 @@ def doctor(
     $ bertkit doctor reviews.csv --folds 5 --output runs/doctor
     """
     from bertkit.analysis.cleaning import DROPS, LABEL_ERROR_DROP, USUAL_DROPS, plan_files, write_clean
-    from bertkit.analysis.doctor import examine, list_tables
-    from bertkit.analysis.label_errors import LABEL_ERRORS, check_folds
+    from bertkit.analysis.doctor import examine, list_tables, suspect_labels, tabulate_label_errors
+    from bertkit.analysis.label_errors import LABEL_ERRORS
     from bertkit.data.formats.rows import check_output
-    from bertkit.studies.spec import propose
+    from bertkit.studies.spec import define_folds, propose
     from bertkit.system.cluster import read_workers
     from bertkit.system.files import write_json
     from bertkit.tasks import TASKS
@@ -99,8 +99,10 @@ def doctor(
         raise UsageError(f"unknown {unknown[0]!r} in --drop; expected some of {', '.join(DROPS)}, {LABEL_ERROR_DROP}")
     if drop and write is None:
         raise UsageError("--drop names the rows that --write leaves out; add --write, or leave --drop out")
+    if folds and task != "classify":
+        raise UsageError(f"--folds finds label errors in a table of texts and labels, not in {task}; leave it out")
     if folds:
-        check_folds(TASKS[task], folds)
+        define_folds(task, {}, folds)
         read_workers(workers)
     elif LABEL_ERROR_DROP in drops or output or workers != "1":
         raise UsageError(
@@ -118,12 +120,16 @@ def doctor(
             check_output(data, json_file, "--json")
         for table in list_tables(diagnosis.findings):
             screen.show_table(table)
-        screen.say(*(f"left out: {reason}" for reason in diagnosis.findings["left_out"]))
         if folds:
             folder = output or Path("runs/doctor")
-            found = suspect_labels(screen, TASKS[task], written, given, folds, workers, folder)
-            diagnosis = replace(diagnosis, findings={**diagnosis.findings, LABEL_ERRORS: found})
+            found = fine_tune_folds(screen, diagnosis.rows["train"], written, given, folds, workers, folder)
+            diagnosis = diagnosis.add(**{LABEL_ERRORS: found})
             write_json(diagnosis.findings, folder / DOCTOR_FILE)
+        else:
+            diagnosis = suspect_labels(diagnosis, screen.say)
+        if found := diagnosis.findings.get(LABEL_ERRORS):
+            screen.show_table(tabulate_label_errors(found))
+        screen.say(*(f"left out: {reason}" for reason in diagnosis.findings["left_out"]))
         if json_file is not None:
             with explain_refusal(f"the file {json_file}"):
                 json_file.parent.mkdir(parents=True, exist_ok=True)
@@ -131,34 +137,30 @@ def doctor(
             screen.say(f"All rows: {json_file}")
         if write is not None:
             write_clean(diagnosis, drops, write, screen.say)
-        if json_file is None and diagnosis.findings["samples"]:
+        if json_file is None and (found or diagnosis.findings["samples"]):
             screen.say("--json FILE lists all rows of the findings")
 
 
-def suspect_labels(
+def fine_tune_folds(
     screen: Screen,
-    task: Any,
+    train: Any,
     recipe: Mapping[str, Any],
     given: Mapping[str, Any],
     folds: int,
     workers: str,
     output: Path,
 ) -> dict[str, Any]:
-    """Train the folds with the options of the command line, print the suspected label errors, and return them."""
-    from bertkit.analysis.label_errors import diagnose_labels, tabulate_label_errors
+    """Train the folds with the options of the command line, and return and write the suspected label errors."""
+    from bertkit.analysis.cleaning import write_label_errors
+    from bertkit.analysis.label_errors import LABEL_ERRORS, describe_label_errors, predict_by_folds
 
+    shown = {"report": screen.say, "progress": screen.show_study}
     with screen.watch_training(), explain_disk_error(output):
-        found = diagnose_labels(
-            task,
-            recipe,
-            given,
-            folds=folds,
-            output=output,
-            workers=workers,
-            report=screen.say,
-            progress=screen.show_study,
-        )
-    screen.show_table(tabulate_label_errors(found))
+        rows = predict_by_folds(train, recipe, given, folds=folds, output=output, workers=workers, **shown)
+        found, path = describe_label_errors(rows), output / f"{LABEL_ERRORS}.csv"
+        write_label_errors(found, rows, path)
+        if found["suspected"]:
+            screen.say(f"the suspected rows, the worst first: {path}")
     return found
 
 

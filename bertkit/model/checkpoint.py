@@ -95,6 +95,27 @@ def find_file(checkpoint: str, name: str) -> Path | None:
     return None if found is None else Path(found)
 
 
+def find_weights(checkpoint: str) -> str:
+    """Return the folder on this disk with a checkpoint's weights, also in the Hub's cache, without asking the Hub.
+
+    Raises:
+        UsageError: There is none.
+    """
+    found: Any = None
+    if not Path(checkpoint).exists():
+        name, revision = split_revision(checkpoint)
+        with explain_refusal(f"the model {checkpoint}"):
+            found = try_to_load_from_cache(name, "model.safetensors", revision=revision)
+    elif files := sorted(Path(checkpoint).glob("model*.safetensors")):
+        found = str(files[0])
+    if not isinstance(found, str):
+        raise UsageError(
+            f"the weights of {checkpoint} are not on this disk; name a folder that has some with --model, or download "
+            "those of the Hub: hf download NAME config.json model.safetensors"
+        )
+    return str(Path(found).parent)
+
+
 def load_config(checkpoint: str) -> BertConfig:
     """Load the configuration of a checkpoint: a directory, or a name on the Hub, cached or not.
 

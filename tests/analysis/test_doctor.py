@@ -258,10 +258,16 @@ def test_the_command_writes_tables_json_and_the_clean_table(call, tmp_path):
     code, out, err = call("doctor", "reviews.csv", *words, "--json", "new/found.json", "--write", "clean.jsonl")
     assert (code, err) == (0, "")
     assert "rows that also occur in train" in out
-    assert json.loads((tmp_path / "new/found.json").read_text(encoding="utf-8"))["splits"]["dev"]["in_train"] == 0
+    assert "Suspected label errors by frozen vectors of bert: " in out
+    found = json.loads((tmp_path / "new/found.json").read_text(encoding="utf-8"))
+    assert (found["splits"]["dev"]["in_train"], found["label_errors"]["rows"]) == (0, 72)
+    assert list_tables(found)[-1].caption in out
     assert (tmp_path / "clean.jsonl").is_file()
     assert "--json FILE" not in out
-    _, out, _ = call("doctor", "reviews.csv", *words)
+    (tmp_path / "bert" / "model.safetensors").unlink()
+    code, out, _ = call("doctor", "reviews.csv", *words)
+    assert code == 0
+    assert "left out: suspected label errors: the weights of bert are not on this disk; name a folder" in out
     assert out.endswith("--json FILE lists all rows of the findings\n")
 
 

@@ -1,4 +1,4 @@
-"""Suspected label errors: planted ones come first, the choice is cleanlab's, and folds predict every training row."""
+"""Suspected label errors: planted ones come first, the choice is cleanlab's, and no row is seen by its own model."""
 
 import csv
 import json
@@ -9,20 +9,28 @@ import pytest
 from cleanlab.filter import find_label_issues
 from cleanlab.multilabel_classification.filter import find_label_issues as find_issues_of_several
 from cleanlab.rank import get_label_quality_scores
+from huggingface_hub import constants
 from pyarrow import parquet
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedGroupKFold, cross_val_predict
 
+from bertkit.analysis.cleaning import write_label_errors
+from bertkit.analysis.doctor import examine, suspect_labels, tabulate_label_errors
 from bertkit.analysis.label_errors import (
-    check_folds,
     describe_label_errors,
     find_label_errors,
-    predict_out_of_fold,
-    tabulate_label_errors,
-    write_label_errors,
+    predict_by_folds,
+    predict_by_vectors,
 )
 from bertkit.analysis.report import write_page
-from bertkit.metrics.table import read_facts, read_probabilities
+from bertkit.data.duplicates import hash_rows
+from bertkit.data.sequences import encode_inputs
+from bertkit.data.tokenizer import load_tokenizer
+from bertkit.metrics.table import read_probabilities
+from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
-from tests.official import write_checkpoint, write_glue, write_reviews, write_table
+from bertkit.tasks.frozen import encode, load_encoder
+from tests.official import write_checkpoint, write_conll, write_glue, write_reviews, write_squad, write_table
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -77,12 +85,116 @@ def test_without_an_error_nothing_is_suspected():
     assert len(rows) == len(suggested) == 0
 
 
-# --- With folds -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("bert"), initializer_range=0.1)
+
+
+def make_reviews():
+    """Return 60 rows: a word gives the label, and that of row 5, in line 7, is turned."""
+    rows = [{"id": f"r{n}", "body": f"{('bad', 'good')[n % 2]} word{n}", "stars": "ab"[n % 2]} for n in range(60)]
+    rows[5]["stars"] = "a"
+    return rows
+
+
+# --- With frozen vectors ----------------------------------------------------------------------------------------------
+
+
+def check(path, bert, task="classify", **data):
+    return examine(TASKS[task], {"checkpoint": str(bert), "data": {"dir": str(path), **data}}, None, ignore)
+
+
+def predict(diagnosis, report=ignore):
+    return predict_by_vectors(diagnosis.rows, diagnosis.checked.keys, diagnosis.recipe, report)
+
+
+def test_a_turned_label_is_found_by_vectors_in_all_rows_of_the_file(bert, tmp_path):
+    diagnosis = check(write_table(tmp_path / "rows.csv", make_reviews()), bert)
+    assert {"train", "dev", "test"} == diagnosis.rows.keys()
+    described = suspect_labels(diagnosis, ignore).findings["label_errors"]
+    assert (described["rows"], described["by"]) == (60, f"frozen vectors of {bert}")
+    first = described["suspected"][0]
+    assert [first[name] for name in ("row", "texts", "given", "suggested")] == [7, ["good word5"], "a", "b"]
+    assert first["suggested_score"] == first["probabilities"]["b"] > 0.5 > first["probabilities"]["a"] == first["score"]
+
+
+def test_probabilities_are_those_of_scikit_learn_with_equal_texts_in_one_fold(bert, tmp_path):
+    rows = make_reviews()
+    rows += [{**row, "stars": "ba"[n % 2]} for n, row in enumerate(rows[:10])]
+    rare = [{"id": "r", "body": f"so word{n}", "stars": "c"} for n in range(4)]
+    found = predict(check(write_table(tmp_path / "rows.csv", [*rows, *rare]), bert))
+    assert sorted(found.column("row").to_pylist()) == list(range(2, 72)), "without the label of four rows"
+    texts, tokenizer = found.column("text").to_pylist(), load_tokenizer(bert)
+    vectors = encode(load_encoder(str(bert), "last"), encode_inputs(texts, None, tokenizer, 128))
+    expected = cross_val_predict(
+        LogisticRegression(max_iter=1000),
+        vectors,
+        found.column("label").to_pylist(),
+        groups=hash_rows((text,) for text in texts),
+        cv=StratifiedGroupKFold(5),
+        method="predict_proba",
+    )
+    assert read_probabilities(found, ["a", "b"]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_of_many_rows_the_first_by_key_are_judged_and_said(bert, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertkit.analysis.label_errors.MOST_JUDGED", 30)
+    rows, lines = make_reviews(), []
+    found = predict(check(write_table(tmp_path / "rows.csv", rows), bert), lines.append)
+    keys = hash_rows((row["body"],) for row in rows)
+    assert sorted(found.column("row").to_pylist()) == sorted((np.argsort(keys)[:30] + 2).tolist())
+    by = f"frozen vectors of {bert}, the first rows by key"
+    assert lines == [f"looking for label errors by {by}: 30 of 60 rows"]
+    assert tabulate_label_errors(describe_label_errors(found)).caption.startswith(f"Suspected label errors by {by}: ")
+
+
+def test_only_train_is_judged_where_dev_is_another_file(bert, tmp_path):
+    write_table(tmp_path / "data" / "train.csv", make_reviews())
+    write_table(tmp_path / "data" / "dev.csv", make_reviews()[:20])
+    assert len(predict(check(tmp_path / "data", bert))) == 60
+    assert len(predict(check(write_glue(tmp_path / "glue"), bert, "cola"))) == len(
+        (tmp_path / "glue/CoLA/train.tsv").read_text(encoding="utf-8").splitlines()
+    )
+
+
+def test_other_data_need_no_model(bert, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertkit.analysis.label_errors.find_weights", pytest.fail)
+    write_reviews(tmp_path / "reviews.csv")
+    for split in ("train", "dev"):  # the labels have too few rows
+        write_table(
+            tmp_path / "few" / f"{split}.csv", [{"text": f"text {n}", "label": f"l{n // 4}"} for n in range(20)]
+        )
+    for task, path, data in (
+        ("classify", tmp_path / "reviews.csv", {"text": ["title", "body"], "label": ["stars"]}),
+        ("classify", tmp_path / "reviews.csv", {"text": ["title"], "label": ["slow", "dear"]}),
+        ("classify", tmp_path / "reviews.csv", {"text": ["title"], "label": ["price"]}),
+        ("classify", tmp_path / "few", {}),
+        ("ner", write_conll(tmp_path / "ner"), {}),
+        ("squad2", write_squad(tmp_path / "squad"), {}),
+        ("rte", write_glue(tmp_path / "glue"), {}),
+    ):
+        assert predict(check(path, bert, task, **data)) is None, (task, data)
+
+
+def test_weights_are_looked_for_on_this_disk_only(tmp_path, monkeypatch):
+    monkeypatch.setattr("bertkit.model.checkpoint.find_hub_trouble", pytest.fail)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    path = write_table(tmp_path / "rows.csv", make_reviews())
+    cached = tmp_path / "cache" / "models--ada--tiny"
+    write_checkpoint(cached / "snapshots" / "abc")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    for name in ("ada/tiny", "ada/tiny@abc"):
+        assert suspect_labels(check(path, name), ignore).findings["label_errors"]["by"] == f"frozen vectors of {name}"
+    (cached / "snapshots" / "abc" / "model.safetensors").unlink()
+    for name in ("ada/tiny", cached / "snapshots" / "abc", "ada/other"):
+        findings = suspect_labels(check(path, name), ignore).findings
+        assert "label_errors" not in findings
+        reason = f"suspected label errors: the weights of {name} are not on this disk; name a folder that has some"
+        assert findings["left_out"][-1].startswith(reason)
+
+
+# --- With folds -------------------------------------------------------------------------------------------------------
 
 
 TRAIN = {"max_steps": 30, "learning_rate": 3e-3, "save_strategy": "no", "eval_strategy": "no"}
@@ -94,16 +206,19 @@ def make_recipe(bert, path, **data):
     return {"checkpoint": str(bert), "batch_size": 8, "precision": "fp32", "data": data, "train": TRAIN}
 
 
+def train_folds(recipe, **options):
+    """Return what `predict_by_folds` does for the training rows of a recipe."""
+    return predict_by_folds(examine(TASKS["classify"], recipe, None, ignore).rows["train"], recipe, **options)
+
+
 @pytest.fixture(scope="module")
 def done(bert, tmp_path_factory):
-    """Return the predictions of a folder with train and dev: a word gives the label, and that of row 5 is turned."""
+    """Return the predictions of `make_reviews` in a folder with train and dev."""
     root = tmp_path_factory.mktemp("doctor")
-    folder, output = root / "data", root / "out"
-    rows = [{"id": f"r{n}", "body": f"{('bad', 'good')[n % 2]} word{n}", "stars": "ab"[n % 2]} for n in range(60)]
-    rows[5]["stars"] = "a"
+    folder, output, rows = root / "data", root / "out", make_reviews()
     write_table(folder / "train.csv", rows)
     write_table(folder / "dev.csv", rows[:4])
-    return predict_out_of_fold(TASKS["classify"], make_recipe(bert, folder), folds=2, output=output), rows, output
+    return train_folds(make_recipe(bert, folder), folds=2, output=output), rows, output
 
 
 def test_a_turned_label_is_found_by_models_that_have_not_seen_it(done, tmp_path):
@@ -119,10 +234,12 @@ def test_a_turned_label_is_found_by_models_that_have_not_seen_it(done, tmp_path)
         "given": "a",
         "suggested": "b",
     }
-    assert first["score"] == first["probabilities"]["a"] == pytest.approx(1 - first["probabilities"]["b"], abs=1e-5)
+    assert first["score"] == first["probabilities"]["a"] == pytest.approx(1 - first["suggested_score"], abs=1e-5)
     assert json.loads(json.dumps(described)) == described
     table = tabulate_label_errors(described, most=1)
-    assert [cell.lines[0][0] for cell in table.rows[0]][:4] == ["7", given[5]["body"], "a", "b"]
+    shown = [f"a ({first['score']:.3f})", f"b ({first['suggested_score']:.3f})"]
+    assert table.caption.startswith("Suspected label errors by 2 folds: ")
+    assert [cell.lines[0][0] for cell in table.rows[0]] == ["7", given[5]["body"], *shown]
     write_label_errors(described, rows, tmp_path / "errors.csv")
     with (tmp_path / "errors.csv").open(encoding="utf-8", newline="") as file:
         written = list(csv.DictReader(file))
@@ -154,27 +271,15 @@ def test_finished_folds_are_not_trained_again_nor_taken_for_other_rows(done, ber
     rows, given, output = done
     said, path = [], output.parent / "data" / "train.csv"
     options = {"folds": 2, "output": output, "report": said.append}
-    again = predict_out_of_fold(TASKS["classify"], make_recipe(bert, path.parent), **options)
+    again = train_folds(make_recipe(bert, path.parent), **options)
     assert again.equals(rows, check_metadata=True)
     assert any("2 of them finished" in line for line in said)
     try:
         write_table(path, sorted([{**given[0], "stars": "b"}, *given[1:]], key=lambda row: row["body"]))
         with refused():
-            predict_out_of_fold(TASKS["classify"], make_recipe(bert, path.parent), **options)
+            train_folds(make_recipe(bert, path.parent), **options)
     finally:
         write_table(path, given)
-
-
-def test_the_rows_of_a_glue_task_keep_their_lines(bert, tmp_path):
-    """CoLA's official file has no header line."""
-    folder = write_glue(tmp_path / "glue")
-    recipe = {**make_recipe(bert, folder), "task": "cola"}
-    rows = predict_out_of_fold(TASKS["cola"], recipe, {"train": {"max_steps": 1}}, folds=2, output=tmp_path / "out")
-    assert read_facts(rows)["names"] == ["acceptable", "unacceptable"]
-    assert rows.column("row").to_pylist()[:3] == [1, 2, 3]
-    first = (folder / "CoLA" / "train.tsv").read_text(encoding="utf-8").split("\n")[0].split("\t")
-    assert rows.column("sentence")[0].as_py() == first[3]
-    assert rows.column("label")[0].as_py() == {"0": "unacceptable", "1": "acceptable"}[first[1]]
 
 
 def test_the_command_continues_drops_suspected_rows_and_reports_them(done, bert, call, tmp_path):
@@ -197,7 +302,7 @@ def test_the_command_continues_drops_suspected_rows_and_reports_them(done, bert,
     with (tmp_path / "clean" / "dev.csv").open(encoding="utf-8", newline="") as file:
         assert len(list(csv.DictReader(file))) == 4
     write_page([output], tmp_path / "page.html")
-    assert f"Suspected label errors: {len(dropped)} of 60 rows" in (tmp_path / "page.html").read_text()
+    assert f"Suspected label errors by 2 folds: {len(dropped)} of 60 rows" in (tmp_path / "page.html").read_text()
     code, _, trouble = call("doctor", data, "--drop", "label-errors", "--write", tmp_path / "other")
     assert code == 2
     assert "--drop label-errors are for the models of --folds; add --folds 5" in trouble
@@ -207,14 +312,10 @@ def test_what_has_no_label_errors_is_refused(bert, tmp_path, refused):
     write_reviews(tmp_path / "reviews.csv", 30)
     write_table(tmp_path / "few.csv", [{"text": f"text {n // 20}", "label": n // 20 % 2} for n in range(60)])
     for name, folds, data in (
-        ("reviews.csv", 2, {"max_train_samples": 10}),
         ("reviews.csv", 2, {"text": ["body"], "label": ["price"]}),
         ("few.csv", 9, {}),
     ):
         recipe = make_recipe(bert, tmp_path / name, **data)
         with refused():
-            predict_out_of_fold(TASKS["classify"], recipe, folds=folds, output=tmp_path / "out")
+            train_folds(recipe, folds=folds, output=tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    for name in ("stsb", "ax", "squad2"):
-        with refused():
-            check_folds(TASKS[name], 2)

@@ -176,6 +176,7 @@ MISTAKES = {  # command -> a part of its one line
     "doctor reviews.csv --task novel": "unknown task 'novel'",
     "doctor reviews.csv --drop leaks": "add --write",
     "doctor reviews.csv --output runs/doctor": "add --folds 5",
+    "doctor GLUE --task cola --folds 5": "--folds finds label errors in a table of texts and labels, not in cola",
     "classify --model bert": "classify needs a table of texts and labels",
     "classify --data nothing.csv --model bert": "'nothing.csv' does not exist",
     "classify --data reviews.csv --model bert --text boby,body": "no column 'boby'",
