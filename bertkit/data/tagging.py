@@ -2,7 +2,9 @@
 
 A sequence is [CLS] context, sentence, context [SEP], with as many whole neighbouring sentences of the document as fit.
 Only the words of the sentence itself are labelled, each at its first sub-token; words of the context are labelled in
-their own sequences. A word that the tokenizer drops, such as control characters, stays and has no token.
+their own sequences. The sentences of a document that fits show the same tokens: evaluation and prediction merge them
+into one sequence, training only if documents stay together (`OrderedWords`). A word that the tokenizer drops, such as
+control characters, stays and has no token.
 
 Left out: files (`bertkit.data.formats.conll`) and scores (`bertkit.metrics`).
 """
@@ -11,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from bertkit.data.tokenizer import find_backend, find_words
 from bertkit.system.files import take_fingerprint
 
 ABSENT = -1  # position of a word without a token
+NEAR = 256  # next documents among which one is looked for that fills an update
 # Characters that BERT's normalizer puts spaces around: each is a word.
 IDEOGRAPH = (
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b73f"
@@ -98,7 +102,7 @@ class WordWindows(Items):
 
     Attributes:
         text: The sentences.
-        owners: (S,) ascending, the sentence of each sequence.
+        documents: (S,) ascending, the number of each sequence's document.
         names: The label names.
         cls, sep: The ids of the two special tokens.
         ids: (N,) tokens of all sentences, concatenated.
@@ -110,7 +114,7 @@ class WordWindows(Items):
     """
 
     text: TaggedText
-    owners: np.ndarray
+    documents: np.ndarray
     names: Sequence[str]
     cls: int
     sep: int
@@ -140,6 +144,12 @@ class WordWindows(Items):
         """Return a fingerprint of the sequences and labels."""
         words = (self.firsts, self.word_ends, self.labels)
         return take_fingerprint(json.dumps(self.names).encode(), self.ids, self.starts, self.stops, *words)
+
+    def merge(self) -> "WordWindows":
+        """Return the windows: adjacent sequences that show the same tokens are one, with the words of all of them."""
+        is_last = np.append(np.diff(self.starts) | np.diff(self.stops), 1) != 0
+        names = ("documents", "ends", "word_ends", "starts", "stops")
+        return replace(self, **{name: getattr(self, name)[is_last] for name in names})
 
     def locate(self, index: int) -> np.ndarray:
         """Return (words,) int64, the position of each word's first token in the sequence, or ABSENT."""
@@ -174,11 +184,9 @@ class WordWindows(Items):
             rows: For each sequence the values of its own words with a token.
             absent: The value of words without a token.
         """
-        found: list[list[Any]] = [[] for _ in self.text.sentences]
-        for index, (owner, row) in enumerate(zip(self.owners.tolist(), rows, strict=True)):
-            values = iter(row)
-            found[owner] += [absent if position == ABSENT else next(values) for position in self.locate(index).tolist()]
-        return found
+        values = chain.from_iterable(rows)
+        words = iter([absent if first == ABSENT else next(values) for first in self.firsts.tolist()])
+        return [list(islice(words, len(sentence.words))) for sentence in self.text.sentences]
 
     def name_tags(self, rows: Sequence[np.ndarray]) -> list[list[str]]:
         """Return the tags of every sentence, from the labels as for `join`; words without a token are O."""
@@ -233,13 +241,13 @@ def encode_words(
     edges = np.append(0, np.cumsum(lengths))  # (M + 1,) tokens before each word
     word_ends, owners = divide_long(np.cumsum([len(sentence.words) for sentence in sentences]), edges, room)
     ends = edges[word_ends]
-    documents = text.number_documents() if context else np.arange(len(sentences))
-    starts, stops = fit_context(ends, documents[owners], room)
+    documents = (text.number_documents() if context else np.arange(len(sentences)))[owners]
+    starts, stops = fit_context(ends, documents, room)
     numbers = {name: number for number, name in enumerate(names)}
     labels = [numbers.get(tag, numbers.get("O", 0)) for sentence in sentences for tag in sentence.tags]
     return WordWindows(
         text,
-        owners,
+        documents,
         names,
         tokenizer.cls_token_id,
         tokenizer.sep_token_id,
@@ -304,6 +312,64 @@ def fit_context(ends: np.ndarray, documents: np.ndarray, room: int) -> tuple[np.
     spare = room - (end - begin)
     stops = reach_right(spare - (begin - reach_left(spare // 2)))
     return reach_left(spare - (stops - end)), stops
+
+
+@dataclass(eq=False)
+class OrderedWords:
+    """The S sequences of some sentences for training, document after document, in another order in every epoch.
+
+    Attributes:
+        words: The sequences.
+        size: The number of sequences in an update.
+        seed: Decides the orders.
+    """
+
+    words: WordWindows
+    size: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the order of an epoch, from 0; accelerate's data loader calls it."""
+        self.order = order_documents(self.words.documents, self.size, np.random.default_rng((self.seed, epoch)))
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the sequences at some positions; those that show the same tokens are one, with all their labels."""
+        found: dict[tuple[int, int], dict[str, Any]] = {}
+        for number in self.order[indices]:
+            item = self.words[number]
+            window = found.setdefault((self.words.starts[number], self.words.stops[number]), item)
+            np.maximum(window["labels"], item["labels"], out=window["labels"])  # IGNORED is less than any label
+        return list(found.values())
+
+    def fingerprint(self) -> str:
+        """Return a fingerprint of the sequences and labels."""
+        return self.words.fingerprint()
+
+
+def order_documents(documents: np.ndarray, size: int, draw: np.random.Generator) -> np.ndarray:
+    """Return (S,) the numbers of sequences in a random order of documents (S,), which updates of `size` divide rarely.
+
+    An update begins with the next document, then takes the longest of the next NEAR that fits, and if none does, a part
+    of the next one. Documents longer than an update are divided first.
+    """
+    bounds = pairwise([0, *(np.flatnonzero(np.diff(documents)) + 1).tolist(), len(documents)])
+    parts = [range(first, min(first + size, end)) for start, end in bounds for first in range(start, end, size)]
+    waiting, order = [parts[number] for number in draw.permutation(len(parts))], []
+    while waiting:
+        free = size - len(order) % size
+        near = waiting[: NEAR if free < size else 1]
+        chosen = max((part for part in near if len(part) <= free), key=len, default=near[0])
+        waiting.remove(chosen)
+        order += chosen[:free]
+        if rest := chosen[free:]:
+            waiting.insert(0, rest)
+    return np.array(order)
 
 
 @dataclass(frozen=True, eq=False)

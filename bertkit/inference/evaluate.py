@@ -76,7 +76,8 @@ class ScoredModel:
 
     def tabulate(self, examples: Any, split: str, report: Report = ignore) -> tuple[pa.Table, Any]:
         """Return the prediction table of some examples, and their data set."""
-        data = self.task.encode(examples, self.settings.tokenizer, self.recipe, split, report)
+        name = SCORED if split == TRAIN_SPLIT else split  # such a file is not encoded for training
+        data = self.task.encode(examples, self.settings.tokenizer, self.recipe, name, report)
         summaries = summarize(self.task, self.settings.model, data, self.precision)
         rows = self.task.rows(summaries, data, self.decided)
         table = join_rows(rows, self.task.tabulate(examples), self.settings.tokenizer, task=self.task.name, split=split)

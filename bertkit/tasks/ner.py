@@ -44,7 +44,16 @@ from bertkit.data.formats.rows import Columns, choose_reader, has_splits
 from bertkit.data.formats.writer import write_beside
 from bertkit.data.sequences import IGNORED, EncodedInputs, pad
 from bertkit.data.splits import DROP, UNLABELLED, check_split_options, divide_train, name_split
-from bertkit.data.tagging import ABSENT, Features, Sentence, TaggedText, WordWindows, encode_words, split_words
+from bertkit.data.tagging import (
+    ABSENT,
+    Features,
+    OrderedWords,
+    Sentence,
+    TaggedText,
+    WordWindows,
+    encode_words,
+    split_words,
+)
 from bertkit.data.tags import TAG, from_iob2
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import Entity, count_entities, find_entities, score_entities
@@ -112,7 +121,7 @@ class FeaturedWords(Features):
         return take_fingerprint(self.words.fingerprint().encode(), self.path.stem.encode())
 
 
-NerData = WordWindows | FeaturedWords
+NerData = WordWindows | OrderedWords | FeaturedWords
 
 
 @dataclass(frozen=True)
@@ -133,7 +142,8 @@ class NerTask(FineTuningTask):
     heads: Mapping[str, Mapping[str, str]] = {"features": {"": "BertForTokenClassification"}}
     # Differs from the paper: it names neither rate nor epochs for the BiLSTM. These are usual for one of this size.
     implied: Mapping[str, Mapping[str, Any]] = {
-        "features": {"train": {"learning_rate": 1e-3, "num_train_epochs": 10.0}}
+        "features": {"train": {"learning_rate": 1e-3, "num_train_epochs": 10.0}},
+        "order": {"train": {"train_sampling_strategy": "sequential"}},  # the data set is in order already
     }
     metric = "f1"
     splits = NER_SCORES
@@ -169,6 +179,8 @@ class NerTask(FineTuningTask):
         check_split_options(recipe.data)
         if recipe.data["features"]:
             refuse_tuning(recipe, "features, which keep the encoder unchanged")
+            if recipe.data["order"]:
+                raise UsageError("order is for fine-tuning; remove it from a recipe for features")
 
     def load(
         self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None
@@ -226,17 +238,20 @@ class NerTask(FineTuningTask):
     def encode(
         self, examples: TaggedExamples, tokenizer: Any, recipe: Any, split: str, report: Report = ignore
     ) -> NerData:
-        """Return the sequences of a split, or their features."""
+        """Return the sequences of a split, or their features; a window is one sequence except in training."""
         options = recipe.data
         words = encode_words(examples.text, examples.labels, tokenizer, options["max_length"], options["context"])
         report(describe_words(words, split))
+        windows = words.merge()
         if not options["features"]:
-            return words
+            if split != "train":
+                return windows
+            return OrderedWords(words, recipe.batch_size, recipe.train["seed"]) if options["order"] else words
         from bertkit.tasks.frozen import cache_features
 
-        positions, ends, labels = words.locate_all()
-        sequences, kept = words.flatten(), {"folder": options["features_dir"], "half": options["half_features"]}
-        path = cache_features(recipe.checkpoint, options["features"], sequences, positions, ends, **kept)
+        (positions, read, _), (_, ends, labels) = windows.locate_all(), words.locate_all()
+        sequences, kept = windows.flatten(), {"folder": options["features_dir"], "half": options["half_features"]}
+        path = cache_features(recipe.checkpoint, options["features"], sequences, positions, read, **kept)
         size = f"{path.stat().st_size / 1e6:,.1f} MB"
         report(f"{split}: features of {len(labels):,} words in {path} ({size})")
         return FeaturedWords(path, ends, labels, words)
@@ -361,8 +376,9 @@ class NerTask(FineTuningTask):
         sentences = [Sentence(example.words, own, own, number, 0) for number, (example, own) in pairs]
         text = TaggedText("the input", sentences, len(examples), "IOB2", 0)
         data = encode_words(text, settings.labels, settings.tokenizer, settings.max_length)
+        # The BiLSTM of the feature-based approach reads the words of one part of a long text only.
         is_featured = isinstance(settings.model, BertFeaturesForTokenClassification)
-        collate = locate_words if is_featured else pad
+        data, collate = (data, locate_words) if is_featured else (data.merge(), pad)
         return EncodedInputs(data, data.stops - data.starts + 2, [False] * len(examples), collate)
 
     def keep(self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings) -> list[np.ndarray]:
@@ -392,7 +408,7 @@ class NerTask(FineTuningTask):
 
 def get_words(data: NerData) -> WordWindows:
     """Return the sentences of a data set."""
-    return data.words if isinstance(data, FeaturedWords) else data
+    return data if isinstance(data, WordWindows) else data.words
 
 
 def check_decided(summaries: np.ndarray) -> np.ndarray:

@@ -179,6 +179,11 @@ NER_OPTIONS: Options = {
     **SPLIT_OPTIONS,
     "max_length": Option(512, 3, "5.3: maximal context", "Maximum number of tokens per sequence."),
     "context": Option(True, None, "5.3", "Add the surrounding sentences as context."),
+    "order": Option(
+        "",
+        help="documents: train on the sentences of a document together, which computes a window that they share once.",
+        choices=("", "documents"),
+    ),
     "features": Option(
         "",
         None,

@@ -1,6 +1,6 @@
 """Words <-> tokens: what a sequence shows, which tokens are labelled, and the amount of context."""
 
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 from hypothesis import given
@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from bertkit.data.tagging import (
     ABSENT,
     IGNORED,
+    OrderedWords,
     Sentence,
     TaggedText,
     divide_long,
     encode_words,
     fit_context,
     group_tokens,
+    order_documents,
     split_words,
 )
 from bertkit.data.tokenizer import make_tokenizer
@@ -126,7 +128,7 @@ def test_a_sentence_that_is_too_long_has_several_sequences():
     assert len(encode_words(text, NAMES, TOKENIZER, max_length=9)) == 2
     for context in (True, False):
         data = encode_words(text, NAMES, TOKENIZER, max_length=8, context=context)
-        assert data.owners.tolist() == [0, 0, 0, 1]
+        assert data.documents.tolist() == ([1, 1, 1, 2] if context else [0, 0, 0, 1])
         assert show(data, 0) == ["[CLS]", "a", "was", "Jim", "a", "was", "Jim", "[SEP]"]
         assert show(data, 1) == show(data, 2) == ["[CLS]", "a", "was", "Jim", "a", "[SEP]"]
         assert show(data, 3) == ["[CLS]", "was", "[SEP]"]
@@ -134,6 +136,9 @@ def test_a_sentence_that_is_too_long_has_several_sequences():
         rows = [np.array(row) for row in ([0, 0, 1], [0, 0, 2], [0], [1])]
         assert data.name_tags(rows) == [["O", "O", "B-PER", "O", "O", "I-PER", "O"], ["B-PER"]]
         assert data.join([[1, 2, 3], [4, 5, 6], [7], [8]], None) == [[1, 2, 3, 4, 5, 6, 7], [8]]
+        windows = data.merge()
+        assert windows.word_ends.tolist() == [3, 7, 8], "the last two parts show the same tokens"
+        assert windows.join([[1, 2, 3], [4, 5, 6, 7], [8]], None) == [[1, 2, 3, 4, 5, 6, 7], [8]]
 
 
 def test_a_word_that_is_too_long_is_truncated():
@@ -261,6 +266,52 @@ def test_all_words_and_sequences_together_are_those_of_each(found, context):
         assert same["input_ids"].tolist() == item["input_ids"].tolist()
         assert same["token_type_ids"].tolist() == item["token_type_ids"].tolist()
         assert "labels" not in same
+    windows = data.merge()
+    shown = list(zip(windows.starts.tolist(), windows.stops.tolist(), strict=True))
+    assert shown == [pair for pair, _ in groupby(zip(data.starts.tolist(), data.stops.tolist(), strict=True))]
+    again, window_ends, same_labels = windows.locate_all()
+    assert (again.tolist(), same_labels.tolist()) == (positions.tolist(), labels.tolist())
+    for index, (start, end) in enumerate(zip([0, *window_ends[:-1]], window_ends, strict=True)):
+        known = windows[index]["labels"] != IGNORED
+        assert np.flatnonzero(known).tolist() == again[start:end].tolist()
+
+
+# --- The order of documents -------------------------------------------------------------------------------------------
+
+
+def test_documents_that_fill_an_update_stay_whole():
+    """Of 1, 2, 3 and 2 sentences in updates of 4: 3 and 1, 2 and 2, whatever comes first."""
+    documents = np.repeat([0, 1, 4, 7], [1, 2, 3, 2])
+    for seed in range(5):
+        order = order_documents(documents, 4, np.random.default_rng(seed))
+        assert {tuple(np.unique(documents[part])) for part in (order[:4], order[4:])} == {(0, 4), (1, 7)}
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=30), st.integers(1, 9), st.integers(0, 99))
+def test_each_update_divides_at_most_one_document_that_would_fit(lengths, size, seed):
+    documents = np.repeat(np.arange(len(lengths)), lengths)
+    order = order_documents(documents, size, np.random.default_rng(seed))
+    assert sorted(order.tolist()) == list(range(len(documents)))
+    updates = [order[start : start + size] for start in range(0, len(order), size)]
+    parts = sum(len(np.flatnonzero(np.diff(part) != 1)) + 1 for part in updates)
+    assert parts <= sum(-(-length // size) for length in lengths) + len(updates)
+
+
+def test_the_sequences_of_a_window_are_one_item_with_all_their_labels():
+    text = make_text(["Jim a", "Henson"], ["was", "a", "Jim"], tags={"Jim": "B-PER", "Henson": "I-PER"})
+    words = encode_words(text, NAMES, TOKENIZER)
+    data = OrderedWords(words, 5, 0)
+    assert len(data) == 5
+    first, second = sorted(data.__getitems__(range(5)), key=lambda item: len(item["labels"]), reverse=True)
+    assert first["labels"].tolist() == [IGNORED, 1, 0, 2, IGNORED, IGNORED]
+    assert second["labels"].tolist() == [IGNORED, 0, 0, 1, IGNORED]
+    assert words[0]["labels"].tolist() == [IGNORED, 1, 0, IGNORED, IGNORED, IGNORED], "the sequences are as before"
+    orders = []
+    for epoch in (*range(8), 0):
+        data.set_epoch(epoch)
+        orders.append(data.order.tolist())
+    assert orders[0] == orders[-1]
+    assert len(set(map(tuple, orders))) > 1
 
 
 # --- Words of tokens --------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from transformers import AutoModelForTokenClassification, pipeline
 from bertkit import BertFeaturesForTokenClassification, BertForTokenClassification, BertModel
 from bertkit.data.formats.conll import find_conll, read_conll
 from bertkit.data.sequences import pad
-from bertkit.data.tagging import ABSENT, IGNORED, encode_words
+from bertkit.data.tagging import ABSENT, IGNORED, Sentence, TaggedText, encode_words
 from bertkit.data.tags import to_iob2
 from bertkit.data.tokenizer import load_tokenizer
+from bertkit.inference.evaluate import summarize
+from bertkit.inference.predictor import Predictor
 from bertkit.metrics.ner import count_entities, find_entities, score_entities
 from bertkit.metrics.rows import take_values
 from bertkit.metrics.table import make_rows
@@ -23,11 +26,14 @@ from bertkit.reports.tables import find_row
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import ner
 from bertkit.tasks.ner import ENTITY_SCORES, NER, describe_words
+from bertkit.tasks.prediction import add_indices
 from bertkit.tasks.task import score_summaries
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
+from bertkit.training.run_dir import read_log
 from tests.conftest import draft
 from tests.official import write_conll
+from tests.world import read_curve, read_weights, stop_at
 
 SMALL = {"max_length": 40}
 
@@ -53,10 +59,11 @@ def encode(examples, start, **options):
 
 def keep(data, tags):
     """Return the summary (S, W) of a model that predicts these tags for the words with a token."""
-    kept = np.full((len(data), 9), IGNORED)
-    for index, found in enumerate(tags):
-        known = np.flatnonzero(data.locate(index) != ABSENT)
-        kept[index, : len(known)] = [data.names.index(found[place]) for place in known]
+    found = (data.names.index(tag) for sentence in tags for tag in sentence)
+    kept = np.full((len(data), 99), IGNORED)
+    for index in range(len(data)):
+        known = [label for place, label in zip(data.locate(index), found, strict=False) if place != ABSENT]
+        kept[index, : len(known)] = known
     return kept
 
 
@@ -122,6 +129,8 @@ def test_options_that_make_no_sense(tmp_path, folder, start, refused):
     ):
         with refused():
             run(Recipe.make(NER, make_recipe(folder, start, **options)), output=tmp_path / "run")
+    with refused():
+        Recipe.make(NER, make_recipe(folder, start, features="last", order="documents"))
     for change in ({"freeze": "encoder"}, {"bilstm": True}, {"reinit_layers": 1}):
         with refused():
             Recipe.make(NER, make_recipe(folder, start, features="last"), change)
@@ -131,7 +140,7 @@ def test_options_that_make_no_sense(tmp_path, folder, start, refused):
 def test_sentences_longer_than_the_model_are_read_in_parts(tmp_path, folder, start):
     data = encode(load(folder)[0]["dev"], start, max_length=8)
     count = len(data.text.sentences)
-    assert len(data) > count == data.owners[-1] + 1
+    assert len(data) > count
     metrics = run(Recipe.make(NER, make_recipe(folder, start, max_length=8)), output=tmp_path / "run")
     assert len(read_columns((tmp_path / "run" / "predictions" / "dev.conll").read_text())) == count
     assert 0 <= metrics["strict_f1"] <= 1
@@ -183,11 +192,55 @@ def test_summaries_of_batches_of_other_widths_meet(folder, start):
     assert len({len(part) for part in parts}) > 1
     width = max(map(len, parts))
     kept = np.stack([np.pad(part, (0, width - len(part)), constant_values=-100) for part in parts])
-    assert ner.decide(kept, data) == expected
+    tags = ner.decide(kept, data)
+    assert list(map(len, tags)) == [len(sentence.words) for sentence in data.text.sentences]
+    assert list(chain(*tags)) == list(chain(*expected))
     with torch.no_grad():
         batch = pad(data.__getitems__(range(len(data))))
         together = NER.summarize(model(**batch), batch).numpy()
     assert (together == kept).all()
+
+
+def test_a_window_is_computed_once_and_all_of_its_sentences_are_read(folder, start):
+    """The sentences of a document share a window; logits are those of a sequence for each sentence, in any batch."""
+    dev = load(folder)[0]["dev"]
+    words = encode_words(dev.text, dev.labels, load_tokenizer(start), SMALL["max_length"])
+    windows = encode(dev, start)
+    assert (len(words), len(windows)) == (18, 6)
+    torch.manual_seed(0)
+    model = BertForTokenClassification.from_pretrained(start, num_labels=len(dev.labels)).eval()
+    model.classifier.weight.data.normal_()
+    logits, tags = [], []
+    for data in (words, windows):
+        batches = [[index] for index in range(len(data))] + [list(range(len(data)))]
+        parts = []
+        for batch in [pad(data.__getitems__(numbers)) for numbers in batches]:
+            with torch.no_grad():
+                parts.append(model(**add_indices(batch, type(model))).logits[batch["labels"] != IGNORED])
+        logits += [torch.cat(parts[:-1]), parts[-1]]
+        tags.append(ner.decide(summarize(NER, model, data), data))
+    for found in logits[1:]:
+        torch.testing.assert_close(found, logits[0], rtol=1e-4, atol=1e-5)
+    assert tags[0] == tags[1]
+    assert len({tag for row in tags[0] for tag in row}) > 2
+
+
+def test_the_windows_of_a_long_text_are_predicted_once(tmp_path, folder, start):
+    """Of 40 words in room for 14, six parts of 7 or less; the last two show the same tokens."""
+    recipe = make_recipe(folder, start, max_length=16)
+    run(Recipe.make(NER, recipe), output=tmp_path / "run")
+    predictor, given = (
+        Predictor(str(tmp_path / "run"), precision="fp32"),
+        {"text": " ".join(["good", "bad", "so", "bad"] * 10)},
+    )
+    example = predictor.task.read_input(given, predictor.settings)
+    assert len(predictor.task.encode_inputs([example], predictor.settings).lengths) == 5
+    tags = ["O"] * 40
+    text = TaggedText("", [Sentence(example.words, tags, tags, 1, 1)], 1, "IOB2", 0)
+    apart = encode_words(text, predictor.settings.labels, predictor.settings.tokenizer, 16)
+    assert len(apart) == 6
+    summaries = summarize(NER, predictor.settings.model, apart)
+    assert predictor([given])[0]["tags"] == ner.decide(summaries, apart)[0]
 
 
 def test_never_tagging_is_what_a_model_has_to_beat():
@@ -291,6 +344,35 @@ def test_it_learns(tmp_path, folder, start):
     assert min(metrics["f1"], metrics["test_f1"]) > 0.6
 
 
+# --- Documents in order
+
+DROPPING = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+
+
+def test_documents_in_order_share_windows_and_nothing_else_changes(tmp_path, folder, start):
+    """Without dropout 8 sentences in 8 micro-batches, each with its own window, give the losses of a single one."""
+    recipe = make_recipe(folder, start, order="documents") | {"precision": "fp32"}
+    found = []
+    for size in (8, 1):
+        train = {"logging_steps": 1, "per_device_train_batch_size": size}
+        run(Recipe.make(NER, recipe, {"train": train}), output=tmp_path / f"{size}")
+        found.append([entry["loss"] for entry in read_log(tmp_path / f"{size}") if "loss" in entry])
+    assert len(found[0]) == 3
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+
+
+def test_a_run_of_documents_in_order_resumes_in_its_second_epoch(tmp_path, folder, start):
+    recipe = make_recipe(folder, start, order="documents") | {"precision": "fp32", "model": DROPPING}
+    recipe = Recipe.make(NER, recipe, {"train": {"max_steps": 9, "logging_steps": 1, "save_strategy": "no"}})
+    run(recipe, output=tmp_path / "straight")
+    with pytest.raises(Interrupted, match="after update 8;"):
+        run(recipe, output=tmp_path / "resumed", progress=stop_at(8))
+    run(recipe, output=tmp_path / "resumed")
+    assert read_curve(tmp_path / "resumed") == read_curve(tmp_path / "straight")
+    before, after = (read_weights(tmp_path / name) for name in ("straight", "resumed"))
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+
+
 # --- From features
 
 
@@ -319,7 +401,8 @@ def test_a_bilstm_learns_from_features_and_reads_text_by_itself(tmp_path, folder
     model = BertFeaturesForTokenClassification.from_pretrained(tmp_path / "run").eval()
     before = BertModel.from_pretrained(start).state_dict()
     assert all(torch.equal(before[name], value) for name, value in model.bert.state_dict().items())
-    data = encode(load(folder)[0]["dev"], start)
+    dev = load(folder)[0]["dev"]
+    data = encode_words(dev.text, dev.labels, load_tokenizer(start), SMALL["max_length"])
     batch = ner.locate_words(data.__getitems__(list(range(len(data)))))
     with torch.no_grad():
         kept = NER.summarize(model(**batch), batch).numpy()
