@@ -165,12 +165,13 @@ RANGES: dict[str, dict[str, tuple[float, float]]] = {
 # These schedules need an evaluation loss, which is not computed.
 LEARNED_SCHEDULES = {"reduce_lr_on_plateau", "greedy"}
 
-# Keys of [train] that fit a run to a machine: changing them changes results only by rounding.
+# Keys that fit a run to a machine: changing them changes results only by rounding, and by the masks of dropout.
 FITTING = (
     "per_device_train_batch_size",
     "per_device_eval_batch_size",
     "gradient_checkpointing",
     "dataloader_num_workers",
+    "max_tokens",
 )
 
 DECIDED = (
@@ -359,8 +360,10 @@ def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
 
 def list_decisive(part: Mapping[str, Any]) -> RecipePart:
     """Return what identifies a run: no baselines beside it, and no keys that fit it to a machine (FITTING)."""
-    kept = {key: value for key, value in part.items() if key not in ("baseline", "train")}
-    return merge(kept, {"train": {key: value for key, value in part.get("train", {}).items() if key not in FITTING}})
+    kept = merge({key: value for key, value in part.items() if key != "baseline"}, {"train": {}})
+    for table in kept.keys() & {"data", "train"}:
+        kept[table] = {key: value for key, value in kept[table].items() if key not in FITTING}
+    return kept
 
 
 def resolve(recipe: Recipe, updates: int, planned: int) -> Recipe:
