@@ -86,9 +86,9 @@ def collate_parts(
 def divide(batch: dict[str, Tensor], most_tokens: int) -> list[dict[str, Tensor]]:
     """Divide a batch, in order, into parts of as many rows as have at most `most_tokens` real tokens, or of one row.
 
-    Padding stays, because nothing is computed on it. With 0, or without tokens, the batch is the only part.
+    Padding stays, because nothing is computed on it. With 0 the batch is the only part.
     """
-    if not most_tokens or "attention_mask" not in batch:
+    if not most_tokens:
         return [batch]
     starts, room = [], -1
     for row, tokens in enumerate(batch["attention_mask"].flatten(1).sum(1).tolist()):

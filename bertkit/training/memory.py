@@ -22,7 +22,7 @@ def bound_tokens(recipe: Recipe, task: Task, model: nn.Module, rows: Any, device
 
     All processes must call this together: the one with the least free memory decides.
     """
-    if recipe.data["max_tokens"] or "per_device_train_batch_size" in recipe.train or recipe.data.get("features"):
+    if recipe.data["max_tokens"] or "per_device_train_batch_size" in recipe.train:
         return recipe
     most = TRAINED_ON_CPU
     if device.type == "cuda":
