@@ -75,10 +75,8 @@ def check_types(batch: Mapping[str, Tensor], config: BertConfig) -> None:
         )
 
 
-def collate_parts(
-    collate: Callable[[list], dict[str, Tensor]], head: type[BertHead], most_tokens: int, rows: list
-) -> dict[str, Any]:
-    """Collate rows, and add the `parts` of the batch, which are computed one after the other, with their indices."""
+def collate_parts(collate: Callable[[list], dict], head: type[BertHead], most_tokens: int, rows: list) -> dict:
+    """Collate rows, and add the `parts` of the batch with their indices, which are computed one after the other."""
     batch = collate(rows)
     return batch | {"parts": [add_indices(part, head) for part in divide(batch, most_tokens)]}
 

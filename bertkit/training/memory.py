@@ -27,7 +27,7 @@ def bound_tokens(recipe: Recipe, task: Task, model: nn.Module, rows: Any, device
     most = TRAINED_ON_CPU
     if device.type == "cuda":
         each = measure_activations(recipe, task, model.to(device), rows, device)
-        states = STATE_BYTES * sum(x.numel() for x in model.parameters() if x.requires_grad)
+        states = STATE_BYTES * model.num_parameters(only_trainable=True)
         room = USED_SHARE * torch.cuda.mem_get_info(device)[0] - states
         most = max(1, min(gather_object([int(room / each)])))
     return recipe.override(data={"max_tokens": most})

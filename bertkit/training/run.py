@@ -2,8 +2,8 @@
 
 It is the same for every task, and with `trainer.py`, `arguments.py` and `costs.py` the only place that touches the
 Trainer. The Trainer does the loop, precision, clipping, accumulation, several processes and checkpoints. bertkit adds
-the division of losses (over the whole update, not a micro-batch), their logging (`trainer.py`), and the run directory
-(`run_dir.py`).
+the division of an update into parts that fit into memory, the division of losses (over the whole update, not a part),
+their logging (`trainer.py`), and the run directory (`run_dir.py`).
 
 Where the last batch of an epoch does not divide among several processes, accelerate fills it with repeated sequences to
 keep the processes in step.

@@ -291,8 +291,8 @@ def explain_shortage(args: TrainingArguments, find_recipe: Callable[[], Recipe])
         less = f"{keys}per_device_train_batch_size={size // 2} (now {size}; updates stay the same), " * (size > 1)
         less += f"{keys}per_device_eval_batch_size={max(1, evaluated // 2)} for evaluation, "
         if most := recipe.data["max_tokens"]:
-            tokens = min(most, size * max(recipe.lengths))
-            less = f"--set data.max_tokens={tokens // 2} (now {most}; updates stay the same), "
+            tokens = min(most, size * (longest := max(recipe.lengths)))
+            less = f"--set data.max_tokens={tokens // 2} (now {most}; updates stay the same), " * (tokens > longest)
         raise UsageError(
             f"memory is too small ({words}); reduce memory use with {less}{keys}gradient_checkpointing=true, a lower "
             "max_length or less data; the size of a part and checkpointing do not change the run, so with them the "

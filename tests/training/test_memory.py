@@ -1,5 +1,7 @@
 """The tokens that are computed at once: what a pretended GPU has room for, and how a batch is divided by them."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -18,8 +20,7 @@ def test_a_gpu_is_filled_to_four_fifths(monkeypatch, others, most):
 
     The process with the least free memory decides, and a sequence is computed even where nothing is free.
     """
-    model = torch.nn.Linear(1000, 1000, bias=False)
-    monkeypatch.setattr(model, "to", lambda device: model)
+    model = SimpleNamespace(num_parameters=lambda only_trainable: 1_000_000, to=lambda device: model)
     monkeypatch.setattr(memory, "measure_activations", lambda *args: 1000.0)
     monkeypatch.setattr(memory, "gather_object", lambda own: [*own, *others])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (21_250_000, 80_000_000))
