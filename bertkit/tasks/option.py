@@ -70,6 +70,7 @@ TOP_LEVEL = {  # key -> help text
 
 CODE = "reference code"
 DIR = Option("", help="Folder of the official files (default: the Hub's data set).", is_input=True)
+MAX_TOKENS = Option(0, 0, "ours", "Maximum number of tokens that are computed at once; 0: what fits into memory.")
 ROW_OPTIONS: Options = {  # rows of train and dev
     "max_train_samples": Option(0, 0, help="Train on the first N examples only; 0: all."),
     "tune_share": Option(
@@ -81,6 +82,7 @@ ROW_OPTIONS: Options = {  # rows of train and dev
     "held_back": Option(
         0, 0, help="Number of training rows, at most a quarter, that are scored instead of dev; 0: none."
     ),
+    "max_tokens": MAX_TOKENS,
 }
 PRETRAINING_OPTIONS: Options = {
     "corpus": Option([], help="Text files, directories, a Hub data set, docs, or one built corpus.", is_input=True),
@@ -103,6 +105,7 @@ PRETRAINING_OPTIONS: Options = {
     "heldout_pairs": Option(5000, 1, help="Maximum number of held-out pairs."),
     "heldout_length": Option(0, 0, help="Maximum number of tokens per held-out pair; 0: as in the first phase."),
     "limit_characters": Option(0, 0, help="Read the first N characters of each source only; 0: all."),
+    "max_tokens": MAX_TOKENS,
 }
 TEXT_OPTIONS: Options = {  # of one text or a pair
     "max_length": Option(

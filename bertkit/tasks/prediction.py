@@ -75,11 +75,27 @@ def check_types(batch: Mapping[str, Tensor], config: BertConfig) -> None:
         )
 
 
-def collate_with_indices(
-    collate: Callable[[list], dict[str, Tensor]], head: type[BertHead], rows: list
-) -> dict[str, Tensor]:
-    """Collate rows and add the indices of `add_indices`."""
-    return add_indices(collate(rows), head)
+def collate_parts(collate: Callable[[list], dict], head: type[BertHead], most_tokens: int, rows: list) -> dict:
+    """Collate rows, and add the `parts` of the batch with their indices, which are computed one after the other."""
+    batch = collate(rows)
+    return batch | {"parts": [add_indices(part, head) for part in divide(batch, most_tokens)]}
+
+
+def divide(batch: dict[str, Tensor], most_tokens: int) -> list[dict[str, Tensor]]:
+    """Divide a batch, in order, into parts of as many rows as have at most `most_tokens` real tokens, or of one row.
+
+    Padding stays, because nothing is computed on it. With 0 the batch is the only part.
+    """
+    if not most_tokens:
+        return [batch]
+    starts, room = [], -1
+    for row, tokens in enumerate(batch["attention_mask"].flatten(1).sum(1).tolist()):
+        if tokens > room:
+            starts.append(row)
+            room = most_tokens
+        room -= tokens
+    rows = [slice(*ends) for ends in zip(starts, [*starts[1:], None], strict=True)]
+    return [{name: column[some] for name, column in batch.items()} for some in rows]
 
 
 def add_indices(batch: dict[str, Tensor], head: type[BertHead]) -> dict[str, Tensor]:

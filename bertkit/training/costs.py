@@ -1,7 +1,7 @@
 """Measure what a run costs here, and say so before it (`--dry-run`): a few updates of a model that is thrown away."""
 
 import gc
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, thread_time
@@ -19,6 +19,7 @@ from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import TUNE
 from bertkit.training.arguments import make_arguments
+from bertkit.training.memory import SAMPLED, bound_tokens, measure_activations
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.preset import settle
 from bertkit.training.processes import take_first
@@ -30,7 +31,6 @@ from bertkit.training.trainer import explain_shortage
 PROBE_SECONDS = 10.0  # for the timed updates of a dry run
 MOST_TIMED = 20  # updates are timed
 LONGEST_UPDATE = 4.0  # seconds that a timed update should take; of a larger one only a part is timed
-SAMPLED = 128  # sequences whose tokens are counted, and that are predicted
 DISK_RATE = 2e8  # bytes a second of a checkpoint, until the first one has been timed
 END_SECONDS = 4.0  # for scores, their intervals, the card and the exit, beside predictions and the model
 MOST_SLOW = 10.0  # times that what is not measured may take longer beside other work
@@ -49,7 +49,7 @@ class Measured(msgspec.Struct, frozen=True):
             and the seconds of an update in it.
         row: Seconds of a predicted sequence.
         slowness: Wall time over the time that a thread has worked; more than 1 beside other work.
-        memory: Bytes of weights, gradients and optimizer in every process.
+        memory: Bytes of weights, gradients, optimizer and the activations of a micro-batch, in every process.
     """
 
     rows: int
@@ -95,8 +95,10 @@ def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
     dev = others.get(TUNE, others[next(iter(task.splits))])
     parts = getattr(rows, "parts", [range(len(rows))])
     shares = [len(part) / len(rows) for part in parts]
-    with TemporaryDirectory() as folder, explain_shortage(make_arguments(recipe, Path(folder))):
+    args = make_arguments(recipe, Path())
+    with TemporaryDirectory() as folder, explain_shortage(args, lambda: recipe):
         model = make_model(task, recipe, prepared.settings)
+        recipe = bound_tokens(recipe, task, model, rows, args.device)
         updates, tokens = [], []
         wall, own = monotonic(), thread_time()
         for part in parts:
@@ -110,16 +112,20 @@ def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
         row = trainer.predict(Subset(dev, some)).metrics["test_runtime"] / len(some)
         # Beside other work a thread has a part of the time only, and what is not measured takes longer too.
         slowness = min(max((monotonic() - wall) / max(thread_time() - own, 1e-3), 1.0), MOST_SLOW)
+        mean = float(np.dot(tokens, shares))
+        at_once = min(args.per_device_train_batch_size * mean, recipe.data["max_tokens"] or inf)
+        at_once *= measure_activations(recipe, task, model, rows, args.device)
     states = (x for state in trainer.optimizer.state.values() for x in state.values() if isinstance(x, Tensor))
     learned = (x for x in model.parameters() if x.requires_grad)
     kinds = {"weights": model.parameters(), "gradients": learned, "optimizer": states}
     memory = {name: sum(x.numel() * x.element_size() for x in kind) for name, kind in kinds.items()}
+    memory["activations"] = int(at_once)
     found = Measured(
         rows=len(rows),
         evaluated=len(dev),
         predicted=sum(map(len, others.values())),
         batch_size=recipe.batch_size,
-        tokens=float(np.dot(tokens, shares)),
+        tokens=mean,
         parts=list(zip(np.cumsum(shares).tolist(), updates, strict=True)),
         row=row,
         slowness=slowness,
@@ -142,7 +148,9 @@ def time_updates(recipe: Recipe, model: nn.Module, rows: Subset, seconds: float,
     micro, size, updates = args.per_device_train_batch_size, 1, 1
     most = micro * args.gradient_accumulation_steps
     for _ in range(3):  # the last one counts; each of the others says how large the next one may be
-        train = TRAIN_ONLY | {"max_steps": updates, "per_device_train_batch_size": min(size, micro)}
+        train = TRAIN_ONLY | {"max_steps": updates}
+        if "per_device_train_batch_size" in recipe.train:  # otherwise `max_tokens` divides the update
+            train["per_device_train_batch_size"] = min(size, micro)
         short = recipe.override(batch_size=size * args.world_size, patience=0, train=train)
         parts = TASKS[recipe.task], model, make_arguments(short, folder), {"train": rows}, short
         trainer = make_trainer(*parts, ignore, ignore)
@@ -196,7 +204,7 @@ def describe_cost(recipe: Recipe, output: Path) -> list[str]:
     return [
         *lines,
         f"{memory['weights'] // 4:,} parameters; {updates:,} updates of {tokens:,.0f} tokens",
-        f"memory, GB, without activations: {', '.join(f'{x} {size / 1e9:.2f}' for x, size in memory.items())}",
+        f"memory, GB: {', '.join(f'{x} {size / 1e9:.2f}' for x, size in memory.items())}",
         f"expected here, from a few timed updates: {describe_duration(training)} of training and "
         f"{describe_duration(evaluation + measured.end)} of evaluation ({device})",
     ]

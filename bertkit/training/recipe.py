@@ -126,11 +126,10 @@ class Recipe:
         return dataclasses.replace(self, **changes | tables)
 
     def adopt(self, settled: "Recipe") -> "Recipe":
-        """Return the recipe with the values that the preset left open, as another one of the preset has them."""
-        if not self.preset == settled.preset == "auto":
-            return self
-        open_keys = settled.train.keys() & set(ADAPTED) - self.train.keys()
-        return self.override(train={key: settled.train[key] for key in open_keys})
+        """Return the recipe with the values that it leaves open, as a run has settled them."""
+        most = self.data["max_tokens"] or settled.data["max_tokens"]
+        open_keys = set(ADAPTED) & settled.train.keys() - self.train.keys()
+        return self.override(data={"max_tokens": most}, train={key: settled.train[key] for key in open_keys})
 
     def to_dict(self) -> RecipePart:
         """Return the recipe as in TOML, without the keys that ask for nothing."""
@@ -175,12 +174,13 @@ ADAPTED = ("optim", "learning_rate", "num_train_epochs")
 # These schedules need an evaluation loss, which is not computed.
 LEARNED_SCHEDULES = {"reduce_lr_on_plateau", "greedy"}
 
-# Keys of [train] that fit a run to a machine: changing them changes results only by rounding.
+# Keys that fit a run to a machine: changing them changes results only by rounding, and by the masks of dropout.
 FITTING = (
     "per_device_train_batch_size",
     "per_device_eval_batch_size",
     "gradient_checkpointing",
     "dataloader_num_workers",
+    "max_tokens",
 )
 
 DECIDED = (
@@ -386,8 +386,10 @@ def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
 
 def list_decisive(part: Mapping[str, Any]) -> RecipePart:
     """Return what identifies a run: no baselines beside it, and no keys that fit it to a machine (FITTING)."""
-    kept = {key: value for key, value in part.items() if key not in ("baseline", "train")}
-    return merge(kept, {"train": {key: value for key, value in part.get("train", {}).items() if key not in FITTING}})
+    kept = merge({key: value for key, value in part.items() if key != "baseline"}, {"train": {}})
+    for table in kept.keys() & {"data", "train"}:
+        kept[table] = {key: value for key, value in kept[table].items() if key not in FITTING}
+    return kept
 
 
 def resolve(recipe: Recipe, updates: int, planned: int) -> Recipe:

@@ -2,8 +2,8 @@
 
 It is the same for every task, and with `trainer.py`, `arguments.py` and `costs.py` the only place that touches the
 Trainer. The Trainer does the loop, precision, clipping, accumulation, several processes and checkpoints. bertkit adds
-the division of losses (over the whole update, not a micro-batch), their logging (`trainer.py`), and the run directory
-(`run_dir.py`).
+the division of an update into parts that fit into memory, the division of losses (over the whole update, not a part),
+their logging (`trainer.py`), and the run directory (`run_dir.py`).
 
 Where the last batch of an epoch does not divide among several processes, accelerate fills it with repeated sequences to
 keep the processes in step.
@@ -37,17 +37,18 @@ from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.finetuning import LOSS_FALLS
-from bertkit.tasks.prediction import check_types, collate_with_indices
+from bertkit.tasks.prediction import check_types, collate_parts
 from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, Task, score_summaries
 from bertkit.training.arguments import make_arguments
 from bertkit.training.baselines import Baseline, fit_baselines, score_baselines
 from bertkit.training.callbacks import PredictionProgress, Progress, StopAfter, StopOnSignal
+from bertkit.training.memory import bound_tokens
 from bertkit.training.network import explain_missing_head, name_head
 from bertkit.training.outputs import find_better, save_best, write_results
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.preset import is_falling, settle
 from bertkit.training.processes import explain_lost_process, join_processes
-from bertkit.training.recipe import Recipe, save_recipe
+from bertkit.training.recipe import Recipe, load_recipe, save_recipe
 from bertkit.training.run_dir import (
     BEST,
     CALIBRATION_FILE,
@@ -56,6 +57,7 @@ from bertkit.training.run_dir import (
     RECIPE_FILE,
     find_checkpoint,
     find_finished,
+    has_begun,
     list_checkpoints,
     start_directory,
     write_environment,
@@ -98,9 +100,12 @@ def run(
     if (finished := find_finished(output, recipe)) is not None:
         report(f"{output} is finished; its scores are in {output / METRICS_FILE}")
         return finished
+    if has_begun(output):  # nothing is decided again
+        recipe = recipe.adopt(load_recipe(output / RECIPE_FILE))
 
     held = hold_directory(output) if processes.is_main_process else nullcontext()
-    with explain_disk_error(output), explain_shortage(args), explain_lost_process(processes.num_processes), held:
+    shortage = explain_shortage(args, lambda: recipe)  # below it gets its `max_tokens`
+    with explain_disk_error(output), shortage, explain_lost_process(processes.num_processes), held:
         set_seed(args.seed)
         checkpoint = find_checkpoint(output, report)
         if prepared is None:
@@ -112,14 +117,15 @@ def run(
         if "train" in prepared.data:
             recipe = settle(recipe, len(prepared.data["train"]), report)
             args = make_arguments(recipe, output)
-            if processes.is_main_process:
-                save_recipe(recipe.to_dict(), output / RECIPE_FILE)
         baselines = fit_baselines(task, recipe, prepared, report) if processes.is_main_process else {}
         start = train_first(recipe, output, report, progress)
         set_seed(args.seed)  # a run must not depend on whether its data were prepared here
         model = make_model(task, start, prepared.settings, report)
-        check_types(task.collate(next(iter(prepared.data.values())).__getitems__([0])), model.config)
+        first = next(iter(prepared.data.values()))
+        check_types(task.collate(first.__getitems__([0])), model.config)
+        recipe = bound_tokens(recipe, task, model, first, args.device)
         if processes.is_main_process:
+            save_recipe(recipe.to_dict(), output / RECIPE_FILE)
             weights = fingerprint_weights(model)
             commits = {**trace_commit(recipe.checkpoint), **prepared.commits}
             write_environment(output, prepared.fingerprints, weights, commits, goes_on=checkpoint is not None)
@@ -240,6 +246,7 @@ def make_trainer(
         betas = (args.adam_beta1, args.adam_beta2)
         optimizer = (BertAdam, {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon})
     dev = data.get(TUNE, data.get(next(iter(task.splits), "")))
+    most = recipe.data["max_tokens"]
     with explain_refusal("[train]"):
         trainer = BertTrainer(
             model=model,
@@ -248,9 +255,10 @@ def make_trainer(
             keep=recipe.train.get("save_total_limit", 0),
             milestones=milestones,
             patience=recipe.patience,
+            max_tokens=(most, 0 if "per_device_eval_batch_size" in recipe.train else most),
             train_dataset=data.get("train"),
             eval_dataset=dev,
-            data_collator=partial(collate_with_indices, task.collate, type(model)),
+            data_collator=partial(collate_parts, task.collate, type(model)),
             compute_metrics=lambda prediction: score_summaries(task, prediction.predictions, dev),
             optimizer_cls_and_kwargs=optimizer,
             callbacks=[StopOnSignal(Path(args.output_dir), progress), PredictionProgress(report), *callbacks],

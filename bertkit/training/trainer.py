@@ -8,23 +8,27 @@ or infinite loss, or when another of its processes is lost. Everything else is t
 import json
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
+from transformers.trainer_pt_utils import nested_concat
 
 from bertkit.errors import UsageError, join_lines
 from bertkit.system.files import write_json
 from bertkit.system.progress import Report, describe_duration
 from bertkit.system.signals import Interrupted, note_signals
+from bertkit.tasks.prediction import add_indices
 from bertkit.tasks.task import Task
 from bertkit.training.callbacks import Milestones, StopAfter, StopEarly, StopOnSignal, refuse_divergence
 from bertkit.training.processes import begin_worker
+from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import list_checkpoints, mark_complete, rotate_checkpoints, write_log
 
 SUMS = "loss_sums.json"  # in a checkpoint: sums of the losses since the last log
@@ -71,6 +75,7 @@ class BertTrainer(Trainer):
         keep: Number of checkpoints to keep, the last and the best always among them; 0 keeps all.
         milestones: Updates after which a checkpoint is saved and kept, whatever `keep` is.
         patience: Number of evaluations in a row without a better score that end the training; 0 never does.
+        max_tokens: The most tokens of a part of a batch, in training and in evaluation; 0: batches are not divided.
     """
 
     def __init__(
@@ -81,12 +86,14 @@ class BertTrainer(Trainer):
         keep: int = 0,
         milestones: Collection[int] = (),
         patience: int = 0,
+        max_tokens: tuple[int, int] = (0, 0),
         **kwargs,
     ) -> None:
         args._n_gpu = min(args.n_gpu, 1)  # several GPUs are several processes (accelerate launch), never DataParallel
         super().__init__(args=args, **kwargs)
         self.task = task
         self.keep = keep
+        self.max_tokens = max_tokens
         self.milestones = frozenset(milestones)
         self.add_callback(Milestones(self.milestones))
         if patience:
@@ -111,6 +118,23 @@ class BertTrainer(Trainer):
             for name, count in head.count_labels(**sample).items():
                 counts[name] = counts.get(name, 0) + count
         return samples, {name: self.accelerator.reduce(count.to(device), "sum") for name, count in counts.items()}
+
+    def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
+        """Return the loss of a batch, computed part by part; processes exchange gradients after the last one."""
+        *first, last = self.take_parts(inputs)
+        compute = partial(super().training_step, model, num_items_in_batch=num_items_in_batch)
+        with self.accelerator.no_sync(model):
+            losses = list(map(compute, first))
+        return torch.stack([*losses, compute(last)]).sum()
+
+    def take_parts(self, batch: dict[str, Any]) -> list[dict[str, Tensor]]:
+        """Return the parts of a batch; with FSDP as many in each process, because a forward pass gathers weights."""
+        parts = batch.pop("parts")
+        if self.is_fsdp_enabled and (most := max(gather_object([len(parts)]))) > len(parts):
+            head = type(self.accelerator.unwrap_model(self.model))
+            columns = {name: column.tensor_split(most) for name, column in batch.items()}
+            parts = [add_indices({name: columns[name][i] for name in columns}, head) for i in range(most)]
+        return parts
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None) -> Any:
         """Return this micro-batch's share of the update's loss.
@@ -213,10 +237,11 @@ class BertTrainer(Trainer):
         own = float(self.is_world_process_zero())  # the others have zeros: sums are added over processes
         self.sums = {name: torch.tensor(own * x, device=self.args.device) for name, x in saved["sums"].items()}
 
-    def _get_dataloader(self, *args, **kwargs) -> Any:
-        """Return the Trainer's loader, with workers that leave signals to this process, which needs them to finish."""
-        loader = super()._get_dataloader(*args, **kwargs)
+    def _get_dataloader(self, *args, is_training=False, **kwargs) -> Any:
+        """Return the Trainer's loader, which divides batches; this process needs its workers, which ignore signals."""
+        loader = super()._get_dataloader(*args, is_training=is_training, **kwargs)
         inner = getattr(loader, "base_dataloader", loader)  # accelerate wraps the loader that starts the workers
+        inner.collate_fn = partial(inner.collate_fn, self.max_tokens[not is_training])
         inner.worker_init_fn = partial(begin_worker, inner.worker_init_fn)
         return loader
 
@@ -228,10 +253,12 @@ class BertTrainer(Trainer):
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None) -> tuple[None, Tensor, Tensor]:
         """Return the task's summary of a batch, also in place of the labels, which the Trainer requires."""
-        inputs = self._prepare_inputs(inputs)
-        with torch.no_grad(), self.compute_loss_context_manager():
-            outputs = model(**inputs, **self.task.evaluation_options)
-        summary = self.task.summarize(outputs, inputs)
+        summaries = []
+        for part in map(self._prepare_inputs, self.take_parts(inputs)):
+            with torch.no_grad(), self.compute_loss_context_manager():
+                outputs = model(**part, **self.task.evaluation_options)
+            summaries.append(self.task.summarize(outputs, part))
+        summary = reduce(nested_concat, summaries)
         return None, summary, summary[:, :1]
 
 
@@ -247,7 +274,7 @@ def drop_second_names(model: nn.Module) -> None:
 
 
 @contextmanager
-def explain_shortage(args: TrainingArguments) -> Iterator[None]:
+def explain_shortage(args: TrainingArguments, find_recipe: Callable[[], Recipe]) -> Iterator[None]:
     """Convert out-of-memory errors (CPU or accelerator) and dead data workers to a UsageError with remedies."""
     try:
         yield
@@ -260,11 +287,14 @@ def explain_shortage(args: TrainingArguments) -> Iterator[None]:
             ) from error
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in words:
             raise
-        size = args.per_device_train_batch_size
-        less = f"{keys}per_device_train_batch_size={size // 2} (now {size}; updates stay the same), "
+        recipe, size, evaluated = find_recipe(), args.per_device_train_batch_size, args.per_device_eval_batch_size
+        less = f"{keys}per_device_train_batch_size={size // 2} (now {size}; updates stay the same), " * (size > 1)
+        less += f"{keys}per_device_eval_batch_size={max(1, evaluated // 2)} for evaluation, "
+        if most := recipe.data["max_tokens"]:
+            tokens = min(most, size * (longest := max(recipe.lengths)))
+            less = f"--set data.max_tokens={tokens // 2} (now {most}; updates stay the same), " * (tokens > longest)
         raise UsageError(
-            f"memory is too small ({words}); reduce memory use with {less if size > 1 else ''}"
-            f"{keys}per_device_eval_batch_size={max(1, args.per_device_eval_batch_size // 2)} for evaluation, "
-            f"{keys}gradient_checkpointing=true, a lower max_length or less data; batch sizes per device and "
-            "checkpointing do not change the run, so with them the same command continues from the last checkpoint"
+            f"memory is too small ({words}); reduce memory use with {less}{keys}gradient_checkpointing=true, a lower "
+            "max_length or less data; the size of a part and checkpointing do not change the run, so with them the "
+            "same command continues from the last checkpoint"
         ) from error

@@ -2,12 +2,13 @@
 
 import inspect
 import json
-from functools import cache, partial
+from functools import cache, partial, reduce
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from transformers.trainer_pt_utils import nested_concat
 
 import bertkit
 from bertkit.data.long_texts import LONG
@@ -16,7 +17,7 @@ from bertkit.metrics.rows import RowScore, take_values
 from bertkit.metrics.table import LABEL, PREDICTION, read_facts
 from bertkit.model.bilstm import FEATURE_LAYERS
 from bertkit.reports.tables import find_row
-from bertkit.tasks import TASKS
+from bertkit.tasks import TASKS, prediction
 from bertkit.tasks.examples import divide
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.option import list_defaults
@@ -240,6 +241,26 @@ def test_a_frozen_parameter_gets_no_gradient(case):
     for name, parameter in model.bert.named_parameters():
         is_reached = name == "embeddings.word_embeddings.weight" and "input_ids" in batch
         assert (parameter.grad is None) != is_reached, name
+
+
+@LEARNED
+def test_a_batch_in_parts_has_the_same_loss_gradients_and_answers(case):
+    """Without dropout."""
+    task, _, _, _, data, model, _ = case
+    batch = take_batch(task, data["train"])
+    parts = prediction.divide(batch, 40)
+    assert len(parts) > 1
+    found, counts = [], model.count_labels(**batch)
+    for divided in ([batch], parts):
+        model.eval().zero_grad()
+        loss = sum(model(**part, **counts).loss for part in divided)
+        loss.backward()
+        with torch.no_grad():
+            outputs = [model(**part, **task.evaluation_options) for part in divided]
+        summary = reduce(nested_concat, map(task.summarize, outputs, divided))
+        gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+        found.append((loss, summary, gradients))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("case", [name for name in FINE_TUNED if name != "ner, features"], indirect=True)

@@ -98,11 +98,14 @@ def test_the_costs_of_a_run_are_those_of_its_data_and_model(rte):
     assert min(found.update, found.row) > 0
     assert found.evaluation == pytest.approx(18 * found.row)
     assert found.end >= 28 * found.row + costs.END_SECONDS
-    weights, gradients, optimizer = found.memory.values()
+    weights, gradients, optimizer, activations = found.memory.values()
     assert weights == gradients
     assert 2 * weights <= optimizer < 2 * weights + 1000, "two moments, and counts of updates"
     frozen = costs.measure(rte.changed(freeze="encoder"), prepare(rte), 0.1)
     assert frozen.memory["gradients"] < weights == frozen.memory["weights"]
+    assert frozen.memory["activations"] < activations / 10
+    parts = costs.measure(rte.changed(data={"max_tokens": 50}), prepare(rte), 0.1)
+    assert parts.memory["activations"] == pytest.approx(activations * 50 / (32 * found.tokens), rel=1e-3)
 
 
 def test_a_large_update_is_timed_in_part(rte, monkeypatch):
@@ -145,7 +148,7 @@ def test_a_forecast_without_data_says_why_and_one_with_data_what_it_takes(rte, t
     assert "nowhere" in line
     lines = costs.describe_cost(rte, tmp_path / "run")
     assert " parameters; 6 updates of " in lines[0]
-    assert lines[1].startswith("memory, GB, without activations: weights 0.00, gradients 0.00, optimizer 0.00")
+    assert lines[1].startswith("memory, GB: weights 0.00, gradients 0.00, optimizer 0.00, activations 0.")
     assert lines[2].startswith("expected here, from a few timed updates: ")
 
 

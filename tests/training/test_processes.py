@@ -64,12 +64,14 @@ def count_processes(output):
     return json.loads((output / "environment.json").read_text())["processes"]
 
 
-@pytest.mark.parametrize("per_device", [8, pytest.param(4, marks=pytest.mark.slow)])
-def test_two_processes_do_the_same_as_one(recipe, tmp_path, per_device):
-    """16 = 2 x 8 = 2 x 2 x 4, in both phases: losses, scores and weights."""
+@pytest.mark.parametrize(
+    ("per_device", "most"), [(8, 50), *(pytest.param(size, 0, marks=pytest.mark.slow) for size in (8, 4))]
+)
+def test_two_processes_do_the_same_as_one(recipe, tmp_path, per_device, most):
+    """16 = 2 x 8 = 2 x 2 x 4, in both phases, also in parts by tokens: losses, scores and weights."""
     run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "one")
-    recipe = merge(recipe, {"train": {"per_device_train_batch_size": per_device}})
-    out = finish_two(start_two(recipe, tmp_path, "two"))
+    change = {"data": {"max_tokens": most}} if most else {"train": {"per_device_train_batch_size": per_device}}
+    out = finish_two(start_two(merge(recipe, change), tmp_path, "two"))
     assert count_processes(tmp_path / "two") == 2
     assert f"(2 x {8 // per_device} x {per_device})" in out
     assert out.count("masked-LM accuracy") == 1, "both processes speak"
@@ -239,12 +241,17 @@ FSDP = {"train": {"fsdp": "full_shard", "fsdp_config": {"transformer_layer_cls_t
 
 
 @pytest.mark.slow
-def test_a_sharded_model_learns_the_same(recipe, tmp_path):
-    """Each of two processes holds half of every parameter; checkpoints and the finished model are whole."""
+@pytest.mark.parametrize("most", [0, 50])
+def test_a_sharded_model_learns_the_same(recipe, tmp_path, most):
+    """Each of two processes holds half of every parameter; checkpoints and the finished model are whole.
+
+    Parts by tokens are as many in both processes, although their sequences differ in length.
+    """
     from transformers import AutoModelForPreTraining
 
     run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "one")
-    finish_two(start_two(merge(recipe, FSDP), tmp_path, "two", code=ACCELERATED + SHAPES))
+    recipe = merge(recipe, FSDP, {"data": {"max_tokens": most}})
+    finish_two(start_two(recipe, tmp_path, "two", code=ACCELERATED + SHAPES))
     assert count_processes(tmp_path / "two") == 2
     shapes = [json.loads((tmp_path / "two" / f"shapes-{rank}.json").read_text()) for rank in (0, 1)]
     for name, (whole, part) in shapes[0].items():

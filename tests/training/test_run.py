@@ -25,7 +25,8 @@ from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training import trainer
 from bertkit.training.arguments import make_arguments
-from bertkit.training.recipe import Recipe, merge, save_recipe
+from bertkit.training.memory import TRAINED_ON_CPU
+from bertkit.training.recipe import Recipe, load_recipe, merge, save_recipe
 from bertkit.training.run import dry_run, make_model, run
 from bertkit.training.run_dir import read_log
 from tests.conftest import change_task
@@ -194,6 +195,25 @@ def test_accumulation_changes_nothing(recipe, straight, tmp_path, per_device):
     parts = run(Recipe.make(PRETRAIN, cut), output=tmp_path / "parts")
     np.testing.assert_allclose(read_losses(tmp_path / "parts"), read_losses(straight.output), rtol=2e-5)
     assert parts["mlm_loss"] == pytest.approx(straight.metrics["mlm_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("most", [1, 200])
+def test_parts_by_tokens_change_nothing(recipe, straight, tmp_path, monkeypatch, most):
+    """A sequence at a time, or as many as have 200 tokens; the recipe says it, and else what this machine takes."""
+    compute, seen = trainer.BertTrainer.compute_loss, []
+
+    def note(self, model, inputs, **kwargs):
+        seen.append(inputs["attention_mask"].sum(1).tolist())
+        return compute(self, model, inputs, **kwargs)
+
+    monkeypatch.setattr(trainer.BertTrainer, "compute_loss", note)
+    parts = run(Recipe.make(PRETRAIN, merge(recipe, {"data": {"max_tokens": most}})), output=tmp_path / "parts")
+    np.testing.assert_allclose(read_losses(tmp_path / "parts"), read_losses(straight.output), rtol=2e-5)
+    assert parts["mlm_loss"] == pytest.approx(straight.metrics["mlm_loss"], rel=1e-4)
+    assert sum(map(len, seen)) == 8 * 16
+    assert all(sum(tokens) <= most or len(tokens) == 1 for tokens in seen)
+    saved = [load_recipe(folder / "recipe.toml").data["max_tokens"] for folder in (tmp_path / "parts", straight.output)]
+    assert saved == [most, TRAINED_ON_CPU]
 
 
 def test_accumulation_changes_nothing_with_class_weights(tmp_path):
@@ -412,8 +432,15 @@ def test_a_stop_does_not_count_on_a_damaged_checkpoint(recipe, tmp_path):
         run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run", progress=stop)
 
 
+@pytest.mark.parametrize(
+    ("given", "less", "cut"),
+    [
+        ({"train": {"per_device_train_batch_size": 16}}, {"train": {"per_device_train_batch_size": 8}}, "1 x 2 x 8"),
+        ({}, {"data": {"max_tokens": 256}}, "1 x 1 x 16"),
+    ],
+)
 def test_want_of_memory_says_what_to_lower_and_with_that_the_run_goes_on(
-    recipe, straight, tmp_path, monkeypatch, refused
+    recipe, straight, tmp_path, monkeypatch, refused, given, less, cut
 ):
     compute = trainer.BertTrainer.compute_loss
 
@@ -425,12 +452,12 @@ def test_want_of_memory_says_what_to_lower_and_with_that_the_run_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(trainer.BertTrainer, "compute_loss", compute_or_fail)
         with refused():
-            run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
-    less = {"train": {"per_device_train_batch_size": 8, "gradient_checkpointing": True}}
+            run(Recipe.make(PRETRAIN, recipe, given), output=tmp_path / "run")
+    less = merge({"train": {"gradient_checkpointing": True}}, less)
     lines = []
     found = run(Recipe.make(PRETRAIN, recipe, less), output=tmp_path / "run", report=lines.append)
     assert "continues after checkpoint-3" in lines
-    assert any("16 sequences (1 x 2 x 8)" in line for line in lines)
+    assert any(f"16 sequences ({cut})" in line for line in lines)
     assert not any("vocabulary" in line for line in lines), "it is there"
     assert found["mlm_loss"] == pytest.approx(straight.metrics["mlm_loss"], rel=1e-4)
 
