@@ -18,8 +18,8 @@ from bertkit.reports.tables import count
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import TUNE
+from bertkit.training.activations import SAMPLED, bound_tokens, measure_activations
 from bertkit.training.arguments import make_arguments
-from bertkit.training.memory import SAMPLED, bound_tokens, measure_activations
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.preset import settle
 from bertkit.training.processes import take_first

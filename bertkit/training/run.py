@@ -39,10 +39,10 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.finetuning import LOSS_FALLS
 from bertkit.tasks.prediction import check_types, collate_parts
 from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, Task, score_summaries
+from bertkit.training.activations import bound_tokens
 from bertkit.training.arguments import make_arguments
 from bertkit.training.baselines import Baseline, fit_baselines, score_baselines
 from bertkit.training.callbacks import PredictionProgress, Progress, StopAfter, StopOnSignal
-from bertkit.training.memory import bound_tokens
 from bertkit.training.network import explain_missing_head, name_head
 from bertkit.training.outputs import find_better, save_best, write_results
 from bertkit.training.prepare import Prepared, prepare

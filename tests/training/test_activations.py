@@ -8,7 +8,7 @@ import torch
 from bertkit.tasks import TASKS
 from bertkit.tasks.prediction import divide
 from bertkit.training import memory
-from bertkit.training.memory import TRAINED_ON_CPU, bound_tokens
+from bertkit.training.activations import TRAINED_ON_CPU, bound_tokens
 from tests.conftest import draft
 
 RTE = TASKS["rte"]
