@@ -26,7 +26,7 @@ from bertkit.data.tokenizer import find_backend, find_words
 from bertkit.system.files import take_fingerprint
 
 ABSENT = -1  # position of a word without a token
-NEAR = 256  # next documents among which one is looked for that fills an update
+NEXT_DOCUMENTS = 256  # next documents among which one is looked for that fills an update
 # Characters that BERT's normalizer puts spaces around: each is a word.
 IDEOGRAPH = (
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b73f"
@@ -353,17 +353,17 @@ class OrderedWords:
 
 
 def order_documents(documents: np.ndarray, size: int, draw: np.random.Generator) -> np.ndarray:
-    """Return (S,) the numbers of sequences in a random order of documents (S,), which updates of `size` divide rarely.
+    """Return (S,) the numbers of sequences in a random order of documents (S,), few of which are divided by updates.
 
-    An update begins with the next document, then takes the longest of the next NEAR that fits, and if none does, a part
-    of the next one. Documents longer than an update are divided first.
+    An update begins with the next document, then takes the longest of NEXT_DOCUMENTS that fits, and if none does, a
+    part of the next one. Documents longer than an update are divided first.
     """
     bounds = pairwise([0, *(np.flatnonzero(np.diff(documents)) + 1).tolist(), len(documents)])
     parts = [range(first, min(first + size, end)) for start, end in bounds for first in range(start, end, size)]
     waiting, order = [parts[number] for number in draw.permutation(len(parts))], []
     while waiting:
         free = size - len(order) % size
-        near = waiting[: NEAR if free < size else 1]
+        near = waiting[: NEXT_DOCUMENTS if free < size else 1]
         chosen = max((part for part in near if len(part) <= free), key=len, default=near[0])
         waiting.remove(chosen)
         order += chosen[:free]

@@ -280,7 +280,7 @@ def test_all_words_and_sequences_together_are_those_of_each(found, context):
 
 
 def test_documents_that_fill_an_update_stay_whole():
-    """Of 1, 2, 3 and 2 sentences in updates of 4: 3 and 1, 2 and 2, whatever comes first."""
+    """Documents of 1, 2, 3 and 2 sentences in updates of 4: 3 and 1, 2 and 2, whatever comes first."""
     documents = np.repeat([0, 1, 4, 7], [1, 2, 3, 2])
     for seed in range(5):
         order = order_documents(documents, 4, np.random.default_rng(seed))

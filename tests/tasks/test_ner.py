@@ -226,7 +226,7 @@ def test_a_window_is_computed_once_and_all_of_its_sentences_are_read(folder, sta
 
 
 def test_the_windows_of_a_long_text_are_predicted_once(tmp_path, folder, start):
-    """Of 40 words in room for 14, six parts of 7 or less; the last two show the same tokens."""
+    """A text of 40 words in room for 14 has six parts of at most 7; the last two show the same tokens."""
     recipe = make_recipe(folder, start, max_length=16)
     run(Recipe.make(NER, recipe), output=tmp_path / "run")
     predictor, given = (
