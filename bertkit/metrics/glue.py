@@ -21,7 +21,6 @@ Args:
     references: the correct one for each example, in the same order.
     average, pos_label: as for scikit-learn's f1_score; by default f1 is that of class 1 of two classes.
 """
-GLUE_METRICS = ("accuracy", "f1", "matthews_correlation", "pearson", "spearmanr")
 OF_NUMBERS = frozenset({"pearson", "spearmanr"})  # all metrics but these take class ids
 
 
