@@ -152,7 +152,7 @@ def predict_by_vectors(
     _, codes, counts = np.unique(labels[kept], return_inverse=True, return_counts=True)
     kept = kept[counts[codes] >= FROZEN_FOLDS]  # a head may lack a rarer label
     names, targets = np.unique(labels[kept], return_inverse=True)
-    if len(names) < 2:
+    if len(names) < 2 or len(np.unique(hashes[kept])) < FROZEN_FOLDS:
         return None
     by = f"frozen vectors of {recipe.checkpoint}{', the first rows by key' if len(hashes) > MOST_JUDGED else ''}"
     folder = find_weights(recipe.checkpoint)

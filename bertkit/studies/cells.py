@@ -18,6 +18,7 @@ from bertkit.studies.tables import name_axes, show_value
 from bertkit.system.progress import Report, describe_duration
 from bertkit.tasks import TASKS
 from bertkit.training import costs
+from bertkit.training.preset import settle
 from bertkit.training.recipe import Recipe, RecipePart, merge
 from bertkit.training.run_dir import FIRST
 
@@ -222,17 +223,17 @@ def describe_time(study: Study, output: Path, report: Report) -> list[str]:
     recipes = [(origin.directory, origin.recipe) for origin in list_pretrainings(study)]
     recipes += [(directory, cell.recipe) for directory, cell in cells.items() for _ in cell.runs]
     earlier = [(f"{directory}/{FIRST}", TASKS[recipe.task].pretrain_on(recipe)) for directory, recipe in recipes]
-    known: dict[str, tuple[Recipe, costs.Measured | str]] = {}
+    known: dict[str, costs.Measured | str] = {}
     unknown, seconds = Counter[str](), []
     for directory, recipe in [*recipes, *((directory, recipe) for directory, recipe in earlier if recipe)]:
         same = recipe.override(batch_size=0, train=dict.fromkeys(WITHOUT_COST), data={"fold": 0})
         if (name := json.dumps(same.to_dict())) not in known:
             report(f"measuring some updates of {directory}")
             known[name] = costs.find_costs(recipe)
-        settled, measured = known[name]
-        if isinstance(measured, str):
+        if isinstance(measured := known[name], str):
             unknown[measured] += 1
         else:
-            seconds.append(sum(costs.expect(recipe.adopt(settled), measured, output)[1:]) + measured.end)
+            settled = settle(recipe, measured.rows)
+            seconds.append(sum(costs.expect(settled, measured, output)[1:]) + measured.end)
     line = f"{count(len(seconds), 'run')}, one after another: {describe_duration(sum(seconds))} expected here"
     return [line, *(f"{count(number, 'run')}: {reason}" for reason, number in unknown.items())]

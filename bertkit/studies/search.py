@@ -26,7 +26,7 @@ from bertkit.studies.start import RECIPES, RunJob, Runs, State, drop_checkpoints
 from bertkit.studies.tables import show_value
 from bertkit.system.cluster import Command, count_processes, start_command
 from bertkit.system.differences import refuse_other
-from bertkit.system.files import atomic_write, hold_directory
+from bertkit.system.files import atomic_write, hold_directory, write_json
 from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import Interrupted, note_signals
 from bertkit.tasks import TASKS
@@ -39,13 +39,22 @@ from bertkit.training.preset import settle
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe, list_decisive, load_recipe, merge, read_recipe, save_recipe
 from bertkit.training.run import run
-from bertkit.training.run_dir import LOG, METRICS_FILE, RECIPE_FILE, SEARCH, has_begun, read_log, read_metrics
+from bertkit.training.run_dir import (
+    LOG,
+    METRICS_FILE,
+    RECIPE_FILE,
+    SEARCH,
+    has_begun,
+    read_log,
+    read_metrics,
+    read_record,
+)
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial, Trial
 
-JOURNAL, TRIALS_FILE = "optuna.log", "trials.md"
+JOURNAL, TRIALS_FILE, PLAN_FILE = "optuna.log", "trials.md", "plan.json"
 HELD_ROWS = 1000  # rows; the standard error of an accuracy of 80 % is 1.3 points then
 LEARNING_RATES = (1e-5, 2e-4)  # around those of section A.3, and higher for small models
 BATCH_CHOICES = (16, 32)  # section A.3
@@ -85,13 +94,28 @@ def search_or_train(
         return budget.train_within(recipe, clock=clock, **news) if clock else run(recipe, **news)
 
 
+class Plan(msgspec.Struct):
+    """How the time of a clock is divided.
+
+    Attributes:
+        longest: The highest number of epochs, times that of the first trial.
+        last, trial: Seconds of the last training, and of a trial at most.
+        measured: The costs of a trial.
+    """
+
+    longest: float
+    last: float
+    trial: float
+    measured: costs.Measured
+
+
 @dataclass
 class Search:
     """A search in a directory; see `search_or_train`.
 
     Attributes:
         most: The number of trials; 0: as many as the clock allows.
-        measured: The costs of a trial, if there is a clock.
+        plan: How a clock's time is divided.
         noted: Signals that were received.
         is_worse: Whether the present trial ends early, or would have.
     """
@@ -101,15 +125,12 @@ class Search:
     most: int
     clock: budget.Clock | None
     report: Report
-    measured: costs.Measured | None = None
+    plan: "Plan | None" = None
     noted: list[int] = field(default_factory=list)
     is_worse: bool = False
 
     def __post_init__(self) -> None:
         self.task, self.folder = TASKS[self.recipe.task], self.output / SEARCH
-        if "preset" not in self.recipe.given:
-            self.recipe = self.recipe.changed(preset="auto")
-        self.longest = LONGEST
 
     def choose(self) -> tuple[Recipe, Prepared | None]:
         """Do or continue the search, and return the recipe of the last training and its inputs if they are read."""
@@ -120,6 +141,8 @@ class Search:
             return self.recipe, None
         if others := others + ["torchrun or accelerate launch"] * (count_processes() > 1):
             raise UsageError(f"--search and --budget cannot be combined with {others[0]}; leave it out")
+        if "preset" not in self.recipe.given:
+            self.recipe = self.recipe.changed(preset="auto")
         identity = list_decisive(self.recipe.to_dict()) | {"searched": self.searched, "clock": bool(self.clock)}
         path = self.folder / RECIPE_FILE
         if path.exists():
@@ -132,11 +155,12 @@ class Search:
         self.recipe = settle(self.recipe, len(prepared.data["train"]), self.report)
         with hold_directory(self.folder):
             save_recipe(identity, path)
-            return self.make_recipe(self.find_best(prepared)), prepared
+            best = self.make_recipe(self.find_best(prepared))
+            return best, prepared if best.batch_size == self.recipe.batch_size else None  # it may order the data
 
     def find_best(self, prepared: Prepared) -> dict[str, Any]:
         """Do the trials that are left, and return the best values; empty if no trial is complete."""
-        if self.clock and not self.divide_time(prepared):
+        if self.clock and not self.read_plan(prepared):
             self.report("the time is too short for trials: training with the values of the preset")
             return {}
         names, many = map(name_key, self.searched), f"{self.most} trials" if self.most else "trials"
@@ -144,7 +168,7 @@ class Search:
         self.open_journal()
         with note_signals(self.noted.append):
             while (done := len(self.study.trials)) < self.most or not self.most:
-                if self.clock and self.clock.left < self.last + self.trial:
+                if self.clock and self.clock.left < self.plan.last + self.plan.trial:
                     break
                 self.do_trial(done + 1)
         if not self.study.get_trials(states=[self.optuna.trial.TrialState.COMPLETE]):
@@ -186,34 +210,43 @@ class Search:
     @property
     def axes(self) -> dict[str, "BaseDistribution"]:
         """Return the values that are searched, around those of the first trial."""
-        rate, epochs = self.recipe.train["learning_rate"], self.recipe.train["num_train_epochs"]
+        rate, epochs = self.recipe.train["learning_rate"], self.recipe.train.get("num_train_epochs", 1.0)
+        longest = self.plan.longest if self.plan else LONGEST
         rates, kinds = (min(*LEARNING_RATES, rate), max(*LEARNING_RATES, rate)), self.optuna.distributions
         axes: dict[str, BaseDistribution] = {
             "train.learning_rate": kinds.FloatDistribution(*rates, log=True),
             "batch_size": kinds.CategoricalDistribution(sorted({*BATCH_CHOICES, self.recipe.batch_size})),
-            "train.num_train_epochs": kinds.FloatDistribution(epochs * SHORTEST, epochs * self.longest, log=True),
+            "train.num_train_epochs": kinds.FloatDistribution(epochs * SHORTEST, epochs * longest, log=True),
         }
         return {axis: axes[axis] for axis in self.searched}
+
+    def read_plan(self, prepared: Prepared) -> bool:
+        """Divide the time, once in all starts of the command, and return whether it is enough for trials."""
+        path = self.folder / PLAN_FILE
+        if path.exists():
+            self.plan = read_record(path, Plan)
+        elif not self.divide_time(prepared):
+            return False
+        write_json(msgspec.to_builtins(self.plan), path)
+        return True
 
     def divide_time(self, prepared: Prepared) -> bool:
         """Divide the time between trials and the last training, and return whether it is enough for trials."""
         self.report("measuring some updates")
         limit, probe = self.clock.limit, budget.PROBE_SHARE * self.clock.limit
-        measured = costs.measure(self.recipe, prepared, probe)
+        measured, runs = costs.measure(self.recipe, prepared, probe), LEAST_TRIALS + 1
 
         def find_seconds(length: float) -> float:
-            longer = self.recipe.override(train={"num_train_epochs": length * self.recipe.train["num_train_epochs"]})
-            _, training, evaluation = costs.expect(longer, measured, self.output)
-            return START_SECONDS + 1.2 * (training + evaluation + measured.end) + probe
+            _, training, evaluation = costs.expect(self.recipe, measured, self.output)
+            return START_SECONDS + 1.2 * (length * (training + evaluation) + measured.end) + probe
 
-        runs = LEAST_TRIALS + 1
         if find_seconds(1.0) <= limit < runs * find_seconds(1.0):
             return False
-        self.longest = LONGEST if runs * find_seconds(LONGEST) <= limit else 1.0
-        self.last = min(find_seconds(self.longest), limit / 2)
-        self.trial = min(self.last, (limit - self.last) / LEAST_TRIALS)
-        held = int(min(HELD_ROWS, MOST_HELD_BACK * measured.rows))
-        self.measured = msgspec.structs.replace(measured, rows=measured.rows - held, evaluated=held, predicted=held)
+        is_longer = "train.num_train_epochs" in self.searched and runs * find_seconds(LONGEST) <= limit
+        longest = LONGEST if is_longer else 1.0
+        last, held = min(find_seconds(longest), limit / 2), int(min(HELD_ROWS, MOST_HELD_BACK * measured.rows))
+        measured = msgspec.structs.replace(measured, rows=measured.rows - held, evaluated=held, predicted=held)
+        self.plan = Plan(longest, last, min(last, (limit - last) / LEAST_TRIALS), measured)
         try:
             return bool(self.make_trial(self.recipe.override(batch_size=max(*BATCH_CHOICES, self.recipe.batch_size))))
         except budget.TooShort:
@@ -227,10 +260,10 @@ class Search:
     def make_trial(self, recipe: Recipe) -> Recipe:
         """Return the recipe of a trial, which is as long as the time allows."""
         made = recipe.override(data={"held_back": HELD_ROWS}, train=TRIAL_ONLY, patience=0, calibrate=False)
-        if not self.measured:
+        if not self.plan:
             return made
-        clock = budget.Clock(self.trial - START_SECONDS, time.monotonic())
-        return budget.fit(made, self.measured, clock, self.folder).override(train=TRIAL_ONLY)
+        clock = budget.Clock(self.plan.trial - START_SECONDS, time.monotonic())
+        return budget.fit(made, self.plan.measured, clock, self.folder).override(train=TRIAL_ONLY)
 
     # --- The trials ---------------------------------------------------------------------------------------------------
 
@@ -283,7 +316,7 @@ class Search:
             value, state = found.metrics["score"], states.COMPLETE
         elif job.output in runs.ended:
             state, reason = states.PRUNED, runs.ended[job.output]
-        elif not found.metrics and not self.study.get_trials(states=[states.COMPLETE]):
+        elif "the disk is" in reason or not (found.metrics or self.study.get_trials(states=[states.COMPLETE])):
             raise UsageError(f"{job.output}: {reason}")  # the others would probably fail too
         drop_checkpoints(Path(job.output))
         drop_weights(Path(job.output))
@@ -303,7 +336,7 @@ class Search:
             self.is_worse |= step + 1 < TRIAL_SCORES and trial.should_prune()
         if self.is_worse:
             return WORSE
-        return "the time is over" if self.clock and self.clock.left < self.last else ""
+        return "the time is over" if self.clock and self.clock.left < self.plan.last else ""
 
     def describe(self, trial: "FrozenTrial") -> str:
         """Return a trial, its score and why it ended early in words."""

@@ -101,14 +101,14 @@ class FineTuningTask(Task):
             lines.append(
                 f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} ({row.show(metrics[key])}). "
                 "Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try "
-                f"--set preset=auto, --learning-rate 1e-5 or --seed 43){self.other_causes}"
+                f"--learning-rate 1e-5, --seed 43, or on few rows --set preset=auto){self.other_causes}"
             )
         if metrics.get(f"{GAIN}_low", math.inf) <= 0:
             row = next((row for row in rows if row.key == self.metric), rows[0])  # the first of one's own classes
             gain, low, high = (row.show(metrics[key]) for key in (GAIN, *name_limits(GAIN)))
             lines.append(
                 f"fine-tuning is not better than {BASELINES[metrics[BEST_BASELINE]]}: the difference in {row.name} is "
-                f"{gain} ({low} to {high}); try more epochs and a higher rate, such as --epochs 10 --learning-rate 1e-4"
+                f"{gain} ({low} to {high}); try more epochs or a higher rate (--epochs, --learning-rate)"
             )
         if metrics.get(LOSS_FALLS):
             lines.append("the training loss was still falling at the end; try more epochs with --epochs N")

@@ -65,6 +65,7 @@ TOP_LEVEL = {  # key -> help text
     "patience": "End after N evaluations without a better score; 0: never.",
     "calibrate": "Whether a temperature calibrates the probabilities.",
     "baseline": "Whether baselines are fitted to the training rows; false: --no-baseline.",
+    "settled": "Keys of [train] that the preset auto has decided by the data; recorded by a run.",
     "stop_after": "End after this update of the schedule, as --budget does on a slow machine; 0: at its end.",
 }
 

@@ -36,12 +36,13 @@ def bound_tokens(recipe: Recipe, task: Task, model: nn.Module, rows: Any, device
 def measure_activations(recipe: Recipe, task: Task, model: nn.Module, rows: Any, device: torch.device) -> float:
     """Return the bytes a token that a forward pass keeps for the backward pass, in the longest of some sequences."""
     some = list(getattr(rows, "parts", [range(len(rows))])[-1][:SAMPLED])  # the last phase has the longest ones
-    lengths = task.collate(rows.__getitems__(some))["attention_mask"].flatten(1).sum(1)  # (B,)
-    longest = some[int(lengths.argmax())]
+    found = task.collate(rows.__getitems__(some))
+    lengths = found["attention_mask"].flatten(1).sum(1)  # (B,)
+    longest = int(lengths.argmax())
 
     def measure(size: int) -> int:
         kept: list[Tensor] = []
-        batch = add_indices(task.collate(rows.__getitems__([longest] * size)), type(model))
+        batch = add_indices({name: column[[longest] * size] for name, column in found.items()}, type(model))
         hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x)
         with use_precision(choose_precision(recipe.precision), device), hooks:
             model.train()(**{name: column.to(device) for name, column in batch.items()})

@@ -15,7 +15,7 @@ from transformers import Trainer
 
 from bertkit.errors import UsageError
 from bertkit.reports.tables import count
-from bertkit.system.progress import Report, describe_duration, ignore
+from bertkit.system.progress import describe_duration, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import TUNE
 from bertkit.training.activations import SAMPLED, bound_tokens, measure_activations
@@ -177,27 +177,24 @@ def expect(recipe: Recipe, measured: Measured, output: Path) -> tuple[int, float
     return updates, training + saves * measured.saving, evaluations * measured.evaluation
 
 
-def find_costs(recipe: Recipe, report: Report = ignore) -> tuple[Recipe, Measured | str]:
-    """Settle a recipe, and measure its costs on its data; the reason if that cannot be done."""
+def find_costs(recipe: Recipe) -> Measured | str:
+    """Measure the costs of a recipe on its data, or return why that cannot be done."""
     if recipe.data.get("features"):
-        return recipe, "time and memory are not forecast for the feature-based approach"
+        return "time and memory are not forecast for the feature-based approach"
     try:
         prepared = prepare(recipe.override(data={"is_forecast": True}), ignore)
-        if "train" not in prepared.data:
-            return recipe, "nothing to train"
-        recipe = settle(recipe, len(prepared.data["train"]), report)
-        return recipe, measure(recipe, prepared, PROBE_SECONDS)
+        return measure(recipe, prepared, PROBE_SECONDS) if "train" in prepared.data else "nothing to train"
     except UsageError as error:
-        return recipe, f"time and memory are unknown: {error}"
+        return f"time and memory are unknown: {error}"
 
 
 def describe_cost(recipe: Recipe, output: Path) -> list[str]:
     """Return the expected cost of a recipe in lines, or why it is unknown."""
-    earlier = TASKS[recipe.task].pretrain_on(recipe)
+    earlier = TASKS[recipe.task].pretrain_on(recipe.reopen())
     lines = [f"before, {line}" for line in describe_cost(earlier, output / FIRST)] if earlier else []
-    recipe, measured = find_costs(recipe, lines.append)
-    if isinstance(measured, str):
+    if isinstance(measured := find_costs(recipe), str):
         return [*lines, measured]
+    recipe = settle(recipe, measured.rows, lines.append)
     updates, training, evaluation = expect(recipe, measured, output)
     machine, memory, tokens = describe_environment(), measured.memory, recipe.batch_size * measured.tokens
     device = "; ".join(machine["gpus"]) or f"{machine['processor']}, {count(machine['threads'], 'thread')}"

@@ -2,9 +2,9 @@
 
 The paper's few epochs at a low rate are for thousands of rows. On fewer rows fine-tuning fails mostly because it is too
 short and Adam's bias is not corrected (Mosbach et al. 2021, Zhang et al. 2021): a training therefore has at least
-ENOUGH_UPDATES updates, in at most MOST_EPOCHS epochs (20 in Mosbach et al.), and never fewer than section A.3 has. The
-rate is inversely proportional to the hidden size: 4e-5 for BERT-base, inside the range of section A.3, and higher for
-smaller models, as in Turc et al. 2019. There is no early stop: the rate falls to zero over the planned updates.
+ENOUGH_UPDATES updates, in at least LEAST_EPOCHS epochs (the middle of A.3's range) and at most MOST_EPOCHS (20 in
+Mosbach et al.). The rate is inversely proportional to the hidden size: 4e-5 for BERT-base, inside A.3's range, and
+higher for smaller models, as in Turc et al. 2019. There is no early stop: the rate falls to zero over all updates.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,15 +32,18 @@ def settle(recipe: Recipe, rows: int, report: Report = ignore) -> Recipe:
     if recipe.preset != "auto":
         return recipe
     hidden, epochs = load_config(recipe.checkpoint).hidden_size, ceil(ENOUGH_UPDATES * recipe.batch_size / rows)
+    measured_in_updates = recipe.train.get("max_steps", -1) > 0
     found = {
         "optim": "adamw_torch",  # corrects the bias
         "learning_rate": float(f"{RATE_TIMES_HIDDEN / hidden:.2g}"),
         "num_train_epochs": float(min(max(epochs, LEAST_EPOCHS), MOST_EPOCHS)),
     }
+    if measured_in_updates:
+        del found["num_train_epochs"]
     if left := {key: value for key, value in found.items() if key not in recipe.train}:
         words = ", ".join(f"{key} {value}" for key, value in left.items())
         report(f"preset auto, for {rows:,} training sequences and a hidden size of {hidden}: {words}")
-    return recipe.override(train=left)
+    return recipe.override(train=left, settled=[*recipe.settled, *left])
 
 
 def is_falling(log: Iterable[Mapping[str, float]]) -> bool:

@@ -46,6 +46,7 @@ class Recipe:
     Attributes:
         task: A name in TASKS.
         stop_after: The update after which the training ends, before the end of its schedule; 0: at the end.
+        settled: The keys of `train` whose values the preset has decided by the data.
         model, data, train: The tables; nobody changes them.
         given: The values that a person gave.
     """
@@ -62,6 +63,7 @@ class Recipe:
     calibrate: bool = False
     baseline: bool | None = None
     stop_after: int = 0
+    settled: list[str] = dataclasses.field(default_factory=list)
     model: Mapping[str, Any]
     data: Mapping[str, Any]
     phase: Sequence[Mapping[str, Any]] = ()
@@ -126,15 +128,21 @@ class Recipe:
         return dataclasses.replace(self, **changes | tables)
 
     def adopt(self, settled: "Recipe") -> "Recipe":
-        """Return the recipe with the values that it leaves open, as a run has settled them."""
+        """Return the recipe with the values that it leaves open, as the data have settled them for another one."""
+        keys = [key for key in settled.settled if key not in self.train]
         most = self.data["max_tokens"] or settled.data["max_tokens"]
-        open_keys = set(ADAPTED) & settled.train.keys() - self.train.keys()
-        return self.override(data={"max_tokens": most}, train={key: settled.train[key] for key in open_keys})
+        values = {key: settled.train[key] for key in keys}
+        return self.override(data={"max_tokens": most}, train=values, settled=[*self.settled, *keys])
+
+    def reopen(self) -> "Recipe":
+        """Return the recipe without the values that the data have settled, as for other data."""
+        train = {key: value for key, value in self.train.items() if key not in self.settled}
+        return dataclasses.replace(self, train=train, settled=[])
 
     def to_dict(self) -> RecipePart:
         """Return the recipe as in TOML, without the keys that ask for nothing."""
         keys = {key: getattr(self, key) for key in TOP_KEYS}
-        kept = {key: value for key, value in keys.items() if value or value != getattr(Recipe, key, None)}
+        kept = {key: value for key, value in keys.items() if value or value not in (getattr(Recipe, key, None), [])}
         phases = {"phase": list(map(dict, self.phase))} if self.phase else {}
         return kept | {table: dict(getattr(self, table)) for table in TABLES} | phases
 
@@ -174,7 +182,7 @@ ADAPTED = ("optim", "learning_rate", "num_train_epochs")
 # These schedules need an evaluation loss, which is not computed.
 LEARNED_SCHEDULES = {"reduce_lr_on_plateau", "greedy"}
 
-# Keys that fit a run to a machine: changing them changes results only by rounding, and by the masks of dropout.
+# Keys that fit a run to a machine: changing them changes the masks of dropout, and without dropout only rounding.
 FITTING = (
     "per_device_train_batch_size",
     "per_device_eval_batch_size",
@@ -385,8 +393,8 @@ def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
 
 
 def list_decisive(part: Mapping[str, Any]) -> RecipePart:
-    """Return what identifies a run: no baselines beside it, and no keys that fit it to a machine (FITTING)."""
-    kept = merge({key: value for key, value in part.items() if key != "baseline"}, {"train": {}})
+    """Return what identifies a run: no baselines, no origin of values, no keys that fit it to a machine (FITTING)."""
+    kept = merge({key: value for key, value in part.items() if key not in ("baseline", "settled")}, {"train": {}})
     for table in kept.keys() & {"data", "train"}:
         kept[table] = {key: value for key, value in kept[table].items() if key not in FITTING}
     return kept

@@ -149,7 +149,7 @@ def train_first(recipe: Recipe, output: Path, report: Report, progress: Progress
 
     It is a separate run in `output/first`, and is not repeated if it is finished.
     """
-    if (earlier := TASKS[recipe.task].pretrain_on(recipe)) is None:
+    if (earlier := TASKS[recipe.task].pretrain_on(recipe.reopen())) is None:
         return recipe
     report(f"first, in {output / FIRST}:")
     run(earlier, output=output / FIRST, report=report, progress=progress)

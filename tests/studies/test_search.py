@@ -49,8 +49,8 @@ def list_trials(output):
 
 def make_search(recipe, output, clock=None):
     """Return a search that has opened its journal."""
-    found = Search(Recipe.make(RTE, recipe), output, 4, clock, ignore)
-    found.recipe = settle(found.recipe, ROWS)
+    preset = {} if "preset" in recipe else {"preset": "auto"}
+    found = Search(settle(Recipe.make(RTE, recipe, preset), ROWS), output, 4, clock, ignore)
     found.folder = output
     output.mkdir(exist_ok=True)
     found.open_journal()
@@ -207,9 +207,9 @@ def test_a_clock_decides_how_long_trials_are_and_whether_there_are_any(
     monkeypatch.setattr("bertkit.studies.search.costs.measure", lambda *_: costs)
     found = make_search(recipe, tmp_path / "search", Clock(limit, time.monotonic()))
     found.recipe = found.recipe.override(train={"num_train_epochs": 2.0})
-    assert found.divide_time(None) == (updates > 0)
+    assert found.read_plan(None) == (updates > 0)
     if updates:
-        assert found.longest == longest
+        assert found.plan.longest == longest
         trial = found.make_trial(found.recipe.override(train={"num_train_epochs": 2.0 * longest}))
         assert trial.train["max_steps"] == updates
 

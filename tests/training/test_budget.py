@@ -174,14 +174,14 @@ def test_the_training_before_a_run_has_its_own_forecast(tmp_path):
 def test_a_study_measures_runs_of_the_same_cost_once(rte, tmp_path, monkeypatch):
     """Eight runs differ in rate, epochs and batch size: 10 s an epoch with its evaluation, and 5 s of each end."""
     lines = []
-    monkeypatch.setattr(costs, "find_costs", lambda recipe, report=ignore: (recipe, COSTS))
+    monkeypatch.setattr(costs, "find_costs", lambda recipe: COSTS)
     grid = {"batch_size": [16, 32], "train.learning_rate": [1e-5, 2e-5], "train.num_train_epochs": [1.0, 2.0]}
     study = make_study({"tasks": ["rte"], "recipe": dict(rte.given), "grid": grid})
     expected = ["8 runs, one after another: 2 min 40 s expected here"]
     assert describe_time(study, tmp_path, lines.append) == expected
     assert len(lines) == 1
     assert lines[0].startswith("measuring some updates of rte/")
-    monkeypatch.setattr(costs, "find_costs", lambda recipe, report=ignore: (recipe, "it is unknown"))
+    monkeypatch.setattr(costs, "find_costs", lambda recipe: "it is unknown")
     assert describe_time(study, tmp_path, ignore)[1:] == ["8 runs: it is unknown"]
 
 
