@@ -131,7 +131,7 @@ def predict_by_vectors(
 ) -> pa.Table | None:
     """Predict the rows of train's file by linear heads on frozen vectors; None unless they are single texts and labels.
 
-    A head has seen no row with an equal text. Of many rows the MOST_JUDGED with the smallest keys are predicted.
+    A head has seen no row with an equal text. At most MOST_JUDGED rows are predicted, those with the smallest keys.
 
     Args:
         rows, keys: Split -> its rows, and their hashes.
