@@ -131,7 +131,7 @@ def predict_by_vectors(
 ) -> pa.Table | None:
     """Predict the rows of train's file by linear heads on frozen vectors; None unless they are single texts and labels.
 
-    A head has seen no row with an equal text. Of many rows the MOST_JUDGED with the smallest keys are predicted.
+    A head has seen no row with an equal text. Only the MOST_JUDGED rows with the smallest keys are predicted.
 
     Args:
         rows, keys: Split -> its rows, and their hashes.
