@@ -98,7 +98,7 @@ def write_onnx(model: nn.Module, path: Path) -> None:
             sizes = [torch.export.Dim(axis, max=most.get(axis)) for axis in axes]
             shapes = {name: dict(enumerate(sizes)) for name in batch}
             exported = OnnxExporter().export(model, batch, config=OnnxConfig(dynamic_shapes=shapes))
-            program = getattr(exported, "program", None) or exported.model  # before 5.23 it is torch's own program
+            program = getattr(exported, "program", None) or exported.model  # torch's, from an older one
     finally:
         model.set_attn_implementation(attention)
     import onnx_ir
