@@ -32,7 +32,7 @@ from tests.official import write_checkpoint, write_reviews, write_table
 
 pytestmark = pytest.mark.usefixtures("here")
 
-SETTINGS = {"text": ["title", "body"], "label": "stars", "precision": "fp32", "batch_size": 8}
+SETTINGS = {"text": ["title", "body"], "label": "stars", "precision": "fp32", "batch_size": 8} | {"preset": "paper"}
 SMALL = {"max_length": 32, "batch_size": 8, "precision": "fp32"}
 QUICK = {"learning_rate": 3e-3, "num_train_epochs": 1.0}
 

@@ -306,7 +306,8 @@ def test_a_run_notes_leaks_and_scores_without_them(tmp_path):
 def test_entities_without_leaked_sentences_are_scored_whatever_their_documents(tmp_path, model):
     task = TASKS["ner"]
     recipe = Recipe.make(
-        task, {"checkpoint": str(model), "data": {"dir": str(write_conll(tmp_path)), "max_length": 64}}
+        task,
+        {"checkpoint": str(model), "data": {"dir": str(write_conll(tmp_path)), "max_length": 64, "context": False}},
     )
     examples = task.load(recipe.data, ignore)
     data = task.encode(examples["dev"], task.tokenize(recipe, examples, ignore), recipe, "dev")

@@ -16,7 +16,7 @@ def small(tmp_path, capsys):
     write_reviews(tmp_path / "reviews.csv", 120)
     write_checkpoint(tmp_path / "bert", initializer_range=0.1)
     capsys.readouterr()
-    settings = ("precision=fp32", "batch_size=8", "train.learning_rate=3e-3")
+    settings = ("precision=fp32", "preset=paper", "batch_size=8", "train.learning_rate=3e-3")
     return ["--data", "reviews.csv", "--model", "bert", *(word for setting in settings for word in ("--set", setting))]
 
 
@@ -91,7 +91,7 @@ def test_a_search_before_the_run(call, small, tmp_path, here):
     assert (code, err) == (0, "")
     for words in (
         "searching num_train_epochs: 2 trials, scored on held-back rows of train",
-        "trial 1: num_train_epochs 20: score ",
+        "trial 1: num_train_epochs 3: score ",
         "the best of 2 trials: ",
         "macro F1 (%)",
     ):

@@ -393,6 +393,7 @@ def test_options_have_the_values_that_the_code_knows():
         "long": LONG,
         "problem_type": ("auto", *SCORES),
         "features": ("", *FEATURE_LAYERS),
+        "order": ("", "documents"),
     }
     choices = [(key, option.choices) for task in TASKS.values() for key, option in task.options.items()]
     assert {key: values for key, values in choices if values} == known
