@@ -340,7 +340,7 @@ class NerTask(FineTuningTask):
     def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
         """Return the schemas of a text or its words, and of its tags and entities.
 
-        Entities need tags of a known scheme; `word_spans` are only those of a text.
+        Entities need tags of a known scheme; `places` are only those of a text.
         """
         kinds = {"text": STRING, "words": make_array(STRING)}
         needed = {"anyOf": [{"required": [name]} for name in kinds]}
@@ -351,7 +351,7 @@ class NerTask(FineTuningTask):
         entities = {"entities": make_array(make_object(texts))} if is_known else {}
         pair = make_array(INDEX) | {"minItems": 2, "maxItems": 2}
         tags = make_array({"enum": settings.labels})
-        return given, make_object(entities | {"tags": tags, "word_spans": make_array(pair)}, optional=("word_spans",))
+        return given, make_object(entities | {"tags": tags, "places": make_array(pair)}, optional=("places",))
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Tagged:
         """Return the words of a text, or words as they are."""
@@ -398,7 +398,7 @@ class NerTask(FineTuningTask):
         results = []
         for example, found, scores in zip(examples, tags, likely, strict=True):
             result = {"entities": list_entities(example, found, scores)} if is_known else {}
-            spans = {} if example.text is None else {"word_spans": list(map(list, example.spans))}
+            spans = {} if example.text is None else {"places": list(map(list, example.spans))}
             results.append(result | {"tags": found} | spans)
         return results
 

@@ -185,11 +185,11 @@ def test_entities_stand_where_they_say(ner_run):
         assert len(result["tags"]) == len(split_words(text))
         for found in result["entities"]:
             assert text[found["start"] : found["end"]] == found["text"]
-        assert [text[start:end] for start, end in result["word_spans"]] == [text[x:y] for x, y in split_words(text)]
+        assert [text[start:end] for start, end in result["places"]] == [text[x:y] for x, y in split_words(text)]
     text, found = next((text, result) for text, result in zip(texts, results, strict=True) if result["entities"])
     given = [text[start:end] for start, end in split_words(text)]
     (words,) = Exact(ner_run[0])([{"words": given}])
-    assert "word_spans" not in words
+    assert "places" not in words
     assert words["tags"] == found["tags"]
     assert len(words["entities"]) == len(found["entities"])
     assert all(" ".join(given[x["start"] : x["end"]]) == x["text"] for x in words["entities"])
