@@ -8,7 +8,7 @@ import errno
 import os
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -58,6 +58,17 @@ DISKS = (
 
 class UsageError(ValueError):
     """A wrong file, option, recipe or text; the message is one line that names the problem and the remedy."""
+
+
+def refuse_first(troubles: Mapping[str, object]) -> None:
+    """Refuse by the first message whose condition is true.
+
+    Raises:
+        UsageError: A condition is true.
+    """
+    for message, is_there in troubles.items():
+        if is_there:
+            raise UsageError(message)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from bertkit.data.sequences import Sequences
 from bertkit.data.spans import Question, Windows, cut, locate_answer, tokenize
 from bertkit.data.tagging import ABSENT, WordWindows, group_tokens
 from bertkit.data.tokenizer import find_form
-from bertkit.errors import UsageError, explain_missing
+from bertkit.errors import explain_missing, refuse_first
 from bertkit.inference.predictor import Predictor, take_rows
 from bertkit.model.bilstm_heads import BertFeaturesForTokenClassification
 from bertkit.model.onnx import OnnxModel
@@ -84,8 +84,7 @@ def check_explainable(predictor: Predictor) -> None:
         ),
         f"explanations need fp32, got precision {predictor.precision!r}; give fp32": predictor.precision != "fp32",
     }
-    if found := [trouble for trouble, is_there in troubles.items() if is_there]:
-        raise UsageError(found[0])
+    refuse_first(troubles)
     with explain_missing("an explanation needs captum", "explain"):
         import captum  # noqa: F401
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, refuse_first
 
 UNLABELLED = "unlabelled"  # a test split without labels
 DROP = "drop"  # a value of the option `unlabelled`: rows without a label are left out
@@ -47,8 +47,7 @@ def check_split_options(options: Mapping[str, Any]) -> None:
         ),
         f"unknown unlabelled {unlabelled!r} in [data]; expected error or {DROP}": unlabelled not in ("error", DROP),
     }
-    if found := [trouble for trouble, is_there in troubles.items() if is_there]:
-        raise UsageError(found[0])
+    refuse_first(troubles)
 
 
 def divide_train(

@@ -23,7 +23,7 @@ from bertkit.data.formats.rows import Input, Line
 from bertkit.data.labels import PAIR_NAMES
 from bertkit.data.long_texts import LONG
 from bertkit.data.tokenizer import load_tokenizer
-from bertkit.errors import UsageError, explain_disk_error
+from bertkit.errors import UsageError, explain_disk_error, refuse_first
 from bertkit.inference.batching import cut_into_chunks
 from bertkit.inference.export_record import check_files, find_export
 from bertkit.inference.tables import WRITERS, Row, format_for_pipeline, write_joined
@@ -267,8 +267,7 @@ class Predictor:
                 is_table and not self.columns
             ),
         }
-        if found := [trouble for trouble, is_there in troubles.items() if is_there]:
-            raise UsageError(found[0])
+        refuse_first(troubles)
 
     def write(
         self,

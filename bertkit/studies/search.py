@@ -125,7 +125,7 @@ class Search:
     most: int
     clock: budget.Clock | None
     report: Report
-    plan: "Plan | None" = None
+    plan: Plan | None = None
     noted: list[int] = field(default_factory=list)
     is_worse: bool = False
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertkit.data.sequences import pad
 from bertkit.data.tokenizer import load_tokenizer
-from bertkit.errors import UsageError
+from bertkit.errors import refuse_first
 from bertkit.reports.tables import ScoreRow, list_shown, name_limits
 from bertkit.system.progress import Report
 from bertkit.tasks.option import list_defaults
@@ -70,8 +70,7 @@ class FineTuningTask(Task):
             f"[[phase]] is for pretraining; remove it from a recipe for {self.name}": recipe.phase,
             f"num_train_epochs is {epochs:g} in [train]; it must be above 0": steps <= 0 and epochs <= 0,
         }
-        if found := [trouble for trouble, is_there in troubles.items() if is_there]:
-            raise UsageError(found[0])
+        refuse_first(troubles)
         super().check(recipe)
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:

@@ -29,7 +29,7 @@ from bertkit.data.pretraining.tokenize import (
 )
 from bertkit.data.sequences import IGNORED, EncodedInputs
 from bertkit.data.tokenizer import describe_vocabulary, find_words, load_tokenizer, train_tokenizer
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, refuse_first
 from bertkit.metrics.rows import RowScore
 from bertkit.metrics.table import make_rows, read_facts, read_numbers
 from bertkit.reports.tables import ScoreRow
@@ -178,8 +178,7 @@ class PretrainingTask(Task):
                 "num_train_epochs" in recipe.train or recipe.train.get("max_steps", 0) < 1
             ),
         }
-        if found := [trouble for trouble, is_there in troubles.items() if is_there]:
-            raise UsageError(found[0])
+        refuse_first(troubles)
 
     # --- The data -----------------------------------------------------------------------------------------------------
 

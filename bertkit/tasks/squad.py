@@ -35,7 +35,7 @@ from bertkit.data.spans import (
     rank,
 )
 from bertkit.data.splits import UNLABELLED, check_split_options, divide_train, name_split
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, refuse_first
 from bertkit.metrics.rows import RowScore
 from bertkit.metrics.squad import (
     compare_answers,
@@ -175,8 +175,7 @@ class SquadTask(FineTuningTask):
                 options["max_length"] < options["max_query_length"] + 4
             ),
         }
-        if found := [trouble for trouble, is_there in troubles.items() if is_there]:
-            raise UsageError(found[0])
+        refuse_first(troubles)
 
     def load(
         self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None
