@@ -181,6 +181,8 @@ def find_costs(recipe: Recipe) -> Measured | str:
     """Measure the costs of a recipe on its data, or return why that cannot be done."""
     if recipe.data.get("features"):
         return "time and memory are not forecast for the feature-based approach"
+    if recipe.is_solved:
+        return "time and memory are not forecast for a frozen encoder, which reads all rows once; its head is solved"
     try:
         prepared = prepare(recipe.override(data={"is_forecast": True}), ignore)
         return measure(recipe, prepared, PROBE_SECONDS) if "train" in prepared.data else "nothing to train"
