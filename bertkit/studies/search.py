@@ -188,7 +188,7 @@ class Search:
         return best.params
 
     def score_frozen(self) -> float:
-        """Return the score of a solved head on the frozen encoder, on the held-back rows; NaN if it is no candidate."""
+        """Return the score of a solved head on the frozen encoder, on the held-back rows; NaN if none competes."""
         decided = self.recipe.given.keys() & {*FROZEN, "bilstm", "reinit_layers"} or self.recipe.preset != "auto"
         is_long = self.plan and self.plan.measured.rows * self.plan.measured.row > self.plan.trial
         if not self.task.solved or decided or is_long:

@@ -99,15 +99,14 @@ class FineTuningTask(Task):
         lines, rows = super().comment(metrics), list_shown(self.table, self.metric, metrics)
         compared = [row for row in rows if row.key in (self.compared or metrics)]
         pairs = [(row, words, key) for row in compared for words, key in row.baselines.items() if "majority_" in key]
-        causes = (
-            "Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try --learning-rate "
-            f"1e-5, --seed 43, or on few rows --set preset=auto){self.other_causes}"
-        )
-        if SOLVED in metrics:
-            causes = "The vectors of the frozen encoder do not tell the answers apart; fine-tune it, without freeze"
         for row, words, key in [pair for pair in pairs if metrics[pair[0].key] <= metrics[pair[2]]][:1]:
-            shown = f"({row.show(metrics[row.key])}) is not above {words} ({row.show(metrics[key])})"
-            lines.append(f"warning: {row.name} {shown}. {causes}")
+            lines.append(
+                f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} ({row.show(metrics[key])}). "
+                "Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try "
+                f"--learning-rate 1e-5, --seed 43, or on few rows --set preset=auto){self.other_causes}"
+            )
+            if SOLVED in metrics:
+                lines[-1] = f"warning: {row.name} is not above {words} with frozen vectors; fine-tune without freeze"
         if SOLVED not in metrics and metrics.get(f"{GAIN}_low", math.inf) <= 0:
             row = next((row for row in rows if row.key == self.metric), rows[0])  # the first of one's own classes
             gain, low, high = (row.show(metrics[key]) for key in (GAIN, *name_limits(GAIN)))

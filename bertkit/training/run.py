@@ -289,7 +289,7 @@ def finish(
     """Score and save a trained model, and return its scores; the first process writes the rest of the directory.
 
     Args:
-        solved: What `solve_head` returned; empty for a model that was trained.
+        solved: The result of `solve_head`; empty for a model that was trained.
     """
     trainer.compute_metrics = None  # each split has its own labels
     found = score_splits(task, recipe, lambda data: trainer.predict(data).predictions, prepared, report)
