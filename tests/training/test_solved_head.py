@@ -123,6 +123,8 @@ def test_a_seed_changes_nothing_and_keys_of_a_training_are_named(root, tmp_path)
     assert not any(line.startswith("preset auto") for line in lines)
     again = run(load_recipe(tmp_path / "one" / "recipe.toml"), output=tmp_path / "again")
     assert again == one
+    (warning,) = [line for line in CLASSIFICATION.comment(one | {"majority_macro_f1": 1.0}) if "warning" in line]
+    assert warning == "warning: macro F1 is not above a constant answer with frozen vectors; fine-tune without freeze"
     assert "not forecast for a frozen encoder" in costs.find_costs(make_recipe(root, "stars"))
 
 
