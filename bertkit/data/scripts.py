@@ -15,7 +15,7 @@ SCRIPTS = (
 JAPANESE = r"\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}"  # written beside each other, and counted as Han
 NAMED = "|".join(rf"(?P<{name}>\p{{Script={name}}})" for name in SCRIPTS.split())
 LETTER = regex.compile(rf"{NAMED}|(?P<Han>[{JAPANESE}])|(?P<other>\p{{L}})")
-WORD = regex.compile(rf"(?V1)(\p{{Script=Han}})|[{JAPANESE}]|[\p{{L}}--[{JAPANESE}]]+")
+WORD_OR_CHARACTER = regex.compile(rf"(?V1)(\p{{Script=Han}})|[{JAPANESE}]|[\p{{L}}--[{JAPANESE}]]+")
 TEXTS_ASKED = 1_000  # for a guess
 
 
@@ -42,5 +42,7 @@ def find_scripts(rows: Iterable[Iterable[str]]) -> tuple[np.ndarray, list[str]]:
 
 def is_chinese(texts: Iterable[str]) -> bool:
     """Guess from the first texts whether they are Chinese: most words, each kana being one, are Chinese characters."""
-    words = [word for text in islice(texts, TEXTS_ASKED) for word in WORD.findall(text)]  # empty if not Chinese
+    words = [
+        word for text in islice(texts, TEXTS_ASKED) for word in WORD_OR_CHARACTER.findall(text)
+    ]  # empty if not Chinese
     return 2 * sum(map(bool, words)) > len(words)

@@ -69,7 +69,7 @@ def combine(
 
     texts, odds = [answer.best.text for answer in answers], [answer.odds for answer in answers]
     language = choose_language(options[0]["language"], questions)
-    measured = task.score(task.tabulate_answers(questions, texts, odds, language))
+    measured = task.score(task.tabulate_answers(questions, texts, odds, language=language))
     metrics: dict[str, Any] = add_limits(measured | {"score": measured["f1"]}, task.tabulate(questions).groups)
     metrics["runs"] = len(runs)
     if "tau" in metrics:

@@ -60,7 +60,7 @@ def find_layers(name: str, count: int) -> tuple[list[int], str]:
     try:
         return list(numbers[1:]) if name == "all" else [numbers[int(part)] for part in name.split(",")], "concatenation"
     except (ValueError, IndexError):
-        expected = f"{', '.join(FEATURE_LAYERS)}, all, or numbers from {-count - 1} to {count} joined by commas"
+        expected = f"one of {', '.join(FEATURE_LAYERS)}, all, or numbers from {-count - 1} to {count} joined by commas"
         raise ValueError(f"unknown layers {name!r}; expected {expected}") from None
 
 

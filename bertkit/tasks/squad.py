@@ -299,23 +299,23 @@ class SquadTask(FineTuningTask):
         """Return the answer to each question with its exact match and F1; for 2.0 also what tau follows from."""
         answers = decode(check_answers(summaries), data)
         texts, odds = [answer.best.text for answer in answers], [answer.odds for answer in answers]
-        return self.tabulate_answers(data.questions, texts, odds, data.language, (decided or {}).get("tau"))
+        return self.tabulate_answers(data.questions, texts, odds, (decided or {}).get("tau"), data.language)
 
     def tabulate_answers(
         self,
         questions: Sequence[Question],
         texts: Sequence[str],
         odds: Sequence[float],
-        language: str,
         tau: float | None = None,
+        language: str = "en",
     ) -> pa.Table:
         """Return the prediction table of some answers, without the questions.
 
         Args:
             texts: The best answer to each question that is not empty.
             odds: For 2.0: s_null minus the score of each answer.
-            language: As in `score_answers`.
             tau: The threshold of 2.0; None: the one with the best F1.
+            language: As in `score_answers`.
         """
         gold = collect_answers(questions)
         columns: dict[str, Any] = {"id": list(gold), LABEL: pa.array([sorted(set(x)) for x in gold.values()], NAMES)}

@@ -228,7 +228,7 @@ MISTAKES = {  # name -> text, options
     "no file": (None, {}),
     "no text": ("", {}),
     "layers": ("good\n", {"layers": "first"}),
-    "a layer that is not there": ("good\n", {"layers": "1,5"}),
+    "a layer beyond the last": ("good\n", {"layers": "1,5"}),
     "pool": ("good\n", {"pool": "max"}),
     "suffix": ("good\n", {"output": "a.txt"}),
 }
