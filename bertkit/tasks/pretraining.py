@@ -20,7 +20,7 @@ import pyarrow as pa
 from bertkit.data.pretraining.dataset import Phase, PretrainingData
 from bertkit.data.pretraining.masking import check_rates
 from bertkit.data.pretraining.sources import Document, is_built, read_documents
-from bertkit.data.pretraining.statistics import measure, warn_of_random
+from bertkit.data.pretraining.statistics import PHASE_LENGTHS, measure_pairs, warn_of_random
 from bertkit.data.pretraining.store import open_corpus, read_manifest
 from bertkit.data.pretraining.tokenize import (
     TokenizedCorpus,
@@ -50,7 +50,7 @@ from bertkit.tasks.task import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-HEADS = {  # objective -> head; the second and third are rows of Table 5
+HEADS = {  # objective -> head; the second and third are rows of Table 5, with the half-random pairs of the first (5.1)
     "mlm+nsp": "BertForPreTraining",
     "mlm": "BertForMaskedLM",
     "clm": "BertLMHeadModel",
@@ -248,14 +248,16 @@ class PretrainingTask(Task):
         if corpus.directory is not None:  # a run that continues has its tokenizer from its own directory
             check_vocabulary(corpus.directory, tokenizer, "this run")
             statistics = read_manifest(corpus.directory)["statistics"]
+            unknown, pairs = statistics["unknown_rate"], statistics["pairs"][str(PHASE_LENGTHS[0])]
         else:
-            statistics = measure(corpus, tokenizer.unk_token_id)
-        if (unknown := statistics["unknown_rate"]) > FOREIGN_SHARE:
+            unknown = np.count_nonzero(corpus.ids[:] == tokenizer.unk_token_id) / max(len(corpus.ids), 1)
+            pairs = measure_pairs(corpus, PHASE_LENGTHS[0])
+        if unknown > FOREIGN_SHARE:
             raise UsageError(
                 f"{unknown:.0%} of the text is {tokenizer.unk_token} in this vocabulary; "
                 "give one that fits the text, or remove --vocab to train one"
             )
-        for line in warn_of_random(statistics) if options["objective"] == "mlm+nsp" else ():
+        for line in warn_of_random(pairs["random_next"]) if options["objective"] == "mlm+nsp" else ():
             report(line)
         return PretrainingData(corpus, tokenizer, phases, options, seed)
 

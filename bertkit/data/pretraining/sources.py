@@ -10,8 +10,7 @@ all sources in order. A process finds the start of its piece of a large file wit
 holds one document in memory, of long ones a part.
 
 Sentences are found by `sentencex` (Wikimedia): terminators and hand-compiled abbreviations of some 300 languages in one
-small wheel, nothing to download, above 100 MB/s. nltk's punkt has to be downloaded, spaCy is heavy, and pysbd, last
-released in 2021, takes three hundred times as long to split English in the same places.
+small wheel, nothing to download, above 100 MB/s.
 
 Left out: the vocabulary (`bertkit.data.tokenizer`) and the token ids (`bertkit.data.pretraining.tokenize`).
 """
@@ -108,7 +107,6 @@ def read_documents(
     without a blank line would otherwise be one document of any size.
 
     Args:
-        sources: Text or JSONL files, directories, data sets on the Hub, or `docs`.
         language: Language code for `sentencex`.
         passages: Whether to leave out lines that are no passages of text, see `keep_passages`.
         limit_characters: Stop each source after the document that reaches this number of characters. For `docs`, whose
@@ -133,8 +131,8 @@ def read_documents(
                     counts["character"] += sum(map(len, document))
                     if counts["character"] >= (limit_characters or sys.maxsize):
                         break
-            rules = ", ".join(f"{count:,} {rule}" for rule, (count, *_) in (left_out or {}).items())
-            less = f"; left out {rules}" * bool(rules)
+            gone = [f"{count:,} {rule}" for rule, (count, *_) in (left_out or {}).items()]
+            less = "; left out " + ", ".join(gone) if gone else ""
             if not counts["document"]:
                 raise UsageError(f"{source} holds no text{less}; give a corpus with text")
             report(f"{source}: " + ", ".join(f"{n:,} {name}{'s' * (n != 1)}" for name, n in counts.items()) + less)
@@ -215,7 +213,7 @@ RULES = {  # rule -> its lines, in Wikipedia's plain text from the Hub, WikiExtr
 
 
 def keep_passages(lines: Iterable[str], left_out: LeftOut) -> Iterator[str]:
-    """Yield the lines of text and the blank ones, as A.2 asks for ("ignore lists, tables, and headers").
+    """Yield the lines of text and the blank ones, as 3.1 asks for ("ignore lists, tables, and headers").
 
     Lines that fit a rule are left out. So is a run of short lines if none begins with a small letter or ends with a
     punctuation mark, and a blank, a long or a left-out line follows; other runs may be verses or wrapped paragraphs.
@@ -238,7 +236,7 @@ def keep_passages(lines: Iterable[str], left_out: LeftOut) -> Iterator[str]:
 
 
 def add_left_out(total: LeftOut, more: LeftOut) -> None:
-    """Add the lines that were left out elsewhere."""
+    """Add numbers of lines, and the first lines up to EXAMPLES a rule, to those of `total`."""
     for rule, (count, *examples) in more.items():
         if rule and count:
             found = total.setdefault(rule, [0])

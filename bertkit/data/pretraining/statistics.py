@@ -169,7 +169,7 @@ def list_warnings(statistics: Mapping[str, Any]) -> Iterator[str]:
             "for its language with --vocab"
         )
     documents = statistics["repeated"]["documents"]["count"] / max(statistics["documents"], 1)
-    yield from warn_of_random(statistics)
+    yield from warn_of_random(statistics["pairs"][str(PHASE_LENGTHS[0])]["random_next"])
     lines = statistics["repeated"]["lines"]["token_share"]
     if lines > MOST_REPEATED["lines"]:
         yield f"warning: repeated lines hold {lines:.1%} of the tokens; drop them with --deduplicate lines"
@@ -177,9 +177,9 @@ def list_warnings(statistics: Mapping[str, Any]) -> Iterator[str]:
         yield f"warning: {documents:.1%} of the documents are repeats; drop them with --deduplicate documents"
 
 
-def warn_of_random(statistics: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line with the remedy if far more than half of the next sentences are random (3.1)."""
-    if (share := statistics["pairs"][str(PHASE_LENGTHS[0])]["random_next"]) > MOST_RANDOM:
+def warn_of_random(share: float) -> Iterator[str]:
+    """Yield a line with the remedy if this share of random next sentences is far above half (3.1)."""
+    if share > MOST_RANDOM:
         yield (
             f"warning: {share:.0%} of the next sentences are random instead of half, as documents have one sentence or "
             "very long ones; put blank lines between whole documents only, or train with --set data.objective=mlm"
