@@ -108,7 +108,7 @@ def read_documents(
 
     Args:
         language: Language code for `sentencex`.
-        passages: Whether to leave out lines that are no passages of text, see `keep_passages`.
+        passages: Whether to keep only the lines that `keep_passages` keeps.
         limit_characters: Stop each source after the document that reaches this number of characters. For `docs`, whose
             files are sorted by a hash, this is a fair mixture of the packages.
 
