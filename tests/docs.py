@@ -76,7 +76,8 @@ def fill_sizes(rows: Rows, name: str) -> Rows:
     for row in rows[1:]:
         recipe = read_recipe(ROOT / "recipes" / name / re.search(r"\]\((.*?)\)", row[0])[1])
         lengths = [phase["max_length"] for phase in recipe.get("phase", [recipe["data"]])]
-        model = f"{recipe['model']['num_hidden_layers']} layers of {recipe['model']['hidden_size']}"
+        sizes = recipe.get("model")
+        model = f"{sizes['num_hidden_layers']} layers of {sizes['hidden_size']}" if sizes else recipe["checkpoint"]
         updates = f"{recipe['train']['max_steps']:,} of {recipe['batch_size']}"
         filled.append([row[0], model, updates, ", ".join(map(str, lengths))])
     return [["recipe", "model", "updates of sequences", "maximum tokens per sequence"], *filled]

@@ -252,6 +252,7 @@ def build_corpus(
         bool,
         typer.Option("--split-sentences/--no-split-sentences", help="Split lines into sentences, or keep each line."),
     ] = True,
+    passages: Annotated[bool, typer.Option("--passages", help="Leave out headings, lists, tables, links.")] = False,
     deduplicate: Annotated[str, typer.Option(help="Drop repeated documents or lines.", metavar="documents|lines")] = "",
 ) -> None:
     """Turn text into token ids on disk, which pretrain --corpus DIR reads.
@@ -274,6 +275,7 @@ def build_corpus(
             output,
             split_sentences=split_sentences,
             language=language,
+            passages=passages,
             deduplicate=deduplicate,
             workers=count,
             report=screen.say,

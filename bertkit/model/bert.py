@@ -164,7 +164,7 @@ class BertPooler(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = nn.Tanh()
+        self.activation = nn.Tanh()  # Differs from the paper: 4.1 has no layer between C and W; the reference code has
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the pooled sentence vectors (B, H) of hidden (B, T, H)."""

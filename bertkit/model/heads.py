@@ -367,7 +367,8 @@ class BertForQuestionAnswering(BertHead):
         """Return `start_logits` S.T_i and `end_logits` E.T_i, each (B, T), and `loss` if positions are given.
 
         At padding the logits are the dtype's lowest value, with every kernel. In stock BERT padding takes part in the
-        softmax; here the loss does not depend on the amount of padding.
+        softmax; here the loss does not depend on the amount of padding. Differs from the paper: as in the reference
+        code, the softmax is over the whole sequence, not the paragraph alone, and the loss is half the sum of the two.
 
         Args:
             start_positions: (B,), the first token of the answer; positions outside [0, T) are ignored.

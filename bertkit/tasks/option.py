@@ -102,6 +102,7 @@ PRETRAINING_OPTIONS: Options = {
     "same_rate": Option(0.1, None, "3.1", "Share of these left unchanged."),
     "whole_word_masking": Option(False, None, CODE, "Mask all tokens of a word together."),
     "split_sentences": Option(True, help="Split lines into sentences."),
+    "passages": Option(False, help="Leave out headings, lists, tables and links, as 3.1 does."),
     "heldout_share": Option(0.01, 0, help="Share of the documents held out for evaluation.", below=1),
     "heldout_pairs": Option(5000, 1, help="Maximum number of held-out pairs."),
     "heldout_length": Option(0, 0, help="Maximum number of tokens per held-out pair; 0: as in the first phase."),
@@ -168,6 +169,11 @@ SQUAD_OPTIONS: Options = {
         help="Folder of the official files, or your questions: file, files joined by commas, folder with train, dev "
         "and test, or Hub data set (default: the Hub's SQuAD).",
         is_input=True,
+    ),
+    "language": Option(
+        "",
+        help="Scores as of the official scripts, en, or over Chinese characters as of CMRC, zh (default: by contexts).",
+        choices=("", "en", "zh"),
     ),
     **SPLIT_OPTIONS,
     "train_file": Option("", help="Training file in SQuAD's format (default: the official one).", is_input=True),

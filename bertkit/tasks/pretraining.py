@@ -20,6 +20,7 @@ import pyarrow as pa
 from bertkit.data.pretraining.dataset import Phase, PretrainingData
 from bertkit.data.pretraining.masking import check_rates
 from bertkit.data.pretraining.sources import Document, is_built, read_documents
+from bertkit.data.pretraining.statistics import PHASE_LENGTHS, measure_pairs, warn_of_random
 from bertkit.data.pretraining.store import open_corpus, read_manifest
 from bertkit.data.pretraining.tokenize import (
     TokenizedCorpus,
@@ -49,7 +50,7 @@ from bertkit.tasks.task import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-HEADS = {  # objective -> head; the second and third are rows of Table 5
+HEADS = {  # objective -> head; the second and third are rows of Table 5, with the half-random pairs of the first (5.1)
     "mlm+nsp": "BertForPreTraining",
     "mlm": "BertForMaskedLM",
     "clm": "BertLMHeadModel",
@@ -194,14 +195,8 @@ class PretrainingTask(Task):
         limit = options["limit_characters"] or None
         if options.get("is_forecast"):  # the time of an update does not depend on the rest
             limit = min(limit or FORECAST_CHARACTERS, FORECAST_CHARACTERS)
-        documents = list(
-            read_documents(
-                options["corpus"],
-                split_sentences=options["split_sentences"],
-                limit_characters=limit,
-                report=report,
-            )
-        )
+        how = {name: options[name] for name in ("split_sentences", "passages")}
+        documents = list(read_documents(options["corpus"], **how, limit_characters=limit, report=report))
         return hold_out(documents, options["heldout_share"], report)
 
     def tokenize(self, recipe: Any, examples: Mapping[str, Any], report: Report) -> Any:
@@ -252,18 +247,19 @@ class PretrainingTask(Task):
             return data
         if corpus.directory is not None:  # a run that continues has its tokenizer from its own directory
             check_vocabulary(corpus.directory, tokenizer, "this run")
-            unknown = read_manifest(corpus.directory)["statistics"]["unknown_rate"]
+            statistics = read_manifest(corpus.directory)["statistics"]
+            unknown, pairs = statistics["unknown_rate"], statistics["pairs"][str(PHASE_LENGTHS[0])]
         else:
             unknown = np.count_nonzero(corpus.ids[:] == tokenizer.unk_token_id) / max(len(corpus.ids), 1)
+            pairs = measure_pairs(corpus, PHASE_LENGTHS[0])
         if unknown > FOREIGN_SHARE:
             raise UsageError(
                 f"{unknown:.0%} of the text is {tokenizer.unk_token} in this vocabulary; "
                 "give one that fits the text, or remove --vocab to train one"
             )
-        data = PretrainingData(corpus, tokenizer, phases, options, seed)
-        if options["objective"] == "mlm+nsp" and (corpus.document_ends - corpus.document_starts <= 1).all():
-            report("no document has two sentences, so every next sentence is random; use --set data.objective=mlm")
-        return data
+        for line in warn_of_random(pairs["random_next"]) if options["objective"] == "mlm+nsp" else ():
+            report(line)
+        return PretrainingData(corpus, tokenizer, phases, options, seed)
 
     def collate(self, items: Any) -> dict[str, "Tensor"]:
         """Return the batch, which the data set has already collated."""
@@ -380,8 +376,8 @@ class PretrainingTask(Task):
         texts, tokenizer = read_texts(given, settings.pairs), settings.tokenizer
         with_pair = settings.head == self.head  # the head says whether a text follows another
         if not any(MASK in text for text in texts) and not (with_pair and len(texts) == 2):
-            also = " and no text_pair" if with_pair else ""
-            raise UsageError(f"there is no {MASK} to fill in{also}; put {MASK} where a word is missing")
+            also = " and no text_pair; give two texts (predict --pair), or" if with_pair else ";"
+            raise UsageError(f"there is no {MASK} to fill in{also} put {MASK} where a word is missing")
         parts = [[*encode_masked(text, settings), tokenizer.sep_token_id] for text in texts]
         ids = [tokenizer.cls_token_id, *(token for part in parts for token in part)]
         if len(ids) > settings.max_length:

@@ -44,7 +44,7 @@ class Measured(msgspec.Struct, frozen=True):
     Attributes:
         rows, evaluated, predicted: Sequences in training, in an evaluation during it, and predicted at its end.
         batch_size: Sequences in an update.
-        tokens: The mean number of tokens in a sequence.
+        tokens, at_once: The mean number of tokens in a sequence, and the most that a process computes at once.
         parts: For each part of the data, which has lengths of its own, the share of the training after which it ends,
             and the seconds of an update in it.
         row: Seconds of a predicted sequence.
@@ -57,6 +57,7 @@ class Measured(msgspec.Struct, frozen=True):
     predicted: int
     batch_size: int
     tokens: float
+    at_once: float
     parts: list[tuple[float, float]]
     row: float
     slowness: float
@@ -112,20 +113,21 @@ def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
         row = trainer.predict(Subset(dev, some)).metrics["test_runtime"] / len(some)
         # Beside other work a thread has a part of the time only, and what is not measured takes longer too.
         slowness = min(max((monotonic() - wall) / max(thread_time() - own, 1e-3), 1.0), MOST_SLOW)
-        mean = float(np.dot(tokens, shares))
-        at_once = min(args.per_device_train_batch_size * mean, recipe.data["max_tokens"] or inf)
-        at_once *= measure_activations(recipe, task, model, rows, args.device)
+        # The part with the longest sequences needs the most memory: the last phase of a pretraining.
+        at_once = min(args.per_device_train_batch_size * max(tokens), recipe.data["max_tokens"] or inf)
+        activations = int(at_once * measure_activations(recipe, task, model, rows, args.device))
     states = (x for state in trainer.optimizer.state.values() for x in state.values() if isinstance(x, Tensor))
     learned = (x for x in model.parameters() if x.requires_grad)
     kinds = {"weights": model.parameters(), "gradients": learned, "optimizer": states}
     memory = {name: sum(x.numel() * x.element_size() for x in kind) for name, kind in kinds.items()}
-    memory["activations"] = int(at_once)
+    memory["activations"] = activations
     found = Measured(
         rows=len(rows),
         evaluated=len(dev),
         predicted=sum(map(len, others.values())),
         batch_size=recipe.batch_size,
-        tokens=mean,
+        tokens=float(np.dot(tokens, shares)),
+        at_once=at_once,
         parts=list(zip(np.cumsum(shares).tolist(), updates, strict=True)),
         row=row,
         slowness=slowness,
@@ -203,7 +205,8 @@ def describe_cost(recipe: Recipe, output: Path) -> list[str]:
     return [
         *lines,
         f"{memory['weights'] // 4:,} parameters; {updates:,} updates of {tokens:,.0f} tokens",
-        f"memory, GB: {', '.join(f'{x} {size / 1e9:.2f}' for x, size in memory.items())}",
+        f"memory, GB: {', '.join(f'{x} {size / 1e9:.2f}' for x, size in memory.items())} of "
+        f"{measured.at_once:,.0f} tokens at once",
         f"expected here, from a few timed updates: {describe_duration(training)} of training and "
         f"{describe_duration(evaluation + measured.end)} of evaluation ({device})",
     ]

@@ -271,7 +271,7 @@ def test_next_sentences_are_judged_as_by_stock_transformers(head, tmp_path):
 def test_what_cannot_be_filled_or_judged_is_said(tmp_path):
     folder = write_head(tmp_path, "BertForPreTraining")
     results = list(Exact(folder).stream(["good", "[MASK] " + " ".join(FILLERS * 40), "good [MASK]", ("a", "b")]))
-    assert "there is no [MASK] to fill in and no text_pair" in results[0]["error"]
+    assert "there is no [MASK] to fill in and no text_pair; give two texts (predict --pair), or" in results[0]["error"]
     assert "tokens, but the model takes at most 128; shorten it" in results[1]["error"]
     assert "next_sentence" not in results[2]
     assert results[3].keys() == {"masks", "next_sentence"}

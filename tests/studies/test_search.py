@@ -225,7 +225,7 @@ def test_a_clock_decides_how_long_trials_are_and_whether_there_are_any(
     monkeypatch.setattr("bertkit.training.costs.END_SECONDS", 0.0)
     monkeypatch.setattr("bertkit.training.budget.LEAST_UPDATES", 1)
     memory = {"weights": 0, "gradients": 0, "optimizer": 0}
-    costs = Measured(48, 0, 0, 32, 20.0, [(1.0, 20.0)], 0.0, 1.0, memory)
+    costs = Measured(48, 0, 0, 32, 20.0, 640.0, [(1.0, 20.0)], 0.0, 1.0, memory)
     monkeypatch.setattr("bertkit.studies.search.costs.measure", lambda *_: costs)
     found = make_search(recipe, tmp_path / "search", Clock(limit, time.monotonic()))
     found.recipe = found.recipe.override(train={"num_train_epochs": 2.0})

@@ -13,6 +13,7 @@ import torch
 from bertkit.data.pretraining.dataset import Phase, PretrainingData
 from bertkit.data.pretraining.tokenize import TokenizedCorpus
 from bertkit.data.tokenizer import make_tokenizer
+from bertkit.system.progress import ignore
 from bertkit.tasks.pretraining import PRETRAINING, STARTER, choose_starter, list_phases
 from bertkit.tasks.task import score_summaries
 from bertkit.training.recipe import merge, read_recipe
@@ -149,13 +150,20 @@ def test_the_phases_follow_one_another_in_whole_updates(corpus, tokenizer):
     assert list_phases(draft(PRETRAINING)) == [Phase(1_000_000 * 256, 128)]
 
 
-def test_documents_of_one_sentence_are_reported(corpus, tokenizer):
+def test_documents_of_one_sentence_have_random_next_sentences_only_and_it_is_said(corpus, tokenizer):
     single = TokenizedCorpus(corpus.ids, corpus.sentence_ends, np.arange(1, len(corpus.sentence_ends) + 1))
     for given, objective, count in ((corpus, "mlm+nsp", 0), (single, "mlm", 0), (single, "mlm+nsp", 1)):
         recipe, lines = draft(PRETRAINING, {"data": {"objective": objective}}), []
         PRETRAINING.encode(given, tokenizer, recipe, "train", lines.append)
         assert len(lines) == count
-    assert lines[0].startswith("no document has two sentences, so every next sentence is random; use --set")
+    assert lines[0].startswith("warning: 100% of the next sentences are random instead of half, as documents have one")
+
+
+def test_passages_alone_are_read_if_asked_for(tmp_path):
+    (tmp_path / "text.txt").write_text("Heading\n\nOne. Two.\n* item\n\nThree.\n")
+    for passages, documents in ((False, 3), (True, 2)):
+        options = PRETRAINING.recipe["data"] | {"corpus": [str(tmp_path / "text.txt")], "passages": passages}
+        assert len(PRETRAINING.load(options, ignore)["train"]) == documents
 
 
 def test_objectives(corpus, tokenizer):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -35,7 +36,7 @@ from tests.world import PRETRAIN, assert_same_bits, make_recipe, read_weights
 
 RTE = TASKS["rte"]
 MEMORY = {"weights": 80_000_000, "gradients": 80_000_000, "optimizer": 120_000_000}  # a checkpoint of 1 s
-COSTS = Measured(96, 30, 10, 32, 20.0, [(1.0, 2.0)], 0.1, 1.0, MEMORY)
+COSTS = Measured(96, 30, 10, 32, 20.0, 640.0, [(1.0, 2.0)], 0.1, 1.0, MEMORY)
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +106,8 @@ def test_the_costs_of_a_run_are_those_of_its_data_and_model(rte):
     assert frozen.memory["gradients"] < weights == frozen.memory["weights"]
     assert frozen.memory["activations"] < activations / 10
     parts = costs.measure(rte.changed(data={"max_tokens": 50}), prepare(rte), 0.1)
-    assert parts.memory["activations"] == pytest.approx(activations * 50 / (32 * found.tokens), rel=1e-3)
+    assert parts.memory["activations"] == pytest.approx(activations * 50 / found.at_once, rel=1e-3)
+    assert (parts.at_once, found.at_once) == (50, pytest.approx(32 * found.tokens))
 
 
 def test_a_large_update_is_timed_in_part(rte, monkeypatch):
@@ -121,6 +123,7 @@ def test_each_phase_has_its_costs(phases):
     assert [end for end, _ in found.parts] == [0.5, 1.0]
     assert found.update == pytest.approx(sum(seconds for _, seconds in found.parts) / 2)
     assert 16 < found.tokens < 32
+    assert found.at_once > 1.2 * found.batch_size * found.tokens, "the last phase has the longest sequences"
 
 
 @pytest.mark.parametrize(
@@ -147,8 +150,9 @@ def test_a_forecast_without_data_says_why_and_one_with_data_what_it_takes(rte, t
     assert line.startswith("time and memory are unknown: ")
     assert "nowhere" in line
     lines = costs.describe_cost(rte, tmp_path / "run")
-    assert " parameters; 6 updates of " in lines[0]
-    assert lines[1].startswith("memory, GB: weights 0.00, gradients 0.00, optimizer 0.00, activations 0.")
+    tokens = re.search(r" parameters; 6 updates of (\d+) tokens$", lines[0])[1]
+    memory = "memory, GB: weights 0.00, gradients 0.00, optimizer 0.00, activations "
+    assert re.fullmatch(rf"{memory}0\.\d\d of {tokens} tokens at once", lines[1])
     assert lines[2].startswith("expected here, from a few timed updates: ")
 
 

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertkit.data.formats.line import read_json
-from bertkit.data.pretraining.sources import PIECE_BYTES, Document, Piece, cut_sources, read_piece
+from bertkit.data.pretraining.sources import PIECE_BYTES, Document, Piece, add_left_out, cut_sources, read_piece
 from bertkit.data.pretraining.statistics import choose_kept, measure, measure_repeats, select_sentences
 from bertkit.data.pretraining.store import (
     MANIFEST,
@@ -81,6 +81,7 @@ def build(
     *,
     split_sentences: bool = True,
     language: str = "en",
+    passages: bool = False,
     deduplicate: str = "",
     workers: int = 1,
     report: Report = ignore,
@@ -89,7 +90,7 @@ def build(
     """Build the corpus in `output`, continuing where an earlier build stopped, and return its statistics.
 
     Args:
-        sources, split_sentences, language: As in `bertkit.data.pretraining.sources.read_documents`.
+        sources, split_sentences, language, passages: As in `bertkit.data.pretraining.sources.read_documents`.
         deduplicate: "documents" drops documents that occurred before, "lines" also every such sentence; "" drops none.
         workers: Number of processes; 1 is this process, 0 uses Ray.
 
@@ -101,7 +102,8 @@ def build(
         raise UsageError(f"deduplicate is {deduplicate!r}, expected documents or lines; correct it or leave it out")
     backend = find_backend(tokenizer, "a built corpus").to_str()
     output, pieces = Path(output), cut_sources(sources, PIECE_BYTES)
-    options = {"split_sentences": split_sentences, "language": language, "deduplicate": deduplicate}
+    reading = {"split_sentences": split_sentences, "language": language}
+    options = reading | {"deduplicate": deduplicate} | ({"passages": True} if passages else {})  # none in old records
     asked = describe_build(sources, pieces, backend, options)
     with hold_directory(output), explain_disk_error(output):
         if (finished := find_finished(output, asked, report)) is not None:
@@ -112,7 +114,7 @@ def build(
         shutil.rmtree(output / PLAN_FOLDER, ignore_errors=True)  # plans of an earlier corpus
         folder = output / (PART_FOLDER if deduplicate else SHARDS)
         folder.mkdir(exist_ok=True)
-        work = BuildWork(folder, backend, choose_dtype(len(tokenizer)), split_sentences, language, TOKENS_A_SHARD)
+        work = BuildWork(folder, backend, choose_dtype(len(tokenizer)), reading, passages, TOKENS_A_SHARD)
         build_pieces(work, pieces, workers, report, progress)
         return finish(output, folder, pieces, tokenizer, asked, report)
 
@@ -199,14 +201,15 @@ class BuildWork:
     Attributes:
         folder: Where the shards are written.
         backend: The tokenizer as JSON.
+        reading: Options of `read_piece`.
         shard_tokens: The number of tokens at which a part ends.
     """
 
     folder: Path
     backend: str
     dtype: type[np.unsignedinteger]
-    split_sentences: bool
-    language: str
+    reading: Mapping[str, Any]
+    passages: bool
     shard_tokens: int
 
 
@@ -228,7 +231,8 @@ def write_piece(work: BuildWork, number: int, piece: Piece, report: Report, wrot
     backend.encode_special_tokens = True  # not stored in the JSON
     words = Words(backend)
     shards = {part: read_shard(path) for (_, part), path in list_shards(work.folder, number).items()}
-    read = read_piece(piece, split_sentences=work.split_sentences, language=work.language, workers=1, report=report)
+    left_out = {} if work.passages else None
+    read = read_piece(piece, **work.reading, left_out=left_out, workers=1, report=report)
     characters, is_over = 0, False
 
     def observe() -> Iterator[Document]:
@@ -246,8 +250,10 @@ def write_piece(work: BuildWork, number: int, piece: Piece, report: Report, wrot
             before = characters
             corpus, size = tokenize_part(documents, words, work.dtype, work.shard_tokens)
             note = {"documents": size, "characters": characters - before, "is_last": is_over}
+            note |= {"left_out": left_out} if left_out else {}
             shards[part] = read_shard(write_shard(work.folder, number, part, corpus, note))
             wrote()
+        (left_out or {}).clear()
         if is_whole(shards):
             return
 
@@ -413,9 +419,10 @@ def finish(
 ) -> dict[str, Any]:
     """Drop the repeats in `folder` if requested, write the index and the manifest, and return the statistics."""
     raw = {key: read_shard(path) for key, path in list_shards(folder).items()}
-    read = Counter[str]()
+    read, left_out = Counter[str](), {}
     for (number, _), shard in raw.items():
         read[pieces[number].source] += shard.note["documents"]
+        add_left_out(left_out, shard.note.get("left_out", {}))
     if empty := [piece.source for piece in pieces if not read[piece.source]]:
         raise UsageError(f"{empty[0]} holds no text; name sources with text and another --output")
     dtype, before = np.dtype(choose_dtype(len(tokenizer))), {}
@@ -431,6 +438,7 @@ def finish(
         **before,
         "characters": sum(shard.note["characters"] for shard in raw.values()),
         "vocab_size": len(tokenizer),
+        **({"left_out": left_out} if asked.get("passages") else {}),
     }
     written = [RECORD, *(name for name in TOKENIZER_FILES if (output / name).exists()), index.name]
     names = [*written, *(f"{SHARDS}/{shard.path.name}" for shard in shards)]

@@ -10,16 +10,16 @@ all sources in order. A process finds the start of its piece of a large file wit
 holds one document in memory, of long ones a part.
 
 Sentences are found by `sentencex` (Wikimedia): terminators and hand-compiled abbreviations of some 300 languages in one
-small wheel, nothing to download, above 100 MB/s. nltk's punkt has to be downloaded, spaCy is heavy, and pysbd, last
-released in 2021, takes three hundred times as long to split English in the same places.
+small wheel, nothing to download, above 100 MB/s.
 
 Left out: the vocabulary (`bertkit.data.tokenizer`) and the token ids (`bertkit.data.pretraining.tokenize`).
 """
 
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -38,6 +38,7 @@ from bertkit.system.hub import find_hub_trouble, parse_hub_name
 from bertkit.system.progress import Report, ignore
 
 Document = list[str]  # the sentences of a document
+LeftOut = dict[str, list[Any]]  # rule of `keep_passages` -> the number of lines left out, and the first EXAMPLES
 
 DOCS = "docs"
 BUILT_FILES, BUILT_FOLDERS = ("build.json", "corpus.json"), ("shards", "parts")  # files and folders of a built corpus
@@ -91,6 +92,7 @@ def read_documents(
     *,
     split_sentences: bool = True,
     language: str = "en",
+    passages: bool = False,
     limit_characters: int | None = None,
     report: Report = ignore,
 ) -> Iterator[Document]:
@@ -105,9 +107,8 @@ def read_documents(
     without a blank line would otherwise be one document of any size.
 
     Args:
-        sources: Text or JSONL files, directories, data sets on the Hub, or `docs`.
-        split_sentences: Whether to split lines into sentences.
         language: Language code for `sentencex`.
+        passages: Whether to keep only the lines that `keep_passages` keeps.
         limit_characters: Stop each source after the document that reaches this number of characters. For `docs`, whose
             files are sorted by a hash, this is a fair mixture of the packages.
 
@@ -117,7 +118,26 @@ def read_documents(
     """
     cut = [(source, cut_sources([source], PIECE_BYTES)) for source in sources]
     read = partial(read_piece, split_sentences=split_sentences, language=language, report=report)
-    return _stream(cut, read, limit_characters or sys.maxsize, "sentence" if split_sentences else "line", report)
+    unit = "sentence" if split_sentences else "line"
+
+    def stream() -> Iterator[Document]:
+        for source, pieces in cut:
+            counts, left_out = {"document": 0, unit: 0, "character": 0}, {} if passages else None
+            with closing(document for piece in pieces for document in read(piece, left_out=left_out)) as documents:
+                for document in documents:
+                    yield document
+                    counts["document"] += 1
+                    counts[unit] += len(document)
+                    counts["character"] += sum(map(len, document))
+                    if counts["character"] >= (limit_characters or sys.maxsize):
+                        break
+            gone = [f"{count:,} {rule}" for rule, (count, *_) in (left_out or {}).items()]
+            less = "; left out " + ", ".join(gone) if gone else ""
+            if not counts["document"]:
+                raise UsageError(f"{source} holds no text{less}; give a corpus with text")
+            report(f"{source}: " + ", ".join(f"{n:,} {name}{'s' * (n != 1)}" for name, n in counts.items()) + less)
+
+    return stream()
 
 
 def cut_sources(sources: Sequence[str], piece_bytes: int) -> list[Piece]:
@@ -137,58 +157,40 @@ def read_piece(
     *,
     split_sentences: bool = True,
     language: str = "en",
+    left_out: LeftOut | None = None,
     workers: int | None = None,
     report: Report = ignore,
 ) -> Iterator[Document]:
     """Yield the documents of a piece, possibly none; the other options are those of `read_documents`.
 
     Args:
+        left_out: Notes the lines that `keep_passages` leaves out; None keeps all. Those of `docs` are passages.
         workers: Processes that read `docs`; one per CPU by default.
 
     Raises:
         UsageError: As `read_documents` while reading, but not for an empty source.
     """
-    documents = read_docs(workers) if piece.kind == "docs" else _gather(piece, report)
+    documents = read_docs(workers) if piece.kind == "docs" else _gather(piece, left_out, report)
     with closing(documents):
         for paragraphs in documents:
             yield split_paragraphs(paragraphs, language) if split_sentences else paragraphs
 
 
-def _stream(
-    cut: list[tuple[str, list[Piece]]],
-    read: Callable[[Piece], Iterator[Document]],
-    limit_characters: int,
-    unit: str,
-    report: Report,
-) -> Iterator[Document]:
-    for source, pieces in cut:
-        counts = {"document": 0, unit: 0, "character": 0}
-        with closing(document for piece in pieces for document in read(piece)) as documents:
-            for document in documents:
-                yield document
-                counts["document"] += 1
-                counts[unit] += len(document)
-                counts["character"] += sum(map(len, document))
-                if counts["character"] >= limit_characters:
-                    break
-        if not counts["document"]:
-            raise UsageError(f"{source} holds no text; give a corpus with text")
-        report(f"{source}: " + ", ".join(f"{n:,} {name}{'s' * (n != 1)}" for name, n in counts.items()))
-
-
-def _gather(piece: Piece, report: Report) -> Iterator[Paragraphs]:
+def _gather(piece: Piece, left_out: LeftOut | None, report: Report) -> Iterator[Paragraphs]:
     """Yield the piece's documents; those of several paragraphs have at most `LONGEST_DOCUMENT` characters."""
     paragraphs: Paragraphs = []
     characters = cuts = 0
-    for line in _read_hub(piece) if piece.kind == "hub" else _read_files(piece):  # an empty line ends a document
-        too_long = characters + len(line) > LONGEST_DOCUMENT
+    lines = _read_hub(piece) if piece.kind == "hub" else _read_files(piece)
+    for line in lines if left_out is None else keep_passages(lines, left_out):
+        text = line.strip()  # an empty line ends a document, a blank one only a paragraph
+        too_long = bool(text) and characters + len(text) > LONGEST_DOCUMENT
         if paragraphs and (too_long or not line):
             yield paragraphs
             cuts += bool(line)
             paragraphs, characters = [], 0
-        if line:
-            paragraphs.append(line)
-            characters += len(line)
+        if text:
+            paragraphs.append(text)
+            characters += len(text)
     if paragraphs:
         yield paragraphs
     if cuts:
@@ -196,6 +198,50 @@ def _gather(piece: Piece, report: Report) -> Iterator[Paragraphs]:
             f"{piece.source}: documents of more than {LONGEST_DOCUMENT:,} characters were split at a paragraph, "
             f"{cuts:,} time{'s' * (cuts != 1)}; put a blank line between documents"
         )
+
+
+# --- passages
+
+SHORT_LINES, SHORT = "short lines", 100  # the rule of lines without a mark, and their most characters
+EXAMPLES, LONGEST_EXAMPLE = 3, 40  # of each rule; characters
+RULES = {  # rule -> its lines, in Wikipedia's plain text from the Hub, WikiExtractor and the API
+    "headings": re.compile(r"=.*=$|Section::::"),
+    "list items": re.compile(r"[*#;:•]+(?:\s|$)|BULLET::::"),
+    "table rows": re.compile(r"\{?\||!\s|!.*(?:!!|\|)"),
+    "links": re.compile(r"\[\[[^]|]+:.*\]\]$|Category:\S|[^|]+\.(?i:jpe?g|png|svg)\||\[?https?://\S+$|</?doc\b.*>$"),
+}
+
+
+def keep_passages(lines: Iterable[str], left_out: LeftOut) -> Iterator[str]:
+    """Yield the lines of text and the blank ones, as 3.1 asks for ("ignore lists, tables, and headers").
+
+    Lines that fit a rule are left out. So is a run of short lines if none begins with a small letter or ends with a
+    punctuation mark, and a blank, a long or a left-out line follows; other runs may be verses or wrapped paragraphs.
+    """
+    run: list[str] = []
+    for line in chain(lines, [""]):
+        text = line.strip()
+        rule = next((name for name, pattern in RULES.items() if pattern.match(text)), "")
+        is_short = not rule and 0 < len(text) <= SHORT
+        if is_short and text.rstrip(")]")[-1:].isalnum() and not text[0].islower():
+            run.append(line)
+            continue
+        if is_short:
+            yield from run
+        else:
+            add_left_out(left_out, {SHORT_LINES: [len(run), *run], rule: [1, text]})
+        run = []
+        if not rule:
+            yield line
+
+
+def add_left_out(total: LeftOut, more: LeftOut) -> None:
+    """Add numbers of lines, and the first lines up to EXAMPLES a rule, to those of `total`."""
+    for rule, (count, *examples) in more.items():
+        if rule and count:
+            found = total.setdefault(rule, [0])
+            found[0] += count
+            found += (line.strip()[:LONGEST_EXAMPLE] for line in examples[: 1 + EXAMPLES - len(found)])
 
 
 # --- sentences
@@ -261,7 +307,8 @@ def _cut_source(source: str, piece_bytes: int) -> list[Piece]:
             return _cut_files(source, _list_files(path) if os.path.isdir(path) else [path], piece_bytes)
     if parse_hub_name(source) is None:
         raise UsageError(
-            f"{source!r} does not exist; name a text or JSONL file, a directory of them, a Hub data set or docs"
+            f"{source!r} does not exist; name a text or JSONL file, a directory of them, a Hub data set, docs, or what "
+            "bertkit corpus build has made"
         )
     count = _load_hub(source).num_shards
     return [Piece(source, "hub", source, number, count) for number in range(count)]
@@ -347,27 +394,27 @@ def _read_text(path: str, start: int, stop: int) -> Iterator[str]:
 
 
 def _read_jsonl(path: str, start: int, stop: int) -> Iterator[str]:
-    """Yield the paragraphs of the documents whose lines begin in `start` to `stop` - 1, and an empty line each."""
-    for offset, paragraphs in _read_lines(path, start, _parse_row):
+    """Yield the lines of the documents whose rows begin in `start` to `stop` - 1."""
+    for offset, text in _read_lines(path, start, _parse_row):
         if offset >= stop:
             return
         if offset >= start:
-            yield from paragraphs
-            yield ""
+            yield from _list_lines(text)
 
 
-def _parse_row(line: str) -> Paragraphs:
+def _parse_row(line: str) -> str:
     if not line.strip():
-        return []
+        return ""
     try:
         text = msgspec.convert(json.loads(line), TextRow).text
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise UsageError(f"is not a document ({join_lines(error)}); {JSONL_REMEDY}") from None
-    return _list_paragraphs(text.encode(errors="ignore").decode())  # without halves of characters
+    return text.encode(errors="ignore").decode()  # without halves of characters
 
 
-def _list_paragraphs(text: str) -> Paragraphs:
-    return [line for line in map(str.strip, text.splitlines()) if line]
+def _list_lines(text: str) -> list[str]:
+    """Return the lines of a document, none of them empty but the last, which ends it."""
+    return [*(line or " " for line in text.splitlines()), ""]
 
 
 def _read_lines(path: str, start: int, parse: Callable[[str], Parsed]) -> Iterator[tuple[int, Parsed]]:
@@ -429,8 +476,7 @@ def _read_hub(piece: Piece) -> Iterator[str]:
         for row in _load_hub(piece.source).shard(num_shards=piece.stop, index=piece.start):
             with explain_form(what, "choose one with a column named text"):
                 text = msgspec.convert(row, TextRow).text
-            yield from _list_paragraphs(text)
-            yield ""
+            yield from _list_lines(text)
     except UsageError:
         raise
     except Exception as error:  # HTTP errors; datasets has already retried many times

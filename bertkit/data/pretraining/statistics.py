@@ -27,6 +27,7 @@ LENGTHS = {
     "document_tokens": "tokens per document",
 }
 MOST_UNKNOWN = 0.05  # share of the tokens above which a warning is given
+MOST_RANDOM = 0.75  # share of random next sentences: Wikipedia has 0.53, documents of two sentences have 0.68
 MOST_REPEATED = {"documents": 0.01, "lines": 0.10}  # share of the documents; share of the tokens
 
 Unit = Literal["documents", "lines"]
@@ -168,6 +169,7 @@ def list_warnings(statistics: Mapping[str, Any]) -> Iterator[str]:
             "for its language with --vocab"
         )
     documents = statistics["repeated"]["documents"]["count"] / max(statistics["documents"], 1)
+    yield from warn_of_random(statistics["pairs"][str(PHASE_LENGTHS[0])]["random_next"])
     lines = statistics["repeated"]["lines"]["token_share"]
     if lines > MOST_REPEATED["lines"]:
         yield f"warning: repeated lines hold {lines:.1%} of the tokens; drop them with --deduplicate lines"
@@ -175,11 +177,22 @@ def list_warnings(statistics: Mapping[str, Any]) -> Iterator[str]:
         yield f"warning: {documents:.1%} of the documents are repeats; drop them with --deduplicate documents"
 
 
+def warn_of_random(share: float) -> Iterator[str]:
+    """Yield a line with the remedy if this share of random next sentences is far above half (3.1)."""
+    if share > MOST_RANDOM:
+        yield (
+            f"warning: {share:.0%} of the next sentences are random instead of half, as documents have one sentence or "
+            "very long ones; put blank lines between whole documents only, or train with --set data.objective=mlm"
+        )
+
+
 def list_rows(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield names and formatted values, for a table."""
     yield from _list_sizes(statistics)
     if before := statistics.get("before"):
         yield from ((f"before removal: {name}", value) for name, value in _list_sizes(before))
+    for rule, (count, *examples) in statistics.get("left_out", {}).items():
+        yield f"left out: {rule}", f"{count:,}: {' | '.join(examples)}"
     yield "characters read", f"{statistics['characters']:,}"
     yield "vocabulary", f"{statistics['vocab_size']:,} tokens"
     yield "unknown tokens", f"{statistics['unknown_rate']:.3%}"

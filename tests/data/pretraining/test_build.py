@@ -98,6 +98,45 @@ def test_options_reach_the_reader(text, tokenizer, tmp_path):
         assert made["sentences"] == sentences
 
 
+def test_every_number_of_workers_leaves_out_the_same_lines(text, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(bertkit.data.pretraining.build, "PIECE_BYTES", 3000)
+    text.write_text(text.read_text().replace("\n\n", "\n* An item.\n\nA heading\n\n"))
+    for workers in (1, 2):
+        build([str(text)], tokenizer, tmp_path / str(workers), passages=True, workers=workers)
+    assert read_files(tmp_path / "1") == read_files(tmp_path / "2")
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("unit", ["", "lines"])
+def test_a_corpus_of_text_alone_records_what_it_lacks(text, tokenizer, tmp_path, unit, refused):
+    """A build that continues gives the same bytes; without the option no file mentions it."""
+    text.write_text(text.read_text().replace("\n\n", "\n* An item.\n\nA heading\n\n"))
+    plain = build([str(text)], tokenizer, tmp_path / "plain", deduplicate=unit)
+    assert not any(
+        b"passages" in content or b"left_out" in content for content in read_files(tmp_path / "plain").values()
+    )
+    how = {"passages": True, "deduplicate": unit}
+    statistics = build([str(text)], tokenizer, tmp_path / "made", **how)
+    breaks = text.read_text().count("* An item.")
+    assert statistics["left_out"] == {
+        "list items": [breaks, *["* An item."] * 3],
+        "short lines": [breaks, *["A heading"] * 3],
+    }
+    documents = [(found["before"] if unit else found)["documents"] for found in (plain, statistics)]
+    assert documents[0] == documents[1] + breaks
+    assert read_manifest(tmp_path / "made")["build"]["passages"] is True
+    whole = read_files(tmp_path / "made")
+    for part in (0, 1):
+        (tmp_path / "made" / MANIFEST).unlink()
+        for (_, number), path in list_shards(tmp_path / "made" / SHARDS).items():
+            if number == part:
+                path.unlink()
+        assert build([str(text)], tokenizer, tmp_path / "made", **how) == statistics
+        assert read_files(tmp_path / "made") == whole
+    with refused():
+        build([str(text)], tokenizer, tmp_path / "made", deduplicate=unit)
+
+
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("unit", ["documents", "lines"])
 def test_repeats_are_dropped_and_what_there_was_is_told(text, tokenizer, expected, tmp_path, unit):
@@ -262,7 +301,7 @@ def test_a_ray_worker_needs_the_disk_of_the_corpus(text, tokenizer, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     (piece,) = cut_sources([text.name], 1 << 20)
     backend = find_backend(tokenizer, "a test").to_str()
-    work = bertkit.data.pretraining.build.BuildWork(Path("made", SHARDS), backend, np.uint16, True, "en", 10**6)
+    work = bertkit.data.pretraining.build.BuildWork(Path("made", SHARDS), backend, np.uint16, {}, False, 10**6)
     monkeypatch.chdir("/")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setenv("RAYON_NUM_THREADS", "1")

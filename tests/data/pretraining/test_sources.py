@@ -21,6 +21,7 @@ from bertkit.data.pretraining.sources import (
     END,
     Piece,
     cut_sources,
+    keep_passages,
     read_documents,
     read_piece,
     split_paragraphs,
@@ -317,6 +318,112 @@ def test_a_file_without_a_blank_line_is_told(tmp_path, monkeypatch):
         "put a blank line between documents",
         f"{file}: 3 documents, 5 lines, 85 characters",
     ]
+
+
+# --- passages
+
+
+def choose(*lines: str) -> tuple[list[str], dict[str, list[object]]]:
+    left_out: dict[str, list[object]] = {}
+    return [line for line in keep_passages(lines, left_out) if line.strip()], left_out
+
+
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        ("headings", "== Early life =="),
+        ("headings", "= = Early life = ="),  # of WikiText
+        ("headings", "Section::::Early life."),  # of WikiExtractor
+        ("list items", "* The first of his two novels, which was not printed before he died."),
+        ("list items", "## Second place, after a long discussion of the judges."),
+        ("list items", ": This remark is set off from the text."),
+        ("list items", "BULLET::::- The first of his two novels."),
+        ("table rows", '{| class="wikitable"'),
+        ("table rows", "|-"),
+        ("table rows", "| 1911 || The first of his two novels."),
+        ("table rows", "! Year !! Title"),
+        ("links", "[[Category:Museums in Sweden]]"),
+        ("links", "[[Datei:Haus.jpg|thumb|The [[house]] from the east.]]"),
+        ("links", "Category:Museums in Sweden"),
+        ("links", "House.JPG|The house from the east, before it was sold."),
+        ("links", "https://example.org/house?from=east."),
+        ("links", '<doc id="7" url="https://example.org" title="The house">'),
+        ("links", "</doc>"),
+        ("short lines", "Early life"),
+        ("short lines", "Museums in Sweden (by county)"),
+        ("short lines", "1. 早年"),
+    ],
+)
+def test_each_rule_leaves_out_its_lines(rule, line):
+    assert choose("A sentence.", line, "", "Another one.") == (["A sentence.", "Another one."], {rule: [1, line[:40]]})
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["#1 Record is the first album of a band.", "*NSYNC is a group.", ":wumpscut: is a project."],
+        ["!Kung is a group of languages.", "[[Rome]] is a city: see [[Italy]].", "= is a sign."],
+        ["Category: a word of Aristotle.", "See https://example.org for more."],
+        ["“You!” he said—", "and left", "The following are towns:"],
+        ["He took the long road that leads from the house to the", "river, and was never seen again."],
+        ["The rose is red", "The violet blue", "And so are you."],
+        ["This line has no full stop, but is too long " + "for a heading, an item of a list or a category " * 2],
+        ["天地玄黄。", "他走了吗？"],
+    ],
+)
+def test_prose_stays(lines):
+    assert choose(*lines) == (lines, {})
+
+
+COPY = """The house is a museum. It was built in 1911.
+
+History \n
+Early years \nThe house was first a mill, which the town bought from its last owner because it wanted to show how the \
+workers had lived in it.
+They came from:
+ Norway
+ Finland
+
+See also
+ List of museums in Sweden
+
+External links
+  Official site
+
+Museums in Sweden
+1911 establishments"""
+
+
+def test_the_text_of_an_article_on_the_hub_is_its_passages(tmp_path):
+    """There headings, items and categories have no marks; a heading may be directly above its text."""
+    lines: list[str] = []
+    file = write(tmp_path / "a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in (COPY, "One\n\nTwo")))
+    passages = [line for line in COPY.splitlines() if line.endswith((".", ":"))]
+    assert read(file, passages=True, split_sentences=False, report=lines.append) == [passages]
+    assert lines == [f"{file}: 1 document, 3 lines, {sum(map(len, passages))} characters; left out 12 short lines"]
+    assert len(read(file, split_sentences=False)[0]) == 13
+
+
+def test_a_source_without_a_passage_is_refused(tmp_path, refused):
+    with refused():
+        read(write(tmp_path / "a.txt", "== One ==\n* two\n\nThree\n"), passages=True)
+
+
+@given(st.lists(st.sampled_from(["a", "B", "B.", "* b", "B" * 101, "", " "])), st.integers(1, 40))
+def test_pieces_have_the_passages_of_the_file(tmp_path_factory, lines, piece_bytes):
+    """No line is lost: it is kept or counted; those that are kept stay in order."""
+    file = write(tmp_path_factory.getbasetemp() / "passages.txt", "\n".join(lines))
+    found: dict[str, list[object]] = {}
+    kept = [
+        line
+        for piece in cut_sources([str(file)], piece_bytes)
+        for document in read_piece(piece, split_sentences=False, left_out=found)
+        for line in document
+    ]
+    whole, left_out = choose(*map(str.strip, lines))
+    assert (kept, found) == (whole, left_out)
+    assert len(kept) + sum(count for count, *_ in found.values()) == sum(map(bool, map(str.strip, lines)))
+    assert [line for line in kept if line in ("B.", "a")] == [line for line in lines if line in ("B.", "a")]
 
 
 # --- sentences

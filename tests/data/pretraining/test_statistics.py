@@ -131,21 +131,22 @@ def test_padding_is_that_of_the_planned_pairs(max_length):
     }
 
 
-UNUSUAL = ({"unknown": 0.06}, {"lines": 0.11, "documents": 2}, {"documents": 2})
+UNUSUAL = ({"unknown": 0.06}, {"lines": 0.11, "documents": 2}, {"documents": 2}, {"random_next": 0.76})
 
 
-def make_statistics(unknown=0.0, lines=0.0, documents=0):
+def make_statistics(unknown=0.0, lines=0.0, documents=0, random_next=0.5):
     corpus = make_corpus([[[1, 2], [3]], [[9], [1, 2], [4, 5, 6, 7]]])
     found = measure(corpus, unknown_id=99) | {"characters": 40, "vocab_size": 1000, "unknown_rate": unknown}
     found["repeated"] = {
         "documents": {"count": documents, "token_share": 0.0},
         "lines": {"count": 1, "token_share": lines},
     }
+    found["pairs"]["128"]["random_next"] = random_next
     return found | {"documents": 100}
 
 
 def test_what_is_unusual_is_said_with_its_remedy():
-    for usual in ({}, {"unknown": 0.05, "lines": 0.1, "documents": 1}):
+    for usual in ({}, {"unknown": 0.05, "lines": 0.1, "documents": 1, "random_next": 0.75}):
         assert list(list_warnings(make_statistics(**usual))) == []
     lines = [line for values in UNUSUAL for line in list_warnings(make_statistics(**values))]
     assert lines == [
@@ -153,13 +154,17 @@ def test_what_is_unusual_is_said_with_its_remedy():
         "language with --vocab",
         "warning: repeated lines hold 11.0% of the tokens; drop them with --deduplicate lines",
         "warning: 2.0% of the documents are repeats; drop them with --deduplicate documents",
+        "warning: 76% of the next sentences are random instead of half, as documents have one sentence or very long "
+        "ones; put blank lines between whole documents only, or train with --set data.objective=mlm",
     ]
 
 
 def test_the_table_says_everything_in_words():
     found = make_statistics()
     before = {"documents": 9, "sentences": 8, "tokens": 7777, "repeated": found["repeated"]}
-    rows = dict(list_rows(found | {"before": before}))
+    left_out = {"headings": [1234, "== See also ==", "== Notes =="]}
+    rows = dict(list_rows(found | {"before": before, "left_out": left_out}))
+    assert rows["left out: headings"] == "1,234: == See also == | == Notes =="
     assert rows["sentences"] == "5"
     assert rows["before removal: tokens"] == "7,777"
     assert rows["unknown tokens"] == "0.000%"
