@@ -99,7 +99,7 @@ def test_the_first_trial_has_the_values_of_auto_and_the_best_is_trained_on_all_o
 
 def test_a_solved_head_is_scored_on_the_same_rows_and_chosen_if_it_is_better(recipe, tmp_path, here):
     """A short training at a tiny rate learns nothing; the classes of the texts are easy to separate."""
-    given, lines = merge(recipe, {"batch_size": 32, "train": {"learning_rate": 1e-9, "num_train_epochs": 1.0}}), []
+    given, lines = merge(recipe, {"train": {"learning_rate": 1e-9, "num_train_epochs": 1.0}}), []
     metrics = search_or_train(Recipe.make(RTE, given), output=tmp_path / "run", trials=1, report=lines.append)
     folder = tmp_path / "run" / SEARCH / "frozen"
     candidate, trial = (load_recipe(tmp_path / "run" / SEARCH / name / "recipe.toml") for name in ("frozen", "trial-1"))
