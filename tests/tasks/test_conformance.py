@@ -396,6 +396,7 @@ def test_options_have_the_values_that_the_code_knows():
         "problem_type": ("auto", *SCORES),
         "features": ("", *FEATURE_LAYERS),
         "order": ("", "documents"),
+        "pooling": tuple(TASKS["classify"].solved),
         "language": ("", *LANGUAGES),
     }
     choices = [(key, option.choices) for task in TASKS.values() for key, option in task.options.items()]
