@@ -296,12 +296,10 @@ def explain_names(
     targets = []
     for entity in result.get("entities", result.get("words", ())):
         own = [n for n, word in enumerate(words) if entity["start"] <= word.start and word.end <= entity["end"]]
-        logits = [
-            Logit(positions[n][0], "logits", (positions[n][1], tags[result["tags"][n]]))
-            for n in own
-            if positions[n][1] != ABSENT
-        ]
-        targets.append(Target(f"{entity['text']}: {entity['type']}", logits))
+        placed = [n for n in own if positions[n][1] != ABSENT]
+        logits = [Logit(positions[n][0], "logits", (positions[n][1], tags[result["tags"][n]])) for n in placed]
+        if logits:  # a word without a token has none
+            targets.append(Target(f"{entity['text']}: {entity['type']}", logits))
     return words, [join_with_specials([owners[start:stop]]) for start, stop in shown], targets
 
 

@@ -2,7 +2,6 @@
 
 In IOB2 each entity begins with B- and continues with I-; in IOB1 it begins with B- only directly after another of its
 type. IOBES also marks the last of several words with E- and an entity of one word with S-; BILOU calls them L- and U-.
-Classes of words, such as parts of speech, stay as they are.
 """
 
 import re

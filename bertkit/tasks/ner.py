@@ -2,8 +2,7 @@
 
 Each word is classified by the final vector of its first sub-token, among as much of its document as fits, and without a
 CRF: nothing keeps a sequence of tags well-formed, and conlleval says how it is read all the same. Any CoNLL file or
-table with tags or spans can be used; the labels are those of its training rows, matched by name. Tags may also be
-classes of words, such as parts of speech, which are scored word by word.
+table can be used, with spans or tags, of names or a class of each word; labels are those of training, matched by name.
 
 With `features` it is the feature-based approach: the frozen encoder runs once, and a BiLSTM is trained on the
 activations of each word's first sub-token, which are cached on disk (`bertkit.tasks.frozen`).
@@ -214,8 +213,7 @@ class NerTask(FineTuningTask):
         # The models of all folds have the same labels.
         tags = {tag for sentence in (train.sentences if options["folds"] else sentences) for tag in sentence.tags}
         if train.scheme == WORDS:
-            found = f"{len(tags):,} classes, such as {max(tags)}"
-            report(f"{train.source}: each tag is the class of a word (data.scheme=words): {found}")
+            report(f"{train.source}: tags are {len(tags):,} classes of words, such as {max(tags)} (data.scheme=words)")
         else:
             tags.add("O")
         if len(tags) < 2:

@@ -7,12 +7,15 @@ import pytest
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import pipeline
 
+from bertkit.analysis.compare import Method
 from bertkit.analysis.doctor import examine, list_tables
 from bertkit.analysis.report import write_page
+from bertkit.analysis.slices import choose_score
 from bertkit.data.formats.conll import find_conll, read_conll
 from bertkit.data.tokenizer import load_tokenizer
+from bertkit.inference.export import export
 from bertkit.inference.predictor import Predictor
-from bertkit.reports.tables import list_shown
+from bertkit.reports.tables import find_row, list_shown
 from bertkit.system.progress import ignore
 from bertkit.tasks.ner import NER, fill_summaries
 from bertkit.training.predictions import read_table, show_mistakes, spell_answers
@@ -101,7 +104,7 @@ def test_the_files_of_a_treebank_have_its_names(tmp_path):
     path = tmp_path / "UD_Tiny" / "en_tiny-ud-train.conllu"
     assert lines == [
         "NER: train 48 sentences, dev 18 sentences, test 10 sentences",
-        f"{path}: each tag is the class of a word (data.scheme=words): 5 classes, such as VERB",
+        f"{path}: tags are 5 classes of words, such as VERB (data.scheme=words)",
     ]
     assert {part.labels for part in examples.values()} == {tuple(CLASSES)}
     assert examples["train"].text.documents == 16
@@ -117,7 +120,7 @@ def test_a_column_of_conll_files_is_named_by_its_number(tmp_path, label, labels)
         path.write_text(path.read_text().replace("good NN", "good JJ"))
     examples, lines = load(folder, label=[label] if label else [])
     assert examples["train"].labels == labels
-    assert any("class of a word" in line for line in lines) == (label == "2")
+    assert any("classes of words" in line for line in lines) == (label == "2")
 
 
 def test_all_splits_have_the_scheme_of_train(tmp_path, refused):
@@ -273,6 +276,27 @@ def test_the_page_and_the_card_show_classes(tagger, tmp_path):
     card = (output / "README.md").read_text(encoding="utf-8")
     assert "For whole words" in card
     assert f"{100 * metrics['accuracy']:.1f}" in card
+
+
+def test_runs_and_slices_are_compared_by_accuracy(tagger):
+    rows = read_table(tagger[0] / "predictions" / "dev.parquet")
+    method = Method("run", NER, [rows])
+    assert method.find_title() == "accuracy"
+    assert method.rate() == pytest.approx([100 * tagger[1]["accuracy"]])
+    counts = [np.mean(np.array(row["label"]) == np.array(row["prediction"])) for row in rows.to_pylist()]
+    assert method.judge_rows() == pytest.approx(np.array(counts))
+    row, score = choose_score(find_row(NER.table, "f1"), rows)
+    assert (row.name, score.rows.tolist()) == ("accuracy", method.scores[0].rows.tolist())
+
+
+@pytest.mark.slow
+def test_an_export_gives_the_classes_of_its_run(tagger, tmp_path):
+    export(str(tagger[0]), tmp_path / "export")
+    ours, exported = Predictor(str(tagger[0]), precision="fp32"), Predictor(str(tmp_path / "export"))
+    texts = ["good word1 so.", "word0 so word0, bad"]
+    assert [x["tags"] for x in exported(texts)] == [x["tags"] for x in ours(texts)]
+    assert [*map(exported.describe, exported(texts))] == [*map(ours.describe, ours(texts))]
+    assert exported.output_schema == ours.output_schema
 
 
 def test_the_doctor_lists_the_classes_of_words(tmp_path):

@@ -101,7 +101,7 @@ def read_conll(
 
     Raises:
         UsageError: The file is missing, not text or has no sentence; a line has only one column, or not as many as the
-            first line; the label is no column; or a tag is of no known scheme.
+            first line; the label names none of its columns; or a tag is of no known scheme.
     """
     is_conllu = path.suffix == CONLLU
     label = label.upper() or "UPOS" * is_conllu
