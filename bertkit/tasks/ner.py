@@ -508,7 +508,7 @@ def describe_words(data: WordWindows, split: str) -> str:
         absent = "O" if "O" in data.names else data.names[0]
         line += f"; {lost:,} words have no token and are predicted as {absent}"
     tags = [tag for sentence in data.text.sentences for tag in sentence.tags if tag not in data.names]
-    if tags:
+    if tags and data.text.is_labelled:
         line += f"; {len(tags):,} words have a tag that is not in training data ({', '.join(sorted(set(tags)))})"
     return line
 

@@ -159,6 +159,20 @@ def test_a_table_has_the_sequences_and_labels_of_a_treebank(tmp_path):
     assert with_names["train"].labels == ("O", "B-X"), "without a label, the usual column"
 
 
+def test_words_without_tags_are_predicted_not_scored(tmp_path):
+    start, lines = write_checkpoint(tmp_path / "bert"), []
+    rows = [{"tokens": ["good", f"word{number}"], "upos": ["ADJ", "NOUN"]} for number in range(3)]
+    for split, part in (("train", rows), ("dev", rows[:1]), ("test", [{"tokens": ["so", "good"]}])):
+        write_table(tmp_path / "table" / f"{split}.jsonl", part)
+    examples, _ = load(tmp_path / "table", label=["upos"])
+    recipe = draft(NER, {"data": {"max_length": 40}})
+    data = NER.encode(examples["unlabelled"], load_tokenizer(str(start)), recipe, "unlabelled", lines.append)
+    assert "training data" not in lines[0]
+    assert NER.format_predictions(fill_summaries(data, np.array([1, 0])), data, "unlabelled") == {
+        "test.jsonl": '{"tokens": ["so", "good"], "predicted": ["NOUN", "ADJ"]}\n'
+    }
+
+
 # --- Scores
 
 
