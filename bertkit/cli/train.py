@@ -183,14 +183,15 @@ def swag(options: RunOptions, data: Data = None) -> None:
 def ner(
     options: RunOptions,
     data: Annotated[str | None, SourceOption(help=NER_OPTIONS["dir"].help, metavar="FILE|DIR|NAME")] = None,
+    label: Annotated[str | None, typer.Option(help=NER_OPTIONS["label"].help, metavar="COLUMN")] = None,
     layers: Annotated[
         str | None, typer.Option("--features", help=NER_OPTIONS["features"].help, metavar="LAYERS")
     ] = None,
 ) -> None:
-    """Find names in text: fine-tune on CoNLL-2003 or your own data, or learn from BERT's features.
+    """Find names in text, or parts of speech: fine-tune on CoNLL-2003 or your own data, or learn from BERT's features.
 
-    Data: CoNLL files, or CSV, Excel, JSON lines, JSON, Parquet or a Hub data set with tokens and ner_tags, or text
-    and spans.
+    Data: CoNLL and CoNLL-U files, or CSV, Excel, JSON lines, JSON, Parquet or a Hub data set with tokens and ner_tags,
+    or text and spans. Tags without B- or I- are the classes of words.
 
     LAYERS: embeddings, second-to-last, last, sum-last-four, concat-last-four or sum-all, as in Table 7.
 
@@ -198,9 +199,11 @@ def ner(
 
     $ bertkit ner --data letters.jsonl --output runs/letters
 
+    $ bertkit ner --data TREEBANK --label XPOS --output runs/tagger
+
     $ bertkit ner --data CONLL --features concat-last-four --output runs/lstm
     """
-    train(["ner"], options, {"dir": data, "features": layers})
+    train(["ner"], options, {"dir": data, "label": [label] if label else None, "features": layers})
 
 
 @app.command()

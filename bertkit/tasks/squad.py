@@ -351,7 +351,7 @@ class SquadTask(FineTuningTask):
             found |= {"tau": tau, "null_score_diff_threshold": -tau}
         return found
 
-    def score_nothing(self, dev: Windows) -> dict[str, float]:
+    def score_nothing(self, train: Windows, dev: Windows) -> dict[str, float]:
         """Return the scores of never answering on the dev set of 2.0."""
         if not self.version.unanswerable:
             return {}
