@@ -135,7 +135,7 @@ def glue(
         write_submission(output, submit, submit_partial)
 
 
-@training_command(SQUAD_OPTIONS, "folds", "workers", "search")
+@training_command(SQUAD_OPTIONS, "folds", "grid", "restarts", "workers", "search")
 def squad(
     options: RunOptions,
     version: Annotated[int, typer.Option(help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
@@ -170,7 +170,7 @@ def squad(
     train([found.name], options, {"dir": data, "extra_train": extra_train})
 
 
-@training_command(SWAG_OPTIONS, "search")
+@training_command(SWAG_OPTIONS, "grid", "restarts", "workers", "search")
 def swag(options: RunOptions, data: Data = None) -> None:
     """Fine-tune on SWAG: choose which of four endings follows.
 
