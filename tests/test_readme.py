@@ -439,7 +439,7 @@ def test_a_recipe_runs_dry(path, tmp_path, monkeypatch):
         ("figure5", 16, 80),
         ("small/table1", 24, 72),
         ("small/table2", 4, 8),
-        ("small/table3", 2, 3),
+        ("small/table3", 2, 2),
         ("small/table4", 1, 3),
         ("small/table5", 20, 60),
         ("small/table6", 24, 60),

@@ -150,6 +150,7 @@ def squad(
 
     For 2.0 the threshold tau is tuned on the dev set for best F1, and kept with the model. Your own questions are CSV,
     TSV, Excel, JSON lines, JSON, Parquet or a Hub data set with question, context and answers, or in SQuAD's form.
+    --folds, --grid and --restarts make a study, which continues where it was stopped.
 
     $ bertkit squad --version 2 --data SQUAD --output runs/squad2
 
@@ -174,7 +175,11 @@ def squad(
 def swag(options: RunOptions, data: Data = None) -> None:
     """Fine-tune on SWAG: choose which of four endings follows.
 
+    --grid and --restarts make a study, which continues where it was stopped.
+
     $ bertkit swag --data SWAG --output runs/swag
+
+    $ bertkit swag --data SWAG --restarts 5 --output runs/swag-seeds
     """
     train(["swag"], options, {"dir": data})
 

@@ -73,10 +73,12 @@ def run_study(
         Interrupted: SIGTERM or SIGINT stopped the study; its runs have written checkpoints.
     """
     if count_processes() > 1:
-        raise UsageError(
+        refusal = UsageError(
             "a study starts processes of its own; leave out torchrun or accelerate launch (--set num_gpus=N gives each "
             "run N GPUs)"
         )
+        refusal.speaks = True  # torchrun may end the first process before it has printed the line
+        raise refusal
     output, count = Path(output), read_workers(workers)
     pretrainings, cells = list_pretrainings(study), list_cells(study, output)
     check_directory(study, output)

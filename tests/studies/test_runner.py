@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 import bertkit.training.run
 from bertkit.analysis.compare import list_runs as list_runs_of
+from bertkit.analysis.report import write_page
 from bertkit.errors import UsageError
 from bertkit.inference.ensemble import combine
 from bertkit.reports.tables import ScoreRow
@@ -31,7 +32,7 @@ from bertkit.tasks import TASKS
 from bertkit.training.recipe import merge, read_recipe, save_recipe
 from tests.conftest import RunHere, change_task
 from tests.official import write_checkpoint, write_conll, write_glue, write_squad
-from tests.world import make_pretraining
+from tests.world import find_part, make_pretraining
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -386,6 +387,8 @@ def test_an_ensemble_combines_finished_runs_and_is_a_row_like_others(table2, tmp
     table = (output / "table.md").read_text().splitlines()
     assert f"| Both | {alone['exact_match']:.1f} (1) | {alone['f1']:.1f} (1) | – |" in table
     assert table.index("| *the paper* |  | *91.8* |  |") < table.index("| *Human* |  |  | *91.2* |")
+    write_page([output], tmp_path / "page.html")
+    assert "Both" in find_part(tmp_path / "page.html", str(output))
     metrics = output / "both" / "em" / "metrics.json"
     before = metrics.stat().st_mtime_ns
     assert run_study(study, output=output, report=lines.append) == results
@@ -618,8 +621,9 @@ def test_mistakes_are_found_before_anything_is_written(recipe, ablation, tmp_pat
         with refused():
             run_study(make_study(definition, change), output=tmp_path / "study")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with refused():
+    with refused() as error:
         run_study(make_study(small), output=tmp_path / "study")
+    assert error.value.speaks, "whichever process torchrun ends last"
     assert not (tmp_path / "study").exists()
 
 
