@@ -1,5 +1,6 @@
 """Run the program: `bertkit`, `python -m bertkit`, `torchrun -m bertkit …` or `accelerate launch -m bertkit …`."""
 
+import os
 import signal
 
 
@@ -8,6 +9,7 @@ def main() -> None:
 
     Until `bertkit.cli` is imported, Ctrl-C ends the process without a message, as SIGTERM does.
     """
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # longer waits take the cores from other processes, and from torch
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from bertkit import cli

@@ -33,10 +33,11 @@ ROWS = {"train": 48, "dev": 18, "test": 10}
 encode_questions = partial(spans.encode_questions, **list_defaults(WINDOW_OPTIONS))
 
 
-def write_checkpoint(folder: Path, seed: int = 0, labels: Sequence[str] = (), **values) -> Path:
+def write_checkpoint(folder: Path, seed: int = 0, labels: Sequence[str] = (), characters: str = "", **values) -> Path:
     """Write a tiny random BERT with a tokenizer that knows the words of `write_glue`.
 
     labels: of its classifier; without them it has no head.
+    characters: further tokens.
     """
     import torch
 
@@ -49,6 +50,7 @@ def write_checkpoint(folder: Path, seed: int = 0, labels: Sequence[str] = (), **
         ".",
         '"',
         "'",
+        *sorted(set(characters)),
     ]
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

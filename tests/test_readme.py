@@ -363,7 +363,7 @@ EXAMPLES = [block for text in (README, *PAGES.values()) for block in find_blocks
 
 
 def test_the_example_with_an_interval_runs(capsys):
-    assert len(EXAMPLES) == 6, "the other tests run five"
+    assert len(EXAMPLES) == 7, "the other tests run six"
     exec(compile(next(block for block in EXAMPLES if "find_interval" in block), "README.md", "exec"), {})
     low, high = map(float, re.findall(r"\d\.\d+", capsys.readouterr().out))
     assert 0 < low < 0.75 < high < 1
@@ -391,6 +391,16 @@ def test_the_example_with_features_runs(tmp_path, monkeypatch, capsys):
     same, other, again, _ = map(float, re.findall(r"-?\d+\.?\d*", capsys.readouterr().out))
     assert same == 1
     assert other == again < 1
+
+
+def test_the_example_with_a_chinese_word_runs(tmp_path, monkeypatch, capsys):
+    texts = ["我爱吃苹果", "我爱苹果手机"]
+    (tmp_path / "words.txt").write_text("\n".join(texts), encoding="utf-8")
+    checkpoint = write_checkpoint(tmp_path / "bert", characters="".join(texts), initializer_range=0.1)
+    extract(str(checkpoint), tmp_path / "words.txt", "last", tmp_path / "words.npz")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(next(block for block in EXAMPLES if "苹" in block), "README.md", "exec"), {})
+    assert -1 < float(capsys.readouterr().out) < 0.99
 
 
 @pytest.mark.parametrize("words", ["bertkit.train", "cross_val_score"])

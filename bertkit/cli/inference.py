@@ -33,7 +33,9 @@ def features(
     layers: Annotated[
         str,
         typer.Option(
-            help="embeddings, second-to-last, last, sum-last-four, concat-last-four or sum-all.", metavar="LAYERS"
+            help="embeddings, second-to-last, last, sum-last-four, concat-last-four, sum-all, all, or numbers such as "
+            "3, -3 or 1,5,9.",
+            metavar="LAYERS",
         ),
     ] = "last",
     pool: Annotated[str, typer.Option(help="words: one vector per word; cls or mean: one per text.")] = "words",

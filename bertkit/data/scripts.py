@@ -15,6 +15,8 @@ SCRIPTS = (
 JAPANESE = r"\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}"  # written beside each other, and counted as Han
 NAMED = "|".join(rf"(?P<{name}>\p{{Script={name}}})" for name in SCRIPTS.split())
 LETTER = regex.compile(rf"{NAMED}|(?P<Han>[{JAPANESE}])|(?P<other>\p{{L}})")
+WORD_OR_CHARACTER = regex.compile(rf"(?V1)(\p{{Script=Han}})|[{JAPANESE}]|[\p{{L}}--[{JAPANESE}]]+")
+TEXTS_ASKED = 1_000  # for a guess
 
 
 def find_scripts(rows: Iterable[Iterable[str]]) -> tuple[np.ndarray, list[str]]:
@@ -36,3 +38,11 @@ def find_scripts(rows: Iterable[Iterable[str]]) -> tuple[np.ndarray, list[str]]:
         counts = np.bincount(cells, minlength=len(batch) * width).reshape(len(batch), width)
         found.append(np.where(counts.any(1), counts.argmax(1), -1))
     return np.concatenate(found) if found else np.empty(0, np.int64), list(names)
+
+
+def is_chinese(texts: Iterable[str]) -> bool:
+    """Guess from the first texts whether they are Chinese: most words, each kana being one, are Chinese characters."""
+    words = [
+        word for text in islice(texts, TEXTS_ASKED) for word in WORD_OR_CHARACTER.findall(text)
+    ]  # empty if not Chinese
+    return 2 * sum(map(bool, words)) > len(words)

@@ -131,6 +131,7 @@ class Windows(Items):
         max_answer_length: Maximum length of a predicted answer, in tokens.
         shortened: (Q,) bool, whether a question was truncated.
         second_type: The token type of the context.
+        language: The language whose rules compare answers (`bertkit.metrics.squad`).
     """
 
     questions: Sequence[Question]
@@ -150,6 +151,7 @@ class Windows(Items):
     max_answer_length: int
     shortened: np.ndarray
     second_type: int = 1
+    language: str = "en"
 
     def __len__(self) -> int:
         return len(self.owners)

@@ -19,7 +19,7 @@ from bertkit.data.formats.squad import Candidate, read_predictions, read_squad, 
 from bertkit.data.spans import N_BEST, Answer, Question, Span, rank
 from bertkit.errors import UsageError
 from bertkit.system.files import hold_directory, write_json
-from bertkit.tasks.squad import NBEST, SquadTask
+from bertkit.tasks.squad import NBEST, SquadTask, choose_language
 from bertkit.tasks.task import CHOSEN_ON_DEV
 from bertkit.training.recipe import load_recipe
 from bertkit.training.run_dir import (
@@ -57,18 +57,19 @@ def combine(
     """
     if len(set(runs)) < 2:
         raise UsageError("an ensemble needs at least two finished runs; give them with --ensemble A B")
-    folders, scores = zip(*(read_run(task, run) for run in runs), strict=True)
+    options, scores = zip(*(read_run(task, run) for run in runs), strict=True)
     if (output / RECIPE_FILE).exists():
         raise UsageError(f"{output} holds a run; name another directory with --output")
     if not (output / MEMBERS).exists():
         find_finished(output, {})  # raises if the directory is not empty
-    source, questions = read_gold(task, data or folders[0])
+    source, questions = read_gold(task, data or options[0]["dir"])
     report(f"{task.title}: {len(questions):,} questions from {source}, answered by {len(runs)} runs")
     columns = [read_candidates(run, questions, source) for run in runs]
     answers = [average([column[question.id] for column in columns]) for question in questions]
 
     texts, odds = [answer.best.text for answer in answers], [answer.odds for answer in answers]
-    measured = task.score(task.tabulate_answers(questions, texts, odds))
+    language = choose_language(options[0]["language"], questions)
+    measured = task.score(task.tabulate_answers(questions, texts, odds, language=language))
     metrics: dict[str, Any] = add_limits(measured | {"score": measured["f1"]}, task.tabulate(questions).groups)
     metrics["runs"] = len(runs)
     if "tau" in metrics:
@@ -116,8 +117,8 @@ def list_entries(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
 # --- The runs and their data ------------------------------------------------------------------------------------------
 
 
-def read_run(task: SquadTask, run: Path) -> tuple[str, dict[str, Any]]:
-    """Return the data folder of a finished run, empty for the Hub's copy, and the run's metrics.
+def read_run(task: SquadTask, run: Path) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """Return the options of `[data]` of a finished run, and its metrics.
 
     Raises:
         UsageError: It is not a finished run, or is of another task.
@@ -125,7 +126,7 @@ def read_run(task: SquadTask, run: Path) -> tuple[str, dict[str, Any]]:
     recipe = load_recipe(run / RECIPE_FILE)
     if recipe.task != task.name:
         raise UsageError(f"{run} is a run of {recipe.task}, not of {task.name}; combine only runs of {task.title}")
-    return recipe.data["dir"], read_metrics(run / METRICS_FILE)
+    return recipe.data, read_metrics(run / METRICS_FILE)
 
 
 def read_gold(task: SquadTask, data: Path | str) -> tuple[str, list[Question]]:

@@ -15,13 +15,13 @@ from bertkit.data.tokenizer import find_backend, load_tokenizer
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.inference.batching import cut_into_chunks
 from bertkit.model.bert import BertModel
-from bertkit.model.bilstm import FEATURE_LAYERS
+from bertkit.model.bilstm import find_layers
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.frozen import POOLING, load_encoder, run_encoder
 
 TEXTS_A_CHUNK = 1024  # texts read, encoded and written at a time
-CHARACTERS_A_TEXT_CHUNK = 200_000  # limit of a chunk with long texts; about 150 MB of vectors of BERT-base
+CHARACTERS_A_TEXT_CHUNK = 200_000  # limit of a chunk with long texts; about 150 MB of one layer's vectors of BERT-base
 POOLS = ("words", *POOLING)
 FEATURE_SUFFIXES = (".jsonl", ".npz")
 
@@ -37,6 +37,7 @@ def extract(
     `starts` and `ends` (M,), and `words` (M,).
 
     Args:
+        layers: As in `bertkit.model.bilstm.find_layers`.
         pool: "words": a vector for each word, that of its first token, with the words of BERT's tokenizer before
             WordPiece, so each Chinese character is one; "cls": the vector of [CLS]; "mean": the mean over all tokens,
             [CLS] and [SEP] included.
@@ -45,9 +46,8 @@ def extract(
         UsageError: The pool, layer or suffix is unknown, a file cannot be read, a text is empty or longer than the
             model's positions, or the model cannot be loaded.
     """
-    for option, value, known in (("--pool", pool, POOLS), ("--layers", layers, FEATURE_LAYERS)):
-        if value not in known:
-            raise UsageError(f"unknown {option} {value}; expected one of {', '.join(known)}")
+    if pool not in POOLS:
+        raise UsageError(f"unknown --pool {pool}; expected one of {', '.join(POOLS)}")
     if output.suffix not in FEATURE_SUFFIXES:
         raise UsageError(f"{output} must end in {' or '.join(FEATURE_SUFFIXES)}; change --output")
     check_output(str(source), output)
@@ -57,6 +57,8 @@ def extract(
         raise UsageError(
             f"{checkpoint} reads left to right, so its [CLS] attends to no other token; use --pool mean or words"
         )
+    if pool == "cls":
+        report("without fine-tuning the vector of [CLS] is not a sentence vector (the paper's footnote on C, 3.1)")
     with explain_refusal(f"the file {output}"):
         output.parent.mkdir(parents=True, exist_ok=True)
         is_text = output.suffix == ".jsonl"
@@ -88,8 +90,9 @@ def describe_texts(
     """Yield the object for each text, in order, as in `extract`, with vectors as arrays."""
     longest = model.config.max_position_embeddings
     backend = find_backend(tokenizer, "--pool words") if pool == "words" else None
+    chosen, kind = find_layers(layers, model.config.num_hidden_layers)
     done = 0
-    for chunk in cut_into_chunks(texts, TEXTS_A_CHUNK, CHARACTERS_A_TEXT_CHUNK):
+    for chunk in cut_into_chunks(texts, TEXTS_A_CHUNK, CHARACTERS_A_TEXT_CHUNK // len(chosen)):
         sequences = encode_texts([chunk], None, tokenizer, 1 << 30)
         lengths = np.diff(sequences.ends, prepend=0)
         if (lengths > longest).any():
@@ -100,16 +103,11 @@ def describe_texts(
             )
         found: list[dict[str, Any]] = [{} for _ in chunk]
         for numbers, states, mask in run_encoder(model, sequences, layers):
-            vectors = combine(states, layers)  # (B, T, F)
+            vectors = states.sum(dim=-2) if kind == "sum" else states.flatten(-2)  # (B, T, F)
             for row, number in enumerate(numbers.tolist()):
                 found[number] = pool_text(chunk[number], vectors[row, : int(mask[row].sum())], backend, pool)
         yield from found
         done += len(chunk)
-
-
-def combine(states: Tensor, layers: str) -> Tensor:
-    """Combine the activations (..., K, H) of the chosen layers into one vector (..., F) per token."""
-    return states.sum(dim=-2) if FEATURE_LAYERS[layers][1] == "sum" else states.flatten(-2)
 
 
 def pool_text(text: str, vectors: Tensor, backend: Any, pool: str) -> dict[str, Any]:

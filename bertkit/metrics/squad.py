@@ -1,13 +1,15 @@
 """SQuAD scores and the paper's tau (sections 4.2 and 4.3, Tables 2 and 3), as functions.
 
 Names are those of the official scripts evaluate-v1.1.py and evaluate-v2.0.py. Values are percentages and equal theirs
-except for the rounding of sums.
+except for the rounding of sums. Chinese has no spaces between words, so the official F1 would equal exact match; its
+answers are compared as by cmrc2018_evaluate.py of CMRC 2018 (Cui et al. 2019).
 """
 
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from difflib import SequenceMatcher
 from functools import cache
 from typing import Any
 
@@ -20,6 +22,8 @@ from bertkit.metrics.rows import RowScore, measure_mean, take_values
 PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")  # ASCII only: “ and – stay, as in the official scripts
 LONGEST_ID = 40  # characters of a question id in a message
 ARTICLES = re.compile(r"\b(a|an|the)\b")
+CMRC_PUNCTUATION = str.maketrans("", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")
+CMRC_WORD = re.compile(r"[\u4e00-\u9fa5]|[^\W\u4e00-\u9fa5]+(?:[.,'][^\W\u4e00-\u9fa5]+)*|\S")  # 果, 3.5, %
 
 
 def normalize_answer(text: str) -> str:
@@ -27,8 +31,21 @@ def normalize_answer(text: str) -> str:
     return " ".join(ARTICLES.sub(" ", PUNCTUATION.sub("", text.lower())).split())
 
 
+def normalize_chinese(text: str) -> str:
+    """Lower-case a text, remove the punctuation that CMRC removes, and collapse white space."""
+    return " ".join(text.lower().translate(CMRC_PUNCTUATION).split())
+
+
+# Language -> how a text is normalised and divided into words.
+# Differs from CMRC: words that are not Chinese are found by a pattern, not by NLTK's tokenizer for English.
+LANGUAGES: dict[str, tuple[Callable[[str], str], Callable[[str], list[str]]]] = {
+    "en": (normalize_answer, str.split),
+    "zh": (normalize_chinese, CMRC_WORD.findall),
+}
+
+
 def score_answers(
-    gold: Mapping[str, Sequence[str]], predictions: Mapping[str, str], version: int
+    gold: Mapping[str, Sequence[str]], predictions: Mapping[str, str], version: int, language: str = "en"
 ) -> tuple[dict[str, int], dict[str, float]]:
     """Return exact match and F1 of each question, the best over its references.
 
@@ -39,12 +56,12 @@ def score_answers(
         gold: The reference texts by question id.
         predictions: The answer by question id. Other questions are ignored; a question without an answer scores 0.
         version: 1 for SQuAD 1.1, 2 for SQuAD 2.0.
+        language: One of LANGUAGES; "en" is the official scripts'.
 
     Returns:
         Exact match (0 or 1) and token F1 (0 to 1), each by question id in the order of `gold`.
     """
-    normalize = cache(normalize_answer)  # many texts repeat
-    split = cache(str.split)
+    normalize, split = map(cache, LANGUAGES[language])  # many texts repeat
     exact: dict[str, int] = {}
     f1: dict[str, float] = {}
     for question, texts in gold.items():
@@ -58,13 +75,16 @@ def score_answers(
         if version == 2 and not answer:
             f1[question] = exact[question]
         else:
-            f1[question] = max(_compare(split(answer), split(reference)) for reference in references)
+            f1[question] = max(_compare(split(answer), split(reference), language) for reference in references)
     return exact, f1
 
 
-def _compare(answer: list[str], reference: list[str]) -> float:
+def _compare(answer: list[str], reference: list[str], language: str) -> float:
     # The order of operations is that of the official scripts, for equal rounding; 0 is an int there as well.
-    shared = (Counter(answer) & Counter(reference)).total()
+    if language == "zh":  # words of the longest sequence that both texts have
+        shared = SequenceMatcher(None, answer, reference, autojunk=False).find_longest_match().size
+    else:
+        shared = (Counter(answer) & Counter(reference)).total()
     if not shared:
         return 0
     precision, recall = shared / len(answer), shared / len(reference)
@@ -149,16 +169,17 @@ def measure_questions(
 
 
 def compare_answers(
-    gold: Mapping[str, Sequence[str]], texts: Sequence[str]
+    gold: Mapping[str, Sequence[str]], texts: Sequence[str], language: str = "en"
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (Q,) exact match and F1 of each answer of 2.0, and the score of no answer, from 0 to 1.
 
     Args:
         gold: The references by question id.
         texts: The answer of each question, in the order of `gold`.
+        language: As in `score_answers`.
     """
-    exact, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 2)
-    silent, _ = score_answers(gold, dict.fromkeys(gold, ""), 2)
+    exact, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 2, language)
+    silent, _ = score_answers(gold, dict.fromkeys(gold, ""), 2, language)
     exact, f1, silent = (np.array(list(scores.values()), np.float64) for scores in (exact, f1, silent))
     return exact, f1, silent
 

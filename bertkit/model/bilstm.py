@@ -41,24 +41,32 @@ FEATURE_LAYERS = {
 }
 
 
-def check_feature_layers(name: str, config: BertConfig) -> None:
-    """Check that a model of this configuration has the layers that `name` selects.
+def find_layers(name: str, count: int) -> tuple[list[int], str]:
+    """Return the numbers of the layers that `name` selects in a model of `count` layers, and how they are combined.
+
+    Args:
+        name: A name of FEATURE_LAYERS; or several layers that are concatenated in this order: `all`, or numbers joined
+            by commas, where 0 is the embeddings' output and -1 the last layer.
 
     Raises:
-        ValueError: The name is unknown, or the model has too few layers.
+        ValueError: The name is unknown, or the model does not have these layers.
     """
-    if name not in FEATURE_LAYERS:
-        raise ValueError(f"unknown layers {name!r}; expected one of {', '.join(FEATURE_LAYERS)}")
-    least = abs(FEATURE_LAYERS[name][0].start)  # number of layers needed, counted from either end
-    if config.num_hidden_layers < least:
-        raise ValueError(
-            f"{name} needs {least} layers, but the model has {config.num_hidden_layers}; choose other layers"
-        )
+    numbers = range(count + 1)
+    if name in FEATURE_LAYERS:
+        chosen, kind = FEATURE_LAYERS[name]
+        if count < (least := abs(chosen.start)):  # number of layers needed, counted from either end
+            raise ValueError(f"{name} needs {least} layers, but the model has {count}; choose other layers")
+        return list(numbers[chosen]), kind
+    try:
+        return list(numbers[1:]) if name == "all" else [numbers[int(part)] for part in name.split(",")], "concatenation"
+    except (ValueError, IndexError):
+        expected = f"one of {', '.join(FEATURE_LAYERS)}, all, or numbers from {-count - 1} to {count} joined by commas"
+        raise ValueError(f"unknown layers {name!r}; expected {expected}") from None
 
 
 def select_features(hidden_states: tuple[Tensor, ...], name: str) -> Tensor:
     """Select the states (..., K, H) of the K layers called `name` from the outputs of embeddings and layers."""
-    chosen = hidden_states[FEATURE_LAYERS[name][0]]
+    chosen = [hidden_states[number] for number in find_layers(name, len(hidden_states) - 1)[0]]
     return torch.stack([states.to(chosen[-1].device) for states in chosen], dim=-2)  # (..., K, H)
 
 
@@ -100,8 +108,8 @@ class BertLayerMix(StartsAtZero):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        layers, self.kind = FEATURE_LAYERS[config.feature_layers]
-        count = len(range(config.num_hidden_layers + 1)[layers])
+        layers, self.kind = find_layers(config.feature_layers or "", config.num_hidden_layers)
+        count = len(layers)
         self.size = config.hidden_size * (count if self.kind == "concatenation" else 1)
         self.weights = nn.Parameter(torch.zeros(count)) if self.kind == "sum" else None
 

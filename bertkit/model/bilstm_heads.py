@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
-from bertkit.model.bilstm import BertBiLSTM, BertLayerMix, check_feature_layers, select_features
+from bertkit.model.bilstm import BertBiLSTM, BertLayerMix, select_features
 from bertkit.model.config import BertConfig
 from bertkit.model.heads import (
     BertForMultipleChoice,
@@ -57,7 +57,6 @@ class BertFeaturesForTokenClassification(BertHead):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
-        check_feature_layers(config.feature_layers or "", config)
         self.mix = BertLayerMix(config)
         self.bilstm = BertBiLSTM(self.mix.size, config.bilstm_hidden_size)
         self.dropout = make_head_dropout(config)

@@ -234,19 +234,24 @@ class Search:
         """Divide the time between trials and the last training, and return whether it is enough for trials."""
         self.report("measuring some updates")
         limit, probe = self.clock.limit, budget.PROBE_SHARE * self.clock.limit
-        measured, runs = costs.measure(self.recipe, prepared, probe), LEAST_TRIALS + 1
+        measured, recipe = costs.measure(self.recipe, prepared, probe), budget.leave_out_evaluations(self.recipe)
 
-        def find_seconds(length: float) -> float:
-            _, training, evaluation = costs.expect(self.recipe, measured, self.output)
-            return START_SECONDS + 1.2 * (length * (training + evaluation) + measured.end) + probe
+        def find_seconds(length: float, scores: int = 0) -> float:
+            _, training, evaluation = costs.expect(recipe, measured, self.output)
+            during = length * (training + evaluation) + scores * measured.evaluation
+            return START_SECONDS + 1.2 * (during + measured.end) + probe
 
-        if find_seconds(1.0) <= limit < runs * find_seconds(1.0):
+        def find_least(length: float) -> float:
+            return LEAST_TRIALS * find_seconds(length, TRIAL_SCORES) + find_seconds(length)
+
+        if find_seconds(1.0) <= limit < find_least(1.0):
             return False
-        is_longer = "train.num_train_epochs" in self.searched and runs * find_seconds(LONGEST) <= limit
+        is_longer = "train.num_train_epochs" in self.searched and find_least(LONGEST) <= limit
         longest = LONGEST if is_longer else 1.0
         last, held = min(find_seconds(longest), limit / 2), int(min(HELD_ROWS, MOST_HELD_BACK * measured.rows))
+        trial = min(find_seconds(longest, TRIAL_SCORES), (limit - last) / LEAST_TRIALS)
         measured = msgspec.structs.replace(measured, rows=measured.rows - held, evaluated=held, predicted=held)
-        self.plan = Plan(longest, last, min(last, (limit - last) / LEAST_TRIALS), measured)
+        self.plan = Plan(longest, last, trial, measured)
         try:
             return bool(self.make_trial(self.recipe.override(batch_size=max(*BATCH_CHOICES, self.recipe.batch_size))))
         except budget.TooShort:

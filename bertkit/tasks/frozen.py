@@ -25,7 +25,7 @@ from torch import Tensor
 from bertkit.data.sequences import Sequences, batch_by_length, pad
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.model.bert import BertModel
-from bertkit.model.bilstm import FEATURE_LAYERS, check_feature_layers, select_features
+from bertkit.model.bilstm import find_layers, select_features
 from bertkit.model.checkpoint import load_config, load_model
 from bertkit.model.loss import IGNORE_INDEX
 from bertkit.model.precision import find_device
@@ -51,7 +51,9 @@ def load_encoder(checkpoint: str, layers: str, tokens: int = 0) -> BertModel:
         UsageError: The checkpoint cannot be loaded, lacks the layers, or has a smaller vocabulary.
     """
     with explain_refusal(f"the model {checkpoint}"):
-        check_feature_layers(layers, load_config(checkpoint))
+        config = load_config(checkpoint)
+    with explain_refusal(f"--layers {layers}"):
+        find_layers(layers, config.num_hidden_layers)
     model, _ = load_model(BertModel, checkpoint, {"add_pooling_layer": False, "vocab_size": tokens})
     return model.eval().requires_grad_(False).to(find_device())
 
@@ -224,7 +226,7 @@ def name_vectors(model: BertModel, facts: Sequence[Any], *columns: np.ndarray) -
 
 def list_layers(model: BertModel, layers: str) -> list[int]:
     """Return the numbers of the layers, 0 for the embeddings."""
-    return list(range(model.config.num_hidden_layers + 1)[FEATURE_LAYERS[layers][0]])
+    return find_layers(layers, model.config.num_hidden_layers)[0]
 
 
 def write_features(

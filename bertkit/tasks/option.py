@@ -162,6 +162,11 @@ SQUAD_OPTIONS: Options = {
         "and test, or Hub data set (default: the Hub's SQuAD).",
         is_input=True,
     ),
+    "language": Option(
+        "",
+        help="Scores as of the official scripts, en, or over Chinese characters as of CMRC, zh (default: by contexts).",
+        choices=("", "en", "zh"),
+    ),
     **SPLIT_OPTIONS,
     "train_file": Option("", help="Training file in SQuAD's format (default: the official one).", is_input=True),
     "extra_train": Option(

@@ -22,6 +22,7 @@ import pyarrow as pa
 from bertkit.data.formats.annotations import read_export
 from bertkit.data.formats.rows import Columns, choose_reader, has_splits
 from bertkit.data.formats.squad import HUB_SQUAD, read_own_squad, read_predictions, read_squad, read_squad_copy
+from bertkit.data.scripts import is_chinese
 from bertkit.data.sequences import EncodedInputs
 from bertkit.data.spans import (
     Answer,
@@ -36,7 +37,7 @@ from bertkit.data.spans import (
 )
 from bertkit.data.splits import UNLABELLED, check_split_options, divide_train, name_split
 from bertkit.errors import UsageError, refuse_first
-from bertkit.metrics.rows import RowScore
+from bertkit.metrics.rows import RowScore, take_values
 from bertkit.metrics.squad import (
     compare_answers,
     find_tau,
@@ -267,7 +268,11 @@ class SquadTask(FineTuningTask):
         """Return the windows of a split."""
         data = encode_questions(examples, tokenizer, **{key: recipe.data[key] for key in WINDOW_OPTIONS})
         report(describe_windows(data, split))
-        return data if self.is_official(recipe.data["dir"]) else OwnWindows(**vars(data))
+        language = choose_language(recipe.data["language"], examples)
+        if language == "zh" and split != "train":
+            report(f'{split}: exact match and F1 are those of CMRC, over Chinese characters (data.language = "zh")')
+        kind = Windows if self.is_official(recipe.data["dir"]) else OwnWindows
+        return kind(**vars(data) | {"language": language})
 
     def tabulate(self, examples: Sequence[Question]) -> ExampleRows:
         """Return the questions and their contexts; the right answers of 2.0 may be none."""
@@ -295,10 +300,15 @@ class SquadTask(FineTuningTask):
         """Return the answer to each question with its exact match and F1; for 2.0 also what tau follows from."""
         answers = decode(check_answers(summaries), data)
         texts, odds = [answer.best.text for answer in answers], [answer.odds for answer in answers]
-        return self.tabulate_answers(data.questions, texts, odds, (decided or {}).get("tau"))
+        return self.tabulate_answers(data.questions, texts, odds, (decided or {}).get("tau"), data.language)
 
     def tabulate_answers(
-        self, questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float], tau: float | None = None
+        self,
+        questions: Sequence[Question],
+        texts: Sequence[str],
+        odds: Sequence[float],
+        tau: float | None = None,
+        language: str = "en",
     ) -> pa.Table:
         """Return the prediction table of some answers, without the questions.
 
@@ -306,15 +316,16 @@ class SquadTask(FineTuningTask):
             texts: The best answer to each question that is not empty.
             odds: For 2.0: s_null minus the score of each answer.
             tau: The threshold of 2.0; None: the one with the best F1.
+            language: As in `score_answers`.
         """
         gold = collect_answers(questions)
         columns: dict[str, Any] = {"id": list(gold), LABEL: pa.array([sorted(set(x)) for x in gold.values()], NAMES)}
         if not any(gold.values()) and not self.version.unanswerable:
             return make_rows({"id": list(gold), PREDICTION: texts})
         if not self.version.unanswerable:
-            exact, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 1)
+            exact, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 1, language)
             return make_rows(columns | {PREDICTION: texts, "em": list(exact.values()), "f1": list(f1.values())})
-        best_em, best_f1, none = compare_answers(gold, texts)
+        best_em, best_f1, none = compare_answers(gold, texts, language)
         tau = find_tau(odds, best_f1, none) if tau is None else tau
         is_given = np.asarray(odds) < -tau
         columns[PREDICTION] = self.choose(texts, odds, tau)
@@ -346,7 +357,8 @@ class SquadTask(FineTuningTask):
         if not self.version.unanswerable:
             return {}
         gold = collect_answers(dev.questions)
-        found = score_squad2(gold, dict.fromkeys(gold, ""))
+        none = compare_answers(gold, [""] * len(gold), dev.language)[2]
+        found = take_values(measure_questions(none, none, list(map(bool, gold.values()))))
         return {"exact": found["exact"], "f1": found["f1"]}
 
     # --- Files --------------------------------------------------------------------------------------------------------
@@ -488,6 +500,11 @@ def list_keys(questions: Sequence[Question]) -> list[str]:
 def collect_answers(questions: Sequence[Question]) -> dict[str, tuple[str, ...]]:
     """Return question's id -> its right answers."""
     return {question.id: question.answers for question in questions}
+
+
+def choose_language(given: str, questions: Sequence[Question]) -> str:
+    """Return the language that is given, or the one that the contexts seem to be in, of those with rules of scores."""
+    return given or ("zh" if is_chinese(dict.fromkeys(one.context for one in questions)) else "en")
 
 
 def describe_windows(data: Windows, split: str) -> str:

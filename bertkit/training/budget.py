@@ -122,6 +122,14 @@ def fit(recipe: Recipe, measured: Measured, clock: Clock, output: Path) -> Recip
     raise TooShort(f"{allowed}; give --budget {minutes}m or more")
 
 
+def leave_out_evaluations(recipe: Recipe) -> Recipe:
+    """Return a recipe for fine-tuning without evaluations during the training, where they decide nothing."""
+    is_needed = recipe.patience or any(map(recipe.train.get, ("load_best_model_at_end", "eval_on_start")))
+    if is_needed or "num_train_epochs" not in recipe.train or "eval_strategy" in recipe.given.get("train", {}):
+        return recipe
+    return recipe.override(train={"eval_strategy": "no"})
+
+
 def train_within(
     recipe: Recipe,
     *,
@@ -137,13 +145,13 @@ def train_within(
         if not path.exists():
             raise UsageError(f"{output} has a run without --budget; name another directory with --output")
         fitted, measured, prepared = load_recipe(output / RECIPE_FILE), read_record(path, Measured), None
-        recipe = recipe.adopt(fitted)
+        recipe = leave_out_evaluations(recipe.adopt(fitted))
         again = resolve(recipe, fitted.train["max_steps"], expect(recipe, measured, output)[0])
         both = (list_decisive(each.override(stop_after=0).to_dict()) for each in (fitted, again))
         refuse_other(f"{output} belongs to another run", *both)
     else:
         prepared = prepared or prepare(recipe, report)
-        recipe = settle(recipe, len(prepared.data["train"]), report)
+        recipe = leave_out_evaluations(settle(recipe, len(prepared.data["train"]), report))
         if is_main:
             fit_baselines(TASKS[recipe.task], recipe, prepared, ignore)  # the cache keeps them for the run
         report("measuring some updates")

@@ -47,7 +47,7 @@ def check_model(task: Task, recipe: "Recipe", config: PreTrainedConfig | None = 
         config = make_config(recipe.model)
     if layers := recipe.data.get("features"):
         with explain_refusal(f"features = {layers!r}"):
-            bilstm.check_feature_layers(layers, config)
+            bilstm.find_layers(layers, config.num_hidden_layers)
     if recipe.model.get("attn_implementation") == "flex_attention":
         raise UsageError("flex_attention has no dropout, with which BERT is trained; use packed, sdpa or eager")
     longest = max(*recipe.lengths, recipe.data.get("heldout_length", 0))

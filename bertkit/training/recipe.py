@@ -178,6 +178,8 @@ RANGES: dict[str, dict[str, tuple[float, float]]] = {
 
 # Keys of [train] that the preset `auto` leaves open until the rows are known (`bertkit.training.preset.settle`).
 ADAPTED = ("optim", "learning_rate", "num_train_epochs")
+# Instead of an evaluation and a checkpoint in each of many short epochs: shares of all updates.
+FIVE_TIMES = {"eval_strategy": "steps", "eval_steps": 0.2, "save_strategy": "steps", "save_steps": 0.2}
 
 # These schedules need an evaluation loss, which is not computed.
 LEARNED_SCHEDULES = {"reduce_lr_on_plateau", "greedy"}
@@ -266,7 +268,8 @@ def apply_preset(task: Task, own: Mapping[str, Any]) -> RecipePart:
     if not adapts:
         raise UsageError(f"preset auto is for fine-tuning; {task.name} has paper and stable")
     fixed = {key: value for key, value in task.recipe["train"].items() if key not in ADAPTED}
-    return {**task.recipe, "preset": preset, "train": fixed}
+    rhythm = FIVE_TIMES if fixed["eval_strategy"] == "epoch" else {}
+    return {**task.recipe, "preset": preset, "train": fixed | rhythm}
 
 
 def parse_setting(text: str) -> RecipePart:

@@ -144,6 +144,15 @@ def test_two_runs_of_1_1_worked_by_hand(tmp_path):
     ]
 
 
+def test_runs_with_chinese_scores_give_such_scores(tmp_path):
+    """教师 for 教师节 has the F1 2 * 2/3 / (5/3) = 4/5 over characters."""
+    write_gold(tmp_path / "squad", ONE, {"q1": ["教师节"]})
+    runs = [write_run(tmp_path / name, ONE, {"q1": {"教师": 1.0}}) for name in "ab"]
+    data = {"dir": str(tmp_path / "squad"), "language": "zh"}
+    save_recipe({"task": ONE.name, "data": data}, runs[0] / "recipe.toml")
+    assert join(ONE, runs, tmp_path / "both")[0]["metrics"]["f1"] == pytest.approx(80)
+
+
 def test_two_runs_of_2_0_worked_by_hand(tmp_path):
     """No answer and the best: q1 0.55 and red 0.45, q2 0.65 and cats 0.3, q3 0.25 and Paris 0.75. At tau = 0 q1 is not
     answered, which is wrong, q2 rightly not, and q3 is. All are right where -tau is between q1's and q2's odds.

@@ -183,6 +183,35 @@ def test_both_forms_say_the_same_and_the_layers_of_a_sum_weigh_the_same(checkpoi
     np.testing.assert_allclose(np.load(tmp_path / "sum.npz")["vectors"], summed, rtol=1e-4, atol=1e-5)
 
 
+def test_any_layer_gives_its_vectors(checkpoint, source, tmp_path):
+    tokenizer, model = load_tokenizer(checkpoint), load_encoder(checkpoint, "last")
+    with torch.no_grad():
+        states = model(**tokenizer(TEXTS[0], return_tensors="pt"), output_hidden_states=True).hidden_states
+    for layers, numbers in {"3": [3], "-3": [2], "1,4,0": [1, 4, 0], "all": [1, 2, 3, 4]}.items():
+        extract(checkpoint, source, layers, tmp_path / "a.npz", "mean")
+        expected = torch.cat([states[number][0].mean(0) for number in numbers])
+        np.testing.assert_allclose(np.load(tmp_path / "a.npz")["vectors"][0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_cls_is_said_to_mean_nothing_without_fine_tuning(checkpoint, source, tmp_path):
+    for pool, count in (("cls", 1), ("mean", 0)):
+        lines = []
+        extract(checkpoint, source, "last", tmp_path / "a.npz", pool, lines.append)
+        assert sum("is not a sentence vector" in line for line in lines) == count
+
+
+def test_a_chinese_word_has_another_vector_in_another_text(tmp_path):
+    texts = ["我爱吃苹果", "我爱苹果手机"]
+    checkpoint = str(write_checkpoint(tmp_path / "bert", characters="".join(texts)))
+    (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
+    extract(checkpoint, tmp_path / "texts.txt", "last", tmp_path / "vectors.npz")
+    found = np.load(tmp_path / "vectors.npz")
+    assert "".join(found["words"]) == "".join(texts)  # each character is a word
+    fruit, phone = (found["vectors"][(found["texts"] == n) & np.isin(found["words"], ["苹", "果"])] for n in (0, 1))
+    assert fruit.shape == phone.shape == (2, 32)
+    assert np.abs(fruit - phone).max() > 0.01
+
+
 def test_many_texts_are_read_some_at_a_time(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "TEXTS_A_CHUNK", 7)
     monkeypatch.setattr(batching, "TOKENS_A_BATCH", 20)
@@ -199,6 +228,7 @@ MISTAKES = {  # name -> text, options
     "no file": (None, {}),
     "no text": ("", {}),
     "layers": ("good\n", {"layers": "first"}),
+    "a layer beyond the last": ("good\n", {"layers": "1,5"}),
     "pool": ("good\n", {"pool": "max"}),
     "suffix": ("good\n", {"output": "a.txt"}),
 }

@@ -20,6 +20,7 @@ from bertkit.metrics.squad import (
     find_tau,
     measure_questions,
     normalize_answer,
+    normalize_chinese,
     score_answers,
     score_squad1,
     score_squad2,
@@ -386,6 +387,60 @@ def test_squad2_is_the_oracle(questions, data):
     ours, slow = score_squad2(gold, predictions, odds, threshold), slow_squad2(gold, predictions, odds, threshold)
     assert list(ours) == list(slow)
     assert ours == pytest.approx(slow, rel=1e-12)
+
+
+# --- SQuAD: Chinese, as CMRC scores it
+
+
+@pytest.mark.parametrize(
+    ("text", "normalized"),
+    [
+        ("《红楼梦》，", "红楼梦"),
+        (" 苹果\u3000手机 ", "苹果 手机"),
+        ("A-B 3.5%", "ab 3.5%"),  # ASCII punctuation stays, except what CMRC lists
+        ("the 苹果", "the 苹果"),
+        ("…。", "…"),
+    ],
+)
+def test_chinese_answers_are_normalized(text, normalized):
+    assert normalize_chinese(text) == normalized
+
+
+def test_chinese_worked_by_hand():
+    """q1: the longest common sequence of 一名教师 and 教师节 is 教师: 2 * (2/4 * 2/3) / (2/4 + 2/3) = 4/7. q2:
+    punctuation does not count. q3: 东 and 西 are shared, but only one in a row: 1/2. q4: the words are 3.5, % and 米; %
+    is shared. The official scripts give 0 to all four.
+    """
+    gold = {"q1": ["教师节", "护士"], "q2": ["《红楼梦》"], "q3": ["东西"], "q4": ["3.5% 米"]}
+    predictions = {"q1": "一名教师", "q2": "红楼梦。", "q3": "西东", "q4": "7%"}
+    exact, f1 = score_answers(gold, predictions, 1, "zh")
+    assert exact == {"q1": 0, "q2": 1, "q3": 0, "q4": 0}
+    assert f1 == {"q1": pytest.approx(4 / 7), "q2": 1, "q3": 0.5, "q4": pytest.approx(2 / 5)}
+    assert score_answers(gold, predictions, 1) == (dict.fromkeys(gold, 0), dict.fromkeys(gold, 0))
+    silent = score_answers(
+        {"none": [], "void": ["。"], "some": ["好"]}, {"none": "", "void": "，", "some": ""}, 2, "zh"
+    )
+    assert silent == ({"none": 1, "void": 1, "some": 0},) * 2
+
+
+def slow_cmrc(answer: str, reference: str) -> float:
+    """Return the F1 of two texts of Chinese characters by a table of the common sequences that end at each pair."""
+    ends = {}
+    for i, one in enumerate(answer):
+        for j, other in enumerate(reference):
+            if one == other:
+                ends[i, j] = ends.get((i - 1, j - 1), 0) + 1
+    if not ends:
+        return 0
+    precision, recall = max(ends.values()) / len(answer), max(ends.values()) / len(reference)
+    return 2 * precision * recall / (precision + recall)
+
+
+@given(*[st.text("天地玄黄", max_size=12)] * 3)
+def test_chinese_f1_is_the_oracle(answer, first, second):
+    exact, f1 = score_answers({"q": [first, second]}, {"q": answer}, 1, "zh")
+    assert exact == {"q": int(answer in (first, second))}
+    assert f1 == {"q": max(slow_cmrc(answer, first), slow_cmrc(answer, second))}
 
 
 # --- SQuAD: tau

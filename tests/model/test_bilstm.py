@@ -8,7 +8,7 @@ import transformers
 from torch import Tensor, nn
 
 from bertkit.model import bilstm, bilstm_heads
-from bertkit.model.bilstm import FEATURE_LAYERS, BertBiLSTM, BertLayerMix, select_features
+from bertkit.model.bilstm import FEATURE_LAYERS, BertBiLSTM, BertLayerMix, find_layers, select_features
 from bertkit.model.config import BertConfig
 from bertkit.model.packing import PACKED, Packed, lay_out
 from tests.conftest import TINY, collect, differ, make_batch, make_labels, make_model, shape_for
@@ -159,6 +159,18 @@ def test_the_six_rows_of_table_7_name_these_layers() -> None:
         "concat-last-four": [9, 10, 11, 12],
         "sum-all": [*range(1, 13)],
     }
+
+
+def test_any_layers_are_named_by_number() -> None:
+    names = {"3": [3], "-3": [10], "0": [0], "1,5,9": [1, 5, 9], "-1, 1": [12, 1], "all": [*range(1, 13)]}
+    assert {name: find_layers(name, 12) for name in names} == {
+        name: (numbers, "concatenation") for name, numbers in names.items()
+    }
+    states = tuple(torch.full((1, 2, 3), float(number)) for number in range(13))
+    assert select_features(states, "9,-3")[0, 0, :, 0].tolist() == [9, 10]
+    for name in ("", "first", "13", "-14", "1,,2", "1.5", "1,all"):
+        with pytest.raises(ValueError, match="all, or numbers from -13 to 12 joined by commas"):
+            find_layers(name, 12)
 
 
 def test_layers_are_mixed_as_named() -> None:

@@ -14,6 +14,7 @@ import bertkit
 from bertkit.data.long_texts import LONG
 from bertkit.errors import UsageError
 from bertkit.metrics.rows import RowScore, take_values
+from bertkit.metrics.squad import LANGUAGES
 from bertkit.metrics.table import LABEL, PREDICTION, read_facts
 from bertkit.model.bilstm import FEATURE_LAYERS
 from bertkit.reports.tables import find_row
@@ -394,6 +395,7 @@ def test_options_have_the_values_that_the_code_knows():
         "problem_type": ("auto", *SCORES),
         "features": ("", *FEATURE_LAYERS),
         "order": ("", "documents"),
+        "language": ("", *LANGUAGES),
     }
     choices = [(key, option.choices) for task in TASKS.values() for key, option in task.options.items()]
     assert {key: values for key, values in choices if values} == known

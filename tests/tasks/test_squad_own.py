@@ -7,9 +7,12 @@ import datasets
 import pytest
 from safetensors.torch import load_file
 
+import bertkit
 from bertkit.data.formats import hub
 from bertkit.data.formats.squad import read_own_squad
+from bertkit.data.spans import Question
 from bertkit.data.tokenizer import load_tokenizer
+from bertkit.metrics.rows import take_values
 from bertkit.metrics.squad import score_squad1
 from bertkit.reports.tables import list_shown
 from bertkit.tasks import TASKS
@@ -267,3 +270,64 @@ def test_what_a_run_suggests():
         "# another seed",
         "bertkit predict 'my runs/own' --input questions.jsonl --output answers.jsonl",
     ]
+
+
+# --- Chinese
+
+STORY = ("小明母亲的职业是什么？", "今天是教师节，小明送给了母亲一份特殊的节日礼物", "教师")
+
+
+def write_story(folder):
+    """Write the story as dev, and its like with other names and days as train; return its characters too."""
+    trades, names = ("教师", "护士", "记者", "医师"), ("小明", "小红", "小华", "小强")
+    texts = [
+        [text.replace("小明", name).replace("教师", trade) for text in STORY] for trade in trades for name in names
+    ]
+    rows = [
+        {"question": question, "context": context, "answers": {"text": [answer], "answer_start": [3]}}
+        for question, context, answer in texts
+    ]
+    return write_folder(folder, ".jsonl", train=rows[1:], dev=rows[:1]), "".join(map("".join, texts))
+
+
+def test_the_story_of_the_teacher(tmp_path):
+    folder, characters = write_story(tmp_path / "own")
+    start = write_checkpoint(tmp_path / "bert", characters=characters, initializer_range=0.1)
+    recipe = make_recipe(str(start), folder, max_query_length=16)
+    lines, task, output = [], TASKS["squad1"], tmp_path / "run"
+    changes = {"train": {"max_steps": 60, "learning_rate": 2e-3}}
+    metrics = run(Recipe.make(task, recipe, changes), output=output, report=lines.append)
+    assert 'dev: exact match and F1 are those of CMRC, over Chinese characters (data.language = "zh")' in lines
+    assert metrics["f1"] == 100.0
+    (found,) = bertkit.load(str(output)).predict([STORY[:2]])
+    assert found["answer"] == STORY[2]
+    assert STORY[1][found["best"]["start"] : found["best"]["end"]] == STORY[2]
+
+
+def test_tau_is_tuned_on_the_f1_over_characters():
+    """教师 for 教师节 has the F1 2 * 2/3 / (5/3) = 4/5, the official F1 is 0. To answer both questions of this kind,
+    one without an answer must be answered too: the total changes by 4/5 + 4/5 - 1, the official one by -1.
+    """
+    given = [("a", (), -2.0), ("b", ("教师节",), -1.5), ("c", ("教师节",), -1.5), ("d", (), 0.0)]
+    questions = [Question(name, STORY[0], STORY[1], answers, (3,) * len(answers)) for name, answers, _ in given]
+    task, odds, found = TASKS["squad2"], [odds for *_, odds in given], {}
+    for language in ("zh", "en"):
+        rows = task.tabulate_answers(questions, ["教师"] * 4, odds, language=language)
+        scores = take_values(task.score(rows))
+        found[language] = (scores["tau"], scores["f1"], scores["exact"], rows.column("f1").to_pylist())
+    assert found["zh"] == (0.75, pytest.approx(65), 25.0, [0, pytest.approx(0.8), pytest.approx(0.8), 1])
+    assert found["en"] == (3.0, 50.0, 50.0, [1, 0, 0, 1])
+
+
+def test_the_language_is_that_of_the_contexts_or_given(tmp_path, start, questions, refused):
+    official, _, _ = questions["squad1"]
+    own, _ = write_story(tmp_path / "own")
+    task, tokenizer, found = TASKS["squad1"], load_tokenizer(start), {}
+    for folder in (official, own):
+        for language in ("", "en", "zh"):
+            recipe = Recipe.make(task, make_recipe(start, folder, language=language))
+            examples = task.load(recipe.data, str)
+            found[folder, language] = task.encode(examples["dev"], tokenizer, recipe, "dev").language
+    assert list(found.values()) == ["en", "en", "zh", "zh", "en", "zh"]
+    with refused():
+        Recipe.make(task, make_recipe(start, own, language="ja"))
