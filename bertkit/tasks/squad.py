@@ -139,6 +139,7 @@ class SquadTask(FineTuningTask):
     head = "BertForQuestionAnswering"
     metric = "f1"
     folder = "squad"
+    is_combinable = True
     options = SQUAD_OPTIONS
     splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}  # a test split is only in a person's own data
     unlabelled = (UNLABELLED,)
