@@ -15,6 +15,7 @@ _HOMES = {
     "bertkit.errors": ("UsageError",),
     "bertkit.model.bert": ("BertModel",),
     "bertkit.model.heads": (
+        "BertMeanForSequenceClassification",
         "BertForMultipleChoice",
         "BertForQuestionAnswering",
         "BertForSequenceClassification",

@@ -19,6 +19,7 @@ VALUES = {  # head -> values of its configuration
 }
 FAST = ("BertForSequenceClassification", "BertForPreTraining")
 OTHERS = (
+    "BertMeanForSequenceClassification",
     "BertForTokenClassification",
     "BertForQuestionAnswering",
     "BertForMultipleChoice",

@@ -56,7 +56,8 @@ class BertHead(BertPreTrainedModel):
     def freeze_encoder(self) -> None:
         """Freeze embeddings and layers, so that only the head and the pooler are trained.
 
-        Their dropout is off, too: the head reads the same states as in the feature-based approach (section 5.3).
+        Differs from stock: there the dropout of parameters that learn nothing stays on. Here it is off, so that the
+        head reads the states of the feature-based approach (section 5.3), also when it is at work.
         """
         self.is_frozen = True
         for module in (self.bert.embeddings, self.bert.encoder):
@@ -252,6 +253,25 @@ class BertForSequenceClassification(BertWithClassifier):
         compute_loss = SENTENCE_LOSSES[self.set_problem_type(labels)]
         weights = self.make_weights(logits.device)
         return compute_loss(logits, labels, count, *([] if weights is None else [weights]))
+
+
+class BertMeanForSequenceClassification(BertForSequenceClassification):
+    """Predict classes or scores of a text or a pair from the mean over the tokens of a frozen encoder's last layer.
+
+    Differs from the paper: its sentence heads read [CLS] through the pooler. Before fine-tuning that vector has learned
+    next sentences only, and the mean says more about a text. It is ours: plain transformers loads only the encoder.
+    """
+
+    has_pooler = reads_sentences = False
+
+    def encode(self, inputs: Inputs, **kwargs) -> tuple[Encoded, Layout]:
+        """Return the encoder's outputs, with the mean as `pooler_output` (B, H), and their layout."""
+        outputs, layout = super().encode(inputs, **kwargs)
+        hidden = outputs.last_hidden_state  # (packed, H)
+        count = layout.unpack(hidden.new_ones(*hidden.shape[:-1], 1), fill=0.0).sum(1, dtype=torch.float32)  # (B, 1)
+        total = layout.unpack(hidden, fill=0.0).sum(1, dtype=torch.float32)  # (B, H)
+        outputs.pooler_output = (total / count).to(hidden.dtype)  # (B, H)
+        return outputs, layout
 
 
 def pool_logits(logits: Tensor, indices: Tensor, shape: tuple[int, int], pooling: str) -> Tensor:

@@ -34,6 +34,8 @@ BEST_BASELINE = "best_baseline"  # in metrics.json: its name
 GAIN = "baseline_gain"  # in metrics.json: how far the metric is above that of the best baseline
 LOSS_FALLS = "loss_falls"  # in metrics.json: the training loss was still falling at the end
 ANOTHER_SEED = "bertkit {command} --recipe {run}/recipe.toml --set train.seed=43 --output {run}-43  # another seed"
+FROZEN_RATE = 1e-3  # A.3's rates are for a whole encoder, and hardly move the few weights above a frozen one
+SOLVED = "solved_strength"  # in metrics.json: the strength of a head that was solved, as `tasks.frozen.solve` takes it
 EVERY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch"}
 
 
@@ -42,6 +44,7 @@ class FineTuningTask(Task):
 
     # Mosbach et al. 2021: bias correction and more epochs prevent runs that keep predicting the majority class.
     stable: Mapping[str, Any] = {"train": {"optim": "adamw_torch", "num_train_epochs": 20.0, "learning_rate": 2e-5}}
+    implied: Mapping[str, Mapping[str, Any]] = {"freeze": {"train": {"learning_rate": FROZEN_RATE}}}
     next_commands: tuple[str, ...] = (ANOTHER_SEED,)
     start = "a BERT to fine-tune"  # the required checkpoint, for messages
     compared: tuple[str, ...] = ()  # the scores that must exceed their baselines; empty: all of the table
@@ -102,7 +105,9 @@ class FineTuningTask(Task):
                 "Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try "
                 f"--learning-rate 1e-5, --seed 43, or on few rows --set preset=auto){self.other_causes}"
             )
-        if metrics.get(f"{GAIN}_low", math.inf) <= 0:
+            if SOLVED in metrics:
+                lines[-1] = f"warning: {row.name} is not above {words} with frozen vectors; fine-tune without freeze"
+        if SOLVED not in metrics and metrics.get(f"{GAIN}_low", math.inf) <= 0:
             row = next((row for row in rows if row.key == self.metric), rows[0])  # the first of one's own classes
             gain, low, high = (row.show(metrics[key]) for key in (GAIN, *name_limits(GAIN)))
             lines.append(

@@ -1,6 +1,6 @@
 """The activations of a frozen encoder (paper section 5.3), computed once and cached on disk, and a linear head on them.
 
-The encoder runs once: the activations of every word's first token, or the mean over a text, are stored under a hash of
+The encoder runs once: the activations of every word's first token, or the vector of a text, are stored under a hash of
 the weights, the tokens and the layers, so that another seed or study reuses them. The file of words is memory-mapped,
 and an epoch costs only the training of the layers above.
 
@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +23,7 @@ from accelerate import PartialState
 from huggingface_hub import cached_assets_path
 from torch import Tensor
 
+from bertkit.data.long_texts import pool_windows
 from bertkit.data.sequences import Sequences, batch_by_length, pad
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.model.bert import BertModel
@@ -88,27 +90,49 @@ def run_encoder(model: BertModel, sequences: Sequences, layers: str) -> Iterator
 # --- Texts as vectors, and a head on them -----------------------------------------------------------------------------
 
 
+def encode_items(model: BertModel, items: Sequence[Mapping[str, Any]], pooling: str = "mean") -> np.ndarray:
+    """Return the vectors (S, H) of encoded texts and pairs; that of a text in windows is the mean over its windows."""
+    names = ("input_ids", "token_type_ids")
+    columns = ([item[name] if isinstance(item[name], list) else [item[name]] for item in items] for name in names)
+    windows, segments = columns
+    ids = list(chain.from_iterable(windows))
+    seconds = np.array([part.sum() for part in chain.from_iterable(segments)])
+    sequences = Sequences(np.concatenate(ids).astype(np.int32), np.cumsum(list(map(len, ids))), seconds, None)
+    return pool_windows(encode(model, sequences, pooling), np.array(list(map(len, windows))), "mean")
+
+
 def encode(model: BertModel, sequences: Sequences, pooling: str = "mean") -> np.ndarray:
     """Return the vectors (S, H) of sequences in the last layer of a frozen encoder, from the cache if it has them.
 
     Args:
         sequences: Without labels.
-        pooling: One of POOLING.
+        pooling: "mean", or "cls" for the vector that sentence heads read, through the pooler if the model has one.
     """
     name = name_vectors(model, [pooling], sequences.ids, sequences.ends, sequences.seconds)
     return keep_array(name, partial(compute_vectors, model, sequences, pooling))
 
 
+@torch.no_grad()
 def compute_vectors(model: BertModel, sequences: Sequences, pooling: str) -> np.ndarray:
     """Return what `encode` returns, without the cache."""
     vectors = np.empty((len(sequences), model.config.hidden_size), np.float32)
     for numbers, states, mask in run_encoder(model, sequences, "last"):
         for row, number in enumerate(numbers.tolist()):
-            vectors[number] = POOLING[pooling](states[row, : int(mask[row].sum()), 0]).cpu().numpy()
+            vectors[number] = pool_states(model, states[row, : int(mask[row].sum()), 0], pooling).cpu().numpy()
     return vectors  # (S, H)
 
 
-def solve(vectors: Any, targets: np.ndarray, strength: float, labels: int) -> tuple[np.ndarray, np.ndarray]:
+def pool_states(model: BertModel, states: Tensor, pooling: str) -> Tensor:
+    """Return the vector (H,) of a sequence from the states (T, H) of its tokens, as the heads at work compute it."""
+    if pooling == "mean":
+        return states.mean(0)
+    sentence = states[-1 if model.config.is_decoder else 0]
+    return sentence if model.pooler is None else model.pooler(sentence[None, None])[0]
+
+
+def solve(
+    vectors: Any, targets: np.ndarray, strength: float, labels: int, weights: Sequence[float] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the weight (L, H) and the bias (L,) of a linear head on vectors (S, H), dense or sparse.
 
     The head is a logistic regression, one for each of several labels, or for numbers a ridge regression.
@@ -117,6 +141,7 @@ def solve(vectors: Any, targets: np.ndarray, strength: float, labels: int) -> tu
         targets: Integers (S,): classes; (S, L): whether each of several labels is right; floats (S,): numbers.
         strength: The inverse of the penalty, as scikit-learn's C; a ridge regression has the penalty 1 / 2C.
         labels: The number of classes, some of which may have no row.
+        weights: (L,) those of the rows of each class, or of the rows that have each of several labels; None: equal.
     """
     from sklearn.linear_model import LogisticRegression, Ridge
 
@@ -124,14 +149,17 @@ def solve(vectors: Any, targets: np.ndarray, strength: float, labels: int) -> tu
         ridge = Ridge(1 / (2 * strength)).fit(vectors, targets)
         return ridge.coef_[None], np.array([ridge.intercept_])
     if targets.ndim == 2:
-        pairs = [solve(vectors, column.astype(int), strength, 2) for column in targets.T]
+        sides = [None] * targets.shape[1] if weights is None else [(1.0, weight) for weight in weights]
+        columns = zip(targets.T, sides, strict=True)
+        pairs = [solve(vectors, column.astype(int), strength, 2, side) for column, side in columns]
         weight, bias = (np.stack([part[1] - part[0] for part in parts]) for parts in zip(*pairs, strict=True))
         return weight, bias
     found = np.unique(targets)
     weight, bias = np.zeros((labels, vectors.shape[1])), np.full(labels, NEVER)
     bias[found] = 0.0
     if len(found) > 1:
-        head = LogisticRegression(C=strength, max_iter=SOLVER_STEPS).fit(vectors, targets)
+        balance = None if weights is None else {label: weights[label] for label in found.tolist()}
+        head = LogisticRegression(C=strength, max_iter=SOLVER_STEPS, class_weight=balance).fit(vectors, targets)
         learned = found[-len(head.coef_) :]  # of two classes, the first one's logit is 0
         weight[learned], bias[learned] = head.coef_, head.intercept_
     return weight, bias

@@ -143,6 +143,7 @@ class NerTask(FineTuningTask):
     heads: Mapping[str, Mapping[str, str]] = {"features": {"": "BertForTokenClassification"}}
     # Differs from the paper: it names neither rate nor epochs for the BiLSTM. These are usual for one of this size.
     implied: Mapping[str, Mapping[str, Any]] = {
+        **FineTuningTask.implied,
         "features": {"train": {"learning_rate": 1e-3, "num_train_epochs": 10.0}},
         "order": {"train": {"train_sampling_strategy": "sequential"}},  # the data set is in order already
     }

@@ -59,7 +59,7 @@ TOP_LEVEL = {  # key -> help text
     "batch_size": "Number of sequences per update, over all processes.",
     "precision": "auto (bf16 where the hardware has it), fp32, bf16 or fp16.",
     "preset": "paper; stable: 20 epochs for small data; auto: by the rows and the model, for one's own data.",
-    "freeze": "encoder: train the head only.",
+    "freeze": "encoder: train the head only; of texts and pairs it is solved.",
     "bilstm": "Whether a BiLSTM reads the encoder's output.",
     "reinit_layers": "Number of last layers that start from random weights.",
     "patience": "End after N evaluations without a better score; 0: never.",
@@ -120,7 +120,13 @@ TEXT_OPTIONS: Options = {  # of one text or a pair
     ),
     "doc_stride": Option(128, 1, "as for SQuAD", "Tokens between the starts of two windows."),
 }
-GLUE_OPTIONS: Options = {"dir": DIR, **TEXT_OPTIONS, **ROW_OPTIONS}
+POOLED_VECTOR = Option(
+    "mean",
+    source="ours",
+    help="Vector of a text with freeze=encoder: mean of the last layer, or cls through the pooler.",
+    choices=("mean", "cls"),
+)
+GLUE_OPTIONS: Options = {"dir": DIR, **TEXT_OPTIONS, "pooling": POOLED_VECTOR, **ROW_OPTIONS}
 WINDOW_OPTIONS: Options = {
     "max_length": Option(384, None, CODE, "Maximum number of tokens per window, question included."),
     "doc_stride": Option(128, 1, CODE, "Tokens between the starts of two windows."),
@@ -154,6 +160,7 @@ CLASSIFY_OPTIONS: Options = {
     **SPLIT_OPTIONS,
     "class_weights": Option({}, help='"balanced", or a table of a weight for each label (default: equal weights).'),
     **TEXT_OPTIONS,
+    "pooling": POOLED_VECTOR,
     **ROW_OPTIONS,
 }
 SQUAD_OPTIONS: Options = {

@@ -94,10 +94,11 @@ class Task:
         title: The name of its data.
         head: The name of a class in `bertkit.model`.
         heads: Option of `[data]` -> some of its values -> the heads that they ask for instead of `head`.
+        solved: Value of `[data] pooling` -> the head that is solved on such vectors of a frozen encoder; empty: none.
         options: The options of `[data]`.
         recipe: The paper's complete recipe; its `[data]` table has the defaults of `options`.
         stable: The changes that `preset = "stable"` makes to the recipe.
-        implied: Option of `[data]` -> the changes to the recipe that it makes where it is given.
+        implied: Option of `[data]` or key of the recipe -> the changes to the recipe that it makes where it is given.
         metric: The key of the score that the paper reports, which metrics.json repeats as `score`. Empty for data
             without labels, which are only predicted.
         lower_is_better: Whether a smaller `metric` is better.
@@ -125,6 +126,7 @@ class Task:
     title = "held-out text"
     head: str
     heads: Mapping[str, Mapping[str, str]] = {}
+    solved: Mapping[str, str] = {}
     options: Options
     recipe: Mapping[str, Any]
     stable: Mapping[str, Any] = {}

@@ -177,6 +177,7 @@ class TextTask(FineTuningTask):
     name = command = "classify"
     title = "your texts"
     head = "BertForSequenceClassification"
+    solved: Mapping[str, str] = {"mean": "BertMeanForSequenceClassification", "cls": head}
     options = CLASSIFY_OPTIONS
     metric = "score"
     is_classifier = True  # regression is refused when the data are read
@@ -360,6 +361,7 @@ class NextSentenceTask(TextTask):
     """Tell whether the second text follows the first, with that head alone; it is never trained by itself."""
 
     head = "BertForNextSentencePrediction"
+    solved: Mapping[str, str] = {}
     pipeline = ""
     pairs = True
 

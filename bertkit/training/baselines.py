@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from bertkit import __version__
-from bertkit.data.sequences import Sequences
 from bertkit.data.tagging import ABSENT
 from bertkit.metrics.baseline import vectorize_texts, vectorize_words
 from bertkit.metrics.classification import FIXED_THRESHOLD
@@ -23,7 +22,7 @@ from bertkit.metrics.rows import take_values
 from bertkit.reports.tables import name_limits
 from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import BASELINES, BEST_BASELINE, GAIN
-from bertkit.tasks.frozen import encode, keep_array, load_encoder, solve
+from bertkit.tasks.frozen import encode_items, keep_array, load_encoder, solve
 from bertkit.tasks.ner import fill_summaries, get_words
 from bertkit.tasks.task import Task
 from bertkit.training.predictions import GROUP
@@ -72,12 +71,8 @@ def fit_frozen(task: Task, recipe: Recipe, prepared: Prepared, dev: str) -> Base
     """Return the answers of a linear head on a frozen encoder's vectors, for the first rows of dev by key."""
     train, data = prepared.data["train"], prepared.data[dev]
     rows, numbers = (choose_rows(prepared.checked.keys[split], FROZEN_ROWS) for split in ("train", dev))
-    # A text that is read in windows has the vector of the first one.
-    ids = [part[number]["input_ids"] for part, found in ((train, rows), (data, numbers)) for number in found.tolist()]
-    ids = [found[0] if isinstance(found, list) else found for found in ids]
-    ends = np.cumsum(list(map(len, ids)))
-    sequences = Sequences(np.concatenate(ids).astype(np.int32), ends, np.zeros_like(ends), None)
-    vectors = encode(load_encoder(recipe.checkpoint, "last", len(prepared.tokenizer)), sequences)  # (S, H)
+    items = [part[number] for part, found in ((train, rows), (data, numbers)) for number in found.tolist()]
+    vectors = encode_items(load_encoder(recipe.checkpoint, "last", len(prepared.tokenizer)), items)  # (S, H)
     logits = answer(vectors[: len(rows)], vectors[len(rows) :], train.labels[rows], "frozen", prepared)
     summaries = np.zeros((len(data), logits.shape[1]))
     summaries[numbers] = logits

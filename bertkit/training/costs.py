@@ -188,6 +188,8 @@ def find_costs(recipe: Recipe, left: Path | None = None) -> Measured | str:
     """
     if recipe.data.get("features"):
         return "time and memory are not forecast for the feature-based approach"
+    if recipe.is_solved:
+        return "time and memory are not forecast for a frozen encoder, which reads all rows once; its head is solved"
     try:
         prepared = prepare(recipe.override(data={"is_forecast": True}), ignore)
         if left and not left.exists():

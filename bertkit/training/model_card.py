@@ -13,6 +13,7 @@ from bertkit.errors import make_printable
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import ScoreRow, count, list_shown, tabulate_scores
 from bertkit.system.hub import CARD, HubName, find_dataset, parse_hub_name, split_revision
+from bertkit.tasks.finetuning import SOLVED
 from bertkit.tasks.task import CHOSEN_ON_DEV, Task
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import SEARCH
@@ -64,14 +65,15 @@ def write_card(
     """
     head, config = type(model).__name__, model.config
     is_causal = config.is_decoder and bool(task.metric) and getattr(model.base_model, "pooler", None) is not None
-    has_bilstm = hasattr(model, "bilstm")
+    top = "a BiLSTM on top of the encoder" if hasattr(model, "bilstm") else ""
+    top = "a head over the mean of the last layer" if head == task.solved.get("mean") else top
     labels = [label for label in config.id2label.values() if not label.startswith("LABEL_")]
     title = Path(name).resolve().name or "bert"
     saved, commits = recipe.to_dict(), environment.get("commits", {})
     public = hide_paths(saved)
     rows = list_shown(task.table, task.metric, metrics)
     card = ModelCard.from_template(
-        make_metadata(task, title, recipe, metrics, head, "bertkit" if has_bilstm or is_causal else "transformers"),
+        make_metadata(task, title, recipe, metrics, head, "bertkit" if top or is_causal else "transformers"),
         CARD_TEMPLATE,
         title=title,
         name=name,
@@ -80,7 +82,8 @@ def write_card(
         model=model,
         start=describe_start(recipe, commits),
         is_causal=is_causal,
-        has_bilstm=has_bilstm,
+        top=top,
+        strength=metrics.get(SOLVED),
         labels=[quote_code(label) for label in labels if hasattr(model, "classifier")],
         trials=len(list(Path(name, SEARCH).glob("*/trial-*.toml"))),  # of the search that came before the run
         scores=format_table(tabulate_scores(rows, metrics, "this model")) if rows else [],

@@ -59,8 +59,8 @@ def check_model(task: Task, recipe: "Recipe", config: PreTrainedConfig | None = 
 
 
 def name_head(task: Task, recipe: "Recipe") -> str:
-    """Return the name of the class to train: the task's head, or its variant with a BiLSTM."""
-    name = task.head
+    """Return the name of the class to train or to solve: the task's head, or another one that the recipe asks for."""
+    name = task.solved[recipe.data["pooling"]] if recipe.is_solved else task.head
     for option, heads in task.heads.items():
         name = heads.get(recipe.data[option], name)
     return name.replace("BertFor", "BertBiLSTMFor") if recipe.bilstm else name

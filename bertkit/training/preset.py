@@ -29,7 +29,7 @@ def settle(recipe: Recipe, rows: int, report: Report = ignore) -> Recipe:
     Args:
         rows: The number of training sequences.
     """
-    if recipe.preset != "auto":
+    if recipe.preset != "auto" or recipe.is_solved:
         return recipe
     hidden, epochs = load_config(recipe.checkpoint).hidden_size, ceil(ENOUGH_UPDATES * recipe.batch_size / rows)
     measured_in_updates = recipe.train.get("max_steps", -1) > 0

@@ -97,7 +97,8 @@ class Recipe:
             raise UsageError(
                 f"the recipe is for the task {own['task'][:40]!r}, not {task.name!r}; use the command of that task"
             )
-        implied = [changes for option, changes in task.implied.items() if own.get("data", {}).get(option)]
+        asked = own.get("data", {}) | own
+        implied = [changes for key, changes in task.implied.items() if asked.get(key)]
         recipe = cls(**merge(apply_preset(task, own), *implied, own), given=own)
         task.check(recipe)
         recipe.check_schedule()
@@ -145,6 +146,11 @@ class Recipe:
         kept = {key: value for key, value in keys.items() if value or value not in (getattr(Recipe, key, None), [])}
         phases = {"phase": list(map(dict, self.phase))} if self.phase else {}
         return kept | {table: dict(getattr(self, table)) for table in TABLES} | phases
+
+    @property
+    def is_solved(self) -> bool:
+        """Return whether the head is linear on the vectors of a frozen encoder, and is solved instead of trained."""
+        return bool(self.freeze and not self.bilstm and TASKS[self.task].solved)
 
     @property
     def lengths(self) -> list[int]:

@@ -63,6 +63,7 @@ from bertkit.training.run_dir import (
     write_environment,
 )
 from bertkit.training.scoring import score_splits
+from bertkit.training.solved_head import solve_head
 from bertkit.training.trainer import BertTrainer, explain_shortage, train
 
 
@@ -131,8 +132,10 @@ def run(
             write_environment(output, prepared.fingerprints, weights, commits, goes_on=checkpoint is not None)
         stop = stop or StopAfter(recipe.stop_after)
         trainer = make_trainer(task, model, args, prepared.data, recipe, progress, report, milestones, [stop])
-        parameters = f"{model.num_parameters():,} parameters"
-        if "train" in prepared.data:
+        parameters, solved = f"{model.num_parameters():,} parameters", {}
+        if "train" in prepared.data and recipe.is_solved:
+            solved = solve_head(task, recipe, model, prepared, report)
+        elif "train" in prepared.data:
             report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
             train(trainer, checkpoint, report)
             if stop.update != recipe.stop_after:
@@ -141,7 +144,7 @@ def run(
                     save_recipe(recipe.to_dict(), output / RECIPE_FILE)
         else:
             report(f"{parameters}; nothing to train, only to predict")
-        return finish(task, recipe, trainer, prepared, output, report, baselines)
+        return finish(task, recipe, trainer, prepared, output, report, baselines, solved)
 
 
 def train_first(recipe: Recipe, output: Path, report: Report, progress: Progress) -> Recipe:
@@ -178,6 +181,8 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: 
         find_file(recipe.checkpoint, CARD)  # into the cache: the card of this run repeats its licence
     if new and not task.metric:
         raise UsageError(explain_missing_head(task, recipe, settings["id2label"].values()))
+    if recipe.is_solved:
+        new = [name for name in new if not name.startswith("classifier.")]
     if new:
         lacking = f"{recipe.checkpoint} has no weights of this name and shape"
         report(f"randomly initialised, because {lacking}: {', '.join(new)}")
@@ -279,8 +284,13 @@ def finish(
     output: Path,
     report: Report,
     baselines: Mapping[str, Baseline],
+    solved: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Score and save a trained model, and return its scores; the first process writes the rest of the directory."""
+    """Score and save a trained model, and return its scores; the first process writes the rest of the directory.
+
+    Args:
+        solved: The result of `solve_head`; empty for a model that was trained.
+    """
     trainer.compute_metrics = None  # each split has its own labels
     found = score_splits(task, recipe, lambda data: trainer.predict(data).predictions, prepared, report)
     metrics, tuned, chosen = found.metrics, found.tuned, found.decided or {}
@@ -295,13 +305,14 @@ def finish(
                 metrics[key] = metrics[own]
         if is_falling(trainer.state.log_history):
             metrics[LOSS_FALLS] = True
-    metrics["updates"] = trainer.state.global_step
+    metrics |= {"updates": trainer.state.global_step} | solved
     model = trainer.accelerator.unwrap_model(trainer.model)
     if found.temperature is not None:
         metrics["temperature"] = found.temperature
     for name, value in chosen.items():
         setattr(model.config, name, value)
-    if names := [] if tuned else [*chosen, *["the checkpoint"] * trainer.args.load_best_model_at_end]:
+    others = ["the regularisation"] if solved else ["the checkpoint"] * trainer.args.load_best_model_at_end
+    if names := [] if tuned else [*chosen, *others]:
         metrics[CHOSEN_ON_DEV] = " and ".join(names)
     if task.copies and (recipe.data.get("label") or not task.is_official(recipe.data["dir"])):
         metrics[OWN_DATA] = True

@@ -16,8 +16,10 @@ from tests.exports import FAST, HEADS, LABELS, write_export
 from tests.world import make_texts, write_head
 
 LONG = " ".join(make_texts(40))  # several times as long as the models' 128 positions
+TEXTS = [*make_texts(9), LONG, {"text": "good", "text_pair": LONG}]
 INPUTS = {
-    "BertForSequenceClassification": [*make_texts(9), LONG, {"text": "good", "text_pair": LONG}],
+    "BertForSequenceClassification": TEXTS,
+    "BertMeanForSequenceClassification": TEXTS,
     "BertForPreTraining": [{"text": "good [MASK] word1", "text_pair": "so"}, "[MASK] [MASK]", "bad word [MASK] . ?"],
     "BertForTokenClassification": [*make_texts(5), LONG, {"words": ["good", "word1"]}],
     "BertForQuestionAnswering": [{"question": "word1 ?", "context": text} for text in (*make_texts(4), LONG)],

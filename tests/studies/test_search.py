@@ -57,7 +57,10 @@ def make_search(recipe, output, clock=None):
     return found
 
 
-def test_the_first_trial_has_the_values_of_auto_and_the_best_is_trained_on_all_of_train(recipe, tmp_path, here):
+def test_the_first_trial_has_the_values_of_auto_and_the_best_is_trained_on_all_of_train(
+    recipe, tmp_path, here, monkeypatch
+):
+    monkeypatch.setattr(Search, "score_frozen", lambda search: 0.0)
     output, lines = tmp_path / "run", []
     metrics = search_or_train(Recipe.make(RTE, recipe), output=output, trials=3, report=lines.append)
     trials, scores = list_trials(output)
@@ -92,6 +95,25 @@ def test_the_first_trial_has_the_values_of_auto_and_the_best_is_trained_on_all_o
         search_or_train(Recipe.make(RTE, other), output=output, trials=3)
     with pytest.raises(UsageError, match="has a run without a search; name another directory with --output"):
         search_or_train(Recipe.make(RTE, recipe), output=tmp_path / "trial", trials=3)
+
+
+def test_a_solved_head_is_scored_on_the_same_rows_and_chosen_if_it_is_better(recipe, tmp_path, here):
+    """A short training at a tiny rate learns nothing; the classes of the texts are easy to separate."""
+    given, lines = merge(recipe, {"train": {"learning_rate": 1e-9, "num_train_epochs": 1.0}}), []
+    metrics = search_or_train(Recipe.make(RTE, given), output=tmp_path / "run", trials=1, report=lines.append)
+    folder = tmp_path / "run" / SEARCH / "frozen"
+    candidate, trial = (load_recipe(tmp_path / "run" / SEARCH / name / "recipe.toml") for name in ("frozen", "trial-1"))
+    assert (candidate.freeze, candidate.data) == ("encoder", trial.data)
+    score, (other,) = read_metrics(folder / "metrics.json")["score"], list_trials(tmp_path / "run")[1]
+    assert score > other
+    assert f"a solved head on the frozen encoder, beside the trials: accuracy {100 * score:.1f} %" in lines
+    assert lines.count("the solved head is better than the best of 1 trials: solving it on all of train") == 1
+    final = load_recipe(tmp_path / "run" / "recipe.toml")
+    assert (final.freeze, final.data["held_back"], metrics["updates"]) == ("encoder", 0, 0)
+    assert not list((tmp_path / "run" / SEARCH).glob("*/model*"))
+    assert search_or_train(Recipe.make(RTE, given), output=tmp_path / "run", trials=1) == metrics
+    for change in ({"bilstm": True}, {"reinit_layers": 1}, {"preset": "paper"}):
+        assert math.isnan(make_search(merge(recipe, change), tmp_path / str(change)).score_frozen())
 
 
 def test_given_values_are_not_searched(recipe, tmp_path, monkeypatch):
@@ -218,7 +240,8 @@ def test_a_clock_decides_how_long_trials_are_and_whether_there_are_any(
 def test_a_killed_search_goes_on_and_finds_the_same(recipe, tmp_path):
     """Real processes: SIGKILL and SIGTERM in the trials, a trial that dies, and SIGTERM in the last training."""
     words = ["glue", "--task", "rte", "--model", recipe["checkpoint"], "--data", recipe["data"]["dir"], "--search", "3"]
-    command = [sys.executable, "-m", "bertkit", *words, "--set", "precision=fp32", "--output"]
+    words += ["--set", "precision=fp32", "--set", "reinit_layers=0"]  # without the solved head, which would be chosen
+    command = [sys.executable, "-m", "bertkit", *words, "--output"]
     subprocess.run([*command, "whole"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     for number, waited in (
         (signal.SIGKILL, "search/trial-2/vocab.txt"),

@@ -125,6 +125,7 @@ def test_wrong_recipes_are_refused_before_anything_is_read(bert, refused):
         {"class_weights": "equal"},
         {"long": "head"},
         {"doc_stride": 0},
+        {"pooling": "max"},
     ):
         with refused():
             Recipe.make(CLASSIFICATION, {"checkpoint": str(bert), "data": {"dir": "no.csv"} | data})

@@ -39,6 +39,7 @@ RUNS = {  # name -> task and recipe
     "mnli": ("mnli", partial(make_glue, name="mnli")),
     "mrpc": ("mrpc", partial(make_glue, name="mrpc")),
     "bilstm": ("rte", lambda folder: make_glue(folder, "rte") | {"bilstm": True}),
+    "mean": ("rte", lambda folder: make_glue(folder, "rte") | {"freeze": "encoder"}),
     "causal": ("rte", make_causal),
     "squad2": ("squad2", partial(make_squad, version=VERSIONS[1])),
     "features": ("ner", make_features),
@@ -105,6 +106,13 @@ def test_the_metadata_of_every_kind_of_card_are_valid_and_come_back(finish, name
         ("pretrain", "fill-mask", "transformers", "BertForPreTraining", ["It started from random weights", "Text: `"]),
         ("mnli", "text-classification", "transformers", "BertForSequenceClassification", ["`contradiction`"]),
         ("bilstm", "text-classification", "bertkit", "BertBiLSTMForSequenceClassification", ["load only the encoder"]),
+        (
+            "mean",
+            "text-classification",
+            "bertkit",
+            "BertMeanForSequenceClassification",
+            ["the head above it was solved."],
+        ),
         ("causal", "text-classification", "bertkit", "BertForSequenceClassification", ["the same answer for every"]),
         ("squad2", "question-answering", "transformers", "BertForQuestionAnswering", ["to choose tau", "than tau = "]),
         ("features", "token-classification", "bertkit", "BertFeaturesForTokenClassification", ["encoder was frozen"]),
@@ -116,7 +124,7 @@ def test_the_card_says_how_to_load_each_head(finish, name, pipeline, library, he
     assert (card.data.pipeline_tag, card.data.library_name) == (pipeline, library)
     assert set(card.data.tags) == {"bert", "bertkit", RUNS[name][0]}
     assert all(word in card.text for word in words)
-    assert ("load only the encoder" in card.text) == (name in ("bilstm", "features"))
+    assert ("load only the encoder" in card.text) == (name in ("bilstm", "mean", "features"))
     assert ("from left to right" in card.text) == (name == "causal")
     code = card.text.split("```python\n")[1].split("```")[0]
     assert ("from transformers import AutoTokenizer, " in code) == (library == "transformers")
