@@ -107,7 +107,22 @@ def list_benchmarks(rows: Rows, name: str) -> Rows:
     return [heads, *(show(row) for row in BENCHMARKS if row.metrics)]
 
 
-KINDS = {"values": fill_values, "sizes": fill_sizes, "options": list_options, "benchmarks": list_benchmarks}
+def list_published(rows: Rows, name: str) -> Rows:
+    """Return a table of the paper, its own systems and the others, from the recipe of its study."""
+    study = read_recipe(ROOT / "recipes" / "studies" / f"{name}.toml")
+    systems = {row["name"]: row["paper"] for row in study["row"] if "paper" in row} | study["cited"]
+    heads = dict.fromkeys([column["name"] for column in study["column"]])
+    heads |= dict.fromkeys(head for values in systems.values() for head in values)
+    return [["system", *heads], *([system, *(str(x.get(head, "")) for head in heads)] for system, x in systems.items())]
+
+
+KINDS = {
+    "published": list_published,
+    "values": fill_values,
+    "sizes": fill_sizes,
+    "options": list_options,
+    "benchmarks": list_benchmarks,
+}
 
 
 def write_tables(page: str) -> str:

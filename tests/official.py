@@ -211,6 +211,32 @@ def write_conll(folder: Path, skip: tuple[str, ...] = (), seed: int = 0) -> Path
     return folder
 
 
+CLASSES = {"good": "ADJ JJ", "bad": "ADJ JJ", "so": "ADV RB", ".": "PUNCT ."}  # word -> UPOS and XPOS; others: nouns
+
+
+def write_treebank(folder: Path, seed: int = 0) -> Path:
+    """Write a treebank in CoNLL-U under the names of Universal Dependencies, with documents of three sentences.
+
+    Each sentence has a range of two words and an empty node. "word0" is a noun, and after "so" a verb.
+    """
+    draw = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, count in ROWS.items():
+        lines = []
+        for index in range(count):
+            lines += [f"# newdoc id = {split}{index}"] * (index % 3 == 0) + [f"# sent_id = {split}{index}"]
+            words = [*draw.choice([*FILLERS[:4], "word0", "good", "bad", "so"], 6).tolist(), "."]
+            for number, (before, word) in enumerate(zip(["", *words], words, strict=False), 1):
+                other = "VERB VB" if (before, word) == ("so", "word0") else "NOUN NN"
+                upos, xpos = CLASSES.get(word, other).split(" ")
+                if number == 2:
+                    lines += ["\t".join(["2-3", f"{words[1]}{words[2]}", *"_" * 8])]
+                lines += ["\t".join([str(number), word, word, upos, xpos, "_", str(number - 1), "dep", "_", "_"])]
+            lines += ["\t".join(["7.1", "word9", "word9", "NOUN", "NN", *"_" * 5]), ""]
+        (folder / f"en_tiny-ud-{split}.conllu").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    return folder
+
+
 def write_reviews(path: Path, count: int = 72, seed: int = 0, labelled: bool = True) -> Path:
     """Write a table of a person's own, in the format of the suffix; a word in both texts decides all labels.
 

@@ -33,6 +33,7 @@ from tests.official import (
     write_glue,
     write_reviews,
     write_squad,
+    write_treebank,
 )
 
 # --- Runs -------------------------------------------------------------------------------------------------------------
@@ -163,6 +164,11 @@ def make_squad(folder, version):
 
 def make_ner(folder, **options):
     data = {"dir": str(write_conll(folder / "ner")), "max_length": 40} | options
+    return {"checkpoint": write_start(folder / "bert", TASKS["ner"]), "batch_size": 8, "data": data}
+
+
+def make_tagger(folder, **options):
+    data = {"dir": str(write_treebank(folder / "treebank")), "max_length": 40} | options
     return {"checkpoint": write_start(folder / "bert", TASKS["ner"]), "batch_size": 8, "data": data}
 
 

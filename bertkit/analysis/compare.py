@@ -246,7 +246,8 @@ def list_runs(source: Path) -> Iterator[tuple[str, list[Path]]]:
     elif (source / STUDY_RESULT).is_file():
         for cell in read_study(source).cells:
             paths = [source / run.directory for run in cell.runs if run.status == "finished"]
-            if paths and find_task(paths[0]) is not None:  # a pretraining has no task to compare by
+            # A pretraining has no task to compare by, and an ensemble no recipe.
+            if paths and (paths[0] / RECIPE_FILE).is_file() and find_task(paths[0]) is not None:
                 yield str(paths[0].parent if len(cell.runs) > 1 else paths[0]), paths
     else:
         raise UsageError(f"{source} is neither a run nor a study; give --output directories, or tables")

@@ -284,7 +284,7 @@ def explain_answer(
 def explain_names(
     result: Result, kept: Sequence[np.ndarray], data: WordWindows, example: Tagged, settings: PredictionSettings
 ) -> Explained:
-    """Return the words as they were tagged, and the entities: the sum of the logits of the tags of their words."""
+    """Return the words as they were tagged, and the entities, or all words: the sum of the logits of their tags."""
     field = "words" if example.text is None else "text"
     pairs = zip(example.words, example.spans, strict=True)
     words = [Word(field, word, start, end) for word, (start, end) in pairs]
@@ -294,14 +294,12 @@ def explain_names(
     positions = [(number, position) for number in range(len(data)) for position in data.locate(number).tolist()]
     tags = {name: number for number, name in enumerate(settings.labels)}
     targets = []
-    for entity in result.get("entities", ()):
+    for entity in result.get("entities", result.get("words", ())):
         own = [n for n, word in enumerate(words) if entity["start"] <= word.start and word.end <= entity["end"]]
-        logits = [
-            Logit(positions[n][0], "logits", (positions[n][1], tags[result["tags"][n]]))
-            for n in own
-            if positions[n][1] != ABSENT
-        ]
-        targets.append(Target(f"{entity['text']}: {entity['type']}", logits))
+        placed = [n for n in own if positions[n][1] != ABSENT]
+        logits = [Logit(positions[n][0], "logits", (positions[n][1], tags[result["tags"][n]])) for n in placed]
+        if logits:  # a word without a token has none
+            targets.append(Target(f"{entity['text']}: {entity['type']}", logits))
     return words, [join_with_specials([owners[start:stop]]) for start, stop in shown], targets
 
 

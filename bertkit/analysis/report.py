@@ -329,9 +329,14 @@ def thin(log: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
 
 def draw_figures(rows: pa.Table, split: str) -> list[Plot | Table]:
     """Return the plots and tables that a prediction table has the columns for."""
+    facts = read_facts(rows)
+    names = facts.get("names", [])
     if "strict_found" in rows.column_names:
-        return [table] if (table := tabulate_types(score_types(rows), split)) else []
-    names = read_facts(rows).get("names", [])
+        found = [tabulate_types(score_types(rows), split)]
+        if "scheme" in facts:
+            words = (rows.column(name).combine_chunks().flatten().to_pylist() for name in (PREDICTION, LABEL))
+            found.append(tabulate_confusion(*(number_names(each, names) for each in words), names, split))
+        return list(filter(None, found))
     if (probabilities := read_probabilities(rows, names)) is None:
         return []
     if find_kind(rows) != SINGLE:

@@ -59,7 +59,8 @@ def tabulate_slices(rows: pa.Table, row: ScoreRow, split: str) -> Table | None:
 def choose_score(row: ScoreRow, rows: pa.Table) -> tuple[ScoreRow, RowScore]:
     """Return the score that is compared between slices, and its line in a table."""
     if "strict_found" in rows.column_names:  # tags
-        return row, score_entities(rows)["f1"]
+        scores = score_entities(rows)
+        return ScoreRow("accuracy", "accuracy", unit="fraction") if "accuracy" in scores else row, scores["f1"]
     if "f1" in rows.column_names:  # answers to questions
         return row, measure_questions(*(read_numbers(rows, name) for name in ("em", "f1")))["f1"]
     if find_kind(rows) == REGRESSION:

@@ -135,7 +135,7 @@ def glue(
         write_submission(output, submit, submit_partial)
 
 
-@training_command(SQUAD_OPTIONS, "folds", "workers", "search")
+@training_command(SQUAD_OPTIONS, "folds", "grid", "restarts", "workers", "search")
 def squad(
     options: RunOptions,
     version: Annotated[int, typer.Option(help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
@@ -150,6 +150,7 @@ def squad(
 
     For 2.0 the threshold tau is tuned on the dev set for best F1, and kept with the model. Your own questions are CSV,
     TSV, Excel, JSON lines, JSON, Parquet or a Hub data set with question, context and answers, or in SQuAD's form.
+    --folds, --grid and --restarts make a study, which continues where it was stopped.
 
     $ bertkit squad --version 2 --data SQUAD --output runs/squad2
 
@@ -170,11 +171,15 @@ def squad(
     train([found.name], options, {"dir": data, "extra_train": extra_train})
 
 
-@training_command(SWAG_OPTIONS, "search")
+@training_command(SWAG_OPTIONS, "grid", "restarts", "workers", "search")
 def swag(options: RunOptions, data: Data = None) -> None:
     """Fine-tune on SWAG: choose which of four endings follows.
 
+    --grid and --restarts make a study, which continues where it was stopped.
+
     $ bertkit swag --data SWAG --output runs/swag
+
+    $ bertkit swag --data SWAG --restarts 5 --output runs/swag-seeds
     """
     train(["swag"], options, {"dir": data})
 
@@ -183,14 +188,15 @@ def swag(options: RunOptions, data: Data = None) -> None:
 def ner(
     options: RunOptions,
     data: Annotated[str | None, SourceOption(help=NER_OPTIONS["dir"].help, metavar="FILE|DIR|NAME")] = None,
+    label: Annotated[str | None, typer.Option(help=NER_OPTIONS["label"].help, metavar="COLUMN")] = None,
     layers: Annotated[
         str | None, typer.Option("--features", help=NER_OPTIONS["features"].help, metavar="LAYERS")
     ] = None,
 ) -> None:
-    """Find names in text: fine-tune on CoNLL-2003 or your own data, or learn from BERT's features.
+    """Find names in text, or parts of speech: fine-tune on CoNLL-2003 or your own data, or learn from BERT's features.
 
-    Data: CoNLL files, or CSV, Excel, JSON lines, JSON, Parquet or a Hub data set with tokens and ner_tags, or text
-    and spans.
+    Data: CoNLL and CoNLL-U files, or CSV, Excel, JSON lines, JSON, Parquet or a Hub data set with tokens and ner_tags,
+    or text and spans. Tags without B- or I- are the classes of words.
 
     LAYERS: embeddings, second-to-last, last, sum-last-four, concat-last-four or sum-all, as in Table 7.
 
@@ -198,9 +204,11 @@ def ner(
 
     $ bertkit ner --data letters.jsonl --output runs/letters
 
+    $ bertkit ner --data TREEBANK --label XPOS --output runs/tagger
+
     $ bertkit ner --data CONLL --features concat-last-four --output runs/lstm
     """
-    train(["ner"], options, {"dir": data, "features": layers})
+    train(["ner"], options, {"dir": data, "label": [label] if label else None, "features": layers})
 
 
 @app.command()

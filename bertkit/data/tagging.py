@@ -70,9 +70,10 @@ class TaggedText:
 
     Attributes:
         documents: The number of -DOCSTART- lines; 0 if the source does not mark documents.
-        scheme: IOB1, IOB2, IOBES or BILOU.
+        scheme: IOB1, IOB2, IOBES or BILOU; words if each tag is the class of a word, and stays as it is.
         odd: The number of tags that do not follow the scheme.
         rows: The rows of the sentences in a person's own table; None for CoNLL files.
+        columns: The columns of a table that have the words or texts, and the tags or spans.
         is_labelled: Whether the sentences have tags; all are O if not.
     """
 
@@ -82,6 +83,7 @@ class TaggedText:
     scheme: str
     odd: int
     rows: Columns | None = None
+    columns: tuple[str, str] = ("", "")
     is_labelled: bool = True
 
     def take(self, numbers: np.ndarray) -> "TaggedText":
@@ -189,8 +191,9 @@ class WordWindows(Items):
         return [list(islice(words, len(sentence.words))) for sentence in self.text.sentences]
 
     def name_tags(self, rows: Sequence[np.ndarray]) -> list[list[str]]:
-        """Return the tags of every sentence, from the labels as for `join`; words without a token are O."""
-        return self.join([[self.names[label] for label in row] for row in rows], "O")
+        """Return the tags of every sentence, from labels as for `join`; words without a token are O or the first."""
+        absent = "O" if "O" in self.names else self.names[0]
+        return self.join([[self.names[label] for label in row] for row in rows], absent)
 
 
 def split_words(text: str) -> list[tuple[int, int]]:

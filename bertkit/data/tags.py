@@ -1,4 +1,4 @@
-"""Schemes of tags for named entities: IOB1, IOB2, IOBES and BILOU.
+"""Schemes of tags: IOB1, IOB2, IOBES and BILOU for named entities, or a class for each word.
 
 In IOB2 each entity begins with B- and continues with I-; in IOB1 it begins with B- only directly after another of its
 type. IOBES also marks the last of several words with E- and an entity of one word with S-; BILOU calls them L- and U-.
@@ -6,7 +6,7 @@ type. IOBES also marks the last of several words with E- and an entity of one wo
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain, pairwise
 from sys import intern
 
@@ -14,21 +14,38 @@ from bertkit.data.formats.line import LONGEST_QUOTED
 from bertkit.errors import UsageError
 
 TAG = re.compile(r"O|[BIESLU]-\S+")
+NO_CLASS = re.compile(r"[BIESLU]-.*|\d+", re.IGNORECASE)  # tags that are not guessed to be classes of words
+ENTITIES, WORDS = "entities", "words"  # kinds of scheme; with words, each tag is the class of a word
 ENDS = {"IOBES": "ES", "BILOU": "LU"}  # scheme -> the marks of a last word and of an only word
 
 
-def check_tag(tag: str, origin: str) -> str:
+def choose_scheme(given: str, tags: Collection[str]) -> str:
+    """Return the given kind of scheme, or else guess it: words if no tag is as of an entity, and not all are O."""
+    return given or (WORDS if {*tags} - {"O"} and not any(map(NO_CLASS.fullmatch, tags)) else ENTITIES)
+
+
+def name_scheme(labels: Sequence[str]) -> str:
+    """Return the kind of scheme of a model's labels."""
+    return ENTITIES if all(map(TAG.fullmatch, labels)) else WORDS
+
+
+def check_tag(tag: str, origin: str, scheme: str = ENTITIES) -> str:
     """Return a tag of a known scheme, interned, because a file repeats few tags.
 
     Raises:
         UsageError: It is of no known scheme.
     """
-    if not TAG.fullmatch(tag):
+    if scheme == ENTITIES and not TAG.fullmatch(tag):
         raise UsageError(
             f"{origin}: the tag {tag[:LONGEST_QUOTED]!r} is not of IOB, IOBES or BILOU (O, or B-, I-, E-, S-, L- or U- "
-            "and a type); correct it"
+            "and a type); correct it, or read tags as classes of words with --set data.scheme=words"
         )
     return intern(tag)
+
+
+def mark_words(tags: Sequence[str], scheme: str) -> Sequence[str]:
+    """Return classes of words as tags in IOB2, in which each word is an entity; return other tags as they are."""
+    return [f"B-{tag}" for tag in tags] if scheme == WORDS else tags
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
@@ -48,7 +65,7 @@ def from_iob2(tags: Sequence[str], scheme: str) -> list[str]:
 
     Ill-formed tags are unchanged in IOB2 and, where possible, in IOB1.
     """
-    if scheme == "IOB2":
+    if scheme in ("IOB2", WORDS):
         return list(tags)
     if scheme == "IOB1":
         pairs = pairwise(["O", *tags])

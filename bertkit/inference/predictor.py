@@ -65,8 +65,9 @@ class Predictor:
       `start` and `end` (characters of the context) of the best span and its `score` S.T_i + E.T_j; for 2.0 also
       `null_score` s_null and `tau`: there is an answer if score > null_score + tau (section 4.3).
     - Named entities: `text`, or `words` (also `tokens`), which are not split further. Result: `entities` with `text`,
-      `type`, `start` and `end` (characters; with `words` the first word and the end) and `score`; `tags`, one for each
-      word; for a text `places`, the start and end of each of these words (characters).
+      `type`, `start` and `end` (characters; with `words` the first word and the end) and `score`, or `words` with the
+      same keys if each word has a class; `tags`, one for each word; for a text `places`, the start and end of each of
+      these words (characters).
     - SWAG: `context`, `endings`, and optionally `start`, the first words of the endings. Result: `ending`, the index of
       the most probable ending, and all `probabilities`; with `coverage` also `label_set`, of indices.
     - Masked LM: `text` and optionally `text_pair`, with [MASK] in them. Result: `masks`, for each mask the most

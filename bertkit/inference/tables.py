@@ -96,7 +96,7 @@ def format_for_pipeline(result: Result, labels: Sequence[str]) -> Any:
 
     Several labels (the likeliest first), several numbers, and the words of a mask are lists. The score of an answer is
     a sum of logits, not a probability; no answer is empty, from 0 to 0. Entities are as with an `aggregation_strategy`,
-    and `word` is the text as it was given.
+    words with a class are one each, and `word` is the text as it was given.
     """
     if "error" in result:
         return result
@@ -121,4 +121,5 @@ def format_for_pipeline(result: Result, labels: Sequence[str]) -> Any:
         ]
         return masks[0] if len(masks) == 1 else masks
     names = {"entity_group": "type", "score": "score", "word": "text", "start": "start", "end": "end"}
-    return [{name: found[key] for name, key in names.items()} for found in result.get("entities", ())]
+    marked = result.get("entities", result.get("words", ()))
+    return [{name: found[key] for name, key in names.items()} for found in marked]

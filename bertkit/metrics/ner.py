@@ -1,14 +1,17 @@
 """Scores of named entity recognition (paper section 5.3, Table 7), as functions.
 
-Precision, recall and F1 equal those of conlleval, the official script of CoNLL-2003, as fractions.
+Precision, recall and F1 equal those of conlleval, the official script of CoNLL-2003, as fractions. Where each word has
+a class, such as its part of speech, the class is the type of an entity of one word (`bertkit.data.tags.mark_words`).
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
+from bertkit.data.tags import WORDS
 from bertkit.metrics.rows import RowScore, measure_counts, take_values
 from bertkit.metrics.table import read_facts, read_numbers
 
@@ -53,9 +56,10 @@ def count_entities(gold: Sequence[Collection[Entity]], predicted: Sequence[Seque
     counts: dict[str, np.ndarray] = {}
     wanted = list(map(set, gold))
     found, strict = ([set(find(tags)) for tags in predicted] for find in (find_entities, find_strict))
-    for kind in sorted({kind for entities in (*wanted, *found) for _, _, kind in entities}):
-        for name, sets in (("right", _intersect(wanted, found)), ("found", found), ("wanted", wanted)):
-            counts[f"{name}_{kind}"] = np.array([sum(one[2] == kind for one in own) for own in sets], np.int32)
+    sides = {"right": _intersect(wanted, found), "found": found, "wanted": wanted}
+    kinds = {name: [Counter(kind for *_, kind in own) for own in sets] for name, sets in sides.items()}
+    for kind in sorted(set().union(*kinds["found"], *kinds["wanted"])):
+        counts |= {f"{name}_{kind}": np.array([x[kind] for x in own], np.int32) for name, own in kinds.items()}
     for name, sets in (("right", _intersect(wanted, strict)), ("found", strict)):
         counts[f"strict_{name}"] = np.array(list(map(len, sets)), np.int32)
     return counts
@@ -68,8 +72,13 @@ def measure_entities(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -
 
 
 def score_entities(rows: pa.Table) -> dict[str, RowScore]:
-    """Return `precision`, `recall` and `f1` of all entities, and the same as `strict_…`, from `count_entities`."""
-    right, found, wanted = (sum_types(rows, name) for name in ("right", "found", "wanted"))
+    """Return `precision`, `recall`, `f1`, and these as `strict_…`; or of words `accuracy`, `macro_f1` and `f1`."""
+    names = ("right", "found", "wanted")
+    right, found, wanted = (sum_types(rows, name) for name in names)
+    if read_facts(rows).get("scheme") == WORDS:
+        f1 = measure_entities(right, found, wanted)["f1"]
+        each = (np.stack([read_numbers(rows, f"{x}_{kind}") for kind in list_types(rows)], 1) for x in names)  # (S, L)
+        return {"accuracy": f1, "macro_f1": measure_counts(*each, "macro_f1"), "f1": f1}
     strict = measure_entities(read_numbers(rows, "strict_right"), read_numbers(rows, "strict_found"), wanted)
     return measure_entities(right, found, wanted) | {f"strict_{name}": score for name, score in strict.items()}
 

@@ -181,12 +181,12 @@ def _show_label_score(key: str, value: float | None) -> str:
 
 
 def tabulate_types(scores: Mapping[str, Mapping[str, float]], split: str) -> Table | None:
-    """Return the table of precision, recall and F1 of each type of entity; None without types."""
+    """Return the table of precision, recall and F1 of each type of entity or class of words; None without any."""
     lines = [
         [kind, *(f"{100 * found[key]:.1f}" for key in ("precision", "recall", "f1"))] for kind, found in scores.items()
     ]
     heads = ["type", "precision", "recall", "F1"]
-    return make_table(f"Scores by entity type, {split} (%)", heads, lines) if lines else None
+    return make_table(f"Scores by type, {split} (%)", heads, lines) if lines else None
 
 
 def name_limits(key: str) -> tuple[str, str]:

@@ -5,15 +5,17 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from bertkit.errors import UsageError, locate_refusal
 from bertkit.model.checkpoint import make_config
 from bertkit.model.config import BertConfig
 from bertkit.reports.tables import count
-from bertkit.studies.spec import LONGEST_DIRECTORY, PRETRAIN, Column, Study, name_directory, set_axis
+from bertkit.studies.spec import LONGEST_DIRECTORY, PRETRAIN, Column, Study, Variant, name_directory, set_axis
 from bertkit.studies.tables import name_axes, show_value
 from bertkit.system.progress import Report, describe_duration
 from bertkit.tasks import TASKS
@@ -23,6 +25,7 @@ from bertkit.training.recipe import Recipe, RecipePart, merge
 from bertkit.training.run_dir import FIRST
 
 TEXT_FOLDER = "text"  # holds the corpus, below data_root
+WITHOUT_MODEL = "time and memory are unknown, like those of its pretraining"
 WITHOUT_COST = ("learning_rate", "seed", "max_steps", "num_train_epochs")  # keys that change no cost of a sequence
 
 
@@ -53,6 +56,7 @@ class Cell:
         directory: The cell's directory, relative to the study's.
         runs: Mapping from seed to run directory, relative to the study's; columns may share runs.
         origin: Directory of the pretraining that the runs start from, relative to the study's; empty without one.
+        members: The run directories that an ensemble combines, relative to the study's; `runs` has the result.
         borrowed: Whether the only run is that pretraining itself.
     """
 
@@ -63,6 +67,7 @@ class Cell:
     directory: str
     runs: Mapping[int, str]
     origin: str = ""
+    members: tuple[str, ...] = ()
     borrowed: bool = False
 
 
@@ -138,8 +143,20 @@ def list_cells(study: Study, output: str | Path = "") -> list[Cell]:
         UsageError: A recipe is invalid, or a task's folder is missing.
     """
     origins = {row: origin for origin in list_pretrainings(study) for row in origin.rows}
-    pairs = itertools.product(study.rows, study.columns)
-    return [cell for row, column in pairs for cell in list_group(study, row, column, origins.get(row), Path(output))]
+    cells = []
+    for row, column in itertools.product(study.variants, study.columns):
+        members = row.ensemble or [row.name]
+        groups = [list_group(study, name, column, origins.get(name), Path(output)) for name in members]
+        cells += map(partial(gather_members, study, row), zip(*groups, strict=True)) if row.ensemble else groups[0]
+    return cells
+
+
+def gather_members(study: Study, row: Variant, parts: Sequence[Cell]) -> Cell:
+    """Return the cell of an ensemble, with the same setting as the cells of its members."""
+    members = (list(part.runs.values())[:number] for part, number in zip(parts, row.ensemble.values(), strict=True))
+    directory = "/".join(filter(None, (name_directory(row.name), parts[0].directory.partition("/")[2])))
+    found = replace(parts[0], row=row.name, directory=directory, runs={study.seeds[0]: directory}, origin="")
+    return replace(found, members=tuple(itertools.chain(*members)))
 
 
 def list_group(study: Study, name: str, column: Column, origin: Pretraining | None, output: Path) -> list[Cell]:
@@ -211,29 +228,40 @@ def describe_plan(study: Study) -> list[str]:
             own.setdefault(cell.directory, cell)
     for directory, cell in own.items():
         start = f", from {cell.recipe.checkpoint}" if cell.origin else ""
-        lines.append(f"{directory}, seed{'s' * (len(cell.runs) > 1)} {', '.join(map(str, cell.runs))}{start}")
+        runs = f"seed{'s' * (len(cell.runs) > 1)} {', '.join(map(str, cell.runs))}"
+        lines.append(f"{directory}, {f'of {len(cell.members)} runs' if cell.members else runs}{start}")
     runs = sum(len(cell.runs) for cell in own.values()) + len(pretrainings)
     before = f", {len(pretrainings)} of them pretrainings" if pretrainings else ""
     return [*lines, f"{count(len(cells), 'cell')}, {count(runs, 'run')}{before}"]
 
 
 def describe_time(study: Study, output: Path, report: Report) -> list[str]:
-    """Return in lines the expected time of all runs; those that differ in length, size or seed are measured once."""
-    cells = {cell.directory: cell for cell in list_cells(study, output) if not cell.borrowed}
-    recipes = [(origin.directory, origin.recipe) for origin in list_pretrainings(study)]
-    recipes += [(directory, cell.recipe) for directory, cell in cells.items() for _ in cell.runs]
-    earlier = [(f"{directory}/{FIRST}", TASKS[recipe.task].pretrain_on(recipe)) for directory, recipe in recipes]
+    """Return in lines the expected time of all runs; those that differ in length, size or seed are measured once.
+
+    Runs that start from a pretraining are measured with its model, untrained.
+    """
+    origins = list_pretrainings(study)
+    cells = {cell.directory: cell for cell in list_cells(study, output) if not (cell.borrowed or cell.members)}
     known: dict[str, costs.Measured | str] = {}
     unknown, seconds = Counter[str](), []
-    for directory, recipe in [*recipes, *((directory, recipe) for directory, recipe in earlier if recipe)]:
-        same = recipe.override(batch_size=0, train=dict.fromkeys(WITHOUT_COST), data={"fold": 0})
-        if (name := json.dumps(same.to_dict())) not in known:
-            report(f"measuring some updates of {directory}")
-            known[name] = costs.find_costs(recipe)
-        if isinstance(measured := known[name], str):
-            unknown[measured] += 1
-        else:
-            settled = settle(recipe, measured.rows)
-            seconds.append(sum(costs.expect(settled, measured, output)[1:]) + measured.end)
+    with TemporaryDirectory() as folder:  # for a model of each size
+        models = [start_from(origin, 0, output)[1].to_json_string() for origin in origins]
+        left = {one.directory: Path(folder, str(models.index(x))) for one, x in zip(origins, models, strict=True)}
+        recipes = [(origin.directory, origin.recipe) for origin in origins]
+        for directory, cell in cells.items():
+            start = {"checkpoint": str(left[cell.origin])} if cell.origin else {}
+            recipes += [(directory, cell.recipe.override(**start))] * len(cell.runs)
+        earlier = [(f"{directory}/{FIRST}", TASKS[recipe.task].pretrain_on(recipe)) for directory, recipe in recipes]
+        for directory, recipe in [*recipes, *((directory, recipe) for directory, recipe in earlier if recipe)]:
+            same = recipe.override(batch_size=0, train=dict.fromkeys(WITHOUT_COST), data={"fold": 0})
+            if (name := json.dumps(same.to_dict())) not in known:
+                report(f"measuring some updates of {directory}")
+                is_lost = recipe.checkpoint.startswith(folder) and not Path(recipe.checkpoint).exists()
+                known[name] = WITHOUT_MODEL if is_lost else costs.find_costs(recipe, left.get(directory))
+            if isinstance(measured := known[name], str):
+                unknown[measured] += 1
+            else:
+                settled = settle(recipe, measured.rows)
+                seconds.append(sum(costs.expect(settled, measured, output)[1:]) + measured.end)
     line = f"{count(len(seconds), 'run')}, one after another: {describe_duration(sum(seconds))} expected here"
     return [line, *(f"{count(number, 'run')}: {reason}" for reason, number in unknown.items())]

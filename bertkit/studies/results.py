@@ -13,11 +13,15 @@ from bertkit.studies.cells import Cell, Pretraining
 from bertkit.studies.spec import PRETRAIN, Column, Study, define
 from bertkit.studies.start import RunJob, State
 from bertkit.tasks import TASKS
-from bertkit.training.run_dir import STUDY_RESULT, find_finished
+from bertkit.training.run_dir import METRICS_FILE, STUDY_RESULT, find_finished, read_metrics
 
 
-def find_states(jobs: Mapping[str, RunJob], output: Path) -> tuple[dict[str, State], dict[str, RunJob]]:
-    """Return the state of every run, and the jobs that are not finished.
+def find_states(
+    jobs: Mapping[str, RunJob], cells: Iterable[Cell], output: Path
+) -> tuple[dict[str, State], dict[str, RunJob]]:
+    """Return the state of every run and ensemble, and the jobs that are not finished.
+
+    An ensemble with a member that is not finished is not finished either.
 
     Raises:
         UsageError: A directory holds something else, or its metrics are damaged.
@@ -28,6 +32,10 @@ def find_states(jobs: Mapping[str, RunJob], output: Path) -> tuple[dict[str, Sta
         states[directory] = State() if metrics is None else judge(State("finished", metrics=metrics))
         if metrics is None:
             left[directory] = job
+    for cell in (cell for cell in cells if cell.members):
+        metrics = output / cell.directory / METRICS_FILE
+        is_over = metrics.exists() and not left.keys() & set(cell.members)
+        states[cell.directory] = State("finished", metrics=read_metrics(metrics)) if is_over else State()
     return states, left
 
 

@@ -1,9 +1,9 @@
 """Run a study as `bertkit.studies.spec` defines it: do its runs, choose among them, keep weights, write the results.
 
 The paper's grid (section A.3), its random restarts (section 4.1) and every table of its ablations (sections 5 and C)
-are studies. The pretrainings that rows start from come first, then all other runs. The run directories decide which
-runs are done; `study.json` is made from them. `start.py` starts the runs, `results.py` summarises them, `tables.py`
-and `plots.py` show the results.
+are studies. The pretrainings that rows start from come first, then all other runs, then ensembles of these. The run
+directories decide which runs are done; `study.json` is made from them. `start.py` starts the runs, `results.py`
+summarises them, `tables.py` and `plots.py` show the results.
 """
 
 import json
@@ -21,6 +21,7 @@ import torch
 from bertkit.data.pretraining.sources import is_built, read_documents
 from bertkit.data.tokenizer import load_tokenizer, save_tokenizer
 from bertkit.errors import UsageError, explain_refusal, locate_refusal
+from bertkit.inference.ensemble import combine
 from bertkit.studies.cells import Cell, Pretraining, list_cells, list_pretrainings, name_step
 from bertkit.studies.folds import check_folds
 from bertkit.studies.plots import plot_curve, plot_heatmap
@@ -72,18 +73,21 @@ def run_study(
         Interrupted: SIGTERM or SIGINT stopped the study; its runs have written checkpoints.
     """
     if count_processes() > 1:
-        raise UsageError(
+        refusal = UsageError(
             "a study starts processes of its own; leave out torchrun or accelerate launch (--set num_gpus=N gives each "
             "run N GPUs)"
         )
+        refusal.speaks = True  # torchrun may end the first process before it has printed the line
+        raise refusal
     output, count = Path(output), read_workers(workers)
     pretrainings, cells = list_pretrainings(study), list_cells(study, output)
     check_directory(study, output)
     first, rest = make_jobs(pretrainings, cells, output)
-    states, left = find_states(first | rest, output)
+    states, left = find_states(first | rest, cells, output)
     origins = {pretraining.directory: pretraining for pretraining in pretrainings}
     state = StudyState(study, origins, cells, first | rest, states, output, report, progress)
-    report(f"{describe_size(state.summarize())}, {len(states) - len(left)} of them finished")
+    over = sum(one.metrics is not None for one in states.values())
+    report(f"{describe_size(state.summarize())}, {over} of them finished")
     check_folds(job for directory, job in rest.items() if directory not in left)
     first, rest = ({directory: job for directory, job in part.items() if directory in left} for part in (first, rest))
     later = [directory for directory, job in rest.items() if state.waits(directory, job, first)]
@@ -97,6 +101,8 @@ def run_study(
         if not number:
             state.keep_models(rest)
             number = state.work(state.select_ready(rest))
+        if not number:
+            state.combine()
         return state.finish(number)
 
 
@@ -106,7 +112,8 @@ class StudyState:
 
     Attributes:
         pretrainings: Pretrainings by directory.
-        jobs, states: Mapping from run directory, relative to the study's, to the run's job and to its state.
+        jobs, states: Mapping from run directory, relative to the study's, to the run's job and to its state; ensembles
+            have no job.
         gpus: The names of the GPUs of each process of this machine.
         ray: Ray, connected to a cluster, or None to use this machine.
         shown: The time of the last progress report.
@@ -149,7 +156,7 @@ class StudyState:
         with explain_refusal(f"the directory {self.output}"):
             self.output.mkdir(parents=True, exist_ok=True)
         save_recipe(define(self.study), self.output / STUDY_FILE)
-        finished = [directory for directory, state in self.states.items() if state.status == "finished"]
+        finished = [directory for directory in self.jobs if self.states[directory].status == "finished"]
         for directory in sorted(finished, key=lambda one: (self.output / one / METRICS_FILE).stat().st_mtime_ns):
             self.states[directory] = self.compare_data(directory, self.states[directory])
         for group in self.groups:
@@ -180,12 +187,12 @@ class StudyState:
 
         Only recorded fingerprints are compared. Samples of a pretraining depend on its seed.
         """
-        recipe = self.jobs[directory].recipe
-        if state.status != "finished" or not TASKS[recipe.task].reusable:
+        job = self.jobs.get(directory)
+        if state.status != "finished" or job is None or not TASKS[job.recipe.task].reusable:
             return state
         with suppress(OSError, ValueError):  # the file is lost or damaged
             data = read_environment(self.output / directory)["data"]
-            other, known = self.data.setdefault(name_examples(recipe), (directory, data))
+            other, known = self.data.setdefault(name_examples(job.recipe), (directory, data))
             if data != known:
                 reason = f"its data differ from those of {other} ({ENVIRONMENT}); delete one of both, and run again"
                 return replace(state, status="failed", reason=reason)
@@ -198,6 +205,20 @@ class StudyState:
         for directory, origin in self.pretrainings.items():
             if self.states[directory].status == "finished":
                 keep_models(origin, self.output, every if self.study.keep == "all" else needed)
+
+    def combine(self) -> None:
+        """Combine the runs of each ensemble that is not finished."""
+        ensembles = {cell.directory: cell for cell in self.cells if cell.members}
+        for directory, cell in ensembles.items():
+            if self.states[directory].metrics is None:
+                members, task = [self.output / member for member in cell.members], TASKS[cell.recipe.task]
+                try:
+                    if failed := [member for member in cell.members if self.states[member].status == "failed"]:
+                        raise UsageError(f"its run {failed[0]} has failed")
+                    found = combine(task, members, self.output / directory, None, ignore)
+                    self.take(directory, State("finished", metrics=found["metrics"]))
+                except UsageError as error:
+                    self.take(directory, State("failed", reason=str(error)))
 
     def select_ready(self, jobs: Mapping[str, RunJob]) -> dict[str, RunJob]:
         """Mark runs as failed whose pretraining has left no model to start from, and return the others."""
@@ -256,8 +277,8 @@ class StudyState:
                 self.states[directory] = State()
         results = self.save()
         if not number and self.study.keep != "all":
-            failed = [directory for directory, state in self.states.items() if state.status == "failed"]
-            self.keep_models({one: self.jobs[one] for one in failed if one not in self.pretrainings})
+            others = {one: job for one, job in self.jobs.items() if one not in self.pretrainings}
+            self.keep_models({one: job for one, job in others.items() if self.states[one].status == "failed"})
         if number and not results["finished"]:
             over = sum(state.status != "waiting" for state in self.states.values())
             raise Interrupted(
@@ -283,7 +304,7 @@ def list_parts(study: Study) -> RecipePart:
 
     It does not matter which table of the study sets a key.
     """
-    words = ("note", "average", "column", "row", "recipe", *HARDWARE)
+    words = ("note", "average", "cited", "column", "row", "recipe", *HARDWARE)
     parts = {key: value for key, value in define(study).items() if key not in words}
     parts["columns"] = [[column.name, column.task, column.key] for column in study.columns]
     parts["rows"] = list(study.rows)
@@ -291,6 +312,7 @@ def list_parts(study: Study) -> RecipePart:
         cells = {f"{name}, {column.name}": merge(study.recipe, column.recipe, row.recipe) for column in study.columns}
         if row.pretrain is not None:
             cells[f"{name}, pretraining"] = row.pretrain | {"step": row.step}
+        parts |= {f"{name}: ensemble": row.ensemble} if row.ensemble else {}
         for cell, recipe in cells.items():
             parts |= {f"{cell}: {key}".lstrip(", "): value for key, value in list_decisive(recipe).items()}
     return parts
@@ -304,7 +326,7 @@ def make_jobs(
     rest = {
         directory: RunJob(cell.recipe.override(train={"seed": seed}), str(output / directory))
         for cell in cells
-        if not cell.borrowed
+        if not cell.borrowed and not cell.members
         for seed, directory in cell.runs.items()
     }
     return first, rest

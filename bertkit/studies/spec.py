@@ -31,6 +31,11 @@ A study is a TOML file, or a dictionary of the same form:
     data.objective = "mlm"
     [row.recipe]                   # may name a checkpoint: then the row starts from it, not from a pretraining
     bilstm = true
+    [[row]]                        # an ensemble: the answers of four finished runs of a row, of its first seeds
+    name = "No NSP, four models"
+    ensemble = { "No NSP" = 4 }
+    [cited]                        # other systems' values; they may have columns of their own
+    "human" = { "SQuAD" = 91.2 }
 
 A run's recipe is the task's < `[recipe]` < `[column.recipe]` < `[row.recipe]` < the setting < the command line; that of
 a pretraining is the task's < `[pretrain]` < `[row.pretrain]` < `pretrain` of the command line. Rows whose pretrainings
@@ -39,6 +44,7 @@ pretrainings, a column of the task pretrain shows these and has no runs of its o
 """
 
 import difflib
+import itertools
 import json
 import re
 from collections import Counter
@@ -63,6 +69,7 @@ HARDWARE = ("num_cpus", "num_gpus")  # keys that may change without making it an
 LONGEST_DIRECTORY = 150  # bytes in a directory's name; common file systems allow 255
 STUDY_FILE, TABLE, PICTURE, CURVE = "study.toml", "table.md", "heatmap.png", "curve.png"
 Resource = Annotated[float, msgspec.Meta(ge=0)]
+Published = dict[str, Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]]  # column -> value in the table's unit
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,14 +110,16 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         step: The update of the pretraining to start from; 0 means the last.
-        paper: Mapping from column to the paper's value, in the table's unit.
+        ensemble: Mapping from row to the number of its runs that this row combines; empty if it has runs of its own.
+        paper: The paper's values.
         recipe: The row's own keys; in a study also those of the command line.
         pretrain: The recipe of the pretraining that the row starts from, not yet complete; None without one.
     """
 
     name: str = ""
     step: Annotated[int, msgspec.Meta(ge=0)] = 0
-    paper: dict[str, Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]] = {}
+    ensemble: dict[str, Annotated[int, msgspec.Meta(ge=1)]] = {}
+    paper: Published = {}
     recipe: RecipePart = {}
     pretrain: RecipePart | None = None
 
@@ -138,6 +147,7 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"co
     variants: Annotated[tuple[Variant, ...], msgspec.Meta(min_length=1)] = (Variant(),)
     restarts: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     pretrain: RecipePart | None = None
+    cited: dict[str, Published] = {}
 
     @property
     def rows(self) -> dict[str, Variant]:
@@ -215,7 +225,8 @@ def make_study(definition: Mapping[str, Any], *given: Mapping[str, Any], where: 
 
     Raises:
         UsageError: There is an unknown key, task, metric or column, a wrong type, an axis without values, a duplicate,
-            seeds or columns given in two ways, or a step that its pretraining does not have.
+            seeds or columns given in two ways, a step that its pretraining does not have, or an ensemble of runs that
+            the study does not have.
     """
     recipe = merge(*given)
     options = {key: recipe.pop(key) for key in OPTIONS if key in recipe}
@@ -232,7 +243,7 @@ def make_study(definition: Mapping[str, Any], *given: Mapping[str, Any], where: 
         check_recipes(study, own, recipe, axes)
         first = TASKS[own[0].task]
         rows = tuple(replace(row, recipe=drop_seed(merge(row.recipe, recipe))) for row in study.variants)
-        return replace(
+        made = replace(
             study,
             tasks=(),
             restarts=1,
@@ -242,6 +253,8 @@ def make_study(definition: Mapping[str, Any], *given: Mapping[str, Any], where: 
             grid={axis: tuple(convert(axis, value, first) for value in items) for axis, items in axes.items()},
             recipe=drop_seed(merge(study.recipe)),
         )
+        check_ensembles(made)
+        return made
 
 
 def define(study: Study) -> dict[str, Any]:
@@ -253,8 +266,8 @@ def define(study: Study) -> dict[str, Any]:
         found["column"] = list(map(drop_empty, found["column"]))
     rows = []
     for row in study.variants:
-        values = drop_empty({"step": row.step or None, "paper": row.paper, "recipe": row.recipe})
-        rows.append({"name": row.name} | values | {PRETRAIN: row.pretrain})
+        values = {"step": row.step or None, "ensemble": row.ensemble, "paper": row.paper, "recipe": row.recipe}
+        rows.append({"name": row.name} | drop_empty(values) | {PRETRAIN: row.pretrain})
     return drop_empty(found | {"row": [] if study.variants == (Variant(),) else rows})
 
 
@@ -321,6 +334,7 @@ def read_rows(study: Study, asked: RecipePart) -> tuple[Variant, ...]:
     if (asked or study.pretrain is not None) and all(row.pretrain is None for row in rows):
         raise UsageError("pretrain is given, but no row starts with a pretraining; leave it out")
     known = [column.name for column in study.columns] + [AVERAGE] * bool(study.average)
+    known += [name for values in study.cited.values() for name in values]
     for row in rows:
         if unknown := [name for name in row.paper if name not in known]:
             raise UsageError(
@@ -332,7 +346,7 @@ def read_rows(study: Study, asked: RecipePart) -> tuple[Variant, ...]:
 def read_row(row: Variant, shared: RecipePart | None, asked: RecipePart) -> Variant:
     """Return a row with its pretraining; `shared` is the table `[pretrain]`, or None without it."""
     last = 0
-    if row.pretrain is not None or (shared is not None and "checkpoint" not in row.recipe):
+    if row.pretrain is not None or (shared is not None and "checkpoint" not in row.recipe and not row.ensemble):
         row = replace(row, pretrain=merge(shared or {}, row.pretrain or {}, asked))
         check(row.pretrain, TASKS[PRETRAIN], f"pretrain of the row {row.name!r}")
         last = merge(TASKS[PRETRAIN].recipe, row.pretrain)["train"]["max_steps"]
@@ -340,6 +354,19 @@ def read_row(row: Variant, shared: RecipePart | None, asked: RecipePart) -> Vari
         found = f"its pretraining has max_steps = {last}" if last else "it has no pretraining"
         raise UsageError(f"the row {row.name!r} has step = {row.step}, but {found}; give a step up to max_steps")
     return row
+
+
+def check_ensembles(study: Study) -> None:
+    """Check that ensembles combine runs of the study, and of tasks whose answers can be combined."""
+    known, most = [row.name for row in study.variants if not row.ensemble], len(study.seeds)
+    for row, column in itertools.product(study.variants, study.columns):
+        if row.ensemble and not TASKS[column.task].is_combinable:
+            raise UsageError(f"the row {row.name!r} is an ensemble, but {column.task} has none; leave one of them out")
+        for name, number in row.ensemble.items():
+            if name not in known:
+                raise UsageError(f"ensemble of the row {row.name!r} names {name!r}, not a row; {propose(name, known)}")
+            if number > most:
+                raise UsageError(f"the row {row.name!r} takes {number} runs of {name!r}, not {most}; give more seeds")
 
 
 def drop_seed(recipe: RecipePart) -> RecipePart:

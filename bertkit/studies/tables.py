@@ -4,6 +4,7 @@ A study is the plain dictionary that study.json holds (`bertkit.studies.results`
 published ones, the text says what they are: a mean or the best of how many runs, and on which data.
 """
 
+import itertools
 import json
 import math
 import statistics
@@ -92,7 +93,8 @@ def explain_scores(study: Mapping[str, Any]) -> str:
     if chosen := sorted({metrics[CHOSEN_ON_DEV] for metrics in list_metrics(study) if CHOSEN_ON_DEV in metrics}):
         sentences.append(f"Chosen on the scored data, which is optimistic too: {', '.join(chosen)}.")
     if has_paper(study):
-        sentences.append("In italics: the paper's value for the row above.")
+        cites = ", and at the end those of other systems" * bool(study["definition"].get("cited"))
+        sentences.append(f"In italics: the paper's value for the row above{cites}.")
     if names := study["definition"].get("average"):
         sentences.append(f"{AVERAGE}: the mean of {', '.join(names)}.")
     if any(cell["at_or_below_majority"] for cell in study["cells"]):
@@ -206,26 +208,27 @@ def find_shown(study: Mapping[str, Any], name: str) -> dict[str, tuple[Mapping[s
 def tabulate_summary(study: Mapping[str, Any], find_link: Callable[[str], str] = lambda directory: "") -> Table:
     """Return a table like the paper's: rows by columns, with the paper's values below each row if there are any.
 
-    Without any, the published scores that the tasks know come last. `find_link` returns the link of a run.
+    Without any, the published scores that the tasks know come last, and then the systems that the study cites, also in
+    columns of their own. `find_link` returns the link of a run.
     """
     rows = {name: find_row(study, name) for name in study["columns"]}
-    averaged = study["definition"].get("average", [])
-    heads, lines = [*rows, *[AVERAGE] * bool(averaged)], []
+    averaged, cited = study["definition"].get("average", []), study["definition"].get("cited", {})
+    heads, lines = list(dict.fromkeys([*rows, *[AVERAGE] * bool(averaged), *itertools.chain(*cited.values())])), []
     for name, own in study["rows"].items():
         found = find_shown(study, name)
         ours = {}
         for column, (cell, winner) in found.items():  # linked to the chosen run, or else to the first one
             run = winner["run"] if winner else cell["runs"][0]["directory"]
             ours[column] = TableCell(((show_mean(rows[column], cell), ""),), find_link(run))
-        lines.append([name or "ours", *(ours.get(column, MISSING) for column in rows), *average(rows, found, averaged)])
+        ours |= {AVERAGE: average(rows, found, averaged)} if averaged else {}
+        lines.append([name or "ours", *(ours.get(head, MISSING) for head in heads)])
         if len(study["definition"]["seeds"]) == 1:  # a mean over seeds has no interval
             only = {column: cell["runs"][0].get("metrics", {}) for column, (cell, _) in found.items()}
             intervals = {column: rows[column].show_interval(metrics) for column, metrics in only.items()}
             if any(intervals.values()):
                 lines.append([f"{name or 'ours'}, 95 % interval", *(intervals.get(head) or MISSING for head in heads)])
         if own["paper"]:
-            values = ["the paper", *(str(own["paper"].get(head, "")) for head in heads)]
-            lines.append([TableCell(((text, ""),), kind="published") for text in values])
+            lines.append(list_published("the paper", own["paper"], heads))
         winners = {column: winner for column, (_, winner) in found.items() if winner and winner["value"] is not None}
         if shows_best(study) and any(winner["of_runs"] > 1 for winner in winners.values()):
             best = {
@@ -237,18 +240,22 @@ def tabulate_summary(study: Mapping[str, Any], find_link: Callable[[str], str] =
         for label in dict.fromkeys(label for row in rows.values() for label in row.paper):
             published = {name: show_score(row, row.paper.get(label)) for name, row in rows.items()}
             lines.append([f"published: {label}", *(published.get(head, MISSING) for head in heads)])
+    lines += [list_published(name, values, heads) for name, values in cited.items()]
     titles = [head_column(study, name) for name in rows] + heads[len(rows) :]
     return make_table("Scores", ["", *titles], lines, "quiet")
 
 
+def list_published(name: str, values: Mapping[str, float], heads: Sequence[str]) -> list[TableCell]:
+    """Return the line of a system with published values; a cell without one is empty."""
+    return [TableCell(((text, ""),), kind="published") for text in (name, *(str(values.get(x, "")) for x in heads))]
+
+
 def average(
     rows: Mapping[str, ScoreRow], found: Mapping[str, tuple[Mapping[str, Any], Any]], names: Sequence[str]
-) -> list[str]:
-    """Return the average of the named columns' means in percent as a list of one text; empty without names."""
+) -> str:
+    """Return the average of the named columns' means in percent."""
     means = [rows[name].scale(found[name][0]["mean"]) for name in names if name in found and found[name][0]["n"]]
-    if len(means) < len(names):
-        return [MISSING]
-    return [f"{statistics.fmean(means):.1f}"] if names else []
+    return f"{statistics.fmean(means):.1f}" if len(means) == len(names) else MISSING
 
 
 def list_columns(study: Mapping[str, Any]) -> list[tuple[str, str]]:

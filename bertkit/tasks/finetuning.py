@@ -86,11 +86,11 @@ class FineTuningTask(Task):
 
     def baseline(self, train: Any, dev: Any) -> dict[str, float]:
         """Return the scores of `score_nothing` as `majority_…`, and the metric's also as `majority_score`."""
-        scores = self.score_nothing(dev)
+        scores = self.score_nothing(train, dev)
         found = {f"majority_{name}": value for name, value in scores.items()}
         return found | {"majority_score": scores[self.metric]} if scores else {}
 
-    def score_nothing(self, dev: Any) -> dict[str, float]:
+    def score_nothing(self, train: Any, dev: Any) -> dict[str, float]:
         """Return the scores of a constant answer; empty if there is no such answer."""
         raise NotImplementedError
 

@@ -2,7 +2,7 @@
 
 Each word is classified by the final vector of its first sub-token, among as much of its document as fits, and without a
 CRF: nothing keeps a sequence of tags well-formed, and conlleval says how it is read all the same. Any CoNLL file or
-table with tags or spans can be used; the labels are those of its training rows, matched by name.
+table can be used, with spans or tags, of names or a class of each word; labels are those of training, matched by name.
 
 With `features` it is the feature-based approach: the frozen encoder runs once, and a BiLSTM is trained on the
 activations of each word's first sub-token, which are cached on disk (`bertkit.tasks.frozen`).
@@ -11,6 +11,7 @@ activations of each word's first sub-token, which are cached on disk (`bertkit.t
 import re
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,6 @@ from bertkit.data.formats.conll import (
     read_conll_copy,
 )
 from bertkit.data.formats.entities import (
-    SPAN_COLUMNS,
     TEXT_COLUMN,
     WORD_COLUMNS,
     drop_unmarked,
@@ -40,7 +40,7 @@ from bertkit.data.formats.entities import (
     read_entities,
     read_list,
 )
-from bertkit.data.formats.rows import Columns, choose_reader, has_splits
+from bertkit.data.formats.rows import choose_reader, has_splits
 from bertkit.data.formats.writer import write_beside
 from bertkit.data.sequences import IGNORED, EncodedInputs, pad
 from bertkit.data.splits import DROP, UNLABELLED, check_split_options, divide_train, name_split
@@ -54,7 +54,7 @@ from bertkit.data.tagging import (
     encode_words,
     split_words,
 )
-from bertkit.data.tags import TAG, from_iob2
+from bertkit.data.tags import ENTITIES, WORDS, from_iob2, mark_words, name_scheme
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import Entity, count_entities, find_entities, score_entities
 from bertkit.metrics.rows import RowScore
@@ -68,7 +68,7 @@ from bertkit.tasks.finetuning import ANOTHER_SEED, EVERY_EPOCH, FineTuningTask, 
 from bertkit.tasks.option import NER_OPTIONS
 from bertkit.tasks.result import take_text
 from bertkit.tasks.schema import INDEX, PROBABILITY, STRING, Schema, make_array, make_object
-from bertkit.tasks.task import PredictionSettings, Result, check_finite, refuse_tuning
+from bertkit.tasks.task import PredictionSettings, Result, check_finite, refuse_tuning, score_summaries
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,6 +77,7 @@ if TYPE_CHECKING:
 
 UNDECIDED = -1  # label where the logits are NaN or infinite
 ENTITY_SCORES = {"precision": "precision", "recall": "recall", "f1": "F1", "strict_f1": "strict F1"}
+WORD_SCORES = {"accuracy": "accuracy", "macro_f1": "macro F1"}  # of classes of words
 NER_SCORES = {"dev": "{}", "test": "test_{}"}
 NER_PAPER = {  # Table 7
     "f1": {"BERT-base, dev": 0.964, "BERT-large, dev": 0.966},
@@ -187,9 +188,10 @@ class NerTask(FineTuningTask):
         self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None
     ) -> dict[str, TaggedExamples]:
         """Read the examples of train, dev and, if it is there, test; splits that are missing are taken from train."""
-        texts = self.read(options, report, needs_train=config is None)
+        names = () if config is None else tuple(config.id2label[label] for label in range(config.num_labels))
+        scheme = options["scheme"] or (name_scheme(names) if names else "")
+        texts = self.read(options, report, config is None, scheme)
         if config is not None:
-            names = tuple(config.id2label[label] for label in range(config.num_labels))
             found = {split: text for split, text in texts.items() if split != "train"} or texts
             return {split: TaggedExamples(text, names, "") for split, text in found.items() if text.is_labelled}
         for text in texts.values():
@@ -211,25 +213,35 @@ class NerTask(FineTuningTask):
         report("NER: " + ", ".join(f"{split} {len(text.sentences):,} sentences" for split, text in texts.items()))
         # The models of all folds have the same labels.
         tags = {tag for sentence in (train.sentences if options["folds"] else sentences) for tag in sentence.tags}
-        if not tags - {"O"}:
-            raise UsageError(f"{train.source} has no entity to learn; give sentences with tags or spans")
-        labels = ("O", *sorted(tags - {"O"}))
+        if train.scheme == WORDS:
+            report(f"{train.source}: tags are {len(tags):,} classes of words, such as {max(tags)} (data.scheme=words)")
+        else:
+            tags.add("O")
+        if len(tags) < 2:
+            raise UsageError(f"{train.source} has the tag {min(tags)} alone; give sentences with other tags, or spans")
+        labels = tuple(sorted(tags, key=lambda tag: (tag != "O", tag)))
         return {split: TaggedExamples(text, labels, options["group"]) for split, text in texts.items()}
 
-    def read(self, options: Mapping[str, Any], report: Report, needs_train: bool = True) -> dict[str, TaggedText]:
+    def read(self, options: Mapping[str, Any], report: Report, needs_train: bool, scheme: str) -> dict[str, TaggedText]:
         """Read the sentences of each split: CoNLL files, a person's own tables or exports, or CoNLL-2003 on the Hub."""
+        label, texts = "".join(options["label"]), {}
         if not options["dir"]:
-            return read_conll_copy()
+            return read_conll_copy(label, scheme)
         source = Path(options["dir"])
         is_table = source.is_file() or find_dataset(options["dir"]) or has_splits(source) or find_brat(options["dir"])
         if is_table and source.suffix not in CONLL_SUFFIXES:
             tables = read_exports(options["dir"], choose_reader(options, report), report, needs_train)
             if options.get("is_check") or options.get("unlabelled") == DROP:
-                tables = {split: drop_unmarked(rows, report) for split, rows in tables.items()}
-            return {split: read_entities(rows, report) for split, rows in tables.items()}
-        is_file = source.suffix in CONLL_SUFFIXES and not source.is_dir()
-        paths, encoding = {"train": source} if is_file else find_conll(source, report), options.get("encoding", "")
-        return {split: read_conll(path, report=report, encoding=encoding) for split, path in paths.items()}
+                tables = {split: drop_unmarked(rows, report, label) for split, rows in tables.items()}
+            sources, read = tables, read_entities
+        else:
+            is_file = source.suffix in CONLL_SUFFIXES and not source.is_dir()
+            sources = {"train": source} if is_file else find_conll(source, report)
+            read = partial(read_conll, encoding=options.get("encoding", ""))
+        for split, one in sources.items():
+            texts[split] = read(one, report, label, scheme)
+            scheme = scheme or (WORDS if texts[split].scheme == WORDS else ENTITIES)
+        return texts
 
     def is_official(self, source: str) -> bool:
         """Return whether this is a folder of CoNLL-2003's files, or with such a folder, or their copy on the Hub."""
@@ -264,10 +276,10 @@ class NerTask(FineTuningTask):
         if text.rows is not None:
             groups = list(list_keys(text, examples.group))
         labels = [tuple(sentence.tags) for sentence in text.sentences] if text.is_labelled else None
-        classes = [kind for sentence in text.sentences for _, _, kind in find_gold(sentence)]
-        used = () if text.rows is None else find_columns(text.rows.table.column_names)
-        words = {"sentence": [" ".join(sentence.words) for sentence in text.sentences]}
-        return ExampleRows(words, groups, labels, classes, [x.line for x in text.sentences], text.rows, used)
+        classes = [kind for entities in find_gold(text) for _, _, kind in entities]
+        # A space inside a word would divide it in the column.
+        words = {"sentence": [" ".join(x.replace(" ", "\u00a0") for x in one.words) for one in text.sentences]}
+        return ExampleRows(words, groups, labels, classes, [x.line for x in text.sentences], text.rows, text.columns)
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
         """Return the batch of some sequences, of either approach."""
@@ -307,19 +319,23 @@ class NerTask(FineTuningTask):
         columns: dict[str, Any] = {PREDICTION: pa.array(predicted, NAMES)}
         if not text.is_labelled:
             return make_rows(columns)
-        counts = count_entities(list(map(find_gold, text.sentences)), predicted)
+        counts = count_entities(find_gold(text), [mark_words(tags, text.scheme) for tags in predicted])
         types = [name.removeprefix("wanted_") for name in counts if name.startswith("wanted_")]
         labels = pa.array([sentence.tags for sentence in text.sentences], NAMES)
-        return make_rows({LABEL: labels} | columns | counts, names=types)
+        scheme = WORDS if text.scheme == WORDS else None
+        return make_rows({LABEL: labels} | columns | counts, names=types, scheme=scheme)
 
     def score(self, rows: pa.Table) -> dict[str, RowScore | float]:
-        """Return precision, recall and F1 of the entities as conlleval does, and the strict F1, as fractions."""
+        """Return precision, recall, F1 and strict F1 of entities, or accuracy and macro F1 of words, as fractions."""
         scores = score_entities(rows)
-        return {name: scores[name] for name in ENTITY_SCORES}
+        return {name: scores[name] for name in (*WORD_SCORES, *ENTITY_SCORES) if name in scores}
 
-    def score_nothing(self, dev: NerData) -> dict[str, float]:
-        """Return the scores of tagging every word O: 0."""
-        return dict.fromkeys(ENTITY_SCORES, 0.0)
+    def score_nothing(self, train: NerData, dev: NerData) -> dict[str, float]:
+        """Return the scores of tagging every word O, which are 0, or with the most frequent class of words."""
+        if dev is None or get_words(dev).text.scheme != WORDS:
+            return dict.fromkeys(ENTITY_SCORES, 0.0)
+        usual = np.bincount(get_words(train).labels).argmax()
+        return score_summaries(self, fill_summaries(get_words(dev), usual), dev)
 
     def format_predictions(
         self, summaries: np.ndarray, data: NerData, split: str, decided: Mapping[str, Any] | None = None
@@ -334,12 +350,12 @@ class NerTask(FineTuningTask):
         name = name_split(split)
         is_exact = text.is_labelled and all(sentence.entities is None for sentence in text.sentences)
         files = {f"{name}.conll": write_conll(text, predicted)} if is_exact else {}
-        return files if text.rows is None else files | {f"{name}.jsonl": write_rows(text.rows, predicted)}
+        return files if text.rows is None else files | {f"{name}.jsonl": write_rows(text, predicted)}
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
     def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
-        """Return the schemas of a text or its words, and of its tags and entities.
+        """Return the schemas of a text or its words, and of its tags and entities, or of its words with their classes.
 
         Entities need tags of a known scheme; `places` are only those of a text.
         """
@@ -348,11 +364,10 @@ class NerTask(FineTuningTask):
         sample = {"text": "Ada Lovelace met Charles Babbage in London."}
         given = {"type": "object", "properties": kinds, **needed, "examples": [sample]}
         texts = {"text": STRING, "type": STRING, "start": INDEX, "end": INDEX, "score": PROBABILITY}
-        is_known = all(TAG.fullmatch(label) for label in settings.labels)
-        entities = {"entities": make_array(make_object(texts))} if is_known else {}
+        marked = {name_scheme(settings.labels): make_array(make_object(texts))}
         pair = make_array(INDEX) | {"minItems": 2, "maxItems": 2}
         tags = make_array({"enum": settings.labels})
-        return given, make_object(entities | {"tags": tags, "places": make_array(pair)}, optional=("places",))
+        return given, make_object(marked | {"tags": tags, "places": make_array(pair)}, optional=("places",))
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Tagged:
         """Return the words of a text, or words as they are."""
@@ -392,13 +407,12 @@ class NerTask(FineTuningTask):
     def answer(
         self, kept: Sequence[np.ndarray], data: WordWindows, examples: Sequence[Tagged], settings: PredictionSettings
     ) -> list[Result]:
-        """Return the tags of each text, and its entities if the tags are of a known scheme."""
+        """Return the tags of each text, and its entities if the tags are of a known scheme, else its words."""
         tags = data.name_tags([row[0].astype(int) for row in kept])
         likely = data.join([row[1].tolist() for row in kept], 1.0)
-        is_known = all(TAG.fullmatch(label) for label in settings.labels)
-        results = []
+        scheme, results = name_scheme(settings.labels), []
         for example, found, scores in zip(examples, tags, likely, strict=True):
-            result = {"entities": list_entities(example, found, scores)} if is_known else {}
+            result = {scheme: list_entities(example, mark_words(found, scheme), scores)}
             spans = {} if example.text is None else {"places": list(map(list, example.spans))}
             results.append(result | {"tags": found} | spans)
         return results
@@ -425,6 +439,14 @@ def check_decided(summaries: np.ndarray) -> np.ndarray:
 def decide(summaries: np.ndarray, data: NerData) -> list[list[str]]:
     """Return the predicted tags of every sentence, from the summaries (S, W) of its sequences."""
     return get_words(data).name_tags([row[row != IGNORED] for row in check_decided(summaries)])
+
+
+def fill_summaries(data: WordWindows, labels: np.ndarray) -> np.ndarray:
+    """Return the summaries (S, W) of a model that predicts these labels (M,), or this one, for words with a token."""
+    counts = np.diff(data.locate_all()[1], prepend=0)
+    summaries = np.full((len(data), max(counts.max(), 1)), IGNORED)  # (S, W)
+    summaries[np.arange(summaries.shape[1]) < counts[:, None]] = labels
+    return summaries
 
 
 def gather_words(values: "Tensor", known: "Tensor") -> "Tensor":
@@ -484,21 +506,24 @@ def describe_words(data: WordWindows, split: str) -> str:
     own, shown = len(data.ids) / count, (data.stops - data.starts).mean()
     line = f"{split}: {own:.1f} tokens per sentence, {shown:.1f} with context"
     if lost := int((data.firsts == ABSENT).sum()):
-        line += f"; {lost:,} words have no token and are predicted as O"
+        absent = "O" if "O" in data.names else data.names[0]
+        line += f"; {lost:,} words have no token and are predicted as {absent}"
     tags = [tag for sentence in data.text.sentences for tag in sentence.tags if tag not in data.names]
-    if tags:
+    if tags and data.text.is_labelled:
         line += f"; {len(tags):,} words have a tag that is not in training data ({', '.join(sorted(set(tags)))})"
     return line
 
 
 def list_rows() -> tuple[ScoreRow, ...]:
     """Return the lines of the table: each metric on each split."""
-    nothing = {"f1": {"never tagging": "majority_f1"} | name_baselines(NerTask.baselines, "f1")}
+    constants = {"f1": "never tagging"} | dict.fromkeys(WORD_SCORES, "the most frequent class")
+    nothing = {x: {words: f"majority_{x}"} | name_baselines(NerTask.baselines, x) for x, words in constants.items()}
     rows = []
     for split, name in NER_SCORES.items():
-        for metric, word in ENTITY_SCORES.items():
+        for metric, word in (WORD_SCORES | ENTITY_SCORES).items():
             key, title = name.format(metric), word if split == "dev" else f"{word}, {split}"
-            rows.append(ScoreRow(title, key, nothing.get(key, {}), "fraction", NER_PAPER.get(key, {})))
+            hidden = name.format("accuracy") * (metric == "f1")  # which it equals
+            rows.append(ScoreRow(title, key, nothing.get(key, {}), "fraction", NER_PAPER.get(key, {}), hidden))
     return tuple(rows)
 
 
@@ -510,15 +535,16 @@ def number_rows(text: TaggedText) -> Sequence[int]:
     return text.number_documents().tolist() if text.documents > 1 else range(len(text.sentences))
 
 
-def find_gold(sentence: Sentence) -> Collection[Entity]:
-    """Return the entities of a sentence as its file has them."""
-    return find_entities(sentence.tags) if sentence.entities is None else sentence.entities.keys()
+def find_gold(text: TaggedText) -> list[Collection[Entity]]:
+    """Return the entities of each sentence as its file has them, or its words with their classes."""
+    marked = ((mark_words(sentence.tags, text.scheme), sentence.entities) for sentence in text.sentences)
+    return [find_entities(tags) if entities is None else entities.keys() for tags, entities in marked]
 
 
-def write_rows(rows: Columns, predicted: Sequence[Sequence[str]]) -> str:
+def write_rows(text: TaggedText, predicted: Sequence[Sequence[str]]) -> str:
     """Return JSON lines with the rows of a table and `predicted`: tags, or the spans of a text."""
-    given, marked = find_columns(rows.table.column_names)
-    decoded = rows.lists | ({marked} if marked in SPAN_COLUMNS else set())
+    rows, (given, marked) = text.rows, text.columns
+    decoded = rows.lists | ({marked} if marked and given == TEXT_COLUMN else set())
     found: Sequence[Any] = list(map(list, predicted))
     if given == TEXT_COLUMN:
         pairs = zip(rows.find(given).to_pylist(), predicted, strict=True)

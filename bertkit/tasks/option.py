@@ -192,6 +192,8 @@ NER_OPTIONS: Options = {
     "dir": Option(
         "", help="File, folder or Hub data set of sentences (default: CoNLL-2003 from the Hub).", is_input=True
     ),
+    "label": Option([], help="Column of the tags: its name, or in CoNLL files its number (default: by the form)."),
+    "scheme": Option("", help="words: each tag is a class (default: guessed).", choices=("", "entities", "words")),
     "unlabelled": UNLABELLED_ROWS,
     **SPLIT_OPTIONS,
     "max_length": Option(512, 3, "5.3: maximal context", "Maximum number of tokens per sequence."),

@@ -185,8 +185,8 @@ def describe_result(result: Result) -> str:
     if "answer" in result:
         return describe_answer(result)
     if "tags" in result:
-        found = (f"{one['text']}: {one['type']}" for one in result.get("entities", ()))
-        return (", ".join(found) or "(nothing)") if "entities" in result else " ".join(result["tags"])
+        found = (f"{one['text']}: {one['type']}" for one in result.get("entities", result.get("words", ())))
+        return ", ".join(found) or "(nothing)"
     masks = (mask["words"] for mask in result.get("masks", ()))
     parts = [", ".join(f"{word['word']!r} {word['probability']:.0%}" for word in words) for words in masks]
     if "next_sentence" in result:

@@ -139,6 +139,7 @@ class SquadTask(FineTuningTask):
     head = "BertForQuestionAnswering"
     metric = "f1"
     folder = "squad"
+    is_combinable = True
     options = SQUAD_OPTIONS
     splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}  # a test split is only in a person's own data
     unlabelled = (UNLABELLED,)
@@ -351,7 +352,7 @@ class SquadTask(FineTuningTask):
             found |= {"tau": tau, "null_score_diff_threshold": -tau}
         return found
 
-    def score_nothing(self, dev: Windows) -> dict[str, float]:
+    def score_nothing(self, train: Windows, dev: Windows) -> dict[str, float]:
         """Return the scores of never answering on the dev set of 2.0."""
         if not self.version.unanswerable:
             return {}

@@ -123,7 +123,7 @@ class SwagTask(FineTuningTask):
         found = score_table(rows)
         return {row.key: found[row.key] for row in self.table if row.key in found}
 
-    def score_nothing(self, dev: Choices) -> dict[str, float]:
+    def score_nothing(self, train: Choices, dev: Choices) -> dict[str, float]:
         """Return the accuracy of always choosing the dev set's most frequent right ending."""
         return compute_scores(("accuracy",), np.full(len(dev), np.bincount(dev.labels).argmax()), dev.labels)
 

@@ -114,6 +114,7 @@ class Task:
         choices: The number of last texts of an example that are in sequences of their own, after the others; 0: none.
         long: The treatment of texts longer than `max_length`, in words.
         reusable: Whether encoded data can be shared by runs with the same `[data]`, `[model]` and checkpoint.
+        is_combinable: Whether the answers of several runs can be combined (`bertkit.inference.ensemble`).
         evaluation_options: Arguments of the head's `forward` in evaluation.
         is_classifier: Whether it predicts classes or several labels of a whole input, so that `calibrate` applies.
         pipeline: The name of transformers' pipeline for the same results; empty if there is none.
@@ -143,6 +144,7 @@ class Task:
     choices = 0
     long = "truncated"
     reusable = True
+    is_combinable = False
     evaluation_options: Mapping[str, Any] = {}
     is_classifier = False
     pipeline = ""

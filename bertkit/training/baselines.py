@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from bertkit import __version__
-from bertkit.data.sequences import IGNORED
 from bertkit.data.tagging import ABSENT
 from bertkit.metrics.baseline import vectorize_texts, vectorize_words
 from bertkit.metrics.classification import FIXED_THRESHOLD
@@ -24,7 +23,7 @@ from bertkit.reports.tables import name_limits
 from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import BASELINES, BEST_BASELINE, GAIN
 from bertkit.tasks.frozen import encode_items, keep_array, load_encoder, solve
-from bertkit.tasks.ner import get_words
+from bertkit.tasks.ner import fill_summaries, get_words
 from bertkit.tasks.task import Task
 from bertkit.training.predictions import GROUP
 from bertkit.training.prepare import FITTED_ROWS, Prepared, choose_rows
@@ -90,11 +89,7 @@ def fit_words(task: Task, recipe: Recipe, prepared: Prepared, dev: str) -> Basel
     given = [given[number] for number in kept.tolist()]
     targets = train.labels[np.repeat(np.isin(np.arange(len(lengths)), kept), lengths)]  # (M,)
     logits = keep_answers("words", vectorize_words, given, asked, targets, prepared)
-    found = logits.argmax(1)[others.firsts != ABSENT]
-    _, ends, _ = others.locate_all()
-    counts = np.diff(ends, prepend=0)
-    summaries = np.full((len(others), max(counts.max(), 1)), IGNORED)  # (S, W)
-    summaries[np.arange(summaries.shape[1]) < counts[:, None]] = found
+    summaries = fill_summaries(others, logits.argmax(1)[others.firsts != ABSENT])
     return Baseline(summaries, np.arange(len(asked)), len(given))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 from transformers import Trainer
 
+from bertkit.data.tokenizer import save_tokenizer
 from bertkit.errors import UsageError
 from bertkit.reports.tables import count
 from bertkit.system.progress import describe_duration, ignore
@@ -179,14 +180,21 @@ def expect(recipe: Recipe, measured: Measured, output: Path) -> tuple[int, float
     return updates, training + saves * measured.saving, evaluations * measured.evaluation
 
 
-def find_costs(recipe: Recipe) -> Measured | str:
-    """Measure the costs of a recipe on its data, or return why that cannot be done."""
+def find_costs(recipe: Recipe, left: Path | None = None) -> Measured | str:
+    """Measure the costs of a recipe on its data, or return why that cannot be done.
+
+    Args:
+        left: Receives the model, untrained, and the tokenizer, unless it exists; to measure runs that start from it.
+    """
     if recipe.data.get("features"):
         return "time and memory are not forecast for the feature-based approach"
     if recipe.is_solved:
         return "time and memory are not forecast for a frozen encoder, which reads all rows once; its head is solved"
     try:
         prepared = prepare(recipe.override(data={"is_forecast": True}), ignore)
+        if left and not left.exists():
+            save_tokenizer(prepared.tokenizer, left)
+            make_model(TASKS[recipe.task], recipe, prepared.settings).save_pretrained(left)
         return measure(recipe, prepared, PROBE_SECONDS) if "train" in prepared.data else "nothing to train"
     except UsageError as error:
         return f"time and memory are unknown: {error}"

@@ -45,7 +45,7 @@ LOCAL = ("features_dir", "train_file", "extra_train")  # options whose value is 
 
 # Keys of a card's metadata; the last two are set if the license is "other".
 LICENSE = ("license", "license_name", "license_link")
-OTHER_DATA = ("dir", "tune_share", "held_back", "train_file", "max_train_samples")  # not the benchmark's data
+OTHER_DATA = ("dir", "label", "tune_share", "held_back", "train_file", "max_train_samples")  # not the benchmark's data
 CARD_TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
 

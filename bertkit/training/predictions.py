@@ -206,11 +206,15 @@ def read_answer(cell: str, kind: str) -> Any:
     return [normalise(part) for part in (cell.split(SEPARATOR) if parts is None else parts) if part.strip()]
 
 
-def spell_answers(rows: pa.Table, name: str = PREDICTION) -> list[str]:
-    """Return a column of answers in words: of a sentence its entities, of other lists their parts."""
-    cells = rows.column(name).to_pylist()
+def spell_answers(rows: pa.Table, name: str = PREDICTION, wrong: bool = False) -> list[str]:
+    """Return answers in words: entities, classes of words (without right ones if `wrong`), or the parts of a list."""
+    cells, facts = rows.column(name).to_pylist(), read_facts(rows)
+    if "scheme" in facts:
+        others = rows.column(LABEL if name == PREDICTION else PREDICTION).to_pylist()
+        pairs = (zip(*pair, strict=True) for pair in zip(cells, others, strict=True))
+        cells = [["O" if wrong and tag == other else f"B-{tag}" for tag, other in pair] for pair in pairs]
     if "strict_found" in rows.column_names:
-        sentences = rows.column(read_facts(rows)["texts"][0]).to_pylist()
+        sentences = rows.column(facts["texts"][0]).to_pylist()
         return [", ".join(name_entities(*row)) for row in zip(sentences, cells, strict=True)]
     if cells and isinstance(cells[0], list):
         return [" | ".join(sorted(cell)) for cell in cells]
@@ -268,7 +272,7 @@ def show_mistakes(rows: pa.Table, most: int) -> list[list[str]]:
         return []
     chosen = rows.take(pa.array(find_mistakes(rows)[:most], pa.int64()))
     texts = [chosen.column(name).to_pylist() for name in read_facts(rows)["texts"]]
-    columns = [*texts, *(spell_answers(chosen, name) for name in (PREDICTION, LABEL))]
+    columns = [*texts, *(spell_answers(chosen, name, True) for name in (PREDICTION, LABEL))]
     cells = [[shorten_text(cell) or "nothing" for cell in column] for column in columns]
     return list(map(list, zip(map(str, chosen.column(ROW_NUMBER).to_pylist()), *cells, strict=True)))
 
@@ -283,7 +287,7 @@ def write_mistakes(rows: pa.Table) -> str:
     columns = {name: wrong.column(name).to_pylist() for name in names}
     for name in (PREDICTION, LABEL):
         is_number = find_kind(rows) == REGRESSION
-        columns[name] = [f"{cell:.7g}" for cell in columns[name]] if is_number else spell_answers(wrong, name)
+        columns[name] = [f"{cell:.7g}" for cell in columns[name]] if is_number else spell_answers(wrong, name, True)
     cells = (dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True))
     write_rows(cells, names, file := io.StringIO())
     return file.getvalue()

@@ -206,6 +206,13 @@ def test_every_name_is_explained_by_the_tags_of_its_words(given, tmp_path):
             assert text == [word["text"] for word in entry["words"]]
 
 
+def test_every_word_with_a_token_is_explained_by_its_class(tmp_path):
+    predictor = Exact(write_head(tmp_path, "BertForTokenClassification", id2label={0: "noun", 1: "verb"}))
+    result, entries = explain_one(predictor, {"words": ["good", "\x00", "bad"]})
+    assert [entry["target"] for entry in entries] == [f"{x['text']}: {x['type']}" for x in result["words"][::2]]
+    list(map(check_complete, entries))
+
+
 def test_an_input_that_does_not_fit_has_no_explanation(classifier):
     results = list(explain(Exact(classifier, pairs=False), [{"id": 7, "other": "x"}, SENTENCE]))
     assert "error" in results[0]

@@ -191,11 +191,11 @@ def test_curves_are_drawn_of_the_loss_and_of_every_logged_score(root, whole):
 def test_types_of_entities_have_scores_of_their_own(root, whole):
     scores = score_types(read_table(root / "ner" / "predictions" / "dev.parquet"))
     tables = read_tables(find_part(whole, str(root / "ner")))
-    heads, *lines = tables["Scores by entity type, dev (%)"]
+    heads, *lines = tables["Scores by type, dev (%)"]
     assert heads == ["type", "precision", "recall", "F1"]
     assert {line[0]: line[3] for line in lines} == {kind: f"{100 * found['f1']:.1f}" for kind, found in scores.items()}
     assert set(scores) >= {"PER", "LOC"}
-    assert "Scores by entity type, test (%)" in tables
+    assert "Scores by type, test (%)" in tables
 
 
 def test_mistakes_are_in_a_table(root, whole):

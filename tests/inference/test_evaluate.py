@@ -30,6 +30,7 @@ GIVEN = {
     "classify, several labels": ("reviews/dev.csv", "dev"),
     "ner": ("ner", "test"),
     "ner, features": ("ner", "dev"),
+    "ner, words": ("treebank", "test"),
 }
 FEW = {"train": {"max_steps": 2, "save_strategy": "no", "eval_strategy": "no"}, "precision": "fp32"}
 

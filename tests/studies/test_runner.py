@@ -14,21 +14,25 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import bertkit.training.run
+from bertkit.analysis.compare import list_runs as list_runs_of
+from bertkit.analysis.report import write_page
 from bertkit.errors import UsageError
+from bertkit.inference.ensemble import combine
 from bertkit.reports.tables import ScoreRow
 from bertkit.studies import runner as studies
 from bertkit.studies import start
-from bertkit.studies.cells import Cell
+from bertkit.studies.cells import Cell, describe_plan
 from bertkit.studies.results import choose, summarize
 from bertkit.studies.runner import prune, run_study
 from bertkit.studies.spec import Column, Study, Variant, define, make_study
 from bertkit.studies.start import State
 from bertkit.studies.tables import explain_scores
+from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import merge, read_recipe, save_recipe
 from tests.conftest import RunHere, change_task
-from tests.official import write_checkpoint, write_conll, write_glue
-from tests.world import make_pretraining
+from tests.official import write_checkpoint, write_conll, write_glue, write_squad
+from tests.world import find_part, make_pretraining
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -316,6 +320,99 @@ def test_the_directory_of_another_study_is_left_alone(recipe, tmp_path, uninterr
     run_study(make_study(definition), output=uninterrupted)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "num_gpus", "expected"),
+    [
+        (["0", "1"], None, [["0"], ["1"], ["0"], ["1"]]),
+        (["4", "5", "6", "7"], 2, [["4", "5"], ["6", "7"], ["4", "5"], ["6", "7"]]),
+    ],
+)
+def test_runs_are_spread_over_the_gpus(recipe, tmp_path, monkeypatch, gpus, num_gpus, expected):
+    """The GPUs are pretended: a process is recorded with the GPUs that it would get, and finishes its run at once."""
+    given = []
+
+    class Finished:
+        def __init__(self, words, log, threads, gpus):
+            given.append(gpus)
+            output = Path(words[4])
+            output.mkdir(parents=True)
+            (output / "metrics.json").write_text('{"score": 1.0}')
+
+        def poll(self):
+            return 0
+
+    monkeypatch.setattr("bertkit.studies.start.list_gpus", lambda: gpus)
+    monkeypatch.setattr(studies, "start_command", Finished)
+    study = make_study(define_small(recipe, seeds=[1, 2, 3, 4], **({"num_gpus": num_gpus} if num_gpus else {})))
+    assert run_study(study, output=tmp_path / "study", workers=2)["failed"] == 0
+    assert given == expected
+
+
+# --- Ensembles --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def table2(tmp_path):
+    """Return a study of two rows with a run each, and of an ensemble of both."""
+    data = {"dir": str(write_squad(tmp_path / "squad", 1)), "max_length": 40, "max_query_length": 8}
+    bert = str(write_checkpoint(tmp_path / "bert", initializer_range=0.2))
+    train = {"max_steps": 2, "save_strategy": "no"}
+    return {
+        "column": [{"name": "EM", "task": "squad1", "metric": "exact_match"}, {"name": "F1", "task": "squad1"}],
+        "seeds": [1],
+        "recipe": {"checkpoint": bert, "batch_size": 8, "precision": "fp32", "data": data, "train": train},
+        "row": [
+            {"name": "Slow"},
+            {"name": "Both", "ensemble": {"Slow": 1, "Fast": 1}, "paper": {"F1": 91.8}},
+            {"name": "Fast", "recipe": {"train": {"learning_rate": 1e-2}}},
+        ],
+        "cited": {"Human": {"Test F1": 91.2}},
+    }
+
+
+def test_an_ensemble_combines_finished_runs_and_is_a_row_like_others(table2, tmp_path, monkeypatch):
+    study, output, lines = make_study(table2), tmp_path / "study", []
+    assert describe_plan(study)[1:] == ["both/em, of 2 runs", "fast/em, seed 1", "6 cells, 3 runs"]
+    results = run_study(study, output=output, report=lines.append)
+    assert lines[0] == "3 rows x 2 columns x 1 seed: 3 runs, 0 of them finished"
+    assert lines[-1].startswith("both/em: F1 ")
+    members = [output / "slow" / "em", output / "fast" / "em"]
+    alone = combine(TASKS["squad1"], members, tmp_path / "alone", None, ignore)["metrics"]
+    cells = {(cell["row"], cell["column"]): cell for cell in results["cells"]}
+    for column, key in (("EM", "exact_match"), ("F1", "f1")):
+        (run,) = cells["Both", column]["runs"]
+        assert (run["directory"], run["metrics"]) == ("both/em", alone)
+        assert (cells["Both", column]["n"], cells["Both", column]["mean"]) == (1, alone[key])
+    assert ("Both", "both/em") in {(winner["row"], winner["run"]) for winner in results["chosen"]}
+    table = (output / "table.md").read_text().splitlines()
+    assert f"| Both | {alone['exact_match']:.1f} (1) | {alone['f1']:.1f} (1) | – |" in table
+    assert table.index("| *the paper* |  | *91.8* |  |") < table.index("| *Human* |  |  | *91.2* |")
+    write_page([output], tmp_path / "page.html")
+    assert "Both" in find_part(tmp_path / "page.html", str(output))
+    metrics = output / "both" / "em" / "metrics.json"
+    before = metrics.stat().st_mtime_ns
+    assert run_study(study, output=output, report=lines.append) == results
+    assert lines[-1].endswith("3 runs, 3 of them finished")
+    assert metrics.stat().st_mtime_ns == before
+    # A member is lost, and fails when it is repeated.
+    shutil.rmtree(members[-1])
+    with monkeypatch.context() as patch:
+        patch.setattr(bertkit.training.run, "train", lambda *_: 1 / 0)
+        runs = {run["directory"]: run for run in list_runs(run_study(study, output=output))}
+    assert runs["both/em"]["failure"] == "its run fast/em has failed"
+    assert run_study(study, output=output) == results
+    assert {name for name, _ in list_runs_of(output)} == set(map(str, members)), "an ensemble is not compared"
+
+
+def test_another_ensemble_is_another_study_and_other_words_are_not(table2, tmp_path, refused):
+    (tmp_path / "study").mkdir()
+    save_recipe(define(make_study(table2)), tmp_path / "study" / "study.toml")
+    rows = [row | ({"ensemble": {"Slow": 1}} if row["name"] == "Both" else {}) for row in table2["row"]]
+    with refused():
+        studies.check_directory(make_study(table2 | {"row": rows}), tmp_path / "study")
+    studies.check_directory(make_study(table2 | {"cited": {}}), tmp_path / "study")
+
+
 # --- Rows that begin with a pretraining -------------------------------------------------------------------------------
 
 
@@ -524,8 +621,9 @@ def test_mistakes_are_found_before_anything_is_written(recipe, ablation, tmp_pat
         with refused():
             run_study(make_study(definition, change), output=tmp_path / "study")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with refused():
+    with refused() as error:
         run_study(make_study(small), output=tmp_path / "study")
+    assert error.value.speaks, "whichever process torchrun ends last"
     assert not (tmp_path / "study").exists()
 
 

@@ -40,6 +40,7 @@ TABLE5 = {
         {"name": "+ BiLSTM", "pretrain": {"data": {"objective": "clm"}}, "recipe": {"bilstm": True, "batch_size": 4}},
     ],
 }
+SQUAD = [{"name": "a", "task": "squad1"}]
 TWO = [{"name": "a", "task": "rte"}, {"name": "b", "task": "cola"}]
 
 
@@ -171,7 +172,8 @@ def check_written(study):
 
 def test_the_long_form_is_written_too_and_unquoted_axes_are_understood(fake, tmp_path):
     definition = TABLE5 | {"average": ["MNLI-m", "MNLI-mm"], "note": "small", "keep": "all", "data_root": "r"}
-    definition["row"] = [*definition["row"], {"name": "step", "step": 7, "paper": {"Average": 1}}]
+    definition["row"] = [*definition["row"], {"name": "step", "step": 7, "paper": {"Average": 1, "Test": 91.2}}]
+    definition["cited"] = {"Human": {"SQuAD": 91.2, "Test": 92.0}}
     study = make_study(definition, {"precision": "fp32", "pretrain": {"batch_size": 4}})
     check_written(study)
     assert list_cells(replace(study, data_root=""))[0].recipe.precision == "fp32"
@@ -262,6 +264,22 @@ def test_the_plan_counts_what_is_shared_once():
     ]
 
 
+def test_an_ensemble_has_the_runs_of_the_first_seeds_of_its_rows_with_its_setting():
+    """A row that has a checkpoint does not start from the pretraining, and neither does an ensemble."""
+    rows = [{"name": "one"}, {"name": "two"}, {"name": "Both", "ensemble": {"two": 1, "one": 3}}]
+    study = make_study(
+        {"tasks": ["squad1"], "pretrain": PRETRAIN, "row": rows, "seeds": [1, 2, 3], "grid": {"batch_size": [8, 16]}}
+    )
+    check_written(study)
+    assert list_pretrainings(study)[0].rows == ("one", "two")
+    *_, small, large = list_cells(study)
+    for cell, size in ((small, 8), (large, 16)):
+        place = f"squad1/batch_size-{size}"
+        assert (cell.row, cell.runs, cell.origin) == ("Both", {1: f"both/{place}"}, "")
+        assert cell.members == (f"two/{place}/seed-1", *(f"one/{place}/seed-{seed}" for seed in (1, 2, 3)))
+        assert cell.setting == {"batch_size": size}
+
+
 # --- Mistakes ---------------------------------------------------------------------------------------------------------
 
 
@@ -313,6 +331,11 @@ def test_mistakes_in_the_long_form_are_one_line(refused):
         {"row": [{"name": "x", "paper": {"c": 1.0}}]},
         {"row": [{"name": "x", "paper": {"a": math.inf}}]},
         {"row": [{"name": "x", "step": 5}]},
+        {"row": [{"name": "x"}, {"name": "y", "ensemble": {"x": 1}}]},
+        {"column": SQUAD, "row": [{"name": "x"}, {"name": "y", "ensemble": {"z": 1}}]},
+        {"column": SQUAD, "row": [{"name": "x"}, {"name": "y", "ensemble": {"x": 2}}]},
+        {"column": SQUAD, "row": [{"name": "x"}, {"name": "y", "ensemble": {"x": 0}}]},
+        {"column": SQUAD, "cited": {"x": {"a": "high"}}},
         {"row": [{"name": "x", "step": -1}], "pretrain": PRETRAIN},
         {"row": [{"name": "x", "step": 1001}], "pretrain": PRETRAIN},
         {"row": [{"name": "x", "step": 1}], "pretrain": PRETRAIN | {"train": {"max_steps": -1}}},

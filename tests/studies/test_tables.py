@@ -175,6 +175,20 @@ def test_columns_that_share_runs_have_shades_of_their_own():
 # --- Tables of the paper ----------------------------------------------------------------------------------------------
 
 
+def test_cited_systems_come_last_in_italics_and_may_have_columns_of_their_own():
+    results = make_ablation()
+    results["definition"]["cited"] = {"Human": {"MNLI-m": 92.0, "Average": 87.1}, "GPT": {"Test": 82.1}}
+    text = write_table(results)
+    for line in (
+        "|  | MNLI-m | QNLI | LM (ppl) | Average | Test |",
+        "| BERT | 50.0 ± 1.4 (2) † | 65.0 ± 7.1 (2) | 12.346 (1) | 57.5 | – |",
+        "| *the paper* | *84.4* |  |  | *86* |  |",
+    ):
+        assert line in text.splitlines()
+    assert "|  | *3.99* |  |  |\n| *Human* | *92.0* |  |  | *87.1* |  |\n| *GPT* |  |  |  |  | *82.1* |\n\n" in text
+    assert "In italics: the paper's value for the row above, and at the end those of other systems." in text
+
+
 def test_the_table_of_the_paper_is_this():
     assert write_table(make_ablation()) == (
         "# 2 rows x 3 columns x 2 seeds: 10 runs, including 2 pretrainings\n"

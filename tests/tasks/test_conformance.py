@@ -12,6 +12,7 @@ from transformers.trainer_pt_utils import nested_concat
 
 import bertkit
 from bertkit.data.long_texts import LONG
+from bertkit.data.tags import ENTITIES, WORDS
 from bertkit.errors import UsageError
 from bertkit.metrics.rows import RowScore, take_values
 from bertkit.metrics.squad import LANGUAGES
@@ -46,6 +47,7 @@ from tests.world import (
     make_glue,
     make_ner,
     make_squad,
+    make_tagger,
     write_start,
 )
 
@@ -77,6 +79,7 @@ for name, made in {
     "swag": make_swag,
     "ner": make_ner,
     "ner, features": make_features,
+    "ner, words": make_tagger,
 }.items():
     CASES[name] = (TASKS[name.partition(",")[0]], made, {"dir": "no/data"})
 FINE_TUNED = [name for name, (task, _, _) in CASES.items() if task.metric and task.name != "pretrain"]
@@ -398,6 +401,7 @@ def test_options_have_the_values_that_the_code_knows():
         "order": ("", "documents"),
         "pooling": tuple(TASKS["classify"].solved),
         "language": ("", *LANGUAGES),
+        "scheme": ("", ENTITIES, WORDS),
     }
     choices = [(key, option.choices) for task in TASKS.values() for key, option in task.options.items()]
     assert {key: values for key, values in choices if values} == known

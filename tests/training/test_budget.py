@@ -178,15 +178,62 @@ def test_the_training_before_a_run_has_its_own_forecast(tmp_path):
 def test_a_study_measures_runs_of_the_same_cost_once(rte, tmp_path, monkeypatch):
     """Eight runs differ in rate, epochs and batch size: 10 s an epoch with its evaluation, and 5 s of each end."""
     lines = []
-    monkeypatch.setattr(costs, "find_costs", lambda recipe: COSTS)
+    monkeypatch.setattr(costs, "find_costs", lambda recipe, left: COSTS)
     grid = {"batch_size": [16, 32], "train.learning_rate": [1e-5, 2e-5], "train.num_train_epochs": [1.0, 2.0]}
     study = make_study({"tasks": ["rte"], "recipe": dict(rte.given), "grid": grid})
     expected = ["8 runs, one after another: 2 min 40 s expected here"]
     assert describe_time(study, tmp_path, lines.append) == expected
     assert len(lines) == 1
     assert lines[0].startswith("measuring some updates of rte/")
-    monkeypatch.setattr(costs, "find_costs", lambda recipe: "it is unknown")
+    monkeypatch.setattr(costs, "find_costs", lambda recipe, left: "it is unknown")
     assert describe_time(study, tmp_path, ignore)[1:] == ["8 runs: it is unknown"]
+
+
+@pytest.fixture
+def ablation(rte, tmp_path):
+    """Return a study of two runs that start from a pretraining."""
+    data = {"dir": rte.data["dir"], "max_length": 32}
+    corpus = write_text(tmp_path / "corpus.txt")
+    return {"tasks": ["rte"], "seeds": [1, 2], "recipe": {"data": data}, "pretrain": make_recipe(corpus)}
+
+
+@pytest.mark.slow
+def test_runs_that_start_from_a_pretraining_have_a_forecast(ablation, tmp_path):
+    known, *unknown = describe_time(make_study(ablation), tmp_path / "study", ignore)
+    assert re.fullmatch(r"3 runs, one after another: .* expected here", known)
+    assert not unknown
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_study_measures_runs_once_for_each_kind_of_pretrained_model(ablation, tmp_path, monkeypatch):
+    """Masks change no cost of the runs, but the direction of attention does; of a lost corpus nothing is known."""
+    lines, starts = [], []
+
+    def find_costs(recipe, left):
+        if recipe.data.get("corpus") == ["lost.txt"]:
+            return "it is unknown"
+        if left:
+            left.mkdir(exist_ok=True)
+        else:
+            starts.append(recipe.checkpoint)
+        return COSTS
+
+    monkeypatch.setattr(costs, "find_costs", find_costs)
+    definition = ablation | {
+        "row": [
+            {"name": "half", "step": 4},
+            {"name": "masked", "pretrain": {"data": {"mask_rate": 1.0, "same_rate": 0.0, "random_rate": 0.0}}},
+            {"name": "left", "pretrain": {"data": {"objective": "clm"}}},
+            {"name": "lost", "pretrain": {"model": {"hidden_size": 16}, "data": {"corpus": ["lost.txt"]}}},
+        ],
+    }
+    known, *unknown = describe_time(make_study(definition), tmp_path / "study", lines.append)
+    rows = ("half", "masked", "left", "lost")
+    measured = [*(f"pretrain/{row}" for row in rows), "half/rte", "left/rte", "lost/rte"]
+    assert lines == [f"measuring some updates of {directory}" for directory in measured]
+    assert len(set(starts)) == 2
+    assert known.startswith("9 runs, one after another: ")
+    assert unknown == ["1 run: it is unknown", "2 runs: time and memory are unknown, like those of its pretraining"]
 
 
 # --- What fits --------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """CoNLL files, and the Hub's copy of CoNLL-2003 -> sentences of words and tags, in documents (paper section 5.3).
 
 A file has one word per line, the word in its first column (or, after its number, in the second) and the tag in its
-last, a blank line between sentences, and a line that begins with -DOCSTART- before each document. The scheme is
-detected from the tags, and all tags become IOB2.
+last, a blank line between sentences, and a line that begins with -DOCSTART- before each document (in CoNLL-U with
+# newdoc). The scheme is detected from the tags, and tags of entities become IOB2.
 
 Left out: the tokens of words (`bertkit.data.tagging`), and scores (`bertkit.metrics`).
 """
@@ -16,9 +16,9 @@ from pathlib import Path
 from bertkit.data.formats.entities import gather_sentences, read_entities
 from bertkit.data.formats.hub import load_splits
 from bertkit.data.formats.line import AGAIN, ENCODINGS, UTF8, find_encoding, read_lines
-from bertkit.data.formats.rows import convert_dataset
+from bertkit.data.formats.rows import convert_dataset, find_column
 from bertkit.data.tagging import TaggedText
-from bertkit.data.tags import TAG, check_tag
+from bertkit.data.tags import ENTITIES, TAG, check_tag, choose_scheme
 from bertkit.errors import UsageError, check_access
 from bertkit.system.progress import Report, ignore
 
@@ -28,13 +28,16 @@ NER_FILES = (  # file names of the splits, in the order of preference
     ("eng.train", "eng.testa", "eng.testb"),
     ("train.conll", "dev.conll", "test.conll"),
     ("train.txt", "dev.txt", "test.txt"),
+    ("*train.conllu", "*dev.conllu", "*test.conllu"),  # of Universal Dependencies en_ewt-ud-train.conllu
 )
+CONLLU = ".conllu"
+CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 WORD_NUMBER = re.compile(r"[0-9]{1,9}")
 WORD_RANGE = re.compile(r"[0-9]+[-.][0-9]+")  # CoNLL-U's contracted or omitted words, beside the words themselves
-CONLL_SUFFIXES = (".conll", ".txt")
+CONLL_SUFFIXES = (".conll", ".txt", CONLLU)
 REMEDY = (
-    "give a CoNLL file (.conll, .txt), a table (.csv, .tsv, .jsonl, .json, .parquet), a Hub data set owner/name, or a "
-    "folder that holds eng.train and eng.testa, train.conll, train.txt or a table train"
+    "give a CoNLL file (.conll, .conllu, .txt), a table (.csv, .tsv, .jsonl, .json, .parquet), a Hub data set "
+    "owner/name, or a folder that holds eng.train and eng.testa, train.conll, train.conllu, train.txt or a table train"
 )
 # The Hub's first copy, eriktks/conll2003, is a script, which `datasets` no longer runs; this one holds it as parquet.
 NER_HUB, NER_CONFIG = "lhoestq/conll2003", "default"
@@ -63,64 +66,70 @@ def find_conll(folder: str | Path, report: Report = ignore) -> dict[str, Path]:
         raise UsageError(f"{folder} has {has}; {REMEDY}")
     (folder,) = holding
     kinds = _find_kinds(folder)
-    needed = {names: names[: 2 if names is NER_FILES[0] else 1] for names in kinds}
-    complete = [names for names in kinds if all((folder / name).is_file() for name in needed[names])]
+    needed = {names: paths[: 2 if names is NER_FILES[0] else 1] for names, paths in kinds.items()}
+    complete = [names for names in kinds if all(path.is_file() for path in needed[names])]
     if not complete:
-        missing = next(name for name in kinds[0] if not (folder / name).is_file())
+        missing = next(path.name for path in next(iter(kinds.values())) if not path.is_file())
         raise UsageError(f"{folder} has no {missing}; {REMEDY}")
-    taken, *others = sorted(complete, key=lambda names: not (folder / names[1]).is_file())
+    taken, *others = sorted(complete, key=lambda names: not kinds[names][1].is_file())
     if others:
         report(f"{folder} has {' and '.join(names[0] for names in complete)}; using the files named like {taken[0]}")
-    paths = {split: folder / name for split, name in zip(NER_SPLITS, taken, strict=True)}
+    paths = dict(zip(NER_SPLITS, kinds[taken], strict=True))
     for split in [split for split, path in paths.items() if not path.is_file()]:
         report(f"{paths.pop(split)} not found, " + ("dev is taken from train" if split == "dev" else "skipping"))
     return paths
 
 
-def _find_kinds(folder: Path) -> list[tuple[str, ...]]:
-    """Return the rows of NER_FILES for which the folder has a train or dev file."""
-    return [names for names in NER_FILES if any((folder / name).is_file() for name in names[:2])]
+def _find_kinds(folder: Path) -> dict[tuple[str, ...], list[Path]]:
+    """Return the rows of NER_FILES for which the folder has a train or dev file, with the paths of their files."""
+    found = {names: [min(folder.glob(name), default=folder / name) for name in names] for names in NER_FILES}
+    return {names: paths for names, paths in found.items() if any(path.is_file() for path in paths[:2])}
 
 
-def read_conll(path: str | Path, column: int | None = None, report: Report = ignore, encoding: str = "") -> TaggedText:
+def read_conll(
+    path: Path, report: Report = ignore, label: str = "", scheme: str = "", encoding: str = ""
+) -> TaggedText:
     """Read the sentences of a CoNLL file; columns are separated by spaces and tabs only.
 
     If each line has a tab, only tabs separate. A -DOCSTART- line may have any columns. If the first column counts the
     words of each sentence, the second has the words, and a line that begins with # is a comment, as in CoNLL-U.
 
     Args:
-        column: The column of the tags, -1 for predictions and -2 for those before them; None: the file's own.
+        label: The column of the tags: its number, from 1, or its name in CoNLL-U; "": UPOS there, else the last one.
+        scheme: entities or words; "": guessed from the tags.
         encoding: "": UTF-8, UTF-16 or cp1252, as the file is.
 
     Raises:
         UsageError: The file is missing, not text or has no sentence; a line has only one column, or not as many as the
-            first line; or a tag is of no known scheme.
+            first line; the label names none of its columns; or a tag is of no known scheme.
     """
-    path, word = Path(path), 0
+    is_conllu = path.suffix == CONLLU
+    label = label.upper() or "UPOS" * is_conllu
     found = find_encoding(path, encoding)
     if found != UTF8 and not encoding:
         report(f"{path}: {ENCODINGS[found]}")
     lines = list(read_lines(path, found))
-    rows = _divide(["" if line.startswith("#") else line for line in lines])
-    if _is_numbered(rows):
-        word = 1
+    rows = _divide([DOCSTART * line.startswith("# newdoc") if line.startswith("#") else line for line in lines])
+    word = int(is_conllu or _is_numbered(rows))
+    rows = rows if word else _divide(lines)
+    names = CONLLU_COLUMNS if is_conllu else [str(number + 1) for number in range(max(map(len, rows), default=0))]
+    column = find_column(str(path), names, label, "give one of them with --label") if label else -1
+    if word and not label:
         # GermEval has the inner tags of nested entities behind those of its entities.
-        are_tags = column is None and all(TAG.fullmatch(x[2]) for x in rows if x and x[0] != DOCSTART)
+        are_tags = all(TAG.fullmatch(x[2]) for x in rows if x and x[0] != DOCSTART)
         column = 2 if are_tags else column
         report(
             f"{path}: the first column counts the words, so the second is read as the words and the "
             f"{'third' if are_tags else 'last'} as their tags"
         )
-    else:
-        rows = _divide(lines)
-    found, column = [], -1 if column is None else column
-    for document, sentence in _walk_sentences(path, rows, column):
-        rows = [(line, cells) for line, cells in sentence if not (word and WORD_RANGE.fullmatch(cells[0]))]
-        tags = [check_tag(cells[column], f"{path}, line {line}") for line, cells in rows]
-        found.append(([cells[word] for _, cells in rows], tags, document, sentence[0][0], None))
-    if not found:
+    sentences, found = list(_walk_sentences(path, rows, column, word)), []
+    if not sentences:
         raise UsageError(f"{path} has no sentences; {AGAIN}")
-    return gather_sentences(str(path), found)
+    scheme = choose_scheme(scheme, {cells[column] for _, lines in sentences for _, cells in lines})
+    for document, lines in sentences:
+        tags = [check_tag(cells[column], f"{path}, line {line}", scheme) for line, cells in lines]
+        found.append(([cells[word] for _, cells in lines], tags, document, lines[0][0], None))
+    return gather_sentences(str(path), found, scheme)
 
 
 def _divide(lines: Sequence[str]) -> list[list[str]]:
@@ -150,10 +159,11 @@ def _is_numbered(rows: Sequence[list[str]]) -> bool:
 
 
 def _walk_sentences(
-    path: Path, rows: Sequence[list[str]], column: int
+    path: Path, rows: Sequence[list[str]], column: int, word: int
 ) -> Iterator[tuple[int, list[tuple[int, list[str]]]]]:
     """Yield for each sentence the number of -DOCSTART- lines before it, and the numbers and cells of its lines."""
     width = first = document = 0
+    least, order = max(column + 1, 2), ", with the word first and its tag last" * (column < 0)
     for is_break, group in groupby(enumerate(rows, 1), lambda row: row[1][:1] in ([], [DOCSTART])):
         lines = list(group)
         if is_break:
@@ -162,19 +172,17 @@ def _walk_sentences(
         if not width:
             first, width = lines[0][0], len(lines[0][1])
         for number, cells in lines:
-            if len(cells) != width or width <= -column:
-                expected = f"{width} as in line {first}" if width > -column else f"at least {1 - column}"
-                raise UsageError(
-                    f"{path}, line {number} has {len(cells)} column{'s' * (len(cells) != 1)}, expected {expected}, "
-                    f"with the word first and its tag last; {AGAIN}"
-                )
-        yield document, lines
+            if len(cells) != width or width < least:
+                expected = f"{width} as in line {first}" if width >= least else f"at least {least}"
+                columns = f"{len(cells)} column{'s' * (len(cells) != 1)}"
+                raise UsageError(f"{path}, line {number} has {columns}, expected {expected}{order}; {AGAIN}")
+        yield document, [line for line in lines if not (word and WORD_RANGE.fullmatch(line[1][0]))]
 
 
 # --- The Hub ----------------------------------------------------------------------------------------------------------
 
 
-def read_conll_copy() -> dict[str, TaggedText]:
+def read_conll_copy(label: str = "", scheme: str = "") -> dict[str, TaggedText]:
     """Read the splits of CoNLL-2003's copy on the Hub, in the form of `read_conll`; it has no documents.
 
     If the Hub is unreachable, the copy in the cache of `datasets` is used. test may be missing.
@@ -183,6 +191,6 @@ def read_conll_copy() -> dict[str, TaggedText]:
         UsageError: The Hub cannot serve the data set and no copy is cached, or it has another form.
     """
     found = load_splits(NER_HUB, NER_CONFIG, NER_HUB_SPLITS, optional=("test",))
-    return {
-        split: replace(read_entities(convert_dataset(source, rows), ignore), rows=None) for split, source, rows in found
-    }
+    scheme = scheme or ENTITIES * (not label)
+    texts = {x: read_entities(convert_dataset(source, rows), ignore, label, scheme) for x, source, rows in found}
+    return {split: replace(text, rows=None) for split, text in texts.items()}

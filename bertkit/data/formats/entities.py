@@ -11,7 +11,7 @@ annotation programs that are not such tables (`bertkit.data.formats.annotations`
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from sys import intern
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ from bertkit.data.formats.line import LONGEST_QUOTED, MOST_NAMES, explain_form
 from bertkit.data.formats.rows import Columns
 from bertkit.data.splits import LEAVE_OUT
 from bertkit.data.tagging import ABSENT, Sentence, TaggedText, split_words
-from bertkit.data.tags import check_tag, detect_scheme, to_iob2
+from bertkit.data.tags import ENTITIES, WORDS, check_tag, choose_scheme, detect_scheme, to_iob2
 from bertkit.errors import UsageError
 from bertkit.system.progress import Report
 
@@ -69,8 +69,8 @@ class SpanLists(Struct):
             raise ValueError("start, end and label have different lengths")
 
 
-def read_entities(rows: Columns, report: Report) -> TaggedText:
-    """Read the sentences of a table; rows without a word are left out.
+def read_entities(rows: Columns, report: Report, label: str = "", scheme: str = "") -> TaggedText:
+    """Read the sentences of a table; rows without a word are left out. Label and scheme are as for `read_conll`.
 
     Without a column of tags or spans, or with empty cells alone, the sentences have no tags. A span that is not whole
     words is extended to them in the tags, but not in the entities; such spans are counted and reported.
@@ -80,15 +80,17 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
             known scheme, or spans overlap or are outside their text.
     """
     names = rows.table.column_names
-    given, marked = find_columns(names)
+    given, marked = find_columns(names, label)
     if not given:
         listed = ", ".join(map(repr, names[:MOST_NAMES]))
         raise UsageError(f"{rows.source} has the columns {listed}; expected tokens and ner_tags, or text and spans")
     is_text = given == TEXT_COLUMN
     cells = rows.find(given).to_pylist()
-    find = rows.table.column if marked in SPAN_COLUMNS else rows.find  # spans are nested
+    find = rows.table.column if is_text else rows.find  # spans are nested
     marks = find(marked).to_pylist() if marked else [""] * len(rows)
     is_labelled = any(marks)
+    lists = [] if is_text else [read_list(mark, f"{rows.locate(row)}: {marked}") for row, mark in enumerate(marks)]
+    scheme = ENTITIES if is_text else choose_scheme(scheme, {*chain.from_iterable(lists)})
     odd: list[str] = []
     found = []
     for row, (cell, mark) in enumerate(zip(cells, marks, strict=True)):
@@ -103,8 +105,8 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
             tags, entities = _tag_words(cell, offsets, read_spans(mark, cell, origin, marked), origin, odd)
         else:
             words = read_list(cell, f"{origin}: {given}")
-            tags = read_list(mark, f"{origin}: {marked}") if is_labelled else ["O"] * len(words)
-            tags = [check_tag(tag, f"{origin}: {marked}") for tag in tags]
+            tags = lists[row] if is_labelled else ["O"] * len(words)
+            tags = [check_tag(tag, f"{origin}: {marked}", scheme) for tag in tags]
             if len(tags) != len(words):
                 raise UsageError(f"{origin} has {len(words)} {given} and {len(tags)} {marked}; give one tag per word")
         if words:
@@ -120,22 +122,25 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
         )
     kept = rows.take([row for row, *_ in found])
     gathered = [(words, tags, 0, rows.lines[row], entities) for row, words, tags, entities in found]
-    return replace(gather_sentences(rows.source, gathered), rows=kept, is_labelled=is_labelled)
+    text = gather_sentences(rows.source, gathered, scheme)
+    return replace(text, rows=kept, columns=(given, marked), is_labelled=is_labelled)
 
 
-def gather_sentences(source: str, found: Sequence[tuple[list[str], list[str], int, int, Any]]) -> TaggedText:
+def gather_sentences(
+    source: str, found: Sequence[tuple[list[str], list[str], int, int, Any]], scheme: str
+) -> TaggedText:
     """Return a text from the words, official tags, document, line and, if they are spans, entities of its sentences."""
-    scheme, odd = detect_scheme([tags for _, tags, *_ in found])
-    sentences = []
+    is_words, sentences = scheme == WORDS, []
+    scheme, odd = (scheme, 0) if is_words else detect_scheme([tags for _, tags, *_ in found])
     for words, official, document, line, entities in found:
-        tags = to_iob2(official)
+        tags = official if is_words else to_iob2(official)
         sentences.append(Sentence(words, tags, tags if tags == official else official, document, line, entities))
     return TaggedText(source, sentences, sentences[-1].document, scheme, odd)
 
 
-def drop_unmarked(rows: Columns, report: Report) -> Columns:
+def drop_unmarked(rows: Columns, report: Report, label: str = "") -> Columns:
     """Return the rows that have tags or spans, or all if none has; the others are counted and reported."""
-    _, marked = find_columns(rows.table.column_names)
+    _, marked = find_columns(rows.table.column_names, label)
     has_marks = np.array([bool(cell) for cell in rows.table.column(marked).to_pylist()] if marked else [])
     if not has_marks.any() or has_marks.all():
         return rows
@@ -144,10 +149,11 @@ def drop_unmarked(rows: Columns, report: Report) -> Columns:
     return rows.take(np.flatnonzero(has_marks))
 
 
-def find_columns(names: Container[str]) -> tuple[str, str]:
+def find_columns(names: Container[str], label: str = "") -> tuple[str, str]:
     """Return the columns of words and tags, or of a text and its spans, if there are both; "" for a missing one."""
     forms = [(name, TAG_COLUMNS) for name in WORD_COLUMNS] + [(TEXT_COLUMN, SPAN_COLUMNS)]
-    found = [(given, next((x for x in marks if x in names), "")) for given, marks in forms if given in names]
+    usual = ((given, [label] if label else marks) for given, marks in forms if given in names)
+    found = [(given, next((x for x in marks if x in names), "")) for given, marks in usual]
     return max(found, key=lambda columns: bool(columns[1]), default=("", ""))
 
 

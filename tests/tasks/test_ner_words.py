@@ -1,0 +1,322 @@
+"""A class for each word: treebanks and columns of CoNLL files, scores over words, runs, results, pages, the doctor."""
+
+import json
+
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, f1_score
+from transformers import pipeline
+
+from bertkit.analysis.compare import Method
+from bertkit.analysis.doctor import examine, list_tables
+from bertkit.analysis.report import write_page
+from bertkit.analysis.slices import choose_score
+from bertkit.data.formats.conll import find_conll, read_conll
+from bertkit.data.tokenizer import load_tokenizer
+from bertkit.inference.export import export
+from bertkit.inference.predictor import Predictor
+from bertkit.reports.tables import find_row, list_shown
+from bertkit.system.progress import ignore
+from bertkit.tasks.ner import NER, fill_summaries
+from bertkit.training.predictions import read_table, show_mistakes, spell_answers
+from bertkit.training.recipe import Recipe
+from bertkit.training.run import run
+from tests.conftest import draft
+from tests.official import write_checkpoint, write_conll, write_table, write_treebank
+from tests.world import find_part, make_tagger, read_tables
+
+CLASSES = ["ADJ", "ADV", "NOUN", "PUNCT", "VERB"]
+NAMES = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
+EWT = """# newdoc id = reviews
+# sent_id = reviews-1
+# text = Don't miss New York!
+1-2\tDon't\t_\t_\t_\t_\t_\t_\t_\t_
+1\tDo\tdo\tAUX\tVBP\tMood=Imp\t3\taux\t_\t_
+2\tn't\tnot\tPART\tRB\tPolarity=Neg\t3\tadvmod\t_\t_
+3\tmiss\tmiss\tVERB\tVB\tVerbForm=Inf\t0\troot\t_\t_
+4\tNew York\tNew York\tPROPN\tNNP\t_\t3\tobj\t_\tSpaceAfter=No
+5\t!\t!\tPUNCT\t.\t_\t3\tpunct\t_\t_
+
+# sent_id = reviews-2
+1\tYes\tyes\tINTJ\tUH\t_\t0\troot\t_\t_
+1.1\tmiss\tmiss\tVERB\tVB\t_\t_\t_\t0:root\t_
+
+# newdoc
+# newpar
+1\t#\t#\tSYM\tNN\t_\t0\troot\t_\t_
+"""
+
+
+def load(place, **options):
+    lines = []
+    return NER.load(NER.recipe["data"] | {"dir": str(place)} | options, lines.append), lines
+
+
+def write(path, content):
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+# --- Files
+
+
+def test_a_treebank_is_read_without_ranges_and_empty_nodes(tmp_path):
+    text = read_conll(write(tmp_path / "ewt.conllu", EWT))
+    assert (text.scheme, text.odd, text.documents) == ("words", 0, 2)
+    assert [(list(x.words), list(x.tags), x.document, x.line) for x in text.sentences] == [
+        (["Do", "n't", "miss", "New York", "!"], ["AUX", "PART", "VERB", "PROPN", "PUNCT"], 1, 5),
+        (["Yes"], ["INTJ"], 1, 12),
+        (["#"], ["SYM"], 2, 17),
+    ]
+    assert all(x.tags is x.official for x in text.sentences)
+    for label, tags in (("xpos", ["VBP", "RB", "VB", "NNP", "."]), ("HEAD", ["3", "3", "0", "3", "3"])):
+        found = read_conll(tmp_path / "ewt.conllu", label=label, scheme="words")
+        assert list(found.sentences[0].tags) == tags
+
+
+def test_what_is_not_a_column_or_not_a_class_is_refused(tmp_path, refused):
+    write(tmp_path / "ewt.conllu", EWT)
+    write(tmp_path / "cut.conllu", EWT.replace("\tobj\t_\tSpaceAfter=No", "\tobj"))
+    write(tmp_path / "few.conllu", "1\tYes\tyes\n")
+    write(tmp_path / "four.conll", "Ada NNP B-NP B-PER\n")
+    for name, options in (
+        ("ewt.conllu", {"label": "POS"}),
+        ("ewt.conllu", {"label": "HEAD"}),  # numbers are not guessed to be classes
+        ("ewt.conllu", {"scheme": "entities"}),
+        ("cut.conllu", {}),
+        ("few.conllu", {}),
+        ("four.conll", {"label": "UPOS"}),
+        ("four.conll", {"label": "0"}),
+        ("four.conll", {"label": "5"}),
+    ):
+        with refused():
+            read_conll(tmp_path / name, **options)
+    with refused():
+        load(tmp_path / "ewt.conllu", label=["DEPS"], dev_share=None)
+
+
+def test_the_files_of_a_treebank_have_its_names(tmp_path):
+    write_treebank(tmp_path / "UD_Tiny")
+    (tmp_path / "README").write_text("about")
+    names = {split: path.name for split, path in find_conll(tmp_path).items()}
+    assert names == {split: f"en_tiny-ud-{split}.conllu" for split in ("train", "dev", "test")}
+    examples, lines = load(tmp_path)
+    path = tmp_path / "UD_Tiny" / "en_tiny-ud-train.conllu"
+    assert lines == [
+        "NER: train 48 sentences, dev 18 sentences, test 10 sentences",
+        f"{path}: tags are 5 classes of words, such as VERB (data.scheme=words)",
+    ]
+    assert {part.labels for part in examples.values()} == {tuple(CLASSES)}
+    assert examples["train"].text.documents == 16
+
+
+@pytest.mark.parametrize(
+    ("label", "labels"), [("2", ("JJ", "NN")), ("3", ("O", "B-NP", "I-NP")), ("4", NAMES), ("", NAMES)]
+)
+def test_a_column_of_conll_files_is_named_by_its_number(tmp_path, label, labels):
+    """The second of CoNLL-2003's columns has parts of speech, the third has phrases, the last one has names."""
+    folder = write_conll(tmp_path)
+    for path in folder.iterdir():
+        path.write_text(path.read_text().replace("good NN", "good JJ"))
+    examples, lines = load(folder, label=[label] if label else [])
+    assert examples["train"].labels == labels
+    assert any("classes of words" in line for line in lines) == (label == "2")
+
+
+def test_all_splits_have_the_scheme_of_train(tmp_path, refused):
+    """Tags of names without a mark are a mistake in data of names, and marks are parts of classes in others."""
+    write(tmp_path / "train.conll", "a B-X\nb O\n")
+    write(tmp_path / "dev.conll", "a X\nb O\n")
+    with refused():
+        load(tmp_path)
+    examples, _ = load(tmp_path, scheme="words")
+    assert examples["dev"].labels == ("O", "B-X")
+    write(tmp_path / "train.conll", "a X\nb O\nc B\n")
+    write(tmp_path / "dev.conll", "a B-X\nb O\n")
+    examples, _ = load(tmp_path)
+    assert {part.text.scheme for part in examples.values()} == {"words"}
+    assert examples["train"].labels == ("O", "B", "X")
+
+
+def test_a_table_has_the_sequences_and_labels_of_a_treebank(tmp_path):
+    start, folder = write_checkpoint(tmp_path / "bert"), write_treebank(tmp_path / "treebank")
+    for split, path in find_conll(folder).items():
+        rows = [{"tokens": list(x.words), "upos": list(x.tags), "n": x.line} for x in read_conll(path).sentences]
+        write_table(tmp_path / "table" / f"{split}.jsonl", rows)
+    recipe = draft(NER, {"data": {"max_length": 40, "context": False}})
+    prints = []
+    for place, options in ((folder, {}), (tmp_path / "table", {"label": ["upos"]})):
+        examples, _ = load(place, **options)
+        data = {split: NER.encode(examples[split], load_tokenizer(str(start)), recipe, split) for split in examples}
+        prints.append({split: one.fingerprint() for split, one in data.items()})
+    assert prints[0] == prints[1]
+    assert NER.tabulate(examples["dev"]).used == ("tokens", "upos")
+    (files,) = [NER.format_predictions(fill_summaries(data["dev"], 2), data["dev"], "dev")]
+    row = json.loads(files["dev.jsonl"].splitlines()[0])
+    assert (list(row), row["predicted"]) == (["tokens", "upos", "n", "predicted"], ["NOUN"] * 7)
+    more = write_table(tmp_path / "more.jsonl", [row | {"ner_tags": ["B-X"] * 7}] * 2)
+    with_names, _ = load(more, dev_share=None)
+    assert with_names["train"].labels == ("O", "B-X"), "without a label, the usual column"
+
+
+def test_words_without_tags_are_predicted_not_scored(tmp_path):
+    start, lines = write_checkpoint(tmp_path / "bert"), []
+    rows = [{"tokens": ["good", f"word{number}"], "upos": ["ADJ", "NOUN"]} for number in range(3)]
+    for split, part in (("train", rows), ("dev", rows[:1]), ("test", [{"tokens": ["so", "good"]}])):
+        write_table(tmp_path / "table" / f"{split}.jsonl", part)
+    examples, _ = load(tmp_path / "table", label=["upos"])
+    recipe = draft(NER, {"data": {"max_length": 40}})
+    data = NER.encode(examples["unlabelled"], load_tokenizer(str(start)), recipe, "unlabelled", lines.append)
+    assert "training data" not in lines[0]
+    assert NER.format_predictions(fill_summaries(data, np.array([1, 0])), data, "unlabelled") == {
+        "test.jsonl": '{"tokens": ["so", "good"], "predicted": ["NOUN", "ADJ"]}\n'
+    }
+
+
+# --- Scores
+
+
+def test_scores_are_those_of_all_words(tmp_path):
+    """Accuracy and macro F1 are scikit-learn's; they follow from the table, for any weights of sentences."""
+    start, folder = write_checkpoint(tmp_path / "bert"), write_treebank(tmp_path / "treebank")
+    path = folder / "en_tiny-ud-dev.conllu"
+    path.write_text(path.read_text().replace("\tbad\tbad\tADJ", "\tbad\tbad\tX").replace("\tso\tso\t", "\t\u200b\t_\t"))
+    examples, _ = load(folder)
+    recipe = draft(NER, {"data": {"max_length": 40}})
+    lines = []
+    data = NER.encode(examples["dev"], load_tokenizer(str(start)), recipe, "dev", lines.append)
+    assert "words have no token and are predicted as ADJ" in lines[0]
+    assert "have a tag that is not in training data (X)" in lines[0]
+    words = data.locate_all()[2]
+    rows = NER.rows(fill_summaries(data, np.random.default_rng(0).integers(0, len(CLASSES), len(words))), data)
+    gold, found = (rows.column(name).to_pylist() for name in ("label", "prediction"))
+    measured, flat_gold = NER.score(rows), [tag for tags in gold for tag in tags]
+
+    def judge(weights):
+        repeated = np.repeat(np.arange(len(rows)), weights)
+        flat, guesses = ([tag for row in repeated for tag in side[row]] for side in (gold, found))
+        return accuracy_score(flat, guesses), f1_score(flat, guesses, average="macro", zero_division=0)
+
+    assert "X" in flat_gold
+    for weights in (np.ones(len(rows), int), np.random.default_rng(1).integers(0, 3, len(rows))):
+        values = {name: score.score(weights[None].astype(float))[0] for name, score in measured.items()}
+        accuracy, macro = judge(weights)
+        assert values == pytest.approx({"accuracy": accuracy, "macro_f1": macro, "f1": accuracy})
+    train = NER.encode(examples["train"], load_tokenizer(str(start)), recipe, "train")
+    baseline = NER.baseline(train, data)
+    assert CLASSES[np.bincount(train.labels).argmax()] == "NOUN"
+    assert set(baseline) == {f"majority_{name}" for name in ("accuracy", "macro_f1", "f1", "score")}
+    assert baseline["majority_accuracy"] == baseline["majority_score"] == np.mean(np.array(flat_gold) == "NOUN")
+
+
+# --- A run and its results
+
+
+@pytest.fixture(scope="module")
+def tagger(tmp_path_factory):
+    """Return the directory of a run that has learned the classes of words, and its metrics."""
+    folder = tmp_path_factory.mktemp("tagger")
+    train = {"max_steps": 60, "learning_rate": 5e-3, "save_strategy": "no", "eval_strategy": "no"}
+    recipe = Recipe.make(NER, make_tagger(folder) | {"precision": "fp32"}, {"train": train})
+    return folder / "run", run(recipe, output=folder / "run")
+
+
+def test_a_run_scores_words_against_the_most_frequent_class(tagger):
+    output, metrics = tagger
+    assert metrics["score"] == metrics["accuracy"] == metrics["f1"] > 0.9
+    assert metrics["score_low"] == metrics["accuracy_low"] <= metrics["accuracy"] <= metrics["accuracy_high"]
+    assert metrics["own_data"]
+    for split, name in (("dev", "{}"), ("test", "test_{}")):
+        blocks = (output / "predictions" / f"{split}.conll").read_text(encoding="utf-8").split("\n\n")
+        lines = [line.split(" ") for block in blocks for line in block.splitlines() if "DOCSTART" not in line]
+        _, gold, found = zip(*lines, strict=True)
+        assert metrics[name.format("accuracy")] == pytest.approx(accuracy_score(gold, found))
+        macro = f1_score(gold, found, average="macro", zero_division=0)
+        assert metrics[name.format("macro_f1")] == pytest.approx(macro)
+    shown = {row.name: row for row in list_shown(NER.table, NER.metric, metrics)}
+    assert list(shown) == ["accuracy", "macro F1", "accuracy, test", "macro F1, test"]
+    assert list(shown["accuracy"].baselines) == ["the most frequent class", "words alone"]
+    assert not any(key.startswith(("strict", "precision", "recall")) for key in metrics)
+    config = json.loads((output / "config.json").read_text())
+    assert list(config["id2label"].values()) == CLASSES
+
+
+def test_a_mistake_names_the_words_that_are_wrong(tagger):
+    rows = read_table(tagger[0] / "predictions" / "dev.parquet")
+    gold, found = (rows.column(name).to_pylist() for name in ("label", "prediction"))
+    wrong = [one != other for one, other in zip(gold, found, strict=True)]
+    mistakes = show_mistakes(rows, 99)
+    assert len(mistakes) == sum(wrong)
+    for _, text, predicted, right in mistakes:
+        words = text.split(" ")
+        for cell in (predicted, right):
+            assert 0 < len(cell.split(", ")) < len(words)
+            assert {one.split(": ")[0] for one in cell.split(", ")} <= {*words}
+    assert [len(one.split(", ")) for one in spell_answers(rows)] == [7] * len(rows), "elsewhere all words are named"
+
+
+def test_results_name_each_word_with_its_class(tagger):
+    predictor = Predictor(str(tagger[0]), precision="fp32")
+    text = "good word1 so."
+    result, same = predictor([text, {"words": ["good", "word1", "so", "."]}])
+    assert result["tags"] == same["tags"] == ["ADJ", "NOUN", "ADV", "PUNCT"]
+    assert [(x["text"], x["type"], x["start"], x["end"]) for x in result["words"]] == [
+        ("good", "ADJ", 0, 4),
+        ("word1", "NOUN", 5, 10),
+        ("so", "ADV", 11, 13),
+        (".", "PUNCT", 13, 14),
+    ]
+    assert [(x["start"], x["end"]) for x in same["words"]] == [(n, n + 1) for n in range(4)]
+    assert "entities" not in result
+    assert result.keys() == predictor.output_schema["properties"].keys()
+    assert predictor.describe(result) == "good: ADJ, word1: NOUN, so: ADV, .: PUNCT"
+    stock = pipeline("token-classification", model=str(tagger[0]), aggregation_strategy="first")(text)
+    found = predictor.format_for_pipeline(result)
+    assert [one["score"] for one in found] == pytest.approx([float(one["score"]) for one in stock], abs=1e-5)
+    keys = ("entity_group", "word", "start", "end")
+    assert [[one[key] for key in keys] for one in found] == [[one[key] for key in keys] for one in stock]
+
+
+def test_the_page_and_the_card_show_classes(tagger, tmp_path):
+    output, metrics = tagger
+    write_page([output], tmp_path / "page.html")
+    tables = read_tables(find_part(tmp_path / "page.html", str(output)))
+    assert [row[0] for row in tables["Scores by type, dev (%)"][1:]] == CLASSES
+    heads, *lines = tables["Confusion matrix, dev"]
+    assert heads[1:] == [line[0] for line in lines] == CLASSES
+    rows = read_table(output / "predictions" / "dev.parquet")
+    right = [int(line[1 + number].split(" ")[0]) for number, line in enumerate(lines)]
+    assert sum(right) == round(metrics["accuracy"] * sum(map(len, rows.column("label").to_pylist())))
+    card = (output / "README.md").read_text(encoding="utf-8")
+    assert "For whole words" in card
+    assert f"{100 * metrics['accuracy']:.1f}" in card
+
+
+def test_runs_and_slices_are_compared_by_accuracy(tagger):
+    rows = read_table(tagger[0] / "predictions" / "dev.parquet")
+    method = Method("run", NER, [rows])
+    assert method.find_title() == "accuracy"
+    assert method.rate() == pytest.approx([100 * tagger[1]["accuracy"]])
+    counts = [np.mean(np.array(row["label"]) == np.array(row["prediction"])) for row in rows.to_pylist()]
+    assert method.judge_rows() == pytest.approx(np.array(counts))
+    row, score = choose_score(find_row(NER.table, "f1"), rows)
+    assert (row.name, score.rows.tolist()) == ("accuracy", method.scores[0].rows.tolist())
+
+
+@pytest.mark.slow
+def test_an_export_gives_the_classes_of_its_run(tagger, tmp_path):
+    export(str(tagger[0]), tmp_path / "export")
+    ours, exported = Predictor(str(tagger[0]), precision="fp32"), Predictor(str(tmp_path / "export"))
+    texts = ["good word1 so.", "word0 so word0, bad"]
+    assert [x["tags"] for x in exported(texts)] == [x["tags"] for x in ours(texts)]
+    assert [*map(exported.describe, exported(texts))] == [*map(ours.describe, ours(texts))]
+    assert exported.output_schema == ours.output_schema
+
+
+def test_the_doctor_lists_the_classes_of_words(tmp_path):
+    found = examine(NER, {"data": {"dir": str(write_treebank(tmp_path))}}, None, ignore).findings
+    assert {*found["splits"]["train"]["labels"]} == {*CLASSES}
+    assert sum(found["splits"]["dev"]["labels"].values()) == 18 * 7
+    assert any("label NOUN" in row[0].lines[0][0] for table in list_tables(found) for row in table.rows)
+    found = examine(NER, {"data": {"dir": str(tmp_path), "label": ["XPOS"]}}, None, ignore).findings
+    assert {*found["splits"]["train"]["labels"]} == {"JJ", "RB", "NN", "VB", "."}
