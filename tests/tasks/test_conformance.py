@@ -399,6 +399,7 @@ def test_options_have_the_values_that_the_code_knows():
         "problem_type": ("auto", *SCORES),
         "features": ("", *FEATURE_LAYERS),
         "order": ("", "documents"),
+        "pooling": tuple(TASKS["classify"].solved),
         "language": ("", *LANGUAGES),
         "scheme": ("", ENTITIES, WORDS),
     }
