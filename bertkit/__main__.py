@@ -9,7 +9,7 @@ def main() -> None:
 
     Until `bertkit.cli` is imported, Ctrl-C ends the process without a message, as SIGTERM does.
     """
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # longer waits take the cores from other processes, and from torch
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # waiting threads sleep soon, see recipes/notebook/faults.md
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from bertkit import cli

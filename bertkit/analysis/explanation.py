@@ -33,6 +33,7 @@ from bertkit.model.onnx import OnnxModel
 from bertkit.tasks.ner import NerTask, Tagged
 from bertkit.tasks.option import TEXT_OPTIONS, list_defaults
 from bertkit.tasks.prediction import run_model
+from bertkit.tasks.result import list_marked
 from bertkit.tasks.squad import SquadTask
 from bertkit.tasks.task import PredictionSettings, Result, Task
 from bertkit.tasks.text import TextTask
@@ -294,7 +295,7 @@ def explain_names(
     positions = [(number, position) for number in range(len(data)) for position in data.locate(number).tolist()]
     tags = {name: number for number, name in enumerate(settings.labels)}
     targets = []
-    for entity in result.get("entities", result.get("words", ())):
+    for entity in list_marked(result):
         own = [n for n, word in enumerate(words) if entity["start"] <= word.start and word.end <= entity["end"]]
         placed = [n for n in own if positions[n][1] != ABSENT]
         logits = [Logit(positions[n][0], "logits", (positions[n][1], tags[result["tags"][n]])) for n in placed]

@@ -16,7 +16,7 @@ JAPANESE = r"\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}"  # written be
 NAMED = "|".join(rf"(?P<{name}>\p{{Script={name}}})" for name in SCRIPTS.split())
 LETTER = regex.compile(rf"{NAMED}|(?P<Han>[{JAPANESE}])|(?P<other>\p{{L}})")
 WORD_OR_CHARACTER = regex.compile(rf"(?V1)(\p{{Script=Han}})|[{JAPANESE}]|[\p{{L}}--[{JAPANESE}]]+")
-TEXTS_ASKED = 1_000  # for a guess
+TEXTS_ASKED = 1_000  # for `is_chinese`
 
 
 def find_scripts(rows: Iterable[Iterable[str]]) -> tuple[np.ndarray, list[str]]:
@@ -42,7 +42,6 @@ def find_scripts(rows: Iterable[Iterable[str]]) -> tuple[np.ndarray, list[str]]:
 
 def is_chinese(texts: Iterable[str]) -> bool:
     """Guess from the first texts whether they are Chinese: most words, each kana being one, are Chinese characters."""
-    words = [
-        word for text in islice(texts, TEXTS_ASKED) for word in WORD_OR_CHARACTER.findall(text)
-    ]  # empty if not Chinese
+    # WORD_OR_CHARACTER finds an empty string unless it is Chinese.
+    words = [word for text in islice(texts, TEXTS_ASKED) for word in WORD_OR_CHARACTER.findall(text)]
     return 2 * sum(map(bool, words)) > len(words)

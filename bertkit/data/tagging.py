@@ -190,10 +190,14 @@ class WordWindows(Items):
         words = iter([absent if first == ABSENT else next(values) for first in self.firsts.tolist()])
         return [list(islice(words, len(sentence.words))) for sentence in self.text.sentences]
 
+    @property
+    def absent(self) -> str:
+        """Return the tag of a word without a token."""
+        return "O" if "O" in self.names else self.names[0]
+
     def name_tags(self, rows: Sequence[np.ndarray]) -> list[list[str]]:
         """Return the tags of every sentence, from labels as for `join`; words without a token are O or the first."""
-        absent = "O" if "O" in self.names else self.names[0]
-        return self.join([[self.names[label] for label in row] for row in rows], absent)
+        return self.join([[self.names[label] for label in row] for row in rows], self.absent)
 
 
 def split_words(text: str) -> list[tuple[int, int]]:

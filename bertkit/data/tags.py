@@ -20,7 +20,7 @@ ENDS = {"IOBES": "ES", "BILOU": "LU"}  # scheme -> the marks of a last word and 
 
 
 def choose_scheme(given: str, tags: Collection[str]) -> str:
-    """Return the given kind of scheme, or else guess it: words if no tag is as of an entity, and not all are O."""
+    """Return the given kind of scheme, or else guess it: words if no tag looks like an entity's, and not all are O."""
     return given or (WORDS if {*tags} - {"O"} and not any(map(NO_CLASS.fullmatch, tags)) else ENTITIES)
 
 

@@ -2,10 +2,13 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from bertkit.data.formats.line import find_encoding, walk_file
@@ -18,10 +21,11 @@ from bertkit.model.bert import BertModel
 from bertkit.model.bilstm import find_layers
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.frozen import POOLING, load_encoder, run_encoder
+from bertkit.tasks.frozen import load_encoder, run_encoder
 
 TEXTS_A_CHUNK = 1024  # texts read, encoded and written at a time
 CHARACTERS_A_TEXT_CHUNK = 200_000  # limit of a chunk with long texts; about 150 MB of one layer's vectors of BERT-base
+POOLING = {"cls": itemgetter(0), "mean": partial(torch.mean, dim=0)}  # (T, H) to (H,)
 POOLS = ("words", *POOLING)
 FEATURE_SUFFIXES = (".jsonl", ".npz")
 

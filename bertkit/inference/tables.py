@@ -15,6 +15,7 @@ import msgspec
 from bertkit.data.formats.line import make_text
 from bertkit.data.formats.writer import name_columns, write_rows
 from bertkit.inference.batching import cut_into_chunks
+from bertkit.tasks.result import list_marked
 from bertkit.tasks.task import Result
 
 ROWS_A_GROUP, CHARACTERS_A_GROUP = 10_000, 10_000_000  # limits of a row group of Parquet
@@ -121,5 +122,4 @@ def format_for_pipeline(result: Result, labels: Sequence[str]) -> Any:
         ]
         return masks[0] if len(masks) == 1 else masks
     names = {"entity_group": "type", "score": "score", "word": "text", "start": "start", "end": "end"}
-    marked = result.get("entities", result.get("words", ()))
-    return [{name: found[key] for name, key in names.items()} for found in marked]
+    return [{name: found[key] for name, key in names.items()} for found in list_marked(result)]

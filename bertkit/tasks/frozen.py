@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,7 +34,6 @@ from bertkit.system.files import atomic_open, remove_unfinished
 
 # Beside the weights, these values of the configuration decide the vectors.
 COUNTED = ("hidden_size", "num_attention_heads", "hidden_act", "layer_norm_eps", "is_decoder")
-POOLING = {"cls": itemgetter(0), "mean": partial(torch.mean, dim=0)}  # (T, H) to (H,)
 NEVER = -50.0  # the logit of an answer that no row has
 SOLVER_STEPS = 1000  # of a logistic regression
 
@@ -141,7 +139,7 @@ def solve(
         targets: Integers (S,): classes; (S, L): whether each of several labels is right; floats (S,): numbers.
         strength: The inverse of the penalty, as scikit-learn's C; a ridge regression has the penalty 1 / 2C.
         labels: The number of classes, some of which may have no row.
-        weights: (L,) those of the rows of each class, or of the rows that have each of several labels; None: equal.
+        weights: (L,) the weight of the rows of each class, or of the rows that have each label; None: equal.
     """
     from sklearn.linear_model import LogisticRegression, Ridge
 

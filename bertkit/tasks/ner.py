@@ -40,7 +40,7 @@ from bertkit.data.formats.entities import (
     read_entities,
     read_list,
 )
-from bertkit.data.formats.rows import choose_reader, has_splits
+from bertkit.data.formats.rows import choose_reader, find_column, has_splits
 from bertkit.data.formats.writer import write_beside
 from bertkit.data.sequences import IGNORED, EncodedInputs, pad
 from bertkit.data.splits import DROP, UNLABELLED, check_split_options, divide_train, name_split
@@ -201,6 +201,10 @@ class NerTask(FineTuningTask):
             report(f"no {DOCSTART} marks where documents end, so sentences have no context: {', '.join(silent)}")
         for split in {"train", "dev"} & texts.keys():
             if not texts[split].is_labelled:
+                if options["label"] and (rows := texts[split].rows):
+                    find_column(
+                        rows.source, rows.table.column_names, ", ".join(options["label"]), "name one with --label"
+                    )
                 raise UsageError(f"{texts[split].source} has no tags or spans; only a test split may be without them")
         train = texts["train"]
         keys = list_keys(train, options["group"])
@@ -224,7 +228,7 @@ class NerTask(FineTuningTask):
 
     def read(self, options: Mapping[str, Any], report: Report, needs_train: bool, scheme: str) -> dict[str, TaggedText]:
         """Read the sentences of each split: CoNLL files, a person's own tables or exports, or CoNLL-2003 on the Hub."""
-        label, texts = "".join(options["label"]), {}
+        label, texts = ", ".join(options["label"]), {}
         if not options["dir"]:
             return read_conll_copy(label, scheme)
         source = Path(options["dir"])
@@ -506,8 +510,7 @@ def describe_words(data: WordWindows, split: str) -> str:
     own, shown = len(data.ids) / count, (data.stops - data.starts).mean()
     line = f"{split}: {own:.1f} tokens per sentence, {shown:.1f} with context"
     if lost := int((data.firsts == ABSENT).sum()):
-        absent = "O" if "O" in data.names else data.names[0]
-        line += f"; {lost:,} words have no token and are predicted as {absent}"
+        line += f"; {lost:,} words have no token and are predicted as {data.absent}"
     tags = [tag for sentence in data.text.sentences for tag in sentence.tags if tag not in data.names]
     if tags and data.text.is_labelled:
         line += f"; {len(tags):,} words have a tag that is not in training data ({', '.join(sorted(set(tags)))})"

@@ -172,7 +172,7 @@ SQUAD_OPTIONS: Options = {
     ),
     "language": Option(
         "",
-        help="Scores as of the official scripts, en, or over Chinese characters as of CMRC, zh (default: by contexts).",
+        help="How answers are compared: en as the official scripts, zh over characters as CMRC (default: by contexts).",
         choices=("", "en", "zh"),
     ),
     **SPLIT_OPTIONS,

@@ -251,7 +251,8 @@ class PretrainingTask(Task):
             unknown, pairs = statistics["unknown_rate"], statistics["pairs"][str(PHASE_LENGTHS[0])]
         else:
             unknown = np.count_nonzero(corpus.ids[:] == tokenizer.unk_token_id) / max(len(corpus.ids), 1)
-            pairs = measure_pairs(corpus, PHASE_LENGTHS[0])
+            has_pairs = options["objective"] == "mlm+nsp"
+            pairs = measure_pairs(corpus, PHASE_LENGTHS[0]) if has_pairs else {}
         if unknown > FOREIGN_SHARE:
             raise UsageError(
                 f"{unknown:.0%} of the text is {tokenizer.unk_token} in this vocabulary; "

@@ -185,13 +185,18 @@ def describe_result(result: Result) -> str:
     if "answer" in result:
         return describe_answer(result)
     if "tags" in result:
-        found = (f"{one['text']}: {one['type']}" for one in result.get("entities", result.get("words", ())))
+        found = (f"{one['text']}: {one['type']}" for one in list_marked(result))
         return ", ".join(found) or "(nothing)"
     masks = (mask["words"] for mask in result.get("masks", ()))
     parts = [", ".join(f"{word['word']!r} {word['probability']:.0%}" for word in words) for words in masks]
     if "next_sentence" in result:
         parts.append(f"follows: {result['next_sentence']:.1%}")
     return "; ".join(parts)
+
+
+def list_marked(result: Result) -> Sequence[Mapping[str, Any]]:
+    """Return the entities of a text, or its words where each has a class of its own."""
+    return result.get("entities", result.get("words", ()))
 
 
 def describe_answer(result: Result) -> str:

@@ -281,7 +281,7 @@ class TextTask(FineTuningTask):
         """Return label names, kind of problem, columns and class weights; in a dry run what is known without data."""
         settings, long = super().configure(recipe, tokenizer, examples), recipe.data["long"]
         if long in POOLED:
-            settings["window_pooling"] = long
+            settings["window_pooling"] = "mean" if recipe.is_solved else long  # as the vectors of `encode_items`
         if not (space := self.space or (examples and examples["train"].space)):
             return settings
         # The problem type is for plain transformers, whose pipeline would otherwise apply a sigmoid to a score.

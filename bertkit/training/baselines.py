@@ -53,7 +53,9 @@ def fit_baselines(task: Task, recipe: Recipe, prepared: Prepared, report: Report
     dev = next(iter(task.splits), "")
     if not recipe.baseline or not {"train", dev} <= prepared.data.keys():
         return {}
-    names = [name for name in task.baselines if name != "frozen" or len(prepared.texts[0]) == 1]
+    # A solved head is not compared with itself.
+    fits = {"frozen": not recipe.is_solved and bool(prepared.texts) and len(prepared.texts[0]) == 1}
+    names = [name for name in task.baselines if fits.get(name, True)]
     if names:
         report(f"fitting the baselines: {', '.join(BASELINES[name] for name in names)}")
     return {name: FITTERS[name](task, recipe, prepared, dev) for name in names}

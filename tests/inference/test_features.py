@@ -200,18 +200,6 @@ def test_cls_is_said_to_mean_nothing_without_fine_tuning(checkpoint, source, tmp
         assert sum("is not a sentence vector" in line for line in lines) == count
 
 
-def test_a_chinese_word_has_another_vector_in_another_text(tmp_path):
-    texts = ["我爱吃苹果", "我爱苹果手机"]
-    checkpoint = str(write_checkpoint(tmp_path / "bert", characters="".join(texts)))
-    (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
-    extract(checkpoint, tmp_path / "texts.txt", "last", tmp_path / "vectors.npz")
-    found = np.load(tmp_path / "vectors.npz")
-    assert "".join(found["words"]) == "".join(texts)  # each character is a word
-    fruit, phone = (found["vectors"][(found["texts"] == n) & np.isin(found["words"], ["苹", "果"])] for n in (0, 1))
-    assert fruit.shape == phone.shape == (2, 32)
-    assert np.abs(fruit - phone).max() > 0.01
-
-
 def test_many_texts_are_read_some_at_a_time(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "TEXTS_A_CHUNK", 7)
     monkeypatch.setattr(batching, "TOKENS_A_BATCH", 20)

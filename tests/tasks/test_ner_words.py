@@ -93,6 +93,9 @@ def test_what_is_not_a_column_or_not_a_class_is_refused(tmp_path, refused):
             read_conll(tmp_path / name, **options)
     with refused():
         load(tmp_path / "ewt.conllu", label=["DEPS"], dev_share=None)
+    table = write_table(tmp_path / "table.jsonl", [{"tokens": ["a"], "upos": ["DET"]}] * 4)
+    with refused():
+        load(table, label=["postags"])
 
 
 def test_the_files_of_a_treebank_have_its_names(tmp_path):

@@ -72,10 +72,15 @@ def test_the_vectors_are_those_that_the_head_reads(root, pooling, checkpoint):
 
 @pytest.mark.parametrize(
     ("label", "data"),
-    [("stars", {"class_weights": "balanced", "pooling": "cls"}), ("tags", {"tune_share": 0.5}), ("price", {})],
+    [
+        ("stars", {"class_weights": "balanced", "pooling": "cls"}),
+        ("tags", {"tune_share": 0.5}),
+        ("price", {}),
+        ("stars", {"long": "max", "max_length": 8}),
+    ],
 )
 def test_the_head_is_the_best_solution_on_the_rows_that_choose(root, tmp_path, label, data):
-    """Classes, several labels and numbers."""
+    """Classes, several labels, numbers, and texts in windows, whose logits are averaged whatever `long` is."""
     recipe, lines = make_recipe(root, label, **data), []
     metrics = run(recipe, output=tmp_path / "run", report=lines.append)
     prepared = prepare(recipe)

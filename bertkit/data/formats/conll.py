@@ -28,7 +28,7 @@ NER_FILES = (  # file names of the splits, in the order of preference
     ("eng.train", "eng.testa", "eng.testb"),
     ("train.conll", "dev.conll", "test.conll"),
     ("train.txt", "dev.txt", "test.txt"),
-    ("*train.conllu", "*dev.conllu", "*test.conllu"),  # of Universal Dependencies en_ewt-ud-train.conllu
+    ("*train.conllu", "*dev.conllu", "*test.conllu"),  # as en_ewt-ud-train.conllu of Universal Dependencies
 )
 CONLLU = ".conllu"
 CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
