@@ -103,7 +103,7 @@ COMMANDS = [command for text in (README, *PAGES.values()) for command in find_co
 COMMANDS += re.findall(r"\$\(BIN\)/(bertkit .*)", MAKEFILE)
 COMMANDS += [command for text in HEADERS.values() for command in find_header_commands(text)]
 COMMANDS += [command for examples in HELP.values() for command in examples]
-TRIED = [line for task in TASKS.values() for line in list_commands(task, Path("runs/my own"), draft(task).data)]
+TRIED = [line for task in TASKS.values() for line in list_commands(task, Path("runs/my own"), draft(task))]
 COMMANDS += [line for line in TRIED if line.startswith("bertkit ")]
 
 

@@ -200,7 +200,7 @@ class Screen(AbstractContextManager):
         curves = output / "curves.png"
         plot_log(read_log(output), rows, metrics, curves)
         self.say(f"Scores: {output / METRICS_FILE}" + (f"; curves: {curves}" if curves.exists() else ""))
-        if commands := list_commands(task, output, load_recipe(output / RECIPE_FILE).data):
+        if commands := list_commands(task, output, load_recipe(output / RECIPE_FILE)):
             self.say("Next:", *(f"  {command}" for command in commands))
 
     def show_predictions(self, task: Any, output: Path) -> None:

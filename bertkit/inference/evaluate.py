@@ -251,7 +251,8 @@ def evaluate_split(
     if train is not None:
         metrics["leaks"] = len(leaks)
     origin = scored.recipe.data["dir"]
-    if task.copies and (Path(origin).is_file() or not task.is_official(origin)):
+    is_foreign = getattr(data, "language", "en") != "en"
+    if task.copies and (is_foreign or Path(origin).is_file() or not task.is_official(origin)):
         metrics[OWN_DATA] = True
     if chosen := find_decided(rows).keys() - scored.decided:
         metrics[CHOSEN_ON_DEV] = " and ".join(chosen)

@@ -176,8 +176,10 @@ class Search:
                     break
                 self.do_trial(done + 1)
         if not self.study.get_trials(states=[self.optuna.trial.TrialState.COMPLETE]):
-            self.report("no trial was completed: training with the values of the preset")
-            return {}
+            has_head = not math.isnan(frozen)
+            rest = "solving the head on all of train" if has_head else "training with the values of the preset"
+            self.report(f"no trial was completed: {rest}")
+            return FROZEN if has_head else {}
         best = self.study.best_trial
         for line in self.describe_baseline(read_metrics(self.folder / name_trial(best.number + 1) / METRICS_FILE)):
             self.report(line)

@@ -33,6 +33,7 @@ BASELINES = {"tfidf": "TF-IDF", "frozen": "frozen vectors", "words": "words alon
 BEST_BASELINE = "best_baseline"  # in metrics.json: its name
 GAIN = "baseline_gain"  # in metrics.json: how far the metric is above that of the best baseline
 LOSS_FALLS = "loss_falls"  # in metrics.json: the training loss was still falling at the end
+UNFREEZE = "fine-tune without freeze"
 ANOTHER_SEED = "bertkit {command} --recipe {run}/recipe.toml --set train.seed=43 --output {run}-43  # another seed"
 FROZEN_RATE = 1e-3  # A.3's rates are for a whole encoder, and hardly move the few weights above a frozen one
 SOLVED = "solved_strength"  # in metrics.json: the strength of a head that was solved, as `tasks.frozen.solve` takes it
@@ -97,22 +98,25 @@ class FineTuningTask(Task):
     def comment(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return also a warning if a score is not above a baseline's, and whether the loss was still falling."""
         lines, rows = super().comment(metrics), list_shown(self.table, self.metric, metrics)
+        is_solved = SOLVED in metrics
         compared = [row for row in rows if row.key in (self.compared or metrics)]
         pairs = [(row, words, key) for row in compared for words, key in row.baselines.items() if "majority_" in key]
         for row, words, key in [pair for pair in pairs if metrics[pair[0].key] <= metrics[pair[2]]][:1]:
-            lines.append(
-                f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} ({row.show(metrics[key])}). "
+            remedy = (
                 "Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try "
                 f"--learning-rate 1e-5, --seed 43, or on few rows --set preset=auto){self.other_causes}"
             )
-            if SOLVED in metrics:
-                lines[-1] = f"warning: {row.name} is not above {words} with frozen vectors; fine-tune without freeze"
-        if SOLVED not in metrics and metrics.get(f"{GAIN}_low", math.inf) <= 0:
+            lines.append(
+                f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} ({row.show(metrics[key])}). "
+                + (UNFREEZE.capitalize() if is_solved else remedy)
+            )
+        if metrics.get(f"{GAIN}_low", math.inf) <= 0:
             row = next((row for row in rows if row.key == self.metric), rows[0])  # the first of one's own classes
             gain, low, high = (row.show(metrics[key]) for key in (GAIN, *name_limits(GAIN)))
             lines.append(
-                f"fine-tuning is not better than {BASELINES[metrics[BEST_BASELINE]]}: the difference in {row.name} is "
-                f"{gain} ({low} to {high}); try more epochs or a higher rate (--epochs, --learning-rate)"
+                f"{'the solved head' if is_solved else 'fine-tuning'} is not better than "
+                f"{BASELINES[metrics[BEST_BASELINE]]}: the difference in {row.name} is {gain} ({low} to {high}); "
+                + (UNFREEZE if is_solved else "try more epochs or a higher rate (--epochs, --learning-rate)")
             )
         if metrics.get(LOSS_FALLS):
             lines.append("the training loss was still falling at the end; try more epochs with --epochs N")

@@ -349,7 +349,8 @@ def shorten_text(text: str) -> str:
     return shorten(text, LONGEST_SHOWN, placeholder="…")
 
 
-def list_commands(task: Task, output: Path, options: Mapping[str, Any]) -> list[str]:
-    """Return the commands to try after the run in `output` with these options of `[data]`, as a shell takes them."""
+def list_commands(task: Task, output: Path, recipe: Any) -> list[str]:
+    """Return the commands to try after the run of a recipe in `output`, as a shell takes them."""
     given = {"command": task.command, "run": quote(str(output))}
-    return [command.format(**options | given) for command in task.next_commands]
+    useful = [command for command in task.next_commands if not (recipe.is_solved and "train.seed" in command)]
+    return [command.format(**{**recipe.data, **given}) for command in useful]

@@ -39,7 +39,7 @@ from bertkit.data.splits import (
     divide_train,
     name_split,
 )
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, refuse_first
 from bertkit.metrics.classification import FIXED_THRESHOLD, score_table
 from bertkit.metrics.rows import RowScore
 from bertkit.metrics.table import find_kind
@@ -203,6 +203,13 @@ class TextTask(FineTuningTask):
         """Check the recipe, including the columns, the shares and the folds."""
         super().check(recipe)
         data = recipe.data
+        troubles = {
+            "long=max needs a head that is trained; give long=mean, or remove freeze": (
+                recipe.is_solved and data["long"] == "max"
+            ),
+            "pooling is for freeze=encoder; remove one of the two": data["pooling"] == "cls" and not recipe.is_solved,
+        }
+        refuse_first(troubles)
         if self.space:
             return
         if len(data["text"]) > 2:
@@ -281,7 +288,7 @@ class TextTask(FineTuningTask):
         """Return label names, kind of problem, columns and class weights; in a dry run what is known without data."""
         settings, long = super().configure(recipe, tokenizer, examples), recipe.data["long"]
         if long in POOLED:
-            settings["window_pooling"] = "mean" if recipe.is_solved else long  # as the vectors of `encode_items`
+            settings["window_pooling"] = long
         if not (space := self.space or (examples and examples["train"].space)):
             return settings
         # The problem type is for plain transformers, whose pipeline would otherwise apply a sigmoid to a score.

@@ -24,7 +24,7 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.pretraining import list_phases
 from bertkit.training.baselines import fit_baselines
-from bertkit.training.callbacks import Deadline, Progress
+from bertkit.training.callbacks import SPARE_END, Deadline, Progress
 from bertkit.training.costs import Measured, expect, measure
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.preset import settle
@@ -38,7 +38,7 @@ DURATION_PART = r"\s*(\d+(?:\.\d+)?)\s*([smhd])"
 CLOCK_FILE, MEASURED_FILE = ".time_used.json", ".measured.json"  # hidden: written before the run has begun
 RECORDED_EVERY = 1.0  # seconds between two records of the time used
 PROBE_SHARE = 0.05  # share of a budget for timed updates
-SPARE_SHARE, SPARE_END = 0.05, 0.5  # of the time for training, and of that for the end, for a slower machine
+SPARE_SHARE = 0.05  # of the time for training, for a slower machine
 LEAST_UPDATES = 20  # updates in a training, unless all epochs have fewer
 
 

@@ -97,9 +97,10 @@ class Recipe:
             raise UsageError(
                 f"the recipe is for the task {own['task'][:40]!r}, not {task.name!r}; use the command of that task"
             )
-        asked = own.get("data", {}) | own
-        implied = [changes for key, changes in task.implied.items() if asked.get(key)]
-        recipe = cls(**merge(apply_preset(task, own), *implied, own), given=own)
+        asked, usual = own.get("data", {}) | own, apply_preset(task, own)
+        recipe = cls(**merge(usual, own), given=own)
+        implied = [changes for key, changes in task.implied.items() if asked.get(key) and not recipe.is_solved]
+        recipe = cls(**merge(usual, *implied, own), given=own)
         task.check(recipe)
         recipe.check_schedule()
         if fits_model:

@@ -314,7 +314,8 @@ def finish(
     others = ["the regularisation"] if solved else ["the checkpoint"] * trainer.args.load_best_model_at_end
     if names := [] if tuned else [*chosen, *others]:
         metrics[CHOSEN_ON_DEV] = " and ".join(names)
-    if task.copies and (recipe.data.get("label") or not task.is_official(recipe.data["dir"])):
+    is_foreign = task.metric and getattr(dev, "language", "en") != "en"
+    if task.copies and (is_foreign or recipe.data.get("label") or not task.is_official(recipe.data["dir"])):
         metrics[OWN_DATA] = True
     trainer.save_model(str(output))
     if best := find_better(trainer, tuned or metrics, report):

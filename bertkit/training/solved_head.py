@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from bertkit.reports.tables import find_row
 from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import SOLVED
 from bertkit.tasks.frozen import encode_items, solve
@@ -28,7 +27,8 @@ def solve_head(task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared,
         The strength, as metrics.json records it.
     """
     given = {**recipe.given, **recipe.given.get("train", {})}
-    if unused := [key for key in UNUSED if key in given]:
+    usual = {**task.recipe, **task.recipe["train"]}
+    if unused := [key for key in UNUSED if given.get(key, usual.get(key)) != usual.get(key)]:
         report(f"unused, because the head of a frozen encoder is solved and not trained: {', '.join(unused)}")
     split = TUNE if TUNE in prepared.data else next(iter(task.splits))
     train, chooses = prepared.data["train"], prepared.data[split]
@@ -45,6 +45,5 @@ def solve_head(task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared,
     with torch.no_grad():
         for parameter, values in zip((model.classifier.weight, model.classifier.bias), heads[best], strict=True):
             parameter.copy_(torch.from_numpy(values))
-    score = find_row(task.table, task.metric).describe(scores[best])
-    report(f"the strength C = {TRIED_STRENGTHS[best]:g} is the best of {len(heads)} on {split}: {score}")
+    report(f"the strength C = {TRIED_STRENGTHS[best]:g} is the best of {len(heads)} on {split}")
     return {SOLVED: TRIED_STRENGTHS[best]}

@@ -14,7 +14,7 @@ from bertkit.data.spans import Question
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.metrics.rows import take_values
 from bertkit.metrics.squad import score_squad1
-from bertkit.reports.tables import list_shown
+from bertkit.reports.tables import OWN_DATA, list_shown
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad import SQUAD, VERSIONS, collect_answers
 from bertkit.tasks.task import list_commands
@@ -265,7 +265,7 @@ def test_a_data_set_of_ones_own_on_the_hub_is_not_taken_for_squad(monkeypatch, q
 
 def test_what_a_run_suggests():
     task = TASKS["squad1"]
-    assert list_commands(task, Path("my runs/own"), task.recipe["data"]) == [
+    assert list_commands(task, Path("my runs/own"), draft(task)) == [
         "bertkit squad --version 1 --recipe 'my runs/own'/recipe.toml --set train.seed=43 --output 'my runs/own'-43  "
         "# another seed",
         "bertkit predict 'my runs/own' --input questions.jsonl --output answers.jsonl",
@@ -299,6 +299,7 @@ def test_the_story_of_the_teacher(tmp_path):
     metrics = run(Recipe.make(task, recipe, changes), output=output, report=lines.append)
     assert 'dev: exact match and F1 are those of CMRC, over Chinese characters (data.language = "zh")' in lines
     assert metrics["f1"] == 100.0
+    assert OWN_DATA in metrics, "the scores of the paper are not beside those of CMRC"
     (found,) = bertkit.load(str(output)).predict([STORY[:2]])
     assert found["answer"] == STORY[2]
     assert STORY[1][found["best"]["start"] : found["best"]["end"]] == STORY[2]

@@ -19,7 +19,7 @@ from bertkit.model.checkpoint import load_model
 from bertkit.tasks import TASKS
 from bertkit.tasks.finetuning import FROZEN_RATE, SOLVED
 from bertkit.tasks.frozen import encode_items, solve
-from bertkit.tasks.task import score_summaries
+from bertkit.tasks.task import list_commands, score_summaries
 from bertkit.tasks.text import CLASSIFICATION, TextSequences
 from bertkit.training import costs
 from bertkit.training.predictions import read_table
@@ -76,11 +76,11 @@ def test_the_vectors_are_those_that_the_head_reads(root, pooling, checkpoint):
         ("stars", {"class_weights": "balanced", "pooling": "cls"}),
         ("tags", {"tune_share": 0.5}),
         ("price", {}),
-        ("stars", {"long": "max", "max_length": 8}),
+        ("stars", {"long": "mean", "max_length": 8}),
     ],
 )
 def test_the_head_is_the_best_solution_on_the_rows_that_choose(root, tmp_path, label, data):
-    """Classes, several labels, numbers, and texts in windows, whose logits are averaged whatever `long` is."""
+    """Classes, several labels, numbers, and texts in windows."""
     recipe, lines = make_recipe(root, label, **data), []
     metrics = run(recipe, output=tmp_path / "run", report=lines.append)
     prepared = prepare(recipe)
@@ -126,10 +126,16 @@ def test_a_seed_changes_nothing_and_keys_of_a_training_are_named(root, tmp_path)
     said = "unused, because the head of a frozen encoder is solved and not trained: patience, learning_rate, "
     assert f"{said}num_train_epochs" in lines
     assert not any(line.startswith("preset auto") for line in lines)
-    again = run(load_recipe(tmp_path / "one" / "recipe.toml"), output=tmp_path / "again")
+    lines.clear()
+    again = run(load_recipe(tmp_path / "one" / "recipe.toml"), output=tmp_path / "again", report=lines.append)
+    assert not any("unused" in line for line in lines), "nobody gave a key of a training"
     assert again == one
     (warning,) = [line for line in CLASSIFICATION.comment(one | {"majority_macro_f1": 1.0}) if "warning" in line]
-    assert warning == "warning: macro F1 is not above a constant answer with frozen vectors; fine-tune without freeze"
+    assert warning.endswith("is not above a constant answer (100.0). Fine-tune without freeze")
+    lost = {"best_baseline": "tfidf", "baseline_gain": -0.1, "baseline_gain_low": -0.2, "baseline_gain_high": 0.0}
+    (line,) = [line for line in CLASSIFICATION.comment(one | lost) if "TF-IDF" in line]
+    assert line.startswith("the solved head is not better than TF-IDF: ")
+    assert not any("train.seed" in line for line in list_commands(CLASSIFICATION, tmp_path, make_recipe(root, "stars")))
     assert "not forecast for a frozen encoder" in costs.find_costs(make_recipe(root, "stars"))
 
 
@@ -167,3 +173,10 @@ def test_what_is_trained_above_a_frozen_encoder_has_a_rate_of_its_own(tmp_path, 
         assert make(frozen, given).train["learning_rate"] == 1e-5
         assert not make(frozen).is_solved
     assert Recipe.make(TASKS["rte"], glue, frozen, {"bilstm": False}).is_solved
+
+
+def test_what_only_a_trained_or_only_a_solved_head_has_is_refused(root, refused):
+    with refused():
+        make_recipe(root, "stars", long="max")
+    with refused():
+        make_recipe(root, "stars", {"bilstm": True, "freeze": None}, pooling="cls")

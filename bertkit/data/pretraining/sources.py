@@ -236,12 +236,13 @@ def keep_passages(lines: Iterable[str], left_out: LeftOut) -> Iterator[str]:
 
 
 def add_left_out(total: LeftOut, more: LeftOut) -> None:
-    """Add numbers of lines, and the first lines up to EXAMPLES a rule, to those of `total`."""
+    """Add numbers of lines, and the first different lines up to EXAMPLES a rule, to those of `total`."""
     for rule, (count, *examples) in more.items():
         if rule and count:
             found = total.setdefault(rule, [0])
             found[0] += count
-            found += (line.strip()[:LONGEST_EXAMPLE] for line in examples[: 1 + EXAMPLES - len(found)])
+            news = dict.fromkeys(line.strip()[:LONGEST_EXAMPLE] for line in examples)
+            found += [line for line in news if line not in found][: 1 + EXAMPLES - len(found)]
 
 
 # --- sentences

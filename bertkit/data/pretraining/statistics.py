@@ -192,7 +192,7 @@ def list_rows(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if before := statistics.get("before"):
         yield from ((f"before removal: {name}", value) for name, value in _list_sizes(before))
     for rule, (count, *examples) in statistics.get("left_out", {}).items():
-        yield f"left out: {rule}", f"{count:,}: {' | '.join(examples)}"
+        yield f"left out: {rule}", f"{count:,}: {'; '.join(examples)}"
     yield "characters read", f"{statistics['characters']:,}"
     yield "vocabulary", f"{statistics['vocab_size']:,} tokens"
     yield "unknown tokens", f"{statistics['unknown_rate']:.3%}"
