@@ -19,6 +19,8 @@ from bertkit.data.tokenizer import load_tokenizer
 from bertkit.inference.predictor import Predictor
 from bertkit.model.config import BertConfig
 from bertkit.tasks import TASKS
+from bertkit.tasks.glue import GLUE
+from bertkit.tasks.squad import SQUAD, VERSIONS
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
@@ -28,11 +30,14 @@ from tests.official import (
     FILLERS,
     ROWS,
     WORDS,
+    list_questions,
     write_checkpoint,
     write_conll,
     write_glue,
+    write_questions,
     write_reviews,
     write_squad,
+    write_swag,
     write_treebank,
 )
 
@@ -185,12 +190,42 @@ def make_classify(folder, text, label, tested=True):
     return {"checkpoint": write_start(folder / "bert", TASKS["classify"]), "batch_size": 8, "data": data}
 
 
+def make_questions(folder, version):
+    """Return a recipe with a person's own questions in a file for each split."""
+    official = write_squad(folder / "squad", version.number)
+    train, dev = (list_questions(official / SQUAD[version.name].name_file(split)) for split in ("train", "dev"))
+    for split, rows in {"train": train, "dev": dev[:15], "test": dev[12:]}.items():
+        write_questions(folder / "own" / f"{split}.jsonl", rows)
+    recipe = make_squad(folder, version)
+    return recipe | {"data": recipe["data"] | {"dir": str(folder / "own")}}
+
+
+def make_swag(folder):
+    data = {"dir": str(write_swag(folder / "swag")), "max_length": 40}
+    return {"checkpoint": write_start(folder / "bert", TASKS["swag"]), "batch_size": 8, "data": data}
+
+
 # name -> (task, a small recipe over files it writes, the options whose file does not exist)
 CASES = {
     "pretrain": (TASKS["pretrain"], make_pretraining, {"corpus": ["missing.txt"]}),
     "pretrain, mlm": (TASKS["pretrain"], partial(make_pretraining, objective="mlm"), {"corpus": ["no.txt"]}),
     "pretrain, clm": (TASKS["pretrain"], partial(make_pretraining, objective="clm"), {"corpus": ["no.txt"]}),
 }
+CASES |= {name: (task, partial(make_glue, name=name), {"dir": "no/glue"}) for name, task in GLUE.items()}
+for version in VERSIONS:
+    CASES[version.name] = (SQUAD[version.name], partial(make_squad, version=version), {"dir": "no"})
+    own = partial(make_questions, version=version)
+    CASES[f"{version.name}, own"] = (SQUAD[version.name], own, {"dir": "no/questions.csv"})
+for name, made in {
+    "classify": partial(make_classify, text=["title", "body"], label="stars"),
+    "classify, several labels": partial(make_classify, text=["body"], label="tags"),
+    "classify, a number": partial(make_classify, text=["body"], label="price", tested=False),
+    "swag": make_swag,
+    "ner": make_ner,
+    "ner, features": make_features,
+    "ner, words": make_tagger,
+}.items():
+    CASES[name] = (TASKS[name.partition(",")[0]], made, {"dir": "no/data"})
 
 
 # --- Models at work ---------------------------------------------------------------------------------------------------

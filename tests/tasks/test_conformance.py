@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from functools import cache, partial, reduce
+from functools import cache, reduce
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from bertkit.tasks.examples import divide
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.pretraining import HEADS
-from bertkit.tasks.squad import SQUAD, VERSIONS
+from bertkit.tasks.squad import SQUAD
 from bertkit.tasks.task import score_summaries
 from bertkit.tasks.text import SCORES
 from bertkit.training import costs
@@ -34,54 +34,11 @@ from bertkit.training.prepare import Prepared
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import make_model
 from bertkit.training.scoring import score_splits
-from tests.official import (
-    list_questions,
-    write_questions,
-    write_squad,
-    write_swag,
-)
 from tests.world import (
     CASES,
-    make_classify,
-    make_features,
-    make_glue,
-    make_ner,
-    make_squad,
-    make_tagger,
     write_start,
 )
 
-
-def make_questions(folder, version):
-    """Return a recipe with a person's own questions in a file for each split."""
-    official = write_squad(folder / "squad", version.number)
-    train, dev = (list_questions(official / SQUAD[version.name].name_file(split)) for split in ("train", "dev"))
-    for split, rows in {"train": train, "dev": dev[:15], "test": dev[12:]}.items():
-        write_questions(folder / "own" / f"{split}.jsonl", rows)
-    recipe = make_squad(folder, version)
-    return recipe | {"data": recipe["data"] | {"dir": str(folder / "own")}}
-
-
-def make_swag(folder):
-    data = {"dir": str(write_swag(folder / "swag")), "max_length": 40}
-    return {"checkpoint": write_start(folder / "bert", TASKS["swag"]), "batch_size": 8, "data": data}
-
-
-CASES |= {name: (task, partial(make_glue, name=name), {"dir": "no/glue"}) for name, task in GLUE.items()}
-for version in VERSIONS:
-    CASES[version.name] = (SQUAD[version.name], partial(make_squad, version=version), {"dir": "no"})
-    own = partial(make_questions, version=version)
-    CASES[f"{version.name}, own"] = (SQUAD[version.name], own, {"dir": "no/questions.csv"})
-for name, made in {
-    "classify": partial(make_classify, text=["title", "body"], label="stars"),
-    "classify, several labels": partial(make_classify, text=["body"], label="tags"),
-    "classify, a number": partial(make_classify, text=["body"], label="price", tested=False),
-    "swag": make_swag,
-    "ner": make_ner,
-    "ner, features": make_features,
-    "ner, words": make_tagger,
-}.items():
-    CASES[name] = (TASKS[name.partition(",")[0]], made, {"dir": "no/data"})
 FINE_TUNED = [name for name, (task, _, _) in CASES.items() if task.metric and task.name != "pretrain"]
 TAU = ("tau", "null_score_diff_threshold")
 EACH = ("precision_", "recall_", "f1_", "count_", "threshold_")  # of each class
