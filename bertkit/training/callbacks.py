@@ -17,7 +17,7 @@ from bertkit.training.processes import take_first
 from bertkit.training.run_dir import append_log, list_checkpoints, write_log
 
 SECONDS_OF_SILENCE = 15  # minimum between two messages while predicting
-SPARE_END = 1.5  # of the time for the end of a run: another process may come for it alone
+SPARE_END = 2.5  # of the time for the end of a run, in which other processes may come
 SECONDS_OF_SPEED = 30.0  # after which the speed of earlier updates hardly counts any more
 Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, all updates, the latest log entry
 
