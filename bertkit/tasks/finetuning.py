@@ -102,14 +102,13 @@ class FineTuningTask(Task):
         compared = [row for row in rows if row.key in (self.compared or metrics)]
         pairs = [(row, words, key) for row in compared for words, key in row.baselines.items() if "majority_" in key]
         for row, words, key in [pair for pair in pairs if metrics[pair[0].key] <= metrics[pair[2]]][:1]:
-            remedy = (
+            lines.append(
+                f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} ({row.show(metrics[key])}). "
                 "Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try "
                 f"--learning-rate 1e-5, --seed 43, or on few rows --set preset=auto){self.other_causes}"
             )
-            lines.append(
-                f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} ({row.show(metrics[key])}). "
-                + (UNFREEZE.capitalize() if is_solved else remedy)
-            )
+            if is_solved:
+                lines[-1] = f"{lines[-1].partition(' Likely causes')[0]} {UNFREEZE.capitalize()}"
         if metrics.get(f"{GAIN}_low", math.inf) <= 0:
             row = next((row for row in rows if row.key == self.metric), rows[0])  # the first of one's own classes
             gain, low, high = (row.show(metrics[key]) for key in (GAIN, *name_limits(GAIN)))
