@@ -91,8 +91,9 @@ def run_encoder(model: BertModel, sequences: Sequences, layers: str) -> Iterator
 def encode_items(model: BertModel, items: Sequence[Mapping[str, Any]], pooling: str = "mean") -> np.ndarray:
     """Return the vectors (S, H) of encoded texts and pairs; that of a text in windows is the mean over its windows."""
     names = ("input_ids", "token_type_ids")
-    columns = ([item[name] if isinstance(item[name], list) else [item[name]] for item in items] for name in names)
-    windows, segments = columns
+    windows, segments = (
+        [item[name] if isinstance(item[name], list) else [item[name]] for item in items] for name in names
+    )
     ids = list(chain.from_iterable(windows))
     seconds = np.array([part.sum() for part in chain.from_iterable(segments)])
     sequences = Sequences(np.concatenate(ids).astype(np.int32), np.cumsum(list(map(len, ids))), seconds, None)
