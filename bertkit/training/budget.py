@@ -24,7 +24,7 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.pretraining import list_phases
 from bertkit.training.baselines import fit_baselines
-from bertkit.training.callbacks import SPARE_END, Deadline, Progress
+from bertkit.training.callbacks import Deadline, Progress
 from bertkit.training.costs import Measured, expect, measure
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.preset import settle
@@ -110,7 +110,7 @@ def fit(recipe: Recipe, measured: Measured, clock: Clock, output: Path) -> Recip
         TooShort: LEAST_UPDATES updates do not fit.
     """
     planned, each = expect(recipe, measured, output)[0], measured.update * recipe.batch_size / measured.batch_size
-    left = (1 - SPARE_SHARE) * take_first(clock.left - (1 + SPARE_END) * measured.end - 2 * measured.saving)
+    left = (1 - SPARE_SHARE) * take_first(clock.left - measured.longest_end - 2 * measured.saving)
     updates = planned if "num_train_epochs" in recipe.train else max(int(left / each), 0)
     while updates >= (least := min(LEAST_UPDATES, planned)):
         fitted = resolve(recipe, updates, planned)

@@ -17,7 +17,6 @@ from bertkit.training.processes import take_first
 from bertkit.training.run_dir import append_log, list_checkpoints, write_log
 
 SECONDS_OF_SILENCE = 15  # minimum between two messages while predicting
-SPARE_END = 2.5  # of the time for the end of a run, in which other processes may come
 SECONDS_OF_SPEED = 30.0  # after which the speed of earlier updates hardly counts any more
 Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, all updates, the latest log entry
 
@@ -190,7 +189,7 @@ class Deadline(StopAfter):
         if not self.update and asks and state.global_step < state.max_steps:
             evaluation = self.measured.evaluation if args.eval_strategy != "no" else 0.0
             slowness = max(self.taken / self.expected, 1.0)
-            end = max(slowness, 1 + SPARE_END) * self.measured.end
+            end = max(slowness * self.measured.end, self.measured.longest_end)
             needed = slowness * (expected + evaluation) + end + 2 * self.saving
             if take_first(self.clock.left < needed):
                 self.update = state.global_step

@@ -35,6 +35,7 @@ LONGEST_UPDATE = 4.0  # seconds that a timed update should take; of a larger one
 DISK_RATE = 2e8  # bytes a second of a checkpoint, until the first one has been timed
 END_SECONDS = 4.0  # for scores, their intervals, the card and the exit, beside predictions and the model
 MOST_SLOW = 10.0  # times that what is not measured may take longer beside other work
+BUSY_LATER, BUSIER = 3.5, 1.5  # times that the end may take, if other processes come to a free or to a busy machine
 TRAIN_ONLY = {"eval_strategy": "no", "save_strategy": "no", "logging_strategy": "no", "report_to": "none"}
 TRAIN_ONLY |= {"eval_on_start": False, "load_best_model_at_end": False}
 
@@ -84,6 +85,11 @@ class Measured(msgspec.Struct, frozen=True):
     def end(self) -> float:
         """Return the seconds of the predictions and the rest of a run's end, without its checkpoint and its model."""
         return self.predicted * self.row + END_SECONDS * self.slowness
+
+    @property
+    def longest_end(self) -> float:
+        """Return the seconds of the end if other processes come, which may be there already."""
+        return max(BUSY_LATER / self.slowness, BUSIER) * self.end
 
 
 def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
