@@ -1,10 +1,11 @@
 """Measure what is learned from small tables: `preset = "auto"` beside the paper's recipe and a search.
 
-    python -m tests.defaults DATA MODEL
+    python -m tests.defaults DATA MODEL [WAY …]
 
 DATA has the folders glue/, ner/wnut17/ and squad/; MODEL is a small BERT. Each run is the command that a user types, on
 a table of some rows that are drawn by a seed, scored on at most SCORED rows of dev. It adds a line to
-recipes/defaults.jsonl and to the table of recipes/defaults.md; a run that has its line is not repeated.
+recipes/defaults.jsonl and to the table of recipes/defaults.md; a run that has its line is not repeated. With names of
+WAYS only these are measured, so that two processes can share the work (budgets want the machine for themselves).
 """
 
 import json
@@ -209,19 +210,23 @@ def write_page(figures: Rows) -> None:
     PAGE.write_text(before + MARK + "\n".join(tabulate(figures)) + "\n\n" + rest, encoding="utf-8")
 
 
-def main() -> None:
-    root, model = Path(sys.argv[1]), sys.argv[2]
-    figures = [json.loads(line) for line in FIGURES.read_text().splitlines()] if FIGURES.exists() else []
-    write_page(figures)
+def read_figures() -> Rows:
+    """Read the lines of the runs that were measured."""
+    return [json.loads(line) for line in FIGURES.read_text(encoding="utf-8").splitlines()] if FIGURES.exists() else []
+
+
+def main(root: str, model: str, *ways: str) -> None:
+    """Do the runs that are left."""
     for wanted in list_runs():
-        if any(wanted.items() <= each.items() for each in figures):
+        if wanted["way"] not in (ways or WAYS) or any(wanted.items() <= each.items() for each in read_figures()):
             continue
-        figures.append(wanted | measure(root, model, **wanted))
-        print(json.dumps(figures[-1]), flush=True)
+        line = json.dumps(wanted | measure(Path(root), model, **wanted))
+        print(line, flush=True)
         with FIGURES.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(figures[-1]) + "\n")
-        write_page(figures)
+            stream.write(line + "\n")
+        write_page(read_figures())
+    write_page(read_figures())
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
