@@ -21,19 +21,14 @@ TEXTS = st.sampled_from(["a b", "A  b", "a\tb\n", "ab", "", " ", "ß", "ẞ", "a
 ROWS = st.lists(st.tuples(st.tuples(TEXTS, TEXTS), st.integers(0, 2)), max_size=12)
 
 
-def examine(splits):
-    """Return the repeats of splits of rows with answers."""
-    numbers = {}
-    keys = {split: hash_rows(texts for texts, _ in rows) for split, rows in splits.items()}
-    answers = {split: number_answers((one for _, one in rows), numbers) for split, rows in splits.items()}
-    return find_repeats(keys, answers)
-
-
 @given(train=ROWS, dev=ROWS)
 def test_repeats_are_those_of_brute_force(train, dev):
     splits = {"train": train, "dev": dev}
     folded = {split: [(fold_texts(texts), answer) for texts, answer in rows] for split, rows in splits.items()}
-    found = examine(splits)
+    keys = {split: hash_rows(texts for texts, _ in rows) for split, rows in splits.items()}
+    numbers = {}
+    answers = {split: number_answers((one for _, one in rows), numbers) for split, rows in splits.items()}
+    found = find_repeats(keys, answers)
     for split, rows in folded.items():
         texts = [text for text, _ in rows]
         repeats = [(row, texts.index(text)) for row, text in enumerate(texts) if text in texts[:row]]

@@ -3,7 +3,6 @@
 import csv
 import gzip
 import json
-import math
 import subprocess
 import sys
 import tracemalloc
@@ -22,7 +21,6 @@ from hypothesis import strategies as st
 
 from bertkit.data.formats import hub
 from bertkit.data.formats import rows as module
-from bertkit.data.formats.line import make_text
 from bertkit.data.formats.rows import SUFFIXES, Columns, read_columns, read_inputs, read_splits
 from bertkit.errors import UsageError
 
@@ -108,12 +106,8 @@ def test_csv_with_byte_order_mark_line_ends_in_cells_and_blank_lines(tmp_path):
     ("suffix", "content"),
     [
         (".csv", "a,b\n1,2\n\n1,2,3\n"),
-        (".csv", 'a,b\n1,"x\ny"\n1\n'),
-        (".csv", 'a,b\n1,2\n1,"x\ny'),
-        (".csv", 'a,b\n1,2\n1,"x"y\n'),
         (".csv", "a,b\r1,2\r"),
         (".csv", "a,b\n1,2\na,b\n"),
-        (".csv", b"a,b\n1,\x81\n"),
         (".csv", b"a,b\n1,\0\n"),
         (".csv", "a,b\n"),
         (".csv", "a, \n1,2\n"),
@@ -122,22 +116,16 @@ def test_csv_with_byte_order_mark_line_ends_in_cells_and_blank_lines(tmp_path):
         (".docx", "a,b"),
         (".parquet.gz", "a,b"),
         (".parquet", "a,b"),
-        (".csv.gz", "a,b\n1,2\n"),
         (".jsonl", '{"a": 1}\n["a"]\n'),
-        (".jsonl", '{"a": Infinity}\n'),
         (".json", '[{"a": "é"}]'.encode("cp1252")),
         (".jsonl", '{"": 1}\n'),
-        (".json", '{"a": 1}\n{"a": 2'),
         (".json", '{"a": [], "b": []}'),
         (".json", '{"a": 1}'),
     ],
 )
 def test_wrong_file_is_one_line(suffix, content, tmp_path, refused):
-    path = write(tmp_path / f"a{suffix}", content)
-    if suffix.endswith("csv.gz"):  # an incomplete download
-        path.write_bytes(path.read_bytes()[:-9])
     with refused() as error:
-        read_columns(path)
+        read_columns(write(tmp_path / f"a{suffix}", content))
     assert "\n" not in str(error.value)
 
 
@@ -213,14 +201,11 @@ def test_json_is_an_array_or_an_object_that_holds_one(tmp_path):
         ([1, {"c": 1.50}], ["1", '{"c":"1.50"}']),
         ([None, [[1]]], ["", "[[1]]"]),
         ([[1], "x"], ['["1"]', "x"]),
-        (["x", [2], {}], ["x", '["2"]', "{}"]),
     ],
 )
-@pytest.mark.parametrize("form", [".json", ".jsonl"])
-def test_a_nested_column_is_refused_only_where_it_is_used(values, cells, form, tmp_path, refused):
+def test_a_nested_column_is_refused_only_where_it_is_used(values, cells, tmp_path, refused):
     lines = [f'{{"a": "x", "b": {json.dumps(value).replace("1.5", "1.50")}}}' for value in values]
-    content = "\n".join(lines) if form == ".jsonl" else f"[{','.join(lines)}]"
-    table = read_columns(write(tmp_path / f"a{form}", content))
+    table = read_columns(write(tmp_path / "a.jsonl", "\n".join(lines)))
     assert show(table) == {"a": ["x"] * len(cells), "b": cells}
     assert (table.find("a").to_pylist(), table.lists) == (["x"] * len(cells), frozenset())
     with refused():
@@ -240,18 +225,14 @@ def test_parquet_types_become_texts(tmp_path):
         {
             "int": pa.array([1, None, -3], pa.int16()),
             "float": pa.array([1.0, None, float("nan")]),
-            "single": pa.array([3.8, 5.0, 0.067], pa.float32()),
             "bool": [True, None, False],
             "kind": pa.array(["a", None, "b"]).dictionary_encode(),
             "view": pa.array(["a", "", None], pa.string_view()),
             "day": [date(2026, 1, 2), None, None],
-            "bytes": [b"x", None, b"y"],
             "raw": [b"\xff", None, b"y"],
             "tags": [["a", None], None, []],
-            "numbers": [[1.0, 2.5], [], None],
             "pair": pa.array([[1, 2], [0, 1], [3, 4]], pa.list_(pa.int8(), 2)),
             "struct": [{"x": 1}, None, {"x": None}],
-            "deep": [[[1]], None, []],
             "none": pa.nulls(3),
         }
     )
@@ -260,29 +241,19 @@ def test_parquet_types_become_texts(tmp_path):
     assert show(found) == {
         "int": ["1", "", "-3"],
         "float": ["1.0", "", ""],
-        "single": ["3.8", "5.0", "0.067"],
         "bool": ["true", "", "false"],
         "kind": ["a", "", "b"],
         "view": ["a", "", ""],
         "day": ["2026-01-02", "", ""],
-        "bytes": ["x", "", "y"],
         "raw": ["\ufffd", "", "y"],
         "tags": ['["a",""]', "", "[]"],
-        "numbers": ['["1.0","2.5"]', "[]", ""],
         "pair": ['["1","2"]', '["0","1"]', '["3","4"]'],
         "struct": ['{"x":1}', "", '{"x":null}'],
-        "deep": ["[[1]]", "", "[]"],
         "none": ["", "", ""],
     }
-    assert found.lists == {"tags", "numbers", "pair"}
-    assert found.faults.keys() == {"struct", "deep"}
+    assert found.lists == {"tags", "pair"}
+    assert found.faults.keys() == {"struct"}
     assert found.locate(2) == f"{tmp_path / 'a.parquet'}, row 3"
-
-
-@pytest.mark.skipif(int(pa.__version__.partition(".")[0]) < 26, reason="this pyarrow refuses the file")
-def test_a_list_of_fixed_size_may_be_missing(tmp_path):
-    pq.write_table(pa.table({"pair": pa.array([[1, 2], None], pa.list_(pa.int8(), 2))}), tmp_path / "a.parquet")
-    assert show(read_columns(tmp_path / "a.parquet")) == {"pair": ['["1","2"]', ""]}
 
 
 def make_reviews(count: int) -> datasets.Dataset:
@@ -337,14 +308,8 @@ def test_wrong_parquet_is_one_line(tmp_path, refused):
     ("name", "content", "found"),
     [
         ("a.csv", b"text;label\nso, good;1\n", 'cells separated by ";"'),
-        ("a.csv", b"text|label\nso, good|1\n", 'cells separated by "|"'),
         ("a.csv", b'a, b;text;label\n1, 2;"so\n, good";1\n', 'cells separated by ";"'),
         ("a.tsv", b"text,label\ngood,1\n", 'cells separated by ","'),
-        (
-            "a.csv",
-            "text;label\n„so“ 5 €;1\n".encode("cp1252"),
-            'cells separated by ";", cp1252 (Western European) text',
-        ),
         ("a.csv.gz", "text,label\nVor Straßen; größte Spaß,café".encode("cp1252"), "cp1252 (Western European) text"),
         ("a.csv", "text\tlabel\n文 本\t1\n".encode("utf-16"), "cells separated by tabs, UTF-16 text"),
         ("a.jsonl", '{"text": "é", "label": 1}\n'.encode("utf-16"), "UTF-16 text"),
@@ -367,12 +332,7 @@ def test_files_as_people_have_them_are_read_and_said(name, content, found, tmp_p
 
 @pytest.mark.parametrize(
     "content",
-    [
-        "Привет".encode("cp1251"),
-        "我今天非常高兴".encode("gbk"),
-        "café".encode("mac-roman"),
-        b"caf\xe9 \xc3\xa9",
-    ],
+    ["Привет".encode("cp1251"), "我今天非常高兴".encode("gbk"), "café".encode("mac-roman"), b"caf\xe9 \xc3\xa9"],
     ids=["Cyrillic", "Chinese", "Mac", "UTF-8 in part"],
 )
 def test_what_is_not_western_text_is_refused(content, tmp_path, refused):
@@ -435,7 +395,7 @@ def test_file_and_folder(tmp_path, refused):
         read_splits(str(tmp_path))
 
 
-@pytest.mark.parametrize("source", ["reviews.csv", "/nowhere", "reviews", "a b/c"])
+@pytest.mark.parametrize("source", ["reviews.csv", "/nowhere", "a b/c"])
 def test_missing_place_names_file_folder_and_hub(source, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     with refused():
@@ -505,7 +465,6 @@ def test_an_input_that_is_not_a_table_is_one_line(name, content, tmp_path, refus
 
 
 def test_a_truncated_archive_ends_the_table(tmp_path, refused):
-    """It is an error of the file, not of a row, after which the others would be missing."""
     path = tmp_path / "t.csv.gz"
     text = "text,label\nä,1\n" + "".join(f"{'word ' * 20}{n},1\n" for n in range(5000))
     path.write_bytes(gzip.compress(text.encode())[:-2000])
@@ -549,10 +508,6 @@ def test_parquet_is_read_in_batches_with_values_as_in_json(tmp_path, monkeypatch
         list(read_inputs(path, ("txt",)))
 
 
-def test_a_cell_is_text():
-    assert [make_text(value) for value in ("a", None, math.nan, 1, 0.1, ["a"])] == ["a", "", "", "1", "0.1", '["a"]']
-
-
 # --- memory
 
 PEAK = """
@@ -584,7 +539,6 @@ def test_a_million_rows_need_little_more_memory_than_their_texts(suffix, most, t
         rows, peak = map(int, printed.split())
         assert rows == count
         peaks.append(peak / 1e6)
-    print(f"{suffix}: {peaks[0]:,.0f} MB for 100,000 rows, {peaks[1]:,.0f} MB for 1,000,000")
     assert peaks[1] - peaks[0] <= most
 
 
