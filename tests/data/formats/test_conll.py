@@ -71,21 +71,19 @@ def test_where_every_line_has_a_tab_a_space_belongs_to_the_word(tmp_path, refuse
         read_conll(write(tmp_path / "x", content.replace("Ada\tO", "Ada O")))
 
 
-NUMBERED = "#\thttp://example.org [2009]\n1\tAda\tB-PER{0}\n2\t1996\tO{0}\n\n# text\n1\t#\tB-LOC{0}\n"
+NUMBERED = "#\thttp://example.org [2009]\n1\tAda\t{0}B-PER{1}\n2\t1996\t{0}O{1}\n\n# text\n1\t#\t{0}B-LOC{1}\n"
 
 
 @pytest.mark.parametrize(
     ("content", "which"),
     [
-        (NUMBERED.format(""), "third"),
-        (NUMBERED.format("\tO"), "third"),  # GermEval: inner tags of nested entities
-        (NUMBERED.replace("{0}", "\t_").replace("\n2", "\n1-2\tAda96\t_\t_\n2"), "last"),
+        (NUMBERED.format("", ""), "third"),
+        (NUMBERED.format("", "\tO"), "third"),  # GermEval: inner tags of nested entities
+        (NUMBERED.format("_\t", "").replace("\n2", "\n1-2\tAda96\t_\t_\n2"), "last"),  # and a line for two words in one
     ],
 )
 def test_a_column_of_numbers_is_not_the_words(tmp_path, content, which):
     lines = []
-    if which == "last":  # CoNLL-U: more columns between word and tag, and a line for two words in one
-        content = content.replace("B-PER\t_", "_\tB-PER").replace("O\t_", "_\tO").replace("B-LOC\t_", "_\tB-LOC")
     text = read_conll(write(tmp_path / "x", content), report=lines.append)
     assert [(x.words, x.tags) for x in text.sentences] == [(["Ada", "1996"], ["B-PER", "O"]), (["#"], ["B-LOC"])]
     assert text.sentences[0].line == 2
@@ -170,12 +168,8 @@ NAMES = ["O", "B-PER", "I-PER"]
 
 
 def make_rows(words: list[list[str]], tags: list[list[int]], names: list[str] = NAMES) -> datasets.Dataset:
-    features = datasets.Features(
-        {
-            "tokens": datasets.Sequence(datasets.Value("string")),
-            "ner_tags": datasets.Sequence(datasets.ClassLabel(names=names)),
-        }
-    )
+    kinds = {"tokens": datasets.Value("string"), "ner_tags": datasets.ClassLabel(names=names)}
+    features = datasets.Features({name: datasets.List(kind) for name, kind in kinds.items()})
     return datasets.Dataset.from_dict({"tokens": words, "ner_tags": tags}, features=features)
 
 
@@ -183,7 +177,7 @@ def make_rows(words: list[list[str]], tags: list[list[int]], names: list[str] = 
 def hub(monkeypatch):
     """Return a function that sets the data set served by the Hub."""
 
-    def serve(**splits: datasets.Dataset) -> None:
+    def serve(**splits):
         found = datasets.DatasetDict(splits)
         monkeypatch.setattr(datasets, "load_dataset", lambda name, config: {(NER_HUB, "default"): found}[name, config])
 
@@ -193,9 +187,7 @@ def hub(monkeypatch):
 
 def test_the_hub_gives_what_a_file_does(hub, tmp_path):
     words, tags = [["Peter", "Black", "!"], [], ["Ann"]], [[1, 2, 0], [], [1]]
-    make_rows(words, tags).to_parquet(tmp_path / "train.parquet")
-    train = datasets.Dataset.from_parquet(str(tmp_path / "train.parquet"), cache_dir=str(tmp_path))
-    hub(train=train, validation=make_rows(words[:1], tags[:1]))
+    hub(train=make_rows(words, tags), validation=make_rows(words[:1], tags[:1]))
     texts = read_conll_copy()
     assert list(texts) == ["train", "dev"], "test may be missing"
     file = read_conll(write(tmp_path / "x", "Peter B-PER\nBlack I-PER\n! O\n\nAnn B-PER\n"))
@@ -205,16 +197,7 @@ def test_the_hub_gives_what_a_file_does(hub, tmp_path):
 
 
 def test_bad_rows_on_the_hub_are_one_line(hub, refused):
-    fine = make_rows([["a"]], [[0]])
-    for rows in (
-        make_rows([["a"], ["b", "c"]], [[0], [0]]),
-        make_rows([["a"]], [[1]], ["O", "PER"]),
-        fine.rename_column("tokens", "text_words"),
-        fine.select([]),
-    ):
-        hub(train=rows, validation=fine)
+    for rows in (make_rows([["a"], ["b", "c"]], [[0], [0]]), make_rows([["a"]], [[1]], ["O", "PER"])):
+        hub(train=rows)
         with refused():
             read_conll_copy()
-    hub(train=fine)
-    with refused():
-        read_conll_copy()

@@ -117,7 +117,8 @@ def test_bad_file_is_one_line(tmp_path, content, refused):
 
 
 def test_file_that_cannot_be_opened(tmp_path, refused):
-    for path in (tmp_path / "gone.tsv", tmp_path):
+    file = write(tmp_path / "a.tsv", HEADER)
+    for path in (tmp_path / "gone.tsv", tmp_path, file / "b.tsv"):
         with refused():
             read_tsv(path, {"text": "sentence"})
 

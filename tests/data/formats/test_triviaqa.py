@@ -26,23 +26,12 @@ def make_entry(name: str, value: str, aliases: list[str], *filenames: str, **mor
         {"DocSource": "TagMe", "Filename": name, "Title": name.removesuffix(".txt").replace("_", " ")}
         for name in filenames
     ]
-    answer = {
-        "Aliases": aliases,
-        "MatchedWikiEntityName": value,
-        "NormalizedAliases": [alias.lower() for alias in aliases],
-        "NormalizedMatchedWikiEntityName": value.lower(),
-        "NormalizedValue": value.lower(),
-        "Type": "WikipediaEntity",
-        "Value": value,
-    }
-    question = f"What is {name}?"
-    entry = {"Answer": answer, "EntityPages": pages, "Question": question, "QuestionId": name, "SearchResults": []}
-    return entry | more
+    answer = {"Aliases": aliases, "NormalizedValue": value.lower(), "Type": "WikipediaEntity", "Value": value}
+    return {"Answer": answer, "EntityPages": pages, "Question": f"What is {name}?", "QuestionId": name} | more
 
 
 def save(path: Path, *entries: dict[str, Any]) -> Path:
-    content = {"Data": list(entries), "Domain": "Wikipedia", "Split": "train", "VerifiedEval": False, "Version": 1.0}
-    path.write_text(json.dumps(content), encoding="utf-8")
+    path.write_text(json.dumps({"Data": list(entries), "Domain": "Wikipedia", "Version": 1.0}), encoding="utf-8")
     return path
 
 
@@ -55,9 +44,7 @@ def make_evidence(folder: Path, **documents: str | bytes) -> Path:
 
 
 def find(answers: list[str], context: str) -> list[tuple[str, int]]:
-    """Return the answers and their offsets, for names in their original spelling."""
-    found = find_answers(answers, context)
-    return [(answer["text"], answer["answer_start"]) for answer in found]
+    return [(answer["text"], answer["answer_start"]) for answer in find_answers(answers, context)]
 
 
 # --- the whole
@@ -142,8 +129,6 @@ def test_original_spacing_is_kept(tmp_path, monkeypatch, content, expected):
     ("answers", "context", "expected"),
     [
         (["rouen"], "In ROUEN, Rouen.", [("ROUEN", 3)]),
-        (["Rouen"], "Rouennais of rouen", [("rouen", 13)]),
-        (["Rouen", "Norse"], "Norse in Rouen", [("Norse", 0), ("Rouen", 9)]),
         (["York", "New York City", "New York"], "New York City", [("New York City", 0), ("New York", 0), ("York", 4)]),
         (["York", "york", " YORK "], "a York, a york", [("York", 2)]),
         (["new  york"], "in New\nYork", [("New\nYork", 3)]),
@@ -151,14 +136,7 @@ def test_original_spacing_is_kept(tmp_path, monkeypatch, content, expected):
         (["", "  ", "?!", "“”", "C"], "?! “” C", [("C", 6)]),
         (["$12"], "US$12 and $123 for $12", [("$12", 2)]),
         (["C++"], "C++11 or C++", [("C++", 0)]),
-        (["12"], "1200 _12 12_ 1,12", [("12", 15)]),
-        (["a-a"], "ba-a-a", [("a-a", 3)]),
-        (["a_b"], "a_bc a_b", [("a_b", 5)]),
-        (["Cafe"], "cafe\u0301 cafe", [("cafe", 6)]),
         (["हिन्द"], "हिन्दी हिन्द", [("हिन्द", 7)]),
-        (["istanbul"], "😀 İİİ İSTANBUL", [("İSTANBUL", 6)]),
-        (["ΟΔΟΣ"], "οδος", [("οδος", 0)]),
-        (["aa"], "aaa aa-aa", [("aa", 4)]),
     ],
 )
 def test_where_answers_stand(answers, context, expected):
@@ -220,11 +198,9 @@ def convert_in_vain(tmp_path, refused):
     "entry",
     [
         {key: value for key, value in make_entry("q", "a", [], "A.txt").items() if key != "Answer"},
-        make_entry("q", "a", []),
-        make_entry("q", "a", [], Answer={"Value": "a", "Aliases": ["b", 2]}),
         make_entry("q\ud800", "a", [], "A.txt"),
     ],
-    ids=["no answer", "no page", "alias", "surrogate"],
+    ids=["no answer", "surrogate"],
 )
 def test_file_that_is_not_triviaqas(tmp_path, entry, convert_in_vain):
     convert_in_vain(save(tmp_path / "qa.json", entry))
