@@ -11,6 +11,7 @@ import time
 from itertools import accumulate, chain
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import example, given
@@ -29,7 +30,6 @@ from bertkit.data.pretraining.sources import (
 from bertkit.errors import UsageError
 from bertkit.system.hub import find_hub_trouble
 
-TOO_DEEP = "Stack overflow" if sys.version_info >= (3, 14) else "maximum recursion depth exceeded"  # as Python says it
 TEXT = "My dog is hairy. He barks!\nA second paragraph.\n\nAnother document.\n"
 ROWS = '{"text": "My dog is hairy. He barks!\\n\\nA second paragraph."}\n{"id": 7, "text": "Another document."}\n'
 SENTENCES = [["My dog is hairy.", "He barks!", "A second paragraph."], ["Another document."]]
@@ -55,13 +55,9 @@ def write(path: Path, content: str | bytes) -> Path:
 @pytest.mark.parametrize(
     ("suffix", "content"),
     [
-        ("txt", TEXT),
-        ("txt", "\ufeff" + TEXT),
-        ("txt", TEXT.replace("\n", "\r\n")),
+        ("txt", "\ufeff" + TEXT.replace("\n", "\r\n")),
         ("txt", "\n \n" + TEXT.replace("\n\n", "\n\t\n\n").rstrip()),
-        ("jsonl", ROWS),
-        ("jsonl", "\ufeff" + ROWS),
-        ("jsonl", ROWS.replace("\n", "\r\n")),
+        ("jsonl", "\ufeff" + ROWS.replace("\n", "\r\n")),
         ("jsonl", "\n \n" + ROWS.replace("\n", '\n\t\n{"text": " \\n"}\n').rstrip()),
     ],
 )
@@ -129,21 +125,12 @@ def test_limit_takes_whole_documents_of_each_source(tmp_path):
 
 
 BAD = {
-    "empty.txt": b"",
     "blank.txt": b"\n \n\t\r\n",
-    "nul.txt": b"One.\nTw\0o.\n",
     "utf16.txt": TEXT.encode("utf-16"),
-    "latin1.txt": b"One.\n\ncaf\xe9.\n",
-    "marked.txt": b"\xef\xbb\xbfcaf\xe9",
-    "plain.txt.gz": b"This is no gzip file.\n",
     "cut.txt.gz": gzip.compress(TEXT.encode())[:-9],
     "no-text.jsonl": b'{"text": "One."}\n\n{"title": "A", "id": 7}\n',
     "no-json.jsonl": b'{"text": "One."}\nTwo.\n',
-    "lines.jsonl": b'{\n  "text": "One."\n}\n',
-    "array.jsonl": b'["One."]\n',
-    "null.jsonl": b'{"text": null}\n',
     "latin1.jsonl.gz": gzip.compress(b'\n{"text": "caf\xe9"}'),
-    "nul.jsonl": b'{"text": "a\0"}',
     "table.csv": b"text\nOne.\n",
     "folder/readme.md": b"Text.\n",
 }
@@ -164,10 +151,7 @@ def test_missing_file_is_an_error_at_once_and_not_a_name_on_the_hub(source, monk
         read_documents([source])
 
 
-def test_what_cannot_be_looked_at_is_neither_missing_nor_left_out(monkeypatch, tmp_path, refused):
-    monkeypatch.setattr(sources, "find_hub_trouble", lambda *_: pytest.fail("asked the Hub"))
-    with pytest.raises(UsageError, match="cannot be used: File name too long; name another path"):
-        read_documents(["x" * 999])
+def test_a_folder_that_cannot_be_looked_at_is_not_left_out(monkeypatch, tmp_path, refused):
     write(tmp_path / "a.txt", b"a\n")
     (tmp_path / "theirs").mkdir()
     scan = os.scandir
@@ -276,15 +260,10 @@ def test_small_files_share_a_piece_and_compressed_ones_are_not_cut(tmp_path):
 
 
 def test_docs_are_one_piece(monkeypatch):
-    monkeypatch.setattr(sources, "read_docs", lambda workers: iter_documents([["One. Two."], ["Three."]], workers))
+    monkeypatch.setattr(sources, "read_docs", lambda workers: ([text] for text in ("One. Two.", f"{workers} workers.")))
     (piece,) = cut_sources(["docs"], 50)
     assert (piece, piece.files) == (Piece("docs", "docs"), ())
-    assert list(read_piece(piece, workers=3)) == [["One.", "Two."], ["Three."], ["3 workers."]]
-
-
-def iter_documents(documents: list[list[str]], workers: int | None) -> object:
-    yield from documents
-    yield [f"{workers} workers."]
+    assert list(read_piece(piece, workers=3)) == [["One.", "Two."], ["3 workers."]]
 
 
 # --- documents of bounded length
@@ -332,26 +311,18 @@ def choose(*lines: str) -> tuple[list[str], dict[str, list[object]]]:
     ("rule", "line"),
     [
         ("headings", "== Early life =="),
-        ("headings", "= = Early life = ="),  # of WikiText
         ("headings", "Section::::Early life."),  # of WikiExtractor
         ("list items", "* The first of his two novels, which was not printed before he died."),
-        ("list items", "## Second place, after a long discussion of the judges."),
-        ("list items", ": This remark is set off from the text."),
         ("list items", "BULLET::::- The first of his two novels."),
         ("table rows", '{| class="wikitable"'),
-        ("table rows", "|-"),
-        ("table rows", "| 1911 || The first of his two novels."),
         ("table rows", "! Year !! Title"),
-        ("links", "[[Category:Museums in Sweden]]"),
         ("links", "[[Datei:Haus.jpg|thumb|The [[house]] from the east.]]"),
         ("links", "Category:Museums in Sweden"),
         ("links", "House.JPG|The house from the east, before it was sold."),
         ("links", "https://example.org/house?from=east."),
         ("links", '<doc id="7" url="https://example.org" title="The house">'),
-        ("links", "</doc>"),
         ("short lines", "Early life"),
         ("short lines", "Museums in Sweden (by county)"),
-        ("short lines", "1. 早年"),
     ],
 )
 def test_each_rule_leaves_out_its_lines(rule, line):
@@ -378,20 +349,14 @@ def test_prose_stays(lines):
 COPY = """The house is a museum. It was built in 1911.
 
 History \n
-Early years \nThe house was first a mill, which the town bought from its last owner because it wanted to show how the \
-workers had lived in it.
+Early years \nThe house was first a mill.
 They came from:
  Norway
- Finland
-
-See also
- List of museums in Sweden
 
 External links
   Official site
 
-Museums in Sweden
-1911 establishments"""
+Museums in Sweden"""
 
 
 def test_the_text_of_an_article_on_the_hub_is_its_passages(tmp_path):
@@ -400,8 +365,8 @@ def test_the_text_of_an_article_on_the_hub_is_its_passages(tmp_path):
     file = write(tmp_path / "a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in (COPY, "One\n\nTwo")))
     passages = [line for line in COPY.splitlines() if line.endswith((".", ":"))]
     assert read(file, passages=True, split_sentences=False, report=lines.append) == [passages]
-    assert lines == [f"{file}: 1 document, 3 lines, {sum(map(len, passages))} characters; left out 12 short lines"]
-    assert len(read(file, split_sentences=False)[0]) == 13
+    assert lines == [f"{file}: 1 document, 3 lines, {sum(map(len, passages))} characters; left out 8 short lines"]
+    assert len(read(file, split_sentences=False)[0]) == 9
 
 
 def test_a_source_without_a_passage_is_refused(tmp_path, refused):
@@ -478,57 +443,43 @@ def test_trouble_with_the_hub_is_told_apart(monkeypatch, refused):
     import huggingface_hub
     from huggingface_hub import errors
 
-    def trouble(error: Exception | None) -> str | None:
-        def answer(*_: object, **__: object) -> None:
-            if error:
-                raise error
-
-        monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", answer)
-        return find_hub_trouble("owner/name", "model")
-
-    def status(kind: type[Exception]) -> Exception:
-        response = SimpleNamespace(headers={}, status_code=500, request=None)
-        return kind("two\nlines", response=response)
-
-    assert trouble(None) is None
-    assert trouble(status(errors.RepositoryNotFoundError)) == "the Hub has no model 'owner/name'"
-    assert trouble(status(errors.GatedRepoError)) == "the model 'owner/name' on the Hub is open to approved users only"
-    assert trouble(status(errors.HfHubHTTPError)) == "the Hub does not serve the model 'owner/name' (two lines)"
-    assert trouble(errors.OfflineModeIsEnabled("offline")) == (
-        "the Hub cannot be reached for the model 'owner/name' (OfflineModeIsEnabled)"
-    )
+    response = SimpleNamespace(headers={}, status_code=500, request=None)
+    for kind, said in (
+        (errors.RepositoryNotFoundError, "the Hub has no model 'owner/name'"),
+        (errors.GatedRepoError, "the model 'owner/name' on the Hub is open to approved users only"),
+        (errors.HfHubHTTPError, "the Hub does not serve the model 'owner/name' (two lines)"),
+    ):
+        info = Mock(side_effect=kind("two\nlines", response=response))
+        monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", info)
+        assert find_hub_trouble("owner/name", "model") == said
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", Mock(side_effect=errors.OfflineModeIsEnabled("offline")))
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("datasets tries again for 23 seconds"))
     with refused():
         read_documents(["owner/name:config"])
 
 
-def serve(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, object]], shards: int = 1) -> list[object]:
-    """Make every Hub data set consist of these rows and return the list of requests to `datasets`."""
+def serve(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, object]], shards: int = 1) -> Mock:
+    """Make every Hub data set consist of these rows, and return what `datasets` is asked with."""
     import datasets
 
-    asked: list[object] = []
-
-    def load(*arguments: object, **options: object) -> object:
-        asked.append((arguments, options))
-        return datasets.Dataset.from_list(rows).to_iterable_dataset(num_shards=shards)
-
     sources._load_hub.cache_clear()
+    load = Mock(return_value=datasets.Dataset.from_list(rows).to_iterable_dataset(num_shards=shards))
     monkeypatch.setattr(sources, "find_hub_trouble", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", load)
-    return asked
+    return load
 
 
 def test_rows_of_a_hub_data_set_are_documents(monkeypatch, refused):
-    asked = serve(monkeypatch, [{"text": "One. Two.\n\nThree."}, {"text": " \n"}, {"text": "Four."}])
+    load = serve(monkeypatch, [{"text": "One. Two.\n\nThree."}, {"text": " \n"}, {"text": "Four."}])
     assert read("owner/name:20220301.en@v1") == [["One.", "Two.", "Three."], ["Four."]]
-    assert asked == [(("owner/name", "20220301.en"), {"split": "train", "streaming": True, "revision": "v1"})]
+    load.assert_called_once_with("owner/name", "20220301.en", split="train", streaming=True, revision="v1")
     serve(monkeypatch, [{"question": "Why?", "label": "1"}])
     with refused():
         read("name")
 
 
 def test_shards_of_a_hub_data_set_are_pieces(monkeypatch):
-    asked = serve(monkeypatch, [{"text": f"Number {i}."} for i in range(10)], shards=3)
+    load = serve(monkeypatch, [{"text": f"Number {i}."} for i in range(10)], shards=3)
     pieces = cut_sources(["owner/name"], 50)
     assert [(p.kind, p.path, p.start, p.stop, p.size) for p in pieces] == [
         ("hub", "owner/name", number, 3, 0) for number in range(3)
@@ -536,30 +487,11 @@ def test_shards_of_a_hub_data_set_are_pieces(monkeypatch):
     parts = [list(read_piece(piece)) for piece in pieces]
     assert [len(documents) for documents in parts] == [4, 3, 3]
     assert list(chain(*parts)) == read("owner/name") == [[f"Number {i}."] for i in range(10)]
-    assert len(asked) == 1
+    load.assert_called_once()
 
 
-def test_a_hub_data_set_that_cannot_be_loaded_or_breaks_off_is_one_line(monkeypatch, refused):
-    """The transport has its own exceptions, which do not derive from OSError."""
-
-    class ReadTimeout(Exception):
-        pass
-
-    class Rows:
-        num_shards = 1
-
-        def shard(self, **which):
-            yield {"text": "One."}
-            raise ReadTimeout("timed\nout")
-
-    def fail(*_, **__):
-        raise ValueError("Config\nname missing")
-
-    serve(monkeypatch, [])
-    monkeypatch.setattr("datasets.load_dataset", fail)
-    with refused():
-        read("owner/name")
-    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: Rows())
+def test_a_hub_data_set_that_cannot_be_loaded_is_one_line(monkeypatch, refused):
+    serve(monkeypatch, []).side_effect = ValueError("Config\nname missing")
     with refused():
         read("owner/name")
 
