@@ -64,9 +64,6 @@ def test_splits_without_answers_have_leaks_but_no_contradictions():
     assert not len(found["test"].contradictory)
 
 
-# --- Nearly equal rows
-
-
 def change_words(rng, text, words):
     """Return the text with another word at a random place."""
     parts = text.split()

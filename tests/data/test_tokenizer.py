@@ -52,9 +52,6 @@ def write_tokens(path: Path, tokens: list[str]) -> Path:
     return path
 
 
-# --- training
-
-
 def test_tokens_are_in_the_order_of_special_alphabet_inside_merged():
     tokens = train_vocabulary(["ab ab abc!"], size=100)
     assert tokens == [*SPECIAL_TOKENS, "!", "a", "b", "c", "##a", "##b", "##c", "ab"]
@@ -144,9 +141,6 @@ def test_vocabulary_is_the_same_in_every_process_and_order_of_the_text():
     assert len(tokens.split()) == 1000
 
 
-# --- words and pieces
-
-
 @given(st.lists(st.text(max_size=30)), st.booleans())
 def test_words_are_those_of_the_tokenizer(texts, cased):
     tokenizer = make_tokenizer(SPECIAL_TOKENS, cased=cased).backend_tokenizer
@@ -185,9 +179,6 @@ def test_tokens_are_those_of_transformers_and_of_the_reference_code(tmp_path, ca
     assert ours.tokenize("b" * 101) == ["[UNK]"]
     assert ours.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == [0, 1, 2, 3, 4]
     assert ours.model_max_length == 512
-
-
-# --- files
 
 
 @pytest.mark.parametrize("cased", [False, True])

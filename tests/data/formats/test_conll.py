@@ -33,9 +33,6 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
-# --- Files
-
-
 def test_the_official_form(tmp_path):
     text = read_conll(write(tmp_path / "eng.train", OFFICIAL))
     assert (text.documents, text.scheme, text.odd) == (2, "IOB1", 0)
@@ -113,9 +110,6 @@ def test_words_before_the_first_document_are_one(tmp_path):
 def test_a_bad_file_is_one_line(tmp_path, content, refused):
     with refused():
         read_conll(write(tmp_path / "x", content))
-
-
-# --- Folders
 
 
 @pytest.mark.parametrize("names", [("eng.train", "eng.testa", "eng.testb"), ("train.txt", "dev.txt", "test.txt")])

@@ -123,8 +123,6 @@ def test_file_that_cannot_be_opened(tmp_path, refused):
             read_tsv(path, {"text": "sentence"})
 
 
-# --- the Hub
-
 FEATURES = {
     "sentence1": datasets.Value("string"),
     "label": datasets.ClassLabel(names=["entailment", "neutral", "contradiction"]),

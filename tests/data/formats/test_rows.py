@@ -81,16 +81,6 @@ def test_every_format_gives_the_same_texts_and_nothing_becomes_missing(suffix, t
     assert (lines[0].origin, said) == (f"{path}, {first}", [])
 
 
-def test_rows_are_taken_and_columns_found_by_name(tmp_path, refused):
-    table = read_columns(write(tmp_path / "a.csv", CSV))
-    part = table.take(np.array([2, 0]))
-    assert show(part) == {"text": ["NA", "good"], "label": ["nan", "1"]}
-    assert part.locate(0).endswith("a.csv, line 4")
-    assert table.find("label").to_pylist() == ROWS["label"]
-    with refused():
-        table.find("lable")
-
-
 # --- CSV and TSV
 
 
@@ -129,28 +119,19 @@ def test_wrong_file_is_one_line(suffix, content, tmp_path, refused):
     assert "\n" not in str(error.value)
 
 
-def test_tsv_is_quoted_only_if_the_whole_file_is(tmp_path):
-    """The last quote of the second file is never closed, so its quotes and line ends are ordinary characters."""
-    quoted = 'a\tb\n"x\ny"\t"say ""so"""\n"t\tu"\t2\n'
-    table = read_columns(write(tmp_path / "a.tsv", quoted))
-    assert show(table) == {"a": ["x\ny", "t\tu"], "b": ['say "so"', "2"]}
-    assert list(table.lines) == [2, 4]
-    plain = read_columns(write(tmp_path / "b.tsv", 'a\tb\r\n"x"\t"say ""so"""\r\n\r\n" he said\t2\r\n'))
-    assert show(plain) == {"a": ['"x"', '" he said'], "b": ['"say ""so"""', "2"]}
-    assert list(plain.lines) == [2, 4]
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
+        ('a\tb\n"x\ny"\t"say ""so"""\n"t\tu"\t2\n', {"a": ["x\ny", "t\tu"], "b": ['say "so"', "2"]}),
+        ('a\tb\r\n"x"\t"say ""so"""\r\n\r\n" he said\t2\r\n', {"a": ['"x"', '" he said'], "b": ['"say ""so"""', "2"]}),
         ('a\tb\n" he\t1\nshe "\t2\n', {"a": ['" he', 'she "'], "b": ["1", "2"]}),
         ('a\tb\n"he\t1\n\nshe"\t2\n', {"a": ['"he', 'she"'], "b": ["1", "2"]}),
         ('a\tb\n"he\t1\nshe"\t2\n"x\ny"\t3\n', {"a": ["he\t1\nshe", "x\ny"], "b": ["2", "3"]}),
         ('a\n"he\nshe"\n', {"a": ["he\nshe"]}),
     ],
 )
-def test_quotes_that_would_join_complete_rows_are_ordinary_characters(content, expected, tmp_path):
-    """All are well-formed as quoted; but each line of the first two has two cells."""
+def test_tsv_is_quoted_only_if_the_whole_file_is_and_no_quotes_join_complete_rows(content, expected, tmp_path):
+    """A quote of the second file is never closed; the others are well-formed, but lines of two have all cells."""
     assert show(read_columns(write(tmp_path / "a.tsv", content))) == expected
 
 
@@ -168,15 +149,13 @@ def test_what_csv_writes_is_read_back_in_chunks_of_any_size(rows, delimiter, siz
     assert list(zip(table["a"], table["b"], strict=True)) == rows
 
 
-# --- JSON
-
-
 def test_json_lines_keep_texts_and_numbers_as_they_are(tmp_path):
     lines = (
         '{"text": "a\\nb", "label": 3, "tags": ["x", 2, 1.50], "more": NaN}',
         "",
         '{"label": 2.50, "text": null, "more": true}',
         '{"text": " NaN ", "label": 123456789012345678901234567890, "tags": [], "more": false}',
+        "{}",
     )
     table = read_columns(write(tmp_path / "a.jsonl", "\ufeff" + "\n".join(lines)))
     assert show(table) == {
@@ -314,6 +293,7 @@ def test_wrong_parquet_is_one_line(tmp_path, refused):
         ("a.csv", "text\tlabel\n文 本\t1\n".encode("utf-16"), "cells separated by tabs, UTF-16 text"),
         ("a.jsonl", '{"text": "é", "label": 1}\n'.encode("utf-16"), "UTF-16 text"),
         ("a.json", '[{"text": "é", "label": 1}]'.encode("utf-16"), "UTF-16 text"),
+        ("a.json", b'{"text": "good", "label": 1}\n{"text": "bad", "label": 0}\n', ""),
         ("a.csv", b",text,label\n0,good,1\n1,bad,0\n", "pandas' index column ignored"),
         ("a.csv", b"\xef\xbb\xbftext,label\n\xc3\xa9;x|y,1\n", ""),
         ("a.csv", b"text,label;x\ngood,1\nbad;y,2\n", ""),
@@ -404,22 +384,14 @@ def test_missing_place_names_file_folder_and_hub(source, tmp_path, monkeypatch, 
 
 def test_hub(monkeypatch, refused):
     found = datasets.DatasetDict({"train": make_reviews(3), "valid": make_reviews(1), "unsupervised": make_reviews(1)})
-
-    def load(name: str, config: str | None) -> datasets.DatasetDict:
-        if (name, config) not in (("owner/name", None), ("owner/name", "small")):
-            raise ValueError("Config name is missing.\nPlease pick one among: ['small']")
-        return found
-
+    served = {("owner/name", "small"): found}
     monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    for place in ("owner/name", "owner/name:small"):
-        splits = read_splits(place)
-        assert {split: len(table) for split, table in splits.items()} == {"train": 3, "dev": 1}
-        assert show(splits["train"]) == REVIEWS
-        assert splits["train"].lists == {"topics"}
-        assert splits["dev"].locate(0) == f"{place}, valid, row 1"
-    with refused():
-        read_splits("owner/other")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *name: served[name])
+    splits = read_splits("owner/name:small")
+    assert {split: len(table) for split, table in splits.items()} == {"train": 3, "dev": 1}
+    assert show(splits["train"]) == REVIEWS
+    assert splits["train"].lists == {"topics"}
+    assert splits["dev"].locate(0) == "owner/name:small, valid, row 1"
     monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: "the Hub has no dataset 'owner/other'")
     with refused():
         read_splits("owner/other")
@@ -472,13 +444,6 @@ def test_a_truncated_archive_ends_the_table(tmp_path, refused):
         list(read_inputs(str(path)))
 
 
-def test_an_empty_object_is_no_row(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"a": "x"}\n{}\n{"a": "y"}\n')
-    table = read_columns(path)
-    assert (table.find("a").to_pylist(), list(table.lines)) == (["x", "y"], [1, 3])
-
-
 def test_json_may_hold_texts_for_prediction(tmp_path):
     found = list_values(tmp_path / "a.json", b'{"data": [{"text": "good", "id": 1}, "bad", 3, "\xff"]}')
     assert found[:2] == [{"text": "good", "id": 1}, "bad"]
@@ -488,27 +453,21 @@ def test_json_may_hold_texts_for_prediction(tmp_path):
 
 def test_parquet_is_read_in_batches_with_values_as_in_json(tmp_path, monkeypatch, refused):
     monkeypatch.setattr(module, "CHUNK_ROWS", 2)
-    columns = {
-        "text": ["a", None, "NA"],
-        "id": [1, 2, 2**60],
-        "share": [0.5, float("nan"), None],
-        "day": [date(2020, 1, 2)] * 3,
-        "price": [Decimal("1.10")] * 3,
-        "words": [["x", "y"], [], None],
-    }
+    columns = {"text": ["a", None, "NA"], "share": [0.5, float("nan"), None], "words": [["x", "y"], [], None]}
+    columns |= {"day": [date(2020, 1, 2)] * 3, "price": [Decimal("1.10")] * 3}
     path = str(tmp_path / "a.parquet")
     pq.write_table(pa.table(columns), path)
     lines = list(read_inputs(path, ("text",)))
     assert [line.origin for line in lines] == [f"{path}, row {number}" for number in (1, 2, 3)]
-    first = {"text": "a", "id": 1, "share": 0.5, "day": "2020-01-02", "price": "1.10", "words": ["x", "y"]}
-    assert lines[0].value == first
-    assert [line.value["text"] for line in lines] == ["a", None, "NA"]
-    assert [line.value["share"] for line in lines] == [0.5, None, None]
+    same = {"day": "2020-01-02", "price": "1.10"}
+    assert [line.value for line in lines] == [
+        {"text": "a", "share": 0.5, "words": ["x", "y"]} | same,
+        {"text": None, "share": None, "words": []} | same,
+        {"text": "NA", "share": None, "words": None} | same,
+    ]
     with refused():
         list(read_inputs(path, ("txt",)))
 
-
-# --- memory
 
 PEAK = """
 import sys
@@ -540,11 +499,6 @@ def test_a_million_rows_need_little_more_memory_than_their_texts(suffix, most, t
         assert rows == count
         peaks.append(peak / 1e6)
     assert peaks[1] - peaks[0] <= most
-
-
-def test_json_lines_are_read_whatever_they_are_called(tmp_path):
-    path = write(tmp_path / "a.json", '{"text": "good"}\n{"text": "bad"}\n')
-    assert show(read_columns(path)) == {"text": ["good", "bad"]}
 
 
 def test_an_unclosed_quote_takes_little_memory(tmp_path, monkeypatch):

@@ -71,9 +71,6 @@ def test_official_files(tmp_path, content, version):
     questions = read_squad(save(tmp_path / "train.json", content), version)
     assert questions == read_squad(tmp_path / "train.json") == QUESTIONS[version]
     assert questions[0].context is questions[1].context
-    for question in questions:
-        for text, start in zip(question.answers, question.starts, strict=True):
-            assert question.context[start : start + len(text)] == text
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,6 @@ def find(answers: list[str], context: str) -> list[tuple[str, int]]:
     return [(answer["text"], answer["answer_start"]) for answer in find_answers(answers, context)]
 
 
-# --- the whole
-
-
 def test_a_file_in_squads_form(tmp_path):
     evidence = make_evidence(
         tmp_path / "evidence" / "wikipedia",
@@ -91,9 +88,6 @@ def test_documents_lie_in_the_folder_or_below_and_a_page_named_twice_is_one(tmp_
     assert [question.context for question in read_squad(tmp_path / "out.json")] == ["Rouen, here", "Rouen, below"]
 
 
-# --- the first 400 words
-
-
 def test_an_answer_after_400_words_is_not_found(tmp_path):
     last, late = " ".join(["word"] * 399 + ["Rouen"]), " ".join(["word"] * 400 + ["Rouen"])
     evidence = make_evidence(tmp_path / "evidence", Last=f"{last} and more", Late=late)
@@ -120,9 +114,6 @@ def test_original_spacing_is_kept(tmp_path, monkeypatch, content, expected):
     monkeypatch.setattr(triviaqa, "PARAGRAPH_WORDS", 3)
     make_evidence(tmp_path, A=content)
     assert read_opening(tmp_path, "A.txt") == expected
-
-
-# --- positions of answers
 
 
 @pytest.mark.parametrize(
@@ -176,9 +167,6 @@ def test_answers_by_their_definition(context, data):
     spans = st.tuples(places, places, st.sampled_from([str, str.upper, str.lower]))
     answers = data.draw(st.lists(spans.map(lambda span: span[2](context[span[0] : span[1]])), min_size=1, max_size=4))
     assert find(answers, context) == find_slowly(answers, context)
-
-
-# --- unusable input
 
 
 @pytest.fixture

@@ -299,9 +299,6 @@ def test_a_ray_worker_needs_the_disk_of_the_corpus(text, tokenizer, tmp_path, mo
     assert read_files(tmp_path / "made") == whole
 
 
-# --- Sources ----------------------------------------------------------------------------------------------------------
-
-
 def test_sources_without_enough_text_are_refused(text, tokenizer, tmp_path, refused):
     (tmp_path / "blank.txt").write_text("\n \n")
     with refused():

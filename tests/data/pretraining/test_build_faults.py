@@ -144,9 +144,6 @@ def test_a_signal_ends_a_build_and_its_workers_within_seconds(place, tmp_path, n
     assert not is_corpus(made)
 
 
-# --- Memory -----------------------------------------------------------------------------------------------------------
-
-
 def write_large(path, megabytes, single=0):
     """Write documents of some kilobytes, after one of `single` megabytes without a blank line."""
     draw = np.random.default_rng(0)
@@ -190,9 +187,6 @@ def test_memory_is_bounded_whatever_the_corpus(place, tmp_path):
     assert peaks[300][-1] < 1000, peaks
     assert peaks[300][-1] < peaks[100][-1] + 100, peaks
     assert len(open_corpus(tmp_path / "300").ids) > 30_000_000
-
-
-# --- Ray --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -42,17 +42,11 @@ def is_uniform(counts: np.ndarray) -> bool:
     return abs(chi_square - freedom) < 4 * (2 * freedom) ** 0.5
 
 
-# How many -------------------------------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.integers(3, 512), min_size=1, max_size=8), st.just(0.15) | st.floats(0.001, 1))
 def test_counts_are_exact_for_every_length(lengths, probability):
     _, labels = mask(batch_of(lengths), lengths, probability=probability)
     expected = [min(max(1, round(probability * length)), max(0, length - 3)) for length in lengths]
     assert (labels != -100).sum(axis=1).tolist() == expected
-
-
-# Which, and with what -------------------------------------------------------------------------------------------------
 
 
 def test_labels_are_the_original_ids_and_nothing_else_changes():
@@ -103,9 +97,6 @@ def test_rates_of_table_8(mask_rate, same_rate, random_rate):
         assert within(count, n * rate, n * rate * (1 - rate))
 
 
-# A pure function of seed, epoch and sample ----------------------------------------------------------------------------
-
-
 @given(
     st.lists(st.integers(4, 40), min_size=1, max_size=10),
     st.integers(0, 30),
@@ -147,9 +138,6 @@ def test_neighbouring_seeds_epochs_and_samples_are_independent(changed):
     assert within(agree.sum(), both.sum() * 0.64, both.sum() * 0.64 * 0.36)
 
 
-# Quality of the hash --------------------------------------------------------------------------------------------------
-
-
 def test_position_kind_and_random_token_are_independent():
     samples, vocab = 40_000, 8
     lengths = np.full(samples, 11)  # two of eight candidates
@@ -163,9 +151,6 @@ def test_position_kind_and_random_token_are_independent():
     table = np.zeros((8, vocab))
     np.add.at(table, (position[kind != 99], kind[kind != 99]), 1)
     assert is_uniform(table)
-
-
-# Whole words ----------------------------------------------------------------------------------------------------------
 
 
 def reference_words(ids: list[int], epoch: int, index: int, probability: float) -> list[int]:
@@ -214,9 +199,6 @@ def test_a_piece_after_a_separator_belongs_to_the_word_before_it():
     ids = np.array([[CLS, 5, SEP, 700, SEP], [CLS, 700, SEP, SEP, PAD]])
     _, labels = mask(ids, [5, 4], whole_words=PIECES)
     assert labels.tolist() == [[-100] * 5, [-100, 700, -100, -100, -100]]
-
-
-# Bad input ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

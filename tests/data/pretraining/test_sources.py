@@ -266,9 +266,6 @@ def test_docs_are_one_piece(monkeypatch):
     assert list(read_piece(piece, workers=3)) == [["One.", "Two."], ["3 workers."]]
 
 
-# --- documents of bounded length
-
-
 @given(st.lists(st.lists(st.integers(1, 9), min_size=1)), st.integers(1, 12), st.sampled_from(["txt", "jsonl"]))
 def test_long_documents_are_cut_at_paragraphs(tmp_path_factory, lengths, longest, suffix):
     documents = [["a" * length for length in document] for document in lengths]
@@ -494,9 +491,6 @@ def test_a_hub_data_set_that_cannot_be_loaded_is_one_line(monkeypatch, refused):
     serve(monkeypatch, []).side_effect = ValueError("Config\nname missing")
     with refused():
         read("owner/name")
-
-
-# --- imports of a worker process
 
 
 def test_importing_and_reading_are_light(tmp_path):

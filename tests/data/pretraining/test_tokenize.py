@@ -15,8 +15,6 @@ from tests.corpora import list_documents, make_corpus
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[", "]", "mask", "my", "dog", "is", "hair", "##y", "."]
 
-# --- token ids
-
 
 def test_token_arrays_of_the_papers_example():
     documents = [["My dog is hairy.", "\u200b", "[MASK] dog"], [" "], ["Is dog."]]
@@ -77,8 +75,6 @@ def test_large_vocabularies_need_wider_ids():
     assert (last.dtype, last.tolist()) == (np.uint32, [65_536, 9])
 
 
-# --- a corpus and a part of it
-
 numbers = st.lists(st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=6), min_size=1, max_size=4), max_size=8)
 
 
@@ -129,9 +125,6 @@ def test_an_added_token_with_a_blank_is_found():
     tokenizer.add_tokens(["my dog"])
     corpus = tokenize_documents([["is my dog hairy"]], tokenizer)
     assert corpus.ids.tolist() == [10, len(VOCABULARY), 11, 12]
-
-
-# --- held-out documents
 
 
 @given(st.integers(2, 60), st.floats(0, 1, exclude_max=True), st.integers(0, 2**32))
