@@ -1,6 +1,5 @@
-"""Official files of GLUE and SWAG: fixtures in the downloads' formats, bad files by line, and the Hub's copies."""
+"""Official files of GLUE and SWAG: what is written is read, bad files by line, and the Hub's copies."""
 
-import csv
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,39 +16,12 @@ from bertkit.data.formats.swag import Situation, read_swag, read_swag_copy
 
 BOM = "\ufeff"
 HEADER = "sentence\tlabel\n"
-MRPC = f"""{BOM}Quality\t#1 ID\t#2 ID\t#1 String\t#2 String
-1\t702876\t702977\tHe said "it is over .\tHe said it was " over " .
-0\t2108705\t2108831\t" Yucaipa owned Dominick 's\tYucaipa bought Dominick 's
-"""
-MRPC_COLUMNS = {"label": "Quality", "first": "#1 String", "second": "#2 String"}
 QQP = """id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate
 133273\t213221\t213222\tHow is the life of a math student?\tWhich level is enough?\t0
 402555\t536040\t536041\tHow do I control my horny emotions?
 
 360472\t364011\t490273\tWhat causes stool color to change?\tWhat can cause it?\t1
 """
-QQP_COLUMNS = {"first": "question1", "second": "question2", "label": "is_duplicate"}
-COLA = """gj04\t1\t\tOur friends won't buy this analysis.
-gj04\t0\t*\tThey drank the pub the pub.
-"""
-FORMS = {  # content, columns and width -> the table
-    "MRPC, whose quotes nobody closes": (
-        MRPC,
-        MRPC_COLUMNS,
-        0,
-        {
-            "label": ["1", "0"],
-            "first": ['He said "it is over .', "\" Yucaipa owned Dominick 's"],
-            "second": ['He said it was " over " .', "Yucaipa bought Dominick 's"],
-        },
-    ),
-    "CoLA, without a header": (
-        COLA,
-        {"label": 1, "text": 3},
-        4,
-        {"label": ["1", "0"], "text": ["Our friends won't buy this analysis.", "They drank the pub the pub."]},
-    ),
-}
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -57,21 +29,10 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("content", "columns", "width", "expected"), FORMS.values(), ids=FORMS)
-def test_the_official_forms(content, columns, width, expected, tmp_path):
-    table = read_tsv(write(tmp_path / "train.tsv", content), columns, width=width)
-    assert table.table.to_pydict() == expected
-    assert table.locate(0) == f"{tmp_path / 'train.tsv'}, line {1 if width else 2}"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [QQP.rstrip(), QQP + "\n\n\r\n"],
-    ids=["no last newline", "blank lines at the end"],
-)
+@pytest.mark.parametrize("content", [QQP.rstrip(), QQP + "\n\n\r\n"], ids=["no last newline", "blank lines at the end"])
 def test_qqp_with_broken_rows(content, tmp_path):
     file, said = write(tmp_path / "train.tsv", content), []
-    table = read_tsv(file, QQP_COLUMNS, skip_broken=True, report=said.append)
+    table = read_tsv(file, {"second": "question2", "label": "is_duplicate"}, skip_broken=True, report=said.append)
     assert table.find("label").to_pylist() == ["0", "1"]
     assert table.find("second").to_pylist() == ["Which level is enough?", "What can cause it?"]
     assert (list(table.lines), said) == ([2, 5], [f"{file}: skipping 1 broken rows"])
@@ -191,20 +152,9 @@ UNLABELLED = [Situation(x.context, x.start, x.endings, None) for x in SITUATIONS
 LINE = "2,v,9,A. B,A.,B,gold,a b,c d,e f,g h,1\n"
 
 
-def change_columns(*chosen: int) -> str:
-    """Return SWAG with these columns."""
-    rows = list(csv.reader(SWAG.splitlines()))
-    return "".join(",".join('"' + row[i].replace('"', '""') + '"' for i in chosen) + "\n" for row in rows)
-
-
-@pytest.mark.parametrize("content", [SWAG, change_columns(0, *range(11, 0, -1))])
-def test_swag_columns_go_by_name(content, tmp_path):
-    assert read_swag(write(tmp_path / "train.csv", content)) == SITUATIONS
-
-
-@pytest.mark.parametrize("content", [change_columns(*range(11)), SWAG.replace(",3\n", ",-1\n")])
-def test_a_test_file_of_swag_has_no_labels(content, tmp_path):
-    assert read_swag(write(tmp_path / "test.csv", content), labelled=False) == UNLABELLED
+def test_swag_has_labels_unless_it_is_the_test_file(tmp_path):
+    assert read_swag(write(tmp_path / "train.csv", SWAG)) == SITUATIONS
+    assert read_swag(write(tmp_path / "test.csv", SWAG.replace(",3\n", ",-1\n")), labelled=False) == UNLABELLED
 
 
 @pytest.mark.parametrize(

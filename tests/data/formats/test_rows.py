@@ -73,12 +73,12 @@ def test_every_format_gives_the_same_texts_and_nothing_becomes_missing(suffix, t
     table = read_columns(path, report=said.append)
     assert show(table) == ROWS
     assert (table.source, table.lists) == (str(path), frozenset())
-    kinds = {".csv": "line 2", ".tsv": "line 2", ".jsonl": "line 1", ".xlsx": "row 2"}
-    first = kinds.get(suffix.removesuffix(".gz"), "row 1")
-    assert table.locate(0) == f"{path}, {first}"
+    places = {".csv": "line 2", ".tsv": "line 2", ".jsonl": "line 1", ".xlsx": "row 2"}
+    first = f"{path}, {places.get(suffix.removesuffix('.gz'), 'row 1')}"
+    assert table.locate(0) == first
     lines = list(read_inputs(str(path), ["text"], report=said.append))
     assert [line.value for line in lines] == OBJECTS
-    assert (lines[0].origin, said) == (f"{path}, {first}", [])
+    assert (lines[0].origin, said) == (first, [])
 
 
 # --- CSV and TSV
@@ -202,33 +202,25 @@ def test_rows_of_several_lines_are_named_by_line_and_record(tmp_path):
 def test_parquet_types_become_texts(tmp_path):
     table = pa.table(
         {
-            "int": pa.array([1, None, -3], pa.int16()),
             "float": pa.array([1.0, None, float("nan")]),
             "bool": [True, None, False],
-            "kind": pa.array(["a", None, "b"]).dictionary_encode(),
-            "view": pa.array(["a", "", None], pa.string_view()),
             "day": [date(2026, 1, 2), None, None],
             "raw": [b"\xff", None, b"y"],
             "tags": [["a", None], None, []],
             "pair": pa.array([[1, 2], [0, 1], [3, 4]], pa.list_(pa.int8(), 2)),
             "struct": [{"x": 1}, None, {"x": None}],
-            "none": pa.nulls(3),
         }
     )
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
     found = read_columns(tmp_path / "a.parquet")
     assert show(found) == {
-        "int": ["1", "", "-3"],
         "float": ["1.0", "", ""],
         "bool": ["true", "", "false"],
-        "kind": ["a", "", "b"],
-        "view": ["a", "", ""],
         "day": ["2026-01-02", "", ""],
         "raw": ["\ufffd", "", "y"],
         "tags": ['["a",""]', "", "[]"],
         "pair": ['["1","2"]', '["0","1"]', '["3","4"]'],
         "struct": ['{"x":1}', "", '{"x":null}'],
-        "none": ["", "", ""],
     }
     assert found.lists == {"tags", "pair"}
     assert found.faults.keys() == {"struct"}
@@ -236,15 +228,11 @@ def test_parquet_types_become_texts(tmp_path):
 
 
 def make_reviews(count: int) -> datasets.Dataset:
-    """Make rows of a text, a class label and a list of class labels; the last row has neither."""
+    """Make rows of a text, a class label and a list of class labels; the third has neither."""
     stars = datasets.ClassLabel(names=["bad", "good"])
     features = {"text": datasets.Value("string"), "stars": stars, "topics": datasets.List(stars)}
-    rows = {
-        "text": [f"text {row}" for row in range(count)],
-        "stars": [1, 0, -1][-count:],
-        "topics": [[0, 1], [1], []][-count:],
-    }
-    return datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+    rows = {"text": REVIEWS["text"], "stars": [1, 0, -1], "topics": [[0, 1], [1], []]}
+    return datasets.Dataset.from_dict(rows, features=datasets.Features(features)).select(range(count))
 
 
 REVIEWS = {
