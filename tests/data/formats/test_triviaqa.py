@@ -103,7 +103,6 @@ def test_an_answer_after_400_words_is_not_found(tmp_path):
     ("content", "expected"),
     [
         ("", ""),
-        (" \n\t", ""),
         ("  a  b\r\n\nc \n", "  a  b\r\n\nc"),
         ("\ufeffa b", "a b"),
         ("a\u00a0b\u2003c\u3000d", "a\u00a0b\u2003c"),
@@ -173,10 +172,10 @@ def test_answers_by_their_definition(context, data):
 def convert_in_vain(tmp_path, refused):
     """Return a function that expects a refusal, and no file that is left behind."""
 
-    def convert_in_vain(qa: Path, evidence: Path | None = None, output: Path | None = None) -> None:
+    def convert_in_vain(qa: Path, evidence: Path = tmp_path) -> None:
         before = sorted(tmp_path.rglob("*"))
         with refused():
-            convert(qa, evidence or tmp_path, output or tmp_path / "out.json")
+            convert(qa, evidence, tmp_path / "out.json")
         assert sorted(tmp_path.rglob("*")) == before
 
     return convert_in_vain
@@ -184,29 +183,22 @@ def convert_in_vain(tmp_path, refused):
 
 @pytest.mark.parametrize(
     "entry",
-    [
-        {key: value for key, value in make_entry("q", "a", [], "A.txt").items() if key != "Answer"},
-        make_entry("q\ud800", "a", [], "A.txt"),
-    ],
+    [{"QuestionId": "q", "Question": "?"}, make_entry("q\ud800", "a", [], "A.txt")],
     ids=["no answer", "surrogate"],
 )
 def test_file_that_is_not_triviaqas(tmp_path, entry, convert_in_vain):
     convert_in_vain(save(tmp_path / "qa.json", entry))
 
 
-@pytest.mark.parametrize("filename", ["x" * 300, "a\0b", ".", "../A.txt"])
-def test_names_that_no_document_can_have_are_counted(tmp_path, filename):
+def test_names_that_no_document_can_have_are_counted(tmp_path):
     evidence = make_evidence(tmp_path / "evidence", A="Rouen")
-    qa = save(tmp_path / "qa.json", make_entry("q", "Rouen", [], "A.txt", filename))
-    assert convert(qa, evidence, tmp_path / "out.json")["missing"] == 1
+    qa = save(tmp_path / "qa.json", make_entry("q", "Rouen", [], "A.txt", "x" * 300, "a\0b", ".", "../A.txt"))
+    assert convert(qa, evidence, tmp_path / "out.json")["missing"] == 4
 
 
-def test_other_files_and_documents_without_any_answer(tmp_path, convert_in_vain):
+def test_documents_without_any_answer(tmp_path, convert_in_vain):
     evidence = make_evidence(tmp_path / "evidence", A="Nothing", C=b"\xff")
     convert_in_vain(save(tmp_path / "qa.json", make_entry("q", "Rouen", [], "A.txt", "B.txt", "C.txt")), evidence)
-    for content in ('{"data": [], "version": "1.1"}', '{"Data": ['):
-        (tmp_path / "qa.json").write_text(content)
-        convert_in_vain(tmp_path / "qa.json")
 
 
 def test_output_is_never_overwritten(tmp_path, convert_in_vain):
