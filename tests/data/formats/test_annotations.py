@@ -21,7 +21,6 @@ NAMES = ["O", "B-PER", "I-PER", "B-LOC"]
 
 
 def mark_region(start, end, label, text):
-    """Return a region of Label Studio and its value."""
     value = {"start": start, "end": end, "text": text, "labels": [label]}
     return {"value": value, "id": "bZ1", "type": "labels", "origin": "manual"}
 
@@ -70,15 +69,14 @@ def make_prodigy():
 
 def make_viewer():
     """Return an answer of the dataset viewer's /rows."""
-    tags = {"feature": {"names": NAMES, "_type": "ClassLabel"}, "_type": "List"}
-    types = {"tokens": {"feature": {"dtype": "string", "_type": "Value"}, "_type": "List"}, "ner_tags": tags}
-    features = [{"feature_idx": 0, "name": name, "type": kind} for name, kind in types.items()]
+    kinds = {"tokens": {"dtype": "string", "_type": "Value"}, "ner_tags": {"names": NAMES, "_type": "ClassLabel"}}
+    features = [{"name": name, "type": {"feature": kind, "_type": "List"}} for name, kind in kinds.items()]
     words = [["Ada", "Lovelace", "lived", "in", "London", "."], ["Nobody", "lives", "here", "."]]
     rows = [
-        {"row_idx": 0, "row": {"tokens": own, "ner_tags": list(map(NAMES.index, tags))}, "truncated_cells": []}
+        {"row_idx": 0, "row": {"tokens": own, "ner_tags": list(map(NAMES.index, tags))}}
         for own, tags in zip(words, TAGS, strict=True)
     ]
-    return {"features": features, "rows": rows, "num_rows_total": 2, "num_rows_per_page": 100, "partial": False}
+    return {"features": features, "rows": rows, "num_rows_total": 2, "partial": False}
 
 
 def make_doccano():
@@ -108,16 +106,16 @@ BRAT = {"letters": (f"{ADA}\n", "\n".join(MARKS)), "none": (NONE, "")}
 
 
 def dump(cell):
-    """Return a cell of CSV."""
     return cell if isinstance(cell, str) else "" if cell is None else json.dumps(cell)
 
 
 def write(path, rows):
+    if path.suffix == ".json":
+        path.write_text(json.dumps(rows, indent=2))
+        return path
     if path.suffix == ".csv":
-        return write_table(path, [{name: dump(row.get(name)) for name in rows[0]} for row in rows])
-    is_lines = path.suffix == ".jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) if is_lines else json.dumps(rows, indent=2))
-    return path
+        rows = [{name: dump(row.get(name)) for name in rows[0]} for row in rows]
+    return write_table(path, rows)
 
 
 def write_brat(folder, documents):

@@ -66,11 +66,6 @@ def test_texts_and_spans_of_every_format(tmp_path):
         assert (sentence.words, sentence.tags, text.scheme, lines) == (WORDS, TAGS, "IOB2", []), path
 
 
-def test_words_without_tags_beside_spans_of_a_text_are_not_taken(tmp_path):
-    text, _ = read(write_lines(tmp_path / "a.jsonl", ADA | {"tokens": ["Ada"]}))
-    assert (text.is_labelled, text.sentences[0].tags) == (True, TAGS)
-
-
 def test_spans_that_do_not_end_at_words_are_extended_and_counted(tmp_path):
     """ "ove" and " in " are fitted to a word, "U" and "A" are parts of one word, and a span has no word."""
     row = {
