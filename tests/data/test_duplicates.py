@@ -82,7 +82,6 @@ def make_near_rows():
 
 
 def find_all(splits):
-    """Return the nearly equal rows of splits."""
     keys = {split: hash_rows(rows) for split, rows in splits.items()}
     bands = {split: hash_bands(rows) for split, rows in splits.items()}
     return find_near(keys, bands, lambda split, numbers: [splits[split][number] for number in numbers])

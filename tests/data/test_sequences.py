@@ -25,7 +25,6 @@ def encode(*texts, labels=None, max_length=64):
 
 
 def show(item):
-    """Return tokens (T,) and segments (T,)."""
     return TOKENIZER.convert_ids_to_tokens(item["input_ids"].tolist()), item["token_type_ids"].tolist()
 
 

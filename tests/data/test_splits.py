@@ -16,7 +16,6 @@ MANY = hash_keys(f"row {number}" for number in range(20_000))
 
 
 def list_splits(places, dev_share=0.2, test_share=0.2):
-    """Return the split of each row."""
     rows = split_rows(places, dev_share, test_share)
     found = {number: split for split, numbers in rows.items() for number in numbers.tolist()}
     assert sorted(found) == list(range(len(places))), "each row is in one split"

@@ -41,7 +41,6 @@ def make_text(*documents: list[str], tags: dict[str, str] | None = None, silent:
 
 
 def show(data, index):
-    """Return the tokens of a sequence."""
     return TOKENIZER.convert_ids_to_tokens(data[index]["input_ids"])
 
 

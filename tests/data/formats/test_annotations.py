@@ -127,7 +127,6 @@ def write_brat(folder, documents):
 
 
 def read(place):
-    """Return the sentences of train and the lines that were reported."""
     lines = []
     return read_entities(read_exports(str(place), read_columns, lines.append)["train"], lines.append), lines
 

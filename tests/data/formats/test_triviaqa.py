@@ -21,7 +21,6 @@ receive the Nobel Prize in Literature."""
 
 
 def make_entry(name: str, value: str, aliases: list[str], *filenames: str, **more: Any) -> dict[str, Any]:
-    """Return a question in the format of wikipedia-train.json."""
     pages = [
         {"DocSource": "TagMe", "Filename": name, "Title": name.removesuffix(".txt").replace("_", " ")}
         for name in filenames

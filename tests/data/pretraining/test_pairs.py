@@ -117,7 +117,6 @@ def within(count: float, expected: float, variance: float) -> bool:
 
 
 def draw_all(corpus: TokenizedCorpus, **options: float) -> np.ndarray:
-    """Return all pairs of one copy of a corpus."""
     pairing = Pairing(corpus, **options)
     return pairing.draw_pairs(pairing.find_chunks())
 
