@@ -54,16 +54,6 @@ V2 = make_squad(
 )
 
 
-@pytest.mark.parametrize(
-    ("version", "content"), [(1, V2), (1, make_squad(make_qa("a"))), (2, V1)], ids=["V2", "no answer", "V1"]
-)
-def test_squad_file_of_the_other_version(tmp_path, version, content, refused):
-    file = save(tmp_path / "a.json", content)
-    with refused():
-        read_squad(file, version)
-    assert read_squad(file)  # without a version both forms are accepted, and the answers decide
-
-
 def test_starts_and_texts_are_taken_as_they_are(tmp_path):
     """A missing start is that of the only occurrence; the answers decide whatever `is_impossible` says."""
     qa = make_qa("a", ("Rouen", 22), ("Paris", 10**18), ("Le", -7), is_impossible=True)

@@ -150,8 +150,6 @@ def test_a_finished_corpus_is_not_built_again_and_no_other_in_its_place(text, to
     assert lines == [f"{made} is finished"]
     with refused():
         build([str(text)], tokenizer, made, deduplicate="lines")
-    with refused():
-        build([str(text)], tokenizer, made, deduplicate="words")
     cased = make_tokenizer([*tokenizer.get_vocab()], cased=True)
     for sources, vocabulary in (([str(text)] * 2, tokenizer), ([str(text)], cased)):
         with pytest.raises(UsageError, match="made belongs to another build"):
@@ -169,14 +167,9 @@ def test_the_content_of_docs_is_that_of_the_installed_packages(monkeypatch):
     assert first == again != describe_build(["docs"], pieces, "", {})
 
 
-def test_only_an_empty_or_unbegun_directory_is_taken(text, tokenizer, tmp_path, refused):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("mine")
-    with refused():
-        build([str(text)], tokenizer, tmp_path / "mine")
+def test_a_directory_without_a_shard_may_become_another_corpus(text, tokenizer, tmp_path, refused):
     with refused():
         build(["missing.txt"], tokenizer, tmp_path / "new")
-    assert read_files(tmp_path / "mine") == {"notes.txt": b"mine"}
     assert not (tmp_path / "new").exists()
     text.write_bytes(b"Good words.\n\nBad \x00 ones.\n")
     with refused():
