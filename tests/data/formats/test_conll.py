@@ -1,12 +1,10 @@
 """CoNLL files: columns, documents, both kinds of IOB, bad files by line, files found in a folder, the Hub's copy."""
 
-from pathlib import Path
-
 import datasets
 import pytest
 
-from bertkit.data.formats import hub as hub_format
-from bertkit.data.formats.conll import NER_HUB, find_conll, read_conll, read_conll_copy
+from bertkit.data.formats.conll import NER_CONFIG, NER_HUB, find_conll, read_conll, read_conll_copy
+from tests.data.conftest import write
 from tests.official import write_conll
 
 OFFICIAL = """-DOCSTART- -X- -X- O
@@ -26,11 +24,6 @@ London NNP B-NP B-LOC
 Germany NNP I-NP I-LOC
 """
 TWITTER = "Empire\tB-location\nState\tI-location\n=\tO\n\t\nESB\tB-location\n\t\n\n"  # blank lines may have blanks
-
-
-def write(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
 
 
 def test_the_official_form(tmp_path):
@@ -167,21 +160,9 @@ def make_rows(words: list[list[str]], tags: list[list[int]], names: list[str] = 
     return datasets.Dataset.from_dict({"tokens": words, "ner_tags": tags}, features=features)
 
 
-@pytest.fixture
-def hub(monkeypatch):
-    """Return a function that sets the data set served by the Hub."""
-
-    def serve(**splits):
-        found = datasets.DatasetDict(splits)
-        monkeypatch.setattr(datasets, "load_dataset", lambda name, config: {(NER_HUB, "default"): found}[name, config])
-
-    monkeypatch.setattr(hub_format, "find_hub_trouble", lambda *_: None)
-    return serve
-
-
-def test_the_hub_gives_what_a_file_does(hub, tmp_path):
+def test_the_hub_gives_what_a_file_does(served, tmp_path):
     words, tags = [["Peter", "Black", "!"], [], ["Ann"]], [[1, 2, 0], [], [1]]
-    hub(train=make_rows(words, tags), validation=make_rows(words[:1], tags[:1]))
+    served[NER_HUB, NER_CONFIG] = {"train": make_rows(words, tags), "validation": make_rows(words[:1], tags[:1])}
     texts = read_conll_copy()
     assert list(texts) == ["train", "dev"], "test may be missing"
     file = read_conll(write(tmp_path / "x", "Peter B-PER\nBlack I-PER\n! O\n\nAnn B-PER\n"))
@@ -190,8 +171,8 @@ def test_the_hub_gives_what_a_file_does(hub, tmp_path):
     assert [x.line for x in texts["train"].sentences] == [1, 3], "a row without words is none"
 
 
-def test_bad_rows_on_the_hub_are_one_line(hub, refused):
+def test_bad_rows_on_the_hub_are_one_line(served, refused):
     for rows in (make_rows([["a"], ["b", "c"]], [[0], [0]]), make_rows([["a"]], [[1]], ["O", "PER"])):
-        hub(train=rows)
+        served[NER_HUB, NER_CONFIG] = {"train": rows}
         with refused():
             read_conll_copy()

@@ -1,7 +1,6 @@
 """Official files of GLUE and SWAG: what is written is read, bad files by line, and the Hub's copies."""
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from bertkit.data.formats import hub
 from bertkit.data.formats.official import read_hub, read_tsv
 from bertkit.data.formats.swag import Situation, read_swag, read_swag_copy
+from tests.data.conftest import write
 
 BOM = "\ufeff"
 HEADER = "sentence\tlabel\n"
@@ -22,11 +22,6 @@ QQP = """id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate
 
 360472\t364011\t490273\tWhat causes stool color to change?\tWhat can cause it?\t1
 """
-
-
-def write(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
 
 
 @pytest.mark.parametrize("content", [QQP.rstrip(), QQP + "\n\n\r\n"], ids=["no last newline", "blank lines at the end"])
@@ -91,15 +86,6 @@ FEATURES = {
 }
 CELLS = {"sentence1": ["a", "b", "c"], "label": [1, -1, 2], "score": [3.8, 5.0, 0.067]}
 ROWS = datasets.Dataset.from_dict(CELLS, features=datasets.Features(FEATURES))
-
-
-@pytest.fixture
-def served(monkeypatch):
-    """Replace the Hub and return the data sets that it serves, for the test to fill."""
-    found: dict[tuple[str, str], dict[str, datasets.Dataset]] = {}
-    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *name: datasets.DatasetDict(found[name]))
-    return found
 
 
 def test_bad_data_on_the_hub(served, refused):

@@ -1,7 +1,6 @@
 """A person's own rows, for training and prediction: every form, wrong files by line, splits, memory."""
 
 import csv
-import gzip
 import json
 import subprocess
 import sys
@@ -23,12 +22,7 @@ from bertkit.data.formats import hub
 from bertkit.data.formats import rows as module
 from bertkit.data.formats.rows import SUFFIXES, Columns, read_columns, read_inputs, read_splits
 from bertkit.errors import UsageError
-
-
-def write(path: Path, content: str | bytes) -> Path:
-    content = content if isinstance(content, bytes) else content.encode()
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-    return path
+from tests.data.conftest import write
 
 
 def write_sheet(path: Path, rows: list, *more: str) -> Path:
@@ -370,11 +364,9 @@ def test_missing_place_names_file_folder_and_hub(source, tmp_path, monkeypatch, 
         read_splits(source)
 
 
-def test_hub(monkeypatch, refused):
-    found = datasets.DatasetDict({"train": make_reviews(3), "valid": make_reviews(1), "unsupervised": make_reviews(1)})
-    served = {("owner/name", "small"): found}
-    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *name: served[name])
+def test_hub(served, monkeypatch, refused):
+    others = {"valid": make_reviews(1), "unsupervised": make_reviews(1)}
+    served["owner/name", "small"] = {"train": make_reviews(3)} | others
     splits = read_splits("owner/name:small")
     assert {split: len(table) for split, table in splits.items()} == {"train": 3, "dev": 1}
     assert show(splits["train"]) == REVIEWS
@@ -425,9 +417,9 @@ def test_an_input_that_is_not_a_table_is_one_line(name, content, tmp_path, refus
 
 
 def test_a_truncated_archive_ends_the_table(tmp_path, refused):
-    path = tmp_path / "t.csv.gz"
     text = "text,label\nä,1\n" + "".join(f"{'word ' * 20}{n},1\n" for n in range(5000))
-    path.write_bytes(gzip.compress(text.encode())[:-2000])
+    path = write(tmp_path / "t.csv.gz", text)
+    path.write_bytes(path.read_bytes()[:-2000])
     with refused():
         list(read_inputs(str(path)))
 

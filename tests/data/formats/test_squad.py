@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from bertkit.data.formats import hub
 from bertkit.data.formats.line import read_json
 from bertkit.data.formats.squad import (
+    HUB_SQUAD,
     Candidate,
     find_only,
     read_own_squad,
@@ -170,20 +170,27 @@ def test_json_with_byte_order_mark_or_too_deep(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "content"), [("rajpurkar/squad", V1), ("rajpurkar/squad_v2", V2)], ids=["1", "2"])
-def test_official_files_and_the_hub_give_equal_questions(tmp_path, monkeypatch, name, content):
+def test_official_files_and_the_hub_give_equal_questions(tmp_path, served, name, content):
     rows = list_questions(save(tmp_path / "a.json", content))
     text, start = datasets.Value("string"), datasets.Value("int32")
     kinds = {"answers": {"text": datasets.List(text), "answer_start": datasets.List(start)}}
     features = datasets.Features({name: kinds.get(name, text) for name in rows[0]})
     train = datasets.Dataset.from_list(rows, features=features)
-    served = {name: datasets.DatasetDict({"train": train, "validation": train.select([1])})}
-    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, _: served[name])
+    served[name, HUB_SQUAD[name]] = {"train": train, "validation": train.select([1])}
     found = read_squad_copy(name, {"train": "train", "dev": "validation"})
     assert list(found) == ["train", "dev"]
     assert found["train"] == read_squad(tmp_path / "a.json")
     assert found["dev"] == found["train"][1:2]
     assert found["train"][0].context is found["train"][1].context
+
+
+def test_a_data_set_on_the_hub(served, tmp_path):
+    train = datasets.Dataset.from_list(list_questions(write_squad(tmp_path, 2) / "train-v2.0.json"))
+    served["owner/questions", None] = {"train": train, "validation": train}
+    found = read_own_squad("owner/questions", 2)
+    expected = read_squad(tmp_path / "train-v2.0.json", 2)
+    assert {split: part.questions for split, part in found.items()} == {"train": expected, "dev": expected}
+    assert found["dev"].source == "owner/questions, validation"
 
 
 # --- a person's own questions

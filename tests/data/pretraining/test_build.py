@@ -167,9 +167,14 @@ def test_the_content_of_docs_is_that_of_the_installed_packages(monkeypatch):
     assert first == again != describe_build(["docs"], pieces, "", {})
 
 
-def test_a_directory_without_a_shard_may_become_another_corpus(text, tokenizer, tmp_path, refused):
+def test_only_an_empty_or_unbegun_directory_is_taken(text, tokenizer, tmp_path, refused):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with refused():
+        build([str(text)], tokenizer, tmp_path / "mine")
     with refused():
         build(["missing.txt"], tokenizer, tmp_path / "new")
+    assert read_files(tmp_path / "mine") == {"notes.txt": b"mine"}
     assert not (tmp_path / "new").exists()
     text.write_bytes(b"Good words.\n\nBad \x00 ones.\n")
     with refused():

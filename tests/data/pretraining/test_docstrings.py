@@ -18,13 +18,8 @@ from bertkit.data.pretraining import docstrings
 from bertkit.data.pretraining.docstrings import extract_prose, read_docs
 from bertkit.data.pretraining.sources import read_documents
 from bertkit.system.signals import STOPS
+from tests.data.conftest import write
 from tests.runs import is_running, wait_until
-
-
-def write(path: Path, content: str | bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-
 
 # --- processes that read
 

@@ -157,7 +157,10 @@ def test_what_is_unusual_is_said_with_its_remedy():
 
 def test_the_table_says_everything_in_words():
     found = make_statistics()
-    rows = dict(list_rows(found | {"left_out": {"headings": [1234, "== See also ==", "== Notes =="]}}))
+    before = {"documents": 9, "sentences": 8, "tokens": 7777, "repeated": found["repeated"]}
+    left_out = {"headings": [1234, "== See also ==", "== Notes =="]}
+    rows = dict(list_rows(found | {"before": before, "left_out": left_out}))
+    assert rows["before removal: tokens"] == "7,777"
     assert rows["left out: headings"] == "1,234: == See also ==; == Notes =="
     assert rows["sentences"] == "5"
     assert rows["unknown tokens"] == "0.000%"
