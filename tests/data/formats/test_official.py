@@ -95,9 +95,7 @@ def test_bad_data_on_the_hub(served, refused):
             read_hub("nyu-mll/glue", "mnli", {"train": split}, {"text": column})
 
 
-@pytest.fixture
-def _cache(tmp_path, monkeypatch):
-    """Fill the cache of `datasets` as a download does, and make the Hub unreachable."""
+def test_copy_in_the_cache_does_where_the_hub_cannot(tmp_path, monkeypatch, refused):
     ROWS.to_parquet(tmp_path / "train.parquet")
     data_files = {"train": [str(tmp_path / "train.parquet")]}
     builder = Parquet(str(tmp_path), dataset_name="glue", config_name="mnli", hash="0123", data_files=data_files)
@@ -108,10 +106,6 @@ def _cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
     monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: "the Hub cannot be reached (ConnectError)")
     monkeypatch.setattr(datasets, "load_dataset", lambda *_: pytest.fail("asked the Hub"))
-
-
-@pytest.mark.usefixtures("_cache")
-def test_copy_in_the_cache_does_where_the_hub_cannot(refused):
     columns = {"first": "sentence1", "label": "label", "number": "score"}
     table = read_hub("nyu-mll/glue", "mnli", {"train": "train"}, columns)["train"]
     assert table.table.to_pydict() == {
