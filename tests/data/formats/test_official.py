@@ -33,11 +33,11 @@ def test_qqp_with_broken_rows(content, tmp_path):
     assert (list(table.lines), said) == ([2, 5], [f"{file}: skipping 1 broken rows"])
 
 
-TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\t\n\0"))
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\t\n\0"), max_size=20)
 
 
 @given(
-    rows=st.lists(st.tuples(TEXTS, TEXTS, TEXTS), min_size=1),
+    rows=st.lists(st.tuples(TEXTS, TEXTS, TEXTS), min_size=1, max_size=10),
     end=st.sampled_from(["\n", "\r\n"]),
     start=st.sampled_from(["", BOM]),
     header=st.booleans(),

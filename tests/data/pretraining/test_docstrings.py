@@ -32,7 +32,7 @@ def read(files):
     time.sleep(0.1)
     return [[f"{os.getpid()} {files[0]}"]]
 
-docstrings._read_docstrings, docstrings.FILES_A_CHUNK = read, 1
+docstrings._list_modules, docstrings._read_docstrings, docstrings.FILES_A_CHUNK = lambda: range(1000), read, 1
 with explain_mistakes():
     for _, [line] in zip(range(1000), docstrings.read_docs(2)):
         print(line.split()[0], flush=True)

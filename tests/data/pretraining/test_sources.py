@@ -338,7 +338,8 @@ def test_prose_stays(lines):
 COPY = """The house is a museum. It was built in 1911.
 
 History \n
-Early years \nThe house was first a mill.
+Early years \nThe house was first a mill, which the town bought from its last owner because it wanted to show how the \
+workers had lived in it.
 They came from:
  Norway
 
@@ -480,7 +481,7 @@ def test_shards_of_a_hub_data_set_are_pieces(monkeypatch):
 
 
 def test_a_hub_data_set_that_cannot_be_loaded_is_one_line(monkeypatch, refused):
-    serve(monkeypatch, []).side_effect = ValueError("Config\nname missing")
+    serve(monkeypatch, [{"text": "One."}]).side_effect = ValueError("Config\nname missing")
     with refused():
         read("owner/name")
 
