@@ -75,9 +75,9 @@ def make_near_rows():
     """Return train and dev of random sentences, some of which differ from others in a word."""
     rng = np.random.default_rng(0)
     words = ["".join(rng.choice(list("abcdefghij"), size)) for size in rng.integers(2, 9, 500)]
-    train = [" ".join(rng.choice(words, size)) for size in rng.integers(8, 25, 300)]
-    dev = [change_words(rng, text, words) for text in train[:60]] + [" ".join(rng.choice(words, 12)) for _ in range(40)]
-    train += [change_words(rng, text, words) for text in train[100:140]] + [train[0].upper()]
+    train = [" ".join(rng.choice(words, size)) for size in rng.integers(8, 25, 150)]
+    dev = [change_words(rng, text, words) for text in train[:60]] + [" ".join(rng.choice(words, 12)) for _ in range(20)]
+    train += [change_words(rng, text, words) for text in train[100:150]] + [train[0].upper()]
     return {"train": [(text,) for text in train], "dev": [*((text,) for text in dev), (train[5],)]}
 
 
