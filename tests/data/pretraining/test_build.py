@@ -59,14 +59,14 @@ def small(monkeypatch):
 def test_every_number_of_workers_gives_the_corpus_of_one_go(text, tokenizer, expected, tmp_path, monkeypatch):
     monkeypatch.setattr(bertkit.data.pretraining.build, "PIECE_BYTES", 3000)
     made = {}
-    for workers in (1, 2, 3):
+    for workers in (1, 2):
         statistics = build([str(text)], tokenizer, tmp_path / str(workers), workers=workers)
         corpus = open_corpus(tmp_path / str(workers))
         assert list_documents(corpus) == expected
         assert (statistics["documents"], statistics["tokens"]) == (len(expected), len(corpus.ids))
         assert statistics["characters"] == sum(len(s) for doc in read_documents([str(text)]) for s in doc)
         made[workers] = read_files(tmp_path / str(workers))
-    assert made[1] == made[2] == made[3]
+    assert made[1] == made[2]
     assert load_tokenizer(tmp_path / "2").get_vocab() == tokenizer.get_vocab()
     assert multiprocessing.active_children() == []
 
