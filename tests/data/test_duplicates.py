@@ -21,19 +21,14 @@ TEXTS = st.sampled_from(["a b", "A  b", "a\tb\n", "ab", "", " ", "ß", "ẞ", "a
 ROWS = st.lists(st.tuples(st.tuples(TEXTS, TEXTS), st.integers(0, 2)), max_size=12)
 
 
-def examine(splits):
-    """Return the repeats of splits of rows with answers."""
-    numbers = {}
-    keys = {split: hash_rows(texts for texts, _ in rows) for split, rows in splits.items()}
-    answers = {split: number_answers((one for _, one in rows), numbers) for split, rows in splits.items()}
-    return find_repeats(keys, answers)
-
-
 @given(train=ROWS, dev=ROWS)
 def test_repeats_are_those_of_brute_force(train, dev):
     splits = {"train": train, "dev": dev}
     folded = {split: [(fold_texts(texts), answer) for texts, answer in rows] for split, rows in splits.items()}
-    found = examine(splits)
+    keys = {split: hash_rows(texts for texts, _ in rows) for split, rows in splits.items()}
+    numbers = {}
+    answers = {split: number_answers((one for _, one in rows), numbers) for split, rows in splits.items()}
+    found = find_repeats(keys, answers)
     for split, rows in folded.items():
         texts = [text for text, _ in rows]
         repeats = [(row, texts.index(text)) for row, text in enumerate(texts) if text in texts[:row]]
@@ -69,9 +64,6 @@ def test_splits_without_answers_have_leaks_but_no_contradictions():
     assert not len(found["test"].contradictory)
 
 
-# --- Nearly equal rows
-
-
 def change_words(rng, text, words):
     """Return the text with another word at a random place."""
     parts = text.split()
@@ -83,14 +75,13 @@ def make_near_rows():
     """Return train and dev of random sentences, some of which differ from others in a word."""
     rng = np.random.default_rng(0)
     words = ["".join(rng.choice(list("abcdefghij"), size)) for size in rng.integers(2, 9, 500)]
-    train = [" ".join(rng.choice(words, size)) for size in rng.integers(8, 25, 300)]
-    dev = [change_words(rng, text, words) for text in train[:60]] + [" ".join(rng.choice(words, 12)) for _ in range(40)]
-    train += [change_words(rng, text, words) for text in train[100:140]] + [train[0].upper()]
+    train = [" ".join(rng.choice(words, size)) for size in rng.integers(8, 25, 150)]
+    dev = [change_words(rng, text, words) for text in train[:60]] + [" ".join(rng.choice(words, 12)) for _ in range(20)]
+    train += [change_words(rng, text, words) for text in train[100:150]] + [train[0].upper()]
     return {"train": [(text,) for text in train], "dev": [*((text,) for text in dev), (train[5],)]}
 
 
 def find_all(splits):
-    """Return the nearly equal rows of splits."""
     keys = {split: hash_rows(rows) for split, rows in splits.items()}
     bands = {split: hash_bands(rows) for split, rows in splits.items()}
     return find_near(keys, bands, lambda split, numbers: [splits[split][number] for number in numbers])

@@ -31,12 +31,11 @@ def find(cells, problem_type="auto"):
     return find_labels(make_columns(y=cells), ["y"], problem_type)
 
 
-def count_up(number, pattern="{}"):
-    return [pattern.format(value) for value in range(number)] * 2
+def count_up(number):
+    return list(map(str, range(number))) * 2
 
 
 KINDS = [  # the cells of train -> kind, names
-    (["good", "bad", "good"], SINGLE, ("bad", "good")),
     ([" good", "bad ", "good"], SINGLE, ("bad", "good")),
     (["NA", "null", "None"], SINGLE, ("NA", "None", "null")),
     (["True", "FALSE", "true"], SINGLE, ("false", "true")),
@@ -51,11 +50,9 @@ KINDS = [  # the cells of train -> kind, names
     (["a|b", "b", ""], SEVERAL, ("a", "b")),
     (["3|10", "1"], SEVERAL, ("1", "3", "10")),
     ([["b", "a"], [], ["c"]], SEVERAL, ("a", "b", "c")),
-    (["['b', \"a's\"]", "['c']", ""], SEVERAL, ("a's", "b", "c")),
     (['["b", "a", null]', "['c']", "[]", "('d',)"], SEVERAL, ("a", "b", "c", "d")),
     (["['b']", "c"], SINGLE, ("['b']", "c")),
     ([[1, 0, 1], [0, 0, 0]], SEVERAL, ("0", "1", "2")),
-    (["[1.0, 0.0]", "[0, 1]"], SEVERAL, ("0", "1")),
     (["[True, False]", "[false, true]"], SEVERAL, ("0", "1")),
     ([[1, 0], [0]], SEVERAL, ("0", "1")),
     (["bad;home", "bad"], SINGLE, ("bad", "bad;home")),
@@ -75,12 +72,10 @@ def test_the_kind_and_the_order_of_the_labels(cells, kind, names):
     [
         (count_up(21), SINGLE, tuple(map(str, range(21)))),
         (["1", "2", "2"], REGRESSION, ("score",)),
-        (["good", "bad"], SEVERAL, ("bad", "good")),
         (["a|b", "b"], SINGLE, ("a|b", "b")),
         (["bad;home, sweet", "bad"], SEVERAL, ("bad", "home, sweet")),
         (["C#", "Java"], SEVERAL, ("C#", "Java")),
         ([["bad"], ["good"], []], SINGLE, ("bad", "good")),
-        (["['bad']", '["good"]'], SINGLE, ("bad", "good")),
     ],
 )
 def test_a_kind_that_is_set_decides(cells, kind, names):
@@ -95,7 +90,6 @@ def test_a_kind_that_is_set_decides(cells, kind, names):
         (["2.0", "10", "2"], [0, 1, 0]),
         (["TRUE", "false"], [1, 0]),
         (["a|b", "b", "", "b|b|"], [[1, 1], [0, 1], [0, 0], [0, 1]]),
-        ([["a", "b"], [], ["b"]], [[1, 1], [0, 0], [0, 1]]),
         ([["1.0", "2"], ["1"], ["2.0"]], [[1, 1], [1, 0], [0, 1]]),
         (["0.5", " 2", "-1e-1"], [0.5, 2.0, -0.1]),
         ([[1, 0, 1], [0, 0, 1]], [[1, 0, 1], [0, 0, 1]]),
@@ -180,10 +174,8 @@ def test_labels_that_do_not_fit_are_one_line_each(refused):
     ("cells", "is_blank"),
     [
         (["a", " ", "b"], [0, 1, 0]),
-        (["1.5", "nan", ""], [0, 1, 1]),  # as pyarrow writes it
-        (["1", "0", "NaN"], [0, 0, 1]),  # as polars writes it
+        (["1.5", "nan", "", "NaN"], [0, 1, 1, 1]),  # as pyarrow and polars write it
         ([["a", "b"], []], [0, 0]),
-        (["a|b", ""], [0, 0]),
     ],
 )
 def test_rows_without_their_only_label_are_found(cells, is_blank):
@@ -195,17 +187,6 @@ def test_columns_of_0_and_1_are_several_labels_in_the_given_order():
     space = find_labels(table, ["slow", "dear"], "auto")
     assert (space.kind, space.names, space.columns) == (SEVERAL, ("slow", "dear"), ("slow", "dear"))
     assert space.read(table)[0].tolist() == [[1, 0], [0, 0], [1, 1]]
-
-
-def test_labels_that_train_lacks_are_counted():
-    found, _, has_other, other = find(["a", "b"]).read(make_columns(y=["b", "c", "c", "d", "a"]))
-    assert found.tolist() == [1, UNKNOWN_LABEL, UNKNOWN_LABEL, UNKNOWN_LABEL, 0]
-    assert has_other.tolist() == [0, 1, 1, 1, 0]
-    assert other == {"c": 2, "d": 1}
-    found, _, has_other, other = find(["a|b"]).read(make_columns(y=["c|a", "c", "b"]))
-    assert found.tolist() == [[1, 0], [0, 0], [0, 1]]
-    assert has_other.tolist() == [1, 1, 0]
-    assert other == {"c": 2}
 
 
 def test_a_table_in_parts_and_a_part_of_a_table_are_read_the_same():

@@ -5,12 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.data.long_texts import (
-    cut_into_windows,
-    encode_long,
-    keep_head_and_tail,
-    pool_windows,
-)
+from bertkit.data.long_texts import cut_into_windows, encode_long, keep_head_and_tail, pool_windows
 from bertkit.data.sequences import pad_choices
 from bertkit.data.tokenizer import make_tokenizer
 

@@ -10,12 +10,9 @@ from bertkit.data.scripts import find_scripts, is_chinese
     [
         ("Ada lived in London", "Latin"),
         ("Ада жила в Лондоне", "Cyrillic"),
-        ("Αδα", "Greek"),
         ("エイダはロンドンに住んでいた", "Han"),
-        ("에이다", "Hangul"),
         ("Ada said да", "Latin"),
         ("12:30 – 😀", None),
-        ("", None),
     ],
 )
 def test_a_text_has_the_script_of_most_letters(text, script):
@@ -38,7 +35,6 @@ def test_batches_number_scripts_alike():
         (["今日は教師の日で、明さんは母に特別な贈り物をした"], False),
         (["BERT (变换器) is a model by Google."], False),
         (["1, 2, 3"], False),
-        ([], False),
     ],
 )
 def test_chinese_is_told_from_japanese_and_from_texts_that_quote_it(texts, expected):

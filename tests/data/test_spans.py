@@ -9,10 +9,8 @@ import pytest
 import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from bertkit.data import spans
-from bertkit.data.sequences import pad
 from bertkit.data.spans import (
     Answer,
     Question,
@@ -24,7 +22,6 @@ from bertkit.data.spans import (
     is_placed,
     keep_top,
     locate_answer,
-    place_answer,
 )
 from bertkit.data.tokenizer import SPECIAL_TOKENS, make_tokenizer
 from tests.official import encode_questions
@@ -125,13 +122,7 @@ def test_windows_of_384_advance_by_128():
 @example(count=0, room=3, step=1)
 @example(count=9, room=3, step=5)
 def test_windows_are_those_of_the_reference_code(count, room, step):
-    windows = cut_windows(count, room, step)
-    assert windows == (cut_slowly(count, room, step) or [(0, 0)])
-    assert {token for start, length in windows for token in range(start, start + length)} == set(range(count))
-    assert sum(windows[-1]) == count
-    assert all(0 < length <= room for _, length in windows if count)
-    starts = [start for start, _ in windows]
-    assert starts == [min(step, room) * index for index in range(len(windows))]
+    assert cut_windows(count, room, step) == (cut_slowly(count, room, step) or [(0, 0)])
 
 
 def test_a_token_belongs_to_the_window_that_shows_it_in_most_context():
@@ -163,7 +154,6 @@ def test_shares_are_those_of_the_reference_code(count, room, step):
 
 
 def locate_slowly(offsets, start, end):
-    """Return all tokens that share a character with [start, end)."""
     return [token for token, (first, last) in enumerate(offsets) if max(first, start) < min(last, end)]
 
 
@@ -191,9 +181,6 @@ def test_located_tokens_are_those_that_share_a_character(tokenizer, text, start,
     expected = locate_slowly(offsets, start, end)
     found = locate_answer(np.array(offsets, int).reshape(-1, 2), start, end)
     assert found == ((expected[0], expected[-1]) if expected else None)
-    if found:
-        characters = {offset for first, last in offsets for offset in range(first, last)} & set(range(start, end))
-        assert characters <= set(range(offsets[found[0]][0], offsets[found[1]][1]))
 
 
 @given(
@@ -225,23 +212,14 @@ def test_positions_point_at_the_answers_tokens(tokenizer, context, sizes, start,
 
 @pytest.mark.parametrize(
     ("answer", "start"),
-    [("ab", -1), (".", -1), ("ab", 3), ("AB", 4), ("", 4), ("ab", 400), ("abcd.x", 4), (" ", 3)],
-    ids=["no place", "from the end", "wrong place", "other case", "empty", "behind", "over the end", "a space"],
+    [(".", -1), ("ab", 3), ("", 4), ("ab", 400), ("abcd.x", 4), (" ", 3)],
+    ids=["from the end", "wrong place", "empty", "behind", "over the end", "a space"],
 )
 def test_an_answer_that_cannot_be_found_is_the_cls_token(answer, start):
     question = Question("q", "the?", "The abcd.", (answer,), (start,))
     data = encode_questions([question], UNCASED)
     assert [(item["start_positions"], item["end_positions"]) for item in data] == [(0, 0)]
     assert is_placed(question) is (answer == " ")
-
-
-def test_an_answer_that_is_cut_by_its_window_is_the_cls_token():
-    assert place_answer((5, 8), 5, 4, first=10) == (10, 13)
-    assert place_answer((5, 8), 6, 9, first=10) == (0, 0)
-    assert place_answer((5, 8), 0, 8, first=10) == (0, 0)
-    assert place_answer((5, 8), 0, 9, first=10) == (15, 18)
-    assert place_answer((0, 0), 0, 1, first=2) == (2, 2)
-    assert place_answer(None, 0, 9, first=10) == (0, 0)
 
 
 @given(
@@ -280,8 +258,29 @@ def encode_stock(tokenizer, question, context, sizes):
     )
 
 
-def check_sequences(questions, tokenizer, sizes):
+def test_the_question_is_segment_a_and_the_window_segment_b():
+    """Section 4.2: "we represent the input question and passage as a single packed sequence"."""
+    data = encode_questions(
+        [ask("The abcd, best.", (4, 8), question="The ab?")], UNCASED, max_length=10, doc_stride=2, max_query_length=8
+    )
+    assert [" ".join(UNCASED.convert_ids_to_tokens(item["input_ids"].tolist())) for item in data] == [
+        "[CLS] the ab ? [SEP] the ab ##cd , [SEP]",
+        "[CLS] the ab ? [SEP] ##cd , b ##e [SEP]",
+        "[CLS] the ab ? [SEP] b ##e ##st . [SEP]",
+    ]
+    assert data[0]["token_type_ids"].tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
+    assert [(item["start_positions"], item["end_positions"]) for item in data] == [(6, 7), (0, 0), (0, 0)]
+
+
+@given(
+    tokenizer=st.sampled_from(TOKENIZERS),
+    contexts=st.lists(CONTEXTS, min_size=1, max_size=2),
+    pairs=st.lists(st.tuples(TEXTS, st.integers(0, 1)), min_size=1, max_size=4),
+    sizes=SIZES,
+)
+def test_sequences_are_those_of_transformers(tokenizer, contexts, pairs, sizes):
     """[CLS] question [SEP] window [SEP] for every window, by hand, and by transformers for short questions."""
+    questions = [ask(contexts[index % len(contexts)], question=text) for text, index in pairs]
     data = encode_questions(questions, tokenizer, **sizes)
     cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
     long, place = 0, 0
@@ -309,32 +308,6 @@ def check_sequences(questions, tokenizer, sizes):
             place += 1
     assert len(data) == place
     assert data.shortened.sum() == long
-    return data
-
-
-def test_the_question_is_segment_a_and_the_window_segment_b():
-    """Section 4.2: "we represent the input question and passage as a single packed sequence"."""
-    data = encode_questions(
-        [ask("The abcd, best.", (4, 8), question="The ab?")], UNCASED, max_length=10, doc_stride=2, max_query_length=8
-    )
-    assert [" ".join(UNCASED.convert_ids_to_tokens(item["input_ids"].tolist())) for item in data] == [
-        "[CLS] the ab ? [SEP] the ab ##cd , [SEP]",
-        "[CLS] the ab ? [SEP] ##cd , b ##e [SEP]",
-        "[CLS] the ab ? [SEP] b ##e ##st . [SEP]",
-    ]
-    assert data[0]["token_type_ids"].tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
-    assert [(item["start_positions"], item["end_positions"]) for item in data] == [(6, 7), (0, 0), (0, 0)]
-
-
-@given(
-    tokenizer=st.sampled_from(TOKENIZERS),
-    contexts=st.lists(CONTEXTS, min_size=1, max_size=2),
-    pairs=st.lists(st.tuples(TEXTS, st.integers(0, 1)), min_size=1, max_size=4),
-    sizes=SIZES,
-)
-def test_sequences_are_those_of_transformers(tokenizer, contexts, pairs, sizes):
-    questions = [ask(contexts[index % len(contexts)], question=text) for text, index in pairs]
-    check_sequences(questions, tokenizer, sizes)
 
 
 def test_a_context_is_kept_once():
@@ -351,32 +324,13 @@ def test_more_texts_than_are_tokenized_at_once(monkeypatch):
     again = encode_questions(questions, UNCASED, max_length=12, doc_stride=3, max_query_length=4)
     assert len(whole) == len(again) > 11
     for one, other in zip(whole, again, strict=True):
-        assert {name: np.array(value).tolist() for name, value in one.items()} == {
-            name: np.array(value).tolist() for name, value in other.items()
-        }
-
-
-def test_windows_through_torchs_loader():
-    """The loader requests several at once; a batch has its positions as columns."""
-    contexts = ["The best ab. " * count for count in (3, 1, 2)]
-    data = encode_questions([ask(text, (4, 8)) for text in contexts], UNCASED, max_length=16, doc_stride=4)
-    items = [data[index] for index in range(len(data))]
-    batches = list(DataLoader(data, batch_size=2, collate_fn=pad, num_workers=0))
-    assert len(batches) > 1
-    for name in ("start_positions", "end_positions"):
-        column = torch.cat([batch[name] for batch in batches])
-        assert column.dtype == torch.int64
-        assert column.tolist() == [item[name] for item in items]
-        assert column.any()
-    real = torch.cat([batch["input_ids"][batch["attention_mask"].bool()] for batch in batches])
-    assert real.tolist() == np.concatenate([item["input_ids"] for item in items]).tolist()
+        assert all(np.array_equal(one[name], other[name]) for name in one.keys() | other.keys())
 
 
 # --- Decoding ---------------------------------------------------------------------------------------------------------
 
 
 def rank(scores):
-    """Return the indices of the 20 best scores, best first."""
     return sorted(range(len(scores)), key=lambda index: -scores[index])[:20]
 
 
@@ -415,10 +369,6 @@ def draw_scores(seed, shape):
     ]
 
 
-def split(rows, owners, index):
-    return [row for row, owner in zip(rows, owners, strict=True) if owner == index]
-
-
 @given(
     tokenizer=st.sampled_from(TOKENIZERS),
     texts=st.lists(st.tuples(CONTEXTS, TEXTS), min_size=1, max_size=4),
@@ -437,12 +387,11 @@ def test_decoding_is_that_of_the_reference_code(tokenizer, texts, sizes, longest
     answers = decode(kept, data)
     assert len(answers) == len(questions)
     for index, (question, answer) in enumerate(zip(questions, answers, strict=True)):
-        rows = [split(scores.tolist(), data.owners, index) for scores in (starts, ends)]
+        rows = [scores[torch.from_numpy(data.owners == index)].tolist() for scores in (starts, ends)]
         expected, null = decode_slowly(question, tokenizer, sizes, longest, *rows)
         assert [span[:3] for span in answer.spans] == expected
         assert all(question.context[span.first : span.last] == span.text for span in answer.spans)
         assert answer.null == null
-        assert len({span.text for span in answer.spans}) == len(answer.spans) <= 20
     with mock.patch.object(spans, "WINDOWS_A_CHUNK", chunk):
         assert decode(kept, data) == answers
 
@@ -517,13 +466,3 @@ def test_the_best_answer_and_how_much_rather_there_is_none():
     assert answer.odds == 0.75 - 4.5
     assert Answer([], (1.0, -0.25)).best == ("", 0.0, 0.0, 0, 0)
     assert Answer([], (1.0, -0.25)).odds == 0.75
-
-
-def test_a_context_without_tokens_has_no_span():
-    data = encode_questions([ask("ab"), ask(""), ask("ab the")], UNCASED)
-    starts, ends = draw_scores(0, (3, 9))
-    answers = decode(keep_top(starts, ends).numpy(), data)
-    assert answers[1] == Answer([], (starts[1, 0].item(), ends[1, 0].item()))
-    assert answers[1].best.text == ""
-    assert answers[0].spans
-    assert answers[2].spans

@@ -1,6 +1,5 @@
 """WordPiece vocabularies: the same in every run, complete, and read by transformers as they were written."""
 
-import errno
 import json
 import os
 import random
@@ -10,7 +9,6 @@ import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -53,9 +51,6 @@ def write_tokens(path: Path, tokens: list[str]) -> Path:
     return path
 
 
-# --- training
-
-
 def test_tokens_are_in_the_order_of_special_alphabet_inside_merged():
     tokens = train_vocabulary(["ab ab abc!"], size=100)
     assert tokens == [*SPECIAL_TOKENS, "!", "a", "b", "c", "##a", "##b", "##c", "ab"]
@@ -77,12 +72,6 @@ def test_size_is_exact_and_a_smaller_text_is_reported():
     complete = train_vocabulary(TEXTS, size=5000, report=lines.append)
     assert complete[:80] == smaller
     assert lines == [f"the text yields {len(complete)} tokens, not 5,000: no other piece occurs 2 times"]
-
-
-def test_chinese_is_split_at_every_character():
-    tokens = train_vocabulary(["他去了北京他去了北京"] * 9, size=100)
-    assert tokens == [*SPECIAL_TOKENS, *sorted("他去了北京")]
-    assert make_tokenizer(tokens, cased=False).tokenize("去北京了") == ["去", "北", "京", "了"]
 
 
 def test_marks_that_lower_casing_removes_are_reported():
@@ -131,10 +120,9 @@ def test_the_words_that_are_held_are_bounded(monkeypatch):
 
 
 TRAIN = """
-import sys, hashlib
+import sys
 from bertkit.data.tokenizer import train_vocabulary
-tokens = train_vocabulary(sys.stdin.read().splitlines(), size=1000)
-print(len(tokens), hashlib.sha256("\\n".join(tokens).encode()).hexdigest())
+print(*train_vocabulary(sys.stdin.read().splitlines(), size=1000))
 """
 
 
@@ -143,23 +131,13 @@ def test_vocabulary_is_the_same_in_every_process_and_order_of_the_text():
     draw = random.Random(0)
     texts = [" ".join("".join(draw.choices("abcdefgh", k=draw.randint(2, 9))) for _ in range(20)) for _ in range(200)]
     results = set()
-    for seed in range(3):
+    for seed in range(2):
         draw.shuffle(texts)
-        command = [sys.executable, "-c", TRAIN]
-        result = subprocess.run(
-            command,
-            input="\n".join(texts),
-            text=True,
-            capture_output=True,
-            check=True,
-            env=os.environ | {"PYTHONHASHSEED": str(seed)},
-        )
-        results.add(result.stdout)
-    assert len(results) == 1
-    assert results.pop().startswith("1000 ")
-
-
-# --- words and pieces
+        options = {"text": True, "capture_output": True, "env": os.environ | {"PYTHONHASHSEED": str(seed)}}
+        done = subprocess.run([sys.executable, "-c", TRAIN], input="\n".join(texts), check=True, **options)
+        results.add(done.stdout)
+    (tokens,) = results
+    assert len(tokens.split()) == 1000
 
 
 @given(st.lists(st.text(max_size=30)), st.booleans())
@@ -202,16 +180,12 @@ def test_tokens_are_those_of_transformers_and_of_the_reference_code(tmp_path, ca
     assert ours.model_max_length == 512
 
 
-# --- files
-
-
 @pytest.mark.parametrize("cased", [False, True])
 def test_saved_tokenizer_is_the_same_for_us_and_for_plain_transformers(tmp_path, cased):
-    tokenizer = make_tokenizer(vocabulary(cased), cased=cased, max_length=64)
-    save_tokenizer(tokenizer, tmp_path / "new" / "folder")
-    folder = tmp_path / "new" / "folder"
-    assert {"vocab.txt", "tokenizer.json", "tokenizer_config.json"} <= {file.name for file in folder.iterdir()}
-    assert (folder / "vocab.txt").read_bytes().decode().split("\n") == [*vocabulary(cased), ""]
+    tokenizer, folder = make_tokenizer(vocabulary(cased), cased=cased, max_length=64), tmp_path / "new" / "folder"
+    tokenizer.add_tokens(["[E1]"])
+    save_tokenizer(tokenizer, folder)
+    assert (folder / "vocab.txt").read_bytes().decode().split("\n") == [*vocabulary(cased), "[E1]", ""]
     for read in (load_tokenizer, BertTokenizerFast.from_pretrained, AutoTokenizer.from_pretrained):
         again = read(str(folder))
         assert type(again) is BertTokenizerFast
@@ -219,53 +193,30 @@ def test_saved_tokenizer_is_the_same_for_us_and_for_plain_transformers(tmp_path,
         assert again.model_max_length == 64
 
 
-def test_a_tokenizer_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
-    tokenizer, write = make_tokenizer(vocabulary(), cased=False), Path.write_bytes
-
-    def fill_disk(path, content):
-        write(path, content[:10])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", fill_disk)
-        with pytest.raises(OSError, match="No space left"):
-            save_tokenizer(tokenizer, tmp_path)
-    assert list(tmp_path.iterdir()) == []
+def test_files_of_a_process_that_was_killed_are_cleared_away(tmp_path):
     (tmp_path / ".tokenizer").mkdir()
-    (tmp_path / ".tokenizer" / "merges.txt").write_text("of a process that was killed")
-    save_tokenizer(tokenizer, tmp_path)
+    (tmp_path / ".tokenizer" / "merges.txt").touch()
+    save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == TOKENIZER_FILES
 
 
 @pytest.mark.parametrize("cased", [False, True])
-@pytest.mark.parametrize("kept", ["tokenizer.json", "vocab.txt"])
-def test_one_file_is_enough(tmp_path, kept, cased):
+def test_one_file_is_enough(tmp_path, cased):
     # From tokenizer.json alone BertTokenizerFast makes an uncased tokenizer, whatever the file says.
     tokenizer = make_tokenizer(vocabulary(cased), cased=cased)
     save_tokenizer(tokenizer, tmp_path / "all")
     (tmp_path / "one").mkdir()
-    shutil.copy(tmp_path / "all" / kept, tmp_path / "one")
+    shutil.copy(tmp_path / "all" / "tokenizer.json", tmp_path / "one")
     again = load_tokenizer(tmp_path / "one")
     assert again(MIXED) == tokenizer(MIXED)
     assert again.model_max_length == 512
     assert len(again) == len(tokenizer)
 
 
-def test_added_tokens_keep_their_ids(tmp_path):
-    tokenizer = make_tokenizer(vocabulary(), cased=False)
-    tokenizer.add_tokens(["[E1]"])
-    save_tokenizer(tokenizer, tmp_path)
-    again = load_tokenizer(tmp_path)
-    assert len(again) == len(vocabulary()) + 1
-    assert again.convert_tokens_to_ids("[E1]") == len(vocabulary())
-    assert (tmp_path / "vocab.txt").read_text().splitlines()[-1] == "[E1]"
-
-
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_bare_vocabulary_is_cased_if_it_has_a_capital(tmp_path, end):
+def test_bare_vocabulary_is_cased_if_it_has_a_capital(tmp_path):
     for cased in (False, True):
         file = tmp_path / f"{cased}.txt"
-        file.write_bytes(end.join([*vocabulary(cased), "[unused1]", ""]).encode())
+        file.write_bytes("\r\n".join([*vocabulary(cased), "[unused1]", ""]).encode())
         expected = make_tokenizer([*vocabulary(cased), "[unused1]"], cased=cased)
         assert load_tokenizer(file)(MIXED) == expected(MIXED)
 
@@ -286,7 +237,7 @@ def saved(tmp_path):
     """Save a tokenizer, and return its folder and a function that changes its tokenizer_config.json."""
     save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path)
 
-    def change(**values: Any) -> None:
+    def change(**values):
         path = tmp_path / "tokenizer_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
@@ -303,22 +254,12 @@ def test_what_the_files_say_comes_first(saved, refused):
     assert load_tokenizer(folder).tokenize("北京") == stock.tokenize("北京") == ["[UNK]"]
 
 
-def number_last(index: int, **more: Any) -> str:
-    """Return a tokenizer.json whose last token has this id."""
-    ids = {token: number for number, token in enumerate(SPECIAL_TOKENS)} | {"a": index}
-    return json.dumps({"model": {"type": "WordPiece", "vocab": ids}} | more)
-
-
 BAD_FILES = {
     "a token twice": ("vocab.txt", "\n".join(["a", *SPECIAL_TOKENS, "a"])),
     "no [SEP]": ("vocab.txt", "[PAD]\n[UNK]\n[CLS]\nthe\n"),
-    "empty": ("vocab.txt", ""),
     "not UTF-8": ("vocab.txt", b"[PAD]\xff"),
     "truncated": ("tokenizer.json", "{"),
-    "an array": ("tokenizer.json", "[]"),
     "no model": ("tokenizer.json", "{}"),
-    "a number for a model": ("tokenizer.json", '{"model": 1}'),
-    "a text for an id": ("tokenizer.json", '{"model": {"vocab": {"[PAD]": "0", "[UNK]": 1}}}'),
     "nothing": ("config.json", "{}"),
 }
 
@@ -328,16 +269,6 @@ def test_a_bad_vocabulary_is_one_line(tmp_path, name, refused):
     file, content = BAD_FILES[name]
     (tmp_path / file).write_bytes(content if isinstance(content, bytes) else content.encode())
     with refused():
-        load_tokenizer(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [json.dumps({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}), number_last(5, decoder=[1])],
-)
-def test_an_error_of_a_library_is_one_line(tmp_path, content):
-    (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(UsageError, match=r"^the tokenizer of .* cannot be loaded \(.*\); save it again$"):
         load_tokenizer(tmp_path)
 
 
@@ -367,23 +298,19 @@ def test_unreachable_hub_falls_back_to_the_cache(monkeypatch, saved, refused):
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    asked: list[bool] = []
-    is_cached = True
+    troubles, asked, cached = ["the Hub cannot be reached", None] * 2, [], [saved[0]] * 2
 
-    def snapshot(name: str, *, revision: str, allow_patterns: list[str], local_files_only: bool) -> str:
+    def snapshot(name, *, local_files_only, **_):
         asked.append(local_files_only)
-        if not is_cached:
+        if not cached:
             raise LocalEntryNotFoundError("two\nlines")
-        return str(saved[0])
+        return cached.pop()
 
+    monkeypatch.setattr(tokenizer, "find_hub_trouble", lambda *_: troubles.pop(0))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    for trouble in (None, "the Hub cannot be reached"):
-        monkeypatch.setattr(tokenizer, "find_hub_trouble", lambda *_, trouble=trouble: trouble)
+    for _ in range(2):
         assert len(load_tokenizer("owner/name")) == len(vocabulary())
-    assert asked == [False, True]
-    is_cached = False
-    with refused():
-        load_tokenizer("owner/name")
-    monkeypatch.setattr(tokenizer, "find_hub_trouble", lambda *_: None)
-    with refused():
-        load_tokenizer("owner/name")
+    assert asked == [True, False]
+    for _ in range(2):
+        with refused():
+            load_tokenizer("owner/name")

@@ -41,11 +41,14 @@ def make_texts() -> list[str]:
     return [" ".join(draw.choice(draw.choice(words)) for _ in range(draw.randint(0, 20))) for _ in range(500)]
 
 
+@cache
+def train(cased: bool) -> list[str]:
+    return train_vocabulary(make_texts(), size=500, cased=cased)
+
+
 def save_plain(folder: Path, **options) -> BertTokenizerFast:
-    words = train_vocabulary(make_texts(), size=500, cased=True)
-    lower = train_vocabulary(make_texts(), size=500)
-    ids = {word: number for number, word in enumerate(dict.fromkeys([*words, *lower]))}
-    tokenizer = BertTokenizerFast(vocab=ids, **options)
+    words = dict.fromkeys([*train(cased=True), *train(cased=False)])
+    tokenizer = BertTokenizerFast(vocab={word: number for number, word in enumerate(words)}, **options)
     save_tokenizer(tokenizer, folder)
     return tokenizer
 
@@ -62,8 +65,7 @@ def keep(folder: Path, name: str, **config) -> None:
 def save_vocabulary(folder: Path, **config) -> None:
     save_plain(folder, do_lower_case=config.get("do_lower_case", True))
     if not config:
-        words = train_vocabulary(make_texts(), size=500)
-        (folder / "vocab.txt").write_bytes("".join(f"{word}\n" for word in words).encode())
+        (folder / "vocab.txt").write_bytes("".join(f"{word}\n" for word in train(cased=False)).encode())
     keep(folder, "vocab.txt", **config)
 
 
@@ -76,9 +78,7 @@ def save_added(folder: Path, special: bool) -> None:
     save_tokenizer(tokenizer, folder)
 
 
-def save_own(
-    folder: Path, normalizer=None, splitter=None, model=None, names=SPECIAL_TOKENS, kind=PreTrainedTokenizerFast, **more
-) -> None:
+def save_own(folder: Path, normalizer=None, splitter=None, model=None, names=SPECIAL_TOKENS, **more) -> None:
     """Save a tokenizer.json of parts that are not BERT's."""
     pad, unknown, cls, sep, mask = names
     ids = save_plain(folder).get_vocab()
@@ -98,7 +98,7 @@ def save_own(
     words = {"pad_token": pad, "unk_token": unknown, "cls_token": cls, "sep_token": sep, "mask_token": mask}
     for path in folder.iterdir():
         path.unlink()
-    kind(tokenizer_object=backend, **words).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=backend, **words).save_pretrained(folder)
 
 
 def save_japanese(folder: Path, **config) -> None:
@@ -120,22 +120,15 @@ KINDS: dict[str, Callable[[Path], object]] = {
     "added special tokens": lambda folder: save_added(folder, special=True),
     "added tokens": lambda folder: save_added(folder, special=False),
     "PreTrainedTokenizerFast": save_own,
-    "NFKC, Lowercase": lambda folder: save_own(
-        folder, normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
-    ),
     "NFD, Lowercase, StripAccents": lambda folder: save_own(
         folder, normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()])
     ),
     "WhitespaceSplit": lambda folder: save_own(folder, splitter=pre_tokenizers.WhitespaceSplit()),
-    "Digits": lambda folder: save_own(
-        folder, splitter=pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Digits(True)])
-    ),
     "no prefix": lambda folder: save_own(folder, continuing_subword_prefix=""),
     "other names": lambda folder: save_own(folder, names=ROBERTA),
     "Unigram": lambda folder: save_own(
         folder, normalizers.NFKC(), pre_tokenizers.Metaspace(), models.Unigram(), names=ROBERTA
     ),
-    "Japanese, characters": lambda folder: save_japanese(folder, subword_tokenizer_type="character"),
     "Japanese, WordPiece": save_japanese,
 }
 

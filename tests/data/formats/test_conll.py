@@ -1,12 +1,10 @@
 """CoNLL files: columns, documents, both kinds of IOB, bad files by line, files found in a folder, the Hub's copy."""
 
-from pathlib import Path
-
 import datasets
 import pytest
 
-from bertkit.data.formats import hub as hub_format
-from bertkit.data.formats.conll import NER_HUB, find_conll, read_conll, read_conll_copy
+from bertkit.data.formats.conll import NER_CONFIG, NER_HUB, find_conll, read_conll, read_conll_copy
+from tests.data.conftest import write
 from tests.official import write_conll
 
 OFFICIAL = """-DOCSTART- -X- -X- O
@@ -26,14 +24,6 @@ London NNP B-NP B-LOC
 Germany NNP I-NP I-LOC
 """
 TWITTER = "Empire\tB-location\nState\tI-location\n=\tO\n\t\nESB\tB-location\n\t\n\n"  # blank lines may have blanks
-
-
-def write(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
-
-
-# --- Files
 
 
 def test_the_official_form(tmp_path):
@@ -71,21 +61,19 @@ def test_where_every_line_has_a_tab_a_space_belongs_to_the_word(tmp_path, refuse
         read_conll(write(tmp_path / "x", content.replace("Ada\tO", "Ada O")))
 
 
-NUMBERED = "#\thttp://example.org [2009]\n1\tAda\tB-PER{0}\n2\t1996\tO{0}\n\n# text\n1\t#\tB-LOC{0}\n"
+NUMBERED = "#\thttp://example.org [2009]\n1\tAda\t{0}B-PER{1}\n2\t1996\t{0}O{1}\n\n# text\n1\t#\t{0}B-LOC{1}\n"
 
 
 @pytest.mark.parametrize(
     ("content", "which"),
     [
-        (NUMBERED.format(""), "third"),
-        (NUMBERED.format("\tO"), "third"),  # GermEval: inner tags of nested entities
-        (NUMBERED.replace("{0}", "\t_").replace("\n2", "\n1-2\tAda96\t_\t_\n2"), "last"),
+        (NUMBERED.format("", ""), "third"),
+        (NUMBERED.format("", "\tO"), "third"),  # GermEval: inner tags of nested entities
+        (NUMBERED.format("_\t", "").replace("\n2", "\n1-2\tAda96\t_\t_\n2"), "last"),  # and a line for two words in one
     ],
 )
 def test_a_column_of_numbers_is_not_the_words(tmp_path, content, which):
     lines = []
-    if which == "last":  # CoNLL-U: more columns between word and tag, and a line for two words in one
-        content = content.replace("B-PER\t_", "_\tB-PER").replace("O\t_", "_\tO").replace("B-LOC\t_", "_\tB-LOC")
     text = read_conll(write(tmp_path / "x", content), report=lines.append)
     assert [(x.words, x.tags) for x in text.sentences] == [(["Ada", "1996"], ["B-PER", "O"]), (["#"], ["B-LOC"])]
     assert text.sentences[0].line == 2
@@ -115,9 +103,6 @@ def test_words_before_the_first_document_are_one(tmp_path):
 def test_a_bad_file_is_one_line(tmp_path, content, refused):
     with refused():
         read_conll(write(tmp_path / "x", content))
-
-
-# --- Folders
 
 
 @pytest.mark.parametrize("names", [("eng.train", "eng.testa", "eng.testb"), ("train.txt", "dev.txt", "test.txt")])
@@ -170,32 +155,14 @@ NAMES = ["O", "B-PER", "I-PER"]
 
 
 def make_rows(words: list[list[str]], tags: list[list[int]], names: list[str] = NAMES) -> datasets.Dataset:
-    features = datasets.Features(
-        {
-            "tokens": datasets.Sequence(datasets.Value("string")),
-            "ner_tags": datasets.Sequence(datasets.ClassLabel(names=names)),
-        }
-    )
+    kinds = {"tokens": datasets.Value("string"), "ner_tags": datasets.ClassLabel(names=names)}
+    features = datasets.Features({name: datasets.List(kind) for name, kind in kinds.items()})
     return datasets.Dataset.from_dict({"tokens": words, "ner_tags": tags}, features=features)
 
 
-@pytest.fixture
-def hub(monkeypatch):
-    """Return a function that sets the data set served by the Hub."""
-
-    def serve(**splits: datasets.Dataset) -> None:
-        found = datasets.DatasetDict(splits)
-        monkeypatch.setattr(datasets, "load_dataset", lambda name, config: {(NER_HUB, "default"): found}[name, config])
-
-    monkeypatch.setattr(hub_format, "find_hub_trouble", lambda *_: None)
-    return serve
-
-
-def test_the_hub_gives_what_a_file_does(hub, tmp_path):
+def test_the_hub_gives_what_a_file_does(served, tmp_path):
     words, tags = [["Peter", "Black", "!"], [], ["Ann"]], [[1, 2, 0], [], [1]]
-    make_rows(words, tags).to_parquet(tmp_path / "train.parquet")
-    train = datasets.Dataset.from_parquet(str(tmp_path / "train.parquet"), cache_dir=str(tmp_path))
-    hub(train=train, validation=make_rows(words[:1], tags[:1]))
+    served[NER_HUB, NER_CONFIG] = {"train": make_rows(words, tags), "validation": make_rows(words[:1], tags[:1])}
     texts = read_conll_copy()
     assert list(texts) == ["train", "dev"], "test may be missing"
     file = read_conll(write(tmp_path / "x", "Peter B-PER\nBlack I-PER\n! O\n\nAnn B-PER\n"))
@@ -204,17 +171,8 @@ def test_the_hub_gives_what_a_file_does(hub, tmp_path):
     assert [x.line for x in texts["train"].sentences] == [1, 3], "a row without words is none"
 
 
-def test_bad_rows_on_the_hub_are_one_line(hub, refused):
-    fine = make_rows([["a"]], [[0]])
-    for rows in (
-        make_rows([["a"], ["b", "c"]], [[0], [0]]),
-        make_rows([["a"]], [[1]], ["O", "PER"]),
-        fine.rename_column("tokens", "text_words"),
-        fine.select([]),
-    ):
-        hub(train=rows, validation=fine)
+def test_bad_rows_on_the_hub_are_one_line(served, refused):
+    for rows in (make_rows([["a"], ["b", "c"]], [[0], [0]]), make_rows([["a"]], [[1]], ["O", "PER"])):
+        served[NER_HUB, NER_CONFIG] = {"train": rows}
         with refused():
             read_conll_copy()
-    hub(train=fine)
-    with refused():
-        read_conll_copy()

@@ -1,12 +1,6 @@
-"""Official files of GLUE and SWAG: fixtures in the downloads' formats, bad files by line, and the Hub's copies."""
+"""Official files of GLUE and SWAG: what is written is read, bad files by line, and the Hub's copies."""
 
-import csv
-import os
 import shutil
-import subprocess
-import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -18,81 +12,32 @@ from hypothesis import strategies as st
 from bertkit.data.formats import hub
 from bertkit.data.formats.official import read_hub, read_tsv
 from bertkit.data.formats.swag import Situation, read_swag, read_swag_copy
+from tests.data.conftest import write
 
 BOM = "\ufeff"
 HEADER = "sentence\tlabel\n"
-MRPC = f"""{BOM}Quality\t#1 ID\t#2 ID\t#1 String\t#2 String
-1\t702876\t702977\tHe said "it is over .\tHe said it was " over " .
-0\t2108705\t2108831\t" Yucaipa owned Dominick 's\tYucaipa bought Dominick 's
-"""
-MRPC_COLUMNS = {"label": "Quality", "first": "#1 String", "second": "#2 String"}
 QQP = """id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate
 133273\t213221\t213222\tHow is the life of a math student?\tWhich level is enough?\t0
 402555\t536040\t536041\tHow do I control my horny emotions?
 
 360472\t364011\t490273\tWhat causes stool color to change?\tWhat can cause it?\t1
 """
-QQP_COLUMNS = {"first": "question1", "second": "question2", "label": "is_duplicate"}
-COLA = """gj04\t1\t\tOur friends won't buy this analysis.
-gj04\t0\t*\tThey drank the pub the pub.
-"""
-ODD = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\rh  "
-FORMS = {  # content, columns and width -> the table
-    "MRPC, whose quotes nobody closes": (
-        MRPC,
-        MRPC_COLUMNS,
-        0,
-        {
-            "label": ["1", "0"],
-            "first": ['He said "it is over .', "\" Yucaipa owned Dominick 's"],
-            "second": ['He said it was " over " .', "Yucaipa bought Dominick 's"],
-        },
-    ),
-    "CoLA, without a header": (
-        COLA,
-        {"label": 1, "text": 3},
-        4,
-        {"label": ["1", "0"], "text": ["Our friends won't buy this analysis.", "They drank the pub the pub."]},
-    ),
-    "only line feeds end a row": (
-        f"{ODD}\tlabel\n {ODD}\t0\n",
-        {"text": ODD, "label": "label"},
-        0,
-        {"text": [f" {ODD}"], "label": ["0"]},
-    ),
-}
 
 
-def write(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
-
-
-@pytest.mark.parametrize(("content", "columns", "width", "expected"), FORMS.values(), ids=FORMS)
-def test_the_official_forms(content, columns, width, expected, tmp_path):
-    table = read_tsv(write(tmp_path / "train.tsv", content), columns, width=width)
-    assert table.table.to_pydict() == expected
-    assert table.locate(0) == f"{tmp_path / 'train.tsv'}, line {1 if width else 2}"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [QQP, QQP.replace("\n", "\r\n"), QQP.rstrip(), QQP + "\n\n\r\n", BOM + QQP],
-    ids=["LF", "CRLF", "no last newline", "blank lines at the end", "byte order mark"],
-)
+@pytest.mark.parametrize("content", [QQP.rstrip(), QQP + "\n\n\r\n"], ids=["no last newline", "blank lines at the end"])
 def test_qqp_with_broken_rows(content, tmp_path):
     file, said = write(tmp_path / "train.tsv", content), []
-    table = read_tsv(file, QQP_COLUMNS, skip_broken=True, report=said.append)
+    table = read_tsv(file, {"second": "question2", "label": "is_duplicate"}, skip_broken=True, report=said.append)
     assert table.find("label").to_pylist() == ["0", "1"]
     assert table.find("second").to_pylist() == ["Which level is enough?", "What can cause it?"]
     assert (list(table.lines), said) == ([2, 5], [f"{file}: skipping 1 broken rows"])
 
 
-TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\t\n\0"))
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\t\n\0"), max_size=20)
 
 
 @given(
-    rows=st.lists(st.tuples(TEXTS, TEXTS, TEXTS), min_size=1),
+    rows=st.lists(st.tuples(TEXTS, TEXTS, TEXTS), min_size=1, max_size=10),
     end=st.sampled_from(["\n", "\r\n"]),
     start=st.sampled_from(["", BOM]),
     header=st.booleans(),
@@ -117,11 +62,9 @@ def test_what_is_written_is_read(tmp_path, rows, end, start, header):
         HEADER,
         HEADER + "a\tb\t0\n",
         "sentence\tlabels\na\t0\n",
-        HEADER.encode() + b"a\t0\ncaf\xe9\t1\n",
-        HEADER.encode("utf-16"),
         "\t".join(f"{number} {'word ' * 99}" for number in range(99)) + "\n",
     ],
-    ids=["nothing", "no row", "cells", "names", "cp1252", "utf-16", "long texts"],
+    ids=["nothing", "no row", "cells", "names", "long texts"],
 )
 def test_bad_file_is_one_line(tmp_path, content, refused):
     with refused() as error:
@@ -129,93 +72,31 @@ def test_bad_file_is_one_line(tmp_path, content, refused):
     assert len(str(error.value)) < 2000
 
 
-def test_file_that_cannot_be_opened(tmp_path, monkeypatch, refused):
+def test_file_that_cannot_be_opened(tmp_path, refused):
     file = write(tmp_path / "a.tsv", HEADER)
     for path in (tmp_path / "gone.tsv", tmp_path, file / "b.tsv"):
         with refused():
             read_tsv(path, {"text": "sentence"})
 
-    def refuse(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
-    with refused():
-        read_tsv(file, {"text": "sentence"})
-
-
-# --- the Hub
-
-SPLITS = {"train": "train", "dev": "validation_matched", "test": "test_matched"}
-COLUMNS = {"first": "sentence1", "label": "label", "number": "score"}
+FEATURES = {
+    "sentence1": datasets.Value("string"),
+    "label": datasets.ClassLabel(names=["entailment", "neutral", "contradiction"]),
+    "score": datasets.Value("float32"),
+}
+CELLS = {"sentence1": ["a", "b", "c"], "label": [1, -1, 2], "score": [3.8, 5.0, 0.067]}
+ROWS = datasets.Dataset.from_dict(CELLS, features=datasets.Features(FEATURES))
 
 
-def make_rows(labels: list[int | None]) -> datasets.Dataset:
-    features = {
-        "sentence1": datasets.Value("string"),
-        "label": datasets.ClassLabel(names=["entailment", "neutral", "contradiction"]),
-        "score": datasets.Value("float32"),
-        "idx": datasets.Value("int32"),
-    }
-    scores = [-1.0 if label in (None, -1) else (5.0, 3.8, 0.067)[label] for label in labels]
-    texts = [f"text {number}" for number in range(len(labels))]
-    columns = {"sentence1": texts, "label": labels, "score": scores, "idx": list(range(len(labels)))}
-    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+def test_bad_data_on_the_hub(served, refused):
+    served["nyu-mll/glue", "mnli"] = {"train": ROWS, "none": ROWS.select([])}
+    for split, column in (("train", "sentence"), ("none", "sentence1")):
+        with refused():
+            read_hub("nyu-mll/glue", "mnli", {"train": split}, {"text": column})
 
 
-@pytest.fixture
-def served(monkeypatch):
-    """Replace the Hub and return the data sets that it serves, for the test to fill."""
-    found: dict[tuple[str, str], dict[str, datasets.Dataset]] = {}
-
-    def load(name: str, config: str) -> datasets.DatasetDict:
-        if (name, config) not in found:
-            raise ValueError(f"BuilderConfig '{config}' not found.\nAvailable: ['mnli']")
-        return datasets.DatasetDict(found[name, config])
-
-    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    found["nyu-mll/glue", "mnli"] = {
-        "train": make_rows([1, 0, 2]),
-        "validation_matched": make_rows([0, -1]),
-        "test_matched": make_rows([-1, None]),
-    }
-    return found
-
-
-def test_hub_gives_texts_as_a_file_does_and_no_labels_for_a_test_set(served, tmp_path):
-    tables = read_hub("nyu-mll/glue", "mnli", SPLITS, COLUMNS)
-    assert list(tables) == ["train", "dev", "test"]
-    assert tables["train"].table.to_pydict() == {
-        "first": ["text 0", "text 1", "text 2"],
-        "label": ["neutral", "entailment", "contradiction"],
-        "number": ["3.8", "5.0", "0.067"],  # not the float64 3.799999952316284
-    }
-    assert tables["dev"].find("label").to_pylist() == ["entailment", ""]
-    assert tables["test"].table.to_pydict() == {"first": ["text 0", "text 1"]}
-    assert tables["train"].locate(2) == "nyu-mll/glue:mnli, train, row 3"
-    lines = ["first\tgold", "text 0\tneutral", "text 1\tentailment", "text 2\tcontradiction"]
-    file = read_tsv(write(tmp_path / "a.tsv", "\n".join(lines)), {"first": "first", "label": "gold"})
-    assert file.table == tables["train"].table.select(["first", "label"])
-
-
-def test_optional_split_and_bad_data_on_the_hub(served, refused):
-    splits = SPLITS | {"dev_mismatched": "validation_mismatched"}
-    assert list(read_hub("nyu-mll/glue", "mnli", splits, COLUMNS, optional={"dev_mismatched"})) == list(SPLITS)
-    with refused():
-        read_hub("nyu-mll/glue", "mnli", splits, COLUMNS, optional={"test"})
-    with refused():
-        read_hub("nyu-mll/glue", "mnli", SPLITS, {"text": "sentence"})
-    with refused():
-        read_hub("nyu-mll/glue", "mnlii", SPLITS, COLUMNS)
-    served["nyu-mll/glue", "mnli"]["train"] = make_rows([])
-    with refused():
-        read_hub("nyu-mll/glue", "mnli", SPLITS, COLUMNS)
-
-
-@pytest.fixture
-def _cache(tmp_path, monkeypatch):
-    """Fill the cache of `datasets` as a download does, and make the Hub unreachable."""
-    make_rows([1, 0, 2]).to_parquet(tmp_path / "train.parquet")
+def test_copy_in_the_cache_does_where_the_hub_cannot(tmp_path, monkeypatch, refused):
+    ROWS.to_parquet(tmp_path / "train.parquet")
     data_files = {"train": [str(tmp_path / "train.parquet")]}
     builder = Parquet(str(tmp_path), dataset_name="glue", config_name="mnli", hash="0123", data_files=data_files)
     builder.download_and_prepare()
@@ -225,30 +106,16 @@ def _cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
     monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: "the Hub cannot be reached (ConnectError)")
     monkeypatch.setattr(datasets, "load_dataset", lambda *_: pytest.fail("asked the Hub"))
-
-
-@pytest.mark.usefixtures("_cache")
-def test_copy_in_the_cache_does_where_the_hub_cannot(refused):
-    table = read_hub("nyu-mll/glue", "mnli", {"train": "train"}, COLUMNS)["train"]
-    assert table.find("label").to_pylist() == ["neutral", "entailment", "contradiction"]
-    assert table.find("number").to_pylist() == ["3.8", "5.0", "0.067"]
+    columns = {"first": "sentence1", "label": "label", "number": "score"}
+    table = read_hub("nyu-mll/glue", "mnli", {"train": "train"}, columns)["train"]
+    assert table.table.to_pydict() == {
+        "first": ["a", "b", "c"],
+        "label": ["neutral", "", "contradiction"],
+        "number": ["3.8", "5.0", "0.067"],  # not the float64 3.799999952316284
+    }
     for name, config in (("nyu-mll/glue", "cola"), ("nyu-mll/other", "mnli")):
         with refused():
-            read_hub(name, config, {"train": "train"}, COLUMNS)
-
-
-def test_offline_answer_is_quick(tmp_path):
-    code = (
-        "from bertkit.data.formats.official import read_hub\nfrom bertkit.errors import UsageError\n"
-        "try:\n    read_hub('nyu-mll/glue', 'mrpc', {'train': 'train'}, {'label': 'label'})\n"
-        "except UsageError as error:\n    print(error)\n"
-    )
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    begin = time.monotonic()
-    printed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert time.monotonic() - begin < 30  # imports alone, unless a machine is very busy
-    assert printed.stdout.startswith("the Hub cannot be reached for the dataset 'nyu-mll/glue'")
-    assert printed.stdout.endswith("; give the official files with --data DIR\n")
+            read_hub(name, config, {"train": "train"}, columns)
 
 
 # --- SWAG
@@ -265,33 +132,20 @@ UNLABELLED = [Situation(x.context, x.start, x.endings, None) for x in SITUATIONS
 LINE = "2,v,9,A. B,A.,B,gold,a b,c d,e f,g h,1\n"
 
 
-def change_columns(*chosen: int) -> str:
-    """Return SWAG with these columns."""
-    rows = list(csv.reader(SWAG.splitlines()))
-    return "".join(",".join('"' + row[i].replace('"', '""') + '"' for i in chosen) + "\n" for row in rows)
-
-
-@pytest.mark.parametrize("content", [SWAG, change_columns(0, *range(11, 0, -1))])
-def test_swag_columns_go_by_name(content, tmp_path):
-    assert read_swag(write(tmp_path / "train.csv", content)) == SITUATIONS
-
-
-@pytest.mark.parametrize("content", [change_columns(*range(11)), SWAG.replace(",3\n", ",-1\n")])
-def test_a_test_file_of_swag_has_no_labels(content, tmp_path):
-    assert read_swag(write(tmp_path / "test.csv", content), labelled=False) == UNLABELLED
+def test_swag_has_labels_unless_it_is_the_test_file(tmp_path):
+    assert read_swag(write(tmp_path / "train.csv", SWAG)) == SITUATIONS
+    assert read_swag(write(tmp_path / "test.csv", SWAG.replace(",3\n", ",-1\n")), labelled=False) == UNLABELLED
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        SWAG.replace("sent1", "sent"),
         SWAG.replace("label", "gold"),
-        SWAG + LINE.replace(",g h", ""),
         SWAG + LINE.replace("e f", ""),
         SWAG + LINE.replace(",1\n", ",4\n"),
         SWAG + LINE.replace("c d", '"c\n\nd"') + LINE.replace(",1\n", ",\n"),
     ],
-    ids=["sent1", "label", "cells", "empty", "4", "lines"],
+    ids=["label", "empty", "4", "lines"],
 )
 def test_bad_swag_is_one_line(tmp_path, content, refused):
     with refused():

@@ -1,9 +1,7 @@
 """A person's own rows, for training and prediction: every form, wrong files by line, splits, memory."""
 
 import csv
-import gzip
 import json
-import math
 import subprocess
 import sys
 import tracemalloc
@@ -22,15 +20,9 @@ from hypothesis import strategies as st
 
 from bertkit.data.formats import hub
 from bertkit.data.formats import rows as module
-from bertkit.data.formats.line import make_text
 from bertkit.data.formats.rows import SUFFIXES, Columns, read_columns, read_inputs, read_splits
 from bertkit.errors import UsageError
-
-
-def write(path: Path, content: str | bytes) -> Path:
-    content = content if isinstance(content, bytes) else content.encode()
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-    return path
+from tests.data.conftest import write
 
 
 def write_sheet(path: Path, rows: list, *more: str) -> Path:
@@ -75,22 +67,12 @@ def test_every_format_gives_the_same_texts_and_nothing_becomes_missing(suffix, t
     table = read_columns(path, report=said.append)
     assert show(table) == ROWS
     assert (table.source, table.lists) == (str(path), frozenset())
-    kinds = {".csv": "line 2", ".tsv": "line 2", ".jsonl": "line 1", ".xlsx": "row 2"}
-    first = kinds.get(suffix.removesuffix(".gz"), "row 1")
-    assert table.locate(0) == f"{path}, {first}"
+    places = {".csv": "line 2", ".tsv": "line 2", ".jsonl": "line 1", ".xlsx": "row 2"}
+    first = f"{path}, {places.get(suffix.removesuffix('.gz'), 'row 1')}"
+    assert table.locate(0) == first
     lines = list(read_inputs(str(path), ["text"], report=said.append))
     assert [line.value for line in lines] == OBJECTS
-    assert (lines[0].origin, said) == (f"{path}, {first}", [])
-
-
-def test_rows_are_taken_and_columns_found_by_name(tmp_path, refused):
-    table = read_columns(write(tmp_path / "a.csv", CSV))
-    part = table.take(np.array([2, 0]))
-    assert show(part) == {"text": ["NA", "good"], "label": ["nan", "1"]}
-    assert part.locate(0).endswith("a.csv, line 4")
-    assert table.find("label").to_pylist() == ROWS["label"]
-    with refused():
-        table.find("lable")
+    assert (lines[0].origin, said) == (first, [])
 
 
 # --- CSV and TSV
@@ -108,12 +90,8 @@ def test_csv_with_byte_order_mark_line_ends_in_cells_and_blank_lines(tmp_path):
     ("suffix", "content"),
     [
         (".csv", "a,b\n1,2\n\n1,2,3\n"),
-        (".csv", 'a,b\n1,"x\ny"\n1\n'),
-        (".csv", 'a,b\n1,2\n1,"x\ny'),
-        (".csv", 'a,b\n1,2\n1,"x"y\n'),
         (".csv", "a,b\r1,2\r"),
         (".csv", "a,b\n1,2\na,b\n"),
-        (".csv", b"a,b\n1,\x81\n"),
         (".csv", b"a,b\n1,\0\n"),
         (".csv", "a,b\n"),
         (".csv", "a, \n1,2\n"),
@@ -122,47 +100,32 @@ def test_csv_with_byte_order_mark_line_ends_in_cells_and_blank_lines(tmp_path):
         (".docx", "a,b"),
         (".parquet.gz", "a,b"),
         (".parquet", "a,b"),
-        (".csv.gz", "a,b\n1,2\n"),
         (".jsonl", '{"a": 1}\n["a"]\n'),
-        (".jsonl", '{"a": Infinity}\n'),
         (".json", '[{"a": "é"}]'.encode("cp1252")),
         (".jsonl", '{"": 1}\n'),
-        (".json", '{"a": 1}\n{"a": 2'),
         (".json", '{"a": [], "b": []}'),
         (".json", '{"a": 1}'),
     ],
 )
 def test_wrong_file_is_one_line(suffix, content, tmp_path, refused):
-    path = write(tmp_path / f"a{suffix}", content)
-    if suffix.endswith("csv.gz"):  # an incomplete download
-        path.write_bytes(path.read_bytes()[:-9])
     with refused() as error:
-        read_columns(path)
+        read_columns(write(tmp_path / f"a{suffix}", content))
     assert "\n" not in str(error.value)
-
-
-def test_tsv_is_quoted_only_if_the_whole_file_is(tmp_path):
-    """The last quote of the second file is never closed, so its quotes and line ends are ordinary characters."""
-    quoted = 'a\tb\n"x\ny"\t"say ""so"""\n"t\tu"\t2\n'
-    table = read_columns(write(tmp_path / "a.tsv", quoted))
-    assert show(table) == {"a": ["x\ny", "t\tu"], "b": ['say "so"', "2"]}
-    assert list(table.lines) == [2, 4]
-    plain = read_columns(write(tmp_path / "b.tsv", 'a\tb\r\n"x"\t"say ""so"""\r\n\r\n" he said\t2\r\n'))
-    assert show(plain) == {"a": ['"x"', '" he said'], "b": ['"say ""so"""', "2"]}
-    assert list(plain.lines) == [2, 4]
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
+        ('a\tb\n"x\ny"\t"say ""so"""\n"t\tu"\t2\n', {"a": ["x\ny", "t\tu"], "b": ['say "so"', "2"]}),
+        ('a\tb\r\n"x"\t"say ""so"""\r\n\r\n" he said\t2\r\n', {"a": ['"x"', '" he said'], "b": ['"say ""so"""', "2"]}),
         ('a\tb\n" he\t1\nshe "\t2\n', {"a": ['" he', 'she "'], "b": ["1", "2"]}),
         ('a\tb\n"he\t1\n\nshe"\t2\n', {"a": ['"he', 'she"'], "b": ["1", "2"]}),
         ('a\tb\n"he\t1\nshe"\t2\n"x\ny"\t3\n', {"a": ["he\t1\nshe", "x\ny"], "b": ["2", "3"]}),
         ('a\n"he\nshe"\n', {"a": ["he\nshe"]}),
     ],
 )
-def test_quotes_that_would_join_complete_rows_are_ordinary_characters(content, expected, tmp_path):
-    """All are well-formed as quoted; but each line of the first two has two cells."""
+def test_tsv_is_quoted_only_if_the_whole_file_is_and_no_quotes_join_complete_rows(content, expected, tmp_path):
+    """A quote of the second file is never closed; the others are well-formed, but lines of two have all cells."""
     assert show(read_columns(write(tmp_path / "a.tsv", content))) == expected
 
 
@@ -180,15 +143,13 @@ def test_what_csv_writes_is_read_back_in_chunks_of_any_size(rows, delimiter, siz
     assert list(zip(table["a"], table["b"], strict=True)) == rows
 
 
-# --- JSON
-
-
 def test_json_lines_keep_texts_and_numbers_as_they_are(tmp_path):
     lines = (
         '{"text": "a\\nb", "label": 3, "tags": ["x", 2, 1.50], "more": NaN}',
         "",
         '{"label": 2.50, "text": null, "more": true}',
         '{"text": " NaN ", "label": 123456789012345678901234567890, "tags": [], "more": false}',
+        "{}",
     )
     table = read_columns(write(tmp_path / "a.jsonl", "\ufeff" + "\n".join(lines)))
     assert show(table) == {
@@ -213,14 +174,11 @@ def test_json_is_an_array_or_an_object_that_holds_one(tmp_path):
         ([1, {"c": 1.50}], ["1", '{"c":"1.50"}']),
         ([None, [[1]]], ["", "[[1]]"]),
         ([[1], "x"], ['["1"]', "x"]),
-        (["x", [2], {}], ["x", '["2"]', "{}"]),
     ],
 )
-@pytest.mark.parametrize("form", [".json", ".jsonl"])
-def test_a_nested_column_is_refused_only_where_it_is_used(values, cells, form, tmp_path, refused):
+def test_a_nested_column_is_refused_only_where_it_is_used(values, cells, tmp_path, refused):
     lines = [f'{{"a": "x", "b": {json.dumps(value).replace("1.5", "1.50")}}}' for value in values]
-    content = "\n".join(lines) if form == ".jsonl" else f"[{','.join(lines)}]"
-    table = read_columns(write(tmp_path / f"a{form}", content))
+    table = read_columns(write(tmp_path / "a.jsonl", "\n".join(lines)))
     assert show(table) == {"a": ["x"] * len(cells), "b": cells}
     assert (table.find("a").to_pylist(), table.lists) == (["x"] * len(cells), frozenset())
     with refused():
@@ -238,63 +196,37 @@ def test_rows_of_several_lines_are_named_by_line_and_record(tmp_path):
 def test_parquet_types_become_texts(tmp_path):
     table = pa.table(
         {
-            "int": pa.array([1, None, -3], pa.int16()),
             "float": pa.array([1.0, None, float("nan")]),
-            "single": pa.array([3.8, 5.0, 0.067], pa.float32()),
             "bool": [True, None, False],
-            "kind": pa.array(["a", None, "b"]).dictionary_encode(),
-            "view": pa.array(["a", "", None], pa.string_view()),
             "day": [date(2026, 1, 2), None, None],
-            "bytes": [b"x", None, b"y"],
             "raw": [b"\xff", None, b"y"],
             "tags": [["a", None], None, []],
-            "numbers": [[1.0, 2.5], [], None],
             "pair": pa.array([[1, 2], [0, 1], [3, 4]], pa.list_(pa.int8(), 2)),
             "struct": [{"x": 1}, None, {"x": None}],
-            "deep": [[[1]], None, []],
-            "none": pa.nulls(3),
         }
     )
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
     found = read_columns(tmp_path / "a.parquet")
     assert show(found) == {
-        "int": ["1", "", "-3"],
         "float": ["1.0", "", ""],
-        "single": ["3.8", "5.0", "0.067"],
         "bool": ["true", "", "false"],
-        "kind": ["a", "", "b"],
-        "view": ["a", "", ""],
         "day": ["2026-01-02", "", ""],
-        "bytes": ["x", "", "y"],
         "raw": ["\ufffd", "", "y"],
         "tags": ['["a",""]', "", "[]"],
-        "numbers": ['["1.0","2.5"]', "[]", ""],
         "pair": ['["1","2"]', '["0","1"]', '["3","4"]'],
         "struct": ['{"x":1}', "", '{"x":null}'],
-        "deep": ["[[1]]", "", "[]"],
-        "none": ["", "", ""],
     }
-    assert found.lists == {"tags", "numbers", "pair"}
-    assert found.faults.keys() == {"struct", "deep"}
+    assert found.lists == {"tags", "pair"}
+    assert found.faults.keys() == {"struct"}
     assert found.locate(2) == f"{tmp_path / 'a.parquet'}, row 3"
 
 
-@pytest.mark.skipif(int(pa.__version__.partition(".")[0]) < 26, reason="this pyarrow refuses the file")
-def test_a_list_of_fixed_size_may_be_missing(tmp_path):
-    pq.write_table(pa.table({"pair": pa.array([[1, 2], None], pa.list_(pa.int8(), 2))}), tmp_path / "a.parquet")
-    assert show(read_columns(tmp_path / "a.parquet")) == {"pair": ['["1","2"]', ""]}
-
-
 def make_reviews(count: int) -> datasets.Dataset:
-    """Make rows of a text, a class label and a list of class labels; the last row has neither."""
+    """Make rows of a text, a class label and a list of class labels; the third has neither."""
     stars = datasets.ClassLabel(names=["bad", "good"])
     features = {"text": datasets.Value("string"), "stars": stars, "topics": datasets.List(stars)}
-    rows = {
-        "text": [f"text {row}" for row in range(count)],
-        "stars": [1, 0, -1][-count:],
-        "topics": [[0, 1], [1], []][-count:],
-    }
-    return datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+    rows = {"text": REVIEWS["text"], "stars": [1, 0, -1], "topics": [[0, 1], [1], []]}
+    return datasets.Dataset.from_dict(rows, features=datasets.Features(features)).select(range(count))
 
 
 REVIEWS = {
@@ -337,18 +269,13 @@ def test_wrong_parquet_is_one_line(tmp_path, refused):
     ("name", "content", "found"),
     [
         ("a.csv", b"text;label\nso, good;1\n", 'cells separated by ";"'),
-        ("a.csv", b"text|label\nso, good|1\n", 'cells separated by "|"'),
         ("a.csv", b'a, b;text;label\n1, 2;"so\n, good";1\n', 'cells separated by ";"'),
         ("a.tsv", b"text,label\ngood,1\n", 'cells separated by ","'),
-        (
-            "a.csv",
-            "text;label\n„so“ 5 €;1\n".encode("cp1252"),
-            'cells separated by ";", cp1252 (Western European) text',
-        ),
         ("a.csv.gz", "text,label\nVor Straßen; größte Spaß,café".encode("cp1252"), "cp1252 (Western European) text"),
         ("a.csv", "text\tlabel\n文 本\t1\n".encode("utf-16"), "cells separated by tabs, UTF-16 text"),
         ("a.jsonl", '{"text": "é", "label": 1}\n'.encode("utf-16"), "UTF-16 text"),
         ("a.json", '[{"text": "é", "label": 1}]'.encode("utf-16"), "UTF-16 text"),
+        ("a.json", b'{"text": "good", "label": 1}\n{"text": "bad", "label": 0}\n', ""),
         ("a.csv", b",text,label\n0,good,1\n1,bad,0\n", "pandas' index column ignored"),
         ("a.csv", b"\xef\xbb\xbftext,label\n\xc3\xa9;x|y,1\n", ""),
         ("a.csv", b"text,label;x\ngood,1\nbad;y,2\n", ""),
@@ -367,12 +294,7 @@ def test_files_as_people_have_them_are_read_and_said(name, content, found, tmp_p
 
 @pytest.mark.parametrize(
     "content",
-    [
-        "Привет".encode("cp1251"),
-        "我今天非常高兴".encode("gbk"),
-        "café".encode("mac-roman"),
-        b"caf\xe9 \xc3\xa9",
-    ],
+    ["Привет".encode("cp1251"), "我今天非常高兴".encode("gbk"), "café".encode("mac-roman"), b"caf\xe9 \xc3\xa9"],
     ids=["Cyrillic", "Chinese", "Mac", "UTF-8 in part"],
 )
 def test_what_is_not_western_text_is_refused(content, tmp_path, refused):
@@ -435,31 +357,21 @@ def test_file_and_folder(tmp_path, refused):
         read_splits(str(tmp_path))
 
 
-@pytest.mark.parametrize("source", ["reviews.csv", "/nowhere", "reviews", "a b/c"])
+@pytest.mark.parametrize("source", ["reviews.csv", "/nowhere", "a b/c"])
 def test_missing_place_names_file_folder_and_hub(source, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     with refused():
         read_splits(source)
 
 
-def test_hub(monkeypatch, refused):
-    found = datasets.DatasetDict({"train": make_reviews(3), "valid": make_reviews(1), "unsupervised": make_reviews(1)})
-
-    def load(name: str, config: str | None) -> datasets.DatasetDict:
-        if (name, config) not in (("owner/name", None), ("owner/name", "small")):
-            raise ValueError("Config name is missing.\nPlease pick one among: ['small']")
-        return found
-
-    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    for place in ("owner/name", "owner/name:small"):
-        splits = read_splits(place)
-        assert {split: len(table) for split, table in splits.items()} == {"train": 3, "dev": 1}
-        assert show(splits["train"]) == REVIEWS
-        assert splits["train"].lists == {"topics"}
-        assert splits["dev"].locate(0) == f"{place}, valid, row 1"
-    with refused():
-        read_splits("owner/other")
+def test_hub(served, monkeypatch, refused):
+    others = {"valid": make_reviews(1), "unsupervised": make_reviews(1)}
+    served["owner/name", "small"] = {"train": make_reviews(3)} | others
+    splits = read_splits("owner/name:small")
+    assert {split: len(table) for split, table in splits.items()} == {"train": 3, "dev": 1}
+    assert show(splits["train"]) == REVIEWS
+    assert splits["train"].lists == {"topics"}
+    assert splits["dev"].locate(0) == "owner/name:small, valid, row 1"
     monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: "the Hub has no dataset 'owner/other'")
     with refused():
         read_splits("owner/other")
@@ -505,19 +417,11 @@ def test_an_input_that_is_not_a_table_is_one_line(name, content, tmp_path, refus
 
 
 def test_a_truncated_archive_ends_the_table(tmp_path, refused):
-    """It is an error of the file, not of a row, after which the others would be missing."""
-    path = tmp_path / "t.csv.gz"
     text = "text,label\nä,1\n" + "".join(f"{'word ' * 20}{n},1\n" for n in range(5000))
-    path.write_bytes(gzip.compress(text.encode())[:-2000])
+    path = write(tmp_path / "t.csv.gz", text)
+    path.write_bytes(path.read_bytes()[:-2000])
     with refused():
         list(read_inputs(str(path)))
-
-
-def test_an_empty_object_is_no_row(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"a": "x"}\n{}\n{"a": "y"}\n')
-    table = read_columns(path)
-    assert (table.find("a").to_pylist(), list(table.lines)) == (["x", "y"], [1, 3])
 
 
 def test_json_may_hold_texts_for_prediction(tmp_path):
@@ -529,31 +433,21 @@ def test_json_may_hold_texts_for_prediction(tmp_path):
 
 def test_parquet_is_read_in_batches_with_values_as_in_json(tmp_path, monkeypatch, refused):
     monkeypatch.setattr(module, "CHUNK_ROWS", 2)
-    columns = {
-        "text": ["a", None, "NA"],
-        "id": [1, 2, 2**60],
-        "share": [0.5, float("nan"), None],
-        "day": [date(2020, 1, 2)] * 3,
-        "price": [Decimal("1.10")] * 3,
-        "words": [["x", "y"], [], None],
-    }
+    columns = {"text": ["a", None, "NA"], "share": [0.5, float("nan"), None], "words": [["x", "y"], [], None]}
+    columns |= {"day": [date(2020, 1, 2)] * 3, "price": [Decimal("1.10")] * 3}
     path = str(tmp_path / "a.parquet")
     pq.write_table(pa.table(columns), path)
     lines = list(read_inputs(path, ("text",)))
     assert [line.origin for line in lines] == [f"{path}, row {number}" for number in (1, 2, 3)]
-    first = {"text": "a", "id": 1, "share": 0.5, "day": "2020-01-02", "price": "1.10", "words": ["x", "y"]}
-    assert lines[0].value == first
-    assert [line.value["text"] for line in lines] == ["a", None, "NA"]
-    assert [line.value["share"] for line in lines] == [0.5, None, None]
+    same = {"day": "2020-01-02", "price": "1.10"}
+    assert [line.value for line in lines] == [
+        {"text": "a", "share": 0.5, "words": ["x", "y"]} | same,
+        {"text": None, "share": None, "words": []} | same,
+        {"text": "NA", "share": None, "words": None} | same,
+    ]
     with refused():
         list(read_inputs(path, ("txt",)))
 
-
-def test_a_cell_is_text():
-    assert [make_text(value) for value in ("a", None, math.nan, 1, 0.1, ["a"])] == ["a", "", "", "1", "0.1", '["a"]']
-
-
-# --- memory
 
 PEAK = """
 import sys
@@ -584,13 +478,7 @@ def test_a_million_rows_need_little_more_memory_than_their_texts(suffix, most, t
         rows, peak = map(int, printed.split())
         assert rows == count
         peaks.append(peak / 1e6)
-    print(f"{suffix}: {peaks[0]:,.0f} MB for 100,000 rows, {peaks[1]:,.0f} MB for 1,000,000")
     assert peaks[1] - peaks[0] <= most
-
-
-def test_json_lines_are_read_whatever_they_are_called(tmp_path):
-    path = write(tmp_path / "a.json", '{"text": "good"}\n{"text": "bad"}\n')
-    assert show(read_columns(path)) == {"text": ["good", "bad"]}
 
 
 def test_an_unclosed_quote_takes_little_memory(tmp_path, monkeypatch):

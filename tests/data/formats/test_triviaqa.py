@@ -21,28 +21,16 @@ receive the Nobel Prize in Literature."""
 
 
 def make_entry(name: str, value: str, aliases: list[str], *filenames: str, **more: Any) -> dict[str, Any]:
-    """Return a question in the format of wikipedia-train.json."""
     pages = [
         {"DocSource": "TagMe", "Filename": name, "Title": name.removesuffix(".txt").replace("_", " ")}
         for name in filenames
     ]
-    answer = {
-        "Aliases": aliases,
-        "MatchedWikiEntityName": value,
-        "NormalizedAliases": [alias.lower() for alias in aliases],
-        "NormalizedMatchedWikiEntityName": value.lower(),
-        "NormalizedValue": value.lower(),
-        "Type": "WikipediaEntity",
-        "Value": value,
-    }
-    question = f"What is {name}?"
-    entry = {"Answer": answer, "EntityPages": pages, "Question": question, "QuestionId": name, "SearchResults": []}
-    return entry | more
+    answer = {"Aliases": aliases, "NormalizedValue": value.lower(), "Type": "WikipediaEntity", "Value": value}
+    return {"Answer": answer, "EntityPages": pages, "Question": f"What is {name}?", "QuestionId": name} | more
 
 
 def save(path: Path, *entries: dict[str, Any]) -> Path:
-    content = {"Data": list(entries), "Domain": "Wikipedia", "Split": "train", "VerifiedEval": False, "Version": 1.0}
-    path.write_text(json.dumps(content), encoding="utf-8")
+    path.write_text(json.dumps({"Data": list(entries), "Domain": "Wikipedia", "Version": 1.0}), encoding="utf-8")
     return path
 
 
@@ -55,12 +43,7 @@ def make_evidence(folder: Path, **documents: str | bytes) -> Path:
 
 
 def find(answers: list[str], context: str) -> list[tuple[str, int]]:
-    """Return the answers and their offsets, for names in their original spelling."""
-    found = find_answers(answers, context)
-    return [(answer["text"], answer["answer_start"]) for answer in found]
-
-
-# --- the whole
+    return [(answer["text"], answer["answer_start"]) for answer in find_answers(answers, context)]
 
 
 def test_a_file_in_squads_form(tmp_path):
@@ -104,9 +87,6 @@ def test_documents_lie_in_the_folder_or_below_and_a_page_named_twice_is_one(tmp_
     assert [question.context for question in read_squad(tmp_path / "out.json")] == ["Rouen, here", "Rouen, below"]
 
 
-# --- the first 400 words
-
-
 def test_an_answer_after_400_words_is_not_found(tmp_path):
     last, late = " ".join(["word"] * 399 + ["Rouen"]), " ".join(["word"] * 400 + ["Rouen"])
     evidence = make_evidence(tmp_path / "evidence", Last=f"{last} and more", Late=late)
@@ -122,7 +102,6 @@ def test_an_answer_after_400_words_is_not_found(tmp_path):
     ("content", "expected"),
     [
         ("", ""),
-        (" \n\t", ""),
         ("  a  b\r\n\nc \n", "  a  b\r\n\nc"),
         ("\ufeffa b", "a b"),
         ("a\u00a0b\u2003c\u3000d", "a\u00a0b\u2003c"),
@@ -135,15 +114,10 @@ def test_original_spacing_is_kept(tmp_path, monkeypatch, content, expected):
     assert read_opening(tmp_path, "A.txt") == expected
 
 
-# --- positions of answers
-
-
 @pytest.mark.parametrize(
     ("answers", "context", "expected"),
     [
         (["rouen"], "In ROUEN, Rouen.", [("ROUEN", 3)]),
-        (["Rouen"], "Rouennais of rouen", [("rouen", 13)]),
-        (["Rouen", "Norse"], "Norse in Rouen", [("Norse", 0), ("Rouen", 9)]),
         (["York", "New York City", "New York"], "New York City", [("New York City", 0), ("New York", 0), ("York", 4)]),
         (["York", "york", " YORK "], "a York, a york", [("York", 2)]),
         (["new  york"], "in New\nYork", [("New\nYork", 3)]),
@@ -151,14 +125,7 @@ def test_original_spacing_is_kept(tmp_path, monkeypatch, content, expected):
         (["", "  ", "?!", "“”", "C"], "?! “” C", [("C", 6)]),
         (["$12"], "US$12 and $123 for $12", [("$12", 2)]),
         (["C++"], "C++11 or C++", [("C++", 0)]),
-        (["12"], "1200 _12 12_ 1,12", [("12", 15)]),
-        (["a-a"], "ba-a-a", [("a-a", 3)]),
-        (["a_b"], "a_bc a_b", [("a_b", 5)]),
-        (["Cafe"], "cafe\u0301 cafe", [("cafe", 6)]),
         (["हिन्द"], "हिन्दी हिन्द", [("हिन्द", 7)]),
-        (["istanbul"], "😀 İİİ İSTANBUL", [("İSTANBUL", 6)]),
-        (["ΟΔΟΣ"], "οδος", [("οδος", 0)]),
-        (["aa"], "aaa aa-aa", [("aa", 4)]),
     ],
 )
 def test_where_answers_stand(answers, context, expected):
@@ -166,8 +133,8 @@ def test_where_answers_stand(answers, context, expected):
 
 
 def test_folding_keeps_every_place():
-    changed = [code for code in range(sys.maxunicode + 1) if len(fold(chr(code))) != 1]
-    assert changed == []
+    text = "".join(map(chr, range(sys.maxunicode + 1)))
+    assert len(fold(text)) == len(text), "no character becomes none"
 
 
 pieces = st.lists(
@@ -200,17 +167,14 @@ def test_answers_by_their_definition(context, data):
     assert find(answers, context) == find_slowly(answers, context)
 
 
-# --- unusable input
-
-
 @pytest.fixture
 def convert_in_vain(tmp_path, refused):
     """Return a function that expects a refusal, and no file that is left behind."""
 
-    def convert_in_vain(qa: Path, evidence: Path | None = None, output: Path | None = None) -> None:
+    def convert_in_vain(qa: Path, evidence: Path = tmp_path) -> None:
         before = sorted(tmp_path.rglob("*"))
         with refused():
-            convert(qa, evidence or tmp_path, output or tmp_path / "out.json")
+            convert(qa, evidence, tmp_path / "out.json")
         assert sorted(tmp_path.rglob("*")) == before
 
     return convert_in_vain
@@ -218,31 +182,22 @@ def convert_in_vain(tmp_path, refused):
 
 @pytest.mark.parametrize(
     "entry",
-    [
-        {key: value for key, value in make_entry("q", "a", [], "A.txt").items() if key != "Answer"},
-        make_entry("q", "a", []),
-        make_entry("q", "a", [], Answer={"Value": "a", "Aliases": ["b", 2]}),
-        make_entry("q\ud800", "a", [], "A.txt"),
-    ],
-    ids=["no answer", "no page", "alias", "surrogate"],
+    [{"QuestionId": "q", "Question": "?"}, make_entry("q\ud800", "a", [], "A.txt")],
+    ids=["no answer", "surrogate"],
 )
 def test_file_that_is_not_triviaqas(tmp_path, entry, convert_in_vain):
     convert_in_vain(save(tmp_path / "qa.json", entry))
 
 
-@pytest.mark.parametrize("filename", ["x" * 300, "a\0b", ".", "../A.txt"])
-def test_names_that_no_document_can_have_are_counted(tmp_path, filename):
+def test_names_that_no_document_can_have_are_counted(tmp_path):
     evidence = make_evidence(tmp_path / "evidence", A="Rouen")
-    qa = save(tmp_path / "qa.json", make_entry("q", "Rouen", [], "A.txt", filename))
-    assert convert(qa, evidence, tmp_path / "out.json")["missing"] == 1
+    qa = save(tmp_path / "qa.json", make_entry("q", "Rouen", [], "A.txt", "x" * 300, "a\0b", ".", "../A.txt"))
+    assert convert(qa, evidence, tmp_path / "out.json")["missing"] == 4
 
 
-def test_other_files_and_documents_without_any_answer(tmp_path, convert_in_vain):
+def test_documents_without_any_answer(tmp_path, convert_in_vain):
     evidence = make_evidence(tmp_path / "evidence", A="Nothing", C=b"\xff")
     convert_in_vain(save(tmp_path / "qa.json", make_entry("q", "Rouen", [], "A.txt", "B.txt", "C.txt")), evidence)
-    for content in ('{"data": [], "version": "1.1"}', '{"Data": ['):
-        (tmp_path / "qa.json").write_text(content)
-        convert_in_vain(tmp_path / "qa.json")
 
 
 def test_output_is_never_overwritten(tmp_path, convert_in_vain):

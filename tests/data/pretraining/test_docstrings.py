@@ -18,13 +18,8 @@ from bertkit.data.pretraining import docstrings
 from bertkit.data.pretraining.docstrings import extract_prose, read_docs
 from bertkit.data.pretraining.sources import read_documents
 from bertkit.system.signals import STOPS
+from tests.data.conftest import write
 from tests.runs import is_running, wait_until
-
-
-def write(path: Path, content: str | bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-
 
 # --- processes that read
 
@@ -37,7 +32,7 @@ def read(files):
     time.sleep(0.1)
     return [[f"{os.getpid()} {files[0]}"]]
 
-docstrings._read_docstrings, docstrings.FILES_A_CHUNK = read, 1
+docstrings._list_modules, docstrings._read_docstrings, docstrings.FILES_A_CHUNK = lambda: range(1000), read, 1
 with explain_mistakes():
     for _, [line] in zip(range(1000), docstrings.read_docs(2)):
         print(line.split()[0], flush=True)
@@ -94,10 +89,6 @@ PROSE = {
         The data may be an iterator. Open the file like this::
 
             with open(name) as file:  # this is the usual way to do it
-
-        .. code-block:: python
-
-           the = code(of, a) and it is not prose
 
         ```python
         and this is neither if it can be avoided
@@ -169,7 +160,6 @@ PROSE = {
         :param str url: The address of the server
             to which it is sent.
         :type url: this is a type and not prose
-        :rtype: bool
 
         .. note:: This is not safe for threads.
            Use a lock for that.
@@ -185,7 +175,6 @@ PROSE = {
 
         - read the file in the folder,
           whatever its name is
-        * write it to the disk
         2. and close it at the end
         """,
         [
@@ -194,7 +183,6 @@ PROSE = {
             "This is not safe for threads. Use a lock for that.",
             "The name is optional now.",
             "read the file in the folder, whatever its name is",
-            "write it to the disk",
             "and close it at the end",
         ],
     ),
@@ -230,15 +218,7 @@ def test_prose_of_a_docstring(docstring, paragraphs):
 
 MARKUP = [
     *" \n\t`*:.-=#|+>[]()<>_~@\\",
-    "the ",
-    "of ",
-    "file ",
-    ">>> ",
-    ".. note::",
-    ".. code::",
-    "    ",
-    "====",
-    "\n\n",
+    *("the ", "of ", "file ", ">>> ", ".. note::", ".. code::", "    ", "====", "\n\n"),
 ]
 
 
@@ -277,7 +257,6 @@ def installation(tmp_path, monkeypatch) -> Path:
     write(site / "p" / "__init__.py", '"""The class is the second document.\n\nThe rest of this is new."""')
     write(site / "p" / "copy.py", '"""The class is the second document."""')
     write(site / "p" / "broken.py", '"""This is not Python that can be parsed."""\ndef')
-    write(site / "p" / "latin1.py", b'"""The encoding of the file is not valid: \xe9."""')
     write(site / "p" / "latin1_too.py", b'# coding: latin1\n"""The encoding of the caf\xe9 is valid."""')
     write(site / "p" / "tests" / "test.py", '"""The tests of a package are skipped."""')
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(stdlib))

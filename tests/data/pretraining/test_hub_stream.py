@@ -12,7 +12,7 @@ import pytest
 from bertkit.data.pretraining import sources
 from bertkit.data.pretraining.build import build
 from bertkit.data.pretraining.store import list_shards
-from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
+from bertkit.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from tests.corpora import list_finished, read_files, write_text
 from tests.hub import Repo
 
@@ -31,7 +31,7 @@ def data(tmp_path_factory):
     """Return three parquet files of some row groups each, and a vocabulary."""
     folder = tmp_path_factory.mktemp("data")
     documents = write_text(folder / "text.txt", documents=1200).read_text().strip().split("\n\n")
-    save_tokenizer(make_tokenizer(train_vocabulary(documents, size=100), cased=False), folder / "vocab")
+    save_tokenizer(train_tokenizer(documents, size=100), folder / "vocab")
     files = {name: write_parquet(documents[number::3]) for number, name in enumerate(FILES)}
     assert min(map(len, files.values())) > 40_000
     return SimpleNamespace(files=files, vocab=folder / "vocab")
@@ -57,7 +57,6 @@ def stories(hub, data, monkeypatch, tmp_path):
 
 FAULTS = {
     "stalls": {"sent": 10_000, "stall": 5.0},
-    "breaks off": {"sent": 10_000},
     "is gone": {"sent": 10_000, "gone": 1.5},
     "is busy": {"status": 503},
 }

@@ -117,7 +117,6 @@ def within(count: float, expected: float, variance: float) -> bool:
 
 
 def draw_all(corpus: TokenizedCorpus, **options: float) -> np.ndarray:
-    """Return all pairs of one copy of a corpus."""
     pairing = Pairing(corpus, **options)
     return pairing.draw_pairs(pairing.find_chunks())
 
@@ -169,17 +168,6 @@ def test_the_size_of_blocks_changes_nothing(block, monkeypatch):
     whole = draw_all(corpus, max_length=40, seed=0)
     monkeypatch.setattr(pairs_module, "SENTENCES_PLANNED_AT_ONCE", block)
     np.testing.assert_array_equal(draw_all(corpus, max_length=40, seed=0), whole)
-
-
-def test_chunks_cover_a_document_in_order_and_unused_sentences_are_put_back():
-    """Sentences of one token are never truncated, so each A begins where A (random next) or B (real next) ended."""
-    lengths = [[1] * 500, [1] * 300]
-    plan = draw_all(corpus_of(lengths), max_length=20, short_seq_prob=0, seed=1)
-    used = np.where(plan[:, 4] == 1, plan[:, 1], plan[:, 3])
-    np.testing.assert_array_equal(plan[1:, 0], used[:-1])
-    assert plan[0, 0] == 0
-    assert used[-1] == 800
-    assert 0 < plan[:, 4].mean() < 1
 
 
 # Probabilities --------------------------------------------------------------------------------------------------------
@@ -240,8 +228,6 @@ def test_long_articles_give_the_known_share_of_random_next_and_fill():
     assert 0.505 < shares[0.1] < 0.555
     assert 0.90 < fills[0.1] < 0.97
 
-
-# Batches --------------------------------------------------------------------------------------------------------------
 
 IDS = np.arange(100, 120, dtype=np.uint16)
 PAIRS = np.array([[0, 2, 5, 8, 0], [3, 4, 19, 20, 1]])

@@ -1,5 +1,7 @@
 """Statistics of a corpus: computed by hand for a tiny one, and compared with a naive count on random ones."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -34,10 +36,6 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(statistics, "PAIRS_A_BLOCK", 2)
 
 
-def flatten(document):
-    return tuple(token for sentence in document for token in sentence)
-
-
 @given(documents=DOCUMENTS, unit=st.sampled_from(["documents", "lines"]))
 def test_repeats_go_as_a_naive_count_says(documents, unit):
     corpus = make_corpus(documents)
@@ -46,7 +44,7 @@ def test_repeats_go_as_a_naive_count_says(documents, unit):
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("unit", ["documents", "lines"])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_block_by_block_the_same_repeats_go(unit, seed):
     draw = np.random.default_rng(seed)
     sizes = [draw.integers(1, 9, draw.integers(1, 4)) for _ in range(30)]
@@ -63,7 +61,7 @@ def test_repeats_are_counted_as_a_naive_count_does(documents):
     corpus = make_corpus(documents)
     found = measure_repeats(corpus)
     for unit, items in (
-        ("documents", [flatten(document) for document in documents]),
+        ("documents", [tuple(chain(*document)) for document in documents]),
         ("lines", [tuple(line) for document in documents for line in document]),
     ):
         later = [item for index, item in enumerate(items) if item in items[:index]]
@@ -131,9 +129,6 @@ def test_padding_is_that_of_the_planned_pairs(max_length):
     }
 
 
-UNUSUAL = ({"unknown": 0.06}, {"lines": 0.11, "documents": 2}, {"documents": 2}, {"random_next": 0.76})
-
-
 def make_statistics(unknown=0.0, lines=0.0, documents=0, random_next=0.5):
     corpus = make_corpus([[[1, 2], [3]], [[9], [1, 2], [4, 5, 6, 7]]])
     found = measure(corpus, unknown_id=99) | {"characters": 40, "vocab_size": 1000, "unknown_rate": unknown}
@@ -148,7 +143,8 @@ def make_statistics(unknown=0.0, lines=0.0, documents=0, random_next=0.5):
 def test_what_is_unusual_is_said_with_its_remedy():
     for usual in ({}, {"unknown": 0.05, "lines": 0.1, "documents": 1, "random_next": 0.75}):
         assert list(list_warnings(make_statistics(**usual))) == []
-    lines = [line for values in UNUSUAL for line in list_warnings(make_statistics(**values))]
+    unusual = ({"unknown": 0.06}, {"lines": 0.11, "documents": 2}, {"documents": 2}, {"random_next": 0.76})
+    lines = [line for values in unusual for line in list_warnings(make_statistics(**values))]
     assert lines == [
         "warning: 6.0% of the tokens are [UNK]; train a vocabulary on this text (bertkit vocab) or name one for its "
         "language with --vocab",
@@ -164,9 +160,9 @@ def test_the_table_says_everything_in_words():
     before = {"documents": 9, "sentences": 8, "tokens": 7777, "repeated": found["repeated"]}
     left_out = {"headings": [1234, "== See also ==", "== Notes =="]}
     rows = dict(list_rows(found | {"before": before, "left_out": left_out}))
+    assert rows["before removal: tokens"] == "7,777"
     assert rows["left out: headings"] == "1,234: == See also ==; == Notes =="
     assert rows["sentences"] == "5"
-    assert rows["before removal: tokens"] == "7,777"
     assert rows["unknown tokens"] == "0.000%"
     assert rows["tokens per document"] == "mean 5.0, median 3, p90 7, p99 7, longest 7"
     assert "random next" in rows["pairs of 512 tokens"]

@@ -15,8 +15,6 @@ from tests.corpora import list_documents, make_corpus
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[", "]", "mask", "my", "dog", "is", "hair", "##y", "."]
 
-# --- token ids
-
 
 def test_token_arrays_of_the_papers_example():
     documents = [["My dog is hairy.", "\u200b", "[MASK] dog"], [" "], ["Is dog."]]
@@ -59,25 +57,12 @@ def test_parts_side_by_side_are_the_tokens_of_each_sentence_and_no_document_lies
     assert tokenize_part(rest, Words(copy_backend(tokenizer)), np.uint16)[1] == 0
 
 
-def test_tokenizing_needs_no_length_and_leaves_the_tokenizer_alone(recwarn):
-    tokenizer = make_tokenizer(VOCABULARY, cased=False, max_length=4)
-    tokenizer.backend_tokenizer.enable_truncation(4)
-    tokenizer.backend_tokenizer.enable_padding()
-    assert tokenize_documents([["dog " * 9]], tokenizer).ids.tolist() == [9] * 9
-    assert tokenizer.backend_tokenizer.truncation["max_length"] == 4
-    assert tokenizer.backend_tokenizer.padding is not None
-    assert not tokenizer.backend_tokenizer.encode_special_tokens
-    assert not recwarn
-
-
 def test_large_vocabularies_need_wider_ids():
     assert (choose_dtype(65_536), choose_dtype(65_537)) == (np.uint16, np.uint32)
     vocabulary = [*VOCABULARY, *(f"t{i}" for i in range(65_536 - len(VOCABULARY))), "last"]
     last = tokenize_documents([["last dog"]], make_tokenizer(vocabulary, cased=False)).ids
     assert (last.dtype, last.tolist()) == (np.uint32, [65_536, 9])
 
-
-# --- a corpus and a part of it
 
 numbers = st.lists(st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=6), min_size=1, max_size=4), max_size=8)
 
@@ -122,16 +107,6 @@ def test_remembered_words_give_what_whole_sentences_give(batches, cased, most):
             assert ids.tolist() == list(chain(*plain))
             assert lengths.tolist() == list(map(len, plain))
     assert len(remembering.ids) <= most + sum(len(text.split(" ")) for batch in batches[-1:] for text in batch)
-
-
-def test_an_added_token_with_a_blank_is_found():
-    tokenizer = make_tokenizer(VOCABULARY, cased=False)
-    tokenizer.add_tokens(["my dog"])
-    corpus = tokenize_documents([["is my dog hairy"]], tokenizer)
-    assert corpus.ids.tolist() == [10, len(VOCABULARY), 11, 12]
-
-
-# --- held-out documents
 
 
 @given(st.integers(2, 60), st.floats(0, 1, exclude_max=True), st.integers(0, 2**32))
