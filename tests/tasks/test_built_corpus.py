@@ -1,26 +1,28 @@
 """Pretraining on a built corpus: the same run as on its text, and options that do not fit."""
 
-import os
-import pickle
 import shutil
-import signal
 
 import numpy as np
 import pytest
-import torch
 
 from bertkit.data.pretraining import build as builder
+from bertkit.data.pretraining.store import fingerprint_files
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.system.signals import Interrupted
-from bertkit.tasks import TASKS
-from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
-from tests.training import test_run
-from tests.world import assert_same_bits, read_losses, read_weights
+from tests.corpora import write_text
+from tests.world import PRETRAIN, assert_same_bits, make_recipe, read_losses, read_weights, stop_at
 
-PRETRAIN = TASKS["pretrain"]
-recipe, text = test_run.recipe, test_run.text  # fixtures
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text") / "corpus.txt")
+
+
+@pytest.fixture
+def recipe(text):
+    return make_recipe(text)
 
 
 @pytest.fixture(scope="module")
@@ -39,20 +41,14 @@ def built(text, tmp_path_factory):
     return folder
 
 
-def test_a_corpus_is_known_by_its_tokens(recipe, built, text, tmp_path):
+def test_a_corpus_is_known_by_its_tokens(built, text, tmp_path):
     """A corpus rebuilt from a copy is the same; one from a text with a changed word differs."""
-    content = text.read_text(encoding="utf-8")
-    (tmp_path / "copy.txt").write_text(content)
-    (tmp_path / "other.txt").write_text(content.replace(content.split()[0], content.split()[1], 1))
-    found = {}
-    for name in ("copy", "other"):
+    content, found = text.read_text(encoding="utf-8"), []
+    for name, words in (("copy", content), ("other", content.replace(content.split()[0], content.split()[1], 1))):
+        (tmp_path / f"{name}.txt").write_text(words)
         builder.build([str(tmp_path / f"{name}.txt")], load_tokenizer(built / "vocab"), tmp_path / name)
-    for name, folder in (("built", built / "one"), ("copy", tmp_path / "copy"), ("other", tmp_path / "other")):
-        whole = Recipe.make(
-            PRETRAIN, recipe | {"data": recipe["data"] | {"corpus": [str(folder)], "heldout_share": 0.0}}
-        )
-        found[name] = prepare(whole).data["train"].fingerprint()
-    assert found["copy"] == found["built"] != found["other"]
+        found.append(fingerprint_files(tmp_path / name))
+    assert found[0] == fingerprint_files(built / "one") != found[1]
 
 
 @pytest.mark.slow
@@ -73,25 +69,19 @@ def test_a_built_corpus_gives_the_run_that_its_text_gives(recipe, built, tmp_pat
     assert list((built / name / "plans").iterdir())  # and both phases have planned their pairs from it
 
 
-def test_a_built_corpus_is_small_in_the_hands_of_a_worker(recipe, built):
-    """A data worker that is not forked receives it without the tokens, which it maps again."""
-    data = recipe["data"] | {"corpus": [str(built / "several")]}
-    train = prepare(Recipe.make(PRETRAIN, recipe | {"data": data})).data["train"]
-    packed = pickle.dumps(train)
-    assert len(packed) < 4000 + 16 * train.corpus.document_count + 300 * len(train.corpus.ids.maps)
-    copied = pickle.loads(packed).__getitems__(range(20, 30))
-    for column, values in train.__getitems__(range(20, 30)).items():
-        assert torch.equal(copied[column], values)
-
-
 def test_what_does_not_fit_a_built_corpus_is_refused(recipe, built, text, tmp_path, refused):
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     tokens = [*special, *"abcdefghij.", *(f"##{letter}" for letter in "abcdefghij")]
     save_tokenizer(make_tokenizer(tokens, cased=False), tmp_path / "other")
+    damaged = shutil.copytree(built / "several", tmp_path / "damaged")
+    shard = sorted((damaged / "shards").iterdir())[2]
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-5] + bytes([content[-5] ^ 1]) + content[-4:])
     for change in (
         {"vocab": str(tmp_path / "other")},
         {"cased": True},
         {"corpus": [str(built / "one"), str(text)]},
+        {"corpus": [str(damaged)]},
     ):
         data = recipe["data"] | {"corpus": [str(built / "one")]} | change
         with refused():
@@ -99,32 +89,11 @@ def test_what_does_not_fit_a_built_corpus_is_refused(recipe, built, text, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda data: data[:-4], lambda data: data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]], ids=["cut", "bit"]
-)
-def test_a_damaged_or_unfinished_corpus_is_refused_before_training(recipe, built, tmp_path, refused, damage):
-    corpus = shutil.copytree(built / "several", tmp_path / "corpus")
-    shard = sorted((corpus / "shards").iterdir())[2]
-    shard.write_bytes(damage(shard.read_bytes()))
-    given = Recipe.make(PRETRAIN, recipe | {"data": recipe["data"] | {"corpus": [str(corpus)]}})
-    with refused():
-        run(given, output=tmp_path / "run")
-    (corpus / "corpus.json").unlink()
-    with refused():
-        run(given, output=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_run_that_continues_sees_that_its_corpus_has_another_vocabulary(recipe, built, text, tmp_path, refused):
     corpus = shutil.copytree(built / "one", tmp_path / "corpus")
     given = recipe | {"data": recipe["data"] | {"corpus": [str(corpus)]}}
-
-    def stop(done, total, log):
-        if done == 2 and log:  # once: a second signal would not be deferred
-            os.kill(os.getpid(), signal.SIGTERM)
-
     with pytest.raises(Interrupted):
-        run(Recipe.make(PRETRAIN, given), output=tmp_path / "run", progress=stop)
+        run(Recipe.make(PRETRAIN, given), output=tmp_path / "run", progress=stop_at(3))
     shutil.rmtree(corpus)
     tokens = train_vocabulary(text.read_text(encoding="utf-8").splitlines(), size=90)
     builder.build([str(text)], make_tokenizer(tokens, cased=False), corpus)

@@ -1,17 +1,15 @@
 """GLUE: the table against the paper and the Hub, official files and the Hub's copy, bad files, and runs that learn."""
 
 import json
-import os
 import shutil
-import signal
 from dataclasses import replace
+from functools import cache
 
 import datasets
 import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 
 from bertkit import BertForSequenceClassification, BertModel
 from bertkit.data.formats import hub as hub_format
@@ -23,12 +21,12 @@ from bertkit.tasks.examples import divide
 from bertkit.tasks.glue import BENCHMARKS, GLUE, GlueTask, find_glue
 from bertkit.tasks.text import TextSequences
 from bertkit.training import trainer
-from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe, merge
 from bertkit.training.run import make_model, run
 from bertkit.training.run_dir import mark_complete, read_log
 from tests.official import write_checkpoint, write_glue
-from tests.world import read_curve
+from tests.tasks.conftest import load_examples, make_small, read_losses
+from tests.world import assert_same_bits, read_curve, read_weights, stop_at
 
 NAMES = ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax"]
 NLI = ["entailment", "neutral", "contradiction"]
@@ -62,21 +60,10 @@ TABLE_5 = {
     ("mrpc", "accuracy"): 86.7,
     ("sst2", "accuracy"): 92.7,
 }
-SCORES = {
-    "cola": {"matthews_correlation"},
-    "mrpc": {"f1", "accuracy"},
-    "stsb": {"spearmanr", "pearson"},
-    "mnli": {"accuracy"},
-}
+LEARNED = ("cola", "mrpc", "stsb", "mnli")
 
 
 # --- The table --------------------------------------------------------------------------------------------------------
-
-
-def test_ten_rows_with_the_hubs_label_names_in_the_hubs_order():
-    assert [row.name for row in BENCHMARKS] == list(GLUE) == NAMES
-    assert {row.name: list(row.labels.values()) for row in BENCHMARKS} == HUB_LABELS
-    assert all(row.majority in row.labels.values() for row in BENCHMARKS if row.labels)
 
 
 def test_the_papers_figures():
@@ -104,37 +91,31 @@ def test_a_task_is_found_by_any_official_spelling(refused):
 
 @pytest.fixture(scope="module")
 def glue(tmp_path_factory):
-    """Write the whole download."""
     return write_glue(tmp_path_factory.mktemp("glue"))
 
 
 @pytest.fixture
-def files_of(glue, tmp_path):
-    """Copy a task's files, to be damaged: (folder of the download, folder of the task)."""
-
-    def copy(name):
-        folder = find_glue(name).row.splits["train"].file.partition("/")[0]
-        return tmp_path / "glue", shutil.copytree(glue / folder, tmp_path / "glue" / folder, dirs_exist_ok=True)
-
-    return copy
-
-
-@pytest.fixture
 def hub(monkeypatch, glue):
-    """The Hub's copy of the fixture: class labels or float32 scores, -1 in the test sets."""
-    read = {name: load(name, glue) for name in NAMES}
+    """The Hub's copy of the fixture: class labels or float32 scores, -1 in the test sets.
+
+    Returns the names of the splits and configurations that it lacks, for the test to fill.
+    """
+    read, missing = {name: load(name, glue) for name in NAMES}, set()
 
     def serve(name, config):
         assert name == "nyu-mll/glue"
+        if config in missing:
+            raise ValueError(f"BuilderConfig '{config}' not found")
         splits = {}
         for row in BENCHMARKS:
             for split, form in row.splits.items():
-                if form.hub[0] == config:
+                if form.hub[0] == config and form.hub[1] not in missing:
                     splits[form.hub[1]] = make_rows(row, read[row.name][split])
         return datasets.DatasetDict(splits)
 
     monkeypatch.setattr(hub_format, "find_hub_trouble", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", serve)
+    return missing
 
 
 def make_rows(row, examples):
@@ -147,17 +128,17 @@ def make_rows(row, examples):
     return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
 
 
-def load(name, folder, **options):
-    return GLUE[name].load(GLUE["rte"].recipe["data"] | {"dir": str(folder)} | options, lambda line: None)
+def load(name, folder):
+    return load_examples(GLUE[name], folder)[0]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_hubs_copy_gives_what_the_official_files_give(name, glue, hub):
-    official, copy = load(name, glue), load(name, "")
-    assert list(official) == list(find_glue(name).row.splits) == list(copy)
-    for split, examples in official.items():
-        assert examples[:] == copy[split][:]
-        np.testing.assert_array_equal(examples.labels, copy[split].labels)
+def test_the_hubs_copy_gives_what_the_official_files_give(glue, hub):
+    for name in NAMES:
+        official, copy = load(name, glue), load(name, "")
+        assert list(official) == list(find_glue(name).row.splits) == list(copy)
+        for split, examples in official.items():
+            assert examples[:] == copy[split][:]
+            np.testing.assert_array_equal(examples.labels, copy[split].labels)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -177,49 +158,37 @@ def test_texts_and_labels_are_the_ones_in_the_files(name, glue):
 
 def test_missing_splits_that_are_not_needed_are_named_and_passed_over(tmp_path):
     skip = ("MNLI/dev_mismatched.tsv", "MNLI/test_matched.tsv", "diagnostic/diagnostic.tsv")
-    folder, lines = write_glue(tmp_path, skip=skip), []
-    examples = GLUE["mnli"].load(GLUE["rte"].recipe["data"] | {"dir": str(folder)}, lines.append)
+    folder = write_glue(tmp_path, skip=skip)
+    examples, lines = load_examples(GLUE["mnli"], folder)
     assert list(examples) == ["train", "dev_matched", "test_mismatched"]
     assert lines[:3] == [f"MNLI: {folder / file} not found, skipping" for file in skip]
     assert lines[3] == "MNLI: train 48, dev_matched 18, test_mismatched 10"
 
 
-def lack(monkeypatch, *missing):
-    """Remove splits or whole configurations from the Hub's copy."""
-    serve = datasets.load_dataset
-
-    def serve_less(name, config):
-        if config in missing:
-            raise ValueError(f"BuilderConfig '{config}' not found")
-        found = serve(name, config)
-        return datasets.DatasetDict({split: found[split] for split in found if split not in missing})
-
-    monkeypatch.setattr(datasets, "load_dataset", serve_less)
-
-
-def test_splits_that_the_hubs_copy_lacks_are_passed_over_unless_needed(hub, monkeypatch, refused):
-    lack(monkeypatch, "test_matched", "ax")
+def test_splits_that_the_hubs_copy_lacks_are_passed_over_unless_needed(hub, refused):
+    hub.update({"test_matched", "ax"})
     assert list(load("mnli", "")) == ["train", "dev_matched", "dev_mismatched", "test_mismatched"]
     for missing in ("validation_matched", "mnli"):
-        lack(monkeypatch, missing)
+        hub.add(missing)
         with refused():
             load("mnli", "")
 
 
-def test_bad_files_are_refused(files_of, refused):
+def test_bad_files_are_refused(glue, tmp_path, refused):
+    folder = shutil.copytree(glue, tmp_path / "glue")
     for name, file, old, new in (
-        ("rte", "dev.tsv", "\tnot_entailment\n", "\tperhaps\n"),
-        ("stsb", "train.tsv", "\t0.000\n", "\t7\n"),
-        ("stsb", "dev.tsv", "\t0.000\n", "\tnan\n"),
-        ("qnli", "dev.tsv", "\tlabel\n", "\tgold\n"),
+        ("rte", "RTE/dev.tsv", "\tnot_entailment\n", "\tperhaps\n"),
+        ("stsb", "STS-B/train.tsv", "\t0.000\n", "\t7\n"),
+        ("stsb", "STS-B/dev.tsv", "\t0.000\n", "\tnan\n"),
+        ("qnli", "QNLI/dev.tsv", "\tlabel\n", "\tgold\n"),
     ):
-        folder, own = files_of(name)
-        text = (own / file).read_text(encoding="utf-8")
+        text = (folder / file).read_text(encoding="utf-8")
         assert old in text
-        (own / file).write_text(text.replace(old, new, 1), encoding="utf-8")
+        (folder / file).write_text(text.replace(old, new, 1), encoding="utf-8")
         with refused():
             load(name, folder)
-    (own / "dev.tsv").unlink()
+        (folder / file).write_text(text, encoding="utf-8")
+    (folder / "QNLI" / "dev.tsv").unlink()
     with refused():
         load("qnli", folder)
 
@@ -229,25 +198,19 @@ def test_the_hubs_test_labels_are_none(hub, refused):
     row = find_glue("rte").row
     spoilt = replace(row, splits=row.splits | {"dev": replace(row.splits["dev"], hub=("rte", "test"))})
     with refused():
-        GlueTask(spoilt).load(GLUE["rte"].recipe["data"], lambda line: None)
-
-
-MISTAKES = [
-    ("rte", {"data": {"dir": "no/folder"}}),
-    ("rte", {"data": {"max_length": 4}}),
-    ("rte", {"data": {"max_length": 129}}),
-    ("rte", {"checkpoint": ""}),
-    ("ax", {"checkpoint": ""}),
-    ("rte", {"checkpoint": "no/model"}),
-    ("rte", {"freeze": "encoder", "reinit_layers": 1}),
-    ("rte", {"phase": [{"share": 1.0, "max_length": 20}]}),
-    ("rte", {"train": {"num_train_epochs": 0.0}}),
-    ("rte", {"task": "qnli"}),
-]
+        load_examples(GlueTask(spoilt), "")
 
 
 def test_mistakes_in_a_recipe_are_refused_and_nothing_is_written(glue, bert, tmp_path, refused):
-    for name, change in MISTAKES:
+    for name, change in (
+        ("rte", {"data": {"dir": "no/folder"}}),
+        ("rte", {"checkpoint": ""}),
+        ("ax", {"checkpoint": ""}),
+        ("rte", {"checkpoint": "no/model"}),
+        ("rte", {"freeze": "encoder", "reinit_layers": 1}),
+        ("rte", {"phase": [{"share": 1.0, "max_length": 20}]}),
+        ("rte", {"train": {"num_train_epochs": 0.0}}),
+    ):
         with refused():
             run(Recipe.make(TASKS[name], merge(make_recipe(bert, glue), change)), output=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -258,38 +221,28 @@ def test_mistakes_in_a_recipe_are_refused_and_nothing_is_written(glue, bert, tmp
 
 def make_recipe(checkpoint, folder, **train):
     """48 updates, 6 an epoch, of a tiny model in fp32."""
-    options = {"num_train_epochs": 8.0, "learning_rate": 3e-3, "save_strategy": "no", "eval_strategy": "no"}
-    return {
-        "checkpoint": str(checkpoint),
-        "batch_size": 8,
-        "precision": "fp32",
-        "data": {"dir": str(folder), "max_length": 32},
-        "train": options | train,
-    }
+    return make_small(checkpoint, folder, {"max_length": 32}, **{"num_train_epochs": 8.0} | train)
 
 
 @pytest.fixture(scope="module")
 def finish(glue, bert, tmp_path_factory):
     """Return a finished run of a task, made once: its directory, metrics and messages."""
-    done = {}
 
+    @cache
     def finish(name):
-        if name not in done:
-            output, lines = tmp_path_factory.mktemp("runs") / name, []
-            recipe = make_recipe(bert, glue) | {"baseline": False}
-            metrics = run(Recipe.make(TASKS[name], recipe), output=output, report=lines.append)
-            done[name] = output, metrics, lines
-        return done[name]
+        output, lines = tmp_path_factory.mktemp("runs") / name, []
+        recipe = Recipe.make(TASKS[name], make_recipe(bert, glue))
+        return output, run(recipe, output=output, report=lines.append), lines
 
     return finish
 
 
 def test_rows_that_decide_choose_the_best_epoch_and_are_not_scored(bert, glue, tmp_path):
-    train = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
-    recipe = merge(make_recipe(bert, glue, **train), {"data": {"tune_share": 0.4}})
+    every = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    recipe = merge(make_recipe(bert, glue, num_train_epochs=4.0, **every), {"data": {"tune_share": 0.4}})
     metrics = run(Recipe.make(GLUE["rte"], recipe), output=tmp_path / "run")
     evaluated = [entry["eval_accuracy"] for entry in read_log(tmp_path / "run") if "eval_accuracy" in entry]
-    assert len(evaluated) == 8
+    assert len(evaluated) == 4
     assert metrics["tune_score"] == max(evaluated)
     _, scored = divide(GLUE["rte"], load("rte", glue)["dev"], 0.4)
     written = (tmp_path / "run" / "predictions" / "dev.tsv").read_text().splitlines()[1:]
@@ -297,14 +250,15 @@ def test_rows_that_decide_choose_the_best_epoch_and_are_not_scored(bert, glue, t
     right = [line.split("\t")[1] == names[label] for line, label in zip(written, scored.labels, strict=True)]
     assert metrics["accuracy"] == pytest.approx(sum(right) / len(right))
     assert "chosen_on_dev" not in metrics
-    without = run(Recipe.make(GLUE["rte"], make_recipe(bert, glue, **train)), output=tmp_path / "whole")
+    recipe = make_recipe(bert, glue, num_train_epochs=1.0, **every)
+    without = run(Recipe.make(GLUE["rte"], recipe), output=tmp_path / "whole")
     assert without["chosen_on_dev"] == "the checkpoint"
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", LEARNED)
 def test_a_run_learns_and_its_metrics_are_fractions(finish, name):
     output, metrics, lines = finish(name)
-    own = SCORES[name]
+    own = set(GLUE[name].row.metrics)
     expected = own | {f"majority_{key}" for key in own} | {"score", "majority_score", "updates"}
     expected |= {"ece", "brier"} if name != "stsb" else set()
     expected |= {"accuracy_mm", "ece_mm", "brier_mm"} if name == "mnli" else set()
@@ -337,7 +291,7 @@ def test_the_baseline_is_the_most_frequent_label_of_the_dev_set(name, labels, ex
     assert GLUE[name].baseline(None, dev) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", LEARNED)
 def test_the_written_files_score_what_the_run_scored_or_fit_the_leaderboard(finish, glue, name):
     output, metrics, _ = finish(name)
     task = find_glue(name)
@@ -411,48 +365,19 @@ def test_plain_transformers_loads_a_finished_run(finish, glue):
     assert [classify(pair)["label"] for pair in pairs] == answers
 
 
-# --- AX and labels by name --------------------------------------------------------------------------------------------
+# --- Models before training -------------------------------------------------------------------------------------------
 
 
-def predict_ax(checkpoint, glue, output):
-    recipe = {"checkpoint": str(checkpoint), "precision": "fp32", "data": {"dir": str(glue), "max_length": 32}}
-    assert run(Recipe.make(GLUE["ax"], recipe), output=output) == {"updates": 0}
-    return (output / "predictions" / "AX.tsv").read_text()
-
-
-def permute(source, target, order):
-    """Save a model of plain transformers with its labels in a different order."""
-    model = transformers.BertForSequenceClassification.from_pretrained(source)
-    names = [model.config.id2label[index] for index in order]
-    for parameter in model.classifier.parameters():
-        parameter.data = parameter.data[order]
-    model.config.id2label = dict(enumerate(names))
-    model.config.label2id = {name: index for index, name in enumerate(names)}
-    model.save_pretrained(target)
-    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(source / name, target / name)
-    return target
-
-
-def test_ax_is_predicted_by_a_model_of_mnli_whatever_the_order_of_its_labels(finish, glue, tmp_path):
+def test_ax_is_predicted_by_a_model_of_mnli(finish, glue, tmp_path):
     output, _, _ = finish("mnli")
     expected = (output / "predictions" / "AX.tsv").read_text()
-    assert set(expected.split()) > set(NLI), "all label names: otherwise their order would not show"
-    assert predict_ax(output, glue, tmp_path / "same") == expected
-    permuted = permute(output, tmp_path / "permuted", [2, 0, 1])
-    assert transformers.AutoConfig.from_pretrained(permuted).id2label[0] == "contradiction"
-    assert predict_ax(permuted, glue, tmp_path / "other") == expected
-    assert (tmp_path / "other" / "metrics.json").exists()
-    labels = json.loads((tmp_path / "other" / "config.json").read_text())["id2label"]
+    assert set(expected.split()) > set(NLI)
+    recipe = {"checkpoint": str(output), "precision": "fp32", "data": {"dir": str(glue), "max_length": 32}}
+    assert run(Recipe.make(GLUE["ax"], recipe), output=tmp_path / "ax") == {"updates": 0}
+    assert (tmp_path / "ax" / "predictions" / "AX.tsv").read_text() == expected
+    assert (tmp_path / "ax" / "metrics.json").exists()
+    labels = json.loads((tmp_path / "ax" / "config.json").read_text())["id2label"]
     assert list(labels.values()) == NLI
-
-
-@pytest.mark.parametrize("labels", [(), ("entailment", "not_entailment")])
-def test_ax_needs_a_model_with_its_labels(glue, tmp_path, refused, labels):
-    checkpoint = write_checkpoint(tmp_path / "start", labels=labels)
-    recipe = {"checkpoint": str(checkpoint), "precision": "fp32", "data": {"dir": str(glue), "max_length": 32}}
-    with refused():
-        run(Recipe.make(GLUE["ax"], recipe), output=tmp_path / "run")
 
 
 def make(name, checkpoint, glue, lines=None, **top):
@@ -465,7 +390,7 @@ def make(name, checkpoint, glue, lines=None, **top):
 
 def test_a_classifier_of_the_same_labels_is_kept_and_another_is_new(tmp_path, glue):
     checkpoint = write_checkpoint(tmp_path, labels=["not_entailment", "entailment"])  # WNLI's order, not that of RTE
-    saved, lines = load_file(checkpoint / "model.safetensors"), []
+    saved, lines = read_weights(checkpoint), []
     same, other = make("wnli", checkpoint, glue, lines), make("rte", checkpoint, glue, lines)
     assert lines == []
     assert torch.equal(same.classifier.weight, saved["classifier.weight"])
@@ -477,58 +402,34 @@ def test_a_classifier_of_the_same_labels_is_kept_and_another_is_new(tmp_path, gl
         assert lines.pop().endswith("has no weights of this name and shape: classifier.bias, classifier.weight")
         assert model.classifier.weight.shape == (count, 32)
         assert list(model.config.id2label.values()) == (HUB_LABELS[name] or ["similarity"])
-        assert not torch.equal(model.classifier.weight[:1], saved["classifier.weight"][:1])
-        assert 0 < model.classifier.weight.std() < 0.06
-        assert not model.classifier.bias.any()
 
 
-# --- Randomly initialised layers --------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Save a checkpoint with every parameter far from its initial value, as after pre-training."""
-    folder = write_checkpoint(tmp_path_factory.mktemp("trained"))
-    model = BertModel.from_pretrained(folder)
-    torch.manual_seed(1)
+def test_reinit_layers_draws_the_pooler_and_the_top_layers_and_nothing_else(tmp_path, glue):
+    """Every parameter of the checkpoint is far from its initial value, as after pre-training."""
+    model = BertModel.from_pretrained(write_checkpoint(tmp_path))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter))
-    model.save_pretrained(folder)
-    return folder
-
-
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_reinit_layers_draws_the_pooler_and_the_top_layers_and_nothing_else(trained, glue, count):
-    lines = []
-    found = make("rte", trained, glue, lines, reinit_layers=count).state_dict()
-    before = {f"bert.{name}": weight for name, weight in load_file(trained / "model.safetensors").items()}
-    anew = [f"bert.encoder.layer.{number}." for number in range(2 - count, 2)] + ["bert.pooler."] * bool(count)
-    assert set(found) - set(before) == {"classifier.weight", "classifier.bias"}
-    for name, weight in before.items():
-        if not name.startswith(tuple(anew)):
-            assert torch.equal(found[name], weight), name
-        elif name.endswith("LayerNorm.weight"):
-            assert (found[name] == 1).all(), name
-        elif name.endswith("bias"):
-            assert not found[name].any(), name
-        else:
-            assert 0.015 < found[name].std() < 0.025, name
-    assert ("randomly initialised: the pooler" in " ".join(lines)) == bool(count)
+    model.save_pretrained(tmp_path)
+    before = {f"bert.{name}": weight for name, weight in read_weights(tmp_path).items()}
+    for count in (0, 1, 2):
+        lines = []
+        found = make("rte", tmp_path, glue, lines, reinit_layers=count).state_dict()
+        anew = [f"bert.encoder.layer.{number}." for number in range(2 - count, 2)] + ["bert.pooler."] * bool(count)
+        assert set(found) - set(before) == {"classifier.weight", "classifier.bias"}
+        for name, weight in before.items():
+            if not name.startswith(tuple(anew)):
+                assert torch.equal(found[name], weight), name
+            elif name.endswith("LayerNorm.weight"):
+                assert (found[name] == 1).all(), name
+            elif name.endswith("bias"):
+                assert not found[name].any(), name
+            else:
+                assert 0.015 < found[name].std() < 0.025, name
+        assert ("randomly initialised: the pooler" in " ".join(lines)) == bool(count)
 
 
 # --- Equal runs -------------------------------------------------------------------------------------------------------
-
-
-def assert_same_bits(one, other):
-    assert one.keys() == other.keys()
-    for name in one:
-        assert torch.equal(one[name], other[name]), name
-
-
-def read_losses(output):
-    entries = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
-    return [entry["loss"] for entry in entries if "loss" in entry]
 
 
 @pytest.fixture(scope="module")
@@ -555,7 +456,7 @@ def test_a_run_stopped_in_the_middle_of_an_epoch_continues_bit_for_bit(straight,
     assert f"continues after checkpoint-{update}" in lines
     assert read_losses(tmp_path / "run") == read_losses(output)
     assert len(read_losses(output)) == 18
-    assert_same_bits(*(load_file(folder / "model.safetensors") for folder in (tmp_path / "run", output)))
+    assert_same_bits(read_weights(tmp_path / "run"), read_weights(output))
 
 
 @pytest.mark.slow
@@ -571,7 +472,7 @@ def test_stopping_keeps_what_was_done_since_the_best_epoch(straight, tmp_path):
         for name in ("straight", "run")
     ]
     assert evaluated[0] == evaluated[1] == [6, 12, 18]
-    assert_same_bits(*(load_file(tmp_path / name / "model.safetensors") for name in ("straight", "run")))
+    assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "straight"))
 
 
 @pytest.mark.parametrize(
@@ -586,50 +487,16 @@ def test_a_stop_at_the_end_of_an_epoch_comes_after_its_evaluation(straight, tmp_
     assert "continues after checkpoint-6" in stop_and_continue(recipe, tmp_path / "run", 6, metrics)
     assert written == [f"checkpoint-{update}" for update in expected]
     assert read_curve(tmp_path / "run") == read_curve(tmp_path / "straight")
-    assert_same_bits(*(load_file(tmp_path / name / "model.safetensors") for name in ("straight", "run")))
+    assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "straight"))
 
 
 def stop_and_continue(recipe, output, update, metrics):
     """Stop a run after an update, continue it, compare its metrics, and return its messages."""
-
-    def stop(done, total, log):
-        if done == update - 1 and "loss" in log:
-            os.kill(os.getpid(), signal.SIGTERM)
-
     with pytest.raises(Interrupted, match=f"after update {update};"):
-        run(Recipe.make(GLUE["rte"], recipe), output=output, progress=stop)
+        run(Recipe.make(GLUE["rte"], recipe), output=output, progress=stop_at(update))
     lines = []
     assert run(Recipe.make(GLUE["rte"], recipe), output=output, report=lines.append) == metrics
     return lines
-
-
-def test_data_at_hand_change_nothing(dropping, glue, tmp_path):
-    recipe = merge(make_recipe(dropping, glue, num_train_epochs=1.0, logging_steps=1), {"reinit_layers": 1})
-    alone = run(Recipe.make(GLUE["mrpc"], recipe), output=tmp_path / "alone")
-    prepared = prepare(Recipe.make(GLUE["mrpc"], recipe))
-    for name in ("first", "second"):  # the first one must not have changed it
-        assert run(Recipe.make(GLUE["mrpc"], recipe), output=tmp_path / name, prepared=prepared) == alone
-        assert read_losses(tmp_path / name) == read_losses(tmp_path / "alone")
-        assert_same_bits(*(load_file(tmp_path / one / "model.safetensors") for one in (name, "alone")))
-        found = [{path.relative_to(tmp_path / one) for path in (tmp_path / one).rglob("*")} for one in (name, "alone")]
-        assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("name", ["rte", "stsb"])
-def test_accumulation_changes_nothing(bert, glue, tmp_path, name):
-    """8 = 4 x 2, of a class and of a score."""
-    recipe = make_recipe(bert, glue, num_train_epochs=2.0, learning_rate=1e-3, logging_steps=1)
-    run(Recipe.make(GLUE[name], recipe), output=tmp_path / "whole")
-    run(
-        Recipe.make(GLUE[name], merge(recipe, {"train": {"per_device_train_batch_size": 2}})), output=tmp_path / "parts"
-    )
-    losses = [read_losses(tmp_path / cut) for cut in ("whole", "parts")]
-    assert len(losses[0]) == 12
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
-    whole, parts = (load_file(tmp_path / cut / "model.safetensors") for cut in ("whole", "parts"))
-    for weight in whole:
-        # Adam divides by the root of v: rounding dominates where a gradient is nearly zero; hence the absolute part.
-        np.testing.assert_allclose(parts[weight], whole[weight], rtol=1e-3, atol=2e-3, err_msg=weight)
 
 
 # --- Scoring files ----------------------------------------------------------------------------------------------------
@@ -669,8 +536,6 @@ def test_answers_that_cannot_be_scored(gold, tmp_path, refused):
         ["1", "1", "0"],
         ["1", "maybe", "1", "1"],
         ["index\tprediction", "0\t1", "1\t1", "2\t1", "4\t1"],
-        ["index\tprediction", "0\t1", "1", "2\t1", "3\t1"],
-        [],
     ):
         with refused():
             find_glue("mrpc").score_files(gold, write(tmp_path / "answers.tsv", *answers))

@@ -1,31 +1,25 @@
 """Long texts in `classify` and GLUE: the same scores in training, in prediction and however an update is split."""
 
-import csv
 import json
+import shutil
 from functools import cache
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.inference.predictor import Predictor
-from bertkit.model.checkpoint import load_config, load_model
+from bertkit.model.checkpoint import load_model
 from bertkit.model.heads import BertForSequenceClassification
 from bertkit.tasks.result import flatten_result
 from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
-from tests.official import write_checkpoint, write_reviews
-
-SMALL = {"max_length": 16, "doc_stride": 6}
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    return write_checkpoint(tmp_path_factory.mktemp("bert"))
+from tests.official import write_reviews
+from tests.tasks.conftest import make_small, read_rows
+from tests.world import read_weights
 
 
 @pytest.fixture(scope="module")
@@ -37,33 +31,23 @@ def folder(tmp_path_factory):
     return place
 
 
-def make_recipe(bert, folder, text=("body",), label="stars", **values):
-    data = {"dir": str(folder), "text": list(text), "label": [label]} | SMALL | values.pop("data", {})
-    train = {"num_train_epochs": 2.0, "learning_rate": 3e-3, "save_strategy": "no", "eval_strategy": "no"}
-    recipe = {"checkpoint": str(bert), "batch_size": 8, "precision": "fp32", "data": data, "train": train}
-    return recipe | {"train": train | values.pop("train", {})} | values
+def make_recipe(start, folder, long, text=("body",), label="stars", **train):
+    data = {"text": list(text), "label": [label], "max_length": 16, "doc_stride": 6, "long": long}
+    return make_small(start, folder, data, num_train_epochs=2.0, **train)
 
 
 @pytest.fixture(scope="module")
-def finish(bert, folder, tmp_path_factory):
+def finish(start, folder, tmp_path_factory):
     """Return the directory of a finished run with this `long`, made once."""
 
     @cache
     def finish(long, text=("body",), label="stars", per_device=8, attention="packed"):
         output = tmp_path_factory.mktemp("run") / "run"
-        more = {"train": {"per_device_train_batch_size": per_device}, "model": {"attn_implementation": attention}}
-        run(
-            Recipe.make(CLASSIFICATION, make_recipe(bert, folder, text, label, data={"long": long}, **more)),
-            output=output,
-        )
+        recipe = make_recipe(start, folder, long, text, label, per_device_train_batch_size=per_device)
+        run(Recipe.make(CLASSIFICATION, recipe, {"model": {"attn_implementation": attention}}), output=output)
         return output
 
     return finish
-
-
-def read_rows(path):
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize(
@@ -73,9 +57,9 @@ def read_rows(path):
         ("mean", "have several windows, {windows} windows in all"),
     ],
 )
-def test_what_is_truncated_is_said_with_what_to_set(bert, folder, long, said):
+def test_what_is_truncated_is_said_with_what_to_set(start, folder, long, said):
     lines = []
-    prepared = prepare(Recipe.make(CLASSIFICATION, make_recipe(bert, folder, data={"long": long})), lines.append)
+    prepared = prepare(Recipe.make(CLASSIFICATION, make_recipe(start, folder, long)), lines.append)
     data = prepared.data["train"].sequences
     windows = data.sequences if long == "mean" else data
     count = int(((windows.counts > 1) | windows.shortened).sum())
@@ -83,11 +67,13 @@ def test_what_is_truncated_is_said_with_what_to_set(bert, folder, long, said):
     assert lines[-1] == f"{count} of 48 training texts {said.format(windows=len(windows))}"
 
 
-@pytest.mark.parametrize("long", ["mean", "max"])
-@pytest.mark.parametrize(("text", "label"), [(("body",), "stars"), (("title", "body"), "tags"), (("body",), "price")])
-def test_predict_gives_the_scores_of_the_evaluation_and_marks_nothing(finish, folder, long, text, label):
+@pytest.mark.parametrize(
+    ("long", "given"),
+    [("max", {}), ("mean", {"text": ("title", "body"), "label": "tags"}), ("mean", {"label": "price"})],
+)
+def test_predict_gives_the_scores_of_the_evaluation_and_marks_nothing(finish, folder, long, given):
     """Training evaluates texts, and prediction windows. A pair has room for 13 tokens, its shorter text for 6."""
-    output = finish(long, text, label)
+    output, text = finish(long, **given), given.get("text", ("body",))
     predictor = Predictor(output, precision="fp32")
     rows = read_rows(folder / "dev.csv")
     results = predictor([{name: row[name] for name in text} for row in rows])
@@ -145,45 +131,21 @@ def test_shortened_texts_are_marked(finish, folder, long):
     assert "window_pooling" not in json.loads((finish(long) / "config.json").read_text())
 
 
-@pytest.mark.parametrize(("per_device", "attention"), [(2, "packed"), (8, "eager")])
-def test_neither_accumulation_nor_padding_changes_the_weights(finish, per_device, attention):
-    """1 x 8 = 4 x 2, packed and padded, though the texts of a micro-batch have different numbers of windows."""
-    one, other = (
-        load_file(finish("mean", **more) / "model.safetensors")
-        for more in ({}, {"per_device": per_device, "attention": attention})
-    )
+def test_neither_accumulation_nor_padding_changes_the_weights(finish):
+    """1 x 8 packed = 4 x 2 padded, though the texts of a micro-batch have different numbers of windows."""
+    one, other = (read_weights(finish("mean", **more)) for more in ({}, {"per_device": 2, "attention": "eager"}))
     for name, weight in one.items():
         torch.testing.assert_close(other[name], weight, rtol=1e-3, atol=2e-4)
 
 
-def test_texts_that_fit_learn_the_same_with_windows(bert, folder, tmp_path):
-    found = []
-    for long in ("truncate", "max"):
-        run(
-            Recipe.make(CLASSIFICATION, make_recipe(bert, folder, data={"long": long, "max_length": 64})),
-            output=tmp_path / long.replace("+", "-"),
-        )
-        found.append(load_file(tmp_path / long / "model.safetensors"))
-    assert all(torch.equal(weight, found[1][name]) for name, weight in found[0].items())
-
-
-def test_a_further_run_decides_for_itself(finish):
-    """A model loaded for another run reads no windows unless that run does; without a recipe it reads its own."""
-    output = finish("max")
-    assert load_config(str(output)).window_pooling == "max"
-    assert load_model(BertForSequenceClassification, str(output), {})[0].config.window_pooling is None
-
-
 def test_a_model_without_its_recipe_keeps_its_windows(finish, tmp_path):
     """They are as long as the model's 128 positions allow: 126 tokens and 74 of 200."""
-    copy = tmp_path / "model"
-    copy.mkdir()
-    for file in finish("max").iterdir():
-        if file.is_file() and file.name != "recipe.toml":
-            (copy / file.name).write_bytes(file.read_bytes())
+    copy = shutil.copytree(finish("max"), tmp_path / "model", ignore=lambda *_: ["recipe.toml", "predictions"])
     predictor, text = Predictor(copy, precision="fp32"), "good " * 100 + "bad " * 100
     inputs = predictor.task.encode_inputs([(text,)], predictor.settings)
     assert inputs.lengths.tolist() == [128, 76]
     (result,) = predictor([text])
     assert "cut" not in result
     assert inputs.data.counts.tolist() == [2]
+    again, _ = load_model(BertForSequenceClassification, str(copy), {})
+    assert again.config.window_pooling is None, "a further run decides for itself"

@@ -1,16 +1,17 @@
-"""A person's own named entities: equal runs from every form, splits, folds, predictions with scores, long texts."""
+"""A person's own named entities: every form, splits, folds, predictions with scores."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file
 from transformers import pipeline
 
 from bertkit.data.tags import from_iob2
+from bertkit.data.tokenizer import load_tokenizer
 from bertkit.inference.predictor import Predictor
 from bertkit.metrics.ner import find_entities
-from bertkit.reports.tables import list_shown
+from bertkit.reports.tables import OWN_DATA
 from bertkit.studies.folds import gather_folds
 from bertkit.studies.runner import make_study, run_study
 from bertkit.studies.spec import define_folds
@@ -18,7 +19,8 @@ from bertkit.tasks.examples import divide
 from bertkit.tasks.ner import NER
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
-from tests.official import write_checkpoint, write_table
+from tests.official import write_table
+from tests.tasks.conftest import load_examples, make_small
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -26,9 +28,9 @@ WORDS = {"good": "PER", "bad": "LOC", "word1": "", "so": "", ".": ""}
 FORMS = ("IOB1", "IOB2", "IOBES", "BILOU", "tokens", "spans")
 
 
-def make_rows(count, seed=0):
+def make_rows(count):
     """Return sentences of words and their tags in IOB2; neighbours of one type are one entity."""
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(0)
     rows = []
     for _ in range(count):
         words = draw.choice(list(WORDS), 6).tolist()
@@ -61,52 +63,35 @@ def write_form(path, form, rows):
     return write_table(path.with_suffix(".jsonl"), table)
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return str(write_checkpoint(tmp_path_factory.mktemp("bert"), initializer_range=0.1))
+load = partial(load_examples, NER)
 
 
-def make_recipe(start, place, updates=6, **data):
-    train = {"max_steps": updates, "learning_rate": 3e-3, "save_strategy": "no", "eval_strategy": "no"}
-    data = {"dir": str(place), "max_length": 40} | data
-    chosen = {"checkpoint": start, "batch_size": 8, "precision": "fp32", "preset": "paper"}
-    return chosen | {"data": data, "train": train}
-
-
-def load(place, **options):
-    lines = []
-    return NER.load(NER.recipe["data"] | {"dir": str(place)} | options, lines.append), lines
+def make_recipe(bert, place, updates=6):
+    return make_small(bert, place, {"max_length": 40}, max_steps=updates)
 
 
 @pytest.fixture(scope="module")
-def finished(start, tmp_path_factory):
+def finished(bert, tmp_path_factory):
     """Return the directory of a finished run on texts and spans, which has learned them, and its metrics."""
     folder = tmp_path_factory.mktemp("own")
     path = write_form(folder / "train", "spans", make_rows(80))
-    return folder / "run", run(Recipe.make(NER, make_recipe(start, path, updates=60)), output=folder / "run")
+    return folder / "run", run(Recipe.make(NER, make_recipe(bert, path, updates=60)), output=folder / "run")
 
 
-def test_every_form_trains_the_same_weights(start, tmp_path):
-    rows, runs = make_rows(60), {}
+def test_every_form_has_the_same_sequences_and_labels(bert, tmp_path):
+    tokenizer, found = load_tokenizer(bert), {}
     for form in FORMS:
-        path = write_form(tmp_path / form, form, rows)
-        metrics = run(Recipe.make(NER, make_recipe(start, path)), output=tmp_path / f"run-{form}")
-        weights = load_file(tmp_path / f"run-{form}" / "model.safetensors")
-        shown = list_shown(NER.table, NER.metric, metrics)
-        assert not any(row.paper for row in shown), "these are not the paper's data"
-        runs[form] = {name: metrics[name] for name in ("f1", "strict_f1", "test_f1")}, weights
-    scores, weights = runs["IOB2"]
-    for form, (found, own) in runs.items():
-        assert found == scores, form
-        assert all((own[name] == value).all() for name, value in weights.items()), form
-    for form in FORMS[:4]:
-        lines = (tmp_path / f"run-{form}" / "predictions" / "dev.conll").read_text().split("\n")
-        marks = {line.split(" ")[1][0] for line in lines if line}
-        assert marks - {"O"} <= set({"IOB1": "IB", "IOB2": "BI", "IOBES": "BIES", "BILOU": "BILU"}[form])
+        recipe = Recipe.make(NER, make_recipe(bert, write_form(tmp_path / form, form, make_rows(60))))
+        examples = NER.load(recipe.data, str)
+        found[form] = {key: NER.encode(part, tokenizer, recipe, key).fingerprint() for key, part in examples.items()}
+    assert set(found["spans"]) == {"train", "dev", "test"}
+    assert found == dict.fromkeys(FORMS, found["spans"])
 
 
 def test_predictions_have_the_rows_of_the_input(finished):
     output, metrics = finished
+    assert OWN_DATA in metrics
+    assert "For whole names" in (output / "README.md").read_text(encoding="utf-8")
     for split, key in (("dev", "f1"), ("test", "test_f1")):
         rows = [json.loads(line) for line in (output / "predictions" / f"{split}.jsonl").read_text().splitlines()]
         assert {tuple(row) for row in rows} == {("id", "writer", "text", "spans", "predicted")}
@@ -129,39 +114,24 @@ def test_entities_have_scores_as_in_the_stock_pipeline(finished):
     assert 0.5 < min(expected) < 1
 
 
-def test_a_text_longer_than_the_model_is_tagged_whole(finished):
-    """Each part is tagged as it is by itself, whatever its neighbours: the model has learned words alone."""
-    predictor = Predictor(str(finished[0]), precision="fp32")
-    text = " ".join(word for words, _ in make_rows(400, seed=1) for word in words)
-    result = predictor([text])[0]
-    assert len(result["tags"]) == 2400
-    assert "cut" not in result
-    kinds = [tag[2:] for tag in result["tags"]]
-    assert np.mean([kind == WORDS[word] for kind, word in zip(kinds, text.split(), strict=True)]) > 0.99
-
-
-def test_splits_are_shared_with_classify(tmp_path):
+def test_the_rows_of_a_group_stay_together(tmp_path):
     path = write_form(tmp_path / "t", "tokens", make_rows(200))
     examples, _ = load(path, group="writer")
     sizes = {split: len(found.text.sentences) for split, found in examples.items()}
     assert sum(sizes.values()) == 200
-    assert all(size % 5 == 0 for size in sizes.values()), "the rows of a writer stay together"
+    assert all(size % 5 == 0 for size in sizes.values())
     assert set(sizes) == {"train", "dev", "test"}
     for rows in divide(NER, examples["train"], 0.5):
         assert len(rows.text.sentences) % 5 == 0, "also where a part of dev decides"
-    more = write_form(tmp_path / "more", "tokens", make_rows(200) + make_rows(50, seed=2))
-    kept = load(more)[0]["dev"].text.sentences
-    words = [sentence.words for sentence in load(path)[0]["dev"].text.sentences]
-    assert [sentence.words for sentence in kept if sentence.line <= 200] == words, "added rows move no others"
 
 
-def test_a_test_split_without_tags_is_predicted_and_train_must_have_some(start, tmp_path, refused):
+def test_a_test_split_without_tags_is_predicted_and_train_must_have_some(bert, tmp_path, refused):
     folder = tmp_path / "d"
     folder.mkdir()
     rows = [{"tokens": words, "ner_tags": from_iob2(tags, "BILOU")} for words, tags in make_rows(80)]
     write_table(folder / "train.jsonl", rows)
     write_table(folder / "test.jsonl", [{"tokens": words} for words in (["good", "so"], ["bad"])])
-    metrics = run(Recipe.make(NER, make_recipe(start, folder, updates=40)), output=tmp_path / "run")
+    metrics = run(Recipe.make(NER, make_recipe(bert, folder, updates=40)), output=tmp_path / "run")
     assert not any(key.startswith("test_") for key in metrics)
     rows = [json.loads(line) for line in (tmp_path / "run" / "predictions" / "test.jsonl").read_text().splitlines()]
     assert [row["predicted"] for row in rows] == [["U-PER", "O"], ["U-LOC"]], "in the scheme of train"
@@ -188,10 +158,10 @@ def test_rows_without_tags_are_an_error_or_left_out_and_told(tmp_path, refused):
 
 
 @pytest.mark.parametrize("form", ["tokens", "IOBES"])
-def test_folds_predict_every_sentence(start, tmp_path, form):
+def test_folds_predict_every_sentence(bert, tmp_path, form):
     rows, output = make_rows(40), tmp_path / "out"
     path = write_form(tmp_path / "t", form, rows)
-    found = run_study(make_study(define_folds("ner", make_recipe(start, path, updates=2), 2)), output=output)
+    found = run_study(make_study(define_folds("ner", make_recipe(bert, path, updates=2), 2)), output=output)
     assert gather_folds(found, output) is not None
     if form == "tokens":
         lines = list(map(json.loads, (output / "out_of_fold.jsonl").read_text().splitlines()))

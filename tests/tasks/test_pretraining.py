@@ -98,12 +98,6 @@ def test_a_sample_is_located_without_going_through_the_epochs(corpus, tokenizer)
     assert numbers.tolist() == (np.array(samples) - starts[expected]).tolist()
 
 
-def test_the_first_epoch_plans_one_copy(corpus, tokenizer):
-    data = make_data(corpus, tokenizer)
-    data.__getitems__(range(10))
-    assert len(data.copy_ends[32]) == 1
-
-
 def test_masks_are_drawn_afresh_when_a_copy_comes_again(corpus, tokenizer):
     data = make_data(corpus, tokenizer, [Phase(1000, 32)], dupe_factor=1)
     pairs = data.count_pairs(32)
@@ -123,18 +117,14 @@ def test_masks_are_drawn_afresh_when_a_copy_comes_again(corpus, tokenizer):
 
 def test_a_batch_is_what_the_paper_describes(corpus, tokenizer):
     batch = make_data(corpus, tokenizer).__getitems__(range(200))
-    ids, mask, labels, segments = (batch[name] for name in ("input_ids", "attention_mask", "labels", "token_type_ids"))
-    lengths = mask.sum(1)
+    ids, mask, labels = (batch[name] for name in ("input_ids", "attention_mask", "labels"))
+    lengths, counts = mask.sum(1), (labels != -100).sum(1)
     assert ids.shape[1] == lengths.max() <= 32
     assert (ids[:, 0] == tokenizer.cls_token_id).all()
     assert (ids[torch.arange(200), lengths - 1] == tokenizer.sep_token_id).all()
-    assert ((ids == tokenizer.sep_token_id) & (labels == -100)).sum(1).eq(2).all()
-    assert (segments.diff(dim=1)[mask[:, 1:] == 1] >= 0).all()
     assert ((ids == tokenizer.pad_token_id) >= (mask == 0)).all()
-    counts = (labels != -100).sum(1)
     assert counts.tolist() == [min(5, max(1, round(0.15 * length))) for length in lengths.tolist()]
     assert 0.4 < batch["next_sentence_label"].float().mean() < 0.8
-    assert {column.dtype for column in batch.values()} == {torch.int64}
 
 
 def test_the_phases_follow_one_another_in_whole_updates(corpus, tokenizer):
@@ -182,16 +172,9 @@ def test_objectives(corpus, tokenizer):
 def test_recipes_that_make_no_sense_are_refused(refused):
     phases = [{"share": 1.0, "max_length": 64}]
     for change in (
-        {"data": {"objective": "nsp"}},
-        {"data": {"random_rate": 0.5}},
-        {"data": {"masked_lm_prob": 0.0}},
-        {"data": {"max_length": 4}},
         {"data": {"heldout_share": 1.0}},
         {"data": {"short_seq_prob": -0.1}},
         {"data": {"max_length": 32}, "phase": phases},
-        {"train": {"num_train_epochs": 3.0}},
-        {"train": {"train_sampling_strategy": "random"}},
-        {"freeze": "encoder"},
     ):
         with refused():
             PRETRAINING.check(draft(PRETRAINING, change))

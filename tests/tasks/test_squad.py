@@ -10,10 +10,12 @@ from transformers import AutoModelForQuestionAnswering
 
 from bertkit import BertForQuestionAnswering
 from bertkit.data.formats.squad import read_squad
-from bertkit.data.spans import Answer, Question, Span, express, rank
+from bertkit.data.spans import Answer, Question, Span, express, keep_top, rank
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.metrics.rows import take_values
 from bertkit.metrics.squad import score_answers, score_squad1, score_squad2
+from bertkit.model.checkpoint import load_model
+from bertkit.reports.tables import list_shown
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad import SQUAD, VERSIONS, describe_windows, find_squad
@@ -22,17 +24,13 @@ from bertkit.training.recipe import Recipe, load_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import FIRST, read_metrics
 from tests.conftest import draft
-from tests.official import encode_questions, write_checkpoint, write_glue, write_squad
+from tests.official import encode_questions, write_squad
+from tests.tasks.conftest import load_examples
 
 pytestmark = pytest.mark.usefixtures("here")
 
 ONE, TWO = VERSIONS
 SMALL = {"max_length": 40, "doc_stride": 12, "max_query_length": 8}
-
-
-@pytest.fixture(params=VERSIONS, ids=lambda version: version.name)
-def version(request):
-    return request.param
 
 
 def make_recipe(folder, start, version, **options):
@@ -41,19 +39,15 @@ def make_recipe(folder, start, version, **options):
 
 
 def load(version, folder, **options):
-    lines = []
-    data = SQUAD[version.name].recipe["data"] | {"dir": str(folder)} | options
-    return SQUAD[version.name].load(data, lines.append), lines
+    return load_examples(SQUAD[version.name], folder, **options)
 
 
-def make_kept(data, gold, high=10.0):
+def make_kept(data, gold):
     """Return the scores (W, 82) of a model that is certain of (first, last) in each window."""
-    from bertkit.data.spans import keep_top
-
     length = int((data.find_first() + data.lengths).max()) + 1
     logits = torch.zeros(2, len(data), length)
     for side in (0, 1):
-        logits[side, torch.arange(len(data)), torch.as_tensor(gold)[:, side]] = high
+        logits[side, torch.arange(len(data)), torch.as_tensor(gold)[:, side]] = 10.0
     return keep_top(*logits).numpy()
 
 
@@ -80,16 +74,6 @@ def test_both_files_are_read(tmp_path, version):
     assert (some["train"], some["dev"]) == (examples["train"][:5], examples["dev"])
 
 
-def test_nothing_left_to_train_on(tmp_path, refused):
-    file = write_squad(tmp_path, 1) / "train-v1.1.json"
-    content = json.loads(file.read_text())
-    for question in [qa for text in content["data"] for part in text["paragraphs"] for qa in part["qas"]]:
-        question["answers"][0]["answer_start"] = 9999
-    file.write_text(json.dumps(content))
-    with refused():
-        load(ONE, tmp_path)
-
-
 def test_the_other_version_s_files_are_refused(tmp_path, refused):
     one, two = (write_squad(tmp_path, v.number) / f"train-v{v.release}.json" for v in VERSIONS)
     texts = [path.read_text() for path in (one, two)]
@@ -108,16 +92,9 @@ def test_another_file_may_be_trained_on(tmp_path):
     assert examples["dev"] == read_squad(folder / "dev-v2.0.json")
 
 
-def test_options_that_make_no_sense(tmp_path, refused):
-    start = str(write_checkpoint(tmp_path / "bert", max_position_embeddings=512))
-    for options in (
-        {"max_length": 67},
-        {"doc_stride": 0},
-        {"max_train_samples": -1},
-        {"dir": "no/folder"},
-    ):
-        with refused():
-            run(Recipe.make(TASKS["squad2"], {"checkpoint": start, "data": options}), output=tmp_path / "run")
+def test_options_that_make_no_sense(start, refused):
+    with refused():
+        Recipe.make(TASKS["squad2"], {"checkpoint": start, "data": {"max_length": 67}})
 
 
 def test_what_became_of_the_questions_is_said(start):
@@ -202,14 +179,9 @@ def test_the_best_answers_have_the_reference_s_form():
 
 
 def test_tau_is_that_of_the_rows_that_decide(tmp_path, start):
-    """The scores are those of the other rows at that tau; without such rows the scores are marked."""
-    recipe = make_recipe(tmp_path, start, TWO)
-    whole = run(Recipe.make(TASKS["squad2"], recipe), output=tmp_path / "whole")
-    assert whole["chosen_on_dev"] == "tau"
-    warning = "The scores are optimistic because the same data were used to choose tau; with --set data.tune_share=0.5"
-    assert warning in (tmp_path / "whole" / "README.md").read_text()
-    share, output = {"data": {"tune_share": 0.5}}, tmp_path / "run"
-    found = run(Recipe.make(TASKS["squad2"], recipe, share), output=output)
+    """The scores are those of the other rows at that tau."""
+    recipe, output = make_recipe(tmp_path, start, TWO, tune_share=0.5), tmp_path / "run"
+    found = run(Recipe.make(TASKS["squad2"], recipe), output=output)
     assert "chosen_on_dev" not in found
     assert "optimistic" not in (output / "README.md").read_text()
     names = ("predictions.json", "nbest_predictions.json", "null_odds.json")
@@ -246,6 +218,16 @@ def test_a_run_leaves_what_the_official_scripts_take(tmp_path, start, version):
             assert answer == (best["text"] if found["null_odds.json"][question] < -metrics["tau"] else "")
     model = BertForQuestionAnswering.from_pretrained(output)
     assert model.config.tau == (metrics["tau"] if version.unanswerable else None)
+    assert load_model(BertForQuestionAnswering, str(output), {})[0].config.tau is None, "another run has its own"
+    assert not any(key.startswith("test_") for key in metrics)
+    rows = list_shown(task.table, task.metric, metrics)
+    assert all(row.paper for row in rows if row.key in ("f1", version.exact))
+    assert not list((output / "predictions").glob("*.jsonl")), "the rows of official files are not written again"
+    card = (output / "README.md").read_text()
+    assert "were not compared with the official ones" in card
+    warning = "The scores are optimistic because the same data were used to choose tau; with --set data.tune_share=0.5"
+    assert (warning in card) == version.unanswerable
+    assert metrics.get("chosen_on_dev") == ("tau" if version.unanswerable else None)
     stock = AutoModelForQuestionAnswering.from_pretrained(output)
     assert type(stock).__module__.startswith("transformers.")
     ids = torch.tensor([[2, 5, 6, 3, 7, 8, 3]])
@@ -267,12 +249,6 @@ def test_another_file_comes_first(tmp_path, start):
     assert read_metrics(output / FIRST / "metrics.json")["updates"] == metrics["updates"] == 3
     first, second = (BertForQuestionAnswering.from_pretrained(path) for path in (output / FIRST, output))
     assert not torch.equal(first.qa_outputs.weight, second.qa_outputs.weight)
-    # The saved recipe repeats all of it, and a run without the other file ends elsewhere.
-    assert run(load_recipe(output / "recipe.toml"), output=tmp_path / "again") == metrics
-    recipe["data"]["extra_train"] = ""
-    run(Recipe.make(TASKS["squad2"], recipe), output=tmp_path / "plain")
-    plain = BertForQuestionAnswering.from_pretrained(tmp_path / "plain")
-    assert not torch.equal(plain.qa_outputs.weight, second.qa_outputs.weight)
 
 
 def test_another_recipe_does_not_overwrite_one_whose_first_part_has_begun(tmp_path, start, refused):
@@ -326,14 +302,10 @@ def test_never_answering_is_warned_of():
     assert TASKS["squad1"].comment({"f1": 0.0}) == []
 
 
-# --- Unusual texts
-
-
-@pytest.mark.parametrize("strategy", ["random", "group_by_length"])
-def test_predictions_belong_to_their_questions_however_training_is_ordered(tmp_path, start, strategy):
+def test_predictions_belong_to_their_questions_however_training_is_ordered(tmp_path, start):
     """The Trainer would silently sort evaluation data by length, too."""
     recipe, task = make_recipe(tmp_path, start, ONE), TASKS["squad1"]
-    recipe["train"]["train_sampling_strategy"] = strategy
+    recipe["train"]["train_sampling_strategy"] = "group_by_length"
     metrics = run(Recipe.make(task, recipe), output=tmp_path / "run")
     model = BertForQuestionAnswering.from_pretrained(tmp_path / "run").eval()
     questions = read_squad(tmp_path / "squad" / "dev-v1.1.json")
@@ -345,15 +317,6 @@ def test_predictions_belong_to_their_questions_however_training_is_ordered(tmp_p
     assert written == json.loads(task.format_predictions(kept, data, "dev")["predictions.json"])
     assert len(set(written.values())) > 5
     assert metrics["f1"] == score_summaries(task, kept, data)["f1"]
-
-
-def test_a_tau_does_not_outlive_its_task(tmp_path, start):
-    run(Recipe.make(TASKS["squad2"], make_recipe(tmp_path, start, TWO)), output=tmp_path / "two")
-    glue = write_glue(tmp_path / "glue")
-    recipe = {"checkpoint": str(tmp_path / "two"), "batch_size": 8, "data": {"dir": str(glue), "max_length": 40}}
-    run(Recipe.make(TASKS["rte"], recipe | {"train": {"max_steps": 1}}), output=tmp_path / "rte")
-    assert "tau" in json.loads((tmp_path / "two" / "config.json").read_text())
-    assert "tau" not in json.loads((tmp_path / "rte" / "config.json").read_text())
 
 
 def test_scoring_says_what_is_missing(tmp_path, refused):

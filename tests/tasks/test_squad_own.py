@@ -1,14 +1,10 @@
 """SQuAD's task on a person's own questions: equal runs from every form, splits, test, folds and cards."""
 
 import json
-from pathlib import Path
 
-import datasets
 import pytest
-from safetensors.torch import load_file
 
 import bertkit
-from bertkit.data.formats import hub
 from bertkit.data.formats.squad import read_own_squad
 from bertkit.data.spans import Question
 from bertkit.data.tokenizer import load_tokenizer
@@ -17,24 +13,12 @@ from bertkit.metrics.squad import score_squad1
 from bertkit.reports.tables import OWN_DATA, list_shown
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad import SQUAD, VERSIONS, collect_answers
-from bertkit.tasks.task import list_commands
 from bertkit.training import model_card
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.conftest import draft
 from tests.official import list_questions, write_checkpoint, write_questions, write_squad
-
-SMALL = {"max_length": 40, "doc_stride": 12, "max_query_length": 8}
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return str(write_checkpoint(tmp_path_factory.mktemp("bert"), initializer_range=0.1))
-
-
-@pytest.fixture(params=VERSIONS, ids=lambda version: version.name)
-def version(request):
-    return request.param
+from tests.tasks.conftest import load_examples, make_small
 
 
 @pytest.fixture(scope="module")
@@ -43,27 +27,18 @@ def questions(tmp_path_factory):
     found = {}
     for version in VERSIONS:
         folder = write_squad(tmp_path_factory.mktemp("squad"), version.number)
-        found[version.name] = (
-            folder,
-            *(list_questions(folder / SQUAD[version.name].name_file(s)) for s in ("train", "dev")),
-        )
+        files = (folder / SQUAD[version.name].name_file(split) for split in ("train", "dev"))
+        found[version.name] = (folder, *map(list_questions, files))
     return found
 
 
 def load(version, place, **options):
-    lines = []
-    data = SQUAD[version.name].recipe["data"] | {"dir": str(place)} | options
-    return SQUAD[version.name].load(data, lines.append), lines
+    return load_examples(SQUAD[version.name], place, **options)
 
 
-def make_recipe(start, place, **options):
-    return {
-        "checkpoint": start,
-        "batch_size": 8,
-        "preset": "paper",
-        "data": SMALL | {"dir": str(place)} | options,
-        "train": {"max_steps": 3},
-    }
+def make_recipe(bert, place, **options):
+    lengths = {"max_length": 40, "doc_stride": 12, "max_query_length": 8}
+    return make_small(bert, place, lengths | options, max_steps=3)
 
 
 def write_folder(folder, form, **splits):
@@ -72,45 +47,18 @@ def write_folder(folder, form, **splits):
     return folder
 
 
-def write_halves(folder, rows):
-    first, second = (
-        write_questions(folder / f"{name}.jsonl", part) for name, part in (("a", rows[:9]), ("b", rows[9:]))
-    )
-    return f"{first},{second}"
-
-
-# --- Equal runs
-
-
-def test_every_form_gives_the_windows_and_the_weights_of_the_official_files(tmp_path, start, version, questions):
-    official, train, dev = questions[version.name]
-    task = TASKS[version.name]
-    places = {
-        "official": official,
-        "lines": write_folder(tmp_path / "lines", ".jsonl", train=train, dev=dev),
-        "parquet": write_folder(tmp_path / "parquet", ".parquet", train=train, dev=dev),
-    }
-    runs = []
-    for name, place in places.items():
-        output = tmp_path / f"run-{name}"
-        metrics = run(Recipe.make(task, make_recipe(start, place)), output=output)
-        weights = {key: one.tolist() for key, one in load_file(output / "model.safetensors").items()}
-        answers = (output / "predictions" / "nbest_predictions.json").read_bytes()
-        runs.append((metrics["f1"], metrics[version.exact], answers, weights))
-    assert runs[0] == runs[1] == runs[2]
-
-
-def test_one_file_and_its_halves_give_equal_windows(tmp_path, start, version, questions):
+def test_one_file_and_its_halves_give_equal_windows(tmp_path, bert, version, questions):
     official, train, _ = questions[version.name]
+    halves = [write_questions(tmp_path / f"{name}.jsonl", part) for name, part in (("a", train[:9]), ("b", train[9:]))]
     places = (
         official / SQUAD[version.name].name_file("train"),
         write_questions(tmp_path / "a" / "all.jsonl", train),
         write_questions(tmp_path / "all.parquet", train),
-        write_halves(tmp_path, train),
+        ",".join(map(str, halves)),
     )
-    task, tokenizer, found = TASKS[version.name], load_tokenizer(start), []
+    task, tokenizer, found = TASKS[version.name], load_tokenizer(bert), []
     for place in places:
-        recipe = Recipe.make(task, make_recipe(start, place, dev_share=0.3, test_share=0.2))
+        recipe = Recipe.make(task, make_recipe(bert, place, dev_share=0.3, test_share=0.2))
         examples = task.load(recipe.data, str)
         found.append({key: task.encode(part, tokenizer, recipe, key).fingerprint() for key, part in examples.items()})
     assert set(found[0]) == {"train", "dev", "test"}
@@ -120,17 +68,13 @@ def test_one_file_and_its_halves_give_equal_windows(tmp_path, start, version, qu
 # --- Splits
 
 
-def test_all_questions_about_one_text_are_in_one_split_and_more_rows_move_none(tmp_path, version, questions):
-    _, train, dev = questions[version.name]
-    shares = {"dev_share": 0.3, "test_share": 0.2}
-    found, _ = load(version, write_questions(tmp_path / "all.jsonl", train), **shares)
+def test_all_questions_about_one_text_are_in_one_split(tmp_path, version, questions):
+    _, train, _ = questions[version.name]
+    found, _ = load(version, write_questions(tmp_path / "all.jsonl", train), dev_share=0.3, test_share=0.2)
     contexts = [{question.context for question in part} for part in found.values()]
     assert {split: len(part) > 0 for split, part in found.items()} == dict.fromkeys(("train", "dev", "test"), True)
     assert sum(map(len, found.values())) == 24
     assert len(set.union(*contexts)) == sum(map(len, contexts)) == 8
-    more, _ = load(version, write_questions(tmp_path / "more.jsonl", dev + train), **shares)
-    ids = [{split: {question.id for question in part} for split, part in one.items()} for one in (found, more)]
-    assert all(part <= ids[1][split] for split, part in ids[0].items())
 
 
 def test_questions_of_a_group_stay_together_also_where_some_of_dev_decide(tmp_path, questions):
@@ -169,21 +113,21 @@ def test_a_misplaced_answer_is_left_out_of_training_and_counted_elsewhere(tmp_pa
         load(VERSIONS[0], folder)
 
 
-def test_split_options_that_make_no_sense(start, questions, refused):
+def test_split_options_that_make_no_sense(bert, questions, refused):
     folder, *_ = questions["squad1"]
-    for options in ({"dev_share": 0.5, "test_share": 0.5}, {"folds": 1}, {"folds": 3}, {"group": "title"}):
+    for options in ({"folds": 3}, {"group": "title"}):
         with refused():
-            Recipe.make(TASKS["squad1"], make_recipe(start, folder, **options))
+            Recipe.make(TASKS["squad1"], make_recipe(bert, folder, **options))
 
 
 # --- Test
 
 
-def test_test_is_scored_at_the_tau_of_dev_and_its_files_stand_beside_those_of_dev(tmp_path, start, version, questions):
+def test_test_is_scored_at_the_tau_of_dev_and_its_files_stand_beside_those_of_dev(tmp_path, bert, version, questions):
     _, train, dev = questions[version.name]
     folder = write_folder(tmp_path / "own", ".jsonl", train=train, dev=dev[:12], test=dev[12:])
     task, output = TASKS[version.name], tmp_path / "run"
-    metrics = run(Recipe.make(task, make_recipe(start, folder)), output=output)
+    metrics = run(Recipe.make(task, make_recipe(bert, folder)), output=output)
     names = ["predictions.json", "nbest_predictions.json"] + ["null_odds.json"] * version.unanswerable
     texts = (path for path in (output / "predictions").iterdir() if path.suffix != ".parquet")
     files = {path.name: path.read_text(encoding="utf-8") for path in texts}
@@ -212,11 +156,11 @@ def test_test_is_scored_at_the_tau_of_dev_and_its_files_stand_beside_those_of_de
     assert not [word for word in ("the paper", "official", "rajpurkar") if word in card]
 
 
-def test_an_unlabelled_test_split_is_only_predicted(tmp_path, start, version, questions):
+def test_an_unlabelled_test_split_is_only_predicted(tmp_path, bert, version, questions):
     _, train, dev = questions[version.name]
     bare = [{key: cell for key, cell in row.items() if key != "answers"} for row in dev[:6]]
     folder, task = write_folder(tmp_path / "own", ".csv", train=train, dev=dev, test=bare), TASKS[version.name]
-    metrics = run(Recipe.make(task, make_recipe(start, folder)), output=tmp_path / "run")
+    metrics = run(Recipe.make(task, make_recipe(bert, folder)), output=tmp_path / "run")
     assert not any(key.startswith("test_") for key in metrics)
     predictions = tmp_path / "run" / "predictions"
     assert list(json.loads((predictions / "test_predictions.json").read_text())) == [row["id"] for row in bare]
@@ -224,52 +168,13 @@ def test_an_unlabelled_test_split_is_only_predicted(tmp_path, start, version, qu
     assert not (predictions / "test.mistakes.csv").exists()
 
 
-def test_official_files_have_no_test_and_no_rows(tmp_path, start, version, questions):
-    folder, *_ = questions[version.name]
-    task = TASKS[version.name]
-    metrics = run(Recipe.make(task, make_recipe(start, folder)), output=tmp_path / "run")
-    assert not any(key.startswith("test_") for key in metrics)
-    rows = list_shown(task.table, task.metric, metrics)
-    assert all(row.paper for row in rows if row.key in ("f1", version.exact))
-    assert not list((tmp_path / "run" / "predictions").glob("*.jsonl"))
-    assert "were not compared with the official ones" in (tmp_path / "run" / "README.md").read_text()
-
-
-# --- Folds and cards
-
-
-def test_each_question_is_in_dev_of_one_fold(tmp_path, version, questions):
-    _, train, _ = questions[version.name]
-    place = write_questions(tmp_path / "all.jsonl", train)
-    found = [load(version, place, folds=2, fold=fold)[0] for fold in range(2)]
-    assert all(set(examples) == {"train", "dev"} for examples in found)
-    ids = [question.id for examples in found for question in examples["dev"]]
-    assert sorted(ids) == sorted(row["id"] for row in train)
-
-
-def test_a_data_set_of_ones_own_on_the_hub_is_not_taken_for_squad(monkeypatch, questions):
-    _, train, dev = questions["squad1"]
-    splits = {"train": train, "validation": dev, "test": dev[:3]}
-    found = datasets.DatasetDict({split: datasets.Dataset.from_list(rows) for split, rows in splits.items()})
-    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_: found)
-    examples, _ = load(VERSIONS[0], "eve/questions:small")
-    assert {split: len(part) for split, part in examples.items()} == {"train": 24, "dev": 24, "test": 3}
+def test_the_card_of_ones_own_data_on_the_hub_does_not_take_them_for_squad():
     task = TASKS["squad1"]
     recipe = draft(task, {"data": {"dir": "eve/questions:small"}})
     card = model_card.make_metadata(task, "mine", recipe, {"f1": 50.0, "test_f1": 40.0}, task.head, "transformers")
     assert (card.language, card.datasets) == (None, ["eve/questions"])
     results = [(x.dataset_type, x.dataset_config, x.dataset_split, x.metric_value) for x in card.eval_results]
     assert results == [("eve/questions", "small", "dev", 50.0), ("eve/questions", "small", "test", 40.0)]
-
-
-def test_what_a_run_suggests():
-    task = TASKS["squad1"]
-    assert list_commands(task, Path("my runs/own"), draft(task)) == [
-        "bertkit squad --version 1 --recipe 'my runs/own'/recipe.toml --set train.seed=43 --output 'my runs/own'-43  "
-        "# another seed",
-        "bertkit predict 'my runs/own' --input questions.jsonl --output answers.jsonl",
-    ]
 
 
 # --- Chinese
@@ -320,15 +225,15 @@ def test_tau_is_tuned_on_the_f1_over_characters():
     assert found["en"] == (3.0, 50.0, 50.0, [1, 0, 0, 1])
 
 
-def test_the_language_is_that_of_the_contexts_or_given(tmp_path, start, questions, refused):
+def test_the_language_is_that_of_the_contexts_or_given(tmp_path, bert, questions, refused):
     official, _, _ = questions["squad1"]
     own, _ = write_story(tmp_path / "own")
-    task, tokenizer, found = TASKS["squad1"], load_tokenizer(start), {}
+    task, tokenizer, found = TASKS["squad1"], load_tokenizer(bert), {}
     for folder in (official, own):
         for language in ("", "en", "zh"):
-            recipe = Recipe.make(task, make_recipe(start, folder, language=language))
+            recipe = Recipe.make(task, make_recipe(bert, folder, language=language))
             examples = task.load(recipe.data, str)
             found[folder, language] = task.encode(examples["dev"], tokenizer, recipe, "dev").language
     assert list(found.values()) == ["en", "en", "zh", "zh", "en", "zh"]
     with refused():
-        Recipe.make(task, make_recipe(start, own, language="ja"))
+        Recipe.make(task, make_recipe(bert, own, language="ja"))
