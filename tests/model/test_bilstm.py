@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from bertkit.model import bilstm, bilstm_heads
 from bertkit.model.bilstm import FEATURE_LAYERS, BertBiLSTM, BertLayerMix, find_layers, select_features
 from bertkit.model.config import BertConfig
-from bertkit.model.packing import PACKED, Packed, lay_out
+from bertkit.model.packing import PACKED, lay_out
 from tests.conftest import TINY, collect, differ, make_batch, make_labels, make_model, shape_for
+from tests.model.inputs import KERNELS
 
-KERNELS = ("packed", "eager", "sdpa")
 TOPS = (
     "BertBiLSTMForSequenceClassification",
     "BertBiLSTMForMultipleChoice",
@@ -39,41 +39,31 @@ def make_features_model(**values) -> bilstm_heads.BertFeaturesForTokenClassifica
 # --- The BiLSTM -------------------------------------------------------------------------------------------------------
 
 
-def test_a_bilstm_reads_each_sequence_by_itself() -> None:
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_bilstm_reads_each_sequence_by_itself(kernel: str) -> None:
+    """A sentence is read where each direction has seen all of it."""
     module, batch = BertBiLSTM(8, 5), make_batch(LENGTHS)
     states = torch.randn(*batch["input_ids"].shape, 8)
-    layout = lay_out(tuple(states.shape[:2]), batch["attention_mask"], PACKED, states.device)
-    found = layout.unpack(module(layout.pack(states), layout))  # (B, T, 10)
+    layout = lay_out(tuple(states.shape[:2]), batch["attention_mask"], kernel, states.device)
+    packed = module(layout.pack(states), layout)
+    found, sentences = layout.unpack(packed), module.read_sentence(packed, layout)  # (B, T, 10), (B, 10)
     for row, length in enumerate(LENGTHS):
-        alone, _ = module.lstm(states[row, :length])  # (T, 10)
+        alone, (last, _) = module.lstm(states[row, :length])  # (T, 10), (4, 5): two layers in two directions
         torch.testing.assert_close(found[row, :length], alone)
+        torch.testing.assert_close(sentences[row], last[2:].flatten())
         assert found[row, length:].abs().sum() == 0
-
-
-def make_packed(lengths: list[int], size: int) -> tuple[Tensor, Packed]:
-    """Return random states (N, size) of sequences of these lengths, and their layout."""
-    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    tokens = torch.randn(sum(lengths), size, requires_grad=True)
-    return tokens, lay_out(tuple(mask.shape), mask, PACKED, tokens.device)
-
-
-def run_both(lstm: nn.LSTM, tokens: Tensor, layout: Packed, monkeypatch) -> list[list[Tensor]]:
-    """Return states and gradients (tokens, parameters) of the kernel for padded sequences and of `nn.LSTM`."""
-    results = []
-    for fast in (True, False):
-        monkeypatch.setattr(bilstm, "can_run_padded", lambda *_, fast=fast: fast)
-        states = bilstm.run_bilstm(lstm, tokens, layout)
-        results.append([states, *torch.autograd.grad(states.float().cos().sum(), [tokens, *lstm.parameters()])])
-    return results
 
 
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("lengths", [LENGTHS, [6], [4, 4, 4], [1, 1], [9, 1, 8, 2, 7, 3, 6, 4, 5, 11]])
 def test_the_kernel_for_padded_sequences_has_the_states_and_gradients_of_packed_ones(lengths, layers, monkeypatch):
-    lstm = nn.LSTM(6, 5, num_layers=layers, bidirectional=True)
-    fast, plain = run_both(lstm, *make_packed(lengths, 6), monkeypatch)
-    for one, other in zip(fast, plain, strict=True):
-        torch.testing.assert_close(one, other)
+    mask, lstm = make_batch(lengths)["attention_mask"], nn.LSTM(6, 5, num_layers=layers, bidirectional=True)
+    tokens, found = torch.randn(sum(lengths), 6, requires_grad=True), []
+    for is_fast in (True, False):
+        monkeypatch.setattr(bilstm, "can_run_padded", lambda *_, is_fast=is_fast: is_fast)
+        states = bilstm.run_bilstm(lstm, tokens, lay_out(tuple(mask.shape), mask, PACKED, mask.device))
+        found.append([states, *torch.autograd.grad(states.cos().sum(), [tokens, *lstm.parameters()])])
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -103,17 +93,6 @@ def test_it_is_saved_and_loaded_and_stock_transformers_has_the_encoder(head: str
     stock = transformers.AutoModel.from_pretrained(tmp_path).eval()(**flat).last_hidden_state
     real = flat["attention_mask"].bool()
     assert differ(stock[real], model.bert(**flat).last_hidden_state[real]) < 1e-5
-
-
-def test_a_sentence_is_read_where_each_direction_has_seen_all_of_it() -> None:
-    module, batch = BertBiLSTM(8, 5), make_batch(LENGTHS)
-    states = torch.randn(*batch["input_ids"].shape, 8)
-    for kernel in KERNELS:
-        layout = lay_out(tuple(states.shape[:2]), batch["attention_mask"], kernel, states.device)
-        found = module.read_sentence(module(layout.pack(states), layout), layout)  # (B, 10)
-        for row, length in enumerate(LENGTHS):
-            _, (last, _) = module.lstm(states[row, :length])  # (4, 5): two layers in two directions
-            torch.testing.assert_close(found[row], last[2:].flatten())
 
 
 # --- A frozen encoder -------------------------------------------------------------------------------------------------
