@@ -30,7 +30,7 @@ from bertkit.metrics.table import make_rows
 CLASSES = ("accuracy", "f1", "matthews_correlation")
 NUMBERS = ("pearson", "spearmanr")
 binary_pairs = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=30)
-number_pairs = st.integers(2, 20).flatmap(
+number_pairs = st.integers(1, 20).flatmap(
     lambda count: arrays(np.float64, (count, 2), elements=st.integers(-50, 50).map(lambda value: value / 10))
 )
 
@@ -87,7 +87,9 @@ def test_accuracy_and_matthews_of_three_classes():
 def test_classes_follow_from_the_confusion_matrix(pairs):
     tp, tn, fp, fn = (pairs.count(pair) for pair in ((1, 1), (0, 0), (1, 0), (0, 1)))
     root = math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
-    assert compute_scores(CLASSES, *zip(*pairs, strict=True)) == pytest.approx(
+    found = compute_scores(CLASSES, *zip(*pairs, strict=True))
+    assert {type(value) for value in found.values()} == {float}
+    assert found == pytest.approx(
         {
             "accuracy": (tp + tn) / len(pairs),
             "f1": 2 * tp / (2 * tp + fp + fn) if tp else 0.0,
@@ -114,26 +116,6 @@ def test_correlations_follow_from_their_definitions(pairs):
     scores = compute_scores(NUMBERS, predictions, references)
     assert scores["pearson"] == pytest.approx(correlate(predictions, references), abs=1e-9)
     assert scores["spearmanr"] == pytest.approx(correlate(rank(predictions), rank(references)), abs=1e-9)
-
-
-# --- undefined values
-
-
-@pytest.mark.parametrize(
-    ("name", "predictions", "references"),
-    [
-        ("matthews_correlation", [1, 1, 1], [0, 1, 1]),
-        ("matthews_correlation", [1, 1, 1], [1, 1, 1]),
-        ("f1", [0, 0, 0], [0, 0, 0]),
-        ("f1", [0, 1, 0], [0, 0, 0]),
-        ("pearson", [0.1, 0.1, 0.1], [1, 2, 3]),
-        ("pearson", [1], [1]),
-        ("spearmanr", [0.1, 0.1, 0.1], [1, 2, 3]),
-    ],
-)
-def test_what_is_undefined_is_zero_without_a_warning(name, predictions, references):
-    found = score(name, predictions, references)
-    assert (found, type(found)) == (0.0, float)
 
 
 def test_predictions_that_are_no_numbers_are_refused(refused):
