@@ -224,9 +224,6 @@ def test_no_threshold_is_better_and_no_better_one_is_nearer(example):
             assert abs(threshold - 0.5) <= abs((max(limit, 0.0) + above) / 2 - 0.5)
 
 
-# --- Numbers
-
-
 def test_scores_of_numbers_are_those_of_scipy_and_scikit_learn():
     """Values 1 2 4 against 1 3 3: squared errors 0, 1, 1; both means are 7/3.
 

@@ -211,9 +211,6 @@ def test_seeds_count_also_where_all_rows_of_the_runs_differ():
     assert found.seed_error > 50
 
 
-# --- Groups -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("rows", "p"), [(1, 0.9), (3, 0.25), (5, 1 / 16), (6, 1 / 32)])
 def test_rows_that_all_gain_are_told_no_better_than_by_coins(rows, p):
     found = compare_methods([measure_mean(np.zeros(rows))], [measure_mean(np.ones(rows))])

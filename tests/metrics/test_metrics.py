@@ -46,9 +46,6 @@ def score(name: str, predictions: object, references: object) -> float:
     return compute_scores([name], predictions, references)[name]
 
 
-# --- worked examples
-
-
 # Pairs (prediction, reference): three (1, 1), one (0, 0), two (1, 0), one (0, 1): TP 3, TN 1, FP 2, FN 1.
 # accuracy (3 + 1) / 7; precision 3/5 and recall 3/4: f1 = 2 * 3 / (2 * 3 + 2 + 1) = 2/3;
 # Matthews (3 * 1 - 2 * 1) / sqrt(5 * 4 * 3 * 2) = 1 / sqrt(120).
@@ -78,9 +75,6 @@ def test_accuracy_and_matthews_of_three_classes():
     """
     found = compute_scores(["accuracy", "matthews_correlation"], [0, 1, 2, 2], [0, 1, 1, 2])
     assert found == {"accuracy": 0.75, "matthews_correlation": pytest.approx(0.7)}
-
-
-# --- direct formulas
 
 
 @given(binary_pairs)
@@ -122,9 +116,6 @@ def test_predictions_that_are_no_numbers_are_refused(refused):
     for names, predictions in ((["accuracy"], [1, math.nan]), (["pearson"], [-math.inf, 2])):
         with refused():
             compute_scores(names, predictions, [1, 0])
-
-
-# --- modules of evaluate
 
 
 @pytest.mark.parametrize("names", [("accuracy", "f1"), ("matthews_correlation",), NUMBERS])

@@ -151,7 +151,7 @@ def test_dropout_drops_probabilities_and_keeps_their_mean(kernel: str) -> None:
     check_dropout(kernel, [9, 2, 30, 30, 17], rate=0.3, draws=60, slack=1e-4)
 
 
-# --- Groups -----------------------------------------------------------------------------------------------------------
+# --- Layouts and their groups -----------------------------------------------------------------------------------------
 
 
 @given(lengths=lengths)
@@ -179,9 +179,6 @@ def test_a_worked_example_of_groups() -> None:
     assert tokens.tolist() == [0, 11, 5, 6, 1, 2, 3, 4, 7, 8, 9, 10]
     assert slots.tolist() == [0, 4, 5, 6, 7, 2, 3, 8, 9, 10, 11, 1]
     assert real is None
-
-
-# --- Layouts ----------------------------------------------------------------------------------------------------------
 
 
 @given(rows=masks)
@@ -253,15 +250,8 @@ def test_cuda_s_kernels_are_attention_within_each_sequence(kind: str, dtype: tor
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_cuda_drops_probabilities_and_keeps_their_mean(dtype: torch.dtype) -> None:
     """The tolerance is that of the flash kernel, which keeps eight bits of the rate."""
-    check_dropout(
-        "unpacked" if dtype == torch.float32 else "flash",
-        [9, 2, 30, 30, 17],
-        rate=0.3,
-        draws=60,
-        slack=2e-2,
-        dtype=dtype,
-        device="cuda",
-    )
+    kernel = "unpacked" if dtype == torch.float32 else "flash"
+    check_dropout(kernel, [9, 2, 30, 30, 17], rate=0.3, draws=60, slack=2e-2, dtype=dtype, device="cuda")
 
 
 @pytest.mark.gpu

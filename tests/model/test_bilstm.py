@@ -36,9 +36,6 @@ def make_features_model(**values) -> bilstm_heads.BertFeaturesForTokenClassifica
     return make_model("BertFeaturesForTokenClassification", **(FEATURES | values))
 
 
-# --- The BiLSTM -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_bilstm_reads_each_sequence_by_itself(kernel: str) -> None:
     """A sentence is read where each direction has seen all of it."""
@@ -95,9 +92,6 @@ def test_it_is_saved_and_loaded_and_stock_transformers_has_the_encoder(head: str
     assert differ(stock[real], model.bert(**flat).last_hidden_state[real]) < 1e-5
 
 
-# --- A frozen encoder -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("head", FINE_TUNED)
 def test_a_frozen_encoder_does_not_learn_and_what_is_above_does(head: str) -> None:
     batch, labels = prepare(head)
@@ -122,9 +116,6 @@ def test_a_frozen_encoder_has_no_dropout_and_the_head_keeps_its_own() -> None:
     assert not torch.equal(*(model(**batch).logits for _ in range(2)))
     model.eval()
     assert torch.equal(*(model(**batch).logits for _ in range(2)))
-
-
-# --- Features of layers -----------------------------------------------------------------------------------------------
 
 
 def test_the_six_rows_of_table_7_name_these_layers() -> None:

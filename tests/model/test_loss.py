@@ -120,28 +120,17 @@ def test_without_a_label_the_loss_is_zero(head: str, training: bool, count: Tens
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-WEIGHTED_HEADS = ("BertForSequenceClassification", "BertBiLSTMForSequenceClassification")
-
-
-def draw_labels(kind: str) -> Tensor:
-    """Return labels of eight sequences for three labels: classes of which one is ignored, or independent labels."""
-    if kind == "single_label_classification":
-        return torch.tensor([0, 1, 1, IGNORE_INDEX, 2, 0, 0, 2])
-    return torch.randint(2, (8, 3)).float()
-
-
 @pytest.mark.parametrize("weights", [[1.0, 2.5, 0.25], [0.01, 0.02, 0], [3, 300, 30]])
 @pytest.mark.parametrize("kind", ["single_label_classification", "multi_label_classification"])
-@pytest.mark.parametrize("head", WEIGHTED_HEADS)
+@pytest.mark.parametrize("head", ["BertForSequenceClassification", "BertBiLSTMForSequenceClassification"])
 def test_class_weights_are_those_of_torch(head: str, kind: str, weights: list[float]) -> None:
     """Loss and gradient equal torch's, for a sum of weights below 1, too, and with parts of an update added up."""
     model, batch = make_model(head, problem_type=kind, class_weights=weights, **NO_DROPOUT), make_batch([9] * 8)
-    batch["labels"], tensor = draw_labels(kind), torch.tensor(weights, dtype=torch.float32)
-    torchs = (
-        nn.CrossEntropyLoss(tensor)
-        if kind == "single_label_classification"
-        else nn.BCEWithLogitsLoss(pos_weight=tensor)
-    )
+    tensor = torch.tensor(weights, dtype=torch.float32)
+    if kind == "single_label_classification":
+        batch["labels"], torchs = torch.tensor([0, 1, 1, IGNORE_INDEX, 2, 0, 0, 2]), nn.CrossEntropyLoss(tensor)
+    else:
+        batch["labels"], torchs = torch.randint(2, (8, 3)).float(), nn.BCEWithLogitsLoss(pos_weight=tensor)
     outputs = model(**batch)
     expected = torchs(outputs.logits, batch["labels"])
     torch.testing.assert_close(outputs.loss, expected)

@@ -455,9 +455,6 @@ def test_pipelines_give_what_they_give_with_transformers(task: str, head: str) -
             assert a == (b if isinstance(b, str) else pytest.approx(b, rel=1e-4, abs=1e-5))
 
 
-# --- Initialisation ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("deviation", [0.02, 0.1])
 def test_weights_start_from_a_truncated_normal(deviation: float) -> None:
     """The reference code cuts at two deviations, which leaves 0.880 of one: sqrt(1 - 4 phi(2) / (2 Phi(2) - 1))."""
@@ -475,9 +472,6 @@ def test_weights_start_from_a_truncated_normal(deviation: float) -> None:
         if parameter.dim() == 1:
             value = 1.0 if name.endswith("LayerNorm.weight") else 0.0
             assert torch.equal(parameter, torch.full_like(parameter, value)), name
-
-
-# --- Dropout (A.2) ----------------------------------------------------------------------------------------------------
 
 
 def test_dropout_is_where_transformers_has_it() -> None:
@@ -504,9 +498,6 @@ def test_every_dropout_acts_in_training_and_only_there(kernel: str, head: str) -
         assert torch.equal(model.eval()(**batch).logits, model(**batch).logits), name
         assert not torch.allclose(model.train()(**batch).logits, model(**batch).logits), name
         module.p = 0.0
-
-
-# --- Packed execution -------------------------------------------------------------------------------------------------
 
 
 def count_rows(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, int]:

@@ -27,9 +27,6 @@ def make_pair(head: str, **values) -> tuple[nn.Module, nn.Module]:
     return model, make_twin(model)
 
 
-# --- Arguments that change a result -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("head", HEADS)
 def test_arguments_that_would_be_ignored_are_refused_by_name(head: str) -> None:
     model, batch = make_model(head), shape_for(head, make_batch(LENGTHS))
@@ -48,8 +45,6 @@ def test_labels_of_another_length_are_refused(head: str) -> None:
     ):
         make_model(head)(**inputs)
 
-
-# --- problem_type -----------------------------------------------------------------------------------------------------
 
 PROBLEMS = {  # problem_type, number of labels, labels of four texts
     "one score": ("regression", 1, torch.tensor([0.5, -1.0, 2.0, 0.0])),
@@ -98,9 +93,6 @@ def test_second_derivatives_of_a_kernel_are_refused(head: str, kernel: str) -> N
         torch.autograd.grad(model(**inputs).loss, list(model.bert.embeddings.parameters()), create_graph=True)
 
 
-# --- Off-loading and several devices ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kernel", ["packed", "sdpa"])
 @pytest.mark.parametrize("head", HEADS)
 def test_a_model_loads_with_its_weights_on_disk(head: str, kernel: str, tmp_path) -> None:
@@ -137,9 +129,6 @@ def test_layers_may_be_divided_over_two_devices(head: str, kernel: str, training
     assert {x.device.type for x in outputs.values()} == {FIRST.type}
     got = collect({name: x.value for name, x in outputs.items()}, mask)
     assert max(differ(got[name], expected[name]) for name in expected) < 2e-6
-
-
-# --- Hooks ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["cls", "cls.predictions", "bert.embeddings", "bert.embeddings.word_embeddings"])
