@@ -13,7 +13,7 @@ from sklearn import metrics
 
 from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE
 from bertkit.metrics.classification import score_classes, score_labels, score_table, tune_thresholds
-from bertkit.metrics.rows import measure_numbers, measure_ranking, take_values
+from bertkit.metrics.rows import measure_numbers, take_values
 from bertkit.metrics.table import make_rows
 from bertkit.tasks.result import tabulate_logits
 
@@ -277,15 +277,3 @@ def test_constant_numbers_have_no_correlation():
         for name in ("pearson", "spearmanr"):
             assert found[name].score(np.random.default_rng(0).random((4, 5))).tolist() == [0] * 4
     assert take_values(measure_numbers(np.array([1.0, 2.0]), np.array([3.0, 3.0])))["r2"] == 0.0
-
-
-def test_rankings_take_any_weights_and_ties_as_scikit_learn_does():
-    rng = np.random.default_rng(0)
-    scores, labels, weights = rng.normal(size=300).round(1), rng.random(300) < 0.3, rng.exponential(size=300)
-    measured = measure_ranking(scores[:, None], labels[:, None])
-    expected = {"roc_auc": metrics.roc_auc_score, "average_precision": metrics.average_precision_score}
-    for name, score in expected.items():
-        found = measured[name].score(weights[None])[0]
-        assert found == pytest.approx(score(labels, scores, sample_weight=weights), **CLOSE)
-    assert list(measure_ranking(scores[:, None], np.ones((300, 1), bool))) == ["average_precision"]
-    assert not measure_ranking(scores[:, None], np.zeros((300, 1), bool))

@@ -130,17 +130,12 @@ def test_the_p_value_of_an_accuracy_is_near_the_mid_p(gains, losses):
     assert (found.low > 0 or found.high < 0) == (found.p < 0.05)
 
 
-def draw_numbers(seed, noises=(0.5, 0.6), rows=200):
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(0, 26, rows) / 5
-    shared = rng.normal(size=rows)
-    return labels, [labels + noise * (shared + rng.normal(size=rows)) for noise in noises]
-
-
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_the_p_value_is_near_that_of_scipys_paired_permutations(seed):
-    labels, values = draw_numbers(seed, (0.5, 0.55))
+    rng = np.random.default_rng(seed)
+    labels, shared = rng.integers(0, 26, 200) / 5, rng.normal(size=200)
+    values = [labels + noise * (shared + rng.normal(size=200)) for noise in (0.5, 0.55)]
     scores = [measure_numbers(found, labels)["pearson"] for found in values]
     found = compare_methods(scores[:1], scores[1:])
 

@@ -510,13 +510,11 @@ def test_entities_read_by_hand(tags, entities):
 
 
 def tabulate(gold, predicted):
-    """Return the counts of the entities in gold and predicted tags."""
     counts = count_entities(list(map(find_entities, gold)), predicted)
     return make_rows(counts, names=[name.removeprefix("wanted_") for name in counts if name.startswith("wanted_")])
 
 
 def score_tags(gold, predicted):
-    """Return the scores of all entities."""
     return take_values(score_entities(tabulate(gold, predicted)))
 
 
@@ -549,12 +547,6 @@ def test_a_sentence_ends_its_entities():
     missed = score_types(tabulate(apart, [["B-X"], ["O"]]))
     assert missed["X"] == pytest.approx({"precision": 1.0, "recall": 0.5, "f1": 2 / 3})
     assert score_tags(together, [["B-X", "B-X"]]) == NOTHING
-
-
-def test_what_is_undefined_is_0():
-    for sides in (([["O", "O"]],) * 2, ([["B-X"]], [["O"]]), ([["O"]], [["I-X"]]), ([], []), ([[]], [[]])):
-        assert score_tags(*sides) == NOTHING
-    assert score_types(tabulate([["O"]], [["O"]])) == {}
 
 
 def walk_conlleval(gold: list[list[str]], predicted: list[list[str]]) -> dict[str, int]:

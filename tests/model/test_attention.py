@@ -57,7 +57,6 @@ def draw_states(count: int, heads: int, size: int, **options) -> list[Tensor]:
 
 
 def assert_same(mixed: Tensor, expected: Tensor, states: list[Tensor]) -> None:
-    """Check that values and gradients are equal."""
     torch.testing.assert_close(mixed, expected)
     upstream = torch.randn_like(mixed)
     found, wanted = (torch.autograd.grad(x, states, upstream) for x in (mixed, expected))
@@ -71,7 +70,6 @@ def assert_same(mixed: Tensor, expected: Tensor, states: list[Tensor]) -> None:
 def test_kernels_are_attention_within_each_sequence(
     lengths: list[int], heads: int, size: int, causal: bool, data: st.DataObject
 ) -> None:
-    """Forward and backward."""
     attend = KERNELS[data.draw(st.sampled_from(sorted(KERNELS)))]
     states = draw_states(sum(lengths), heads, size, dtype=torch.double)
     mixed = attend(*states, lay_out_lengths(lengths), 0.0, 0.7, causal)
