@@ -368,27 +368,24 @@ def train(model: nn.Module, rows: list[dict[str, Tensor]], parts: int, folder: P
     return [row["loss"] for row in trainer.state.log_history if "loss" in row]
 
 
-def check_runs(model: nn.Module, rows: list[dict[str, Tensor]], folder: Path) -> None:
-    """32 rows at once and 4 x 8 report the true mean, not a multiple of it, and end with the same weights."""
-    start = copy.deepcopy(model.state_dict())
-    expected = model(**collate(rows[:32])).loss.item()
-    other = copy.deepcopy(model)
-    losses, cut_losses = train(model, rows, 1, folder), train(other, rows, 4, folder)
-    assert losses[0] == pytest.approx(expected, rel=1e-4)
-    assert cut_losses == pytest.approx(losses, rel=1e-4)
-    for (name, p), q in zip(model.named_parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
-        assert not torch.equal(p, start[name]) or name.endswith(UNMOVED[type(model).__name__]), name
-
-
 @pytest.mark.parametrize("head", LOSS_HEADS)
 def test_accumulation_changes_nothing_under_transformers_trainer(head: str, tmp_path: Path) -> None:
-    """Micro-batches of unequal widths and label counts; equal counts in pre-training, as stock has one for all."""
+    """32 rows at once and 4 x 8 report the true mean, not a multiple of it, and end with the same weights.
+
+    Micro-batches have unequal widths and label counts; equal counts in pre-training, as stock has one for all.
+    """
     rows = make_rows(head)
     if head == "BertForPreTraining":
         for row in rows:  # two tokens each
             row["labels"] = row["input_ids"].masked_fill(torch.arange(24) // 2 != 1, IGNORE_INDEX)
-    check_runs(make_model(head, **NO_DROPOUT), rows, tmp_path)
+    model = make_model(head, **NO_DROPOUT)
+    start, other, whole = copy.deepcopy(model.state_dict()), copy.deepcopy(model), model(**collate(rows[:32])).loss
+    losses = train(model, rows, 1, tmp_path)
+    assert losses[0] == pytest.approx(whole.item(), rel=1e-4)
+    assert train(other, rows, 4, tmp_path) == pytest.approx(losses, rel=1e-4)
+    for (name, p), q in zip(model.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+        assert not torch.equal(p, start[name]) or name.endswith(UNMOVED[head]), name
 
 
 @pytest.mark.parametrize("head", LOSS_HEADS)
