@@ -6,6 +6,7 @@ the label sets is found on it. The other half is scored.
 """
 
 import argparse
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -32,29 +33,13 @@ def read_dev(run: str) -> tuple[np.ndarray, np.ndarray]:
     return np.log(read_probabilities(rows, names)), number_names(rows.column(LABEL).to_pylist(), names)
 
 
-def divide(logits: np.ndarray, labels: np.ndarray, trials: int) -> list[dict[str, float]]:
-    """Return for each division what `measure` finds with a temperature, and without it as `plain ...`."""
-    rng, found = np.random.default_rng(0), []
-    for _ in range(trials):
-        decides, scored = np.array_split(rng.permutation(len(labels)), 2)
-        plain = measure(logits, labels, decides, scored, None)
-        temperature = choose_temperature(logits[decides], labels[decides])
-        calibrated = measure(logits, labels, decides, scored, temperature) | {"temperature": temperature}
-        found.append(calibrated | {f"plain {name}": value for name, value in plain.items()})
-    return found
-
-
-def measure(
-    logits: np.ndarray, labels: np.ndarray, decides: np.ndarray, scored: np.ndarray, temperature: float | None
-) -> dict[str, float]:
-    """Return the scores of the scored rows, and for each coverage those of the sets."""
-    values = temper(logits, temperature)
-    probabilities = find_probabilities(values[scored], several=False)
+def measure(logits: np.ndarray, labels: np.ndarray, decides: np.ndarray, scored: np.ndarray) -> dict[str, float]:
+    """Return the errors of the probabilities of the scored rows, and for each coverage what their sets are like."""
+    probabilities = find_probabilities(logits[scored], several=False)
     found = take_values(measure_calibration(probabilities, labels[scored]))
-    scores = find_conformity(values[decides], labels[decides])
     for coverage in COVERAGES:
-        sets = 1 - probabilities <= find_limit(scores, coverage)
-        found[f"coverage {coverage}"] = sets[np.arange(len(scored)), labels[scored]].mean()
+        sets = 1 - probabilities <= find_limit(find_conformity(logits[decides], labels[decides]), coverage)
+        found[f"coverage {coverage}"] = sets[np.arange(len(sets)), labels[scored]].mean()
         found[f"size {coverage}"] = sets.sum(axis=1).mean()
         found[f"empty {coverage}"] = (~sets.any(axis=1)).mean()
     return found
@@ -68,10 +53,15 @@ def main() -> None:
     arguments = parser.parse_args()
     print("| run | value | mean | sd |\n|---|---|--:|--:|")
     for run in arguments.runs:
-        logits, labels = read_dev(run)
-        found = divide(logits, labels, arguments.trials)
-        for name in found[0]:
-            values = [one[name] for one in found]
+        (logits, labels), rng, found = read_dev(run), np.random.default_rng(0), defaultdict(list)
+        for _ in range(arguments.trials):
+            decides, scored = np.array_split(rng.permutation(len(labels)), 2)
+            temperature = choose_temperature(logits[decides], labels[decides])
+            found["temperature"].append(temperature)
+            for prefix, used in (("plain ", None), ("", temperature)):
+                for name, value in measure(temper(logits, used), labels, decides, scored).items():
+                    found[prefix + name].append(value)
+        for name, values in found.items():
             mean, sd = np.mean(values), np.std(values, ddof=1)
             print(f"| {Path(run).name}, {len(labels):,} rows | {name} | {mean:.4f} | {sd:.4f} |")
 

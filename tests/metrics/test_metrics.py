@@ -3,7 +3,6 @@
 import math
 import re
 import string
-import warnings
 from itertools import accumulate, pairwise
 
 import evaluate
@@ -27,19 +26,13 @@ from bertkit.metrics.squad import (
 )
 from bertkit.metrics.table import make_rows
 
+pytestmark = pytest.mark.filterwarnings("error")
 CLASSES = ("accuracy", "f1", "matthews_correlation")
 NUMBERS = ("pearson", "spearmanr")
 binary_pairs = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=30)
 number_pairs = st.integers(1, 20).flatmap(
     lambda count: arrays(np.float64, (count, 2), elements=st.integers(-50, 50).map(lambda value: value / 10))
 )
-
-
-@pytest.fixture(autouse=True)
-def _no_warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 def score(name: str, predictions: object, references: object) -> float:

@@ -404,11 +404,9 @@ def test_the_decoder_is_tied(head: str, tmp_path: Path) -> None:
     model.resize_token_embeddings(107)
     assert model.config.vocab_size == 107
     check_tied(model, 107)
-    model.resize_token_embeddings(50)
-    check_tied(model, 50)
     model.save_pretrained(tmp_path)
-    check_tied(type(model).from_pretrained(tmp_path).eval(), 50)
-    model.set_output_embeddings(nn.Linear(32, 50))
+    check_tied(type(model).from_pretrained(tmp_path).eval(), 107)
+    model.set_output_embeddings(nn.Linear(32, 107))
     assert model.get_output_embeddings().bias is model.cls.predictions.bias
 
 

@@ -6,16 +6,7 @@ from torch import nn
 from transformers.integrations.neftune import neftune_post_forward_hook
 
 from bertkit.model import bert as ours
-from tests.conftest import (
-    HEADS,
-    NO_DROPOUT,
-    collect,
-    differ,
-    make_batch,
-    make_model,
-    make_twin,
-    shape_for,
-)
+from tests.conftest import HEADS, NO_DROPOUT, collect, differ, make_batch, make_model, make_twin, shape_for
 from tests.devices import FIRST, SECOND, Devices, place_module
 from tests.model.inputs import LANGUAGE_MODELS, LENGTHS, make_inputs
 
