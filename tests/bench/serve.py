@@ -90,7 +90,9 @@ def start_server(name: str, run: str, precision: str) -> Iterator[str]:
     process = subprocess.Popen([sys.executable, "-m", *words], cwd=CHECKOUT, **quiet)
     try:
         end = time.monotonic() + STARTING
-        while not has_server(port):
+        while True:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
             if process.poll() is not None or time.monotonic() > end:
                 raise UsageError(f"the server of {name} does not start; try python -m {' '.join(words)}")
             time.sleep(0.1)
@@ -98,12 +100,6 @@ def start_server(name: str, run: str, precision: str) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait()
-
-
-def has_server(port: int) -> bool:
-    """Return whether a server accepts connections."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def serve_stock(run: str, port: str, precision: str, kind: str) -> None:

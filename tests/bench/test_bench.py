@@ -7,19 +7,10 @@ import subprocess
 import sys
 
 import pytest
-import torch
-from torch.nn import functional
-from transformers import AttentionInterface
 
-from bertkit.data.tokenizer import load_tokenizer
-from bertkit.tasks import TASKS
-from bertkit.training.recipe import Recipe
 from tests.bench import __main__ as command
 from tests.bench import gpu, predict, train
 from tests.bench.measure import BERTKIT
-from tests.bench.model import write_classifier
-
-SERVE = pytest.param(["serve"], marks=pytest.mark.slow)
 
 
 @pytest.fixture
@@ -34,7 +25,7 @@ def measure(monkeypatch, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("words", [["train", "pretrain"], ["train", "mrpc"], ["predict"], SERVE])
+@pytest.mark.parametrize("words", [["train", "mrpc"], ["predict"], pytest.param(["serve"], marks=pytest.mark.slow)])
 def test_a_bench_has_the_rates_of_all_sides(words, measure, capsys):
     code, found = measure(*words)
     assert (code, found["failure"]) == (0, "")
@@ -65,26 +56,6 @@ def test_sides_that_do_not_train_the_same_are_refused(measure, monkeypatch):
     code, found = measure("train", "mrpc")
     assert code == 1
     assert found["failure"].endswith("it does not train the same model")
-
-
-def attend_by_row(module, query, key, value, attention_mask, cu_seq_lens_q, scaling, **kwargs):
-    rows = zip(*(x.split(cu_seq_lens_q.diff().tolist(), 2) for x in (query, key, value)), strict=True)
-    mixed = [functional.scaled_dot_product_attention(*row, scale=scaling) for row in rows]
-    return torch.cat(mixed, 2).transpose(1, 2), None
-
-
-def test_stock_without_padding_has_its_loss(tmp_path):
-    """Flash attention needs CUDA and 16 bits; here another attention stands in for it."""
-    task, start = TASKS["ner"], write_classifier(str(tmp_path), "tiny")
-    recipe = Recipe.make(task, {"checkpoint": start, "batch_size": 4, "precision": "fp32", "model": train.STILL})
-    rows = train.make_rows(load_tokenizer(start), 8, is_tagged=True)
-    training = train.Training(task, recipe, {"num_labels": train.TAGS}, rows)
-    _, stock = train.load_both(training, recipe)
-    assert train.make_flattened(training, stock, recipe) == {}
-    AttentionInterface.register(train.FLAT_KERNEL, attend_by_row)
-    (flat,) = train.make_flattened(training, stock, recipe).values()
-    plain = train.Side(training, stock, recipe, task.collate)
-    assert flat.train(2, logs=True)[1] == pytest.approx(plain.train(2, logs=True)[1], rel=1e-5)
 
 
 @pytest.mark.slow

@@ -1,17 +1,16 @@
 """Measure calibration and label sets of finished runs of one label over random divisions of their dev rows.
 
-`python -m tests.metrics.simulate_coverage RUN…` predicts the dev rows of each run once, with the data of its recipe,
-and prints a table. In each division one half decides: the temperature is fitted on it, as with `calibrate = true`,
-and the limit of the label sets is found on it. The other half is scored.
+`python -m tests.metrics.simulate_coverage RUN…` reads the dev predictions of runs without `calibrate`, and prints a
+table. In each division one half decides: the temperature is fitted on it, as with `calibrate = true`, and the limit of
+the label sets is found on it. The other half is scored.
 """
 
 import argparse
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from bertkit.inference.predictor import Predictor
 from bertkit.metrics.calibration import (
     choose_temperature,
     find_conformity,
@@ -21,54 +20,26 @@ from bertkit.metrics.calibration import (
     temper,
 )
 from bertkit.metrics.rows import take_values
-from bertkit.model.checkpoint import find_file
-from bertkit.system.progress import ignore
-from bertkit.tasks import TASKS
-from bertkit.training.recipe import load_recipe
-from bertkit.training.run_dir import RECIPE_FILE
+from bertkit.metrics.table import LABEL, list_names, number_names, read_probabilities
+from bertkit.training.predictions import read_table
 
 COVERAGES = (0.9, 0.95)
-ROWS_AT_ONCE = 64
 
 
-@torch.inference_mode()
-def predict_dev(run: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logits (S, L) of a run's dev rows, without a temperature, and the correct classes (S,)."""
-    settings = Predictor(run, precision="fp32").settings
-    recipe = load_recipe(find_file(run, RECIPE_FILE))
-    task = TASKS[recipe.task]
-    examples = task.load(recipe.data, ignore)[next(iter(task.splits))]
-    data = task.encode(examples, settings.tokenizer, recipe, "dev")
-    parts = []
-    for start in range(0, len(data), ROWS_AT_ONCE):
-        batch = task.collate(data.__getitems__(range(start, min(start + ROWS_AT_ONCE, len(data)))))
-        parts.append(task.summarize(settings.model(**batch, **task.evaluation_options), batch).numpy())
-    return np.concatenate(parts), data.labels
+def read_dev(run: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logarithms (S, L) of the probabilities of a run's dev rows, and the correct classes (S,)."""
+    rows = read_table(min(Path(run, "predictions").glob("dev*.parquet")))
+    names = list_names(rows)
+    return np.log(read_probabilities(rows, names)), number_names(rows.column(LABEL).to_pylist(), names)
 
 
-def divide(logits: np.ndarray, labels: np.ndarray, trials: int) -> list[dict[str, float]]:
-    """Return for each division what `measure` finds with a temperature, and without it as `plain ...`."""
-    rng, found = np.random.default_rng(0), []
-    for _ in range(trials):
-        decides, scored = np.array_split(rng.permutation(len(labels)), 2)
-        plain = measure(logits, labels, decides, scored, None)
-        temperature = choose_temperature(logits[decides], labels[decides])
-        calibrated = measure(logits, labels, decides, scored, temperature) | {"temperature": temperature}
-        found.append(calibrated | {f"plain {name}": value for name, value in plain.items()})
-    return found
-
-
-def measure(
-    logits: np.ndarray, labels: np.ndarray, decides: np.ndarray, scored: np.ndarray, temperature: float | None
-) -> dict[str, float]:
-    """Return the scores of the scored rows, and for each coverage those of the sets."""
-    values = temper(logits, temperature)
-    probabilities = find_probabilities(values[scored], several=False)
+def measure(logits: np.ndarray, labels: np.ndarray, decides: np.ndarray, scored: np.ndarray) -> dict[str, float]:
+    """Return the errors of the probabilities of the scored rows, and for each coverage what their sets are like."""
+    probabilities = find_probabilities(logits[scored], several=False)
     found = take_values(measure_calibration(probabilities, labels[scored]))
-    scores = find_conformity(values[decides], labels[decides])
     for coverage in COVERAGES:
-        sets = 1 - probabilities <= find_limit(scores, coverage)
-        found[f"coverage {coverage}"] = sets[np.arange(len(scored)), labels[scored]].mean()
+        sets = 1 - probabilities <= find_limit(find_conformity(logits[decides], labels[decides]), coverage)
+        found[f"coverage {coverage}"] = sets[np.arange(len(sets)), labels[scored]].mean()
         found[f"size {coverage}"] = sets.sum(axis=1).mean()
         found[f"empty {coverage}"] = (~sets.any(axis=1)).mean()
     return found
@@ -82,10 +53,15 @@ def main() -> None:
     arguments = parser.parse_args()
     print("| run | value | mean | sd |\n|---|---|--:|--:|")
     for run in arguments.runs:
-        logits, labels = predict_dev(run)
-        found = divide(logits, labels, arguments.trials)
-        for name in found[0]:
-            values = [one[name] for one in found]
+        (logits, labels), rng, found = read_dev(run), np.random.default_rng(0), defaultdict(list)
+        for _ in range(arguments.trials):
+            decides, scored = np.array_split(rng.permutation(len(labels)), 2)
+            temperature = choose_temperature(logits[decides], labels[decides])
+            found["temperature"].append(temperature)
+            for prefix, used in (("plain ", None), ("", temperature)):
+                for name, value in measure(temper(logits, used), labels, decides, scored).items():
+                    found[prefix + name].append(value)
+        for name, values in found.items():
             mean, sd = np.mean(values), np.std(values, ddof=1)
             print(f"| {Path(run).name}, {len(labels):,} rows | {name} | {mean:.4f} | {sd:.4f} |")
 

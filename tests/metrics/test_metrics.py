@@ -3,7 +3,6 @@
 import math
 import re
 import string
-import warnings
 from itertools import accumulate, pairwise
 
 import evaluate
@@ -27,26 +26,17 @@ from bertkit.metrics.squad import (
 )
 from bertkit.metrics.table import make_rows
 
+pytestmark = pytest.mark.filterwarnings("error")
 CLASSES = ("accuracy", "f1", "matthews_correlation")
 NUMBERS = ("pearson", "spearmanr")
 binary_pairs = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=30)
-number_pairs = st.integers(2, 20).flatmap(
+number_pairs = st.integers(1, 20).flatmap(
     lambda count: arrays(np.float64, (count, 2), elements=st.integers(-50, 50).map(lambda value: value / 10))
 )
 
 
-@pytest.fixture(autouse=True)
-def _no_warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
-
-
 def score(name: str, predictions: object, references: object) -> float:
     return compute_scores([name], predictions, references)[name]
-
-
-# --- worked examples
 
 
 # Pairs (prediction, reference): three (1, 1), one (0, 0), two (1, 0), one (0, 1): TP 3, TN 1, FP 2, FN 1.
@@ -80,14 +70,13 @@ def test_accuracy_and_matthews_of_three_classes():
     assert found == {"accuracy": 0.75, "matthews_correlation": pytest.approx(0.7)}
 
 
-# --- direct formulas
-
-
 @given(binary_pairs)
 def test_classes_follow_from_the_confusion_matrix(pairs):
     tp, tn, fp, fn = (pairs.count(pair) for pair in ((1, 1), (0, 0), (1, 0), (0, 1)))
     root = math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
-    assert compute_scores(CLASSES, *zip(*pairs, strict=True)) == pytest.approx(
+    found = compute_scores(CLASSES, *zip(*pairs, strict=True))
+    assert {type(value) for value in found.values()} == {float}
+    assert found == pytest.approx(
         {
             "accuracy": (tp + tn) / len(pairs),
             "f1": 2 * tp / (2 * tp + fp + fn) if tp else 0.0,
@@ -116,33 +105,10 @@ def test_correlations_follow_from_their_definitions(pairs):
     assert scores["spearmanr"] == pytest.approx(correlate(rank(predictions), rank(references)), abs=1e-9)
 
 
-# --- undefined values
-
-
-@pytest.mark.parametrize(
-    ("name", "predictions", "references"),
-    [
-        ("matthews_correlation", [1, 1, 1], [0, 1, 1]),
-        ("matthews_correlation", [1, 1, 1], [1, 1, 1]),
-        ("f1", [0, 0, 0], [0, 0, 0]),
-        ("f1", [0, 1, 0], [0, 0, 0]),
-        ("pearson", [0.1, 0.1, 0.1], [1, 2, 3]),
-        ("pearson", [1], [1]),
-        ("spearmanr", [0.1, 0.1, 0.1], [1, 2, 3]),
-    ],
-)
-def test_what_is_undefined_is_zero_without_a_warning(name, predictions, references):
-    found = score(name, predictions, references)
-    assert (found, type(found)) == (0.0, float)
-
-
 def test_predictions_that_are_no_numbers_are_refused(refused):
     for names, predictions in ((["accuracy"], [1, math.nan]), (["pearson"], [-math.inf, 2])):
         with refused():
             compute_scores(names, predictions, [1, 0])
-
-
-# --- modules of evaluate
 
 
 @pytest.mark.parametrize("names", [("accuracy", "f1"), ("matthews_correlation",), NUMBERS])
@@ -537,13 +503,11 @@ def test_entities_read_by_hand(tags, entities):
 
 
 def tabulate(gold, predicted):
-    """Return the counts of the entities in gold and predicted tags."""
     counts = count_entities(list(map(find_entities, gold)), predicted)
     return make_rows(counts, names=[name.removeprefix("wanted_") for name in counts if name.startswith("wanted_")])
 
 
 def score_tags(gold, predicted):
-    """Return the scores of all entities."""
     return take_values(score_entities(tabulate(gold, predicted)))
 
 
@@ -576,12 +540,6 @@ def test_a_sentence_ends_its_entities():
     missed = score_types(tabulate(apart, [["B-X"], ["O"]]))
     assert missed["X"] == pytest.approx({"precision": 1.0, "recall": 0.5, "f1": 2 / 3})
     assert score_tags(together, [["B-X", "B-X"]]) == NOTHING
-
-
-def test_what_is_undefined_is_0():
-    for sides in (([["O", "O"]],) * 2, ([["B-X"]], [["O"]]), ([["O"]], [["I-X"]]), ([], []), ([[]], [[]])):
-        assert score_tags(*sides) == NOTHING
-    assert score_types(tabulate([["O"]], [["O"]])) == {}
 
 
 def walk_conlleval(gold: list[list[str]], predicted: list[list[str]]) -> dict[str, int]:

@@ -15,11 +15,7 @@ from bertkit.model.cpu import attend_on_cpu
 from bertkit.model.packing import PACKED, Packed, lay_out, narrow
 
 CPU = torch.device("cpu")
-KERNELS = {
-    "grouped": attend_grouped,
-    "on CPU": attend_on_cpu,
-    "unpacked": attend_unpacked,
-}
+KERNELS = {"grouped": attend_grouped, "on CPU": attend_on_cpu, "unpacked": attend_unpacked}
 
 lengths = st.lists(st.integers(1, 12), min_size=1, max_size=9)
 masks = st.integers(1, 9).flatmap(
@@ -60,6 +56,13 @@ def draw_states(count: int, heads: int, size: int, **options) -> list[Tensor]:
     return [torch.randn(count, heads, size, requires_grad=True, **options) for _ in range(3)]
 
 
+def assert_same(mixed: Tensor, expected: Tensor, states: list[Tensor]) -> None:
+    torch.testing.assert_close(mixed, expected)
+    upstream = torch.randn_like(mixed)
+    found, wanted = (torch.autograd.grad(x, states, upstream) for x in (mixed, expected))
+    torch.testing.assert_close(found, wanted)
+
+
 # --- Kernels ----------------------------------------------------------------------------------------------------------
 
 
@@ -67,17 +70,11 @@ def draw_states(count: int, heads: int, size: int, **options) -> list[Tensor]:
 def test_kernels_are_attention_within_each_sequence(
     lengths: list[int], heads: int, size: int, causal: bool, data: st.DataObject
 ) -> None:
-    """Forward and backward."""
     attend = KERNELS[data.draw(st.sampled_from(sorted(KERNELS)))]
     states = draw_states(sum(lengths), heads, size, dtype=torch.double)
     mixed = attend(*states, lay_out_lengths(lengths), 0.0, 0.7, causal)
     expected = attend_naively(*states, lengths, 0.7, causal)
-    torch.testing.assert_close(mixed, expected)
-    upstream = torch.randn_like(mixed)
-    for got, wanted in zip(
-        torch.autograd.grad(mixed, states, upstream), torch.autograd.grad(expected, states, upstream), strict=True
-    ):
-        torch.testing.assert_close(got, wanted)
+    assert_same(mixed, expected, states)
 
 
 @given(lengths=lengths, kernel=st.sampled_from(sorted(KERNELS)), data=st.data())
@@ -87,12 +84,7 @@ def test_some_tokens_attend_as_all_do(lengths: list[int], kernel: str, data: st.
     narrowed, numbers = narrow_layout(layout, chosen)
     mixed = KERNELS[kernel](states[0][numbers], *states[1:], narrowed, 0.0, 0.7, False)
     expected = attend_naively(*states, lengths, 0.7, False)[numbers]
-    torch.testing.assert_close(mixed, expected)
-    upstream = torch.randn_like(mixed)
-    for got, wanted in zip(
-        torch.autograd.grad(mixed, states, upstream), torch.autograd.grad(expected, states, upstream), strict=True
-    ):
-        torch.testing.assert_close(got, wanted)
+    assert_same(mixed, expected, states)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1])
@@ -105,7 +97,7 @@ def test_some_tokens_attend_as_all_do(lengths: list[int], kernel: str, data: st.
 def test_training_s_own_attention_is_the_grouped_one(
     dtype: torch.dtype, tolerance: float, lengths: list[int], kind: str, rate: float
 ) -> None:
-    """Values and gradients match double precision; a seed drops the same probabilities."""
+    """Values and gradients match double precision, also under autocast; a seed drops the same probabilities."""
     layout, causal = lay_out_lengths(lengths), kind == "causal"
     states = [x.detach().to(dtype) for x in draw_states(sum(lengths), 2, 8)]
     if kind == "narrowed":
@@ -116,43 +108,14 @@ def test_training_s_own_attention_is_the_grouped_one(
     for attend, precision in ((attend_on_cpu, dtype), (attend_grouped, torch.double)):
         torch.manual_seed(1)
         given = [x.to(precision).requires_grad_() for x in states]
-        mixed = attend(*given, layout, rate, 0.4, causal)
-        found.append([mixed, *torch.autograd.grad(mixed, given, upstream.to(precision))])
+        with torch.autocast("cpu", torch.bfloat16):
+            mixed = attend(*given, layout, rate, 0.4, causal)
+            found.append([mixed, *torch.autograd.grad(mixed, given, upstream.to(precision))])
     for got, wanted in zip(*found, strict=True):
         assert got.dtype == dtype
         assert (got.double() - wanted).norm() < tolerance * wanted.norm()
         share = (got.double() * wanted).sum() / wanted.square().sum()  # in which rounding averages out
         assert abs(share - 1) < tolerance / 5
-
-
-def test_training_s_own_attention_stays_as_it_is_under_autocast() -> None:
-    """Under autocast, fp32 inputs have the same precision in the forward and the backward pass."""
-    layout, states = lay_out_lengths([5, 3, 5, 1, 8]), draw_states(22, 2, 4)
-    with torch.autocast("cpu", torch.bfloat16):
-        mixed = attend_on_cpu(*states, layout, 0.0, 0.5, False)
-        gradients = torch.autograd.grad(mixed.sum(), states)
-    wanted = attend_grouped(*states, layout, 0.0, 0.5, False)
-    assert mixed.dtype == torch.float32
-    torch.testing.assert_close(mixed, wanted)
-    for got, expected in zip(gradients, torch.autograd.grad(wanted.sum(), states), strict=True):
-        torch.testing.assert_close(got, expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nothing_that_comes_with_training_s_attention_is_changed(dtype: torch.dtype) -> None:
-    """It works in place only on its own tensors."""
-    layout = lay_out_lengths([5, 3, 5, 1, 8])
-    states = [x.detach().to(dtype).requires_grad_() for x in draw_states(22, 2, 4)]
-    upstream = torch.randn(22, 2, 4).to(dtype)
-    shared = [*layout.find_moves(2), *(group.get_bias(False) for group in layout.groups)]
-    there = [*states, upstream, *(x for x in shared if x is not None)]
-    assert len(there) > 7, "some of the groups are padded"
-    before = [x.detach().clone() for x in there]
-    mixed = attend_on_cpu(*states, layout, 0.1, 0.5, False)
-    given = mixed.detach().clone()
-    torch.autograd.grad(mixed, states, upstream)
-    for x, was in zip((*there, mixed), (*before, given), strict=True):
-        assert torch.equal(x, was)
 
 
 def draw_probabilities(kernel: str, lengths: list[int], rate: float, **options) -> list[Tensor]:
@@ -186,7 +149,7 @@ def test_dropout_drops_probabilities_and_keeps_their_mean(kernel: str) -> None:
     check_dropout(kernel, [9, 2, 30, 30, 17], rate=0.3, draws=60, slack=1e-4)
 
 
-# --- Groups -----------------------------------------------------------------------------------------------------------
+# --- Layouts and their groups -----------------------------------------------------------------------------------------
 
 
 @given(lengths=lengths)
@@ -214,9 +177,6 @@ def test_a_worked_example_of_groups() -> None:
     assert tokens.tolist() == [0, 11, 5, 6, 1, 2, 3, 4, 7, 8, 9, 10]
     assert slots.tolist() == [0, 4, 5, 6, 7, 2, 3, 8, 9, 10, 11, 1]
     assert real is None
-
-
-# --- Layouts ----------------------------------------------------------------------------------------------------------
 
 
 @given(rows=masks)
@@ -288,15 +248,8 @@ def test_cuda_s_kernels_are_attention_within_each_sequence(kind: str, dtype: tor
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_cuda_drops_probabilities_and_keeps_their_mean(dtype: torch.dtype) -> None:
     """The tolerance is that of the flash kernel, which keeps eight bits of the rate."""
-    check_dropout(
-        "unpacked" if dtype == torch.float32 else "flash",
-        [9, 2, 30, 30, 17],
-        rate=0.3,
-        draws=60,
-        slack=2e-2,
-        dtype=dtype,
-        device="cuda",
-    )
+    kernel = "unpacked" if dtype == torch.float32 else "flash"
+    check_dropout(kernel, [9, 2, 30, 30, 17], rate=0.3, draws=60, slack=2e-2, dtype=dtype, device="cuda")
 
 
 @pytest.mark.gpu

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from bertkit.model import bilstm, bilstm_heads
 from bertkit.model.bilstm import FEATURE_LAYERS, BertBiLSTM, BertLayerMix, find_layers, select_features
 from bertkit.model.config import BertConfig
-from bertkit.model.packing import PACKED, Packed, lay_out
+from bertkit.model.packing import PACKED, lay_out
 from tests.conftest import TINY, collect, differ, make_batch, make_labels, make_model, shape_for
+from tests.model.inputs import KERNELS
 
-KERNELS = ("packed", "eager", "sdpa")
 TOPS = (
     "BertBiLSTMForSequenceClassification",
     "BertBiLSTMForMultipleChoice",
@@ -36,44 +36,31 @@ def make_features_model(**values) -> bilstm_heads.BertFeaturesForTokenClassifica
     return make_model("BertFeaturesForTokenClassification", **(FEATURES | values))
 
 
-# --- The BiLSTM -------------------------------------------------------------------------------------------------------
-
-
-def test_a_bilstm_reads_each_sequence_by_itself() -> None:
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_bilstm_reads_each_sequence_by_itself(kernel: str) -> None:
+    """A sentence is read where each direction has seen all of it."""
     module, batch = BertBiLSTM(8, 5), make_batch(LENGTHS)
     states = torch.randn(*batch["input_ids"].shape, 8)
-    layout = lay_out(tuple(states.shape[:2]), batch["attention_mask"], PACKED, states.device)
-    found = layout.unpack(module(layout.pack(states), layout))  # (B, T, 10)
+    layout = lay_out(tuple(states.shape[:2]), batch["attention_mask"], kernel, states.device)
+    packed = module(layout.pack(states), layout)
+    found, sentences = layout.unpack(packed), module.read_sentence(packed, layout)  # (B, T, 10), (B, 10)
     for row, length in enumerate(LENGTHS):
-        alone, _ = module.lstm(states[row, :length])  # (T, 10)
+        alone, (last, _) = module.lstm(states[row, :length])  # (T, 10), (4, 5): two layers in two directions
         torch.testing.assert_close(found[row, :length], alone)
+        torch.testing.assert_close(sentences[row], last[2:].flatten())
         assert found[row, length:].abs().sum() == 0
-
-
-def make_packed(lengths: list[int], size: int) -> tuple[Tensor, Packed]:
-    """Return random states (N, size) of sequences of these lengths, and their layout."""
-    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    tokens = torch.randn(sum(lengths), size, requires_grad=True)
-    return tokens, lay_out(tuple(mask.shape), mask, PACKED, tokens.device)
-
-
-def run_both(lstm: nn.LSTM, tokens: Tensor, layout: Packed, monkeypatch) -> list[list[Tensor]]:
-    """Return states and gradients (tokens, parameters) of the kernel for padded sequences and of `nn.LSTM`."""
-    results = []
-    for fast in (True, False):
-        monkeypatch.setattr(bilstm, "can_run_padded", lambda *_, fast=fast: fast)
-        states = bilstm.run_bilstm(lstm, tokens, layout)
-        results.append([states, *torch.autograd.grad(states.float().cos().sum(), [tokens, *lstm.parameters()])])
-    return results
 
 
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("lengths", [LENGTHS, [6], [4, 4, 4], [1, 1], [9, 1, 8, 2, 7, 3, 6, 4, 5, 11]])
 def test_the_kernel_for_padded_sequences_has_the_states_and_gradients_of_packed_ones(lengths, layers, monkeypatch):
-    lstm = nn.LSTM(6, 5, num_layers=layers, bidirectional=True)
-    fast, plain = run_both(lstm, *make_packed(lengths, 6), monkeypatch)
-    for one, other in zip(fast, plain, strict=True):
-        torch.testing.assert_close(one, other)
+    mask, lstm = make_batch(lengths)["attention_mask"], nn.LSTM(6, 5, num_layers=layers, bidirectional=True)
+    tokens, found = torch.randn(sum(lengths), 6, requires_grad=True), []
+    for is_fast in (True, False):
+        monkeypatch.setattr(bilstm, "can_run_padded", lambda *_, is_fast=is_fast: is_fast)
+        states = bilstm.run_bilstm(lstm, tokens, lay_out(tuple(mask.shape), mask, PACKED, mask.device))
+        found.append([states, *torch.autograd.grad(states.cos().sum(), [tokens, *lstm.parameters()])])
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -105,20 +92,6 @@ def test_it_is_saved_and_loaded_and_stock_transformers_has_the_encoder(head: str
     assert differ(stock[real], model.bert(**flat).last_hidden_state[real]) < 1e-5
 
 
-def test_a_sentence_is_read_where_each_direction_has_seen_all_of_it() -> None:
-    module, batch = BertBiLSTM(8, 5), make_batch(LENGTHS)
-    states = torch.randn(*batch["input_ids"].shape, 8)
-    for kernel in KERNELS:
-        layout = lay_out(tuple(states.shape[:2]), batch["attention_mask"], kernel, states.device)
-        found = module.read_sentence(module(layout.pack(states), layout), layout)  # (B, 10)
-        for row, length in enumerate(LENGTHS):
-            _, (last, _) = module.lstm(states[row, :length])  # (4, 5): two layers in two directions
-            torch.testing.assert_close(found[row], last[2:].flatten())
-
-
-# --- A frozen encoder -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("head", FINE_TUNED)
 def test_a_frozen_encoder_does_not_learn_and_what_is_above_does(head: str) -> None:
     batch, labels = prepare(head)
@@ -145,9 +118,6 @@ def test_a_frozen_encoder_has_no_dropout_and_the_head_keeps_its_own() -> None:
     assert torch.equal(*(model(**batch).logits for _ in range(2)))
 
 
-# --- Features of layers -----------------------------------------------------------------------------------------------
-
-
 def test_the_six_rows_of_table_7_name_these_layers() -> None:
     states = tuple(torch.full((1, 2, 3), float(number)) for number in range(13))  # the embeddings and twelve layers
     found = {name: select_features(states, name)[0, 0, :, 0].tolist() for name in FEATURE_LAYERS}
@@ -169,24 +139,23 @@ def test_any_layers_are_named_by_number() -> None:
     states = tuple(torch.full((1, 2, 3), float(number)) for number in range(13))
     assert select_features(states, "9,-3")[0, 0, :, 0].tolist() == [9, 10]
     for name in ("", "first", "13", "-14", "1,,2", "1.5", "1,all"):
-        with pytest.raises(ValueError, match="all, or numbers from -13 to 12 joined by commas"):
+        with pytest.raises(ValueError, match=f"unknown layers '{name}'; .*all, or numbers from -13 to 12 joined by"):
             find_layers(name, 12)
+    for name, least in {"sum-last-four": 4, "second-to-last": 2}.items():
+        with pytest.raises(ValueError, match=f"{name} needs {least} layers, but the model has {least - 1}"):
+            make_features_model(feature_layers=name, num_hidden_layers=least - 1)
 
 
 def test_layers_are_mixed_as_named() -> None:
     features = torch.arange(24.0).view(2, 4, 3)  # two tokens, four layers, H = 3
-    mixes = {
-        name: BertLayerMix(
-            BertConfig(**TINY | {"hidden_size": 3, "num_attention_heads": 3} | FEATURES | {"feature_layers": name})
-        )
-        for name in ("sum-last-four", "concat-last-four")
-    }
-    assert mixes["concat-last-four"](features).tolist() == features.flatten(-2).tolist()
-    torch.testing.assert_close(mixes["sum-last-four"](features), features.mean(dim=1))  # equal weights at first
-    with torch.no_grad():
-        mixes["sum-last-four"].weights.copy_(torch.tensor([0.0, 100.0, 0.0, 0.0]))
-    torch.testing.assert_close(mixes["sum-last-four"](features), features[:, 1])
-    assert [mix.size for mix in mixes.values()] == [3, 12]
+    values = TINY | FEATURES | {"hidden_size": 3, "num_attention_heads": 3}
+    joined = BertLayerMix(BertConfig(**values | {"feature_layers": "concat-last-four"}))
+    assert joined(features).tolist() == features.flatten(-2).tolist()
+    total = BertLayerMix(BertConfig(**values))
+    torch.testing.assert_close(total(features), features.mean(dim=1))  # equal weights at first
+    total.weights.data.copy_(torch.tensor([0.0, 100.0, 0.0, 0.0]))
+    torch.testing.assert_close(total(features), features[:, 1])
+    assert (joined.size, total.size) == (12, 3)
 
 
 @pytest.mark.parametrize("layers", FEATURE_LAYERS)
@@ -217,17 +186,3 @@ def test_the_encoder_of_a_feature_based_model_is_frozen_and_the_rest_learns(tmp_
     again = type(model).from_pretrained(tmp_path / "trained")
     torch.testing.assert_close(again.eval()(**batch).logits, model.eval()(**batch).logits, rtol=0, atol=0)
     assert again.is_frozen
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"feature_layers": "first"}, r"unknown layers 'first'; expected one of embeddings, second-to-last"),
-        ({"feature_layers": None}, r"unknown layers ''"),
-        ({"num_hidden_layers": 3}, r"sum-last-four needs 4 layers, but the model has 3"),
-        ({"num_hidden_layers": 1, "feature_layers": "second-to-last"}, r"second-to-last needs 2 layers"),
-    ],
-)
-def test_layers_that_are_not_there_are_refused(values: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_features_model(**values)

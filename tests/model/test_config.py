@@ -14,15 +14,6 @@ from bertkit.model.config import BertConfig
 from tests.conftest import TINY
 
 
-def test_defaults_are_the_papers_base_model() -> None:
-    """Section 3: L=12, H=768, A=12, feed-forward 4H, 110 M parameters; A.2: dropout 0.1."""
-    config = BertConfig()
-    assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (12, 768, 12)
-    assert config.intermediate_size == 4 * config.hidden_size
-    assert config.hidden_dropout_prob == config.attention_probs_dropout_prob == 0.1
-    assert (config.initializer_range, config.layer_norm_eps, config.hidden_act) == (0.02, 1e-12, "gelu")
-
-
 @pytest.mark.parametrize(
     ("sizes", "count"),
     [

@@ -31,12 +31,6 @@ def test_predictions_do_not_change(head, precision):
     assert all(differ(x.float(), expected[name].float()) < tolerance for name, x in found.items())
 
 
-def test_a_tied_decoder_stays_as_it_is():
-    model = make_model("BertForMaskedLM")
-    order_weights(model)
-    assert type(model.cls.predictions.decoder) is nn.Linear
-
-
 def test_gradients_and_changed_weights_are_those_of_a_plain_layer():
     plain, x = nn.Linear(8, 5), torch.randn(3, 8, requires_grad=True)
     layer = copy.deepcopy(nn.Sequential(plain))
@@ -63,7 +57,8 @@ def test_autocast_and_traces_give_what_they_give_with_a_plain_layer():
         assert "mkldnn" not in str(torch.jit.trace(layer, x).inlined_graph)
 
 
-def test_other_types_stay_as_they_are():
-    layer = nn.Linear(8, 5, dtype=torch.float64)
+def test_a_tied_decoder_and_other_types_stay_as_they_are():
+    model, layer = make_model("BertForMaskedLM"), nn.Linear(8, 5, dtype=torch.float64)
+    order_weights(model)
     order_weights(layer)
-    assert type(layer) is nn.Linear
+    assert type(model.cls.predictions.decoder) is type(layer) is nn.Linear

@@ -1,9 +1,6 @@
 """Losses: transformers' values, the same gradients under every kernel, and independence of how an update is split."""
 
 import copy
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -17,10 +14,10 @@ from bertkit.model import attention, cpu
 from bertkit.model.cpu import ROWS_A_BLOCK
 from bertkit.model.heads import ignore_masked
 from bertkit.model.loss import IGNORE_INDEX, classify_loss, decode_loss, regress_loss
-from tests.conftest import HEADS, NO_DROPOUT, make_batch, make_labels, make_model, make_twin, shape_for
+from tests.conftest import HEADS, NO_DROPOUT, make_batch, make_labels, make_model, make_twin
+from tests.model.inputs import LANGUAGE_MODELS, LENGTHS, make_inputs, take_gradients
 
 LOSS_HEADS = HEADS[1:]
-LANGUAGE_MODELS = ("BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel")
 TOKEN_HEADS = (*LANGUAGE_MODELS, "BertForTokenClassification")
 
 # A constant added to all scores of a softmax changes nothing: the true gradient of these parameters is zero.
@@ -29,23 +26,10 @@ UNMOVED["BertForMultipleChoice"] += ("classifier.bias",)
 UNMOVED["BertForQuestionAnswering"] += ("qa_outputs.bias", "layer.1.output.LayerNorm.bias")
 
 
-def make_inputs(head: str, lengths: list[int], num_labels: int = 3) -> dict[str, Tensor]:
-    """Return a batch with labels for the head."""
-    batch = make_batch(lengths)
-    return shape_for(head, batch) | make_labels(head, batch, num_labels)
-
-
-def take_gradients(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the gradient of the loss for each parameter."""
-    model.zero_grad()
-    model(**inputs).loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters()}
-
-
 # --- Values -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lengths", [[3, 9, 5, 13], [9] * 4], ids=["padded", "of one length"])
+@pytest.mark.parametrize("lengths", [LENGTHS, [9] * 4], ids=["padded", "of one length"])
 @pytest.mark.parametrize("head", LOSS_HEADS)
 def test_losses_equal_transformers(head: str, lengths: list[int]) -> None:
     if head == "BertForQuestionAnswering":
@@ -57,17 +41,9 @@ def test_losses_equal_transformers(head: str, lengths: list[int]) -> None:
 @pytest.mark.parametrize("kernel", ["packed", "sdpa"])
 def test_an_answers_loss_does_not_depend_on_the_padding(kernel: str) -> None:
     """Return the mean of stock's losses of single rows, because stock includes padding in the softmax."""
-    model, inputs = (
-        make_model("BertForQuestionAnswering", kernel),
-        make_inputs("BertForQuestionAnswering", [3, 9, 5, 13]),
-    )
+    model, inputs = make_model("BertForQuestionAnswering", kernel), make_inputs("BertForQuestionAnswering")
     twin = make_twin(model)
-    alone = [
-        twin(
-            **{name: x[row : row + 1, :length] if x.dim() == 2 else x[row : row + 1] for name, x in inputs.items()}
-        ).loss
-        for row, length in enumerate([3, 9, 5, 13])
-    ]
+    alone = [twin(**trim({name: x[row : row + 1] for name, x in inputs.items()})).loss for row in range(4)]
     torch.testing.assert_close(model(**inputs).loss, torch.stack(alone).mean())
     assert (twin(**inputs).loss - torch.stack(alone).mean()).abs() > 1e-3
 
@@ -92,7 +68,7 @@ def test_the_left_to_right_loss_is_that_of_the_next_token() -> None:
 
 
 def test_the_pretraining_loss_is_the_sum_of_its_parts() -> None:
-    model, inputs = make_model("BertForPreTraining"), make_inputs("BertForPreTraining", [3, 9, 5, 13])
+    model, inputs = make_model("BertForPreTraining"), make_inputs("BertForPreTraining")
     both = model(**inputs)
     torch.testing.assert_close(both.loss, both.mlm_loss + both.nsp_loss)
     nsp = inputs.pop("next_sentence_label")
@@ -108,7 +84,7 @@ def test_the_pretraining_loss_is_the_sum_of_its_parts() -> None:
 
 @pytest.mark.parametrize("head", LANGUAGE_MODELS)
 def test_in_training_only_labelled_positions_are_decoded(head: str) -> None:
-    model, inputs = make_model(head, **NO_DROPOUT), make_inputs(head, [3, 9, 5, 13])
+    model, inputs = make_model(head, **NO_DROPOUT), make_inputs(head)
     name = "prediction_logits" if head == "BertForPreTraining" else "logits"
     labels = inputs["labels"]
     if head == "BertLMHeadModel":
@@ -130,7 +106,7 @@ def test_in_training_only_labelled_positions_are_decoded(head: str) -> None:
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("head", TOKEN_HEADS)
 def test_without_a_label_the_loss_is_zero(head: str, training: bool, count: Tensor | int | None) -> None:
-    model, inputs = make_model(head, **NO_DROPOUT).train(training), make_inputs(head, [3, 9, 5, 13])
+    model, inputs = make_model(head, **NO_DROPOUT).train(training), make_inputs(head)
     inputs["labels"].fill_(IGNORE_INDEX)
     outputs = model(**inputs, num_items_in_batch=count)
     loss = outputs.get("mlm_loss", outputs.loss)
@@ -139,28 +115,17 @@ def test_without_a_label_the_loss_is_zero(head: str, training: bool, count: Tens
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-WEIGHTED_HEADS = ("BertForSequenceClassification", "BertBiLSTMForSequenceClassification")
-
-
-def draw_labels(kind: str) -> Tensor:
-    """Return labels of eight sequences for three labels: classes of which one is ignored, or independent labels."""
-    if kind == "single_label_classification":
-        return torch.tensor([0, 1, 1, IGNORE_INDEX, 2, 0, 0, 2])
-    return torch.randint(2, (8, 3)).float()
-
-
 @pytest.mark.parametrize("weights", [[1.0, 2.5, 0.25], [0.01, 0.02, 0], [3, 300, 30]])
 @pytest.mark.parametrize("kind", ["single_label_classification", "multi_label_classification"])
-@pytest.mark.parametrize("head", WEIGHTED_HEADS)
+@pytest.mark.parametrize("head", ["BertForSequenceClassification", "BertBiLSTMForSequenceClassification"])
 def test_class_weights_are_those_of_torch(head: str, kind: str, weights: list[float]) -> None:
     """Loss and gradient equal torch's, for a sum of weights below 1, too, and with parts of an update added up."""
     model, batch = make_model(head, problem_type=kind, class_weights=weights, **NO_DROPOUT), make_batch([9] * 8)
-    batch["labels"], tensor = draw_labels(kind), torch.tensor(weights, dtype=torch.float32)
-    torchs = (
-        nn.CrossEntropyLoss(tensor)
-        if kind == "single_label_classification"
-        else nn.BCEWithLogitsLoss(pos_weight=tensor)
-    )
+    tensor = torch.tensor(weights, dtype=torch.float32)
+    if kind == "single_label_classification":
+        batch["labels"], torchs = torch.tensor([0, 1, 1, IGNORE_INDEX, 2, 0, 0, 2]), nn.CrossEntropyLoss(tensor)
+    else:
+        batch["labels"], torchs = torch.randint(2, (8, 3)).float(), nn.BCEWithLogitsLoss(pos_weight=tensor)
     outputs = model(**batch)
     expected = torchs(outputs.logits, batch["labels"])
     torch.testing.assert_close(outputs.loss, expected)
@@ -256,14 +221,12 @@ def test_a_decoder_that_is_not_plain_is_called() -> None:
 @pytest.mark.parametrize("head", LOSS_HEADS)
 def test_kernels_have_the_same_gradients(head: str) -> None:
     """Equals stock where padding does not affect its loss; every parameter gets a gradient."""
-    model, inputs = make_model(head, **NO_DROPOUT), make_inputs(head, [3, 9, 5, 13])
-    model.train()
-    gradients = {}
+    model, inputs, gradients = make_model(head, **NO_DROPOUT).train(), make_inputs(head), {}
     for kernel in ("packed", "sdpa", "eager"):
         model.set_attn_implementation(kernel)
-        gradients[kernel] = take_gradients(model, inputs)
+        gradients[kernel] = take_gradients(model, inputs)[1]
     if head != "BertForQuestionAnswering":
-        gradients["stock"] = take_gradients(make_twin(model).train(), inputs)
+        gradients["stock"] = take_gradients(make_twin(model).train(), inputs)[1]
     packed = gradients.pop("packed")
     largest = max(gradient.abs().max() for gradient in packed.values())
     for name, gradient in packed.items():
@@ -276,11 +239,12 @@ def test_kernels_have_the_same_gradients(head: str) -> None:
 @pytest.mark.parametrize("kernel", ["packed", "sdpa"])
 @pytest.mark.parametrize("head", LOSS_HEADS)
 def test_known_indices_change_nothing(head: str, kernel: str) -> None:
-    model, inputs = make_model(head, kernel, **NO_DROPOUT), make_inputs(head, [3, 9, 5, 13])
-    model.train()
-    looked_for, known = (take_gradients(model, given) for given in (inputs, inputs | model.find_indices(**inputs)))
+    model, inputs = make_model(head, kernel, **NO_DROPOUT).train(), make_inputs(head)
+    looked_for, gradients = take_gradients(model, inputs)
+    loss, known = take_gradients(model, inputs | model.find_indices(**inputs))
     tolerance = 1e-6 if head == "BertForTokenClassification" else 0.0  # whose last layer is narrowed by them
-    assert all((gradient - known[name]).abs().max() <= tolerance for name, gradient in looked_for.items())
+    torch.testing.assert_close(loss, looked_for)
+    assert all((gradient - known[name]).abs().max() <= tolerance for name, gradient in gradients.items())
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -292,7 +256,7 @@ def test_labels_at_masked_tokens_count_with_no_kernel(head: str, left: bool) -> 
     inputs["labels"] = torch.randint(1, 3, batch["input_ids"].shape)
     clean = inputs | {"labels": ignore_masked(inputs["labels"], batch["attention_mask"])}
     assert (clean["labels"] == IGNORE_INDEX).sum() == 6 + 4
-    expected, count = take_gradients(model, clean), model.count_labels(**clean)
+    expected, count = take_gradients(model, clean)[1], model.count_labels(**clean)
     loss = model(**clean).loss
     for kernel in ("packed", "sdpa", "eager"):
         model.set_attn_implementation(kernel)
@@ -300,7 +264,7 @@ def test_labels_at_masked_tokens_count_with_no_kernel(head: str, left: bool) -> 
             model.train(training)
             assert model.count_labels(**inputs) == count
             torch.testing.assert_close(model(**inputs, **count).loss, loss)
-            for name, gradient in take_gradients(model, inputs).items():
+            for name, gradient in take_gradients(model, inputs)[1].items():
                 torch.testing.assert_close(gradient, expected[name], msg=f"{kernel}: {name}")
 
 
@@ -325,8 +289,7 @@ def test_an_update_waits_for_no_accelerator(head: str, values: dict, monkeypatch
     """All but attention and dropout, which are a CPU's own here."""
     monkeypatch.setattr(attention, "attend_on_cpu", lambda query, key, value, *options: query + (key + value).sum(0))
     monkeypatch.setattr(cpu, "draw_mask", lambda shape, rate: torch.full(shape, -1, dtype=torch.int16))
-    model, inputs = make_model(head, **values), make_inputs(head, [3, 9, 5, 13])
-    model.train()
+    model, inputs = make_model(head, **values).train(), make_inputs(head)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     counts, indices = model.count_labels(**inputs), model.find_indices(**inputs)
     with Unhurried():
@@ -357,8 +320,7 @@ def test_parts_of_an_update_sum_to_the_whole(head: str) -> None:
     """Given the label count of the whole update, the losses and gradients of the parts add up, for any lengths."""
     model, inputs = make_model(head, **NO_DROPOUT).train(), make_inputs(head, [3, 9, 5, 13, 20, 2, 2, 6] * 2)
     model.double()
-    whole = model(**inputs).loss
-    expected = take_gradients(model, inputs)
+    whole, expected = take_gradients(model, inputs)
     parts = cut(inputs, 4)
     counts = [model.count_labels(**part) for part in parts]
     total = {name: sum(count[name] for count in counts) for name in counts[0]}
@@ -369,34 +331,6 @@ def test_parts_of_an_update_sum_to_the_whole(head: str) -> None:
     sum(losses).backward()
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.grad, expected[name])
-
-
-def test_each_head_counts_what_divides_its_losses() -> None:
-    """Four sequences, of which the third has no label and the second one on its first token."""
-    labels = torch.full((4, 9), IGNORE_INDEX)
-    labels[0, [2, 3]] = labels[1, 0] = labels[3, 8] = 1
-    four = torch.zeros(4, dtype=torch.long)
-    expected = {
-        "BertForPreTraining": {"num_items_in_batch": 4, "num_sequences_in_batch": 4},
-        "BertForMaskedLM": {"num_items_in_batch": 4},
-        "BertLMHeadModel": {"num_items_in_batch": 3},
-        "BertForTokenClassification": {"num_items_in_batch": 4},
-    }
-    for head in LOSS_HEADS:
-        batch = make_batch([9] * 4) | {"labels": labels if head in TOKEN_HEADS else four}
-        batch |= {"next_sentence_label": four} if head == "BertForPreTraining" else {}
-        batch |= {"start_positions": four, "end_positions": four} if head == "BertForQuestionAnswering" else {}
-        assert make_model(head).count_labels(**batch) == expected.get(head, {"num_items_in_batch": 4})
-
-
-def test_without_a_count_of_sequences_each_part_weighs_as_its_tokens() -> None:
-    model, inputs = make_model("BertForPreTraining"), make_inputs("BertForPreTraining", [3, 9, 5, 13])
-    total = model.count_labels(**inputs)["num_items_in_batch"]
-    for part in cut(inputs, 2):
-        share = (part["labels"] != IGNORE_INDEX).sum() / total
-        got, alone = model(**part, num_items_in_batch=total), model(**part)
-        torch.testing.assert_close(got.mlm_loss, alone.mlm_loss * share)
-        torch.testing.assert_close(got.nsp_loss, alone.nsp_loss * share)
 
 
 def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -434,27 +368,24 @@ def train(model: nn.Module, rows: list[dict[str, Tensor]], parts: int, folder: P
     return [row["loss"] for row in trainer.state.log_history if "loss" in row]
 
 
-def check_runs(model: nn.Module, rows: list[dict[str, Tensor]], folder: Path) -> None:
-    """32 rows at once and 4 x 8 report the true mean, not a multiple of it, and end with the same weights."""
-    start = copy.deepcopy(model.state_dict())
-    expected = model(**collate(rows[:32])).loss.item()
-    other = copy.deepcopy(model)
-    losses, cut_losses = train(model, rows, 1, folder), train(other, rows, 4, folder)
-    assert losses[0] == pytest.approx(expected, rel=1e-4)
-    assert cut_losses == pytest.approx(losses, rel=1e-4)
-    for (name, p), q in zip(model.named_parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
-        assert not torch.equal(p, start[name]) or name.endswith(UNMOVED[type(model).__name__]), name
-
-
 @pytest.mark.parametrize("head", LOSS_HEADS)
 def test_accumulation_changes_nothing_under_transformers_trainer(head: str, tmp_path: Path) -> None:
-    """Micro-batches of unequal widths and label counts; equal counts in pre-training, as stock has one for all."""
+    """32 rows at once and 4 x 8 report the true mean, not a multiple of it, and end with the same weights.
+
+    Micro-batches have unequal widths and label counts; equal counts in pre-training, as stock has one for all.
+    """
     rows = make_rows(head)
     if head == "BertForPreTraining":
         for row in rows:  # two tokens each
             row["labels"] = row["input_ids"].masked_fill(torch.arange(24) // 2 != 1, IGNORE_INDEX)
-    check_runs(make_model(head, **NO_DROPOUT), rows, tmp_path)
+    model = make_model(head, **NO_DROPOUT)
+    start, other, whole = copy.deepcopy(model.state_dict()), copy.deepcopy(model), model(**collate(rows[:32])).loss
+    losses = train(model, rows, 1, tmp_path)
+    assert losses[0] == pytest.approx(whole.item(), rel=1e-4)
+    assert train(other, rows, 4, tmp_path) == pytest.approx(losses, rel=1e-4)
+    for (name, p), q in zip(model.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+        assert not torch.equal(p, start[name]) or name.endswith(UNMOVED[head]), name
 
 
 @pytest.mark.parametrize("head", LOSS_HEADS)
@@ -484,46 +415,3 @@ def test_pretraining_under_transformers_trainer_is_not_inflated(tmp_path: Path) 
     expected = whole.mlm_loss + (weights * nsp_losses).sum() / weights.sum()
     assert train(copy.deepcopy(model), rows, 1, tmp_path)[0] == pytest.approx(whole.loss.item(), rel=1e-4)
     assert train(model, rows, 4, tmp_path)[0] == pytest.approx(expected.item(), rel=1e-4)
-
-
-TWO_PROCESSES = """
-import os, sys, torch, transformers
-from tests.conftest import NO_DROPOUT, make_batch, make_model
-
-folder, per_device, accumulation = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-torch.manual_seed(0)
-model = make_model("BertForSequenceClassification", **NO_DROPOUT)
-batch = make_batch([3 + i % 13 for i in range(64)])
-rows = [{name: x[i] for name, x in batch.items()} | {"labels": torch.tensor(i % 3)} for i in range(64)]
-args = transformers.TrainingArguments(folder, per_device_train_batch_size=per_device, max_steps=2, use_cpu=True,
-    gradient_accumulation_steps=accumulation, train_sampling_strategy="sequential", optim="sgd", learning_rate=0.5,
-    report_to="none", logging_steps=1, disable_tqdm=True, save_strategy="no", ddp_find_unused_parameters=False)
-trainer = transformers.Trainer(model=model, args=args, train_dataset=rows)
-trainer.train()
-trainer.accelerator.wait_for_everyone()
-if args.process_index == 0:
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    torch.save({"world": args.world_size, "losses": losses, "weights": model.state_dict()}, folder + ".pt")
-trainer.accelerator.end_training()
-os._exit(0)  # now and then a thread of gloo's outlives its owner while Python ends, and aborts the process
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_under_the_stock_trainer_do_the_same_as_one(tmp_path: Path) -> None:
-    """32 = 4 x 8 = 2 processes x 16, for a head with one denominator: reported losses and weights (plain SGD)."""
-    (tmp_path / "train.py").write_text(TWO_PROCESSES)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.getcwd()}
-    several = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    ways = {"whole": ([sys.executable], 32, 1), "cut": ([sys.executable], 8, 4), "two": (several, 16, 1)}
-    results = {}
-    for name, (launcher, per_device, accumulation) in ways.items():
-        command = [*launcher, str(tmp_path / "train.py"), str(tmp_path / name), str(per_device), str(accumulation)]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        results[name] = torch.load(tmp_path / f"{name}.pt")
-    assert [results[name]["world"] for name in ways] == [1, 1, 2]
-    for name in ("cut", "two"):
-        assert results[name]["losses"] == pytest.approx(results["whole"]["losses"], rel=1e-5)
-        for key, weight in results["whole"]["weights"].items():
-            torch.testing.assert_close(results[name]["weights"][key], weight, rtol=1e-5, atol=1e-6, msg=key)

@@ -1,60 +1,20 @@
-"""Models in other programs: dropout modules, hooks, off-loading, several devices, exports, refused arguments."""
+"""Models in other programs: hooks, off-loading, several devices, refused arguments."""
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers.integrations.neftune import neftune_post_forward_hook
 
-import bertkit
 from bertkit.model import bert as ours
-from bertkit.model import pretraining_heads
-from bertkit.model.config import BertConfig
-from tests.conftest import (
-    HEADS,
-    NO_DROPOUT,
-    TINY,
-    collect,
-    differ,
-    make_batch,
-    make_labels,
-    make_model,
-    make_twin,
-    shape_for,
-)
+from tests.conftest import HEADS, NO_DROPOUT, collect, differ, make_batch, make_model, make_twin, shape_for
 from tests.devices import FIRST, SECOND, Devices, place_module
-
-KERNELS = ("packed", "eager", "sdpa")
-LANGUAGE_MODELS = ("BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel")
-LENGTHS = [2, 9, 5, 13]
-
-
-def make_inputs(head: str, lengths: list[int] = LENGTHS) -> dict[str, Tensor]:
-    """Make a batch with labels, as the head takes it."""
-    batch = make_batch(lengths)
-    return shape_for(head, batch) | ({} if head == "BertModel" else make_labels(head, batch))
+from tests.model.inputs import LANGUAGE_MODELS, LENGTHS, make_inputs
 
 
 def make_pair(head: str, **values) -> tuple[nn.Module, nn.Module]:
     """Make a packed model of ours and its twin in plain transformers."""
     model = make_model(head, **values)
     return model, make_twin(model)
-
-
-# --- Dropout by its type ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_code_that_finds_dropout_by_its_type_turns_it_off(kernel: str) -> None:
-    model, batch = make_model("BertForSequenceClassification", kernel).train(), make_batch(LENGTHS)
-    assert not torch.equal(model(**batch).logits, model(**batch).logits)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    assert torch.equal(model(**batch).logits, model(**batch).logits)
-    torch.testing.assert_close(model(**batch).logits, model.eval()(**batch).logits)
-
-
-# --- Arguments that change a result -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -75,8 +35,6 @@ def test_labels_of_another_length_are_refused(head: str) -> None:
     ):
         make_model(head)(**inputs)
 
-
-# --- problem_type -----------------------------------------------------------------------------------------------------
 
 PROBLEMS = {  # problem_type, number of labels, labels of four texts
     "one score": ("regression", 1, torch.tensor([0.5, -1.0, 2.0, 0.0])),
@@ -125,22 +83,6 @@ def test_second_derivatives_of_a_kernel_are_refused(head: str, kernel: str) -> N
         torch.autograd.grad(model(**inputs).loss, list(model.bert.embeddings.parameters()), create_graph=True)
 
 
-# --- Off-loading and several devices ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kernel", ["packed", "sdpa"])
-@pytest.mark.parametrize("head", HEADS)
-def test_a_model_loads_with_its_weights_on_disk(head: str, kernel: str, tmp_path) -> None:
-    model, inputs = make_model(head, kernel), make_inputs(head)
-    model.save_pretrained(tmp_path / "model")
-    options = {"device_map": {"": "disk"}, "offload_folder": tmp_path / "weights", "attn_implementation": kernel}
-    again = getattr(bertkit, head).from_pretrained(tmp_path / "model", **options)
-    with torch.no_grad():
-        got, expected = (collect(x.eval()(**inputs), inputs["attention_mask"]) for x in (again, model))
-    # The hooks of accelerate need all states of the last layer.
-    assert max(differ(got[name], expected[name]) for name in expected) < 2e-6
-
-
 @pytest.mark.parametrize("head_on", [FIRST, SECOND])  # accelerate puts a tied decoder beside the embeddings
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kernel", ["packed", pytest.param("sdpa", marks=pytest.mark.slow)])
@@ -166,9 +108,6 @@ def test_layers_may_be_divided_over_two_devices(head: str, kernel: str, training
     assert max(differ(got[name], expected[name]) for name in expected) < 2e-6
 
 
-# --- Hooks ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["cls", "cls.predictions", "bert.embeddings", "bert.embeddings.word_embeddings"])
 def test_a_hook_may_replace_what_a_module_returns(name: str) -> None:
     model, twin = make_pair("BertForMaskedLM")
@@ -191,16 +130,3 @@ def test_neftune_adds_the_noise_of_transformers_in_training() -> None:
         assert not torch.allclose(logits[-1], expected)
         torch.testing.assert_close(model.eval()(**batch).logits, expected)
     assert differ(*logits) < 2e-6
-
-
-# --- Configurations and exports ---------------------------------------------------------------------------------------
-
-
-def test_a_configuration_that_wants_attentions_has_them(tmp_path) -> None:
-    model, batch = make_model("BertForMaskedLM", "eager"), make_batch(LENGTHS)
-    model.config.output_attentions = True
-    model.save_pretrained(tmp_path)
-    again = pretraining_heads.BertForMaskedLM.from_pretrained(tmp_path)
-    assert again.config._attn_implementation == "eager"
-    assert len(again(**batch).attentions) == 2
-    assert len(pretraining_heads.BertForMaskedLM(BertConfig(**TINY, output_attentions=True))(**batch).attentions) == 2

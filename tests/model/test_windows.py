@@ -88,13 +88,3 @@ def test_a_text_has_one_loss_and_kernels_have_the_same_gradients(kind, labels, c
     for one, same, other in zip(*gradients.values(), strict=True):
         assert torch.equal(one, same)
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-def test_two_texts_apart_have_the_loss_of_both():
-    """With the count of the whole update: a text counts once, however many windows it has."""
-    model = make_model(HEAD, window_pooling="mean", class_weights=[1.0, 2.0, 0.5])
-    _, batch = make_windows(torch.tensor([2, 0, 1]))
-    counts = model.count_labels(**batch)
-    assert counts["num_items_in_batch"] == 3.5
-    parts = [model(**{name: x[start : start + 1] for name, x in batch.items()}, **counts).loss for start in range(3)]
-    torch.testing.assert_close(sum(parts), model(**batch).loss)
