@@ -25,7 +25,6 @@ from tests.corpora import limit_files, write_text
 from tests.official import (
     list_questions,
     write_checkpoint,
-    write_conll,
     write_glue,
     write_questions,
     write_reviews,
@@ -55,9 +54,9 @@ def test_help_answers_within_half_a_second():
         done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
         return time.perf_counter() - start, done.stdout
 
-    answers = [measure("-m", "bertkit", "--help") for _ in range(5)]
+    answers = [measure("-m", "bertkit", "--help") for _ in range(3)]
     assert all("pretrain" in answer for _, answer in answers)
-    alone, _ = min(measure("-c", "import typer.rich_utils") for _ in range(5))
+    alone, _ = min(measure("-c", "import typer.rich_utils") for _ in range(3))
     assert min(answers)[0] < max(0.5, 2.5 * alone)
 
 
@@ -66,7 +65,6 @@ def test_help_answers_within_half_a_second():
     [
         ("glue --task mnlii", "unknown task 'mnlii'"),
         ("glue --task rte --recipe nowhere.toml", "nowhere.toml cannot be read"),
-        ("glue --task rte --set batch_size=0", "batch_size = 0; it must be at least 1"),
         ("glue --task rte --set data.max_length='64'", "write max_length = 64"),
         ("squad --version 2 --set data.doc_stride=0", "doc_stride is 0 in [data]; it must be at least 1"),
     ],
@@ -106,86 +104,40 @@ def world(tmp_path_factory):
     write_text(world / "good.txt")
     write_reviews(world / "reviews.csv", 120)
     write_glue(world / "GLUE")
-    write_conll(world / "NER")
-    write_squad(world / "squad", 1)
     write_checkpoint(world / "bert", max_position_embeddings=512)
-    files = {
-        "latin1.txt": b"a line\ncaf\xe9\n\nanother\n",
-        "broken.toml": b"[train\nlearning_rate = 1",
-        "long.toml": b"[data]\nmax_length = 1024\n",
-        "odd.toml": b'taks = ["rte"]\n',
-        "study.toml": b'tasks = ["rte"]\n',
-        "answers.txt": b"entailment\nnot_entailment\n",
-        "gpt/config.json": b'{"model_type": "gpt2"}',
-        "other/notes.txt": b"mine",
-    }
-    for name, content in files.items():
-        (world / name).parent.mkdir(exist_ok=True)
-        (world / name).write_bytes(content)
+    (world / "long.toml").write_text("[data]\nmax_length = 1024\n")
+    (world / "study.toml").write_text('tasks = ["rte"]\n')
+    (world / "other").mkdir()
+    (world / "other" / "notes.txt").write_text("mine")
     return world
 
 
-MISTAKES = {  # command -> a part of its one line
+MISTAKES = {  # command -> a part of its one line; other tests have the mistakes of data, recipes and options
     "pretran": "No such command 'pretran'",
     "pretrain --corpse x": "--corpse",
     "pretrain --epochs 3": "No such option",
     "vocab --output x": "Missing argument",
-    "vocab good.txt --output x --size many": "--size",
     "pretrain --corpus missing.txt": "missing.txt",
-    "pretrain --corpus latin1.txt": "latin1.txt, line 2 is not UTF-8",
-    "pretrain --corpus good.txt --vocab missing-vocab.txt": "missing-vocab.txt",
-    "pretrain --corpus good.txt --recipe broken.toml": "broken.toml cannot be read",
     "pretrain --corpus good.txt --recipe long.toml": "max_length 1024 exceeds the model's 512 positions",
     "pretrain --corpus good.txt --output other": "other is not empty and holds no run",
     "pretrain --corpus good.txt --model other": "other",
-    "pretrain --corpus no-such/hub-data-set": "no-such/hub-data-set",
-    "pretrain --budget 5m --steps 3": "--budget decides the number of updates",
-    "pretrain --set steps=3": "did you mean 'max_steps' in [train]?",
     "corpus build good.txt --vocab bert --output made --workers none": "--workers is 'none'",
     "corpus build good.txt --vocab bert --output made --deduplicate words": "deduplicate is 'words'",
-    "corpus build good.txt --vocab bert --output other": "other is not empty and holds no corpus",
-    "glue --task mnlii --data GLUE": "unknown task 'mnlii'",
     "glue --task rte --epochs many": "Invalid value for '--epochs'",
-    "glue --task rte --batch-size 0": "batch_size = 0; it must be at least 1",
-    "glue --task rte --data GLUE --model gpt": "gpt2",
     "glue --task rte --data GLUE": "google-bert/bert-base-uncased",
     "glue --task rte --submit x.zip": "--submit and --submit-partial are for --task all",
     "glue --task all --data GLUE/RTE --submit x.zip": "CoLA/train.tsv",
     "glue --task rte --data GLUE --workers 2": "--workers is for",
     "glue --task ax --data GLUE": "--model",
-    "glue --task ax --data GLUE --model bert --grid": "unknown task 'ax'",
     "glue --task rte --data GLUE --model bert --restarts 0": "--restarts",
     "study missing.toml": "missing.toml",
-    "study odd.toml": "did you mean 'tasks'?",
     "study study.toml --data GLUE --model bert": "--data ROOT",
-    "score glue --task rte GLUE/RTE/test.tsv answers.txt": "no column 'label'",
-    "ner --data no/ner --model bert": "no/ner",
-    "ner --data NER --model bert --features first": "unknown features 'first' in [data]",
-    "ner --set lr=1e-4": "did you mean 'learning_rate' in [train]?",
-    "swag --data no/swag --model bert": "no/swag",
-    "squad --version 3": "no SQuAD version 3",
-    "squad --version two": "--version",
     "squad --version 2 runs/a": "--ensemble takes runs",
-    "squad --version 2 --data no.jsonl --model bert": "'no.jsonl' does not exist",
-    "squad --version 1 --data squad --model bert --extra-train no.json": "no.json does not exist",
     "features bert --input no.txt --output a.npz": "no.txt",
-    "features bert --input good.txt --layers first --output a.npz": "--layers first",
-    "features bert --input good.txt --output a.txt": ".jsonl or .npz",
-    "predict bert": "give the inputs either as TEXT or with --input FILE",
     "export bert --output made --data GLUE": "--max-loss and --data are for --int8",
-    "doctor reviews.csv --task novel": "unknown task 'novel'",
-    "doctor reviews.csv --drop leaks": "add --write",
     "doctor reviews.csv --output runs/doctor": "add --folds 5",
     "doctor GLUE --task cola --folds 5": "--folds finds label errors in a table of texts and labels, not in cola",
-    "classify --model bert": "classify needs a table of texts and labels",
-    "classify --data nothing.csv --model bert": "'nothing.csv' does not exist",
-    "classify --data reviews.csv --model bert --text boby,body": "no column 'boby'",
-    "classify --data reviews.csv --model bert --label id": "too many for labels; choose another column with --label",
-    "classify --data reviews.csv --model bert --folds 1": "--folds is 1; give at least 2",
     "classify --data reviews.csv --model bert --folds 2 --grid": "--folds cannot be combined with --grid",
-    "classify --data reviews.csv --model bert --folds 2 --budget 5m": "cannot be combined with --folds",
-    "classify --data reviews.csv --model bert --folds 2 --set data.tune_share=0.5": "leave out tune_share or folds",
-    "classify --data reviews.csv --model bert --budget 20": "'20' is not a duration",
 }
 
 
@@ -227,9 +179,6 @@ def test_a_run_prints_scores_beside_baselines_examples_and_what_to_try_next(call
     assert "curves.png" in out
     assert "bertkit pretrain --model runs/mine" in out
     assert (tmp_path / "runs/mine/curves.png").read_bytes().startswith(b"\x89PNG")
-    code, again, _ = call("pretrain", "--corpus", "good.txt", "--output", "runs/mine", *SMALL)
-    assert code == 0
-    assert "is finished" in again
 
 
 def test_a_dry_run_writes_nothing(call, tmp_path):
@@ -275,28 +224,16 @@ def test_vocab_writes_a_vocabulary_that_a_run_can_use(call, tmp_path):
     assert (tmp_path / "runs/pretrain/vocab.txt").read_bytes() == (tmp_path / "vocabulary/vocab.txt").read_bytes()
 
 
-@pytest.mark.slow
-def test_no_color_and_no_terminal(tmp_path):
-    write_text(tmp_path / "good.txt")
-    done = subprocess.run(
-        [sys.executable, "-m", "bertkit", "pretrain", "--corpus", "good.txt", *SMALL],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"NO_COLOR": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout + done.stderr
-    assert "update 2 of 2" in done.stdout
-    assert done.stderr == ""
+def make_terminal(width, **options):
+    screen = console.Screen()
+    screen.console = Console(file=io.StringIO(), force_terminal=True, width=width, **options)
+    return screen
 
 
 def test_a_terminal_gets_a_progress_bar():
     """The bar shows what is done and the total, the remaining time and the losses, also for a build and a study."""
-    screen = console.Screen()
+    screen = make_terminal(120)
     screen.names |= {"mlm_loss": "masked-LM loss"}
-    screen.console = Console(file=io.StringIO(), force_terminal=True, width=120)
     shows = (
         lambda: screen.advance(50, 100, {"loss": 3.5, "mlm_loss": 3.0, "grad_norm": 9.0}),
         lambda: screen.show_study({"over": 3, "runs": 4}),
@@ -524,15 +461,6 @@ def test_runs_are_combined(call, squad, tmp_path):
     assert json.loads(out) == {key: scores[key] for key in ("exact_match", "f1")}
 
 
-def test_training_on_another_file_first_shows_both(call, squad, tmp_path):
-    (tmp_path / "extra.json").write_bytes((tmp_path / "squad" / "train-v1.1.json").read_bytes())
-    code, out, err = call(*squad, "--version", "2", "--extra-train", "extra.json", "--output", "run")
-    assert code == 0, err
-    first, second = out.split("then:")
-    assert "update 2 of 2" in first
-    assert "update 2 of 2" in second, "progress starts again"
-
-
 def test_triviaqa_becomes_a_file_to_train_on(call, squad, tmp_path):
     (tmp_path / "evidence").mkdir()
     (tmp_path / "evidence" / "Page.txt").write_text("word1 good word2 .", encoding="utf-8")
@@ -553,25 +481,22 @@ def test_triviaqa_becomes_a_file_to_train_on(call, squad, tmp_path):
     code, out, err = call(*squad, "--version", "1", "--extra-train", "trivia.json", "--output", "run")
     assert code == 0, err
     assert "train 1 questions" in out
-
-
-def build_small(call, tmp_path, *options):
-    """Build a small corpus, and return what the command prints."""
-    if not (tmp_path / "good.txt").exists():
-        write_text(tmp_path / "good.txt")
-    if not (tmp_path / "vocab").exists():
-        assert call("vocab", "good.txt", "--size", 100, "--output", "vocab")[0] == 0
-    return call("corpus", "build", "good.txt", "--vocab", "vocab", "--output", "made", *options)
+    first, second = out.split("then:")
+    assert "update 2 of 2" in first
+    assert "update 2 of 2" in second, "progress starts again"
 
 
 def test_a_corpus_is_built_and_described(call, tmp_path):
-    code, out, err = build_small(call, tmp_path, "--workers", "1")
+    write_text(tmp_path / "good.txt")
+    assert call("vocab", "good.txt", "--size", 100, "--output", "vocab")[0] == 0
+    build = ("corpus", "build", "good.txt", "--vocab", "vocab", "--output", "made")
+    code, out, err = call(*build, "--workers", "1")
     assert (code, err) == (0, "")
     assert re.search(r"^1 piece \(0 MB\)$", out, re.MULTILINE)
     assert re.search(r"^[\d,]+ tokens in [\d.]+ s: [\d,]+ tokens/s$", out, re.MULTILINE)
     assert re.search(r"documents +│ 40 ", out)
     assert "bertkit pretrain --corpus made" in out
-    code, again, err = build_small(call, tmp_path)
+    code, again, err = call(*build)
     assert (code, err) == (0, "")
     assert again.startswith("made is finished\n")
     code, shown, err = call("corpus", "stats", "made")
@@ -592,19 +517,6 @@ def test_what_the_system_refuses_is_one_line_and_a_bug_a_traceback(capsys):
     assert re.fullmatch(r"bertkit: \S+ cannot be used: .*; .* or name another path\n", capsys.readouterr().err)
     with pytest.raises(PermissionError), console.explain_mistakes():
         fail(PermissionError(1, "Operation not permitted"))  # of a process
-
-
-def test_repeats_are_dropped_and_warned_of(call, tmp_path):
-    text = write_text(tmp_path / "good.txt").read_text()
-    (tmp_path / "good.txt").write_text(text + "\n" + text)
-    code, out, err = build_small(call, tmp_path, "--workers", "1")
-    assert (code, err) == (0, "")
-    assert "warning: repeated lines hold 50.0% of the tokens; drop them with --deduplicate lines" in out
-    code, out, err = build_small(call, tmp_path, "--workers", "1", "--deduplicate", "documents", "--output", "clean")
-    assert (code, err) == (0, "")
-    assert re.search(r"before removal: documents +│ 80 ", out)
-    assert re.search(r"│ repeated documents +│ 0 \(0.00% of the tokens\)", out)
-    assert "warning" not in out
 
 
 @pytest.mark.parametrize("total", [10**9, 0])
@@ -666,8 +578,7 @@ def test_controls_in_data_are_escaped_and_json_stays_the_same(capsys):
 
 
 def test_data_in_tables_and_progress_is_neither_markup_nor_controls(capsys):
-    screen = console.Screen()
-    screen.console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
+    screen = make_terminal(200, color_system=None)
     screen.show_table(make_table(HOSTILE, [f"1{HOSTILE}"], [[f"2{HOSTILE}\nmore"]]))
     with screen:
         screen.names["x"] = "[/x][red]"
@@ -682,8 +593,7 @@ def test_data_in_tables_and_progress_is_neither_markup_nor_controls(capsys):
 def test_markup_in_the_names_of_a_study_is_shown_as_it_is(tmp_path, capsys):
     results = make_results({}, {"rte": "accuracy"}, score_by_hand, rows=("[a](http://b.c) <i> `d`", HOSTILE))
     (tmp_path / "table.md").write_text(write_table(results))
-    screen = console.Screen()
-    screen.console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
+    screen = make_terminal(200, color_system=None)
     screen.show_study_results(results | {"cells": [], "chosen": []}, tmp_path)
     drawn = capsys.readouterr().out
     assert "[a](http://b.c) <i> `d`" in drawn
