@@ -118,6 +118,7 @@ def test_a_finished_run_is_not_repeated(world, refused):
 
 
 MISTAKES = [
+    {"batchsize": 8},
     {"learning_rate": 1e-5},
     {"hidden_size": 8},
     {"data": 3},
@@ -127,6 +128,7 @@ MISTAKES = [
     {"data": {"train": "nothing.csv"}},
     {"folds": 2, "restarts": 2},
     {"budget": "1m", "train": {"max_steps": 3}},
+    {"label": "strs"},
 ]
 
 
