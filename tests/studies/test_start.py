@@ -48,6 +48,8 @@ def test_a_failure_is_one_line_with_its_place():
     assert reason.startswith("RuntimeError: one two xxx")
     assert "(test_start.py:" in reason
     assert len(reason) < 400
+    line = explain_failure(PermissionError(13, "Permission denied", "a/b"))
+    assert line.startswith("a/b cannot be used: Permission denied; change its permissions")
 
 
 @pytest.mark.parametrize(
