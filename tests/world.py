@@ -157,12 +157,12 @@ def make_squad(folder, version):
     return {"checkpoint": start, "batch_size": 8, "data": data | {"doc_stride": 12}}
 
 
-def make_ner(folder, write=write_conll, **options):
-    data = {"dir": str(write(folder / "ner")), "max_length": 40} | options
+def make_ner(folder, name="ner", write=write_conll, **options):
+    data = {"dir": str(write(folder / name)), "max_length": 40} | options
     return {"checkpoint": write_start(folder / "bert", TASKS["ner"]), "batch_size": 8, "data": data}
 
 
-make_tagger = partial(make_ner, write=write_treebank)
+make_tagger = partial(make_ner, name="treebank", write=write_treebank)
 
 
 def make_features(folder):

@@ -97,8 +97,5 @@ def tabulate(rows: dict[tuple[str, str], dict[str, Counter]]) -> str:
     for (client, what), cells in sorted(rows.items()):
         counts = (", ".join(f"{count} {outcome}" for outcome, count in cells[side].items()) or "-" for side in SIDES)
         lines.append((client, what, *counts))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, tuple("-" * width for width in widths))
-    return "\n".join(
-        f"| {' | '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))} |" for line in lines
-    )
+    lines.insert(1, ("---",) * len(lines[0]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
