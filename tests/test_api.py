@@ -19,7 +19,6 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import cross_val_score
 from sklearn.utils import estimator_checks
 
 import bertkit
@@ -305,12 +304,6 @@ def test_the_estimator_takes_texts_and_pairs_in_every_form(world):
     assert folder.is_dir()
     del made
     assert not folder.exists()
-
-
-@pytest.mark.slow
-def test_the_estimator_is_cross_validated_in_two_processes(world):
-    scores = cross_val_score(make_estimator(world), world.frame.body, world.frame.stars, cv=2, n_jobs=2)
-    assert scores.min() > 0.5
 
 
 def test_the_examples_of_the_docstrings_run(world, monkeypatch, tmp_path):

@@ -1,0 +1,13 @@
+import pytest
+
+
+@pytest.fixture
+def finish(call):
+    """Call the program, which ends without a complaint; return standard output."""
+
+    def finish(*arguments):
+        code, out, err = call(*arguments)
+        assert (code, err) == (0, "")
+        return out
+
+    return finish
