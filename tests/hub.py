@@ -50,16 +50,15 @@ class Repo:
 
 @dataclass
 class Fault:
-    """A fault: the next `times` requests of this kind get `status`, or are cut off after `cut` bytes.
+    """A fault: the next `times` requests of this kind get `status`, or an answer that is cut off.
 
-    sent: bytes of the answer after which it is cut off; stall: seconds of silence before that, or instead of an answer;
-    gone: seconds for which the server then refuses connections.
+    sent: bytes of the answer before that; stall: seconds of silence before it is cut off; gone: seconds for which the
+    server then refuses connections.
     """
 
     method: str
     path: str
     status: int = 0
-    cut: int = 0
     times: int = 1
     sent: int = 0
     stall: float = 0.0
@@ -190,19 +189,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.is_gone:
             self.close_connection = True
             return
-        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         fault = self.server.take_fault(self.command, path)
-        if fault is not None and fault.cut:
-            self.rfile.read(min(fault.cut, length))
-            self.connection.shutdown(socket.SHUT_RDWR)
-            self.close_connection = True
-            return
-        body = self.rfile.read(length)
         self.broken = fault if fault is not None and fault.sent else None
-        if fault is not None and fault.stall and not fault.sent:
-            time.sleep(fault.stall)
-            self.close_connection = True
-            return
         try:
             if fault is not None and fault.status:
                 raise Refusal(fault.status, "this goes wrong on purpose")
