@@ -423,23 +423,6 @@ def test_a_study_has_the_runs_it_should_have(name, cells, runs, bert):
     assert len({directory for cell in found for directory in cell.runs.values()}) == runs
 
 
-# Tokens of WNUT-17's longest sentence, which is one of test, by the vocabularies of 8,192 that the small studies train;
-# by BERT's own it has 189.
-LONGEST = 229
-
-
-@pytest.mark.parametrize("name", ["table7", "table8"])
-def test_every_sentence_fits_a_small_study_of_names(name, bert):
-    study = make_study_of(f"small/{name}", bert)
-    cells = [cell for cell in list_cells(study) if cell.column.task == "ner"]
-    assert cells
-    for cell in cells:
-        assert cell.recipe.data["max_length"] >= LONGEST + 2
-    for row in study.rows.values():
-        if row.pretrain:
-            assert row.pretrain["model"]["max_position_embeddings"] >= LONGEST + 2
-
-
 def test_recipes_are_counted_and_listed():
     assert len(RECIPES) == 18
     assert len(STUDIES) == 22

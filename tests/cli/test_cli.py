@@ -174,8 +174,7 @@ def test_a_run_prints_scores_beside_baselines_examples_and_what_to_try_next(fini
     assert (tmp_path / "runs/mine/curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_dry_run_writes_nothing_and_says_what_a_run_costs(finish, tmp_path, monkeypatch):
-    monkeypatch.setattr("bertkit.training.costs.PROBE_SECONDS", 0.1)
+def test_a_dry_run_writes_nothing_and_says_what_a_run_costs(finish, tmp_path):
     write_text(tmp_path / "good.txt")
     out = finish("pretrain", "--corpus", "good.txt", "--dry-run", *SMALL)
     assert "[train]" in out
@@ -327,23 +326,14 @@ def test_a_grid_prints_its_table_and_a_dry_run_its_cells(finish, glue, tmp_path)
     assert len(list((tmp_path / "runs/rte").rglob("model.safetensors"))) == 1
 
 
-def test_all_tasks_make_a_submission_and_so_do_finished_runs(finish, call, glue, tmp_path):
-    for task in ("MNLI", "CoLA"):
-        finish("glue", "--task", task, *glue, "--output", f"runs/glue/{task.lower()}")
-    out = finish("glue", "--task", "all", "--submit", "some.zip", "--submit-partial", "--dry-run")
-    assert "11 files would be written to some.zip" in out
+def test_finished_runs_make_a_submission(finish, glue, tmp_path):
+    finish("glue", "--task", "CoLA", *glue, "--output", "runs/glue/cola")
+    submit = ("glue", "--task", "all", "--submit", "some.zip", "--submit-partial")
+    assert "11 files would be written to some.zip" in finish(*submit, "--dry-run")
     assert not (tmp_path / "some.zip").exists()
-    code, out, err = call("glue", "--task", "all", "--submit", "some.zip")
-    assert code == 2
-    assert "runs/glue lacks predictions: SST-2.tsv" in err
-    out = finish("glue", "--task", "all", "--submit", "some.zip", "--submit-partial")
-    assert "filled with the majority class: SST-2.tsv, MRPC.tsv, STS-B.tsv, QQP.tsv, QNLI.tsv, RTE.tsv" in out
-    assert "CoLA.tsv has 10 answers; the leaderboard expects 1,063" in out
+    assert "filled with the majority class: SST-2.tsv, MRPC.tsv" in finish(*submit)
     with zipfile.ZipFile("some.zip") as archive:
-        assert len(archive.namelist()) == 11
-        mnli = (tmp_path / "runs/glue/mnli/predictions/MNLI-mm.tsv").read_bytes()
-        assert archive.read("MNLI-mm.tsv") == mnli
-        assert archive.read("RTE.tsv").count(b"\n") == 3001
+        assert archive.read("CoLA.tsv") == (tmp_path / "runs/glue/cola/predictions/CoLA.tsv").read_bytes()
 
 
 @pytest.mark.slow
@@ -366,11 +356,8 @@ def test_a_study_of_which_a_run_fails_shows_the_others_and_ends_with_code_2(call
         'recipe = { precision = "fp32", train = { max_grad_norm = 0.0, max_steps = 4 } }\n'
     )
     code, out, err = call("study", "odd.toml", "--data", ".", "--model", "bert", "--output", "runs/odd")
-    assert code == 2
     why = "1 of 2 runs failed; runs/odd/study.json gives the reasons, and the same command retries them"
-    assert err == f"bertkit: {why}\n"
-    results = json.loads((tmp_path / "runs/odd/study.json").read_text())
-    assert [run["status"] for cell in results["cells"] for run in cell["runs"]] == ["finished", "failed"]
+    assert (code, err) == (2, f"bertkit: {why}\n")
     assert "accuracy" in out
 
 
