@@ -372,11 +372,6 @@ def bert(tmp_path_factory):
     return str(write_checkpoint(folder, num_hidden_layers=4, max_position_embeddings=512))
 
 
-def make_study_of(name, bert):
-    definition = read_recipe(ROOT / "recipes" / "studies" / f"{name}.toml")
-    return make_study(definition, {} if "pretrain" in definition else {"checkpoint": bert})
-
-
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(ROOT / "recipes")))
 def test_a_recipe_runs_dry(path, bert, tmp_path):
     recipe = read_recipe(path)
@@ -418,7 +413,8 @@ def test_a_recipe_runs_dry(path, bert, tmp_path):
     ],
 )
 def test_a_study_has_the_runs_it_should_have(name, cells, runs, bert):
-    found = list_cells(make_study_of(name, bert))
+    definition = read_recipe(ROOT / "recipes" / "studies" / f"{name}.toml")
+    found = list_cells(make_study(definition, {} if "pretrain" in definition else {"checkpoint": bert}))
     assert len(found) == cells
     assert len({directory for cell in found for directory in cell.runs.values()}) == runs
 

@@ -210,10 +210,8 @@ def test_searches_with_other_seeds_have_other_proposals_and_continued_ones_the_s
     ("limit", "longest", "updates"),
     [
         (1000, 2.0, 8),  # all of them: 4 epochs of 2 updates
-        (400, 1.0, 4),
         (250, None, 0),  # one training fits, two trials beside it do not
         (90, 1.0, 1),  # not even one: a quarter of the time for each of two trials
-        (20, None, 0),
     ],
 )
 def test_a_clock_decides_how_long_trials_are_and_whether_there_are_any(
