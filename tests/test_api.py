@@ -50,7 +50,7 @@ def world(tmp_path_factory):
 
 
 def train(world, data, output, **keywords):
-    values = world.keywords | {"train": {"learning_rate": 3e-3}} | keywords
+    values = world.keywords | {"train": QUICK} | keywords
     return bertkit.train("classify", data=data, output=output, **values)
 
 
@@ -77,7 +77,7 @@ def test_class_labels_become_their_names(world, tmp_path):
     label = datasets.ClassLabel(names=names)
     rows = datasets.Dataset.from_pandas(frame).cast_column("stars", label).select(range(60))
     data = datasets.DatasetDict(train=rows, validation=rows.select(range(30)), unsupervised=rows)
-    run = train(world, data, tmp_path / "run", text="title", train=QUICK)
+    run = train(world, data, tmp_path / "run", text="title")
     assert {path.name for path in tmp_path.glob("run/data/*")} == {"train.parquet", "validation.parquet"}
     assert set(run.predictions().column("label").to_pylist()) == {*names}
 
@@ -160,12 +160,12 @@ def test_the_process_is_left_as_it_was_found(world, tmp_path):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted, match="stopped after update"):
-        train(world, world.frame, tmp_path / "stopped", train=QUICK, progress=stop)
+        train(world, world.frame, tmp_path / "stopped", progress=stop)
     with pytest.raises(bertkit.UsageError, match="stopped is not finished; repeat the command that started it"):
         bertkit.load(tmp_path / "stopped")
     assert describe_process() == before
     goes_on = []
-    train(world, world.frame, tmp_path / "stopped", train=QUICK, report=goes_on.append)
+    train(world, world.frame, tmp_path / "stopped", report=goes_on.append)
     assert any("continues after checkpoint-" in line for line in goes_on)
     assert describe_process() == before
 
@@ -173,7 +173,7 @@ def test_the_process_is_left_as_it_was_found(world, tmp_path):
 def test_a_notebook_has_one_bar_and_a_table(world, tmp_path, monkeypatch, capsys):
     kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=True))
     monkeypatch.setitem(sys.modules, "IPython", kernel)
-    run = train(world, world.frame, tmp_path / "run", train=QUICK)
+    run = train(world, world.frame, tmp_path / "run")
     out, err = capsys.readouterr()
     assert out == ""
     assert "11/11" in err
