@@ -201,8 +201,6 @@ def test_a_study_runs_its_cells_and_is_not_repeated(recipe, fake, tmp_path, monk
     before = note_times(output / "fake")
     assert run_study(study, output=output) == results
     assert note_times(output / "fake") == before, "weights or not"
-    run_study(make_study(define(study), {"keep": "all"}), output=tmp_path / "all")
-    assert len(list((tmp_path / "all").rglob("model.safetensors"))) == 4
 
 
 def test_what_fails_is_recorded_and_the_rest_goes_on(recipe, tmp_path, monkeypatch):
@@ -216,7 +214,7 @@ def test_what_fails_is_recorded_and_the_rest_goes_on(recipe, tmp_path, monkeypat
 
     monkeypatch.setattr(bertkit.training.run, "train", exhaust)
     grid = {"train.learning_rate": [2e-3, 1e-3, 1e30]}
-    study = make_study(define_small(merge(recipe, {"train": {"max_grad_norm": 0.0}}), grid=grid))
+    study = make_study(define_small(merge(recipe, {"train": {"max_grad_norm": 0.0}}), grid=grid, keep="all"))
     results = run_study(study, output=tmp_path / "study")
     runs = list_runs(results)
     assert (results["finished"], results["failed"]) == (True, 2)
@@ -233,6 +231,7 @@ def test_what_fails_is_recorded_and_the_rest_goes_on(recipe, tmp_path, monkeypat
     again = run_study(study, output=tmp_path / "study")
     assert [run["status"] for run in list_runs(again)] == ["finished", "finished", "failed"]
     assert list_runs(again)[1] == runs[1]
+    assert len(list((tmp_path / "study").rglob("model.safetensors"))) == 2, "all weights are kept"
 
 
 def test_a_score_that_is_no_number_is_a_failure_and_a_study_without_success_says_so(
@@ -251,8 +250,8 @@ class Killed(BaseException):
     """Simulates kill -9: no handler catches it."""
 
 
-def make_grid(recipe, **axes):
-    return define_small(recipe, grid={"train.learning_rate": [1e-3, 1e-2]} | axes, select="mean")
+def make_grid(recipe):
+    return define_small(recipe, grid={"train.learning_rate": [1e-3, 1e-2]}, select="mean")
 
 
 @pytest.fixture(scope="module")
@@ -262,21 +261,16 @@ def uninterrupted(recipe, tmp_path_factory):
     return output
 
 
-def die_at(monkeypatch, part, update):
-    """Let the run whose directory has this part in its path die after an update."""
-
-    def watch(output, done):
-        if part in str(output) and done == update:
-            raise Killed
-
-    monkeypatch.setattr(RunHere, "watch", staticmethod(watch))
-
-
 def die_in_turn(study, output, deaths):
     """Start a study again and again, each time with a death: a part of a run's directory, and an update of it."""
-    for death in deaths:
+    for part, update in deaths:
+
+        def watch(directory, done, part=part, update=update):
+            if part in str(directory) and done == update:
+                raise Killed
+
         with pytest.MonkeyPatch.context() as patch:
-            die_at(patch, *death)
+            patch.setattr(RunHere, "watch", staticmethod(watch))
             with pytest.raises(Killed):
                 run_study(study, output=output)
         assert not (output / "table.md").exists()
