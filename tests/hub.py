@@ -89,7 +89,6 @@ class Hub(ThreadingHTTPServer):
         self.faults.append(Fault(method, path, **what))
 
     def start(self) -> Thread:
-        """Answer requests in a thread."""
         thread = Thread(target=self.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         return thread
@@ -112,7 +111,6 @@ class Hub(ThreadingHTTPServer):
         self.start()
 
     def take_fault(self, method: str, path: str) -> Fault | None:
-        """Return the fault for a request."""
         for fault in self.faults:
             if fault.times and fault.method == method and re.search(fault.path, path):
                 fault.times -= 1
@@ -172,7 +170,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: Any) -> None:
-        """Suppress the log."""
+        pass
 
     def handle_one_request(self) -> None:
         """Handle a request; a disconnected client is not an error."""
@@ -261,7 +259,6 @@ class Handler(BaseHTTPRequestHandler):
     # --- the routes
 
     def tell_user(self, body: bytes) -> None:
-        """Answer with the user of the token."""
         if (user := self.find_user()) is None:
             raise Refusal(401, "Invalid credentials in Authorization header")
         name, role, organizations = user
@@ -270,7 +267,6 @@ class Handler(BaseHTTPRequestHandler):
         self.send(200, {"type": "user", "name": name, "orgs": orgs, "auth": {"accessToken": token}})
 
     def create(self, body: bytes) -> None:
-        """Create a repository."""
         asked = json.loads(body)
         namespace = asked.get("organization") or (self.find_user() or ("nobody",))[0]
         name = f"{namespace}/{asked['name']}"
@@ -282,7 +278,6 @@ class Handler(BaseHTTPRequestHandler):
         self.send(*((409, answer | {"error": "You already created this model repo"}) if found else (200, answer)))
 
     def validate(self, body: bytes) -> None:
-        """Check the metadata of a card."""
         errors = [{"message": error} for error in check_metadata(json.loads(body)["content"])]
         self.send(400 if errors else 200, {"errors": errors, "warnings": []})
 
@@ -306,7 +301,6 @@ class Handler(BaseHTTPRequestHandler):
         self.send(200, {"transfer": "basic", "objects": objects})
 
     def store(self, body: bytes, oid: str) -> None:
-        """Store an LFS object."""
         if hashlib.sha256(body).hexdigest() != oid:
             raise Refusal(400, "the content is not what was announced")
         self.server.stored[oid] = body
@@ -332,7 +326,6 @@ class Handler(BaseHTTPRequestHandler):
         self.send(200, {"success": True, "commitOid": repo.sha, "commitUrl": url})
 
     def describe(self, body: bytes, name: str, revision: str | None) -> None:
-        """Answer with the description of a repository."""
         repo, name = self.find_repo(name, revision), name.removeprefix("datasets/")
         files = [{"rfilename": path} for path in sorted(repo.files)]
         found = {"id": name, "modelId": name, "sha": repo.sha, "private": repo.private, "tags": [], "siblings": files}
