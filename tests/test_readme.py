@@ -358,7 +358,7 @@ def test_the_examples_with_features_run(run_example, tmp_path):
 def test_an_example_that_trains_runs(word, run_example, tmp_path, monkeypatch):
     checkpoint = write_checkpoint(tmp_path / "bert", initializer_range=0.1)
     monkeypatch.setitem(TASKS["classify"].recipe, "checkpoint", str(checkpoint))
-    write_reviews(tmp_path / "reviews.csv", 120)
+    write_reviews(tmp_path / "reviews.csv", 60)
     assert run_example(word)
 
 

@@ -54,9 +54,9 @@ def test_help_answers_within_half_a_second():
         done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
         return time.perf_counter() - start, done.stdout
 
-    answers = [measure("-m", "bertkit", "--help") for _ in range(3)]
+    answers = [measure("-m", "bertkit", "--help") for _ in range(5)]
     assert all("pretrain" in answer for _, answer in answers)
-    alone, _ = min(measure("-c", "import typer.rich_utils") for _ in range(3))
+    alone, _ = min(measure("-c", "import typer.rich_utils") for _ in range(5))
     assert min(answers)[0] < max(0.5, 2.5 * alone)
 
 

@@ -1,4 +1,4 @@
-"""What the client tests share: the sides of a comparison, and five training steps."""
+"""Parts of all client tests: the sides of a comparison, and five training steps."""
 
 from collections.abc import Callable
 
