@@ -130,11 +130,9 @@ def write_tables(page: str) -> str:
 
     def write(found: re.Match) -> str:
         lines = [[cell.strip() for cell in line.strip()[1:-1].split(" | ")] for line in found[4].splitlines()]
-        heads, *body = KINDS[found[2]](lines[:1] + lines[2:], found[3])
-        table = [heads, ["---"] * len(heads), *body]
-        return found[1] + "".join(f"| {' | '.join(row)} |\n" for row in table).replace("| --- ", "|---").replace(
-            "--- |\n", "---|\n"
-        )
+        rows = KINDS[found[2]](lines[:1] + lines[2:], found[3])
+        table = [f"| {' | '.join(row)} |\n" for row in rows]
+        return found[1] + "".join([table[0], "|---" * len(rows[0]) + "|\n", *table[1:]])
 
     return TABLE.sub(write, page)
 

@@ -50,16 +50,15 @@ class Repo:
 
 @dataclass
 class Fault:
-    """A fault: the next `times` requests of this kind get `status`, or are cut off after `cut` bytes.
+    """A fault: the next `times` requests of this kind get `status`, or an answer that is cut off.
 
-    sent: bytes of the answer after which it is cut off; stall: seconds of silence before that, or instead of an answer;
-    gone: seconds for which the server then refuses connections.
+    sent: bytes of the answer before that; stall: seconds of silence before it is cut off; gone: seconds for which the
+    server then refuses connections.
     """
 
     method: str
     path: str
     status: int = 0
-    cut: int = 0
     times: int = 1
     sent: int = 0
     stall: float = 0.0
@@ -90,7 +89,6 @@ class Hub(ThreadingHTTPServer):
         self.faults.append(Fault(method, path, **what))
 
     def start(self) -> Thread:
-        """Answer requests in a thread."""
         thread = Thread(target=self.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         return thread
@@ -113,7 +111,6 @@ class Hub(ThreadingHTTPServer):
         self.start()
 
     def take_fault(self, method: str, path: str) -> Fault | None:
-        """Return the fault for a request."""
         for fault in self.faults:
             if fault.times and fault.method == method and re.search(fault.path, path):
                 fault.times -= 1
@@ -162,6 +159,10 @@ def check_metadata(card: str) -> list[str]:
     return errors
 
 
+class Refusal(Exception):
+    """An answer with an error: status, message, and perhaps the Hub's code for it."""
+
+
 class Handler(BaseHTTPRequestHandler):
     """Handles the requests of a connection."""
 
@@ -169,7 +170,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: Any) -> None:
-        """Suppress the log."""
+        pass
 
     def handle_one_request(self) -> None:
         """Handle a request; a disconnected client is not an error."""
@@ -186,27 +187,22 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.is_gone:
             self.close_connection = True
             return
-        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         fault = self.server.take_fault(self.command, path)
-        if fault is not None and fault.cut:
-            self.rfile.read(min(fault.cut, length))
-            self.connection.shutdown(socket.SHUT_RDWR)
-            self.close_connection = True
-            return
-        body = self.rfile.read(length)
         self.broken = fault if fault is not None and fault.sent else None
-        if fault is not None and fault.stall and not fault.sent:
-            time.sleep(fault.stall)
-            self.close_connection = True
-            return
-        if fault is not None and fault.status:
-            self.refuse(fault.status, "this goes wrong on purpose")
-            return
-        for method, pattern, answer in ROUTES:
-            if self.command in method.split() and (found := re.fullmatch(pattern, path)):
-                answer(self, body, *found.groups())
-                return
-        self.refuse(404, f"{self.command} {path} is not known here")
+        try:
+            if fault is not None and fault.status:
+                raise Refusal(fault.status, "this goes wrong on purpose")
+            for method, pattern, answer in ROUTES:
+                if self.command in method.split() and (found := re.fullmatch(pattern, path)):
+                    answer(self, body, *found.groups())
+                    break
+            else:
+                raise Refusal(404, f"{self.command} {path} is not known here")
+        except Refusal as refusal:
+            status, message, *code = refusal.args
+            headers = dict(zip(("X_Error_Message", "X_Error_Code"), (message, *code), strict=False))
+            self.send(status, {"error": message}, **headers)
 
     do_GET = do_HEAD = do_POST = do_PUT = serve_request
 
@@ -220,9 +216,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
-        self.send_header(
-            "Content-Type", "application/octet-stream" if isinstance(content, bytes) else "application/json"
-        )
+        kind = "octet-stream" if isinstance(content, bytes) else "json"
+        self.send_header("Content-Type", f"application/{kind}")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         if self.command == "HEAD":
@@ -237,57 +232,45 @@ class Handler(BaseHTTPRequestHandler):
         self.connection.shutdown(socket.SHUT_RDWR)
         self.close_connection = True
 
-    def refuse(self, status: int, message: str, code: str = "") -> None:
-        """Send an error as the Hub does."""
-        self.send(status, {"error": message}, **{"X_Error_Message": message} | ({"X_Error_Code": code} if code else {}))
-
     # --- who, and what may be done
 
     def find_user(self) -> tuple[str, str, list[str]] | None:
         """Return the owner of the request's token."""
         return self.server.users.get(self.headers.get("Authorization", "").removeprefix("Bearer "))
 
-    def may_write(self, namespace: str) -> bool:
-        """Return whether the request has write access; otherwise refuse it."""
-        user = self.find_user()
+    def check_right(self, name: str) -> None:
+        """Refuse a request that may not write to a repository."""
+        user, namespace = self.find_user(), name.split("/")[0]
         if user is None:
-            self.refuse(401, "Invalid credentials in Authorization header")
-        elif namespace not in (user[0], *user[2]) or user[1] == "read":
-            self.refuse(403, f"You don't have the rights to create a model under the namespace {namespace!r}")
-        else:
-            return True
-        return False
+            raise Refusal(401, "Invalid credentials in Authorization header")
+        if namespace not in (user[0], *user[2]) or user[1] == "read":
+            raise Refusal(403, f"You don't have the rights to create a model under the namespace {namespace!r}")
 
-    def find_repo(self, name: str, revision: str | None = None) -> Repo | None:
+    def find_repo(self, name: str, revision: str | None = None) -> Repo:
         """Return the repository at a revision if it exists and the request may read it; otherwise refuse it."""
         repo, user = self.server.repos.get(name), self.find_user()
         if repo is None or (repo.private and (user is None or name.split("/")[0] not in (user[0], *user[2]))):
-            self.refuse(404 if user else 401, "Repository not found", "RepoNotFound")
-            return None
+            raise Refusal(404 if user else 401, "Repository not found", "RepoNotFound")
         states = {None: repo, "main": repo, repo.sha: repo} | {one.sha: one for one in repo.tags.values()} | repo.tags
         if revision not in states:
-            self.refuse(404, f"Invalid rev id: {revision}", "RevisionNotFound")
-        return states.get(revision)
+            raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+        return states[revision]
 
     # --- the routes
 
     def tell_user(self, body: bytes) -> None:
-        """Answer with the user of the token."""
         if (user := self.find_user()) is None:
-            self.refuse(401, "Invalid credentials in Authorization header")
-            return
+            raise Refusal(401, "Invalid credentials in Authorization header")
         name, role, organizations = user
         token = {"displayName": "test", "role": role}
         orgs = [{"type": "org", "name": organization} for organization in organizations]
         self.send(200, {"type": "user", "name": name, "orgs": orgs, "auth": {"accessToken": token}})
 
     def create(self, body: bytes) -> None:
-        """Create a repository."""
         asked = json.loads(body)
         namespace = asked.get("organization") or (self.find_user() or ("nobody",))[0]
         name = f"{namespace}/{asked['name']}"
-        if not self.may_write(namespace):
-            return
+        self.check_right(name)
         found = name in self.server.repos
         private = asked.get("visibility") == "private" or asked.get("private") is True
         self.server.repos.setdefault(name, Repo(private))
@@ -295,26 +278,22 @@ class Handler(BaseHTTPRequestHandler):
         self.send(*((409, answer | {"error": "You already created this model repo"}) if found else (200, answer)))
 
     def validate(self, body: bytes) -> None:
-        """Check the metadata of a card."""
         errors = [{"message": error} for error in check_metadata(json.loads(body)["content"])]
         self.send(400 if errors else 200, {"errors": errors, "warnings": []})
 
     def preupload(self, body: bytes, name: str) -> None:
         """Answer how to send each file, and with the id of an existing version."""
-        if (repo := self.find_repo(name)) is None or not self.may_write(name.split("/")[0]):
-            return
-        names = [file["path"] for file in json.loads(body)["files"]]
-        modes = {path: "lfs" if path.endswith(LARGE) else "regular" for path in names}
-        files = [
-            {"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": repo.find(path)}
-            for path, mode in modes.items()
-        ]
+        repo = self.find_repo(name)
+        self.check_right(name)
+        files = []
+        for path in (file["path"] for file in json.loads(body)["files"]):
+            mode = "lfs" if path.endswith(LARGE) else "regular"
+            files.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": repo.find(path)})
         self.send(200, {"files": files})
 
     def prepare_objects(self, body: bytes, name: str) -> None:
         """Answer with the upload address of each missing LFS object."""
-        if not self.may_write(name.split("/")[0]):
-            return
+        self.check_right(name)
         objects = json.loads(body)["objects"]
         for one in objects:
             if one["oid"] not in self.server.stored:
@@ -322,17 +301,15 @@ class Handler(BaseHTTPRequestHandler):
         self.send(200, {"transfer": "basic", "objects": objects})
 
     def store(self, body: bytes, oid: str) -> None:
-        """Store an LFS object."""
         if hashlib.sha256(body).hexdigest() != oid:
-            self.refuse(400, "the content is not what was announced")
-            return
+            raise Refusal(400, "the content is not what was announced")
         self.server.stored[oid] = body
         self.send(200)
 
     def commit(self, body: bytes, name: str) -> None:
         """Commit files to a repository, all or none."""
-        if (repo := self.find_repo(name)) is None or not self.may_write(name.split("/")[0]):
-            return
+        repo = self.find_repo(name)
+        self.check_right(name)
         head, *operations = (json.loads(line) for line in body.splitlines())
         files = dict(repo.files)
         for operation in operations:
@@ -342,41 +319,34 @@ class Handler(BaseHTTPRequestHandler):
             elif operation["key"] == "lfsFile" and value["oid"] in self.server.stored:
                 files[value["path"]] = self.server.stored[value["oid"]]
             else:
-                self.refuse(400, f"{operation['key']} of {value['path']} cannot be done")
-                return
+                raise Refusal(400, f"{operation['key']} of {value['path']} cannot be done")
         repo.files = files
         repo.commits.append(head["value"]["summary"])
         url = f"{self.server.address}/{name}/commit/{repo.sha}"
         self.send(200, {"success": True, "commitOid": repo.sha, "commitUrl": url})
 
     def describe(self, body: bytes, name: str, revision: str | None) -> None:
-        """Answer with the description of a repository."""
-        if (repo := self.find_repo(name, revision)) is None:
-            return
-        name = name.removeprefix("datasets/")
+        repo, name = self.find_repo(name, revision), name.removeprefix("datasets/")
         files = [{"rfilename": path} for path in sorted(repo.files)]
         found = {"id": name, "modelId": name, "sha": repo.sha, "private": repo.private, "tags": [], "siblings": files}
         self.send(200, found | {"_id": "0" * 24, "downloads": 0, "likes": 0})
 
     def list_files(self, body: bytes, name: str, revision: str, folder: str | None) -> None:
         """Answer with the files of a repository; folders are empty here."""
-        if (repo := self.find_repo(name, revision)) is None:
-            return
+        repo = self.find_repo(name, revision)
         self.send(200, [] if folder else list_entries(repo))
 
     def list_paths(self, body: bytes, name: str, revision: str) -> None:
         """Answer with the files of a repository that the request names."""
-        if (repo := self.find_repo(name, revision)) is not None:
-            paths = parse_qs(body.decode())["paths"]
-            self.send(200, [entry for entry in list_entries(repo) if entry["path"] in paths])
+        paths = parse_qs(body.decode())["paths"]
+        entries = list_entries(self.find_repo(name, revision))
+        self.send(200, [entry for entry in entries if entry["path"] in paths])
 
     def give(self, body: bytes, name: str, revision: str, file: str) -> None:
         """Answer with a file, or only its headers."""
-        if (repo := self.find_repo(name, revision)) is None:
-            return
+        repo = self.find_repo(name, revision)
         if file not in repo.files:
-            self.refuse(404, f"{file} is not in {name}", "EntryNotFound")
-            return
+            raise Refusal(404, f"{file} is not in {name}", "EntryNotFound")
         self.send(200, repo.files[file], ETag=f'"{repo.find(file)}"', X_Repo_Commit=repo.sha)
 
 

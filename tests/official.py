@@ -83,16 +83,15 @@ def write_glue(folder: Path, skip: tuple[str, ...] = (), seed: int = 0) -> Path:
                 continue
             labelled = not split.submission
             count = ROWS[name.partition("_")[0]] if name != "ax" else 9
-            form = "ax" if name == "ax" else row.name
-            rows = []
+            columns = COLUMNS["ax" if name == "ax" else row.name][not labelled].split("|")
+            columns = [column for column in columns if name != "train" or column not in ANNOTATORS[1:]]
+            lines = [] if row.name == "cola" and labelled else ["\t".join(columns)]
             for index in range(count):
                 label = labels[index % len(labels)]
                 texts = [make_text(WORDS[label]) for _ in row.texts]
                 spelled = label if row.labels else f"{5 * int(label) * draw.uniform(0.8, 1):.3f}"
-                rows.append(FORMS[form](index, texts, spelled if labelled else None, name))
-            header = HEADERS[form](labelled, name)
+                lines.append("\t".join(list_cells(columns, index, texts, spelled)))
             path.parent.mkdir(parents=True, exist_ok=True)
-            lines = ["\t".join(cells) for cells in ([header] if header else []) + rows]
             start = "\ufeff" if row.name == "mrpc" else ""
             path.write_text(start + "\n".join(lines) + "\n", encoding="utf-8", newline="\n")
     return folder
@@ -278,67 +277,31 @@ def write_table(path: Path, rows: Sequence[dict[str, object]]) -> Path:
     return path
 
 
-def _end(value: str | None) -> list[str]:
-    return [] if value is None else [value]
-
-
-MNLI_MIDDLE = ["promptID", "pairID", "genre", "sentence1_binary_parse", "sentence2_binary_parse"]
-MNLI_MIDDLE += ["sentence1_parse", "sentence2_parse"]
-STSB_MIDDLE = ["genre", "filename", "year", "old_index", "source1", "source2"]
-
-
-def _list_annotators(split: str) -> list[str]:
-    """MNLI's dev files have the labels of five annotators, its training file one."""
-    return ["label1"] if split == "train" else [f"label{number}" for number in range(1, 6)]
-
-
-# Task -> (labelled, split) -> the header line, as in the download; None if there is none.
-HEADERS = {
-    "cola": lambda labelled, split: None if labelled else ["index", "sentence"],
-    "sst2": lambda labelled, split: ["sentence", "label"] if labelled else ["index", "sentence"],
-    "mrpc": lambda labelled, split: [
-        "Quality" if labelled else "index",
-        *("#1 ID", "#2 ID", "#1 String", "#2 String"),
-    ],
-    "stsb": lambda labelled, split: [
-        "index",
-        *STSB_MIDDLE,
-        "sentence1",
-        "sentence2",
-        *_end("score" if labelled else None),
-    ],
-    "qqp": lambda labelled, split: (
-        ["id", "qid1", "qid2", "question1", "question2", "is_duplicate"]
-        if labelled
-        else ["id", "question1", "question2"]
+STSB = "index|genre|filename|year|old_index|source1|source2|sentence1|sentence2"
+MNLI = "index|promptID|pairID|genre|sentence1_binary_parse|sentence2_binary_parse|sentence1_parse|sentence2_parse"
+PAIR = "index|sentence1|sentence2"
+COLUMNS = {  # task -> the columns of a file with labels and of one without, as in the download
+    "cola": ("source|label|mark|sentence", "index|sentence"),
+    "sst2": ("sentence|label", "index|sentence"),
+    "mrpc": ("Quality|#1 ID|#2 ID|#1 String|#2 String", "index|#1 ID|#2 ID|#1 String|#2 String"),
+    "stsb": (f"{STSB}|score", STSB),
+    "qqp": ("id|qid1|qid2|question1|question2|is_duplicate", "id|question1|question2"),
+    "mnli": (
+        f"{MNLI}|sentence1|sentence2|label1|label2|label3|label4|label5|gold_label",
+        f"{MNLI}|sentence1|sentence2",
     ),
-    "mnli": lambda labelled, split: [
-        *("index", *MNLI_MIDDLE, "sentence1", "sentence2"),
-        *((*_list_annotators(split), "gold_label") if labelled else ()),
-    ],
-    "qnli": lambda labelled, split: ["index", "question", "sentence", *_end("label" if labelled else None)],
-    "rte": lambda labelled, split: ["index", "sentence1", "sentence2", *_end("label" if labelled else None)],
-    "wnli": lambda labelled, split: ["index", "sentence1", "sentence2", *_end("label" if labelled else None)],
-    "ax": lambda labelled, split: ["index", "sentence1", "sentence2"],
+    "qnli": ("index|question|sentence|label", "index|question|sentence"),
+    **dict.fromkeys(("rte", "wnli", "ax"), (f"{PAIR}|label", PAIR)),
 }
-# Task -> (index, texts, label or None, split) -> the cells of a row.
-FORMS = {
-    "cola": lambda i, texts, label, split: ["gj04", label, "", *texts] if label else [str(i), *texts],
-    "sst2": lambda i, texts, label, split: [*texts, label] if label else [str(i), *texts],
-    "mrpc": lambda i, texts, label, split: [label or str(i), str(1000 + i), str(2000 + i), *texts],
-    "stsb": lambda i, texts, label, split: [str(i), *["none"] * len(STSB_MIDDLE), *texts, *_end(label)],
-    "qqp": lambda i, texts, label, split: [
-        str(i),
-        *([str(2 * i), str(2 * i + 1)] if label else []),
-        *texts,
-        *_end(label),
-    ],
-    "mnli": lambda i, texts, label, split: [
-        *(str(i), *["n/a"] * len(MNLI_MIDDLE), *texts),
-        *([*[next(iter(NLI))] * len(_list_annotators(split)), label] if label else []),
-    ],
-    "qnli": lambda i, texts, label, split: [str(i), *texts, *_end(label)],
-    "rte": lambda i, texts, label, split: [str(i), *texts, *_end(label)],
-    "wnli": lambda i, texts, label, split: [str(i), *texts, *_end(label)],
-    "ax": lambda i, texts, label, split: [str(i), *texts],
-}
+TEXT_COLUMNS = (*("sentence", "sentence1", "sentence2", "question", "question1", "question2"), "#1 String", "#2 String")
+LABEL_COLUMNS = ("label", "Quality", "score", "is_duplicate", "gold_label")
+ANNOTATORS = [f"label{number}" for number in range(1, 6)]  # of MNLI's dev files; its training file has the first one
+
+
+def list_cells(columns: Sequence[str], index: int, texts: Sequence[str], label: str) -> list[str]:
+    """Return the cells of a row of a GLUE file."""
+    fixed = {"index": index, "id": index, "qid1": 2 * index, "qid2": 2 * index + 1, "source": "gj04", "mark": ""}
+    fixed |= {"#1 ID": 1000 + index, "#2 ID": 2000 + index} | dict.fromkeys(ANNOTATORS, next(iter(NLI)))
+    fixed |= dict.fromkeys(LABEL_COLUMNS, label)
+    fixed |= dict(zip((column for column in columns if column in TEXT_COLUMNS), texts, strict=True))
+    return [str(fixed.get(column, "n/a")) for column in columns]

@@ -17,10 +17,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from safetensors.torch import load_file
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import cross_val_score
 from sklearn.utils import estimator_checks
 
 import bertkit
@@ -29,6 +27,7 @@ from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import read_recipe
 from tests.official import write_checkpoint, write_reviews, write_table
+from tests.world import assert_same_bits, read_weights
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -51,31 +50,23 @@ def world(tmp_path_factory):
 
 
 def train(world, data, output, **keywords):
-    values = world.keywords | {"train": {"learning_rate": 3e-3}} | keywords
+    values = world.keywords | {"train": QUICK} | keywords
     return bertkit.train("classify", data=data, output=output, **values)
 
 
-def write(suffix, rows, folder):
-    return write_table(folder / f"reviews.{suffix}", rows)
-
-
 FORMS = {  # name -> makes it of the rows of the table and a folder
-    "CSV": lambda rows, folder: write("csv", rows, folder),
-    "JSON lines": lambda rows, folder: write("jsonl", rows, folder),
-    "Parquet": lambda rows, folder: write("parquet", rows, folder),
+    "Parquet": lambda rows, folder: write_table(folder / "reviews.parquet", rows),
     "Dataset": lambda rows, folder: datasets.Dataset.from_pandas(pd.DataFrame(rows)),
     "Table": lambda rows, folder: pa.Table.from_pylist(rows),
     "list": lambda rows, folder: [{key: np.nan if cell is None else cell for key, cell in row.items()} for row in rows],
-    "dict": lambda rows, folder: {"train": write("csv", rows, folder)},
+    "dict": lambda rows, folder: {"train": write_table(folder / "reviews.csv", rows)},
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_data_gives_the_same_weights_and_predictions(form, world, tmp_path):
     run = train(world, FORMS[form](world.rows, tmp_path), tmp_path / "run")
-    one, other = (load_file(Path(each.source, "model.safetensors")) for each in (world.run, run))
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert_same_bits(*(read_weights(Path(each.source)) for each in (world.run, run)))
     for split in ("dev", "test"):
         assert run.predictions(split).column("key").equals(world.run.predictions(split).column("key"))
 
@@ -86,7 +77,7 @@ def test_class_labels_become_their_names(world, tmp_path):
     label = datasets.ClassLabel(names=names)
     rows = datasets.Dataset.from_pandas(frame).cast_column("stars", label).select(range(60))
     data = datasets.DatasetDict(train=rows, validation=rows.select(range(30)), unsupervised=rows)
-    run = train(world, data, tmp_path / "run", text="title", train=QUICK)
+    run = train(world, data, tmp_path / "run", text="title")
     assert {path.name for path in tmp_path.glob("run/data/*")} == {"train.parquet", "validation.parquet"}
     assert set(run.predictions().column("label").to_pylist()) == {*names}
 
@@ -129,7 +120,6 @@ MISTAKES = [
     {"batchsize": 8},
     {"learning_rate": 1e-5},
     {"hidden_size": 8},
-    {"batch_size": "8"},
     {"data": 3},
     {"data": []},
     {"data": [{"a": 1}, {"a": "b"}]},
@@ -164,27 +154,26 @@ def describe_process():
 
 def test_the_process_is_left_as_it_was_found(world, tmp_path):
     before = describe_process()
-    train(world, world.frame, tmp_path / "run", train=QUICK)
-    assert describe_process() == before
 
     def stop(done, total, losses):
         if done:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted, match="stopped after update"):
-        train(world, world.frame, tmp_path / "stopped", train=QUICK, progress=stop)
+        train(world, world.frame, tmp_path / "stopped", progress=stop)
     with pytest.raises(bertkit.UsageError, match="stopped is not finished; repeat the command that started it"):
         bertkit.load(tmp_path / "stopped")
     assert describe_process() == before
     goes_on = []
-    train(world, world.frame, tmp_path / "stopped", train=QUICK, report=goes_on.append)
+    train(world, world.frame, tmp_path / "stopped", report=goes_on.append)
     assert any("continues after checkpoint-" in line for line in goes_on)
+    assert describe_process() == before
 
 
 def test_a_notebook_has_one_bar_and_a_table(world, tmp_path, monkeypatch, capsys):
     kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=True))
     monkeypatch.setitem(sys.modules, "IPython", kernel)
-    run = train(world, world.frame, tmp_path / "run", train=QUICK)
+    run = train(world, world.frame, tmp_path / "run")
     out, err = capsys.readouterr()
     assert out == ""
     assert "11/11" in err
@@ -195,8 +184,8 @@ def test_a_notebook_has_one_bar_and_a_table(world, tmp_path, monkeypatch, capsys
     assert bertkit.Run(str(world.model))._repr_html_() is None
 
 
-@pytest.mark.parametrize("keywords", [{"folds": 2}, {"restarts": 2}, {"search": 2}])
-def test_folds_restarts_and_a_search(keywords, world, tmp_path, here):
+@pytest.mark.parametrize("keywords", [{"folds": 2}, {"restarts": 2}, {"search": 1}])
+def test_folds_restarts_and_a_search(keywords, world, tmp_path):
     output, seen = tmp_path / "runs", []
     train_keys = {"num_train_epochs": 1.0} if "search" in keywords else QUICK
     found = train(world, world.frame, output, train=train_keys, progress=lambda *news: seen.append(news), **keywords)
@@ -239,9 +228,8 @@ def test_a_run_predicts_and_scores(world):
         run.predictions("trian")
 
 
-def test_push_leaves_data_and_predictions_here(world, hub, tmp_path):
-    run = train(world, world.frame, tmp_path / "run", train=QUICK)
-    address = run.push("ada/stars", private=True)
+def test_push_leaves_data_and_predictions_here(world, hub):
+    address = world.run.push("ada/stars", private=True)
     assert address.endswith("ada/stars")
     files = hub.repos["ada/stars"].files
     assert "model.safetensors" in files
@@ -295,10 +283,9 @@ def test_the_estimator(world, tmp_path):
 
 @pytest.mark.parametrize("labels", [np.array([True, False]), np.array([1.0, 2.5]), np.array(["1.0", "2"])])
 def test_the_estimator_knows_labels_of_every_type(world, labels):
-    texts, right = world.frame.body, labels[(world.frame.stars > 1).astype(int)]
-    made = make_estimator(world).fit(texts, right)
+    right = labels[(world.frame.stars > 1).astype(int)]
+    made = make_estimator(world, num_train_epochs=1).fit(world.frame.body, right)
     assert made.classes_.tolist() == sorted(labels.tolist())
-    assert np.allclose(made.predict_proba(texts).sum(1), 1, atol=1e-5)
 
 
 def test_the_estimator_takes_texts_and_pairs_in_every_form(world):
@@ -317,12 +304,6 @@ def test_the_estimator_takes_texts_and_pairs_in_every_form(world):
     assert folder.is_dir()
     del made
     assert not folder.exists()
-
-
-@pytest.mark.slow
-def test_the_estimator_is_cross_validated_in_two_processes(world):
-    scores = cross_val_score(make_estimator(world), world.frame.body, world.frame.stars, cv=2, n_jobs=2)
-    assert scores.min() > 0.5
 
 
 def test_the_examples_of_the_docstrings_run(world, monkeypatch, tmp_path):

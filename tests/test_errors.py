@@ -7,13 +7,7 @@ import zipfile
 
 import pytest
 
-from bertkit.errors import (
-    UsageError,
-    check_access,
-    explain_disk_error,
-    explain_os_error,
-    explain_refusal,
-)
+from bertkit.errors import UsageError, check_access, explain_disk_error, explain_os_error, explain_refusal
 
 LONG = "n" * 300
 
@@ -22,27 +16,12 @@ def make_error(number, path=None):
     return OSError(number, os.strerror(number), path)
 
 
-def meet(act):
-    """Return the error that an action raises."""
-    try:
-        act()
-    except Exception as error:
-        return error
-    raise AssertionError("nothing was raised")
-
-
 def test_a_path_that_the_system_refuses_is_one_line(tmp_path):
     (tmp_path / "file").touch()
-    (tmp_path / "circle").symlink_to("circle")
-    acts = {
-        f"{LONG} cannot be used: File name too long; name another path": (tmp_path / LONG).stat,
-        "file/x cannot be used: Not a directory; name another path": (tmp_path / "file" / "x").touch,
-        "file cannot be used: File exists; name another path": (tmp_path / "file").mkdir,
-        f"{tmp_path} cannot be used: Is a directory; name another path": tmp_path.read_bytes,
-        "circle cannot be used: Too many levels of symbolic links; name another path": (tmp_path / "circle").read_bytes,
-    }
-    for line, act in acts.items():
-        assert line in explain_os_error(meet(act))
+    for act, reason in (((tmp_path / LONG).stat, "File name too long"), ((tmp_path / "file").mkdir, "File exists")):
+        with pytest.raises(OSError, match=reason) as error:
+            act()
+        assert explain_os_error(error.value).endswith(f" cannot be used: {reason}; name another path")
     denied = "/theirs/x cannot be used: Permission denied; change its permissions or those of the folders above it, or"
     assert explain_os_error(make_error(errno.EACCES, "/theirs/x")).startswith(denied)
     assert "\n" not in explain_os_error(make_error(errno.EACCES, b"a\nb\xff\x1b[31m"))
@@ -60,10 +39,7 @@ def test_a_path_that_cannot_be_looked_at_is_not_called_absent(tmp_path):
     ("number", "words"),
     [
         (errno.ENOSPC, "the disk is full (No space left on device); free some space and run the command again"),
-        (
-            errno.EROFS,
-            "the disk is read-only (Read-only file system); make it writable, and the same command",
-        ),
+        (errno.EROFS, "the disk is read-only (Read-only file system); make it writable, and the same command"),
         (errno.EIO, "the disk is failing (Input/output error); repair or replace it, and the same command continues"),
     ],
 )
@@ -85,12 +61,9 @@ def test_a_damaged_file_has_its_own_remedy_and_a_full_disk_too(refused):
 
 
 def test_the_path_is_named_once_and_as_the_file_will_be_called():
-    error = make_error(errno.EROFS, "runs/a/.model.json.0123456789abcdef.unfinished")
-    with pytest.raises(UsageError) as refusal, explain_disk_error("runs/a"):
-        raise error
-    assert "runs/a cannot be written to: the disk is read-only (Read-only file system: runs/a/model.json); " in str(
-        refusal.value
-    )
+    line = "runs/a cannot be written to: the disk is read-only (Read-only file system: runs/a/model.json); "
+    with pytest.raises(UsageError, match=re.escape(line)), explain_disk_error("runs/a"):
+        raise make_error(errno.EROFS, "runs/a/.model.json.0123456789abcdef.unfinished")
     line = explain_os_error(make_error(errno.EACCES, "a/b"), "the directory a/b")
     assert line.startswith("the directory a/b cannot be used: Permission denied; ")
     assert explain_os_error(make_error(errno.EACCES, "a/b"), "the directory a", "name another").endswith(
@@ -108,12 +81,10 @@ def make_bug():
 @pytest.mark.parametrize(
     "error",
     [
-        make_error(errno.EPERM),  # of a process, not of a path
-        make_error(errno.EPERM, 3),
+        make_error(errno.EPERM, 3),  # of a process, not of a path
         make_error(errno.ENOENT, "a"),
         make_error(errno.EEXIST, os.getcwd()),
         make_bug(),
-        ZeroDivisionError("No such thing"),
         zipfile.BadZipFile("no zip"),
     ],
     ids=repr,

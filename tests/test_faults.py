@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from bertkit.data.pretraining.tokenize import CHARACTERS_A_BATCH
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
-from tests.corpora import write_text
+from tests.corpora import SCRIPT, write_text
 from tests.kills import (
     MADE,
     RENEWED,
@@ -102,14 +103,6 @@ COMMANDS = [
     Command("torchrun --max-restarts 2 pretrain", PRETRAIN, 2, nodes=(2,), restarts=2),
     Command("torchrun --max-restarts 2 pretrain on two nodes", PRETRAIN, 2, nodes=(1, 1), restarts=2),
 ]
-SMALL_SHARDS = """
-from bertkit.cli import main
-from bertkit.data.pretraining import build
-
-build.PIECE_BYTES, build.TOKENS_A_SHARD = 24000, 1800
-if __name__ == "__main__":
-    main()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +113,7 @@ def place(tmp_path_factory):
     lines = write_text(folder / "long.txt", documents=1200).read_text()
     (folder / "long.txt").write_text(f"{lines}\n{lines[:4000]}")
     save_tokenizer(make_tokenizer(train_vocabulary(lines.splitlines(), size=100), cased=False), folder / "vocab")
-    (folder / "script.py").write_text(SMALL_SHARDS)
+    (folder / "script.py").write_text(SCRIPT.format(piece_bytes=24000, shard_tokens=1800, batch=CHARACTERS_A_BATCH))
     write_glue(folder / "glue")
     write_squad(folder / "squad", 2)
     write_questions(folder / "questions.jsonl", list_questions(folder / "squad" / "train-v2.0.json"))

@@ -43,44 +43,12 @@ ACCEPTED = 0.05  # least share of inputs that are read without an error
 
 # --- Mutations --------------------------------------------------------------------------------------------------------
 
-WORDS = (  # some have a meaning for a reader
-    *(
-        "",
-        " ",
-        "\0",
-        "\ufeff",
-        "\u2028",
-        "\r",
-        "\n",
-        "\t",
-        '"',
-        '""',
-        "'",
-        "\\",
-        "\x1b[31m",
-        "\u200b",
-        "\xa0",
-        "é",
-        "日本語",
-    ),
-    *(
-        "[MASK]",
-        "-DOCSTART-",
-        "O",
-        "I-",
-        "B-LOC",
-        "U-PER",
-        "index",
-        "label",
-        "entailment",
-        "null",
-        "{}",
-        "[]",
-        "..",
-        "/",
-    ),
-    *("-1", "0", "3", "5.001", "1e999", "nan", "inf", "9" * 400, "word " * 700, "日" * 3000, "\n" * 50, "x, y" * 40),
-)
+SPACES = ("", " ", "\0", "\ufeff", "\u2028", "\r", "\n", "\t")
+MARKS = ('"', '""', "'", "\\", "\x1b[31m", "\u200b", "\xa0", "é", "日本語")
+LONG = ("9" * 400, "word " * 700, "日" * 3000, "\n" * 50, "x, y" * 40)
+TAGS = ("[MASK]", "-DOCSTART-", "O", "I-", "B-LOC", "U-PER", "index", "label", "entailment", "null", "{}", "[]")
+PARTS = ("..", "/", "-1", "0", "3", "5.001", "1e999", "nan", "inf")
+WORDS = (*SPACES, *MARKS, *TAGS, *PARTS, *LONG)  # some have a meaning for a reader
 ODD_BYTES = (*(word.encode() for word in WORDS), b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xfe\xff", b"\x1f\x8b", bytes(64))
 PLAIN = ("0", "-1", "2", "0.5", "1e999", "9" * 400, str(2**63), "true", "false", "[]", "{}", "[[]]", "[1, 2]", '["a"]')
 JSON_VALUES = (*PLAIN, "null", "NaN", '"\\ud800"', '{"text": "a", "answer_start": 2}', "[" * 200 + "]" * 200)
@@ -161,9 +129,9 @@ def spoil_toml(chance: Random, content: bytes) -> bytes:
 
     def change(line: str) -> str:
         key, equals, _ = line.partition("=")
-        return (
-            f"{key}= {chance.choice(TOML_VALUES)}" if equals else chance.choice(("[train]", "[[row]]", "x = 1", "= 1"))
-        )
+        if equals:
+            return f"{key}= {chance.choice(TOML_VALUES)}"
+        return chance.choice(("[train]", "[[row]]", "x = 1", "= 1"))
 
     return "\n".join(spoil_items(chance, content.decode("utf-8", "replace").split("\n"), change)).encode()
 
@@ -207,8 +175,12 @@ def encode_all(name: str, folder: Path, tokenizer: Any, **options: Any) -> None:
     task.configure(recipe, tokenizer, examples)
 
 
+def make_tokenizer(folder: Path) -> Any:
+    return load_tokenizer(official.write_checkpoint(folder / "bert"))
+
+
 def prepare_glue(folder: Path) -> Reader:
-    tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert"))
+    tokenizer = make_tokenizer(folder)
     official.write_glue(folder)
     names = {"CoLA": "cola", "MRPC": "mrpc", "STS-B": "stsb", "QQP": "qqp", "RTE": "rte"}
     files = [file for name in names for file in sorted((folder / name).iterdir())]
@@ -217,7 +189,7 @@ def prepare_glue(folder: Path) -> Reader:
 
 
 def prepare_squad(folder: Path) -> Reader:
-    tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert"))
+    tokenizer = make_tokenizer(folder)
     for version in (1, 2):
         official.write_squad(folder / f"squad{version}", version)
     files = sorted(folder.glob("squad*/*.json"))
@@ -231,7 +203,7 @@ def prepare_squad(folder: Path) -> Reader:
 
 
 def prepare_folder(name: str, write: Callable, pattern: str, most: int, folder: Path) -> Reader:
-    tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert"))
+    tokenizer = make_tokenizer(folder)
     write(folder)
     files = sorted(folder.glob(pattern))
     shorten(files, most)
@@ -240,7 +212,7 @@ def prepare_folder(name: str, write: Callable, pattern: str, most: int, folder: 
 
 def prepare_table(name: str, suffix: str, folder: Path) -> Reader:
     """Read and encode a table of a person's own, with dev and test taken from it."""
-    tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert"))
+    tokenizer = make_tokenizer(folder)
     spans = [{"start": 0, "end": 4, "label": "PER"}, {"start": 8, "end": 9, "label": "LOC"}]
     rows = {
         "classify": [{"text": f"{('good', 'bad')[n % 2]}, word{n}", "label": "yn"[n % 2]} for n in range(24)],
@@ -261,10 +233,10 @@ TEXT = "One word. Two words?\nA third sentence e.g. this one.\n\nMore of it: 3.5
 
 def prepare_text(folder: Path) -> Reader:
     """Read and tokenize a corpus of text as a pretraining does."""
-    tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert"))
+    tokenizer = make_tokenizer(folder)
     (folder / "corpus.txt").write_text(TEXT, encoding="utf-8")
     rows = [{"text": part, "id": number} for number, part in enumerate(TEXT.split("\n\n"))]
-    (folder / "corpus.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    official.write_table(folder / "corpus.jsonl", rows)
 
     def read(file: Path) -> None:
         documents = list(read_documents([str(file)]))
@@ -301,7 +273,7 @@ def prepare_predict(folder: Path) -> Reader:
         make_head(head, vocab_size=tokens, num_hidden_layers=1, **tags).save_pretrained(folder / head)
         predictors[head] = Predictor(folder / head)
         files += [folder / head / "in.jsonl", folder / head / "in.csv"]
-        files[-2].write_text("".join(f"{json.dumps(one)}\n" for one in inputs), encoding="utf-8")
+        official.write_table(files[-2], inputs)
         official.write_table(files[-1], [inputs[0]] * 2)
 
     def read(file: Path) -> None:

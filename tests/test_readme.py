@@ -116,39 +116,6 @@ def parse(command):
     return program.make_context(name, words).params
 
 
-MARKDOWN = """Words, `bertkit predict` and `bertkit score glue
---task rte`, but neither `bertkit glue …` nor `bertkit.Predictor`.
-
-```bash
-make demo
-bertkit swag --data A  # words
-torchrun --nproc_per_node 2 -m bertkit ner
-```
-"""
-HEADER = """# Words.
-#
-# Command    make demo, or: bertkit swag --set a=1
-#            --output b, and then
-#            bertkit study c.toml --data ROOT does the rest; `bertkit study` again goes on.
-#            ROOT: a folder. Several processes: torchrun -m bertkit ner --recipe … --set
-#            'd={e=[1]}'. Words.
-# Time       bertkit vocab
-"""
-
-
-def test_every_form_of_a_command_is_found():
-    assert find_commands(MARKDOWN) == [
-        "bertkit swag --data A  # words",
-        "bertkit ner",
-        "bertkit score glue --task rte",
-    ]
-    assert find_header_commands(HEADER) == [
-        "bertkit swag --set a=1 --output b",
-        "bertkit study c.toml --data ROOT",
-        "bertkit ner --recipe '…' --set 'd={e=[1]}'",
-    ]
-
-
 def test_the_commands_are_found():
     assert sum(map(len, HELP.values())) >= len(HELP) + 8
     assert len(find_commands(README)) >= 14
@@ -165,25 +132,15 @@ def test_a_command_parses(command):
         assert path is None or path.name == str(path) or path.parts[0] == "runs" or (ROOT / path).exists()
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "bertkit nothing",
-        "bertkit corpus build a --output b",
-        "bertkit score glue --task",
-        "bertkit swag --x 1",
-        "bertkit push",
-    ],
-)
-def test_a_command_that_does_not_parse_is_noticed(command):
-    with pytest.raises(Exception, match=r"nothing|Missing|requires|No such"):
-        parse(command)
+def test_a_command_that_does_not_parse_is_noticed():
+    for command in ("bertkit corpus build a --output b", "bertkit swag --x 1"):
+        with pytest.raises(Exception, match=r"Missing|No such"):
+            parse(command)
 
 
 @pytest.mark.parametrize("name", HELP)
 def test_the_help_of_every_command_has_examples_of_it(name):
-    several = {"pretrain": 2, "glue": 3, "squad": 2, "ner": 2, "features": 2, "predict": 2, "corpus build": 2}
-    assert len(HELP[name]) >= several.get(name.removeprefix("bertkit "), 1)
+    assert HELP[name]
     for example in HELP[name]:
         assert example.startswith(f"{name} ")
         assert len(example) <= HELP_WIDTH - 2
@@ -254,12 +211,6 @@ def test_the_page_of_glue_has_the_grid():
     grid = re.search(r"`--grid` tries (.*?);", SECTIONS["GLUE"], re.DOTALL).group(1)
     numbers = [float(text) for text in re.findall(r"(?<![.(A\d])\d+(?:e-\d)?(?![.\d])", grid)]
     assert numbers == [value for values in GRID.values() for value in values]
-
-
-def test_every_recipe_for_pretraining_is_on_its_page():
-    page = SECTIONS["Pretraining"]
-    for path in (path for path in RECIPES if read_recipe(path)["task"] == "pretrain"):
-        assert f"| [{path.relative_to(ROOT / 'recipes')}]" in page
 
 
 def list_messages():
@@ -342,8 +293,6 @@ def test_the_make_targets_that_are_named_exist():
     assert {"demo", "test"} <= named
     for target in named:
         assert f"make {target} " in targets or f"make {target}\n" in targets, target
-    for target in ("help", "install", "demo", "check", "format", "test", "test-all", "clean"):
-        assert f"make {target}" in targets
 
 
 def test_the_folders_are_all_named():
@@ -362,66 +311,68 @@ def test_the_first_pages_are_short():
 EXAMPLES = [block for text in (README, *PAGES.values()) for block in find_blocks(text, "python")]
 
 
-def test_the_example_with_an_interval_runs(capsys):
+@pytest.fixture
+def run_example(tmp_path, monkeypatch, capsys):
+    """Run the example with a word in an empty directory, and return the numbers that it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(word):
+        capsys.readouterr()  # what writing a model prints
+        exec(compile(next(block for block in EXAMPLES if word in block), "README.md", "exec"), {})
+        return [float(number) for number in re.findall(r"-?\d+\.?\d*", capsys.readouterr().out)]
+
+    return run
+
+
+def test_the_example_with_an_interval_runs(run_example):
     assert len(EXAMPLES) == 7, "the other tests run six"
-    exec(compile(next(block for block in EXAMPLES if "find_interval" in block), "README.md", "exec"), {})
-    low, high = map(float, re.findall(r"\d\.\d+", capsys.readouterr().out))
+    low, high = (number for number in run_example("find_interval") if number % 1)
     assert 0 < low < 0.75 < high < 1
 
 
-def test_the_examples_with_tables_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    written = next(block for block in EXAMPLES if "to_csv" in block)
-    exec(compile(written, "README.md", "exec"), {})
+def test_the_examples_with_tables_run(run_example, tmp_path):
+    run_example("to_csv")
     rows = read_table(tmp_path / "answers.csv")
     assert rows.column("prediction").to_pylist() == ["5", "2"]
     folder = tmp_path / "runs" / "stars" / "predictions"
     folder.mkdir(parents=True)
     pq.write_table(rows.append_column("tokens", pa.array([2, 3])), folder / "dev.parquet")
-    exec(compile(next(block for block in EXAMPLES if "read_parquet" in block), "README.md", "exec"), {})
-    assert "Bad." in capsys.readouterr().out
+    assert run_example("read_parquet")
 
 
-def test_the_example_with_features_runs(tmp_path, monkeypatch, capsys):
+def test_the_examples_with_features_run(run_example, tmp_path):
+    texts = ["我爱吃苹果", "我爱苹果手机"]
+    checkpoint = str(write_checkpoint(tmp_path / "bert", characters="".join(texts), initializer_range=0.1))
+    (tmp_path / "words.txt").write_text("\n".join(texts), encoding="utf-8")
     (tmp_path / "texts.txt").write_text("good apple word1\nbad word2 apple\n")
-    checkpoint = write_checkpoint(tmp_path / "bert")
-    extract(str(checkpoint), tmp_path / "texts.txt", "last", tmp_path / "vectors.npz")
-    monkeypatch.chdir(tmp_path)
-    exec(compile(next(block for block in EXAMPLES if "apple" in block), "README.md", "exec"), {})
-    same, other, again, _ = map(float, re.findall(r"-?\d+\.?\d*", capsys.readouterr().out))
+    extract(checkpoint, tmp_path / "words.txt", "last", tmp_path / "words.npz")
+    extract(checkpoint, tmp_path / "texts.txt", "last", tmp_path / "vectors.npz")
+    same, other, again, _ = run_example("apple")
     assert same == 1
     assert other == again < 1
+    (found,) = run_example("苹")
+    assert -1 < found < 0.99
 
 
-def test_the_example_with_a_chinese_word_runs(tmp_path, monkeypatch, capsys):
-    texts = ["我爱吃苹果", "我爱苹果手机"]
-    (tmp_path / "words.txt").write_text("\n".join(texts), encoding="utf-8")
-    checkpoint = write_checkpoint(tmp_path / "bert", characters="".join(texts), initializer_range=0.1)
-    extract(str(checkpoint), tmp_path / "words.txt", "last", tmp_path / "words.npz")
-    monkeypatch.chdir(tmp_path)
-    exec(compile(next(block for block in EXAMPLES if "苹" in block), "README.md", "exec"), {})
-    assert -1 < float(capsys.readouterr().out) < 0.99
-
-
-@pytest.mark.parametrize("words", ["bertkit.train", "cross_val_score"])
-def test_an_example_that_trains_runs(words, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("word", ["bertkit.train", "cross_val_score"])
+def test_an_example_that_trains_runs(word, run_example, tmp_path, monkeypatch):
     checkpoint = write_checkpoint(tmp_path / "bert", initializer_range=0.1)
     monkeypatch.setitem(TASKS["classify"].recipe, "checkpoint", str(checkpoint))
-    write_reviews(tmp_path / "reviews.csv", 120)
-    monkeypatch.chdir(tmp_path)
-    capsys.readouterr()
-    exec(compile(next(block for block in EXAMPLES if words in block), "README.md", "exec"), {})
-    assert re.findall(r"0\.\d+", capsys.readouterr().out)
+    write_reviews(tmp_path / "reviews.csv", 60)
+    assert run_example(word)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """Return the checkpoint of recipes that begin with one; the Hub is not asked."""
+    folder = tmp_path_factory.mktemp("bert")
+    return str(write_checkpoint(folder, num_hidden_layers=4, max_position_embeddings=512))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(ROOT / "recipes")))
-def test_a_recipe_runs_dry(path, tmp_path, monkeypatch):
+def test_a_recipe_runs_dry(path, bert, tmp_path):
     recipe = read_recipe(path)
-    given = (
-        {"checkpoint": str(write_checkpoint(tmp_path / "bert", num_hidden_layers=4, max_position_embeddings=512))}
-        if recipe.get("checkpoint")
-        else {}
-    )  # no Hub here
+    given = {"checkpoint": bert} if recipe.get("checkpoint") else {}
     plan = dry_run(Recipe.make(TASKS[recipe["task"]], recipe, given), output=tmp_path / "run")
     assert plan.get("updates", 1) > 0  # the number of updates per epoch depends on the data
     assert plan["per_device_batch"] * plan["accumulation"] == plan["sequences_per_update"] == recipe["batch_size"]
@@ -458,31 +409,11 @@ def test_a_recipe_runs_dry(path, tmp_path, monkeypatch):
         ("small/figure5", 16, 48),
     ],
 )
-def test_a_study_has_the_runs_it_should_have(name, cells, runs, tmp_path):
-    path = ROOT / "recipes" / "studies" / f"{name}.toml"
-    start = {"checkpoint": str(write_checkpoint(tmp_path / "bert", num_hidden_layers=4, max_position_embeddings=512))}
-    found = list_cells(make_study(read_recipe(path), {} if "pretrain" in read_recipe(path) else start))
+def test_a_study_has_the_runs_it_should_have(name, cells, runs, bert):
+    definition = read_recipe(ROOT / "recipes" / "studies" / f"{name}.toml")
+    found = list_cells(make_study(definition, {} if "pretrain" in definition else {"checkpoint": bert}))
     assert len(found) == cells
     assert len({directory for cell in found for directory in cell.runs.values()}) == runs
-
-
-# Tokens of WNUT-17's longest sentence, which is one of test, by the vocabularies of 8,192 that the small studies train;
-# by BERT's own it has 189.
-LONGEST = 229
-
-
-@pytest.mark.parametrize("name", ["table7", "table8"])
-def test_every_sentence_fits_a_small_study_of_names(name, tmp_path):
-    path = ROOT / "recipes" / "studies" / "small" / f"{name}.toml"
-    start = {"checkpoint": str(write_checkpoint(tmp_path / "bert", num_hidden_layers=4, max_position_embeddings=512))}
-    study = make_study(read_recipe(path), {} if "pretrain" in read_recipe(path) else start)
-    cells = [cell for cell in list_cells(study) if cell.column.task == "ner"]
-    assert cells
-    for cell in cells:
-        assert cell.recipe.data["max_length"] >= LONGEST + 2
-    for row in study.rows.values():
-        if row.pretrain:
-            assert row.pretrain["model"]["max_position_embeddings"] >= LONGEST + 2
 
 
 def test_recipes_are_counted_and_listed():

@@ -79,15 +79,6 @@ def test_an_import_stays_light(statement, absent):
     assert printed.strip() == "[]"
 
 
-@pytest.mark.slow
-def test_training_works_where_datasets_and_evaluate_are_not_installed():
-    block = "import sys; sys.modules['datasets'] = sys.modules['evaluate'] = None"
-    imports = "from bertkit.training.run import run; from bertkit.training.run_dir import describe_environment"
-    code = f"{block}; {imports}; print(describe_environment()['packages'])"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "transformers" in printed
-
-
 def test_a_task_has_few_methods():
     """Functions and data serve a single caller outside of tasks/."""
     assert sum(inspect.isfunction(value) for value in vars(bertkit.Task).values()) <= 22

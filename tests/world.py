@@ -1,7 +1,6 @@
 """Shared parts of the tests: small runs, data and models of every task, results of studies, readers of pages."""
 
 import itertools
-import json
 import os
 import re
 import signal
@@ -44,6 +43,16 @@ from tests.official import (
 # --- Runs -------------------------------------------------------------------------------------------------------------
 
 PRETRAIN = TASKS["pretrain"]
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+TINY = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 48,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 
 
 def make_recipe(text):
@@ -51,15 +60,7 @@ def make_recipe(text):
     return {
         "batch_size": 16,
         "precision": "fp32",
-        "model": {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 64,
-            "max_position_embeddings": 32,
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-        },
+        "model": TINY | SIZES | {"max_position_embeddings": 32},
         "data": {"corpus": [str(text)], "vocab_size": 120, "max_length": 32, "heldout_share": 0.2},
         "train": {
             "max_steps": 8,
@@ -74,8 +75,7 @@ def make_recipe(text):
 
 def read_losses(output):
     """Return the losses (updates, 3) of a training log: total, masked LM, next sentence."""
-    entries = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
-    return np.array([[e["loss"], e["mlm_loss"], e["nsp_loss"]] for e in entries if "loss" in e])
+    return np.array([[e["loss"], e["mlm_loss"], e["nsp_loss"]] for e in read_log(output) if "loss" in e])
 
 
 def read_weights(output):
@@ -132,16 +132,6 @@ def stop_at(update):
 
 # --- Every task -------------------------------------------------------------------------------------------------------
 
-TINY = {
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 48,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
-
 
 def make_pretraining(folder, **options):
     corpus = str(write_text(folder / "corpus.txt"))
@@ -167,14 +157,12 @@ def make_squad(folder, version):
     return {"checkpoint": start, "batch_size": 8, "data": data | {"doc_stride": 12}}
 
 
-def make_ner(folder, **options):
-    data = {"dir": str(write_conll(folder / "ner")), "max_length": 40} | options
+def make_ner(folder, name="ner", write=write_conll, **options):
+    data = {"dir": str(write(folder / name)), "max_length": 40} | options
     return {"checkpoint": write_start(folder / "bert", TASKS["ner"]), "batch_size": 8, "data": data}
 
 
-def make_tagger(folder, **options):
-    data = {"dir": str(write_treebank(folder / "treebank")), "max_length": 40} | options
-    return {"checkpoint": write_start(folder / "bert", TASKS["ner"]), "batch_size": 8, "data": data}
+make_tagger = partial(make_ner, name="treebank", write=write_treebank)
 
 
 def make_features(folder):
@@ -239,10 +227,9 @@ TEXTS = [*FILLERS, *sorted(set(WORDS.values()))]
 def write_head(folder, head, seed=3, **values):
     """Return a tiny random model with a head, whose outputs are far apart."""
     write_checkpoint(folder)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     torch.manual_seed(seed)
     size = {"vocab_size": len(load_tokenizer(str(folder))), "max_position_embeddings": 128}
-    model = getattr(bertkit, head)(BertConfig(**sizes | size | {"initializer_range": 0.3} | values))
+    model = getattr(bertkit, head)(BertConfig(**SIZES | size | {"initializer_range": 0.3} | values))
     model.save_pretrained(folder)
     return folder
 
@@ -265,14 +252,15 @@ def make_results(grid, tasks, scores, rows=("",), seeds=(42, 43), select="best",
         for setting in settings:
             directory = f"{row}/{task}/{len(group)}"
             values = [scores(row, task, setting, seed) for seed in seeds]
-            runs = []
-            for seed, value in zip(seeds, values, strict=True):
-                state = {"status": "finished", "metrics": {"score": value}}
-                if value is None:
-                    state = {"status": "failed", "failure": "the loss is nan | lower it"}
-                if value == "waiting":
-                    state = {"status": "running", "update": 12, "updates": 1234, "loss": 0.6931}
-                runs.append({"seed": seed, "directory": f"{directory}/seed-{seed}"} | state)
+            states = {
+                None: {"status": "failed", "failure": "the loss is nan | lower it"},
+                "waiting": {"status": "running", "update": 12, "updates": 1234, "loss": 0.6931},
+            }
+            runs = [
+                {"seed": seed, "directory": f"{directory}/seed-{seed}"}
+                | states.get(value, {"status": "finished", "metrics": {"score": value}})
+                for seed, value in zip(seeds, values, strict=True)
+            ]
             done = [value for value in values if isinstance(value, float)]
             statistic = {
                 "n": len(done),
@@ -330,18 +318,13 @@ def make_ablation():
 
     BERT: 0.51 and 0.49 for MNLI-m, 0.6 and 0.7 for QNLI.
     """
-    scores = {"MNLI-m": 0.5, "QNLI": 0.65}
-    results = make_results(
-        {},
-        {"MNLI-m": "accuracy", "QNLI": "accuracy"},
-        lambda row, column, setting, seed: (
-            None
-            if row == "LTR"
-            else scores[column] + (0.01 if column == "MNLI-m" else -0.05) * (1 if seed == 42 else -1)
-        ),
-        rows=("BERT", "LTR"),
-        select="mean",
-    )
+    scores = {("MNLI-m", 42): 0.51, ("MNLI-m", 43): 0.49, ("QNLI", 42): 0.6, ("QNLI", 43): 0.7}
+
+    def score(row, column, _, seed):
+        return None if row == "LTR" else scores[column, seed]
+
+    names = {"MNLI-m": "accuracy", "QNLI": "accuracy"}
+    results = make_results({}, names, score, rows=("BERT", "LTR"), select="mean")
     for cell in results["cells"]:
         for one in cell["runs"]:
             if one["status"] == "failed":
@@ -352,22 +335,14 @@ def make_ablation():
             cell["at_or_below_majority"] = 1
     for name, task, paper in (("MNLI-m", "mnli", "dev"), ("QNLI", "qnli", "MRPC, accuracy, dev")):
         results["columns"][name] |= {"task": task, "paper": paper, "short": False, "published": {"others": 0.9}}
-    results["columns"]["LM (ppl)"] = results["columns"]["QNLI"] | {
-        "task": "pretrain",
-        "name": "perplexity",
-        "metric": "perplexity",
-        "unit": "",
-        "paper": "",
-        "lower_is_better": True,
-        "published": {},
-    }
+    perplexity = dict.fromkeys(("name", "metric"), "perplexity") | dict.fromkeys(("unit", "paper"), "")
+    perplexity |= {"task": "pretrain", "lower_is_better": True, "published": {}}
+    results["columns"]["LM (ppl)"] = results["columns"]["QNLI"] | perplexity
     metrics = {"perplexity": 12.3456, "updates": 6000, "heldout_pairs": 1000}
     state = {"status": "finished", "metrics": metrics}
     statistic = {"n": 1, "failed": 0, "mean": 12.3456, "sd": None, "best": 12.3456, "at_or_below_majority": None}
-    head = {"row": "BERT", "column": "LM (ppl)", "task": "pretrain", "setting": {}, "borrowed": True}
-    shown = (
-        head | statistic | {"directory": "pretrain/bert", "runs": [{"seed": 1, "directory": "pretrain/bert"} | state]}
-    )
+    shown = {"row": "BERT", "column": "LM (ppl)", "task": "pretrain", "setting": {}, "borrowed": True} | statistic
+    shown |= {"directory": "pretrain/bert", "runs": [{"seed": 1, "directory": "pretrain/bert"} | state]}
     scores = [
         {"name": "perplexity", "unit": "", "value": 12.3456},
         {"name": "masked-LM accuracy", "unit": "fraction", "value": 0.25},
@@ -441,13 +416,10 @@ def read_tables(text):
     """Return the tables of a part of a page: caption -> rows of cells, with the headings first."""
     tables = {}
     for table in re.findall(r"<table>.*?</table>", text, re.DOTALL):
-        lines = [
-            [
-                Reader(f"<p>{cell}</p>").find("p")[0]
-                for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line, re.DOTALL)
-            ]
-            for line in re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)
-        ]
+        lines = []
+        for line in re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL):
+            cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line, re.DOTALL)
+            lines.append([Reader(f"<p>{cell}</p>").find("p")[0] for cell in cells])
         tables[Reader(table).find("caption")[0]] = lines
     return tables
 

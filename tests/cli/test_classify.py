@@ -25,9 +25,8 @@ def read_rows(path):
         return list(csv.DictReader(file))
 
 
-def test_a_table_becomes_a_classifier_that_predicts_the_table(call, small, tmp_path):
-    code, out, err = call("classify", *small, *NAMED, "--output", "runs/stars")
-    assert (code, err) == (0, "")
+def test_a_table_becomes_a_classifier_that_predicts_the_table(finish, call, small, tmp_path):
+    out = finish("classify", *small, *NAMED, "--output", "runs/stars")
     for words in (
         "reviews.csv: text from 'title' and 'body', label from 'stars'",
         "single label classification (3 different whole numbers), 3 labels: 1, 2, 3",
@@ -53,69 +52,32 @@ def test_a_table_becomes_a_classifier_that_predicts_the_table(call, small, tmp_p
                 key: row[key] for key in row if not key.startswith("prob")
             }
             assert float(found["probability"]) == pytest.approx(float(row["probability"]), abs=1e-5)
-    before = (run / "metrics.json").stat().st_mtime_ns
-    code, out, _ = call("classify", *small, *NAMED, "--output", "runs/stars")
-    assert code == 0
+    out = finish("classify", *small, *NAMED, "--output", "runs/stars")
     assert "runs/stars is finished" in out
-    assert (run / "metrics.json").stat().st_mtime_ns == before
     code, _, err = call("classify", *small, "--label", "tags", "--output", "runs/stars")
     assert code == 2
     assert "belongs to another run" in err
 
 
-def test_folds_print_their_scores_and_predict_every_row(call, small, tmp_path):
-    settings = ["--set", "train.max_steps=6", "--set", "data.class_weights=balanced"]
-    code, out, err = call("classify", *small, *NAMED, "--folds", "2", *settings, "--output", "runs/f")
-    assert (code, err) == (0, "")
+def test_folds_print_their_scores_and_predict_every_row(finish, small, tmp_path):
+    settings = ["--set", "train.max_steps=2", "--set", "data.class_weights=balanced"]
+    out = finish("classify", *small, *NAMED, "--folds", "2", *settings, "--output", "runs/f")
     assert "mean ± sd (n) over 2 folds" in out
     assert len(read_rows(tmp_path / "runs" / "f" / "out_of_fold.csv")) == 120
     assert "macro_f1" in json.loads((tmp_path / "runs" / "f" / "folds.json").read_text())
-    code, out, _ = call("classify", *small, *NAMED, "--folds", "2", "--dry-run")
-    assert code == 0
-    assert "2 runs" in out
+    recipe = "runs/f/fold-1/classify/recipe.toml"  # its own fold and number of folds are replaced
+    out = finish("classify", "--recipe", recipe, "--folds", "3", "--dry-run")
+    assert "3 runs" in out
 
 
-@pytest.mark.slow
-def test_the_recipe_of_a_fold_starts_folds(call, small, tmp_path):
-    """It has a fold of its own, which the definition of the study replaces."""
-    settings = ["--set", "train.max_steps=6", "--set", "data.folds=2", "--set", "data.fold=1"]
-    assert call("classify", *small, *NAMED, *settings, "--output", "runs/one")[0] == 0
-    recipe = "runs/one/recipe.toml"
-    code, _, err = call("classify", "--recipe", recipe, "--folds", "3", "--output", "runs/g")
-    assert (code, err) == (0, "")
-    assert {row["fold"] for row in read_rows(tmp_path / "runs" / "g" / "out_of_fold.csv")} == {"1", "2", "3"}
-
-
-def test_a_search_before_the_run(call, small, tmp_path, here):
-    code, out, err = call("classify", *small, *NAMED, "--search", "2", "--output", "runs/stars")
-    assert (code, err) == (0, "")
+def test_a_search_before_the_run(finish, small, tmp_path, here):
+    out = finish("classify", *small, *NAMED, "--search", "1", "--output", "runs/stars")
     for words in (
-        "searching num_train_epochs: 2 trials, scored on held-back rows of train",
+        "searching num_train_epochs: 1 trials, scored on held-back rows of train",
         "trial 1: num_train_epochs 3: score ",
-        "the best of 2 trials: ",
+        "the best of 1 trials: ",
         "macro F1 (%)",
     ):
         assert words in out
     assert (tmp_path / "runs/stars/search/trials.md").exists()
-    assert call("predict", "runs/stars", "A title", "A fine film.")[0] == 0
-
-
-def test_a_dry_run_says_what_a_run_costs(call, small, tmp_path, monkeypatch):
-    monkeypatch.setattr("bertkit.training.costs.PROBE_SECONDS", 0.1)
-    code, out, err = call("classify", *small, *NAMED, "--budget", "10m", "--dry-run")
-    assert (code, err) == (0, "")
-    assert "expected here, from a few timed updates: " in out
-    assert "dry run: nothing was trained or written" in out
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.slow
-def test_a_grid_of_several_labels(call, small, tmp_path):
-    grid = ["--grid", "--set", "train.learning_rate=[3e-3, 1e-3]", "--set", "batch_size=16"]
-    grid += ["--set", "train.num_train_epochs=1.0", "--label", "tags", "--text", "body", "--output", "runs/grid"]
-    code, out, err = call("classify", *small, *grid)
-    assert (code, err) == (0, "")
-    for words in ("best of 2", "score (%)", "Chosen for classify: runs/grid/classify/learning_rate-"):
-        assert words in out
-    assert (tmp_path / "runs" / "grid" / "heatmap.png").exists()
-    assert not (tmp_path / "runs" / "grid" / "out_of_fold.csv").exists()
+    finish("predict", "runs/stars", "A title", "A fine film.")

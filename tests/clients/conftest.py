@@ -1,10 +1,7 @@
-"""Fixtures of the client tests: the sides of a comparison, five training steps, and the final table."""
+"""Parts of all client tests: the sides of a comparison, and five training steps."""
 
-from collections import Counter
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 
-import pytest
 import torch
 import transformers
 from torch import Tensor
@@ -12,7 +9,6 @@ from torch import Tensor
 from tests.conftest import NO_DROPOUT, make_model, make_twin
 
 SIDES = ("packed", "sdpa", "stock")  # our class under two attention implementations, and transformers' class
-OUTCOMES = ("passed", "failed", "error", "skipped")
 
 
 def build(head: str, side: str, **values) -> transformers.PreTrainedModel:
@@ -55,50 +51,3 @@ def check_as_stock(measure: Callable[[str], dict[str, Tensor]], side: str) -> No
     """Check that a client measures on this side what it measures on the stock class."""
     found = measure(side)
     check_same(found, found if side == "stock" else measure("stock"))
-
-
-# --- The table --------------------------------------------------------------------------------------------------------
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Note at every test which cell of the table it fills: the client, what is run, and the side."""
-    for item in items:
-        marker = item.get_closest_marker("clients")
-        if marker is not None and marker.args:
-            item.user_properties.append(("cell", [*marker.args, item.callspec.params["side"]]))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the table of clients."""
-    rows: dict[tuple[str, str], dict[str, Counter]] = {}
-    for outcome in OUTCOMES:
-        for report in terminalreporter.stats.get(outcome, []):
-            properties = getattr(report, "user_properties", [])  # a file that was not collected has none
-            for client, what, side in [value for name, value in properties if name == "cell"]:
-                reason = f": {report.longrepr[2]}" if outcome == "skipped" else ""
-                cells = rows.setdefault((name_client(client), what), {side: Counter() for side in SIDES})
-                cells[side][outcome + reason] += 1
-    if rows:
-        terminalreporter.section("clients")
-        terminalreporter.write_line(tabulate(rows))
-
-
-def name_client(distribution: str) -> str:
-    """Return the name and the installed version of a distribution."""
-    try:
-        return f"{distribution} {version(distribution)}"
-    except PackageNotFoundError:
-        return f"{distribution}, not installed"
-
-
-def tabulate(rows: dict[tuple[str, str], dict[str, Counter]]) -> str:
-    """Return a Markdown table of clients and sides."""
-    lines = [("client", "what was run", *SIDES)]
-    for (client, what), cells in sorted(rows.items()):
-        counts = (", ".join(f"{count} {outcome}" for outcome, count in cells[side].items()) or "-" for side in SIDES)
-        lines.append((client, what, *counts))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, tuple("-" * width for width in widths))
-    return "\n".join(
-        f"| {' | '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))} |" for line in lines
-    )

@@ -6,6 +6,8 @@ import torch
 from tests.clients.conftest import SIDES, build
 from tests.conftest import HEADS, make_batch, shape_for
 
+pytestmark = pytest.mark.clients
+
 OURS_ALONE = (
     "BertBiLSTMForSequenceClassification",
     "BertBiLSTMForMultipleChoice",
@@ -47,17 +49,8 @@ def load_in_parts(model, folder):
     )
 
 
-WAYS = {
-    keep_in_memory: "cpu_offload, each head",
-    keep_on_disk: "disk_offload, each head",
-    load_in_parts: 'from_pretrained(device_map with "disk"), each head',
-}
-
-
 @pytest.mark.parametrize(("head", "side"), CASES)
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=pytest.mark.clients("accelerate", what)) for way, what in WAYS.items()]
-)
+@pytest.mark.parametrize("way", [keep_in_memory, keep_on_disk, load_in_parts])
 def test_an_off_loaded_model_answers_as_the_one_at_hand(way, head, side, tmp_path):
     extra = {"feature_layers": "sum-all", "bilstm_hidden_size": 8} if "Features" in head else {}
     model = build(head, side, **extra)

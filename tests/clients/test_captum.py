@@ -6,6 +6,8 @@ import torch
 from tests.clients.conftest import SIDES, build, check_as_stock
 from tests.conftest import make_batch
 
+pytestmark = pytest.mark.clients
+
 HEAD = "BertForSequenceClassification"
 EMBEDDINGS = ("bert.embeddings", "bert.embeddings.word_embeddings")
 STEPS = 20
@@ -34,7 +36,6 @@ def attribute_to_layer(side, layer):
     return attributions, batch["attention_mask"].bool()
 
 
-@pytest.mark.clients("captum", "LayerIntegratedGradients over embeddings")
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("layer", EMBEDDINGS)
 def test_layer_integrated_gradients_of_embeddings_are_those_of_stock(layer, side):
@@ -46,7 +47,6 @@ def test_layer_integrated_gradients_of_embeddings_are_those_of_stock(layer, side
     check_as_stock(measure, side)
 
 
-@pytest.mark.clients("captum", "LayerIntegratedGradients over an encoder layer, at real tokens")
 @pytest.mark.parametrize("side", SIDES)
 def test_layer_integrated_gradients_of_an_encoder_layer_are_those_of_stock(side):
     """Under packed attention a hook on an encoder layer sees the real tokens alone, (N, H)."""
@@ -58,7 +58,6 @@ def test_layer_integrated_gradients_of_an_encoder_layer_are_those_of_stock(side)
     check_as_stock(measure, side)
 
 
-@pytest.mark.clients("captum", "IntegratedGradients over inputs_embeds")
 @pytest.mark.parametrize("side", SIDES)
 def test_integrated_gradients_of_input_embeddings_are_those_of_stock(side):
     from captum.attr import IntegratedGradients

@@ -6,6 +6,8 @@ import torch
 from tests.clients.conftest import SIDES, build, check_same
 from tests.conftest import HEADS, collect, make_batch, shape_for
 
+pytestmark = pytest.mark.clients
+
 EXAMPLE = [2, 9, 5, 13]
 OTHERS = ([7, 7], [3, 40, 17, 2, 64, 11], [30, 8])  # lengths of other batches than the example
 
@@ -26,7 +28,6 @@ def predict(model, batch):
         return collect(model(**batch), batch["attention_mask"])
 
 
-@pytest.mark.clients("torch", "torch.export with dynamic batch and length, saved and loaded, each head")
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("head", HEADS)
 def test_an_exported_program_answers_at_any_batch_size_and_length(head, side, tmp_path):
@@ -42,7 +43,6 @@ def test_an_exported_program_answers_at_any_batch_size_and_length(head, side, tm
         check_same(predict(loaded.module(), batch), expected)
 
 
-@pytest.mark.clients("onnxruntime", "torch.onnx.export with dynamic batch and length, each head")
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("head", HEADS)
 def test_onnxruntime_runs_an_export_at_any_batch_size_and_length(head, side, tmp_path):

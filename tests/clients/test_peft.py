@@ -8,6 +8,8 @@ from torch import nn
 from tests.clients.conftest import SIDES, build, check_as_stock, check_same, train
 from tests.conftest import collect, make_batch, make_labels
 
+pytestmark = pytest.mark.clients
+
 # Head -> PEFT's name of the task, and the modules to adapt (None: the query and the value, which PEFT knows for BERT).
 LORA = {
     "BertForMaskedLM": (None, "all-linear"),
@@ -44,7 +46,6 @@ def predict(model, batch, virtual=0):
         return collect(model(**batch), mask)
 
 
-@pytest.mark.clients("peft", "LoRA: five steps, saved, loaded, merged")
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("head", LORA)
 def test_lora_is_trained_saved_loaded_and_merged_as_on_stock(head, side, tmp_path):
@@ -71,7 +72,6 @@ def test_lora_is_trained_saved_loaded_and_merged_as_on_stock(head, side, tmp_pat
     check_as_stock(measure, side)
 
 
-@pytest.mark.clients("peft", "prompt tuning: five steps, saved, loaded")
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("head", PROMPTS)
 def test_a_prompt_is_tuned_saved_and_loaded_as_on_stock(head, side, tmp_path):

@@ -10,6 +10,8 @@ import bertkit
 from tests.clients.conftest import SIDES, check_as_stock, check_same
 from tests.conftest import NO_DROPOUT
 
+pytestmark = pytest.mark.clients
+
 TEXTS = [
     "The cat sleeps on the sofa.",
     "A cat is asleep.",
@@ -40,7 +42,6 @@ def encode(encoder):
     return encoder.encode(TEXTS, convert_to_tensor=True)
 
 
-@pytest.mark.clients("sentence-transformers", "encode; five steps of a Trainer, saved, loaded by stock")
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("loss", ["MultipleNegativesRankingLoss", "CosineSimilarityLoss"])
 def test_sentence_transformers_trains_our_encoder_as_stock(loss, side, tmp_path):
@@ -86,7 +87,6 @@ def test_sentence_transformers_trains_our_encoder_as_stock(loss, side, tmp_path)
     check_as_stock(measure, side)
 
 
-@pytest.mark.clients("setfit", "five contrastive steps and a classifier; saved, loaded")
 @pytest.mark.parametrize("side", SIDES)
 def test_setfit_trains_our_encoder_as_stock(side, tmp_path):
     import setfit

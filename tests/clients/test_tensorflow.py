@@ -118,17 +118,16 @@ def test_without_heads_it_is_an_encoder(tmp_path):
 
 
 @pytest.mark.clients
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_weights_of_16_bits_become_32(dtype, tmp_path):
+def test_weights_of_16_bits_become_32(tmp_path):
     import tensorflow as tf
 
     def shorten(variables):
-        return {name: tf.cast(values, getattr(tf, dtype)) for name, values in variables.items()}
+        return {name: tf.cast(values, tf.bfloat16) for name, values in variables.items()}
 
     import_checkpoint(write_changed(SQUAD, tmp_path / "short", shorten), tmp_path / "out")
     import_checkpoint(WRITTEN / SQUAD, tmp_path / "whole")
     short, whole = (bertkit.BertForQuestionAnswering.from_pretrained(tmp_path / name) for name in ("out", "whole"))
-    assert torch.equal(short.qa_outputs.weight, whole.qa_outputs.weight.to(getattr(torch, dtype)).float())
+    assert torch.equal(short.qa_outputs.weight, whole.qa_outputs.weight.bfloat16().float())
 
 
 @pytest.mark.clients
@@ -142,13 +141,11 @@ def test_the_state_of_tensorflows_own_adam_is_left_out_too(tmp_path):
     ("name", "change", "config", "message"),
     [
         (PRETRAINING, drop("seq_relationship/output_b"), {}, r"lacks cls/seq_relationship/output_bias, which BertFor"),
-        (PRETRAINING, drop("layer_1/"), {}, r"lacks bert/encoder/layer_1/attention/\S+, which BertForPreTraining"),
         (SQUAD, rename("global_step", "extra/kernel"), {}, r"has extra/kernel, which BertForQuestionAnswering lacks"),
         (SQUAD, dict, {"num_hidden_layers": 2}, r"has bert/encoder/layer_2/\S+, which BertForQuestionAnswering lacks"),
         (SQUAD, dict, {"intermediate_size": 16}, r"bert_config.json cannot be used: .* size mismatch for"),
         (SQUAD, dict, {"vocab_size": 35}, r"vocab.txt has 36 tokens, but the model only 35; use the model's"),
         (SQUAD, dict, {"num_attention_heads": 3}, r"bert_config.json cannot be used: .*not divisible"),
-        (SQUAD, dict, {"hidden_size": "8"}, r"bert_config.json cannot be used: .*hidden_size"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(name, change, config, message, tmp_path):
@@ -171,9 +168,7 @@ def change_byte(path):
     ("file", "spoil", "message"),
     [
         ("bert_config.json", Path.unlink, "bert_config.json does not exist; check the folder"),
-        ("bert_config.json", lambda path: path.write_text("{"), "bert_config.json: Input data was truncated; "),
         ("vocab.txt", Path.unlink, "vocab.txt' does not exist; name a directory"),
-        ("vocab.txt", lambda path: path.write_text("a\n"), r"is not a BERT vocabulary: it has no \[PAD\]"),
         ("model.ckpt-1.index", Path.unlink, r"has no \*.index; name a checkpoint"),
         ("model.ckpt-1.index", change_byte, r"model.ckpt-1 cannot be read \(.+\); copy all its files again"),
         ("model.ckpt-1.data-00000-of-00001", Path.unlink, r"model.ckpt-1 cannot be read \(.+\); copy all its files"),

@@ -38,14 +38,13 @@ class Difference(NamedTuple):
     reason: str
 
 
-PROBABILITIES = "attention probabilities exist only with attn_implementation='eager'"
+NO_PROBABILITIES = Difference(
+    (PACKED, "sdpa"),
+    "attention probabilities exist only with attn_implementation='eager'",
+    "Asked for attention probabilities, other kernels than eager raise an error.",
+)
 DIFFERENCES = {
-    "test_capture_outputs_decorator": Difference(
-        (PACKED, "sdpa"), PROBABILITIES, "Asked for attention probabilities, other kernels than eager raise an error."
-    ),
-    "test_model_outputs_equivalence": Difference(
-        (PACKED, "sdpa"), PROBABILITIES, "Asked for attention probabilities, other kernels than eager raise an error."
-    ),
+    **dict.fromkeys(("test_capture_outputs_decorator", "test_model_outputs_equivalence"), NO_PROBABILITIES),
     "test_eager_matches_sdpa_inference_24_fp32_pad_left_output_attentions": Difference(
         OURS, "does not support output_attentions", "Compares attention probabilities, which sdpa does not have here."
     ),

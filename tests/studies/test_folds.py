@@ -71,10 +71,9 @@ def test_every_row_has_a_prediction_of_the_model_that_has_not_seen_it(done):
     assert next(iter(rows[0])) == "fold"
     assert {row["fold"] for row in rows} == {"1", "2", "3"}
     for number, cell in enumerate(results["cells"], 1):
-        own = [
-            {name: cells for name, cells in row.items() if name != "fold"} for row in rows if row["fold"] == f"{number}"
-        ]
-        assert own == read_rows(output / cell["runs"][0]["directory"] / "predictions" / "dev.csv")
+        own = [row for row in rows if row["fold"] == f"{number}"]
+        dev = read_rows(output / cell["runs"][0]["directory"] / "predictions" / "dev.csv")
+        assert own == [{"fold": f"{number}"} | row for row in dev]
 
 
 def test_the_scores_are_means_over_the_folds(done):
@@ -121,9 +120,8 @@ def test_folds_of_other_rows_are_neither_continued_nor_shown(done, bert, change,
 
 
 def test_the_table_of_all_rows_has_the_fold_and_names_what_the_folds_have(done):
-    path, output, results, _ = done
+    _, output, results, _ = done
     rows = parquet.read_table(output / "out_of_fold.parquet")
-    assert rows.column("id").to_pylist() == [row["id"] for row in read_rows(path)]
     assert rows.column("fold").to_pylist() == [int(row["fold"]) for row in read_rows(output / "out_of_fold.csv")]
     assert len(set(rows.column("key").to_pylist())) == len(rows)
     first = read_table(output / results["cells"][0]["runs"][0]["directory"] / "predictions" / "dev.parquet")
@@ -155,44 +153,33 @@ def test_a_failed_fold_writes_nothing(done, tmp_path):
     assert (tmp_path / "out" / "out_of_fold.csv").read_bytes() == (output / "out_of_fold.csv").read_bytes()
 
 
-def test_a_label_that_some_folds_lack_leaves_undefined_scores_out(bert, tmp_path):
+def test_a_label_that_some_folds_lack_leaves_undefined_scores_out_and_odd_texts_keep_their_rows(bert, tmp_path):
     """Only two texts are "c" and differ in nothing, so both are in one fold, and the others cannot rank them."""
-    rows = [{"body": f"{'good' if n % 2 else 'bad'} word{n}", "stars": "ab"[n % 2], "fold": n} for n in range(40)]
+    rows = [{"body": f"{'good' if n % 2 else 'bad'}\rword{n}", "stars": "ab"[n % 2], "fold": f"{n}"} for n in range(40)]
     rows += [{"body": "so", "stars": "c", "fold": "x"}] * 2
-    output = tmp_path / "out"
-    results = run_folds(make_recipe(bert, write_table(tmp_path / "t.csv", rows)), output)
+    rows[7]["body"] += " so" * 50_000
+    output, limit = tmp_path / "out", csv.field_size_limit(131_072)  # the default
+    results = run_folds(make_recipe(bert, write_table(tmp_path / "t.jsonl", rows)), output)
     for cell in results["cells"]:
         for name in ("roc_auc", "majority_roc_auc"):
             cell["runs"][0]["metrics"].pop(name, None)
     results["cells"][2]["runs"][0]["metrics"]["roc_auc"] = 0.75
-    assert gather_folds(results, output) is not None
-    scores = json.loads((output / "folds.json").read_text())
-    assert scores["roc_auc"] == {"mean": 0.75, "sd": None, "n": 1}
-    found = read_rows(output / "out_of_fold.csv")
-    assert [row["fold"] for row in found] == [str(row["fold"]) for row in rows], "the input's own column"
-    assert {row["fold_number"] for row in found} == {"1", "2", "3"}
-    assert len({row["fold_number"] for row in found[-2:]}) == 1
-    assert {row["stars"] for row in found} == {"a", "b", "c"}
-
-
-def test_texts_with_carriage_returns_or_of_any_length_keep_their_rows(bert, tmp_path):
-    rows = [{"body": f"{'good' if n % 2 else 'bad'}\rword{n}", "stars": "ab"[n % 2]} for n in range(40)]
-    rows[7]["body"] += " so" * 50_000
-    output = tmp_path / "out"
-    path, limit = write_table(tmp_path / "t.jsonl", rows), csv.field_size_limit(131_072)  # the default
     try:
-        results = run_folds(make_recipe(bert, path), output)
         assert gather_folds(results, output) is not None
-        assert [row["body"] for row in read_rows(output / "out_of_fold.csv")] == [row["body"] for row in rows]
+        found = read_rows(output / "out_of_fold.csv")
     finally:
         csv.field_size_limit(limit)
+    scores = json.loads((output / "folds.json").read_text())
+    assert scores["roc_auc"] == {"mean": 0.75, "sd": None, "n": 1}
+    assert [{name: row[name] for name in rows[0]} for row in found] == rows, "with the input's own column"
+    assert {row["fold_number"] for row in found} == {"1", "2", "3"}
+    assert len({row["fold_number"] for row in found[-2:]}) == 1
 
 
-@pytest.mark.parametrize("label", ["tags", pytest.param("price", marks=pytest.mark.slow)])
-def test_several_labels_and_numbers_in_groups(bert, tmp_path, label):
+def test_several_labels_in_groups(bert, tmp_path):
     path, output = write_reviews(tmp_path / "reviews.csv", 60), tmp_path / "out"
-    assert gather_folds(run_folds(make_recipe(bert, path, label, group="customer"), output), output) is not None
+    assert gather_folds(run_folds(make_recipe(bert, path, "tags", group="customer"), output), output) is not None
     rows = read_rows(output / "out_of_fold.csv")
     assert [row["id"] for row in rows] == [f"r{n}" for n in range(60)]
     assert len({(row["customer"], row["fold"]) for row in rows}) == 8, "a customer is in one fold"
-    assert set(json.loads((output / "folds.json").read_text())) >= {{"tags": "macro_f1", "price": "rmse"}[label]}
+    assert "macro_f1" in json.loads((output / "folds.json").read_text())
