@@ -12,22 +12,20 @@ from bertkit.data.formats.glue import read_folder
 from bertkit.metrics.intervals import find_interval
 from bertkit.metrics.rows import measure_mean, take_values
 from bertkit.tasks import TASKS
-from bertkit.tasks.squad import VERSIONS
 from bertkit.training.outputs import summarize_results
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
 from bertkit.training.scoring import add_limits
-from tests.world import make_glue, make_squad
-
-SHORT = {"train": {"max_steps": 3, "save_strategy": "no", "logging_steps": 2}}
+from tests.world import make_glue
 
 
 def test_the_hubs_data_give_results_of_benchmarks(tmp_path, monkeypatch):
     recipe = make_glue(tmp_path, "mnli")
     files = Path(recipe["data"]["dir"])
     monkeypatch.setattr("bertkit.tasks.glue.read_copy", lambda row, report: read_folder(row, files))
-    metrics = run(Recipe.make(TASKS["mnli"], recipe, SHORT, {"data": {"dir": ""}}), output=tmp_path / "run")
+    short = {"train": {"max_steps": 3, "save_strategy": "no", "logging_steps": 2}, "data": {"dir": ""}}
+    metrics = run(Recipe.make(TASKS["mnli"], recipe, short), output=tmp_path / "run")
     (file,) = (tmp_path / "run" / ".eval_results").iterdir()
     assert file.name == "mnli.yaml"
     matched, mismatched = yaml.safe_load(file.read_text())
@@ -40,21 +38,10 @@ def test_the_hubs_data_give_results_of_benchmarks(tmp_path, monkeypatch):
     found = json.loads((tmp_path / "run" / "all_results.json").read_text())
     (log,) = [entry for entry in read_log(tmp_path / "run") if "loss" in entry]
     assert found["train_loss"] == pytest.approx(log["loss"])
-    assert metrics["accuracy_low"] < metrics["accuracy"] < metrics["accuracy_high"]
     assert (metrics["score_low"], metrics["score_high"]) == (metrics["accuracy_low"], metrics["accuracy_high"])
-    assert metrics["accuracy_mm_low"] < metrics["accuracy_mm"] < metrics["accuracy_mm_high"]
     scores = {"eval_accuracy": metrics["accuracy"], "eval_accuracy_mm": metrics["accuracy_mm"]}
     assert found.items() >= (scores | {"train_samples": 48, "eval_samples": 18}).items()
     assert {"epoch", "total_flos", "train_runtime", "train_samples_per_second"} < found.keys()
-    assert list(found) == sorted(found)
-
-
-def test_local_files_give_no_result_of_a_benchmark(tmp_path):
-    output = tmp_path / "run"
-    metrics = run(Recipe.make(TASKS["squad2"], make_squad(tmp_path, version=VERSIONS[1]), SHORT), output=output)
-    assert not (output / ".eval_results").exists()
-    found = json.loads((output / "all_results.json").read_text())
-    assert (found["eval_exact"], found["eval_f1"]) == (metrics["exact"], metrics["f1"])
 
 
 def test_limits_follow_their_scores():

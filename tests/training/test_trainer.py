@@ -372,10 +372,8 @@ def test_patience_stops_the_run_at_its_update(recipe, patient, tmp_path):
     """The model and the curve are those of a run without patience at that update."""
     curve = [entry for entry in read_curve(patient) if entry["step"] <= 6 and "total_flos" not in entry]
     assert [entry["step"] for entry in curve if "eval_perplexity" in entry] == [2, 4, 6]
-    run(
-        Recipe.make(PRETRAIN, recipe, PATIENT, {"patience": 0, "train": {"save_total_limit": 0}}),
-        output=tmp_path / "run",
-    )
+    whole = Recipe.make(PRETRAIN, recipe, PATIENT, {"patience": 0, "train": {"save_total_limit": 0}})
+    run(whole, output=tmp_path / "run")
     assert_same_bits(read_weights(patient), read_weights(tmp_path / "run" / "checkpoint-6"))
     assert curve == [entry for entry in read_curve(tmp_path / "run") if entry["step"] <= 6]
     assert json.loads((patient / "metrics.json").read_text())["best_update"] == 2
