@@ -1,13 +1,11 @@
 """Baselines of a run: their scores, the rows that they read, what is said, and all that they must not change."""
 
 import csv
-import json
 
 import numpy as np
 import pytest
 
 from bertkit.reports.tables import list_shown
-from bertkit.studies import runner
 from bertkit.system.hub import CARD
 from bertkit.tasks import TASKS, frozen
 from bertkit.training import baselines
@@ -135,20 +133,12 @@ def test_large_splits_are_read_in_part(root, cache, tmp_path, monkeypatch):
     assert [again[f"{name}_score"] for name in counts] == pytest.approx([metrics[f"{name}_score"] for name in counts])
 
 
-def test_runs_of_a_study_share_what_was_computed(root, cache, tmp_path, monkeypatch, here):
-    calls = []
-
-    def watch(module, name):
-        compute = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *given: calls.append(name) or compute(*given))
-
-    watch(frozen, "compute_vectors")
-    watch(baselines, "vectorize_texts")
-    study = runner.make_study({"tasks": ["classify"], "restarts": 2, "recipe": make_recipe(root)})
-    runner.run_study(study, output=tmp_path / "study")
-    found = [json.loads(path.read_text()) for path in sorted((tmp_path / "study").rglob("metrics.json"))]
-    assert len(found) == 2
-    assert sorted(calls) == ["compute_vectors", "vectorize_texts"]
+def test_a_run_with_another_seed_finds_what_was_computed(root, cache, tmp_path, monkeypatch):
+    found = [run(Recipe.make(TASKS["classify"], make_recipe(root)), output=tmp_path / "one")]
+    for module, name in ((frozen, "compute_vectors"), (baselines, "vectorize_texts")):
+        monkeypatch.setattr(module, name, lambda *given: 1 / 0)
+    other = {"train": {"seed": 1}}
+    found.append(run(Recipe.make(TASKS["classify"], make_recipe(root), other), output=tmp_path / "two"))
     assert len({(one["tfidf_score"], one["frozen_score"]) for one in found}) == 1
 
 
