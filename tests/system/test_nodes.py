@@ -1,13 +1,12 @@
 """Corpus builds and studies on a Ray cluster of three nodes: nodes are lost and join, and the driver is killed.
 
 The head is the machine of the driver and has no core, so all work is done on the other nodes, with a core each. All
-share the disk; in one test they see an empty, read-only folder in the place of the driver's files (a mount namespace).
+share the disk.
 """
 
 import contextlib
 import json
 import os
-import re
 import secrets
 import signal
 import socket
@@ -29,8 +28,6 @@ from tests.world import make_pretraining
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--node-ip-address", "127.0.0.1"]
 RAY += ["--object-store-memory", "150000000"]
-HIDDEN = ["unshare", "--mount", "--propagation", "private", "sh", "-c"]
-HIDDEN += ['mount -t tmpfs -o ro,size=4k tmpfs "$0" && exec "$@"']
 
 
 class Cluster:
@@ -38,13 +35,12 @@ class Cluster:
 
     Attributes:
         folder: The driver's files.
-        is_private: Whether the nodes do not see them.
         nodes: The running nodes, without the head.
         counts: The number of nodes lost and joined, and of drivers killed.
     """
 
-    def __init__(self, folder, is_private=False):
-        self.folder, self.is_private, self.nodes, self.counts = folder, is_private, [], Counter()
+    def __init__(self, folder):
+        self.folder, self.nodes, self.counts = folder, [], Counter()
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.address = f"127.0.0.1:{server.getsockname()[1]}"
         self.environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
@@ -69,8 +65,7 @@ class Cluster:
 
     def add(self):
         """Start a node of one core and return its process."""
-        command = [*RAY, "--address", self.address, "--num-cpus", "1"]
-        self.nodes.append(self.start([*HIDDEN, str(self.folder), *command] if self.is_private else command))
+        self.nodes.append(self.start([*RAY, "--address", self.address, "--num-cpus", "1"]))
         self.counts["joined"] += 1
         return self.nodes[-1]
 
@@ -117,14 +112,12 @@ def start_cluster(request):
     """Return a function that starts a cluster of three nodes."""
     clusters = []
 
-    def start(folder, is_private=False):
-        if is_private and subprocess.run([*HIDDEN, str(folder), "true"], check=False).returncode:
-            pytest.skip("no right to mount a folder for a node alone")
-        clusters.append(Cluster(folder, is_private))
+    def start(folder):
+        clusters.append(cluster := Cluster(folder))
         for _ in range(3):
-            clusters[-1].add()
-        clusters[-1].counts.clear()
-        return clusters[-1]
+            cluster.add()
+        cluster.counts.clear()
+        return cluster
 
     yield start
     for cluster in clusters:
@@ -302,15 +295,3 @@ def test_a_study_is_done_whatever_becomes_of_the_nodes_and_the_driver(study, sta
     assert any("continues after checkpoint-" in path.read_text() for path in made.rglob("*.log"))
     assert read_study_files(made) == read_study_files(study / "one")
     assert cluster.counts == {"lost": 2, "joined": 2, "drivers killed": 1}
-
-
-@pytest.mark.slow
-def test_a_node_without_the_directory_of_a_study_is_one_line(study, start_cluster):
-    cluster = start_cluster(study, is_private=True)
-    with cluster.drive(["script.py", study / "unseen", "ray"]) as process:
-        _, err = process.communicate(timeout=300)
-    assert process.returncode == 1
-    line = (
-        rf"bertkit\.errors\.UsageError: \S+ does not see {study}/unseen/recipes.*; --workers ray needs a disk that all"
-    )
-    assert re.match(line, err.splitlines()[-1])
