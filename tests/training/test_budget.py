@@ -184,8 +184,6 @@ def test_a_study_measures_runs_of_the_same_cost_once(rte, tmp_path, monkeypatch)
     assert describe_time(study, tmp_path, lines.append) == expected
     assert len(lines) == 1
     assert lines[0].startswith("measuring some updates of rte/")
-    monkeypatch.setattr(costs, "find_costs", lambda recipe, left: "it is unknown")
-    assert describe_time(study, tmp_path, ignore)[1:] == ["8 runs: it is unknown"]
 
 
 @pytest.mark.parametrize("is_real", [False, pytest.param(True, marks=pytest.mark.slow)])

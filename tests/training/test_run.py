@@ -242,6 +242,7 @@ def test_the_stable_preset_corrects_the_bias(recipe, straight, tmp_path):
 MISTAKES = [
     {"model": {"num_attention_heads": 5}},
     {"task": "glue"},
+    {"data": {"corpus": []}},
     {"data": {"vocab_size": 8}},
     {"train": {"lr_scheduler_type": "warmup_stable_decay"}},
     {"train": {"metric_for_best_model": "f1"}},
