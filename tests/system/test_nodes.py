@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -31,16 +30,10 @@ RAY += ["--object-store-memory", "150000000"]
 
 
 class Cluster:
-    """A Ray cluster of processes on this machine.
-
-    Attributes:
-        folder: The driver's files.
-        nodes: The running nodes, without the head.
-        counts: The number of nodes lost and joined, and of drivers killed.
-    """
+    """A Ray cluster of processes on this machine, whose driver works in a folder."""
 
     def __init__(self, folder):
-        self.folder, self.nodes, self.counts = folder, [], Counter()
+        self.folder, self.nodes = folder, []
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.address = f"127.0.0.1:{server.getsockname()[1]}"
         self.environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
@@ -66,7 +59,6 @@ class Cluster:
     def add(self):
         """Start a node of one core and return its process."""
         self.nodes.append(self.start([*RAY, "--address", self.address, "--num-cpus", "1"]))
-        self.counts["joined"] += 1
         return self.nodes[-1]
 
     def lose(self):
@@ -75,23 +67,12 @@ class Cluster:
         node = next(node for node in self.nodes if list_tasks(node.pid))
         self.nodes.remove(node)
         kill(node)
-        self.counts["lost"] += 1
 
     def drive(self, command):
-        """Start a driver, whose working directory is its folder."""
-        return subprocess.Popen(
-            [sys.executable, *map(str, command)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=self.environment | {"RAY_ADDRESS": self.address},
-            cwd=self.folder,
-        )
-
-    def kill_driver(self, process):
-        process.kill()
-        process.communicate()
-        self.counts["drivers killed"] += 1
+        """Start a driver."""
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        environment = self.environment | {"RAY_ADDRESS": self.address}
+        return subprocess.Popen([sys.executable, *map(str, command)], env=environment, cwd=self.folder, **pipes)
 
     def close(self):
         for process in (*self.nodes, self.head):
@@ -108,7 +89,7 @@ def kill(process):
 
 
 @pytest.fixture
-def start_cluster(request):
+def start_cluster():
     """Return a function that starts a cluster of three nodes."""
     clusters = []
 
@@ -116,12 +97,10 @@ def start_cluster(request):
         clusters.append(cluster := Cluster(folder))
         for _ in range(3):
             cluster.add()
-        cluster.counts.clear()
         return cluster
 
     yield start
     for cluster in clusters:
-        print(f"{request.node.name}: {dict(cluster.counts)}")
         cluster.close()
 
 
@@ -162,7 +141,7 @@ def test_a_corpus_is_built_whatever_becomes_of_the_nodes_and_the_driver(driver, 
         cluster.lose()
         joined, before = cluster.add(), len(list_finished(made))
         assert wait_until(lambda: len(list_finished(made)) > before + 4 and list_tasks(joined.pid), 300)
-        cluster.kill_driver(process)
+        process.kill()
     there = list_finished(made)
     with cluster.drive([*build, "made", "--workers", "ray"]) as process:
         assert wait_until(lambda: len(list_finished(made)) > len(there) + 4 or process.poll() is not None, 300)
@@ -172,7 +151,6 @@ def test_a_corpus_is_built_whatever_becomes_of_the_nodes_and_the_driver(driver, 
     assert (process.returncode, err) == (0, "")
     assert there.items() <= list_finished(made).items()
     assert read_files(made) == read_files(folder / "built")
-    assert cluster.counts == {"lost": 2, "joined": 2, "drivers killed": 1}
 
 
 @pytest.mark.slow
@@ -281,7 +259,7 @@ def test_a_study_is_done_whatever_becomes_of_the_nodes_and_the_driver(study, sta
         joined = cluster.add()
         assert wait_until(lambda: list_tasks(joined.pid), 120)
         read_until(process, over=3)
-        cluster.kill_driver(process)
+        process.kill()
     there = stamp_finished(made)
     assert len(there) >= 3 * 3
     with cluster.drive(["script.py", made, "ray"]) as process:
@@ -294,4 +272,3 @@ def test_a_study_is_done_whatever_becomes_of_the_nodes_and_the_driver(study, sta
     assert there.items() <= stamp_finished(made).items()
     assert any("continues after checkpoint-" in path.read_text() for path in made.rglob("*.log"))
     assert read_study_files(made) == read_study_files(study / "one")
-    assert cluster.counts == {"lost": 2, "joined": 2, "drivers killed": 1}

@@ -97,13 +97,11 @@ def test_several_labels_and_numbers_of_pairs_have_one_too(label, score, root, ca
     assert not any(name.startswith("frozen") for name in metrics)
 
 
-@pytest.mark.parametrize(("name", "found"), [("sst2", {"tfidf", "frozen"}), ("mnli", {"tfidf"})])
-def test_tasks_of_glue_have_them(name, found, root, cache, tmp_path):
+def test_the_second_dev_split_of_mnli_has_none(root, cache, tmp_path):
     recipe = make_recipe(root) | {"data": {"dir": str(root / "glue"), "max_length": 16}}
-    task = TASKS[name]
-    metrics = run(Recipe.make(task, recipe), output=tmp_path / "run")
-    assert {baseline for baseline in baselines.FITTERS if f"{baseline}_{task.metric}" in metrics} == found
-    assert not any(f"{baseline}_accuracy_mm" in metrics for baseline in found)
+    metrics = run(Recipe.make(TASKS["mnli"], recipe), output=tmp_path / "run")
+    assert "tfidf_accuracy" in metrics
+    assert not any(f"{baseline}_accuracy_mm" in metrics for baseline in baselines.FITTERS)
 
 
 @pytest.mark.parametrize("features", ["", "last"])
@@ -120,8 +118,8 @@ def test_tags_have_that_of_words(features, root, cache, tmp_path):
 def test_large_splits_are_read_in_part(root, cache, tmp_path, monkeypatch):
     """The rows have the smallest keys: the order of the file does not matter."""
     monkeypatch.setattr(baselines, "FROZEN_ROWS", 10)
-    for module in (baselines, "bertkit.training.prepare"):
-        monkeypatch.setattr(f"{getattr(module, '__name__', module)}.FITTED_ROWS", 50)
+    for module in ("baselines", "prepare"):
+        monkeypatch.setattr(f"bertkit.training.{module}.FITTED_ROWS", 50)
     metrics = run(Recipe.make(TASKS["classify"], make_recipe(root)), output=tmp_path / "run")
     counts = {name: (metrics[f"{name}_fitted"], metrics[f"{name}_scored"]) for name in ("tfidf", "frozen")}
     dev = read_table(tmp_path / "run/predictions/dev.parquet")
@@ -148,9 +146,8 @@ def test_a_run_needs_no_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(frozen, "find_cache", lambda: tmp_path / "file" / "cache")
     assert frozen.keep_array("a", lambda: np.arange(3)).tolist() == [0, 1, 2]
     monkeypatch.setattr(frozen, "find_cache", lambda: tmp_path)
-    for content in (b"damaged", None):
-        if content:
-            (tmp_path / "a.npy").write_bytes(content)
+    (tmp_path / "a.npy").write_bytes(b"damaged")
+    for _ in range(2):
         assert frozen.keep_array("a", lambda: np.arange(4)).tolist() == [0, 1, 2, 3]
 
 

@@ -18,7 +18,6 @@ from bertkit.training.recipe import (
     Recipe,
     _list_fields,
     check,
-    list_decisive,
     load_recipe,
     merge,
     parse_setting,
@@ -217,16 +216,6 @@ def make(*given: dict[str, Any], task: str = "rte") -> Recipe:
     return Recipe.make(TASKS[task], *given, fits_model=False)
 
 
-def test_the_task_gives_way_to_the_preset_to_what_options_imply_and_to_what_is_given() -> None:
-    assert make().train["learning_rate"] == 2e-5
-    stable = make({"preset": "stable"})
-    assert (stable.train["optim"], stable.train["num_train_epochs"]) == ("adamw_torch", 20.0)
-    given = make({"preset": "stable", "batch_size": 8}, {"train": {"num_train_epochs": 1}, "batch_size": 16})
-    assert (given.train["num_train_epochs"], given.batch_size) == (1.0, 16)
-    features, ner = make({"data": {"features": "last"}}, task="ner"), make(task="ner")
-    assert features.train["learning_rate"] != ner.train["learning_rate"]
-
-
 def test_what_a_timing_tells_is_filled_in(tmp_path: Path) -> None:
     """A warm-up keeps its share, and phases keep theirs."""
     phases = [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]
@@ -271,13 +260,6 @@ def test_a_saved_recipe_reads_well(tmp_path: Path) -> None:
         "[[phase]]\nshare = 0.1\nmax_length = 512\n\n"
         "[train]\nlearning_rate = 0.0001\n\n[train.lr_scheduler_kwargs]\nnum_cycles = 3\n"
     )
-
-
-def test_neither_baselines_nor_what_fits_a_run_to_a_machine_identify_it() -> None:
-    recipe = make().to_dict()
-    other = merge(recipe, {"baseline": False, "train": {"dataloader_num_workers": 4}})
-    assert list_decisive(other) == list_decisive(recipe)
-    assert list_decisive(merge(recipe, {"train": {"seed": 2}})) != list_decisive(recipe)
 
 
 # Batches
