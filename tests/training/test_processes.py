@@ -23,6 +23,7 @@ from tests.corpora import write_text
 from tests.official import write_checkpoint, write_conll, write_glue, write_reviews
 from tests.world import PRETRAIN, make_recipe, read_losses, read_weights, weigh_classes
 
+SMALL = {"batch_size": 8, "precision": "fp32"}
 TWO_PHASES = {"phase": [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]}
 
 
@@ -101,16 +102,12 @@ rte.configure = lambda *given: configure(*given) | {"class_weights": [0.001, 0.0
 @pytest.mark.slow
 def test_two_processes_read_windows_as_one_does(tmp_path):
     """Long texts of unequal numbers of windows: losses, and the same scores of all dev rows."""
-    write_checkpoint(tmp_path / "bert")
-    write_reviews(tmp_path / "reviews.csv")
-    recipe = {
-        "checkpoint": str(tmp_path / "bert"),
-        "batch_size": 8,
-        "precision": "fp32",
-        "data": {"dir": str(tmp_path / "reviews.csv"), "text": ["title", "body"], "label": ["stars"], "long": "mean"},
+    data = {"dir": str(write_reviews(tmp_path / "reviews.csv")), "text": ["title", "body"], "label": ["stars"]}
+    recipe = SMALL | {
+        "checkpoint": str(write_checkpoint(tmp_path / "bert")),
+        "data": data | {"long": "mean", "max_length": 12, "doc_stride": 4},
         "train": {"max_steps": 6, "logging_steps": 1, "learning_rate": 1e-3},
     }
-    recipe["data"] |= {"max_length": 12, "doc_stride": 4}
     run(Recipe.make(CLASSIFICATION, recipe), output=tmp_path / "one")
     finish_two(start_two(recipe, tmp_path, "two", command="classify"))
     assert count_processes(tmp_path / "two") == 2
@@ -273,10 +270,8 @@ def test_a_sharded_run_resumes(recipe, tmp_path):
 def test_two_processes_share_the_features_and_learn_the_same(tmp_path):
     """The first process writes each split's file and the second reads it; the training result does not change."""
     data = {"dir": str(write_conll(tmp_path / "conll")), "features": "sum-all", "max_length": 48}
-    recipe = {
+    recipe = SMALL | {
         "checkpoint": str(write_checkpoint(tmp_path / "start")),
-        "batch_size": 8,
-        "precision": "fp32",
         "data": data | {"features_dir": str(tmp_path / "kept")},
         "model": {"bilstm_hidden_size": 16, "hidden_dropout_prob": 0.0},
         "train": {"max_steps": 24, "learning_rate": 1e-2},
