@@ -194,14 +194,6 @@ def test_a_stop_after_the_last_update_changes_nothing(tmp_path, train):
 # --- Which checkpoints are there --------------------------------------------------------------------------------------
 
 
-def make_checkpoints(output, whole, half=()):
-    for number in (*whole, *half):
-        (output / f"checkpoint-{number}").mkdir()
-        (output / f"checkpoint-{number}" / "model.safetensors").write_bytes(b"weights")
-        if number in whole:
-            mark_complete(output / f"checkpoint-{number}")
-
-
 @pytest.mark.parametrize(
     ("whole", "half", "update", "keep", "protected", "left"),
     [
@@ -215,7 +207,10 @@ def make_checkpoints(output, whole, half=()):
     ],
 )
 def test_rotation_keeps_the_last_and_the_protected(tmp_path, whole, half, update, keep, protected, left):
-    make_checkpoints(tmp_path, whole, half)
+    for number in (*whole, *half):
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        if number in whole:
+            mark_complete(tmp_path / f"checkpoint-{number}")
     (tmp_path / "checkpoint-mine").mkdir()
     rotate_checkpoints(tmp_path, update, keep, protected)
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-mine", *(f"checkpoint-{n}" for n in left)}
