@@ -75,11 +75,7 @@ def test_a_word_that_decides_is_found_and_the_run_stays_the_same(root, cache, tm
     assert tables[0] == tables[1]
     assert run(plain, output=tmp_path / "run") == metrics
     rows = {row.key: row.baselines for row in list_shown(task.table, task.metric, metrics)}
-    assert rows["accuracy"] == {
-        "a constant answer": "majority_accuracy",
-        "TF-IDF": "tfidf_accuracy",
-        "frozen vectors": "frozen_accuracy",
-    }
+    assert list(rows["accuracy"].values()) == ["majority_accuracy", "tfidf_accuracy", "frozen_accuracy"]
     said = task.comment(metrics)
     assert metrics["baseline_gain"] == pytest.approx(metrics["macro_f1"] - metrics["tfidf_macro_f1"])
     assert any(line.startswith("fine-tuning is not better than TF-IDF: the difference in macro F1") for line in said)

@@ -60,23 +60,11 @@ def test_limits_follow_their_scores():
 
 def test_results_have_the_keys_of_the_example_scripts():
     """Updates 1 and 2 have a mean loss of 3, updates 3 to 8 of 1, so all have (2 * 3 + 6 * 1) / 8 = 1.5."""
-    log = [
-        {"step": 0, "eval_f1": 0.1},
-        {"step": 2, "loss": 3.0, "epoch": 0.2},
-        {"step": 8, "loss": 1.0, "epoch": 0.8},
-        {"step": 10, "train_runtime": 5.0, "total_flos": 7.0, "epoch": 1.0},
-    ]
+    end = {"train_runtime": 5.0, "total_flos": 7.0, "epoch": 1.0}
+    log = [{"step": 0, "eval_f1": 0.1}, {"step": 2, "loss": 3.0}, {"step": 8, "loss": 1.0}, {"step": 10, **end}]
     metrics = {"f1": 0.9, "precision": 0.8, "test_f1": 0.7, "score": 0.9, "updates": 10}
-    assert summarize_results(TASKS["ner"], metrics, {"train": 50, "dev": 20, "test": 30}, log) == {
-        "epoch": 1.0,
-        "eval_f1": 0.9,
-        "eval_precision": 0.8,
-        "eval_samples": 20,
-        "predict_f1": 0.7,
-        "predict_samples": 30,
-        "total_flos": 7.0,
-        "train_loss": 1.5,
-        "train_runtime": 5.0,
-        "train_samples": 50,
-    }
+    found = summarize_results(TASKS["ner"], metrics, {"train": 50, "dev": 20, "test": 30}, log)
+    scores = {"train_loss": 1.5, "eval_f1": 0.9, "eval_precision": 0.8, "predict_f1": 0.7}
+    assert found == end | scores | {"train_samples": 50, "eval_samples": 20, "predict_samples": 30}
+    assert list(found) == sorted(found)
     assert summarize_results(TASKS["ner"], {"f1": 0.9}, {"dev": 20}, []) == {"eval_f1": 0.9, "eval_samples": 20}
