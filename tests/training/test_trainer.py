@@ -114,10 +114,11 @@ def test_several_signals_change_nothing(recipe, straight, tmp_path, monkeypatch)
     assert_same_run(tmp_path / "run", straight)
 
 
-def test_a_resumed_run_divides_its_updates_as_it_began(recipe, tmp_path):
+def test_a_resumed_run_divides_its_updates_as_it_began(recipe, straight, tmp_path):
     """Nothing is decided again: another division would draw other masks of dropout."""
     divided = Recipe.make(PRETRAIN, recipe, {"data": {"max_tokens": 100}})
     run(divided, output=tmp_path / "straight")
+    assert read_curve(tmp_path / "straight") != read_curve(straight)
     with pytest.raises(Interrupted):
         run(divided, output=tmp_path / "run", progress=stop_at(4))
     run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "run")
