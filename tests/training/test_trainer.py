@@ -17,6 +17,7 @@ from transformers import TrainerState
 
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
+from bertkit.model.checkpoint import load_config
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training import callbacks, trainer
@@ -250,8 +251,6 @@ EVERY_TWO = {"train": {"max_steps": 8, "eval_steps": 2, "save_steps": 2, "eval_o
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_the_best_is_kept_beside_the_last(recipe, tmp_path, monkeypatch, keep):
-    from transformers import AutoModelForPreTraining
-
     lines, output = [], tmp_path / "run"
     monkeypatch.setitem(TASKS, "pretrain", score_in_turn([5.0, 3.0, 4.0, 6.0, 6.0]))
     kept = Recipe.make(PRETRAIN, recipe, EVERY_TWO, {"train": {"save_total_limit": keep}})
@@ -262,10 +261,7 @@ def test_the_best_is_kept_beside_the_last(recipe, tmp_path, monkeypatch, keep):
     if keep > 1:
         assert_same_bits(read_weights(output / "best"), read_weights(output / "checkpoint-4"))
         assert_same_bits(read_weights(output), read_weights(output / "checkpoint-8"))
-    model, info = AutoModelForPreTraining.from_pretrained(output / "best", output_loading_info=True)
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    assert model.config.tau == 3.0, "the result of its own evaluation"
+    assert load_config(str(output / "best")).tau == 3.0, "the result of its own evaluation"
     assert Predictor(output / "best").settings.lengths == {"max_length": 32}
     assert not (output / ".best").exists()
     with pytest.raises(UsageError, match="best belongs to another run"):
