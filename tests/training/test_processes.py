@@ -49,16 +49,13 @@ def start_two(recipe, folder, name, code="", command="pretrain"):
     return subprocess.Popen([*launcher, *program, *command.split(), *files], env=environment, **pipes)
 
 
-def finish_two(process):
-    """Wait for the end of two processes, check that they succeeded, and return their output."""
-    with process:
+def train_two(recipe, folder, name, code="", command="pretrain"):
+    """Train with two processes to the end, and return their output."""
+    with start_two(recipe, folder, name, code, command) as process:
         out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err[-2000:]
+    assert json.loads((folder / name / "environment.json").read_text())["processes"] == 2
     return out
-
-
-def count_processes(output):
-    return json.loads((output / "environment.json").read_text())["processes"]
 
 
 def read_totals(output):
@@ -81,8 +78,7 @@ def test_two_processes_do_the_same_as_one(recipe, tmp_path, per_device, most):
     """16 = 2 x 8 = 2 x 2 x 4, in both phases, also in parts by tokens: losses, scores and weights."""
     run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "one")
     change = {"data": {"max_tokens": most}} if most else {"train": {"per_device_train_batch_size": per_device}}
-    out = finish_two(start_two(merge(recipe, change), tmp_path, "two"))
-    assert count_processes(tmp_path / "two") == 2
+    out = train_two(merge(recipe, change), tmp_path, "two")
     assert f"(2 x {8 // per_device} x {per_device})" in out
     assert out.count("masked-LM accuracy") == 1, "both processes speak"
     np.testing.assert_allclose(read_losses(tmp_path / "two"), read_losses(tmp_path / "one"), rtol=1e-5)
@@ -109,8 +105,7 @@ def test_two_processes_read_windows_as_one_does(tmp_path):
         "train": {"max_steps": 6, "logging_steps": 1, "learning_rate": 1e-3},
     }
     run(Recipe.make(CLASSIFICATION, recipe), output=tmp_path / "one")
-    finish_two(start_two(recipe, tmp_path, "two", command="classify"))
-    assert count_processes(tmp_path / "two") == 2
+    train_two(recipe, tmp_path, "two", command="classify")
     assert read_totals(tmp_path / "two") == pytest.approx(read_totals(tmp_path / "one"), rel=1e-5)
     one, two = (read_table(tmp_path / name / "predictions" / "dev.parquet") for name in ("one", "two"))
     found, expected = (read_probabilities(rows, list_names(rows)) for rows in (two, one))
@@ -124,12 +119,11 @@ def test_two_processes_weigh_classes_as_one_does(tmp_path):
     write_glue(tmp_path / "glue")
     whole = weigh_classes([1.0, 5.0])(tmp_path, tmp_path / "one", per_device_train_batch_size=16)
     recipe = merge(read_recipe(tmp_path / "one" / "recipe.toml"), {"train": {"per_device_train_batch_size": 4}})
-    finish_two(start_two(recipe, tmp_path, "two", WEIGHTED, "glue --task rte"))
-    assert count_processes(tmp_path / "two") == 2
+    train_two(recipe, tmp_path, "two", WEIGHTED, "glue --task rte")
     assert read_totals(tmp_path / "two") == pytest.approx(whole[0], rel=2e-5)
     patient = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 40, "learning_rate": 0.0}
     recipe = merge(recipe, {"patience": 1, "train": patient})
-    finish_two(start_two(recipe, tmp_path, "patient", WEIGHTED, "glue --task rte"))
+    train_two(recipe, tmp_path, "patient", WEIGHTED, "glue --task rte")
     assert json.loads((tmp_path / "patient" / "metrics.json").read_text())["updates"] == 2
 
 
@@ -234,14 +228,10 @@ def test_a_sharded_model_learns_the_same(recipe, tmp_path, most):
 
     Parts by tokens are as many in both processes, although their sequences differ in length.
     """
-    from transformers import AutoModelForPreTraining
-
     run(Recipe.make(PRETRAIN, recipe), output=tmp_path / "one")
     recipe = merge(recipe, FSDP, {"data": {"max_tokens": most}})
-    finish_two(start_two(recipe, tmp_path, "two", code=ACCELERATED + HALVES))
-    assert count_processes(tmp_path / "two") == 2
+    train_two(recipe, tmp_path, "two", code=ACCELERATED + HALVES)
     np.testing.assert_allclose(read_losses(tmp_path / "two"), read_losses(tmp_path / "one"), rtol=1e-4)
-    AutoModelForPreTraining.from_pretrained(tmp_path / "two")
     for folder in (tmp_path / "two", tmp_path / "two" / "checkpoint-8"):
         assert_close_weights(folder, tmp_path / "one")
 
@@ -249,12 +239,12 @@ def test_a_sharded_model_learns_the_same(recipe, tmp_path, most):
 @pytest.mark.slow
 def test_a_sharded_run_resumes(recipe, tmp_path):
     recipe = merge(recipe, FSDP)
-    finish_two(start_two(recipe, tmp_path, "two", code=ACCELERATED))
+    train_two(recipe, tmp_path, "two", code=ACCELERATED)
     whole = read_totals(tmp_path / "two")
     (tmp_path / "two" / "metrics.json").unlink()
     for path in (tmp_path / "two" / "checkpoint-8", tmp_path / "two" / "model.safetensors"):
         path.rename(path.with_name(f"old-{path.name}"))
-    assert "continues after checkpoint-6" in finish_two(start_two(recipe, tmp_path, "two", code=ACCELERATED))
+    assert "continues after checkpoint-6" in train_two(recipe, tmp_path, "two", code=ACCELERATED)
     np.testing.assert_allclose(read_totals(tmp_path / "two"), whole, rtol=1e-5)
 
 
@@ -271,8 +261,7 @@ def test_two_processes_share_the_features_and_learn_the_same(tmp_path):
         "model": {"bilstm_hidden_size": 16, "hidden_dropout_prob": 0.0},
         "train": {"max_steps": 24, "learning_rate": 1e-2},
     }
-    finish_two(start_two(recipe | {"task": "ner"}, tmp_path, "two", command="ner"))
-    assert count_processes(tmp_path / "two") == 2
+    train_two(recipe | {"task": "ner"}, tmp_path, "two", command="ner")
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "kept").iterdir()}
     assert len(kept) == 3, "one file per split, and no temporary file"
     run(Recipe.make(NER, recipe), output=tmp_path / "one")
