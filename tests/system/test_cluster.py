@@ -24,9 +24,8 @@ def test_a_machine_without_the_directory_is_one_line(tmp_path, monkeypatch):
     log = tmp_path / "gone" / "recipes" / "rte.log"
     assert do_command("/nowhere", ["run", "x"], log, threads=1) == socket.gethostname()
     assert Path.cwd() == tmp_path
-    monkeypatch.setattr(
-        ray, "remote", lambda **resources: lambda function: SimpleNamespace(remote=lambda *given: given)
-    )
+    task = SimpleNamespace(remote=lambda *given: given)
+    monkeypatch.setattr(ray, "remote", lambda **resources: lambda function: task)
     monkeypatch.setattr(ray, "wait", lambda futures, timeout: (futures, []))
     monkeypatch.setattr(ray, "get", lambda future: "node7")
     with pytest.raises(UsageError, match=rf"node7 does not see {log.parent}; --workers ray needs a disk that all"):

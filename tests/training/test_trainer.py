@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
@@ -29,6 +30,8 @@ from tests.conftest import change_task
 from tests.corpora import write_text
 from tests.official import write_checkpoint, write_glue
 from tests.world import PRETRAIN, assert_same_bits, make_recipe, read_curve, read_weights, stop_at
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
@@ -72,17 +75,7 @@ def test_the_curve_has_what_a_resume_could_change(recipe, straight):
     assert [entry["step"] for entry in curve if "eval_perplexity" in entry] == [0, 7, 14, 16]
 
 
-@pytest.mark.parametrize(
-    ("update", "workers"),
-    [
-        (4, 0),
-        (10, 2),
-        *(
-            pytest.param(update, workers, marks=pytest.mark.slow)
-            for update, workers in ((4, 2), (8, 0), (8, 2), (10, 0))
-        ),
-    ],
-)
+@pytest.mark.parametrize(("update", "workers"), [(4, 0), (10, 2), slow(4, 2), slow(8, 0), slow(8, 2), slow(10, 0)])
 def test_a_signal_changes_nothing_of_curve_and_weights(recipe, straight, tmp_path, update, workers):
     """Stop before, at and after the phase boundary, never at a logged update."""
     recipe = merge(recipe, {"train": {"dataloader_num_workers": workers}})
@@ -273,10 +266,10 @@ def test_the_best_is_kept_beside_the_last(recipe, tmp_path, monkeypatch, keep):
     [
         ([5.0, 3.0, 4.0, 6.0, 6.0], None),  # the best one is damaged
         ([5.0, 4.0, 3.0, 2.0, 2.0], {}),  # the last is the best
-        pytest.param([5.0, 2.0, 3.0, 2.0, 2.0], {}, marks=pytest.mark.slow),  # an earlier one is as good
+        slow([5.0, 2.0, 3.0, 2.0, 2.0], {}),  # an earlier one is as good
         ([math.nan, 4.0, 3.0, 2.0, 2.0], {}),  # the first one has no score
-        pytest.param([1.0, 5.0, 4.0, 4.0], {"eval_steps": 3}, marks=pytest.mark.slow),  # better ones were not saved
-        pytest.param([2.0], {"eval_strategy": "no"}, marks=pytest.mark.slow),
+        slow([1.0, 5.0, 4.0, 4.0], {"eval_steps": 3}),  # better ones were not saved
+        slow([2.0], {"eval_strategy": "no"}),
         ([5.0, 3.0, 4.0, 6.0, 3.0], {"load_best_model_at_end": True}),  # the best is what is saved at the top
     ],
 )
