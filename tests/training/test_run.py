@@ -34,21 +34,16 @@ from tests.world import PRETRAIN, assert_same_bits, make_recipe, read_losses, re
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text") / "corpus.txt")
-
-
-@pytest.fixture
-def recipe(text):
-    return make_recipe(text)
+def recipe(tmp_path_factory):
+    return make_recipe(write_text(tmp_path_factory.mktemp("text") / "corpus.txt"))
 
 
 @pytest.fixture(scope="module")
-def straight(text, tmp_path_factory):
+def straight(recipe, tmp_path_factory):
     """Return an uninterrupted run: metrics, directory, lines and progress; tests that damage it make a copy."""
     found = SimpleNamespace(output=tmp_path_factory.mktemp("straight") / "run", lines=[], steps=[])
     told = {"report": found.lines.append, "progress": lambda *state: found.steps.append(state[:2])}
-    found.metrics = run(Recipe.make(PRETRAIN, make_recipe(text)), output=found.output, **told)
+    found.metrics = run(Recipe.make(PRETRAIN, recipe), output=found.output, **told)
     return found
 
 
