@@ -197,20 +197,18 @@ def read_until(process, over=0, update=0):
 
 def define_study(folder):
     """Return a study of two pretrainings, whose models, also of an earlier update, six other runs start from."""
-    settings = {"precision": "fp32", "train": {"logging_steps": 5, "warmup_steps": 0}}
-    train = {"max_steps": 300, "save_steps": 10, "eval_steps": 150}
+    train = {"logging_steps": 5, "warmup_steps": 0, "max_steps": 300, "save_steps": 10}
+    settings = {"precision": "fp32", "train": train}
     return {
         "column": [{"name": "RTE", "task": "rte"}],
         "seeds": [1, 2],
-        "pretrain": merge(make_pretraining(folder), settings, {"train": train}),
-        "recipe": merge(
-            settings,
-            {
-                "batch_size": 8,
-                "data": {"dir": str(write_glue(folder / "glue")), "max_length": 40},
-                "train": {"max_steps": 300, "save_steps": 10, "learning_rate": 1e-3},
-            },
-        ),
+        "pretrain": merge(make_pretraining(folder), settings, {"train": {"eval_steps": 150}}),
+        "recipe": {
+            **settings,
+            "batch_size": 8,
+            "data": {"dir": str(write_glue(folder / "glue")), "max_length": 40},
+            "train": train | {"learning_rate": 1e-3},
+        },
         "row": [
             {"name": "BERT"},
             {"name": "BERT, 100", "step": 100},

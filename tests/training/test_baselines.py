@@ -1,7 +1,5 @@
 """Baselines of a run: their scores, the rows that they read, what is said, and all that they must not change."""
 
-import csv
-
 import numpy as np
 import pytest
 
@@ -25,7 +23,12 @@ def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("baselines")
     write_checkpoint(root / "bert", num_hidden_layers=1, hidden_size=16, intermediate_size=16)
     write_reviews(root / "reviews.csv", 120)
-    write_opinions(root / "opinions.csv")
+    rng, lines = np.random.default_rng(0), ["text,label"]
+    for number in range(200):  # one word decides
+        is_good = rng.random() < 0.6
+        words = [*rng.choice(WORDS, 5), "wonderful" if is_good else "awful", f"number{number}"]
+        lines.append(f"{' '.join(rng.permutation(words))},{'good' if is_good else 'bad'}")
+    (root / "opinions.csv").write_text("\n".join([*lines, ""]), encoding="utf-8")
     write_glue(root / "glue")
     write_conll(root / "ner")
     return root
@@ -38,18 +41,6 @@ def cache(monkeypatch, tmp_path):
     folder.mkdir()
     monkeypatch.setattr(frozen, "find_cache", lambda: folder)
     return folder
-
-
-def write_opinions(path):
-    """Write texts in which one word decides."""
-    rng = np.random.default_rng(0)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["text", "label"])
-        for number in range(200):
-            is_good = rng.random() < 0.6
-            words = [*rng.choice(WORDS, 5), "wonderful" if is_good else "awful", f"number{number}"]
-            writer.writerow([" ".join(rng.permutation(words)), "good" if is_good else "bad"])
 
 
 def make_recipe(root, name="opinions", **data):

@@ -67,9 +67,7 @@ def test_a_file_keeps_all_and_a_repeated_text_once(tokenizer, tmp_path):
     assert read_table(tmp_path / "dev.parquet").equals(rows, check_metadata=True)
     assert format_table(rows, "dev") == files
     assert list(format_table(rows.drop_columns([LABEL]), "test")) == ["test.parquet"]
-    long = rows.set_column(
-        rows.column_names.index("text"), "text", pa.array([number * "x" for number in [9999] * 4002])
-    )
+    long = rows.set_column(rows.column_names.index("text"), "text", pa.array(["x" * 9999] * 4002))
     assert len(format_table(long, "dev")["dev.parquet"]) < len(files["dev.parquet"]) + 1000
 
 
