@@ -87,8 +87,6 @@ def test_a_value_that_was_given_is_not_taken_for_a_settled_one(given, tmp_path, 
 def test_a_training_before_is_settled_by_its_own_rows(tmp_path):
     data = {"dir": str(tmp_path / "own"), "extra_train": "more.json"}
     recipe = Recipe.make(TASKS["squad1"], {"data": data, "train": {"learning_rate": 1e-3}}, fits_model=False)
-    settled = recipe.override(
-        train={"optim": "adamw_torch", "num_train_epochs": 20.0}, settled=["optim", "num_train_epochs"]
-    )
-    earlier = TASKS["squad1"].pretrain_on(settled.reopen())
+    found = {"optim": "adamw_torch", "num_train_epochs": 20.0}
+    earlier = TASKS["squad1"].pretrain_on(recipe.override(train=found, settled=list(found)).reopen())
     assert earlier.train == recipe.train

@@ -154,12 +154,8 @@ def test_a_mistake_is_one_line_with_the_remedy(text: str, refused: Any) -> None:
 
 
 def test_a_mistake_names_the_choices_of_the_library(tmp_path: Path) -> None:
-    for text, words in (
-        ("train.optim=bert_adm", "expected one of bert_adam, .*; write optim = .bert_adam.$"),
-        ("train.lr_scheduler_type=greedy", "expected one of constant, .*, linear"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            check_one(text)
+    with pytest.raises(UsageError, match=r"expected one of constant, .*, linear"):
+        check_one("train.lr_scheduler_type=greedy")
     (tmp_path / "deep.toml").write_text("a = " + "[" * 5000 + "]" * 5000)
     with pytest.raises(UsageError, match=r"deep\.toml cannot be read"):
         read_recipe(tmp_path / "deep.toml")

@@ -320,7 +320,6 @@ def patient(recipe, tmp_path_factory):
     ("scores", "patience", "is_due"),
     [
         ([], 1, False),
-        ([3.0], 1, False),
         ([3.0, 4.0, 3.5], 2, False),
         ([3.0, 4.0, 3.5], 1, True),
         ([3.0, 4.0, 3.5, 3.9], 2, True),
@@ -470,7 +469,6 @@ def test_seeking_takes_less_than_a_minute_and_reads_nothing(recipe, tmp_path, mo
 
 GROUP = """
 import os, subprocess, sys
-from pathlib import Path
 import torch
 from bertkit.training.recipe import Recipe, read_recipe
 from bertkit.training.run import run
