@@ -3,7 +3,7 @@
 import json
 import shutil
 import tomllib
-from functools import partial
+from functools import cache, partial
 
 import pytest
 from huggingface_hub import ModelCard
@@ -46,15 +46,12 @@ RUNS = {  # name -> task and recipe
 @pytest.fixture(scope="module")
 def finish(tmp_path_factory):
     """Return the directory of a finished run; each run is done once."""
-    done = {}
 
+    @cache
     def finish(name):
-        if name not in done:
-            folder = tmp_path_factory.mktemp(name)
-            task, make = RUNS[name]
-            run(Recipe.make(TASKS[task], make(folder), SHORT), output=folder / f"my-{name}")
-            done[name] = folder / f"my-{name}"
-        return done[name]
+        folder, (task, make) = tmp_path_factory.mktemp(name), RUNS[name]
+        run(Recipe.make(TASKS[task], make(folder), SHORT), output=folder / f"my-{name}")
+        return folder / f"my-{name}"
 
     return finish
 
