@@ -11,7 +11,7 @@ from bertkit.training.predictions import read_table
 from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
-from tests.official import write_checkpoint, write_conll, write_glue, write_reviews
+from tests.official import write_checkpoint, write_conll, write_reviews
 from tests.world import assert_same_bits, read_weights
 
 WORDS = ["film", "plot", "actor", "scene", "music", "story", "camera", "script"]
@@ -29,7 +29,6 @@ def root(tmp_path_factory):
         words = [*rng.choice(WORDS, 5), "wonderful" if is_good else "awful", f"number{number}"]
         lines.append(f"{' '.join(rng.permutation(words))},{'good' if is_good else 'bad'}")
     (root / "opinions.csv").write_text("\n".join([*lines, ""]), encoding="utf-8")
-    write_glue(root / "glue")
     write_conll(root / "ner")
     return root
 
@@ -82,13 +81,6 @@ def test_several_labels_and_numbers_of_pairs_have_one_too(label, score, root, ca
     assert metrics["tfidf_score"] == metrics[f"tfidf_{score}"] > metrics[f"majority_{score}"]
     assert metrics["best_baseline"] == "tfidf"
     assert not any(name.startswith("frozen") for name in metrics)
-
-
-def test_the_second_dev_split_of_mnli_has_none(root, cache, tmp_path):
-    recipe = make_recipe(root) | {"data": {"dir": str(root / "glue"), "max_length": 16}}
-    metrics = run(Recipe.make(TASKS["mnli"], recipe), output=tmp_path / "run")
-    assert "tfidf_accuracy" in metrics
-    assert not any(f"{baseline}_accuracy_mm" in metrics for baseline in baselines.FITTERS)
 
 
 @pytest.mark.parametrize("features", ["", "last"])
