@@ -269,6 +269,3 @@ def test_two_processes_share_the_features_and_learn_the_same(tmp_path):
     losses = [read_totals(tmp_path / name) for name in ("two", "one")]
     assert len(losses[0]) == 24
     np.testing.assert_allclose(*losses, rtol=1e-4)
-    two, one = (json.loads((tmp_path / name / "metrics.json").read_text())["f1"] for name in ("two", "one"))
-    assert two == pytest.approx(one, abs=0.02)
-    assert two > 0
