@@ -184,37 +184,13 @@ if __name__ == "__main__":
 
 
 def read_until(process, over=0, update=0):
-    """Return a study's lines until this number of runs is finished and a running one has had this update."""
-    lines = []
+    """Wait until this number of a study's runs is finished and a running one has had this update."""
     for line in process.stdout:
-        lines.append(line)
         if line.startswith("at "):
             _, done, now = line.split()
             if int(done) >= over and int(now) >= update:
-                return "".join(lines)
-    return pytest.fail(process.stderr.read())
-
-
-def define_study(folder):
-    """Return a study of two pretrainings, whose models, also of an earlier update, six other runs start from."""
-    train = {"logging_steps": 5, "warmup_steps": 0, "max_steps": 300, "save_steps": 10}
-    settings = {"precision": "fp32", "train": train}
-    return {
-        "column": [{"name": "RTE", "task": "rte"}],
-        "seeds": [1, 2],
-        "pretrain": merge(make_pretraining(folder), settings, {"train": {"eval_steps": 150}}),
-        "recipe": {
-            **settings,
-            "batch_size": 8,
-            "data": {"dir": str(write_glue(folder / "glue")), "max_length": 40},
-            "train": train | {"learning_rate": 1e-3},
-        },
-        "row": [
-            {"name": "BERT"},
-            {"name": "BERT, 100", "step": 100},
-            {"name": "MLM", "pretrain": {"data": {"objective": "mlm"}}},
-        ],
-    }
+                return
+    pytest.fail(process.stderr.read())
 
 
 def read_study_files(output):
@@ -227,18 +203,32 @@ def read_study_files(output):
 
 def stamp_finished(output):
     """Return the modification time of the results of every finished run."""
-    found = {}
-    for metrics in Path(output).rglob("metrics.json"):
-        for path in (metrics, metrics.with_name("recipe.toml"), metrics.with_name("training_log.jsonl")):
-            found[path] = path.stat().st_mtime_ns
-    return found
+    runs = [path.parent for path in Path(output).rglob("metrics.json")]
+    paths = [run / name for run in runs for name in ("metrics.json", "recipe.toml", "training_log.jsonl")]
+    return {path: path.stat().st_mtime_ns for path in paths}
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """Return the driver's folder with the definition of a study, done without a cluster in one/."""
+    """Return the driver's folder with the definition of a study, done without a cluster in one/.
+
+    Six runs start from two pretrainings, also from an earlier update.
+    """
     folder = tmp_path_factory.mktemp("study")
-    definition = define_study(folder)
+    train = {"logging_steps": 5, "warmup_steps": 0, "max_steps": 300, "save_steps": 10}
+    settings = {"precision": "fp32", "train": train}
+    data = {"dir": str(write_glue(folder / "glue")), "max_length": 40}
+    definition = {
+        "column": [{"name": "RTE", "task": "rte"}],
+        "seeds": [1, 2],
+        "pretrain": merge(make_pretraining(folder), settings, {"train": {"eval_steps": 150}}),
+        "recipe": merge(settings, {"batch_size": 8, "data": data, "train": {"learning_rate": 1e-3}}),
+        "row": [
+            {"name": "BERT"},
+            {"name": "BERT, 100", "step": 100},
+            {"name": "MLM", "pretrain": {"data": {"objective": "mlm"}}},
+        ],
+    }
     (folder / "study.json").write_text(json.dumps(definition))
     (folder / "script.py").write_text(STUDY_SCRIPT)
     assert run_study(make_study(definition), output=folder / "made")["failed"] == 0
