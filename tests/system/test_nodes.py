@@ -104,21 +104,16 @@ def start_cluster():
         cluster.close()
 
 
-def write_varied(path, megabytes):
-    """Write documents of words that hardly ever repeat, so that tokenizing them takes long."""
-    draw, written = np.random.default_rng(0), 0
-    with path.open("w") as stream:
-        while written < megabytes * 1_000_000:
-            words = [f"{number:x}" for number in draw.integers(1 << 32, size=1000).tolist()]
-            lines = [" ".join(words[start : start + 20]) + ".\n" for start in range(0, 1000, 20)]
-            written += stream.write("".join(lines) + "\n")
-
-
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
     """Return the driver's folder, with a corpus of 80 pieces built by one process in built/."""
     folder = tmp_path_factory.mktemp("driver")
-    write_varied(folder / "texts.txt", 12)
+    draw = np.random.default_rng(0)
+    with (folder / "texts.txt").open("w") as stream:
+        for _ in range(1300):  # documents of words that hardly ever repeat, so that tokenizing them takes long
+            words = [f"{number:x}" for number in draw.integers(1 << 32, size=1000).tolist()]
+            lines = [" ".join(words[start : start + 20]) + ".\n" for start in range(0, 1000, 20)]
+            stream.write("".join(lines) + "\n")
     with (folder / "texts.txt").open() as stream:
         tokens = train_vocabulary([stream.readline() for _ in range(200)], size=500)
     save_tokenizer(make_tokenizer(tokens, cased=False), folder / "vocab")
