@@ -19,19 +19,14 @@ def test_a_cluster_that_does_not_answer_is_refused(refused):
 
 
 def test_a_machine_without_the_directory_is_one_line(tmp_path, monkeypatch):
-    pytest.importorskip("ray")
+    ray = pytest.importorskip("ray")
     monkeypatch.chdir(tmp_path)
     log = tmp_path / "gone" / "recipes" / "rte.log"
     assert do_command("/nowhere", ["run", "x"], log, threads=1) == socket.gethostname()
     assert Path.cwd() == tmp_path
     task = SimpleNamespace(remote=lambda *given: given)
-    ray = SimpleNamespace(
-        remote=lambda **resources: lambda function: task,
-        wait=lambda futures, timeout: (futures, []),
-        get=lambda future: "node7",
-        exceptions=SimpleNamespace(RayTaskError=KeyError, RayError=OSError),
-    )
-    with pytest.raises(
-        UsageError, match=rf"node7 does not see {log.parent}; --workers ray needs a disk that all machines"
-    ):
+    monkeypatch.setattr(ray, "remote", lambda **resources: lambda function: task)
+    monkeypatch.setattr(ray, "wait", lambda futures, timeout: (futures, []))
+    monkeypatch.setattr(ray, "get", lambda future: "node7")
+    with pytest.raises(UsageError, match=rf"node7 does not see {log.parent}; --workers ray needs a disk that all"):
         Remote(ray, ["run", "x"], log, 1, 0).poll()

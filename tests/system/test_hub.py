@@ -13,7 +13,6 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         ("bert-base-uncased", ("bert-base-uncased", None, None)),
         ("ada/bert@v1.0", ("ada/bert", None, "v1.0")),
         (f"ada/reviews:new@{COMMIT}", ("ada/reviews", "new", COMMIT)),
-        ("ada/reviews@refs/convert/parquet", ("ada/reviews", None, "refs/convert/parquet")),
         ("name@refs/pr/1", ("name", None, "refs/pr/1")),
         ("ada/reviews@v1.csv", None),
         ("ada/bert@", None),

@@ -10,6 +10,28 @@ import pytest
 from bertkit.system import memory
 from bertkit.system.memory import Heap
 
+GLIBC = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library than glibc")
+LIBRARY = """
+import ctypes, resource
+from bertkit.system import memory
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+def allocate(size):
+    block = libc.malloc(size)
+    ctypes.memset(block, 1, size)
+    return block
+"""
+
+
+def measure_alone(code):
+    """Return the numbers that a program prints in a process of its own."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC")}
+    command = [sys.executable, "-c", LIBRARY + code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return list(map(int, done.stdout.split()))
+
 
 def test_a_heap_is_trimmed_when_it_has_grown_by_a_quarter(monkeypatch):
     assert memory.read_memory("VmNone") == 0
@@ -23,60 +45,30 @@ def test_a_heap_is_trimmed_when_it_has_grown_by_a_quarter(monkeypatch):
     assert trimmed == [5, 8], "above 125; then above 250, for 200 was in use when it had been trimmed"
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library than glibc")
+@GLIBC
 def test_gaps_in_the_heap_go_back_to_the_system():
     """Many small blocks are freed except the last: the heap stays as it is until it is trimmed."""
-    code = """
-import ctypes
-from bertkit.system.memory import trim_memory
-
-def measure():
-    return int(open("/proc/self/statm").read().split()[1]) * 4096 // 2**20
-
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-blocks = []
-for _ in range(2000):
-    block = libc.malloc(100_000)
-    ctypes.memset(block, 1, 100_000)
-    blocks.append(block)
+    before, after = measure_alone("""
+blocks = [allocate(100_000) for _ in range(2000)]
 for block in blocks[:-1]:  # the last one keeps the heap from shrinking by itself
     libc.free(block)
-before = measure()
-trim_memory()
-print(before, measure())
-"""
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    before, after = map(int, printed.split())
-    assert after < before - 50
+print(memory.read_memory("VmRSS"))
+memory.trim_memory()
+print(memory.read_memory("VmRSS"))
+""")
+    assert after < before - 50 * 2**20
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library than glibc")
-@pytest.mark.parametrize(("calls", "keep"), [([], False), (["keep_memory"], True)])
-def test_blocks_of_an_update_are_kept_for_the_next_one(calls, keep):
-    """The first write to a page of a block from the system is a page fault."""
-    code = f"""
-import ctypes, resource
-from bertkit.system import memory
-
-for call in {calls}:
-    getattr(memory, call)()
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-
-def use():
-    block = libc.malloc(100_000_000)  # the gradient of BERT-base's embeddings
-    ctypes.memset(block, 1, 100_000_000)
-    libc.free(block)
-
+@GLIBC
+def test_blocks_of_an_update_are_kept_for_the_next_one():
+    """The first write to a page of a block from the system is a page fault: more than 7,000 if nothing is kept."""
+    (faults,) = measure_alone("""
+memory.keep_memory()
 libc.mallopt(-8, 1)  # one arena, as a thread's own is small
-use()
+libc.free(allocate(100_000_000))  # the gradient of BERT-base's embeddings
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
-    use()
+    libc.free(allocate(100_000_000))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC")}
-    command = [sys.executable, "-c", code]
-    faults = int(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
-    assert faults < 1000 if keep else faults > 7000
+""")
+    assert faults < 1000

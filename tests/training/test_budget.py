@@ -31,7 +31,7 @@ from bertkit.training.recipe import Recipe, load_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
 from tests.corpora import write_text
-from tests.official import write_checkpoint, write_glue, write_squad
+from tests.official import write_checkpoint, write_glue
 from tests.world import PRETRAIN, assert_same_bits, make_recipe, read_weights
 
 RTE = TASKS["rte"]
@@ -65,18 +65,11 @@ def phases(tmp_path):
 # --- The clock --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90s", 90), ("20m", 1200), ("1.5h", 5400), ("1h30m", 5400), (" 1H 30M ", 5400), ("2d", 172_800)],
-)
-def test_durations_are_read(text, seconds):
-    assert parse_duration(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "20", "m", "-5m", "0s", "20 minutes", "1e9h", "9" * 50 + "d", "5m and more"])
-def test_other_texts_are_refused(text):
-    with pytest.raises(UsageError, match=r"is not a duration; write for example 90s, 20m, 1\.5h or 1h30m"):
-        parse_duration(text)
+def test_durations_are_read_and_other_texts_refused():
+    assert list(map(parse_duration, ("90s", "20m", "1.5h", " 1H 30M ", "2d"))) == [90, 1200, 5400, 5400, 172_800]
+    for text in ("", "20", "m", "-5m", "0s", "20 minutes", "9" * 50 + "d"):
+        with pytest.raises(UsageError, match=r"is not a duration; write for example 90s, 20m, 1\.5h or 1h30m"):
+            parse_duration(text)
 
 
 def test_the_time_of_earlier_starts_counts(tmp_path):
@@ -166,11 +159,10 @@ def test_a_forecast_reads_the_beginning_of_a_text(phases, monkeypatch):
     assert whole > beginning > first
 
 
-def test_the_training_before_a_run_has_its_own_forecast(tmp_path):
-    extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
-    data = {"dir": str(write_squad(tmp_path / "squad", 1)), "max_length": 40, "max_query_length": 8, "doc_stride": 12}
-    recipe = {"checkpoint": str(write_checkpoint(tmp_path / "bert")), "data": data | {"extra_train": str(extra)}}
-    lines = costs.describe_cost(Recipe.make(TASKS["squad1"], recipe, {"batch_size": 8}), tmp_path / "run")
+def test_the_training_before_a_run_has_its_own_forecast(tmp_path, monkeypatch):
+    monkeypatch.setattr(costs, "find_costs", lambda recipe: COSTS)
+    recipe = Recipe.make(TASKS["squad1"], {"data": {"extra_train": "more.json"}}, fits_model=False)
+    lines = costs.describe_cost(recipe, tmp_path / "run")
     assert [line.startswith("before, ") for line in lines] == [True] * 3 + [False] * 3
     assert not (tmp_path / "run").exists()
 
@@ -185,55 +177,37 @@ def test_a_study_measures_runs_of_the_same_cost_once(rte, tmp_path, monkeypatch)
     assert describe_time(study, tmp_path, lines.append) == expected
     assert len(lines) == 1
     assert lines[0].startswith("measuring some updates of rte/")
-    monkeypatch.setattr(costs, "find_costs", lambda recipe, left: "it is unknown")
-    assert describe_time(study, tmp_path, ignore)[1:] == ["8 runs: it is unknown"]
 
 
-@pytest.fixture
-def ablation(rte, tmp_path):
-    """Return a study of two runs that start from a pretraining."""
-    data = {"dir": rte.data["dir"], "max_length": 32}
-    corpus = write_text(tmp_path / "corpus.txt")
-    return {"tasks": ["rte"], "seeds": [1, 2], "recipe": {"data": data}, "pretrain": make_recipe(corpus)}
-
-
-@pytest.mark.slow
-def test_runs_that_start_from_a_pretraining_have_a_forecast(ablation, tmp_path):
-    known, *unknown = describe_time(make_study(ablation), tmp_path / "study", ignore)
-    assert re.fullmatch(r"3 runs, one after another: .* expected here", known)
-    assert not unknown
-    assert not (tmp_path / "study").exists()
-
-
-def test_a_study_measures_runs_once_for_each_kind_of_pretrained_model(ablation, tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_real", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_study_measures_runs_once_for_each_kind_of_pretrained_model(rte, tmp_path, monkeypatch, is_real):
     """Masks change no cost of the runs, but the direction of attention does; of a lost corpus nothing is known."""
-    lines, starts = [], []
+    find, lines = costs.find_costs, []
 
     def find_costs(recipe, left):
         if recipe.data.get("corpus") == ["lost.txt"]:
             return "it is unknown"
+        if is_real:
+            return find(recipe, left)
         if left:
             left.mkdir(exist_ok=True)
-        else:
-            starts.append(recipe.checkpoint)
         return COSTS
 
     monkeypatch.setattr(costs, "find_costs", find_costs)
-    definition = ablation | {
-        "row": [
-            {"name": "half", "step": 4},
-            {"name": "masked", "pretrain": {"data": {"mask_rate": 1.0, "same_rate": 0.0, "random_rate": 0.0}}},
-            {"name": "left", "pretrain": {"data": {"objective": "clm"}}},
-            {"name": "lost", "pretrain": {"model": {"hidden_size": 16}, "data": {"corpus": ["lost.txt"]}}},
-        ],
-    }
+    rows = [
+        {"name": "masked", "pretrain": {"data": {"mask_rate": 1.0, "same_rate": 0.0, "random_rate": 0.0}}},
+        {"name": "left", "pretrain": {"data": {"objective": "clm"}}},
+        {"name": "lost", "pretrain": {"model": {"hidden_size": 16}, "data": {"corpus": ["lost.txt"]}}},
+    ]
+    definition = {"tasks": ["rte"], "seeds": [1, 2], "pretrain": make_recipe(write_text(tmp_path / "corpus.txt"))}
+    definition |= {"recipe": {"data": {"dir": rte.data["dir"], "max_length": 32}}, "row": [{"name": "BERT"}, *rows]}
     known, *unknown = describe_time(make_study(definition), tmp_path / "study", lines.append)
-    rows = ("half", "masked", "left", "lost")
-    measured = [*(f"pretrain/{row}" for row in rows), "half/rte", "left/rte", "lost/rte"]
+    measured = [f"pretrain/{row}" for row in ("bert", "masked", "left", "lost")]
+    measured += ["bert/rte", "left/rte", "lost/rte"]
     assert lines == [f"measuring some updates of {directory}" for directory in measured]
-    assert len(set(starts)) == 2
     assert known.startswith("9 runs, one after another: ")
     assert unknown == ["1 run: it is unknown", "2 runs: time and memory are unknown, like those of its pretraining"]
+    assert not (tmp_path / "study").exists()
 
 
 # --- What fits --------------------------------------------------------------------------------------------------------
@@ -259,8 +233,6 @@ def test_as_many_updates_as_fit_and_no_more_epochs_than_given(rte, phases, tmp_p
     left = 0.95 * (1000 - 9.5) - 6 * 3.0 - 5  # six evaluations and five checkpoints
     assert long["max_steps"] == pytest.approx(left / 1.0, abs=8), "16 sequences take half as long as 32"
     assert (long["warmup_steps"], long["eval_steps"]) == (0.1, math.ceil(long["max_steps"] / 5))
-    with pytest.raises(TooShort, match=r"updates of 2 s beside evaluation and saving; give --budget \d+m or more"):
-        budget.fit(rte, COSTS, start_clock(10), tmp_path)
 
 
 class World:
@@ -305,6 +277,8 @@ def test_the_training_ends_in_time_whatever_the_machine_does(speeds, limit):
 
 
 def test_measuring_changes_nothing_and_the_run_repeats_without_a_clock(rte, tmp_path):
+    with pytest.raises(TooShort, match=r" s beside evaluation and saving; give --budget \d+m or more"):
+        train_within(rte, output=tmp_path / "run", clock=start_clock(1))
     metrics = train_within(rte, output=tmp_path / "run", clock=start_clock(600))
     written = load_recipe(tmp_path / "run/recipe.toml")
     assert (written.train["max_steps"], written.stop_after) == (metrics["updates"], 0) == (6, 0)
@@ -332,18 +306,6 @@ def test_what_a_deadline_has_ended_repeats_bit_for_bit(rte, tmp_path):
     whole, part = ([entry["learning_rate"] for entry in log if "loss" in entry] for log in logs)
     assert part == whole[:4]
     assert [sum("eval_accuracy" in entry for entry in log) for log in logs] == [3, 1]
-
-
-def test_a_finished_run_of_an_earlier_version_can_be_loaded(tmp_path):
-    (tmp_path / "recipe.toml").write_text('task = "rte"\npace = [[0.0, 0.0, 0.1]]\n[train]\nmax_steps = 10\n')
-    assert load_recipe(tmp_path / "recipe.toml").train["max_steps"] == 10
-
-
-def test_too_little_time_is_an_error_and_more_continues(rte, tmp_path):
-    whole = rte.changed(batch_size=32, train={"learning_rate": 2e-5, "num_train_epochs": 3.0})
-    with pytest.raises(TooShort, match=r"beside evaluation and saving; give --budget \d+m or more"):
-        search_or_train(whole, output=tmp_path / "run", clock=start_clock(1))
-    assert search_or_train(whole, output=tmp_path / "run", clock=start_clock(600))["updates"] == 6
 
 
 @pytest.mark.slow

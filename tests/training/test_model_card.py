@@ -3,10 +3,9 @@
 import json
 import shutil
 import tomllib
-from functools import partial
+from functools import cache, partial
 
 import pytest
-import tomli_w
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
@@ -24,8 +23,6 @@ from tests.conftest import draft
 from tests.hub import Repo, check_metadata
 from tests.official import write_checkpoint
 from tests.world import make_classify, make_features, make_glue, make_pretraining, make_squad
-
-pytestmark = pytest.mark.usefixtures("here")
 
 SHORT = {"train": {"max_steps": 2, "save_strategy": "no"}}
 
@@ -49,15 +46,12 @@ RUNS = {  # name -> task and recipe
 @pytest.fixture(scope="module")
 def finish(tmp_path_factory):
     """Return the directory of a finished run; each run is done once."""
-    done = {}
 
+    @cache
     def finish(name):
-        if name not in done:
-            folder = tmp_path_factory.mktemp(name)
-            task, make = RUNS[name]
-            run(Recipe.make(TASKS[task], make(folder), SHORT), output=folder / f"my-{name}")
-            done[name] = folder / f"my-{name}"
-        return done[name]
+        folder, (task, make) = tmp_path_factory.mktemp(name), RUNS[name]
+        run(Recipe.make(TASKS[task], make(folder), SHORT), output=folder / f"my-{name}")
+        return folder / f"my-{name}"
 
     return finish
 
@@ -82,52 +76,35 @@ def read_files(folder):
 # --- The card ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_the_metadata_of_every_kind_of_card_are_valid_and_come_back(finish, name):
-    output = finish(name)
-    text = (output / "README.md").read_text()
-    assert check_metadata(text) == []
-    card = ModelCard.load(output / "README.md")
-    metrics = json.loads((output / "metrics.json").read_text())
-    assert card.data.eval_results
-    for result in card.data.eval_results:
-        assert result.metric_value in metrics.values()
-        assert result.task_type == card.data.pipeline_tag
-    assert str(card) == text, "as huggingface_hub itself writes it"
-    assert card.data.metrics == list(dict.fromkeys(result.metric_type for result in card.data.eval_results))
-    assert card.data.get("language") is card.data.get("datasets") is card.data.get("base_model") is None
-    assert "\n\n\n" not in card.text
-    assert "{" not in card.text
-
-
 @pytest.mark.parametrize(
     ("name", "pipeline", "library", "head", "words"),
     [
         ("pretrain", "fill-mask", "transformers", "BertForPreTraining", ["It started from random weights", "Text: `"]),
         ("mnli", "text-classification", "transformers", "BertForSequenceClassification", ["`contradiction`"]),
         ("bilstm", "text-classification", "bertkit", "BertBiLSTMForSequenceClassification", ["load only the encoder"]),
-        (
-            "mean",
-            "text-classification",
-            "bertkit",
-            "BertMeanForSequenceClassification",
-            ["the head above it was solved."],
-        ),
+        ("mean", "text-classification", "bertkit", "BertMeanForSequenceClassification", ["above it was solved."]),
         ("causal", "text-classification", "bertkit", "BertForSequenceClassification", ["the same answer for every"]),
         ("squad2", "question-answering", "transformers", "BertForQuestionAnswering", ["to choose tau", "than tau = "]),
         ("features", "token-classification", "bertkit", "BertFeaturesForTokenClassification", ["encoder was frozen"]),
     ],
 )
-def test_the_card_says_how_to_load_each_head(finish, name, pipeline, library, head, words):
+def test_the_card_of_each_head_is_valid_and_says_how_to_load_it(finish, name, pipeline, library, head, words):
     output = finish(name)
-    card = ModelCard.load(output / "README.md")
+    text, card = (output / "README.md").read_text(), ModelCard.load(output / "README.md")
+    assert check_metadata(text) == []
+    assert str(card) == text, "as huggingface_hub itself writes it"
     assert (card.data.pipeline_tag, card.data.library_name) == (pipeline, library)
     assert set(card.data.tags) == {"bert", "bertkit", RUNS[name][0]}
+    assert card.data.get("language") is card.data.get("datasets") is card.data.get("base_model") is None
+    scores = json.loads((output / "metrics.json").read_text()).values()
+    results = {(result.task_type, result.metric_value in scores) for result in card.data.eval_results}
+    assert results == {(pipeline, True)}
+    assert "\n\n\n" not in card.text
+    assert "{" not in card.text
     assert all(word in card.text for word in words)
     assert ("load only the encoder" in card.text) == (name in ("bilstm", "mean", "features"))
     assert ("from left to right" in card.text) == (name == "causal")
     code = card.text.split("```python\n")[1].split("```")[0]
-    assert ("from transformers import AutoTokenizer, " in code) == (library == "transformers")
     space = {}
     exec(code, space)
     assert type(space["model"]).__name__ == head
@@ -141,6 +118,13 @@ def start(checkpoint: str) -> Recipe:
     return draft(TASKS["pretrain"], {"checkpoint": checkpoint})
 
 
+def write_again(output, model, **changes):
+    """Return the card of a finished run with another recipe or model."""
+    recipe = load_recipe(output / "recipe.toml").override(**changes)
+    metrics, environment = (json.loads((output / f"{name}.json").read_text()) for name in ("metrics", "environment"))
+    return model_card.write_card(TASKS[recipe.task], "run", recipe, metrics, environment, model, {"train": 7})
+
+
 def test_the_card_has_scores_data_limits_recipe_and_machine(finish):
     output = finish("mnli")
     card = ModelCard.load(output / "README.md").text
@@ -149,7 +133,7 @@ def test_the_card_has_scores_data_limits_recipe_and_machine(finish):
     accuracy, low, high, nothing, counted, other = (f"{100 * metrics[name]:.1f}" for name in names)
     ours = f"{accuracy} | {low} to {high} | 84.6 (BERT-base, test), 86.7 ("
     assert f"| accuracy (%) | {nothing} (the majority class), {counted} (TF-IDF) | {ours}" in card
-    assert f"| accuracy, mismatched (%) |  | {other} | " in card
+    assert f"| accuracy, mismatched (%) |  | {other} | " in card, "without baselines"
     assert "The 95 % intervals are over examples; they do not include the spread over seeds." in card
     assert "Seed 42, after 2 updates." in card
     assert "- MNLI, from local files in the official format (`glue`)." in card
@@ -170,19 +154,15 @@ def test_what_the_recipe_leaves_out_is_among_the_limits(finish):
     card = ModelCard.load(finish("pretrain") / "README.md").text
     assert "The training covered 16 sequences, 0.00% of the paper's 256,000,000." in card, "2 updates of 8"
     output = finish("mrpc")
-    recipe, model = load_recipe(output / "recipe.toml"), heads.BertForSequenceClassification.from_pretrained(output)
-    recipe = recipe.override(freeze="encoder", data={"max_train_samples": 7})
-    metrics, environment = (json.loads((output / f"{name}.json").read_text()) for name in ("metrics", "environment"))
-    card = model_card.write_card(TASKS["mrpc"], "run", recipe, metrics, environment, model, {"train": 7})
+    model = heads.BertForSequenceClassification.from_pretrained(output)
+    card = write_again(output, model, freeze="encoder", data={"max_train_samples": 7})
     assert "\n- Trained on the first 7 examples only.\n" in card
     assert "\n- The encoder was frozen; only the layers above it were trained.\n" in card
 
 
 def test_scores_on_the_hubs_data_name_its_data_sets():
-    recipe, metrics = draft(TASKS["squad2"]), {"exact": 70.0, "f1": 72.5, "tau": 1.5, "tau0_f1": 71.0}
-    data = model_card.make_metadata(
-        TASKS["squad2"], "mine", recipe, metrics, "BertForQuestionAnswering", "transformers"
-    )
+    task, metrics = TASKS["squad2"], {"exact": 70.0, "f1": 72.5, "tau": 1.5, "tau0_f1": 71.0}
+    data = model_card.make_metadata(task, "mine", draft(task), metrics, task.head, "transformers")
     found = [(one.dataset_config, one.dataset_split, one.metric_type, one.metric_value) for one in data.eval_results]
     assert found == [("squad_v2", "validation", "exact_match", 70.0), ("squad_v2", "validation", "f1", 72.5)]
     assert {(one.dataset_type, one.dataset_name) for one in data.eval_results} == {("rajpurkar/squad_v2", "SQuAD 2.0")}
@@ -198,21 +178,12 @@ DATE = "2019-05-24T12:00:00+00:00"
     ("task", "metrics", "expected"),
     [
         ("mrpc", {"f1": 0.9, "accuracy": 0.8}, [("nyu-mll/glue", "mrpc", 0.9, "F1, split validation")]),
-        (
-            "mnli",
-            {"accuracy": 0.8, "accuracy_mm": 0.7, "majority_accuracy": 0.3},
-            [
-                ("nyu-mll/glue", "mnli_matched", 0.8, "accuracy, split validation_matched"),
-                ("nyu-mll/glue", "mnli_mismatched", 0.7, "accuracy, mismatched, split validation_mismatched"),
-            ],
-        ),
         ("ner", {"f1": 0.9, "test_f1": 0.8}, [("lhoestq/conll2003", "default", 0.8, "F1, test, split test")]),
         ("pretrain", {"mlm_accuracy": 0.5}, []),
-        ("classify", {"accuracy": 0.5}, []),
     ],
 )
 def test_the_paper_s_metric_is_a_result_of_the_benchmark_it_is_from(task, metrics, expected):
-    """The rows of MNLI's dev_matched are those of the configuration mnli_matched; the paper scores CoNLL's test set."""
+    """The paper scores CoNLL's test set."""
     entries = model_card.list_benchmarks(TASKS[task], draft(TASKS[task]), metrics, DATE)
     found = [(one.dataset_id, one.task_id, one.value, one.notes.partition(", fine-tuned")[0]) for one in entries]
     assert found == expected
@@ -231,13 +202,8 @@ def test_a_score_on_other_data_is_no_result_of_a_benchmark(options):
 
 CARDS = {  # the base model's card -> what a card repeats of it
     "---\nlicense: mit\nlanguage:\n- de\n- fr\ntags:\n- x\n---\n": {"license": "mit", "language": ["de", "fr"]},
-    "---\nlicense: other\nlicense_name: acme\nlicense_link: LICENSE\n---\n": {
-        "license": "other",
-        "license_name": "acme",
-        "license_link": "LICENSE",
-    },
+    "---\nlicense: other\nlicense_name: acme\n---\n": {"license": "other", "license_name": "acme"},
     "---\n[\n---\n": {},
-    "---\n- a\n---\n": {},
     "# Only a title": {},
 }
 
@@ -248,12 +214,11 @@ def test_the_licence_and_the_language_of_the_base_model_are_repeated(tmp_path, t
         assert model_card.read_base_card(start(checkpoint)) == {}
     (tmp_path / "README.md").write_text(text)
     assert model_card.read_base_card(start(str(tmp_path))) == CARDS[text]
-    recipe = draft(TASKS["classify"], {"checkpoint": str(tmp_path), "data": {"dir": "mine.csv"}})
-    head = "BertForSequenceClassification"
-    data = model_card.make_metadata(TASKS["classify"], "mine", recipe, {}, head, "transformers").to_dict()
-    assert {key: data[key] for key in ("language", *model_card.LICENSE) if key in data} == CARDS[text]
-    english = draft(TASKS["rte"], {"checkpoint": str(tmp_path)})
-    assert model_card.make_metadata(TASKS["rte"], "mine", english, {}, head, "transformers").language == "en"
+    for name, folder, own in (("classify", "mine.csv", {}), ("rte", "", {"language": "en"})):
+        task = TASKS[name]
+        recipe = draft(task, {"checkpoint": str(tmp_path), "data": {"dir": folder}})
+        data = model_card.make_metadata(task, "mine", recipe, {}, task.head, "transformers").to_dict()
+        assert {key: data[key] for key in ("language", *model_card.LICENSE) if key in data} == CARDS[text] | own
 
 
 def test_the_card_of_a_model_on_the_hub_is_downloaded_with_it_and_read_from_the_cache(hub, tmp_path):
@@ -269,55 +234,38 @@ def test_the_card_of_a_model_on_the_hub_is_downloaded_with_it_and_read_from_the_
     find_trouble.cache_clear()
 
 
-def test_a_data_set_or_checkpoint_of_ones_own_is_not_taken_for_one_of_the_hub(tmp_path, monkeypatch):
+def test_a_checkpoint_of_ones_own_is_not_taken_for_one_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ada" / "bert").mkdir(parents=True)
-    corpus = ["docs", "ada/bert", "text.txt", "ada/books:new", "/a/b"]
-    recipe = draft(TASKS["pretrain"], {"checkpoint": "ada/bert", "data": {"corpus": corpus}})
-    assert model_card.find_base(recipe) is None
-    assert model_card.find_base(start("eve/bert")) == "eve/bert"
-    assert model_card.find_base(start(str(tmp_path))) is model_card.find_base(start("")) is None
-    assert model_card.describe_start(start("eve/bert"), {}) == "[eve/bert](https://huggingface.co/eve/bert)"
     for checkpoint in ("ada/bert", "../clients/acme/bert", "/home/ada/bert"):
+        assert model_card.find_base(start(checkpoint)) is None
         assert model_card.describe_start(start(checkpoint), {}) == "`bert`"
-    assert model_card.describe_start(start(""), {}) == "random weights"
-    assert model_card.list_datasets(TASKS["pretrain"], recipe) == ["ada/books"]
-    for place, found in (("ada/bert", []), ("eve/reviews:new", ["eve/reviews"]), ("reviews.csv", [])):
-        own = draft(TASKS["classify"], {"data": {"dir": place}})
-        assert model_card.list_datasets(TASKS["classify"], own) == found
-    trained_on_other = draft(TASKS["squad1"], {"data": {"train_file": "mine.json"}})
-    assert model_card.list_datasets(TASKS["squad1"], trained_on_other) == []
+    assert model_card.find_base(start("eve/bert")) == "eve/bert"
+    assert model_card.describe_start(start("eve/bert"), {}) == "[eve/bert](https://huggingface.co/eve/bert)"
+
+
+HUB = "https://huggingface.co/datasets"
 
 
 @pytest.mark.parametrize(
-    ("task", "options", "expected"),
+    ("name", "options", "said", "listed"),
     [
-        ("mnli", {}, ["MNLI: [nyu-mll/glue](https://huggingface.co/datasets/nyu-mll/glue), configuration `mnli`."]),
-        (
-            "swag",
-            {"dir": "../../clients/acme", "extra_train": "/home/ada/mine.json"},
-            ["SWAG, from local files in the official format (`acme`).", "Trained on `mine.json` first."],
-        ),
-        ("classify", {"dir": "/home/ada/reviews.csv"}, ["Local files: `reviews.csv`."]),
-        (
-            "classify",
-            {"dir": "ada/reviews:new"},
-            ["[ada/reviews](https://huggingface.co/datasets/ada/reviews), configuration `new`."],
-        ),
-        (
-            "pretrain",
-            {"corpus": ["docs", "ada/books", "../clients/acme", "a/b/c.txt"]},
-            [
-                "Text: `docs`, `ada/books`, `acme`, `c.txt`.",
-                "`docs` is the documentation of the Python packages installed on the training machine.",
-            ],
-        ),
+        ("mnli", {}, f"MNLI: [nyu-mll/glue]({HUB}/nyu-mll/glue), configuration `mnli`.", ["nyu-mll/glue"]),
+        ("classify", {"dir": "/home/ada/reviews.csv"}, "Local files: `reviews.csv`.", []),
+        ("classify", {"dir": "eve/a:b"}, f"[eve/a]({HUB}/eve/a), configuration `b`.", ["eve/a"]),
+        ("swag", {"dir": "../../clients/acme"}, "SWAG, from local files in the official format (`acme`).", []),
+        ("squad1", {"train_file": "/home/ada/mine.json"}, "Trained on `mine.json` instead of the official ", []),
+        ("pretrain", {"corpus": ["docs", "ada/b:c", "a/b/c.txt"]}, "Text: `docs`, `ada/b:c`, `c.txt`.", ["ada/b"]),
+        ("pretrain", {"corpus": ["docs"]}, "`docs` is the documentation of the Python packages installed on ", []),
     ],
 )
-def test_the_card_says_where_the_data_are_from(task, options, expected):
-    recipe = draft(TASKS[task], {"data": options})
-    inputs = "Inputs to the model: train 1,234, dev 5."
-    assert model_card.describe_data(TASKS[task], recipe, {"train": 1234, "dev": 5}, {}) == [*expected, inputs]
+def test_the_card_says_where_the_data_are_from_and_lists_those_of_the_hub(name, options, said, listed):
+    task = TASKS[name]
+    recipe = draft(task, {"data": options})
+    *lines, inputs = model_card.describe_data(task, recipe, {"train": 1234, "dev": 5}, {})
+    assert any(line.startswith(said) for line in lines)
+    assert inputs == "Inputs to the model: train 1,234, dev 5."
+    assert model_card.list_datasets(task, recipe) == listed
 
 
 def test_paths_shrink_to_their_last_part(tmp_path, monkeypatch):
@@ -330,18 +278,15 @@ def test_paths_shrink_to_their_last_part(tmp_path, monkeypatch):
     files = {"dir": "../../clients/acme", "train_file": "gone/acme", "extra_train": "gone/b", "features_dir": "gone/c"}
     assert model_card.hide_paths(files) == dict(zip(files, ["acme", "acme", "b", "c"], strict=True))
     assert model_card.hide_paths(f"{tmp_path}/a.json,{tmp_path}/b.csv", "dir") == "a.json,b.csv"
-    assert model_card.hide_paths({"seed": 42, "freeze": True, "path": "/"}) == {"seed": 42, "freeze": True, "path": "/"}
+    assert model_card.hide_paths({"seed": 42, "path": "/"}) == {"seed": 42, "path": "/"}
 
 
-def test_a_path_where_the_run_was_trained_is_no_name_where_it_is_pushed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    recipe = {"task": "pretrain", "data": {"corpus": ["clients/acme", "ada/books"]}}
-    (tmp_path / "clients" / "acme").mkdir(parents=True)
-    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(recipe))
-    card = f"## Recipe\n\n```toml\n{tomli_w.dumps(model_card.hide_paths(recipe))}```\n"
-    monkeypatch.chdir("/")
-    published = tomllib.loads(push.make_public_recipe(tmp_path / "recipe.toml", card).decode())
-    assert published["data"]["corpus"] == ["acme", "ada/books"]
+def test_a_path_where_the_run_was_trained_is_no_name_where_it_is_pushed(tmp_path):
+    """`clients/acme` was a folder there, so the card of the run does not name it."""
+    (tmp_path / "recipe.toml").write_text('data = { corpus = ["clients/acme", "ada/books"] }\n')
+    public = 'data = { corpus = ["acme", "ada/books"] }\n'
+    card = f"## Recipe\n\n```toml\n{public}```\n"
+    assert push.make_public_recipe(tmp_path / "recipe.toml", card).decode() == public
 
 
 LABELS = ["`", "``a`b```", "a | b", "<script>alert(1)</script>", "a\n\n# b", "*a*_b_", "[a](b)", "\\`", "&lt;", ""]
@@ -349,11 +294,9 @@ LABELS = ["`", "``a`b```", "a | b", "<script>alert(1)</script>", "a\n\n# b", "*a
 
 def test_labels_and_names_do_not_break_the_card(finish):
     output = finish("mnli")
-    recipe, model = load_recipe(output / "recipe.toml"), heads.BertForSequenceClassification.from_pretrained(output)
+    model = heads.BertForSequenceClassification.from_pretrained(output)
     model.config.id2label = dict(enumerate(LABELS))
-    recipe = recipe.override(data={"dir": "/home/ada/`<b>`"})
-    metrics, environment = (json.loads((output / f"{name}.json").read_text()) for name in ("metrics", "environment"))
-    card = model_card.write_card(TASKS["mnli"], "run", recipe, metrics, environment, model, {"train": 1})
+    card = write_again(output, model, data={"dir": "/home/ada/`<b>`"})
     tokens = MarkdownIt().enable("table").parse(ModelCard(card).text)
     lines = {token.content.split(":")[0]: token.children for token in tokens if token.type == "inline"}
     found = [token.content for token in lines["Its labels"] if token.type == "code_inline"]
@@ -404,7 +347,6 @@ def test_no_text_of_a_person_is_in_an_upload(hub, tmp_path):
     files = hub.repos["ada/bert"].files
     assert "README.md" in files
     assert not [name for name, content in files.items() if secret.lower().encode() in content.lower()]
-    assert not [name for name in files if name.split("/")[0] in holders]
 
 
 # --- What goes wrong --------------------------------------------------------------------------------------------------
@@ -413,8 +355,6 @@ def test_no_text_of_a_person_is_in_an_upload(hub, tmp_path):
 FAULTS = {  # the token, the repository, and a request that fails -> the status of its answer
     "no token": ("", "ada/bert", None),
     "a wrong token": ("hf_wrong", "ada/bert", None),
-    "a token that only reads": ("hf_reader", "ada/bert", None),
-    "no right to write": ("hf_ada", "ada/bert", ("POST", "preupload", 403)),
     "trouble at the end": ("hf_ada", "ada/bert", ("POST", "commit", 500)),
     "the name of another": ("hf_fine", "eve/taken", None),
     "no name": ("hf_ada", "ada/my bert!", None),
@@ -433,7 +373,6 @@ def test_a_failure_is_one_line_and_the_same_command_completes_it(hub, mrpc, monk
     assert repo in str(error.value)
     assert "; " in str(error.value), "the next step"
     assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 600
     assert read_files(mrpc) == before
     assert not any(repo.files for repo in hub.repos.values()), "nothing is uploaded partially"
     monkeypatch.setenv("HF_TOKEN", "hf_ada")
@@ -443,7 +382,7 @@ def test_a_failure_is_one_line_and_the_same_command_completes_it(hub, mrpc, monk
     assert sum(request.startswith("PUT /storage") for request in hub.asked) == 1
 
 
-@pytest.mark.parametrize("missing", ["metrics.json", "recipe.toml", "model.safetensors", "vocab.txt", "README.md"])
+@pytest.mark.parametrize("missing", ["metrics.json", "model.safetensors", "README.md"])
 def test_what_is_no_finished_run_is_refused_before_the_hub_is_asked(hub, mrpc, missing, refused):
     (mrpc / missing).unlink()
     with refused():
@@ -463,18 +402,11 @@ def test_what_is_public_does_not_become_private_by_asking(hub, mrpc):
     assert len(hub.repos["ada/bert"].commits) == 2
 
 
-def split_weights(folder):
-    """Save a run's model again in shards, and return their names."""
-    model = heads.BertForSequenceClassification.from_pretrained(folder)
-    (folder / "model.safetensors").unlink()
-    model.save_pretrained(folder, max_shard_size="20KB")
-    return {path.name for path in folder.glob("model-*.safetensors")}
-
-
 def test_of_a_model_in_shards_those_of_the_index_are_published(hub, mrpc):
-    shards = split_weights(mrpc)
-    assert len(shards) > 1
+    heads.BertForSequenceClassification.from_pretrained(mrpc).save_pretrained(mrpc, max_shard_size="20KB")
     (mrpc / "model.old.safetensors").write_bytes(b"stays behind")
+    shards = {path.name for path in mrpc.glob("model-*.safetensors")}
+    assert len(shards) > 1
     link = shutil.move(mrpc, mrpc.parent / "disk")
     mrpc.symlink_to(link)  # the run directory itself may be one
     push.push(mrpc, "ada/bert")

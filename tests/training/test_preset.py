@@ -75,18 +75,18 @@ def test_a_run_records_its_values_and_its_command_continues_it(given, tmp_path):
 
 def test_a_value_that_was_given_is_not_taken_for_a_settled_one(given, tmp_path, refused):
     """A run with a person's rate is another run than one that leaves the rate open."""
-    short = {"train": {"num_train_epochs": 1.0}}
-    run(Recipe.make(CLASSIFY, given, short, {"train": {"learning_rate": 1e-3}}), output=tmp_path / "run")
-    assert load_recipe(tmp_path / "run" / "recipe.toml").settled == ["optim"]
+    settled = settle(Recipe.make(CLASSIFY, given, {"train": {"learning_rate": 1e-3}}), 96)
+    assert settled.settled == ["optim", "num_train_epochs"]
+    (tmp_path / "run").mkdir()
+    save_recipe(settled.to_dict(), tmp_path / "run" / "recipe.toml")
+    (tmp_path / "run" / "training_log.jsonl").touch()  # it has begun
     with refused():
-        run(Recipe.make(CLASSIFY, given, short), output=tmp_path / "run")
+        run(Recipe.make(CLASSIFY, given), output=tmp_path / "run")
 
 
 def test_a_training_before_is_settled_by_its_own_rows(tmp_path):
     data = {"dir": str(tmp_path / "own"), "extra_train": "more.json"}
     recipe = Recipe.make(TASKS["squad1"], {"data": data, "train": {"learning_rate": 1e-3}}, fits_model=False)
-    settled = recipe.override(
-        train={"optim": "adamw_torch", "num_train_epochs": 20.0}, settled=["optim", "num_train_epochs"]
-    )
-    earlier = TASKS["squad1"].pretrain_on(settled.reopen())
+    found = {"optim": "adamw_torch", "num_train_epochs": 20.0}
+    earlier = TASKS["squad1"].pretrain_on(recipe.override(train=found, settled=list(found)).reopen())
     assert earlier.train == recipe.train

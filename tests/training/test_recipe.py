@@ -2,11 +2,8 @@
 
 import copy
 import math
-import pickle
 import re
-from dataclasses import FrozenInstanceError
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -14,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.errors import UsageError
-from bertkit.system.differences import find_differences
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import (
     RESERVED,
@@ -22,7 +18,6 @@ from bertkit.training.recipe import (
     Recipe,
     _list_fields,
     check,
-    list_decisive,
     load_recipe,
     merge,
     parse_setting,
@@ -72,14 +67,10 @@ def test_a_broken_file_is_one_line_that_names_it(tmp_path: Path, refused: Any) -
         ("train.learning_rate=1e-4", {"train": {"learning_rate": 1e-4}}),
         (" batch_size = 16 ", {"batch_size": 16}),
         ('data.corpus=["a","b=c"]', {"data": {"corpus": ["a", "b=c"]}}),
-        ("bilstm=true", {"bilstm": True}),
         ("checkpoint=google-bert/bert-base-cased", {"checkpoint": "google-bert/bert-base-cased"}),
-        ("checkpoint='quoted'", {"checkpoint": "quoted"}),
         ("checkpoint=2024-01-01", {"checkpoint": "2024-01-01"}),
         ("checkpoint=", {"checkpoint": ""}),
         ("checkpoint=1\nbatch_size = 2", {"checkpoint": "1\nbatch_size = 2"}),
-        ("train.optim_args=a=1,b=2", {"train": {"optim_args": "a=1,b=2"}}),
-        ("train.lr_scheduler_kwargs={num_cycles=3}", {"train": {"lr_scheduler_kwargs": {"num_cycles": 3}}}),
         ("phase=[{share=1.0, max_length=64}]", {"phase": [{"share": 1.0, "max_length": 64}]}),
     ],
 )
@@ -97,40 +88,22 @@ def test_a_setting_of_another_form_is_refused_with_an_example(text: str, refused
 
 
 def test_later_recipes_win_and_tables_merge_key_by_key() -> None:
-    paper = {
-        "batch_size": 256,
-        "data": {"corpus": ["a", "b"], "cased": False},
-        "train": {"max_steps": 9, "lr_scheduler_kwargs": {"num_cycles": 2}},
-        "phase": [{"share": 0.9, "max_length": 128}, {"share": 0.1, "max_length": 512}],
-    }
-    file = {"data": {"corpus": ["c"]}, "train": {"lr_scheduler_kwargs": {"power": 2}}, "checkpoint": None}
-    options = {"batch_size": 8, "data": {"cased": None}, "phase": [{"share": 1.0, "max_length": 64}]}
-    arguments = [paper, file, options]
-    before = copy.deepcopy(arguments)
-    merged = merge(*arguments)
-    assert merged == {
-        "batch_size": 8,
-        "data": {"corpus": ["c"], "cased": False},
-        "train": {"max_steps": 9, "lr_scheduler_kwargs": {"power": 2}},
-        "phase": [{"share": 1.0, "max_length": 64}],
-    }
+    paper = {"batch_size": 256, "data": {"corpus": ["a", "b"], "cased": False}, "train": {"optim_args": {"a": 2}}}
+    file = {"data": {"corpus": ["c"], "cased": None}, "train": {"optim_args": {"b": 2}}, "checkpoint": None}
+    before = copy.deepcopy(file)
+    merged = merge(paper, file, {"batch_size": 8})
+    table = {"corpus": ["c"], "cased": False}
+    assert merged == {"batch_size": 8, "data": table, "train": {"optim_args": {"b": 2}}}
     merged["data"]["corpus"].append("d")
-    merged["phase"][0]["share"] = 0.5
-    assert arguments == before
-    assert merge() == {}
+    assert file == before
     assert merge({"train": 5}, {"train": {"seed": 1}}) == {"train": {"seed": 1}}
 
 
 def test_a_home_is_expanded_wherever_a_recipe_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
-    (tmp_path / "recipe.toml").write_text('data.corpus = ["~/a", "b~", "~nobody-at-all/c", "$HOME"]\n')
-    assert read_recipe(tmp_path / "recipe.toml") == {
-        "data": {"corpus": ["/home/ada/a", "b~", "~nobody-at-all/c", "$HOME"]}
-    }
-    assert merge({"checkpoint": "~/bert"}, parse_setting("data.vocab=~/v")) == {
-        "checkpoint": "/home/ada/bert",
-        "data": {"vocab": "/home/ada/v"},
-    }
+    (tmp_path / "recipe.toml").write_text('corpus = ["~/a", "b~", "~nobody-at-all/c", "$HOME"]\n')
+    assert read_recipe(tmp_path / "recipe.toml") == {"corpus": ["/home/ada/a", "b~", "~nobody-at-all/c", "$HOME"]}
+    assert merge(parse_setting("data.vocab=~/v")) == {"data": {"vocab": "/home/ada/v"}}
 
 
 # Checking
@@ -140,45 +113,32 @@ MISTAKES = [
     # Unknown keys: the nearest one, where it belongs, or the list.
     "train.learning_rat=1",
     "batchsize=1",
-    "trian.seed=1",
     "learning_rate=1e-4",
     "train.batch_size=8",
     "zzz=1",
     "data.zzz=1",
-    "train.zzz=1",
     "model.zzz=1",
     # Keys that bertkit sets itself.
     "train.output_dir=x",
-    "train.gradient_accumulation_steps=2",
-    "train.bf16=false",
     "train.ignore_data_skip=true",
-    "train.warmup_ratio=0.1",
     # Types.
     "train.learning_rate='2e-5'",
-    "model.pad_token_id='0'",
     "batch_size=true",
     "train.learning_rate=nan",
     "train.learning_rate=1" + 400 * "0",
     "data.mask_rate=" + "[" * 5000,
     "train.max_steps=1e6",
-    "data.cased=1",
-    "bilstm=True",
     "data.corpus=wiki",
-    "data.corpus=[1]",
-    "data.vocab=12",
     "train.lr_scheduler_kwargs=3",
     "train=5",
     "batch_size.x=1",
     # Choices and ranges.
-    "precision=half",
     "precision=BF16",
     "preset=stabel",
     "train.max_steps=1000000000000000000",
-    "train.push_to_hub=true",
     "train.eval_strategy=never",
     "batch_size=0",
     # Phases.
-    "phase=1",
     "phase=[{share=1.0}]",
     "phase=[{share=1.0, length=1}]",
     "phase=[{share=1.0, max_length=4}]",
@@ -194,12 +154,8 @@ def test_a_mistake_is_one_line_with_the_remedy(text: str, refused: Any) -> None:
 
 
 def test_a_mistake_names_the_choices_of_the_library(tmp_path: Path) -> None:
-    for text, words in (
-        ("train.optim=bert_adm", "expected one of bert_adam, .*; write optim = .bert_adam.$"),
-        ("train.lr_scheduler_type=greedy", "expected one of constant, .*, linear"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            check_one(text)
+    with pytest.raises(UsageError, match=r"expected one of constant, .*, linear"):
+        check_one("train.lr_scheduler_type=greedy")
     (tmp_path / "deep.toml").write_text("a = " + "[" * 5000 + "]" * 5000)
     with pytest.raises(UsageError, match=r"deep\.toml cannot be read"):
         read_recipe(tmp_path / "deep.toml")
@@ -209,10 +165,7 @@ def test_a_mistake_names_the_choices_of_the_library(tmp_path: Path) -> None:
     ("text", "recipe"),
     [
         ("train.num_train_epochs=3", {"train": {"num_train_epochs": 3.0}}),
-        ("train.eval_steps=5", {"train": {"eval_steps": 5.0}}),
-        ("model.initializer_range=1", {"model": {"initializer_range": 1.0}}),
         ("model.attn_implementation=eager", {"model": {"attn_implementation": "eager"}}),
-        ("data.mask_rate=1", {"data": {"mask_rate": 1.0}}),
         ("data.mask_rate=inf", {"data": {"mask_rate": math.inf}}),
         ("train.max_steps=-1", {"train": {"max_steps": -1}}),
         ("train.optim=bert_adam", {"train": {"optim": "bert_adam"}}),
@@ -220,7 +173,6 @@ def test_a_mistake_names_the_choices_of_the_library(tmp_path: Path) -> None:
         ('train.report_to=["none"]', {"train": {"report_to": ["none"]}}),
         ("train.report_to=none", {"train": {"report_to": "none"}}),
         ("train.lr_scheduler_kwargs={num_cycles=3}", {"train": {"lr_scheduler_kwargs": {"num_cycles": 3}}}),
-        ("train.per_device_train_batch_size=4", {"train": {"per_device_train_batch_size": 4}}),
         ("phase=[]", {"phase": []}),
         ("phase=[{share=1, max_length=5}]", {"phase": [{"share": 1.0, "max_length": 5}]}),
     ],
@@ -244,8 +196,7 @@ def test_every_default_of_the_libraries_passes() -> None:
         "data": TASK.recipe["data"],
         "train": {key: getattr(TrainingArguments, key, None) for key in fields["train"]},
     }
-    for key in ("optim", "lr_scheduler_type", "logging_strategy", "eval_strategy", "save_strategy", "hub_strategy"):
-        stock["train"][key] = getattr(stock["train"][key], "value", stock["train"][key])
+    stock["train"] = {key: getattr(value, "value", value) for key, value in stock["train"].items()}  # of enumerations
     checked = check(stock, TASK)
     assert checked == merge(stock)
     assert len(checked["model"]) >= 15
@@ -255,55 +206,31 @@ def test_every_default_of_the_libraries_passes() -> None:
 # The recipe of a run
 
 
-def make(*given: dict[str, Any], task: str = "rte") -> Recipe:
-    """Return a recipe without a look at its checkpoint."""
-    return Recipe.make(TASKS[task], *given, fits_model=False)
+def make(given: dict[str, Any]) -> Recipe:
+    """Return a recipe without a look at its model."""
+    return Recipe.make(TASK, given, fits_model=False)
 
 
-def test_the_task_gives_way_to_the_preset_to_what_options_imply_and_to_what_is_given() -> None:
-    assert make().train["learning_rate"] == 2e-5
-    stable = make({"preset": "stable"})
-    assert (stable.train["optim"], stable.train["num_train_epochs"]) == ("adamw_torch", 20.0)
-    given = make({"preset": "stable", "batch_size": 8}, {"train": {"num_train_epochs": 1}, "batch_size": 16})
-    assert (given.train["num_train_epochs"], given.batch_size) == (1.0, 16)
-    features, ner = make({"data": {"features": "last"}}, task="ner"), make(task="ner")
-    assert features.train["learning_rate"] != ner.train["learning_rate"]
-
-
-def test_a_recipe_cannot_be_changed_but_copied_and_pickled() -> None:
-    recipe = make({"train": {"seed": 7}})
-    with pytest.raises(FrozenInstanceError):
-        recipe.batch_size = 8
-    for other in (copy.deepcopy(recipe), pickle.loads(pickle.dumps(recipe)), make(recipe.to_dict())):
-        assert other == recipe
-        assert typed(other.to_dict()) == typed(recipe.to_dict())
-
-
-def test_what_a_timing_tells_is_filled_in() -> None:
+def test_what_a_timing_tells_is_filled_in(tmp_path: Path) -> None:
     """A warm-up keeps its share, and phases keep theirs."""
     phases = [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]
-    recipe = make({"phase": phases, "train": {"max_steps": 200, "warmup_steps": 20}}, task="pretrain")
+    recipe = make({"phase": phases, "train": {"max_steps": 200, "warmup_steps": 20}})
     found = resolve(recipe, 401, 200)
     assert found.phase == recipe.phase
     keys = ("max_steps", "warmup_steps", "eval_steps", "save_steps", "logging_steps")
     assert [found.train[key] for key in keys] == [401, 0.1, 81, 81, 5]
-    given = make({"train": {"max_steps": 200, "eval_steps": 50, "save_steps": 500}}, task="pretrain")
+    given = make({"train": {"max_steps": 200, "eval_steps": 50, "save_steps": 500}})
     assert [resolve(given, 401, 200).train[key] for key in keys[2:]] == [50, 81, 5]
     stopped = found.override(stop_after=300)
-    assert load_saved(stopped) == stopped
-    epochs = make({"train": {"num_train_epochs": 2.0}})
-    assert resolve(epochs, 30, 40).train == epochs.train | {"max_steps": 30}
+    save_recipe(stopped.to_dict(), tmp_path / "recipe.toml")
+    assert load_recipe(tmp_path / "recipe.toml") == stopped
 
 
-def load_saved(recipe: Recipe) -> Recipe:
-    """Return a recipe that was saved and read."""
-    with TemporaryDirectory() as folder:
-        save_recipe(recipe.to_dict(), Path(folder, "recipe.toml"))
-        return load_recipe(Path(folder, "recipe.toml"))
-
-
-def test_a_saved_recipe_gets_the_defaults_of_newer_options(tmp_path: Path) -> None:
-    (tmp_path / "recipe.toml").write_text('task = "rte"\ncheckpoint = "gone"\n[data]\nmax_length = 64\n')
+def test_a_recipe_of_an_earlier_version_is_read_with_the_defaults_of_newer_options(tmp_path: Path) -> None:
+    """Its checkpoint is gone, and it has a key that budgets had."""
+    (tmp_path / "recipe.toml").write_text(
+        'task = "rte"\ncheckpoint = "gone"\npace = [[0.0, 0.0, 0.1]]\n[data]\nmax_length = 64\n'
+    )
     recipe = load_recipe(tmp_path / "recipe.toml")
     assert (recipe.data["max_length"], recipe.data["tune_share"], recipe.patience) == (64, 0.0, 0)
 
@@ -315,37 +242,17 @@ def test_a_saved_recipe_reads_well(tmp_path: Path) -> None:
     recipe = {
         "train": {"learning_rate": 1e-4, "lr_scheduler_kwargs": {"num_cycles": 3}, "run_name": None},
         "phase": [{"share": 0.9, "max_length": 128}, {"share": 0.1, "max_length": 512}],
-        "data": {"corpus": ["a"]},
+        "data": {"max_length": 8},
         "batch_size": 256,
         "checkpoint": None,
-        "task": "pretraining",
     }
     save_recipe(recipe, tmp_path / "recipe.toml")
     assert (tmp_path / "recipe.toml").read_text() == (
-        'task = "pretraining"\nbatch_size = 256\n\n'
-        '[data]\ncorpus = [\n    "a",\n]\n\n'
+        "batch_size = 256\n\n[data]\nmax_length = 8\n\n"
         "[[phase]]\nshare = 0.9\nmax_length = 128\n\n"
         "[[phase]]\nshare = 0.1\nmax_length = 512\n\n"
         "[train]\nlearning_rate = 0.0001\n\n[train.lr_scheduler_kwargs]\nnum_cycles = 3\n"
     )
-
-
-def test_differences_name_the_key_and_both_values() -> None:
-    old = {"batch_size": 8, "data": {"corpus": ["a"], "cased": True}, "train": {"seed": 1}}
-    new = {"batch_size": 16, "data": {"corpus": ["b"], "cased": True}, "train": {"seed": 1, "max_steps": 5}}
-    assert find_differences(old, new) == [
-        "batch_size: 8 -> 16",
-        'data.corpus: ["a"] -> ["b"]',
-        "train.max_steps: (not set) -> 5",
-    ]
-    assert find_differences(new, old)[-1] == "train.max_steps: 5 -> (not set)"
-
-
-def test_neither_baselines_nor_what_fits_a_run_to_a_machine_identify_it() -> None:
-    recipe = make().to_dict()
-    other = merge(recipe, {"baseline": False, "train": {"dataloader_num_workers": 4}})
-    assert list_decisive(other) == list_decisive(recipe)
-    assert list_decisive(merge(recipe, {"train": {"seed": 2}})) != list_decisive(recipe)
 
 
 # Batches
@@ -361,7 +268,7 @@ def test_a_batch_is_split_without_remainder(per_device: int, processes: int, ste
 def test_the_shares_of_the_phases_add_up(refused: Any) -> None:
     phases = [{"share": 0.9, "max_length": 16}, {"share": 0.2, "max_length": 32}]
     with refused():
-        make({"phase": phases}, task="pretrain")
+        make({"phase": phases})
 
 
 def test_a_remainder_names_the_nearest_sizes(refused: Any) -> None:
@@ -374,18 +281,15 @@ def test_a_remainder_names_the_nearest_sizes(refused: Any) -> None:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_recipe_file_is_checked_and_saved(path: Path, tmp_path: Path) -> None:
+def test_every_recipe_file_has_a_note_and_is_the_same_after_it_was_saved(path: Path, tmp_path: Path) -> None:
     """A recipe of a pretraining has a lab note, and a sentence for every value."""
     recipe = read_recipe(path)
-    recipe = check(recipe, TASKS[recipe["task"]], where=str(path))
     save_recipe(recipe, tmp_path / "recipe.toml")
     assert typed(read_recipe(tmp_path / "recipe.toml")) == typed(recipe)
     note, _, body = path.read_text(encoding="utf-8").partition("\n\n")
     assert note.startswith("# ")
     if path in PRETRAIN.values():
-        assert all(
-            re.search(rf"^# {word} ", note, re.MULTILINE) for word in ("Command", "Hardware", "Time", "Expected")
-        )
+        assert set(re.findall(r"^# (\w+) ", note, re.MULTILINE)) >= {"Command", "Hardware", "Time", "Expected"}
         values = [line for line in body.splitlines() if re.match(r"\w+ = ", line)]
         assert len(values) >= 15
         assert [line for line in values if not re.search(r" # \S", line)] == []

@@ -35,34 +35,17 @@ def finished(tmp_path_factory):
     return folder / "run"
 
 
-def write_repos(folder, seed):
-    """Return a model and a data set as repositories of the Hub."""
-    write_checkpoint(folder / "bert", seed)
-    for split in ("train", "validation"):
-        write_reviews(folder / "reviews" / f"{split}.csv", seed=seed)
-    names = {"ada/bert": "bert", "datasets/ada/reviews": "reviews"}
-    return {
-        name: Repo(files={path.name: path.read_bytes() for path in (folder / place).iterdir()})
-        for name, place in names.items()
-    }
-
-
 def test_a_run_comes_out_the_same_and_is_not_done_a_third_time(finished, call, tmp_path):
-    code, out, err = call("reproduce", finished, "--output", tmp_path / "again")
+    again, steps = tmp_path / "again", []
+    code, out, err = call("reproduce", finished, "--output", again)
     assert (code, err) == (0, "")
-    assert (
-        out.splitlines()[-1] == f"{tmp_path / 'again'} equals {finished} bit for bit: scores, weights and predictions"
-    )
-    steps = []
-    found = reproduce(finished, tmp_path / "again", progress=lambda *state: steps.append(state))
-    assert found.is_exact
-    assert found.environment == []
-    assert steps == []
+    assert out.splitlines()[-1] == f"{again} equals {finished} bit for bit: scores, weights and predictions"
+    found = reproduce(finished, again, progress=lambda *state: steps.append(state))
+    assert (found.is_exact, found.environment, steps) == (True, [], [])
 
 
 @pytest.mark.parametrize(
-    "name",
-    [name if name == "rte" else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
+    "name", [name if name == "rte" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
 def test_every_task_comes_out_the_same(tmp_path, name):
     task, make, _ = CASES[name]
@@ -73,12 +56,10 @@ def test_every_task_comes_out_the_same(tmp_path, name):
     found = reproduce(tmp_path / "run", tmp_path / "again")
     assert found.is_exact, found
     assert found.environment == []
-    assert {path.name for path in (tmp_path / "again" / "predictions").iterdir()}
 
 
 def test_what_differs_is_listed_with_what_may_be_the_reason(finished, call, tmp_path):
-    again = tmp_path / "again"
-    reproduce(finished, again)
+    again = shutil.copytree(finished, tmp_path / "again")
     metrics = json.loads((again / "metrics.json").read_text())
     (again / "metrics.json").write_text(json.dumps(metrics | {"mlm_loss": 1.5}))
     weights = load_file(again / "model.safetensors")
@@ -93,12 +74,8 @@ def test_what_differs_is_listed_with_what_may_be_the_reason(finished, call, tmp_
     machine["packages"]["torch"] = "1.0"
     (again / "environment.json").write_text(json.dumps(machine | {"threads": 99}))
 
-    found = compare_runs(finished, again)
-    assert found.scores == {"mlm_loss": (metrics["mlm_loss"], 1.5)}
     apart = {"bert.pooler.dense.bias": pytest.approx(0.25), "cls.seq_relationship.bias": float("inf")}
-    assert found.weights == apart
-    assert found.predictions == {"dev.parquet": (1, len(rows))}
-    assert not found.is_exact
+    assert compare_runs(finished, again).weights == apart
     code, out, err = call("reproduce", finished, "--output", again)
     assert (code, err) == (1, "")
     assert f"mlm_loss: {metrics['mlm_loss']} -> 1.5" in out
@@ -117,21 +94,6 @@ def test_what_the_run_had_no_time_for_is_not_compared(finished, tmp_path):
     assert compare_runs(finished, more).is_exact
     found = compare_runs(more, finished)
     assert (found.scores, found.predictions) == ({"test_f1": (0.5, None)}, {"test.tsv": (1, 1)})
-
-
-def test_other_data_are_listed_as_the_reason(finished, tmp_path):
-    """The same recipe over a text in which one sentence has changed."""
-    text = finished.parent / "corpus.txt"
-    before = text.read_text()
-    sentence = next(line for line in before.splitlines() if line)
-    text.write_text(before.replace(sentence, " ".join(reversed(sentence.split())), 1))
-    try:
-        found = reproduce(finished, tmp_path / "again")
-    finally:
-        text.write_text(before)
-    assert not found.is_exact
-    changed = [line.partition(":")[0] for line in found.environment]
-    assert changed in (["data.train"], ["data.dev"])
 
 
 def test_the_environment_of_what_came_before_a_run_is_compared(tmp_path):
@@ -165,21 +127,26 @@ def test_what_was_read_from_the_hub_is_read_again_at_its_commits(hub, tmp_path, 
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.address)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
-    old, new = (write_repos(tmp_path / str(seed), seed) for seed in (0, 1))
-    hub.repos |= {"ada/bert": old["ada/bert"], "datasets/ada/reviews": new["datasets/ada/reviews"]}
-    hub.repos["datasets/ada/reviews"].tags["v1"] = old["datasets/ada/reviews"]
+    models, reviews = [], []
+    for seed in (0, 1):
+        files = write_checkpoint(tmp_path / str(seed) / "bert", seed).iterdir()
+        models.append(Repo(files={path.name: path.read_bytes() for path in files}))
+        tables = [write_reviews(tmp_path / str(seed) / f"{split}.csv", seed=seed) for split in ("train", "validation")]
+        reviews.append(Repo(files={path.name: path.read_bytes() for path in tables}))
+    hub.repos |= {"ada/bert": models[0], "datasets/ada/reviews": reviews[1]}
+    reviews[1].tags["v1"] = reviews[0]
     find_trouble.cache_clear()
     data = {"dir": "ada/reviews@v1", "text": ["title", "body"], "label": ["stars"], "max_length": 40}
     recipe = {"checkpoint": "ada/bert", "batch_size": 8, "data": data, "train": {"max_steps": 2}}
     run(Recipe.make(TASKS["classify"], recipe), output=tmp_path / "run")
-    commits = {name: repo.sha for name, repo in old.items()}
+    commits = {"ada/bert": models[0].sha, "datasets/ada/reviews": reviews[0].sha}
     assert read_environment(tmp_path / "run")["commits"] == commits
     card = (tmp_path / "run" / "README.md").read_text()
     for name, commit in commits.items():
         assert f"[{name.removeprefix('datasets/')}](https://huggingface.co/{name}) (commit `{commit}`)" in card
-    hub.repos["ada/bert"] = new["ada/bert"]
-    hub.repos["ada/bert"].tags["before"] = old["ada/bert"]
-    hub.repos["datasets/ada/reviews"].tags = {"v1": new["datasets/ada/reviews"], "before": old["datasets/ada/reviews"]}
+    hub.repos["ada/bert"] = models[1]
+    models[1].tags["before"] = models[0]
+    reviews[1].tags = {"v1": reviews[1], "before": reviews[0]}
     for cache in (constants.HF_HUB_CACHE, tmp_path / "datasets"):
         shutil.rmtree(cache)
     found = reproduce(tmp_path / "run", tmp_path / "again")
@@ -193,14 +160,3 @@ def test_what_was_read_from_the_hub_is_read_again_at_its_commits(hub, tmp_path, 
     with refused():
         load_hub(f"ada/reviews@{'0' * 40}")
     find_trouble.cache_clear()
-
-
-def test_another_seed_is_another_run(finished, tmp_path):
-    """The comparison detects a difference in the trained weights."""
-    save_recipe(merge(read_recipe(finished / "recipe.toml"), {"train": {"seed": 43}}), tmp_path / "other.toml")
-    run(Recipe.make(PRETRAIN, read_recipe(tmp_path / "other.toml")), output=tmp_path / "other")
-    found = compare_runs(finished, tmp_path / "other")
-    assert not found.is_exact
-    assert {"mlm_loss", "score"} <= found.scores.keys()
-    assert len(found.weights) > 20
-    assert [line.partition(":")[0] for line in found.environment] == ["weights_at_start"]
