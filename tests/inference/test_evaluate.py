@@ -147,7 +147,7 @@ def test_of_several_labels_rows_with_unknown_ones_are_left_out(finish, tmp_path,
     assert f"8 rows have a label (1 with labels that the model lacks left out): {exact}" in err
 
 
-def test_a_model_without_a_recipe_and_an_export(reviews, tmp_path):
+def test_a_model_without_a_recipe_and_an_export(reviews, tmp_path, monkeypatch):
     folder, rows = reviews
     file = write_table(tmp_path / "new.csv", [row | {"label": row["stars"]} for row in rows])
     (expected,) = evaluate(str(folder), str(file), tmp_path / "x")
@@ -158,6 +158,7 @@ def test_a_model_without_a_recipe_and_an_export(reviews, tmp_path):
     assert found.metrics["score"] == pytest.approx(expected.metrics["score"])
     pytest.importorskip("onnxruntime")
     pytest.importorskip("transformers.exporters")
+    monkeypatch.setattr("bertkit.inference.export.MOST_SECONDS", 0.01)
     export(str(folder), tmp_path / "export")
     (found,) = evaluate(str(tmp_path / "export"), str(file), tmp_path / "z")
     assert found.metrics["score"] == pytest.approx(expected.metrics["score"])

@@ -130,7 +130,7 @@ def ner_run(request, tmp_path_factory):
     recipe = {"checkpoint": str(start), "batch_size": 8, "precision": "fp32", "data": options | {"context": False}}
     if request.param:
         recipe["model"] = {"bilstm_hidden_size": 16}
-    train = {"max_steps": 90, "learning_rate": 1e-2 if request.param else 3e-3}
+    train = {"max_steps": 45, "learning_rate": 1e-2 if request.param else 3e-3}
     run(Recipe.make(NER, recipe, {"train": train}), output=folder / "run")
     return folder / "run"
 

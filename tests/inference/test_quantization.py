@@ -10,6 +10,7 @@ from bertkit.inference.evaluate import open_scored
 from bertkit.inference.export import export, make_batch
 from bertkit.inference.export_record import find_export
 from bertkit.inference.quantization import choose_int8, load_dev, tabulate_int8
+from bertkit.model.checkpoint import load_config
 from bertkit.model.onnx import ONNX_FILE, OnnxModel, quantize, write_onnx
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe
@@ -57,17 +58,24 @@ def test_int8_is_written_with_what_it_loses(rte, tmp_path, monkeypatch):
         assert one["probability"] == pytest.approx(other["probability"], abs=0.1)
 
 
-def choose(run, predictor, folder, max_loss):
+@pytest.fixture(scope="module")
+def exact(rte, tmp_path_factory):
+    """Write the run's graph in fp32."""
+    path = tmp_path_factory.mktemp("exact") / ONNX_FILE
+    write_onnx(Predictor(rte, precision="fp32").settings.model, path)
+    return path
+
+
+def choose(run, predictor, exact, folder, max_loss):
     """Return the record of the int8 variants of a run's model."""
-    write_onnx(predictor.settings.model, folder / ONNX_FILE)
     dev = load_dev(open_scored(str(run), predictor))
-    return choose_int8(dev, predictor.settings.model, folder / ONNX_FILE, folder, max_loss)[0]
+    return choose_int8(dev, predictor.settings.model, exact, folder, max_loss)[0]
 
 
-def test_a_loss_above_the_bound_in_every_variant_is_an_error(rte, tmp_path):
+def test_a_loss_above_the_bound_in_every_variant_is_an_error(rte, exact, tmp_path):
     """Nothing gains 100 points."""
     with pytest.raises(UsageError, match=r"^int8 loses .* even if only .* is int8, more than --max-loss -100; raise"):
-        choose(rte, Predictor(rte, precision="fp32"), tmp_path, -100.0)
+        choose(rte, Predictor(rte, precision="fp32"), exact, tmp_path, -100.0)
 
 
 def test_the_layer_that_int8_ruins_is_the_first_to_stay_in_fp32(rte, tmp_path):
@@ -78,19 +86,17 @@ def test_the_layer_that_int8_ruins_is_the_first_to_stay_in_fp32(rte, tmp_path):
         for weight in (attention.self.value.weight, attention.self.value.bias):
             weight[0] *= 1e5
         attention.output.dense.weight[:, 0] /= 1e5  # so the model is the same
-    found = choose(rte, predictor, tmp_path, 2.0)
+    write_onnx(predictor.settings.model, tmp_path / ONNX_FILE)
+    found = choose(rte, predictor, tmp_path / ONNX_FILE, tmp_path, 2.0)
     assert [variant.exempt for variant in found.variants] == [[], [1]]
     assert found.variants[0].difference < -2.0 <= found.variants[1].difference
     assert tabulate_int8(found).caption.endswith("; the layers were chosen on the same rows")
 
 
-def test_int8_answers_do_not_depend_on_the_batch(rte, tmp_path):
-    model = Predictor(rte, precision="fp32").settings.model
-    write_onnx(model, tmp_path / "fp32.onnx")
-    quantize(tmp_path / "fp32.onnx", tmp_path / ONNX_FILE)
-    exported = OnnxModel(tmp_path / ONNX_FILE, model.config, is_int8=True)
-    lengths = [2, 31, 7, 12]
-    batch = make_batch(model.config, lengths, chooses=False)
+def test_int8_answers_do_not_depend_on_the_batch(rte, exact, tmp_path):
+    quantize(exact, tmp_path / ONNX_FILE)
+    config, lengths = load_config(str(rte)), [2, 31, 7, 12]
+    exported, batch = OnnxModel(tmp_path / ONNX_FILE, config, is_int8=True), make_batch(config, lengths, chooses=False)
     together = exported(**batch).logits
     for row, length in enumerate(lengths):
         alone = exported(**{name: column[row : row + 1, :length] for name, column in batch.items()}).logits
