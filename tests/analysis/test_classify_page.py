@@ -1,50 +1,49 @@
 """The page of a run of `classify`: scores by label, the confusion matrix, and the worst mistakes."""
 
-import csv
 import json
 import shutil
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+from sklearn.metrics import confusion_matrix
 
-from bertkit.analysis.report import write_page
+from bertkit.analysis.report import MOST_CONFUSED, draw_figures, plot_reliability, tabulate_confusion, write_page
+from bertkit.data.labels import REGRESSION
+from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows
+from bertkit.tasks.result import tabulate_logits
 from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_reviews
 from tests.world import Reader, find_part, read_tables
 
-LABELS = {"one": ["stars"], "several": ["tags"], "number": ["price"]}
+LABELS = {"one": ["stars"], "several": ["tags"]}
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Finished runs of each kind of problem, and their page."""
+    """Finished runs with one label and with several, and their page."""
     root = tmp_path_factory.mktemp("classify")
     start = write_checkpoint(root / "bert", num_hidden_layers=1, hidden_size=16, intermediate_size=16)
     table = write_reviews(root / "reviews.csv", 120)
     for name, label in LABELS.items():
         data = {"dir": str(table), "text": ["title", "body"], "label": label, "dev_share": 0.3, "max_length": 24}
         recipe = {"checkpoint": str(start), "precision": "fp32", "batch_size": 8, "data": data}
-        run(
-            Recipe.make(CLASSIFICATION, recipe | {"train": {"max_steps": 4, "learning_rate": 2e-2}}), output=root / name
-        )
+        recipe |= {"train": {"max_steps": 4, "learning_rate": 2e-2}}
+        run(Recipe.make(CLASSIFICATION, recipe), output=root / name)
     write_page([root / name for name in LABELS], root / "report.html")
     return root
 
 
-def read_run(root, name):
-    """Return the metrics of a run, the rows of dev.csv by line, and the tables of its part of the page."""
-    with (root / name / "predictions" / "dev.csv").open(encoding="utf-8", newline="") as file:
-        rows = {str(int(row["id"][1:]) + 2): row for row in csv.DictReader(file)}
-    metrics = json.loads((root / name / "metrics.json").read_text())
-    return metrics, rows, read_tables(find_part(root / "report.html", str(root / name)))
-
-
 @pytest.mark.parametrize(("name", "labels"), [("one", ["1", "2", "3"]), ("several", ["dear", "slow"])])
-def test_each_label_has_its_scores(root, name, labels):
-    metrics, _, tables = read_run(root, name)
+def test_each_label_has_its_scores_and_a_run_its_figures(root, name, labels):
+    metrics = json.loads((root / name / "metrics.json").read_text())
+    part = find_part(root / "report.html", str(root / name))
+    tables = read_tables(part)
+    assert any("Reliability, dev" in text for text in Reader(part).find("figcaption"))
+    assert ("Confusion matrix, dev" in tables) == (name == "one")
     for split, start in (("dev", ""), ("test", "test_")):
         heads, *rows = tables[f"Scores by label, {split}"]
         thresholds = ["threshold"] * (name == "several")
@@ -55,27 +54,6 @@ def test_each_label_has_its_scores(root, name, labels):
             assert [precision, recall, f1] == scores
             assert int(count) == metrics[f"{start}count_{label}"]
             assert threshold == [f"{metrics[f'threshold_{label}']:.3f}" for _ in threshold]
-
-
-@pytest.mark.parametrize("name", LABELS)
-def test_a_run_has_a_diagram_a_matrix_and_its_worst_mistakes(root, name):
-    """Find the mistakes again in dev.csv."""
-    _, rows, tables = read_run(root, name)
-    captions = Reader(find_part(root / "report.html", str(root / name))).find("figcaption")
-    assert any("Reliability, dev" in text for text in captions) == (name != "number")
-    assert ("Confusion matrix, dev" in tables) == (name == "one")
-    assert any("label" in caption for caption in tables) == (name != "number")
-    (label,) = LABELS[name]
-    errors = {line: find_error(name, row) for line, row in rows.items()}
-    limit = np.sqrt(np.mean(np.square(list(errors.values())))) if name == "number" else 0
-    wrong = sorted((error for error in errors.values() if error > limit), reverse=True)
-    heads, *lines = tables["Mistakes, dev, worst first"]
-    assert heads == ["row", "title", "body", "predicted", "true"]
-    assert [errors[line] for line, *_ in lines] == pytest.approx(wrong[:10])
-    for line, title, _, answer, right in lines:
-        assert rows[line]["title"] == title
-        assert sorted(right.split(" | ")) == sorted((rows[line][label] or "nothing").split("|"))
-        assert name != "one" or answer == rows[line]["label"]
 
 
 def test_a_table_that_pandas_wrote_is_enough(root, tmp_path):
@@ -95,12 +73,30 @@ def test_a_table_that_pandas_wrote_is_enough(root, tmp_path):
         assert f">{count}<" in page.partition("Confusion matrix")[2]
 
 
-def find_error(name, row):
-    """Return how wrong a row of dev.csv is; 0 if it is right."""
-    if name == "number":
-        return abs(float(row["prediction"]) - float(row["price"]))
-    if name == "one":
-        return 0 if row["label"] == row["stars"] else 1 - float(row[f"probability_{row['stars']}"])
-    given, found = (set(filter(None, row[key].split("|"))) for key in ("tags", "labels"))
-    gaps = [abs(float(row[f"probability_{tag}"]) - (tag in given)) for tag in ("slow", "dear")]
-    return 0 if given == found else sum(gaps) / 2
+def test_rare_labels_share_a_row_and_a_column():
+    rng = np.random.default_rng(0)
+    labels = np.concatenate([np.repeat(np.arange(MOST_CONFUSED + 2), 9), [0, 5] * 2])
+    labels = labels[(labels != 3) | (np.arange(len(labels)) % 2 == 0)]  # 3 has fewer rows, and 20 and 21 come last
+    answers = rng.permutation(labels)
+    table = tabulate_confusion(answers, labels, [f"n{n}" for n in range(MOST_CONFUSED + 2)], "dev")
+    counts = np.array([[int(cell.lines[0][0]) for cell in row[1:]] for row in table.rows])
+    kept = [*range(3), *range(4, MOST_CONFUSED + 1)]
+    assert [*table.heads[1:]] == [*(f"n{label}" for label in kept), "(others)"]
+    assert counts.sum() == len(labels)
+    assert np.array_equal(counts[:-1, :-1], confusion_matrix(labels, answers)[np.ix_(kept, kept)])
+
+
+def test_reliability_bars_stay_between_0_and_100_percent():
+    """A single row that is right says little: its interval is from 2.5 to 100 %."""
+    stated = np.array([0.65] * 3 + [0.75] + [0.99] * 40)
+    labels = np.array([1] * 3 + [0] + [0] * 39 + [1])
+    series = plot_reliability(np.stack([stated, 1 - stated], axis=1), labels, "dev").series[-1]
+    limits = [(y - below, y + above) for (_, y), (below, above) in zip(series.points, series.spreads, strict=True)]
+    assert limits[1] == pytest.approx((2.5, 100), abs=0.01)
+    assert all(0 <= low <= y <= high <= 100 for (_, y), (low, high) in zip(series.points, limits, strict=True))
+
+
+def test_numbers_and_answers_that_must_exist_have_no_figures():
+    numbers = tabulate_logits(np.ones((3, 1)), np.ones(3), (), REGRESSION)
+    answers = make_rows({LABEL: pa.array([["a"]], NAMES), PREDICTION: ["a"], "em": [1.0], "f1": [1.0]})
+    assert draw_figures(numbers, "dev") == draw_figures(answers, "dev") == []

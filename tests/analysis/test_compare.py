@@ -12,8 +12,9 @@ from bertkit.analysis.compare import comment, compare, list_values, tabulate
 from bertkit.errors import UsageError
 from bertkit.metrics.intervals import adjust_p_values
 from bertkit.metrics.table import make_rows
-from bertkit.training.predictions import format_table, hash_rows, spell_answers
+from bertkit.training.predictions import hash_rows, pack_table, spell_answers
 from bertkit.training.recipe import save_recipe
+from tests.world import make_results
 
 NAMES = ["entailment", "not_entailment"]
 
@@ -35,9 +36,7 @@ def write_run(folder, right, seed=42, order=None, rate=2e-5, task="rte", group=1
     columns["row"] = list(range(len(keys)))
     rows = make_rows(columns, table=1, task=task, texts=["first", "second"], names=NAMES)
     (folder / "predictions").mkdir(parents=True)
-    for name, content in format_table(rows, "dev").items():
-        path = folder / "predictions" / name
-        path.write_bytes(content) if isinstance(content, bytes) else path.write_text(content)
+    (folder / "predictions" / "dev.parquet").write_bytes(pack_table(rows))
     save_recipe({"task": task, "data": data, "train": {"seed": seed, "learning_rate": rate}}, folder / "recipe.toml")
     (folder / "metrics.json").write_text("{}")
     return folder
@@ -115,20 +114,14 @@ def test_runs_with_other_seeds_are_one_method(tmp_path):
 
 
 def test_a_study_has_a_method_for_each_cell(tmp_path):
-    cells = []
-    for name, share in (("low", 0.8), ("high", 0.6)):
-        runs = []
-        for seed in (1, 2):
-            write_run(tmp_path / name / f"seed-{seed}", draw(seed + int(10 * share), share), seed, rate=share)
-            runs.append({"seed": seed, "directory": f"{name}/seed-{seed}", "status": "finished"})
-        runs.append({"seed": 3, "directory": f"{name}/seed-3", "status": "failed"})
-        cells.append({"column": "RTE", "runs": runs, "n": 2, "mean": share, "sd": 0.0})
-    columns = {"RTE": {"name": "RTE", "metric": "accuracy", "unit": "fraction"}}
-    (tmp_path / "study.json").write_text(
-        json.dumps({"finished": True, "columns": columns, "cells": cells, "chosen": []})
-    )
+    grid = {"train.learning_rate": [0.8, 0.6]}
+    results = make_results(grid, {"rte": "accuracy"}, lambda *cell: None if cell[-1] == 3 else 0.5, ["a"], (1, 2, 3))
+    (tmp_path / "study.json").write_text(json.dumps(results))
+    for cell, share in zip(results["cells"], (0.8, 0.6), strict=True):
+        for one in cell["runs"][:2]:
+            write_run(tmp_path / one["directory"], draw(one["seed"] + int(10 * share), share), one["seed"], rate=share)
     (found,) = compare([tmp_path])
-    assert found.second.describe() == f"{tmp_path / 'high'} (2 seeds)"
+    assert found.second.describe() == f"{tmp_path / 'a/rte/1'} (2 seeds)"
     (table,) = tabulate([found])
     assert "±" in table.rows[0][1].lines[0][0]
 
@@ -162,16 +155,14 @@ def test_wrong_sources_are_one_line(tmp_path, refused):
 # --- Tables of other programs -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_a_table_that_pandas_wrote_in_another_order_is_compared_with_a_run(tmp_path, call, ending):
+def test_a_table_that_pandas_wrote_in_another_order_is_compared_with_a_run(tmp_path, call):
     """The table has other columns, its texts are swapped, and it answers with a class that the run does not know."""
     right, theirs = draw(0), draw(1, 0.3)
     table = make_table(theirs, np.random.default_rng(0).permutation(300))[["second", "label", "prediction", "first"]]
     table.loc[table["first"] == "text 7", "prediction"] = "I do not know"
     theirs[7] = False
-    path = tmp_path / f"answers.{ending}"
-    table = table.assign(model="an LLM")
-    table.to_csv(path, index=False) if ending == "csv" else table.to_parquet(path)
+    path = tmp_path / "answers.csv"
+    table.assign(model="an LLM").to_csv(path, index=False)
     run = write_run(tmp_path / "run", right)
     for sources in ((run, path), (path, run)):
         (found,) = compare(sources)
@@ -181,7 +172,7 @@ def test_a_table_that_pandas_wrote_in_another_order_is_compared_with_a_run(tmp_p
     kept = path.read_bytes()
     code, _, err = call("compare", run, path, "--json", path)
     assert (code, err.count("\n")) == (2, 1)
-    assert f"answers.{ending} is also the input and would be overwritten; name another file with --json" in err
+    assert "answers.csv is also the input and would be overwritten; name another file with --json" in err
     assert path.read_bytes() == kept
     table.drop(columns="second").to_csv(tmp_path / "less.csv", index=False)
     with pytest.raises(UsageError, match=r"less.csv has no column 'second', only"):
@@ -217,13 +208,6 @@ def test_tables_are_matched_by_the_inputs_that_all_have(tmp_path):
     }
 
 
-def test_equal_tables_are_not_told_apart(tmp_path):
-    gold = np.arange(60) % 2
-    (same,) = compare(write_both(tmp_path, gold, gold, gold))
-    assert same.describe() == "not told apart with 60 rows: the scores are equal"
-    assert not any("enough" in line for line in comment([same]))
-
-
 @pytest.mark.parametrize("labels", [np.linspace(0, 5, 40), np.arange(40) % 5])
 def test_predicted_numbers_are_a_regression_even_if_the_right_ones_are_whole(tmp_path, labels):
     noise = np.random.default_rng(0).normal(size=(2, 40))
@@ -238,10 +222,11 @@ def test_several_labels_are_in_any_order_and_include_those_that_are_only_predict
     paths = write_both(tmp_path, ["a|b", "b"] * 15, ["b|a|c", "b"] * 15, ["a|b", "b"] * 15)
     (found,) = compare(paths)
     assert [one.rate()[0] for one in (found.first, found.second)] == pytest.approx([200 / 3] * 2)
-    frame = pd.read_csv(paths[1])
-    frame.assign(label=[["b", "a"], ["b"]] * 15, prediction=[["b", "a"], ["b"]] * 15).to_parquet(tmp_path / "c.parquet")
+    lists = [["b", "a"], ["b"]] * 15
+    pd.read_csv(paths[1]).assign(label=lists, prediction=lists).to_parquet(tmp_path / "c.parquet")
     (same,) = compare([paths[1], tmp_path / "c.parquet"])
-    assert (same.contrast.rows, same.contrast.value, same.list_differing()) == (30, 0, [])
+    assert (same.describe(), same.list_differing()) == ("not told apart with 30 rows: the scores are equal", [])
+    assert not any("enough" in line for line in comment([same]))
 
 
 def test_tags_are_shown_as_entities():

@@ -5,16 +5,13 @@ import json
 import re
 import shlex
 import shutil
-import sys
 from base64 import b64decode
-from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from bertkit import cli
 from bertkit.analysis import report as page
 from bertkit.analysis.report import thin, write_page
 from bertkit.data.formats.official import read_tsv
@@ -67,11 +64,6 @@ def read_page(path):
     return Reader(path.read_text(encoding="utf-8"))
 
 
-def list_pictures(reader):
-    """Return the SVG of each picture."""
-    return [b64decode(address.partition(",")[2]).decode() for address in reader.take("src")]
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """Finished runs of a small model on small data, a pretraining, and a study."""
@@ -83,13 +75,10 @@ def root(tmp_path_factory):
     train = {"max_steps": 4, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 2, "learning_rate": 2e-2}
     recipe = {"checkpoint": str(start), "precision": "fp32", "batch_size": 8, "train": train}
     for name, options in FINE_TUNED.items():
-        data = {"dir": str(root / (TASKS[name].folder)), **options}
+        data = {"dir": str(root / TASKS[name].folder), **options}
         run(Recipe.make(TASKS[name], recipe | {"data": data}), output=root / "runs" / name)
-    data = {"dir": str(root / "glue"), **FINE_TUNED["mrpc"]}
-    run(
-        Recipe.make(TASKS["mrpc"], recipe | {"data": data, "train": train | {"seed": 43}}),
-        output=root / "runs" / "mrpc-43",
-    )
+    again = read_recipe(root / "runs" / "mrpc" / "recipe.toml")
+    run(Recipe.make(TASKS["mrpc"], again, {"train": {"seed": 43}}), output=root / "runs" / "mrpc-43")
     run(Recipe.make(TASKS["pretrain"], make_recipe(write_text(root / "corpus.txt"))), output=root / "runs" / "pretrain")
     write_study(root / "runs" / "grid", root / "runs" / "mrpc")
     return root / "runs"
@@ -127,7 +116,7 @@ def undrawn(monkeypatch):
 # --- Content ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_run_says_what_it_is_and_how_to_repeat_it(root, whole, monkeypatch, capsys):
+def test_every_run_says_what_it_is_and_how_to_repeat_it(root, whole, call):
     for name in (*FINE_TUNED, "pretrain"):
         found, recipe = Reader(find_part(whole, str(root / name))), read_recipe(root / name / "recipe.toml")
         facts = dict(zip(found.find("dt"), found.find("dd"), strict=True))
@@ -141,11 +130,8 @@ def test_every_run_says_what_it_is_and_how_to_repeat_it(root, whole, monkeypatch
         assert sizes in facts["Model"]
         code = {values["id"].partition("-")[2][2:]: text for tag, values, text in found.texts if tag == "code"}
         assert code["recipe"] == (root / name / "recipe.toml").read_text(encoding="utf-8")
-        monkeypatch.setattr(sys, "argv", [*shlex.split(code["command"]), "--dry-run"])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        printed = capsys.readouterr().out
-        assert not stop.value.code
+        status, printed, _ = call(*shlex.split(code["command"])[1:], "--dry-run")
+        assert status == 0
         assert f"output: {root / name}-again" in printed
 
 
@@ -185,17 +171,8 @@ def test_curves_are_drawn_of_the_loss_and_of_every_logged_score(root, whole):
     drawn = [label.partition(" during")[0] for label in part.take("alt") if "during" in label]
     of_pairs = [f"next-sentence {name}" for name in ("loss", "accuracy")]
     assert drawn == ["loss", "masked-LM loss", "masked-LM accuracy", *of_pairs, "perplexity"]
-    assert all(word in list_pictures(part)[1] for word in ("masked-LM loss", "training", "held out", "ln V", "update"))
-
-
-def test_types_of_entities_have_scores_of_their_own(root, whole):
-    scores = score_types(read_table(root / "ner" / "predictions" / "dev.parquet"))
-    tables = read_tables(find_part(whole, str(root / "ner")))
-    heads, *lines = tables["Scores by type, dev (%)"]
-    assert heads == ["type", "precision", "recall", "F1"]
-    assert {line[0]: line[3] for line in lines} == {kind: f"{100 * found['f1']:.1f}" for kind, found in scores.items()}
-    assert set(scores) >= {"PER", "LOC"}
-    assert "Scores by type, test (%)" in tables
+    picture = b64decode(part.take("src")[1].partition(",")[2]).decode()
+    assert all(word in picture for word in ("masked-LM loss", "training", "held out", "ln V", "update"))
 
 
 def test_mistakes_are_in_a_table(root, whole):
@@ -206,18 +183,20 @@ def test_mistakes_are_in_a_table(root, whole):
         assert [int(line[0]) for line in lines] == [table["row"][n].as_py() for n in find_mistakes(table)[:10].tolist()]
 
 
+def test_types_of_entities_have_scores_of_their_own(root, whole):
+    scores = score_types(read_table(root / "ner" / "predictions" / "dev.parquet"))
+    _, *lines = read_tables(find_part(whole, str(root / "ner")))["Scores by type, dev (%)"]
+    assert {line[0]: line[3] for line in lines} == {kind: f"{100 * found['f1']:.1f}" for kind, found in scores.items()}
+
+
 def test_lengths_are_those_of_the_sequences(root, whole):
-    found = json.loads((root / "mrpc" / "lengths.json").read_text())["train"]
     columns = {"a": "#1 String", "b": "#2 String"}
     table = read_tsv(root.parent / "glue" / "MRPC" / "train.tsv", columns).table.to_pydict()
-    lengths = [len(ids) for ids in load_tokenizer(str(root / "mrpc"))(table["a"], table["b"])["input_ids"]]
-    counts = Counter(dict(zip(found["lengths"], found["counts"], strict=True)))
-    assert counts == Counter(min(length, 24) for length in lengths)
-    cut = sum(length >= 24 for length in lengths)
-    part = Reader(find_part(whole, str(root / "mrpc")))
+    lengths = [min(24, len(ids)) for ids in load_tokenizer(str(root / "mrpc"))(table["a"], table["b"])["input_ids"]]
+    part, cut, count = Reader(find_part(whole, str(root / "mrpc"))), lengths.count(24), len(lengths)
     text = dict(zip(part.find("dt"), part.find("dd"), strict=True))["Inputs, train"]
-    assert f"{len(lengths)} sequences, " in text
-    assert f"{cut} ({cut / len(lengths):.1%}) reach max_length (24)" in text
+    mean, share = sum(lengths) / count, f"{cut} ({cut / count:.1%}) reach max_length (24)"
+    assert text.startswith(f"{count} sequences, {mean:.1f} tokens on average, at most 24; {share}")
     found = json.loads((root / "pretrain" / "lengths.json").read_text())
     assert list(found) == ["dev"], "random samples: only the held-out split"
     windows = json.loads((root / "squad2" / "lengths.json").read_text())
@@ -225,21 +204,17 @@ def test_lengths_are_those_of_the_sequences(root, whole):
 
 
 def test_of_a_large_split_some_sequences_are_measured_all_over():
-    class Data:
-        def __len__(self):
-            return 3 * MEASURED
-
+    class Data(list):
         def __getitems__(self, places):
             return places
 
     def collate(places):
-        lengths = torch.tensor(places) // MEASURED + 1
-        mask = (torch.arange(3) < lengths[:, None]).long()
+        mask = torch.arange(3) <= torch.tensor(places)[:, None] // MEASURED
         return {"input_ids": mask, "attention_mask": mask}
 
     task = SimpleNamespace(splits={"dev": "{}"}, reusable=True, collate=collate)
     recipe = SimpleNamespace(data={"max_length": 9}, lengths=[3, 9])
-    data = {"train": Data(), "other": Data()}
+    data = dict.fromkeys(("train", "other"), Data([0] * 3 * MEASURED))
     (found,) = measure_lengths(task, recipe, data).values()
     assert (found["sequences"], found["max_length"], found["lengths"]) == (3 * MEASURED, 3, [1, 2, 3])
     assert sum(found["counts"]) == MEASURED
@@ -255,13 +230,7 @@ def test_a_study_has_its_tables_heat_maps_failures_and_links(root, whole):
     words = " ".join(found.find("p"))
     for text in (describe_size(study).replace(" x ", " × "), explain_scores(study), "A small grid."):
         assert text in words
-    assert tables["Scores"] == [
-        ["", "rte: accuracy (%)", "cola: Matthews correlation (%)"],
-        ["small", "60.0 (1)", "50.0 (1) †"],
-        ["small, best run", "60.0 best of 6", "50.0 best of 6"],
-        ["published: BERT-base, test", "66.4", "52.1"],
-        ["published: BERT-large, test", "70.1", "–"],
-    ]
+    assert tables["Scores"][2] == ["small, best run", "60.0 best of 6", "50.0 best of 6"]
     assert tables["rte: accuracy (%), small"] == [
         ["learning_rate →", "2e-05", "5e-05"],
         ["batch_size 16", "51.0 ± 1.4 (2) †", "60.0 (1) 1 failed"],
@@ -289,14 +258,9 @@ def test_an_unfinished_study_of_pretrainings_has_their_scores_and_curves(tmp_pat
     write_page([tmp_path], tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     found, tables = Reader(text), read_tables(text)
-    assert tables["Scores"][:3] == [
-        ["", "MNLI-m", "QNLI", "LM (ppl)", "Average"],
-        ["BERT", "50.0 ± 1.4 (2) †", "65.0 ± 7.1 (2)", "12.346 (1)", "57.5"],
-        ["the paper", "84.4", "", "", "86"],
-    ]
+    assert tables["Scores"][1] == ["BERT", "50.0 ± 1.4 (2) †", "65.0 ± 7.1 (2)", "12.346 (1)", "57.5"]
     assert tables["Pretraining, on held-out text"][1] == ["pretrain/bert", "BERT", "6,000", "12.346", "25.0"]
     assert "MNLI-m over pretraining updates" in found.take("alt")
-    assert any("the paper" in svg and "pretraining updates" in svg for svg in list_pictures(found))
     assert "(unfinished, 8 of 10 runs so far)" in found.find("h2")[0]
     assert any("accuracy in percent; mnli, dev; " in text for text in found.find("dd"))
 
@@ -324,28 +288,24 @@ def test_a_run_in_work_or_of_before_is_shown_with_what_there_is(root, tmp_path):
 def test_a_damaged_file_or_another_source_is_one_line_and_no_page(root, tmp_path, undrawn, refused):
     shutil.copytree(root / "mrpc", tmp_path / "run")
     for name in ("metrics.json", "lengths.json", "environment.json", "predictions/dev.parquet"):
-        damaged = tmp_path / "run" / name
-        whole = damaged.read_bytes()
-        damaged.write_text("{\n", encoding="utf-8")
+        whole = (tmp_path / "run" / name).read_bytes()
+        (tmp_path / "run" / name).write_text("{\n")
         with pytest.raises(UsageError, match=str(tmp_path / "run")):
             write_page([tmp_path / "run"], tmp_path / "page.html")
-        damaged.write_bytes(whole)
+        (tmp_path / "run" / name).write_bytes(whole)
     (tmp_path / "study").mkdir()
-    (tmp_path / "study" / "study.json").write_text("{", encoding="utf-8")
+    (tmp_path / "study" / "study.json").write_text("{")
     for source, output in (("study", "page.html"), ("", "page.html"), ("run", "")):
         with refused():
             write_page([tmp_path / source], tmp_path / output)
     assert not (tmp_path / "page.html").exists()
 
 
-def test_the_command_writes_the_page_and_says_where(root, tmp_path, monkeypatch, capsys, undrawn):
+def test_the_command_writes_the_page_and_says_where(root, call, tmp_path, monkeypatch, undrawn):
     monkeypatch.chdir(root / "mrpc")
-    monkeypatch.setattr(sys, "argv", ["bertkit", "report", ".", ".", "--output", str(tmp_path / "new" / "page.html")])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert not stop.value.code
-    assert capsys.readouterr().out == f"1 run in {tmp_path / 'new' / 'page.html'}\n"
-    assert read_page(tmp_path / "new" / "page.html").find("h1") == [str(root / "mrpc")]
+    page = tmp_path / "new" / "page.html"
+    assert call("report", ".", ".", "--output", page) == (0, f"1 run in {page}\n", "")
+    assert read_page(page).find("h1") == [str(root / "mrpc")]
 
 
 # --- Escaped text -----------------------------------------------------------------------------------------------------
@@ -362,11 +322,8 @@ def test_hostile_words_stay_words(root, tmp_path, whole):
     (folder / "predictions" / "dev.parquet").write_bytes(pack_table(table))
     environment = json.loads((folder / "environment.json").read_text()) | {"processor": HOSTILE, "python": HOSTILE}
     (folder / "environment.json").write_text(json.dumps(environment))
-    grid = {HOSTILE: [HOSTILE, "b"]}
-    study = make_results(
-        grid, {HOSTILE: HOSTILE}, lambda row, task, setting, seed: None if seed == 43 else 0.5, (HOSTILE,)
-    )
-    study |= {"over": 4}
+    grid, names = {HOSTILE: [HOSTILE, "b"]}, {HOSTILE: HOSTILE}
+    study = make_results(grid, names, lambda *cell: None if cell[-1] == 43 else 0.5, (HOSTILE,)) | {"over": 4}
     study["definition"]["note"] = HOSTILE
     study["cells"][0]["runs"][1]["failure"] = HOSTILE
     (tmp_path / "study").mkdir()
@@ -395,6 +352,9 @@ def test_nothing_is_loaded_and_every_name_is_there_once(whole):
     assert {address.partition(",")[0] for address in found.take("src")} == {"data:image/svg+xml;base64"}
     for loading in ("http:", "https:", "@import", "url(", "srcset"):
         assert loading not in text
+    pictures = "".join(b64decode(address.partition(",")[2]).decode() for address in found.take("src"))
+    colours = set(re.findall(r"(?:fill|stroke): ?(#\w+)", pictures))
+    assert colours <= {*html.SERIES, html.GREY, "#808080"}, "for light and dark pages"
     assert {tag for tag, _ in found.elements} & {"iframe", "object", "embed", "base", "form"} == set()
     (policy,) = [values["content"] for _, values in found.elements if "http-equiv" in values]
     assert policy.startswith("default-src 'none'")
@@ -441,13 +401,6 @@ def test_every_colour_stands_out(whole, theme):
     parts = [[int(colours[name][place : place + 2], 16) for place in (1, 3, 5)] for name in ("c0", "paper")]
     darkest = "#" + "".join(f"{round(0.45 * a + 0.55 * b):02x}" for a, b in zip(*parts, strict=True))
     assert compare(colours["ink"], darkest) >= 4.5
-
-
-def test_pictures_have_colours_for_light_and_dark_pages(whole):
-    svgs = list_pictures(read_page(whole))
-    assert len(svgs) > 20
-    for svg in svgs:
-        assert set(re.findall(r"(?:fill|stroke): ?(#\w+)", svg)) <= {*html.SERIES, html.GREY, "#808080"}
 
 
 def test_any_letter_can_stand_in_a_picture(recwarn):

@@ -12,10 +12,11 @@ from bertkit.tasks import TASKS
 LENGTHS = np.tile(np.arange(1, 11), 20)  # 200 rows, each length 20 times
 
 
-def tabulate(task, count, inputs=None, **columns):
+def tabulate(task, count, inputs=None, names=None, **columns):
     """Return the table of slices of rows that have an input of equal length if nothing else is given."""
     given = {"group": np.arange(count), "tokens": np.full(count, 7), "unknown_tokens": np.zeros(count, int)}
-    rows = make_rows(given | (inputs or {}) | columns, inputs=list(inputs or {}))
+    facts = {"inputs": list(inputs or {})} | ({"names": names} if names else {})
+    rows = make_rows(given | (inputs or {}) | columns, **facts)
     return tabulate_slices(rows, find_row(TASKS[task].table, TASKS[task].metric), "dev")
 
 
@@ -45,10 +46,9 @@ def test_slices_have_rows_scores_and_intervals_and_the_worst_is_first():
     low, high = map(float, found["9 to 10 tokens"][2].split(" to "))
     assert 30 < low < 50 < high < 70
     assert found["1 to 3 tokens"][:2] == ["60", "100.0"]
-    assert sum(int(found[name][0]) for name in found if name.endswith("tokens")) == 200
-    assert set(found) - {name for name in found if name.endswith("tokens")} == {"all", "genre: usual"}, (
-        "too few rows, all of them, or too many values"
-    )
+    lengths = {name for name in found if name.endswith("tokens")}
+    assert sum(int(found[name][0]) for name in lengths) == 200
+    assert found.keys() - lengths == {"all", "genre: usual"}, "others: too few rows, all of them, or too many values"
 
 
 def test_slices_of_classes_compare_the_share_of_right_rows():
@@ -57,13 +57,9 @@ def test_slices_of_classes_compare_the_share_of_right_rows():
     unknown = np.arange(100) % 2
     table = tabulate("cola", 100, unknown_tokens=unknown, **answer(np.arange(100) % 5 > 0, labels))
     assert table.heads[2] == "right rows (%)"
-    assert {name: cells[:2] for name, cells in read(table).items()} == {
-        "all": ["100", "80.0"],
-        "label: bad": ["50", "80.0"],
-        "label: good": ["50", "80.0"],
-        "without unknown tokens": ["50", "80.0"],
-        "with unknown tokens": ["50", "80.0"],
-    }
+    found = {name: cells[:2] for name, cells in read(table).items()}
+    halves = ("label: bad", "label: good", "without unknown tokens", "with unknown tokens")
+    assert found == {"all": ["100", "80.0"]} | {name: ["50", "80.0"] for name in halves}
 
 
 def test_a_row_with_several_labels_is_right_if_all_of_them_are():
@@ -79,17 +75,10 @@ def test_slices_of_sentences_compare_f1():
     tags = pa.array([["B-PER", "B-PER"]] * 40)
     counts = {"right_PER": [1, 2] * 20, "found_PER": [2] * 40, "wanted_PER": [2] * 40}
     strict = {"strict_right": [1, 2] * 20, "strict_found": [2] * 40}
-    rows = {"label": tags, "prediction": tags, **counts, **strict}
-    given = {"group": np.arange(40), "tokens": [7] * 40, "unknown_tokens": [0] * 40, "kind": ["a", "b"] * 20}
-    table = tabulate_slices(
-        make_rows(given | rows, inputs=["kind"], names=["PER"]), find_row(TASKS["ner"].table, "f1"), "dev"
-    )
+    table = tabulate("ner", 40, {"kind": ["a", "b"] * 20}, ["PER"], label=tags, prediction=tags, **counts, **strict)
     assert table.heads[2] == "F1 (%)"
-    assert [(name, cells[1]) for name, cells in read(table).items()] == [
-        ("all", "75.0"),
-        ("kind: a", "50.0"),
-        ("kind: b", "100.0"),
-    ]
+    found = [(name, cells[1]) for name, cells in read(table).items()]
+    assert found == [("all", "75.0"), ("kind: a", "50.0"), ("kind: b", "100.0")]
 
 
 def test_slices_of_questions_tell_those_without_an_answer_apart_and_draw_contexts():

@@ -44,7 +44,6 @@ def mask_lines(path, predictor):
 
 
 def main():
-    """Print the line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run")
     parser.add_argument("export")

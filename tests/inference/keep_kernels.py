@@ -15,10 +15,8 @@ import time
 from bertkit.inference.predictor import Predictor
 
 SENTENCE = "the film was a warm and funny story about people in small towns who never give up"
-TEXTS = 400
-LENGTHS = (3, 120)  # words of a text
-BATCHES = (2, 12)  # texts of a batch
-ROUNDS = 4
+TEXTS, ROUNDS = 400, 4
+LENGTHS, BATCHES = (3, 120), (2, 12)  # words of a text, and texts of a batch
 
 
 def measure(predictor: Predictor, texts: list[str]) -> tuple[float, float]:

@@ -17,11 +17,6 @@ from bertkit.training.run import run as train
 from tests.official import write_checkpoint, write_squad
 
 ONE, TWO = SQUAD.values()
-FILES = {
-    1: ["nbest_predictions.json", "predictions.json"],
-    2: ["nbest_predictions.json", "null_odds.json", "predictions.json"],
-}
-
 GOLD = {1: {"q1": ["blue sky"], "q2": ["two cats"], "q3": ["Paris"]}, 2: {"q1": ["red"], "q2": [], "q3": ["Paris"]}}
 RUNS = {
     1: [
@@ -54,25 +49,21 @@ def write_gold(folder, task, gold=None):
         }
         for name, texts in (gold or GOLD[task.version.number]).items()
     ]
-    folder.mkdir(exist_ok=True)
-    path = folder / f"dev-v{task.version.release}.json"
-    content = {
-        "version": task.version.release,
-        "data": [{"title": "", "paragraphs": [{"context": "blue", "qas": qas}]}],
-    }
-    path.write_text(json.dumps(content))
+    folder.mkdir()
+    path = folder / task.name_file("dev")
+    articles = [{"title": "", "paragraphs": [{"context": "blue", "qas": qas}]}]
+    path.write_text(json.dumps({"version": task.version.release, "data": articles}))
     return path
 
 
-def write_run(folder, task, answers, data="", exact=50.0, f1=60.0):
+def write_run(folder, task, answers, data=""):
     """Write the files of a finished run that an ensemble reads. answers: question -> text -> probability."""
     (folder / "predictions").mkdir(parents=True)
     save_recipe({"task": task.name, "data": {"dir": str(data)}}, folder / "recipe.toml")
-    (folder / "metrics.json").write_text(json.dumps({task.version.exact: exact, "f1": f1, "score": f1}))
+    (folder / "metrics.json").write_text(json.dumps({task.version.exact: 50.0, "f1": 60.0, "score": 60.0}))
+    logits = {"start_logit": 0.0, "end_logit": 0.0}
     nbest = {
-        name: [
-            {"text": text, "probability": value, "start_logit": 0.0, "end_logit": 0.0} for text, value in best.items()
-        ]
+        name: [{"text": text, "probability": value} | logits for text, value in best.items()]
         for name, best in answers.items()
     }
     (folder / "predictions" / "nbest_predictions.json").write_text(json.dumps(nbest))
@@ -84,12 +75,16 @@ def task(request):
     return request.param
 
 
+def write_runs(folder, task):
+    """Write the two runs above and their data."""
+    write_gold(folder / "squad", task)
+    found = zip("ab", RUNS[task.version.number], strict=True)
+    return [write_run(folder / name, task, answers, data=folder / "squad") for name, answers in found]
+
+
 @pytest.fixture
 def runs(tmp_path, task):
-    """Write the two runs above and their data."""
-    write_gold(tmp_path / "squad", task)
-    found = zip("ab", RUNS[task.version.number], strict=True)
-    return [write_run(tmp_path / name, task, answers, data=tmp_path / "squad") for name, answers in found]
+    return write_runs(tmp_path, task)
 
 
 def join(task, runs, output, data=None):
@@ -100,17 +95,8 @@ def join(task, runs, output, data=None):
 
 def read(folder):
     """Return the JSON files below a directory, by name; none holds NaN or infinite numbers."""
-
-    def refuse_constant(name):
-        raise AssertionError(name)
-
     paths = sorted(folder.rglob("*.json"))
-    return {
-        str(path.relative_to(folder)): json.loads(path.read_text(), parse_constant=refuse_constant) for path in paths
-    }
-
-
-# --- Computed by hand
+    return {str(path.relative_to(folder)): json.loads(path.read_text(), parse_constant=pytest.fail) for path in paths}
 
 
 def test_two_runs_of_1_1_worked_by_hand(tmp_path):
@@ -118,10 +104,9 @@ def test_two_runs_of_1_1_worked_by_hand(tmp_path):
     q2: two cats 0.55, cats 0.4, two 0.05: right. q3: Paris 0.55, in Paris 0.45: right. EM 2/3, F1 8/9.
     Alone either run has only one right.
     """
-    write_gold(tmp_path / "squad", ONE)
-    runs = [write_run(tmp_path / name, ONE, RUNS[1][index]) for index, name in enumerate("ab")]
-    results, lines = join(ONE, runs, tmp_path / "both", tmp_path / "squad")
-    assert lines == [f"SQuAD 1.1: 3 questions from {tmp_path}/squad/dev-v1.1.json, answered by 2 runs"]
+    gold = write_gold(tmp_path / "other", ONE)
+    results, lines = join(ONE, write_runs(tmp_path, ONE), tmp_path / "both", gold.parent)
+    assert lines == [f"SQuAD 1.1: 3 questions from {gold}, answered by 2 runs"]
     scores = {"exact_match": pytest.approx(200 / 3), "f1": pytest.approx(800 / 9), "score": results["metrics"]["f1"]}
     assert results["metrics"].keys() == {*scores, "runs"}, "one context has no other to be drawn with"
     assert results["metrics"].items() >= (scores | {"runs": 2}).items()
@@ -129,19 +114,14 @@ def test_two_runs_of_1_1_worked_by_hand(tmp_path):
     assert files["metrics.json"] == results["metrics"]
     assert files["predictions/predictions.json"] == {"q1": "blue", "q2": "two cats", "q3": "Paris"}
     means = {
-        name: {entry["text"]: pytest.approx(entry["probability"]) for entry in entries}
+        name: [(entry["text"], pytest.approx(entry["probability"])) for entry in entries]
         for name, entries in files["predictions/nbest_predictions.json"].items()
     }
     assert means == {
-        "q1": {"blue": 0.45, "red": 0.4, "green": 0.15},
-        "q2": {"two cats": 0.55, "cats": 0.4, "two": 0.05},
-        "q3": {"Paris": 0.55, "in Paris": 0.45},
+        "q1": [("blue", 0.45), ("red", 0.4), ("green", 0.15)],
+        "q2": [("two cats", 0.55), ("cats", 0.4), ("two", 0.05)],
+        "q3": [("Paris", 0.55), ("in Paris", 0.45)],
     }
-    assert [list(best) for best in means.values()] == [
-        ["blue", "red", "green"],
-        ["two cats", "cats", "two"],
-        ["Paris", "in Paris"],
-    ]
 
 
 def test_runs_with_chinese_scores_give_such_scores(tmp_path):
@@ -157,9 +137,8 @@ def test_two_runs_of_2_0_worked_by_hand(tmp_path):
     """No answer and the best: q1 0.55 and red 0.45, q2 0.65 and cats 0.3, q3 0.25 and Paris 0.75. At tau = 0 q1 is not
     answered, which is wrong, q2 rightly not, and q3 is. All are right where -tau is between q1's and q2's odds.
     """
-    write_gold(tmp_path / "squad", TWO)
-    runs = [write_run(tmp_path / name, TWO, RUNS[2][index]) for index, name in enumerate("ab")]
-    results, _ = join(TWO, runs, tmp_path / "both", tmp_path / "squad")
+    runs = write_runs(tmp_path, TWO)
+    results, _ = join(TWO, runs, tmp_path / "both")
     odds = {"q1": math.log(0.55 / 0.45), "q2": math.log(0.65 / 0.3), "q3": math.log(0.25 / 0.75)}
     metrics = results["metrics"]
     assert metrics["null_score_diff_threshold"] == -metrics["tau"] == pytest.approx((odds["q1"] + odds["q2"]) / 2)
@@ -176,9 +155,14 @@ def test_two_runs_of_2_0_worked_by_hand(tmp_path):
     assert files["predictions/null_odds.json"] == pytest.approx(odds)
     best = [[entry["text"] for entry in entries] for entries in files["predictions/nbest_predictions.json"].values()]
     assert best == [["", "red"], ["", "cats", "two"], ["Paris", ""]]
-
-
-# --- Invariance
+    headings, lines = list_lines(TWO, results)
+    assert headings == ("run", "EM", "F1", "EM, tau = 0", "F1, tau = 0", "tau")
+    assert lines == [
+        (str(runs[0]), "50.0", "60.0", "", "", ""),
+        (str(runs[1]), "50.0", "60.0", "", "", ""),
+        ("ensemble of 2", "100.0", "100.0", "66.7", "66.7", "-0.487"),
+        ("the paper: BERT-large, dev", "78.7", "81.9", "", "", ""),
+    ]
 
 
 probabilities = (
@@ -197,22 +181,15 @@ def test_every_mean_is_the_mean(lists):
     assert math.isfinite(answer.odds)
 
 
-# --- The files
-
-
-def test_the_files_score_the_same_when_they_are_read_back(tmp_path, task, runs):
-    results, _ = join(task, runs, tmp_path / "both")
-    folder, gold = tmp_path / "both" / "predictions", tmp_path / "squad" / f"dev-v{task.version.release}.json"
-    metrics = results["metrics"]
-    found = task.score_files(gold, folder / "predictions.json")
-    assert {name: value for name, value in found.items() if not name.endswith("total")} == {
-        name: metrics[name] for name in found if not name.endswith("total")
-    }
-    if task is TWO:
-        threshold = metrics["null_score_diff_threshold"]
-        found = TWO.score_files(gold, folder / "predictions.json", folder / "null_odds.json", threshold)
-        assert (found["exact"], found["f1"]) == (metrics["exact"], metrics["f1"])
-    assert sorted(path.name for path in folder.iterdir()) == FILES[task.version.number]
+def test_the_files_score_the_same_when_they_are_read_back(tmp_path):
+    results, _ = join(TWO, write_runs(tmp_path, TWO), tmp_path / "both")
+    metrics, folder, gold = results["metrics"], tmp_path / "both" / "predictions", tmp_path / "squad" / "dev-v2.0.json"
+    found = TWO.score_files(gold, folder / "predictions.json")
+    scores = [name for name in found if not name.endswith("total")]
+    assert {name: found[name] for name in scores} == {name: metrics[name] for name in scores}
+    threshold = metrics["null_score_diff_threshold"]
+    found = TWO.score_files(gold, folder / "predictions.json", folder / "null_odds.json", threshold)
+    assert (found["exact"], found["f1"]) == (metrics["exact"], metrics["f1"])
 
 
 def test_killed_at_any_moment_there_are_no_scores_beside_other_answers(tmp_path, monkeypatch, task, runs):
@@ -234,23 +211,6 @@ def test_killed_at_any_moment_there_are_no_scores_beside_other_answers(tmp_path,
         assert set(complete) - set(read(tmp_path / output)) == {"metrics.json"}
         join(task, runs, tmp_path / output)
         assert read(tmp_path / output) == complete
-
-
-def test_the_table(tmp_path):
-    write_gold(tmp_path / "squad", TWO)
-    runs = [write_run(tmp_path / name, TWO, RUNS[2][index], tmp_path / "squad") for index, name in enumerate("ab")]
-    results, _ = join(TWO, runs, tmp_path / "both")
-    headings, lines = list_lines(TWO, results)
-    assert headings == ("run", "EM", "F1", "EM, tau = 0", "F1, tau = 0", "tau")
-    assert lines == [
-        (str(runs[0]), "50.0", "60.0", "", "", ""),
-        (str(runs[1]), "50.0", "60.0", "", "", ""),
-        ("ensemble of 2", "100.0", "100.0", "66.7", "66.7", "-0.487"),
-        ("the paper: BERT-large, dev", "78.7", "81.9", "", "", ""),
-    ]
-
-
-# --- Errors
 
 
 def test_runs_that_cannot_be_combined(tmp_path, task, runs, refused):
@@ -285,33 +245,16 @@ def test_only_an_ensemble_is_replaced(tmp_path, task, runs, refused):
         assert read(tmp_path / "both")["ensemble.json"] == {"runs": list(map(str, members))}
 
 
-# --- The command line and real runs
-
-
-def test_real_runs(tmp_path, task):
-    """Combine two seeds, and a run with its own copy, which must score as it does alone."""
-    recipe = {
-        "checkpoint": str(write_checkpoint(tmp_path / "bert")),
-        "batch_size": 4,
-        "precision": "fp32",
-        "data": {
-            "dir": str(write_squad(tmp_path / "squad", task.version.number)),
-            "max_length": 64,
-            "max_query_length": 8,
-        },
-    }
-    own = {}
-    for seed in (1, 2):
-        recipe["train"] = {"max_steps": 2, "save_strategy": "no", "seed": seed}
-        own[seed] = train(Recipe.make(SQUAD[task.name], recipe), output=tmp_path / f"run-{seed}")
-    shutil.copytree(tmp_path / "run-1", tmp_path / "copy")
-    results, _ = join(task, [tmp_path / "run-1", tmp_path / "run-2"], tmp_path / "both")
-    assert list(results["runs"].values()) == [own[1], own[2]]
-    alone, _ = join(task, [tmp_path / "run-1", tmp_path / "copy"], tmp_path / "alone")
-    assert {key: own[1][key] for key in alone["metrics"] if key != "runs"} == pytest.approx(
-        {key: value for key, value in alone["metrics"].items() if key != "runs"}, abs=1e-9
-    )
-    one, same = (read(tmp_path / name / "predictions") for name in ("run-1", "alone"))
+def test_a_real_run_with_its_own_copy_scores_as_it_does_alone(tmp_path):
+    data = {"dir": str(write_squad(tmp_path / "squad", 2)), "max_length": 64, "max_query_length": 8}
+    recipe = {"checkpoint": str(write_checkpoint(tmp_path / "bert")), "batch_size": 4, "precision": "fp32"}
+    recipe |= {"data": data, "train": {"max_steps": 2, "save_strategy": "no"}}
+    own = train(Recipe.make(TWO, recipe), output=tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    results, _ = join(TWO, [tmp_path / "run", tmp_path / "copy"], tmp_path / "both")
+    assert list(results["runs"].values()) == [own, own]
+    del results["metrics"]["runs"]
+    assert results["metrics"] == pytest.approx({key: own[key] for key in results["metrics"]}, abs=1e-9)
+    one, same = (read(tmp_path / name / "predictions") for name in ("run", "both"))
     assert same["predictions.json"] == one["predictions.json"]
-    if task is TWO:
-        assert same["null_odds.json"] == pytest.approx(one["null_odds.json"], abs=1e-9)
+    assert same["null_odds.json"] == pytest.approx(one["null_odds.json"], abs=1e-9)

@@ -7,12 +7,14 @@ from unittest.mock import Mock
 import pytest
 
 from bertkit import Predictor
+from bertkit.data.tokenizer import TOKENIZER_FILES
 from bertkit.errors import UsageError
 from bertkit.inference import export as module
-from bertkit.inference.export import check_output, export
+from bertkit.inference.export import export
 from bertkit.inference.export_record import EXPORT_FILE, find_export
 from bertkit.model.onnx import ONNX_FILE
 from tests.exports import FAST, HEADS, LABELS, write_export
+from tests.inference.compare_export import find_difference
 from tests.world import make_texts, write_head
 
 LONG = " ".join(make_texts(40))  # several times as long as the models' 128 positions
@@ -29,34 +31,23 @@ INPUTS = {
 }
 
 
-def check_close(found, expected):
-    """Check that results are equal, and their numbers within 1e-4."""
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        found, expected = list(found.values()), list(expected.values())
-    if isinstance(expected, list):
-        for one, other in zip(found, expected, strict=True):
-            check_close(one, other)
-    else:
-        assert found == (pytest.approx(expected, abs=1e-4) if isinstance(expected, float) else expected)
-
-
 @pytest.mark.parametrize("head", HEADS)
 def test_an_export_answers_as_its_run(head):
     run, folder = write_export(head)
     exact, exported = Predictor(run, precision="fp32"), Predictor(str(folder))
     expected, found = exact(INPUTS[head]), exported(INPUTS[head])
-    check_close(found, expected)
+    assert find_difference(found, expected) < 1e-4
     assert [*map(exported.describe, found)] == [*map(exact.describe, expected)]
     assert exact.output_schema == exported.output_schema
     assert exported.settings.head == exact.settings.head == head
-    if exact.task.pipeline:
-        check_close([*map(exported.format_for_pipeline, found)], [*map(exact.format_for_pipeline, expected)])
     if head == "BertForSequenceClassification":
         assert len({round(result["probability"], 2) for result in found}) > 3
         assert exported.settings.lengths == exact.settings.lengths == {"long": "mean"}
     if head == "BertForQuestionAnswering":
         assert {result["tau"] for result in found} == {0.25}
+    if exact.task.pipeline:
+        found, expected = map(exported.format_for_pipeline, found), map(exact.format_for_pipeline, expected)
+        assert find_difference(list(found), list(expected)) < 1e-4
 
 
 @pytest.mark.slow
@@ -66,7 +57,7 @@ def test_thresholds_and_scores_are_those_of_the_run(kind):
     run, exported = write_export(FAST[0], problem_type=kind, window_pooling=None, **thresholds)
     texts = make_texts(12)
     expected = Predictor(run, precision="fp32")(texts)
-    check_close(Predictor(exported)(texts), expected)
+    assert find_difference(Predictor(exported)(texts), expected) < 1e-4
     assert len({str(result.get("labels", result.get("scores"))) for result in expected}) > 1
 
 
@@ -82,26 +73,15 @@ def test_the_record_and_the_card_describe_the_export(tmp_path, monkeypatch, caps
     timing = record.timings["fp32"]
     assert timing["size"] == (exported / ONNX_FILE).stat().st_size
     assert list(timing["latency"]) == ["16", "128"], "the model has no 512 positions"
-    assert all(0 < one["p50"] <= one["p99"] and one["calls"] >= 5 for one in timing["latency"].values())
-    assert timing["texts_per_second"] > 0
-    assert sorted(path.name for path in exported.iterdir()) == sorted(
-        ["README.md", "config.json", EXPORT_FILE, ONNX_FILE, "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
-    )
+    assert all(0 < one["p50"] <= one["p99"] for one in timing["latency"].values())
+    written = {"README.md", "config.json", EXPORT_FILE, ONNX_FILE, *TOKENIZER_FILES}
+    assert {path.name for path in exported.iterdir()} == written
     card = (exported / "README.md").read_text()
     assert f"bertkit predict {exported.name} " in card
     monkeypatch.chdir(exported.parent)
     (example,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     exec(compile(example, "README.md", "exec"), {})
     assert "array([[" in capsys.readouterr().out
-
-
-def test_only_an_export_is_replaced(tmp_path):
-    check_output(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UsageError, match="is not empty and holds no export; name another directory with --output"):
-        check_output(tmp_path)
-    (tmp_path / EXPORT_FILE).write_text("{}")
-    check_output(tmp_path)
 
 
 def test_an_export_that_differs_from_its_run_leaves_no_file(tmp_path, monkeypatch, refused):
@@ -148,9 +128,6 @@ def test_the_command_shows_the_measurements(call, tmp_path, monkeypatch):
     code, out, err = call("export", run, "--output", run)
     assert (code, out) == (2, "")
     assert err == f"bertkit: {run} is not empty and holds no export; name another directory with --output\n"
-
-
-# --- Precision and processor ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["config.json", ONNX_FILE])

@@ -19,7 +19,6 @@ from bertkit.tasks.frozen import cache_features, load_encoder, pad_features
 from tests.official import write_checkpoint
 
 TEXTS = ["word1 good", "bad word12 so word3 word4", "good", "word1 bad word2 好 so"]
-SPECIAL = "good [MASK] bad [SEP] so"  # equal words of the texts
 POSITIONS = ([1, 3], [1, 2, 5], [], [1, 3, 4, 6])  # of some tokens in each text's sequence
 
 
@@ -53,10 +52,6 @@ def cache(checkpoint: str, sequences: Sequences, folder: Path, layers: str = "su
     return Features(path, ends, np.arange(len(positions)))
 
 
-def refuse(*_, **__):
-    raise AssertionError("the encoder was asked again")
-
-
 # --- On disk ----------------------------------------------------------------------------------------------------------
 
 
@@ -69,24 +64,14 @@ def test_features_on_disk_are_those_of_each_text_by_itself(layers, checkpoint, s
     assert [item["labels"].tolist() for item in data.__getitems__(range(4))] == [[0, 1], [2, 3, 4], [], [5, 6, 7, 8]]
 
 
-def test_what_was_computed_is_not_computed_again(checkpoint, sequences, tmp_path, monkeypatch):
-    first = cache(checkpoint, sequences, tmp_path / "kept")
-    monkeypatch.setattr(features, "run_encoder", refuse)
-    second = cache(checkpoint, sequences, tmp_path / "kept")
-    assert first.path == second.path
-    with pytest.raises(AssertionError, match="asked again"):
-        cache(checkpoint, sequences, tmp_path / "kept", "last")
-
-
 def test_other_weights_texts_layers_and_precisions_have_other_files(checkpoint, sequences, tmp_path):
     folder, other = tmp_path / "kept", str(write_checkpoint(tmp_path / "other", seed=1, num_hidden_layers=4))
-    shorter = Sequences(sequences.ids, sequences.ends, sequences.seconds, None)
-    shorter.ids = shorter.ids.copy()
-    shorter.ids[1] += 1
+    changed = Sequences(sequences.ids.copy(), sequences.ends, sequences.seconds, None)
+    changed.ids[1] += 1
     paths = {
         cache(checkpoint, sequences, folder).path,
         cache(other, sequences, folder).path,
-        cache(checkpoint, shorter, folder).path,
+        cache(checkpoint, changed, folder).path,
         cache(checkpoint, sequences, folder, "last").path,
         cache(checkpoint, sequences, folder, half=True).path,
     }
@@ -157,17 +142,6 @@ def test_cls_of_a_left_to_right_model_is_refused(tmp_path, source, refused):
         extract(left, source, "last", tmp_path / "a.npz", "cls")
 
 
-@pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_a_text_has_one_vector(pool, checkpoint, source, tmp_path):
-    extract(checkpoint, source, "last", tmp_path / "a.npz", pool)
-    vectors = np.load(tmp_path / "a.npz")["vectors"]
-    tokenizer, model = load_tokenizer(checkpoint), load_encoder(checkpoint, "last")
-    for text, vector in zip(TEXTS, vectors, strict=True):
-        with torch.no_grad():
-            states = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
-        np.testing.assert_allclose(vector, states[0] if pool == "cls" else states.mean(0), rtol=1e-4, atol=1e-5)
-
-
 def test_both_forms_say_the_same_and_the_layers_of_a_sum_weigh_the_same(checkpoint, source, tmp_path):
     for name in ("a.jsonl", "a.npz"):
         extract(checkpoint, source, "concat-last-four", tmp_path / name)
@@ -183,7 +157,7 @@ def test_both_forms_say_the_same_and_the_layers_of_a_sum_weigh_the_same(checkpoi
     np.testing.assert_allclose(np.load(tmp_path / "sum.npz")["vectors"], summed, rtol=1e-4, atol=1e-5)
 
 
-def test_any_layer_gives_its_vectors(checkpoint, source, tmp_path):
+def test_any_layer_gives_its_vectors_and_that_of_cls_is_said_to_mean_nothing(checkpoint, source, tmp_path):
     tokenizer, model = load_tokenizer(checkpoint), load_encoder(checkpoint, "last")
     with torch.no_grad():
         states = model(**tokenizer(TEXTS[0], return_tensors="pt"), output_hidden_states=True).hidden_states
@@ -191,13 +165,10 @@ def test_any_layer_gives_its_vectors(checkpoint, source, tmp_path):
         extract(checkpoint, source, layers, tmp_path / "a.npz", "mean")
         expected = torch.cat([states[number][0].mean(0) for number in numbers])
         np.testing.assert_allclose(np.load(tmp_path / "a.npz")["vectors"][0], expected, rtol=1e-4, atol=1e-5)
-
-
-def test_cls_is_said_to_mean_nothing_without_fine_tuning(checkpoint, source, tmp_path):
-    for pool, count in (("cls", 1), ("mean", 0)):
-        lines = []
-        extract(checkpoint, source, "last", tmp_path / "a.npz", pool, lines.append)
-        assert sum("is not a sentence vector" in line for line in lines) == count
+    lines = []
+    extract(checkpoint, source, "last", tmp_path / "a.npz", "cls", lines.append)
+    np.testing.assert_allclose(np.load(tmp_path / "a.npz")["vectors"][0], states[-1][0, 0], rtol=1e-4, atol=1e-5)
+    assert sum("is not a sentence vector" in line for line in lines) == 1
 
 
 def test_many_texts_are_read_some_at_a_time(checkpoint, tmp_path, monkeypatch):
@@ -209,28 +180,22 @@ def test_many_texts_are_read_some_at_a_time(checkpoint, tmp_path, monkeypatch):
     assert [len(text["words"]) for text in read_lines(tmp_path / "many.jsonl")] == [2 + n % 5 for n in range(40)]
 
 
-MISTAKES = {  # name -> text, options
-    "an empty line": ("good\n\nbad\n", {}),
-    "a long text": ("good\n" + "word1 " * 70 + "\n", {}),
-    "no UTF-8": (b"\x81\n", {}),
-    "no file": (None, {}),
-    "no text": ("", {}),
-    "layers": ("good\n", {"layers": "first"}),
-    "a layer beyond the last": ("good\n", {"layers": "1,5"}),
-    "pool": ("good\n", {"pool": "max"}),
-    "suffix": ("good\n", {"output": "a.txt"}),
+MISTAKES = {  # name -> text, layers, pool
+    "an empty line": (b"good\n\nbad\n", "last", "words"),
+    "a long text": (b"good\n" + b"word1 " * 70 + b"\n", "last", "words"),
+    "no UTF-8": (b"\x81\n", "last", "words"),
+    "no text": (b"", "last", "words"),
+    "a layer beyond the last": (b"good\n", "1,5", "words"),
+    "pool": (b"good\n", "last", "max"),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_line_and_nothing_is_written(name, checkpoint, tmp_path, refused):
-    (text, options), source = MISTAKES[name], tmp_path / "texts.txt"
-    if text is not None:
-        source.write_bytes(text if isinstance(text, bytes) else text.encode())
-    values = {"layers": "last", "output": "a.jsonl"} | options
-    output = tmp_path / "out" / values["output"]
+    (text, layers, pool), output = MISTAKES[name], tmp_path / "out" / "a.jsonl"
+    (tmp_path / "texts.txt").write_bytes(text)
     with refused():
-        extract(checkpoint, source, values["layers"], output, values.get("pool", "words"))
+        extract(checkpoint, tmp_path / "texts.txt", layers, output, pool)
     assert not output.parent.exists() or not any(output.parent.iterdir())
 
 

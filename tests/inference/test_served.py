@@ -11,12 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bertkit.inference.predictor import Predictor
-from tests.served import Client, serving, write_served
+from tests.served import Client, write_served
 from tests.world import make_texts
 
 pytestmark = pytest.mark.slow
-CLIENTS = 64
 REQUESTS = 100_000
 FLAT = 8 << 20  # bytes by which the process may grow over the second half of the requests
 READY = re.compile(r"answers at http://127\.0\.0\.1:(\d+); end it with Ctrl-C")
@@ -48,24 +46,6 @@ class Program:
         self.process.send_signal(number)
         output, errors = self.process.communicate(timeout=60)
         return self.process.returncode, output, errors
-
-
-def test_many_clients_get_the_answers_of_predict(folder):
-    predictor = Predictor(folder, precision="fp32")
-    requests = [make_texts(1 + number % 5, seed=number) for number in range(20 * CLIENTS)]
-    expected = [predictor(texts) for texts in requests]
-    with serving(predictor, folder) as port, ThreadPoolExecutor(CLIENTS) as pool:
-        before = Client(port).read_metrics()
-        found = list(pool.map(lambda texts: Client(port).predict(texts), requests))
-        after = Client(port).read_metrics()
-    names = ("bertkit_batch_inputs_sum", "bertkit_batch_inputs_count")
-    inputs, batches = (after[name] - before[name] for name in names)
-    assert (inputs, batches < len(requests)) == (sum(map(len, requests)), True), "clients shared batches"
-    for (status, answer), right in zip(found, expected, strict=True):
-        assert status == 200
-        for one, other in zip(answer, right, strict=True):
-            assert one["label"] == other["label"]
-            assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -30,7 +30,6 @@ KEYS = {"Tab": 9, "Enter": 13}
 
 
 def press(browser, key):
-    """Press a key, as a person does."""
     text = {"text": "\r"} if key == "Enter" else {}
     code = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}
     browser.call("Input.dispatchKeyEvent", type="keyDown", **code, **text)
