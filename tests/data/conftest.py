@@ -1,9 +1,10 @@
-"""Files, and data sets on the Hub, for the tests of their readers."""
+"""Files and data sets on the Hub for the tests of their readers, and statistics for those of random draws."""
 
 import gzip
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pytest
 
 from bertkit.data.formats import hub
@@ -15,6 +16,18 @@ def write(path: Path, content: str | bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
+
+
+def within(count: float, expected: float, variance: float) -> bool:
+    """Return whether a count is within four standard errors of its expected value."""
+    return abs(count - expected) <= 4 * max(variance, 0) ** 0.5
+
+
+def is_uniform(counts: np.ndarray) -> bool:
+    """Return whether chi-square is as expected."""
+    chi_square = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
+    freedom = counts.size - 1
+    return abs(chi_square - freedom) < 4 * (2 * freedom) ** 0.5
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from bertkit.data.pretraining.masking import check_rates, mask_tokens
 from bertkit.data.pretraining.rng import draw_bits, draw_key
+from tests.data.conftest import is_uniform, within
 
 PAD, CLS, SEP, MASK = range(4)
 VOCAB = 1000
@@ -28,18 +29,6 @@ def mask(input_ids: np.ndarray, lengths: list[int] | np.ndarray, **options) -> t
     defaults = {"seed": 0, "epoch": 0, "index": np.arange(len(input_ids))}
     defaults |= {"special_ids": (CLS, SEP), "mask_id": MASK, "vocab_size": VOCAB}
     return mask_tokens(input_ids, np.asarray(lengths), **defaults | options)
-
-
-def within(count: float, expected: float, variance: float) -> bool:
-    """Return whether a count is within four standard errors of its expected value."""
-    return abs(count - expected) <= 4 * max(variance, 0) ** 0.5
-
-
-def is_uniform(counts: np.ndarray) -> bool:
-    """Return whether chi-square is as expected."""
-    chi_square = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
-    freedom = counts.size - 1
-    return abs(chi_square - freedom) < 4 * (2 * freedom) ** 0.5
 
 
 @given(st.lists(st.integers(3, 512), min_size=1, max_size=8), st.just(0.15) | st.floats(0.001, 1))

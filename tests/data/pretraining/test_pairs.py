@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from bertkit.data.pretraining import pairs as pairs_module
 from bertkit.data.pretraining.pairs import Pairing, assemble_pairs
 from bertkit.data.pretraining.tokenize import TokenizedCorpus
+from tests.data.conftest import is_uniform, within
 
 MASK = (1 << 64) - 1
 
@@ -111,11 +112,6 @@ def random_lengths(documents: int, sentences: int, mean: int, seed: int = 0) -> 
     ]
 
 
-def within(count: float, expected: float, variance: float) -> bool:
-    """Return whether a count is within four standard errors of its expected value."""
-    return abs(count - expected) <= 4 * variance**0.5
-
-
 def draw_all(corpus: TokenizedCorpus, **options: float) -> np.ndarray:
     pairing = Pairing(corpus, **options)
     return pairing.draw_pairs(pairing.find_chunks())
@@ -184,7 +180,7 @@ def test_a_real_next_fills_the_target_which_is_uniform_when_short():
     np.testing.assert_array_equal(targets[document], length)  # one target for a whole document
     observed = np.bincount(targets, minlength=18)
     assert observed[:2].sum() == 0
-    assert ((observed[2:17] - 125) ** 2 / 125).sum() < 15 + 4 * (2 * 15) ** 0.5
+    assert is_uniform(observed[2:17])
     assert within(observed[17], 2_125, documents * 0.53125 * 0.46875)
 
 
@@ -194,9 +190,7 @@ def test_random_segments_come_from_every_sentence_of_the_other_documents():
     assert len(plan) == 10_000
     assert plan[:, 4].all()
     assert np.all(plan[:, 0] // 45 != plan[:, 2] // 45)  # chance 20 ** -10
-    observed = np.bincount(plan[:, 2] // 9, minlength=100)
-    expected = len(plan) / 100
-    assert ((observed - expected) ** 2 / expected).sum() < 99 + 4 * (2 * 99) ** 0.5
+    assert is_uniform(np.bincount(plan[:, 2] // 9, minlength=100))
 
 
 def test_tokens_are_cut_from_front_and_back_with_equal_chance():
