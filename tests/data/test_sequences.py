@@ -153,14 +153,6 @@ def test_a_padded_batch_holds_every_sequence_and_nothing_else(shapes, kind):
         assert batch["labels"].dtype == (torch.int64 if kind is np.int64 else torch.float32)
 
 
-def test_every_other_column_is_a_number_a_sequence():
-    items = make_sequences([(3, 1), (7, 0)], None).__getitems__(range(2))
-    for item, start in zip(items, np.array([2, 0]), strict=True):
-        item["start_positions"] = start
-    positions = pad(items)["start_positions"]
-    assert (positions.dtype, positions.tolist()) == (torch.int64, [2, 0])
-
-
 @given(
     lengths=st.lists(st.lists(st.integers(2, 9), min_size=3, max_size=3), min_size=1, max_size=5),
     labelled=st.booleans(),

@@ -1,7 +1,6 @@
 """Splits and folds by a hash: what keeps rows together, what moves them, and how large the parts are."""
 
 import hashlib
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -60,11 +59,3 @@ def test_hashes_and_splits_are_fixed_forever():
     assert sizes == {"train": 14005, "dev": 2115, "test": 3880}
     assert split_rows(MANY, 0.0, 0.0).keys() == {"train"}
     assert [len(split_fold(MANY, 5, fold)["dev"]) for fold in range(5)] == [3880, 3900, 4008, 4035, 4177]
-
-
-def test_the_largest_hash_is_below_1(monkeypatch):
-    full = SimpleNamespace(digest=lambda: b"\xff" * 8)
-    monkeypatch.setattr("bertkit.data.splits.hashlib.blake2b", lambda *_, **__: full)
-    (largest,) = hash_keys(["any"])
-    assert largest < 1
-    assert split_fold(np.array([largest]), 7, 6)["dev"].tolist() == [0]

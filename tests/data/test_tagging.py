@@ -29,15 +29,15 @@ DROPPED = "\u200b"  # a word of a control character: the tokenizer keeps nothing
 WORDS = ["a", "Henson", "word12", "puppeteer", "never seen", "[SEP]", DROPPED]
 
 
-def make_text(*documents: list[str], tags: dict[str, str] | None = None, silent: bool = False) -> TaggedText:
+def make_text(*documents: list[str], tags: dict[str, str] | None = None) -> TaggedText:
     """Return a text from documents of sentences of words; a word's tag is that in `tags`, or O."""
     sentences = []
     for number, document in enumerate(documents, 1):
         for sentence in document:
             words = sentence if isinstance(sentence, list) else sentence.split()
             found = [(tags or {}).get(word, "O") for word in words]
-            sentences.append(Sentence(words, found, found, 0 if silent else number, len(sentences) + 1))
-    return TaggedText("file", sentences, 0 if silent else len(documents), "IOB2", 0)
+            sentences.append(Sentence(words, found, found, number, len(sentences) + 1))
+    return TaggedText("file", sentences, len(documents), "IOB2", 0)
 
 
 def show(data, index):
@@ -92,15 +92,6 @@ def test_only_whole_neighbours_are_shown():
     assert show(data, 2) == ["[CLS]", "a", "was", "was", "was", "was", "a", "a", "[SEP]"]
     # The last leaves 5, 2 for the left, where 4 are; nothing follows, so all 5 go to the left: `was was was was a`.
     assert show(data, 3) == ["[CLS]", "a", "was", "was", "was", "was", "a", "a", "[SEP]"]
-
-
-def test_without_documents_or_context_a_sentence_is_alone():
-    lines = ["a a", "was", "Jim"]
-    for data in (
-        encode_words(make_text(lines, silent=True), NAMES, TOKENIZER),
-        encode_words(make_text(lines), NAMES, TOKENIZER, context=False),
-    ):
-        assert [show(data, index) for index in range(3)] == [["[CLS]", *line.split(), "[SEP]"] for line in lines]
 
 
 def test_a_sentence_that_is_too_long_has_several_sequences():

@@ -84,6 +84,7 @@ def test_csv_with_byte_order_mark_line_ends_in_cells_and_blank_lines(tmp_path):
     table = read_columns(write(tmp_path / "a.csv", content))
     assert show(table) == {"text": ['one\r\ntwo, "three"', "\u2028\n\rx"], "label": ["a", "b"]}
     assert list(table.lines) == [2, 5]
+    assert table.take(np.array([1])).locate(0).endswith("a.csv, line 5 (record 2)")
 
 
 @pytest.mark.parametrize(
@@ -183,11 +184,6 @@ def test_a_nested_column_is_refused_only_where_it_is_used(values, cells, tmp_pat
     assert (table.find("a").to_pylist(), table.lists) == (["x"] * len(cells), frozenset())
     with refused():
         table.find("b")
-
-
-def test_rows_of_several_lines_are_named_by_line_and_record(tmp_path):
-    table = read_columns(write(tmp_path / "a.csv", 'text,label\n"x\ny",1\nz,2\n')).take(np.array([1]))
-    assert table.locate(0).endswith("a.csv, line 4 (record 2)")
 
 
 # --- Parquet
