@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.data.sequences import Choices, Sequences, encode_inputs, encode_texts, pad, pad_choices
-from bertkit.data.tokenizer import copy_backend, make_tokenizer
+from bertkit.data.tokenizer import SPECIAL_TOKENS, copy_backend, make_tokenizer
 
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["my", "dog", "is", "cute", "he", "likes", "play", "##ing", "a", "b", "mask", "sep", "[", "]", ".", ",", "##s"]
-TOKENIZER = make_tokenizer(SPECIAL + WORDS, cased=False)
+TOKENIZER = make_tokenizer([*SPECIAL_TOKENS, *WORDS], cased=False)
 TEXTS = st.lists(st.sampled_from(["my", "dogs", "Playing", "cute.", "É", "a, b", "he\u2028likes", "[x]"])).map(" ".join)
 
 

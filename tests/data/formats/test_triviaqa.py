@@ -137,12 +137,7 @@ def test_folding_keeps_every_place():
     assert len(fold(text)) == len(text), "no character becomes none"
 
 
-pieces = st.lists(
-    st.sampled_from(
-        ["a", "A", "b", "İ", "ı", "Σ", "ς", "ß", "é", "e\u0301", "1", "_", "'", ".", " ", "\n", "\u00a0", "😀"]
-    ),
-    max_size=12,
-).map("".join)
+pieces = st.lists(st.sampled_from([*"aAbİıΣςßé1_'. \n\u00a0😀", "e\u0301"]), max_size=12).map("".join)
 
 
 def find_slowly(answers: list[str], context: str) -> list[tuple[str, int]]:

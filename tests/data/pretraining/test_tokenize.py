@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bertkit.data import tokenizer
 from bertkit.data.pretraining import tokenize
 from bertkit.data.pretraining.tokenize import choose_dtype, choose_held_out, start_of, tokenize_documents, tokenize_part
-from bertkit.data.tokenizer import Words, copy_backend, make_tokenizer
+from bertkit.data.tokenizer import SPECIAL_TOKENS, Words, copy_backend, make_tokenizer
 from tests.corpora import list_documents, make_corpus
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[", "]", "mask", "my", "dog", "is", "hair", "##y", "."]
@@ -96,8 +96,7 @@ nasty = st.lists(st.text(st.sampled_from(characters), max_size=20) | st.text(max
 def test_remembered_words_give_what_whole_sentences_give(batches, cased, most):
     """Texts have control characters, all kinds of blanks, combining accents, and letters with two lower cases."""
     pieces = [*dict.fromkeys("abAB9.-'ßσςse中文[]mask#i"), "##a", "##b", "##s", "##e", "##'", "ab", "##ss"]
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    backend = copy_backend(make_tokenizer([*special, *pieces], cased=cased))
+    backend = copy_backend(make_tokenizer([*SPECIAL_TOKENS, *pieces], cased=cased))
     remembering = Words(backend)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer, "WORDS_REMEMBERED", most)
