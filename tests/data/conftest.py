@@ -30,6 +30,13 @@ def is_uniform(counts: np.ndarray) -> bool:
     return abs(chi_square - freedom) < 4 * (2 * freedom) ** 0.5
 
 
+def make_tagged(words: list[list[str]], tags: list[list[int]], names=("O", "B-PER", "I-PER")) -> datasets.Dataset:
+    """Make a data set of words and the numbers of their tags."""
+    kinds = {"tokens": datasets.Value("string"), "ner_tags": datasets.ClassLabel(names=list(names))}
+    features = datasets.Features({name: datasets.List(kind) for name, kind in kinds.items()})
+    return datasets.Dataset.from_dict({"tokens": words, "ner_tags": tags}, features=features)
+
+
 @pytest.fixture
 def served(monkeypatch):
     """Replace the Hub, and return (name, configuration) -> the splits that it serves, for the test to fill."""

@@ -1,10 +1,9 @@
 """CoNLL files: columns, documents, both kinds of IOB, bad files by line, files found in a folder, the Hub's copy."""
 
-import datasets
 import pytest
 
 from bertkit.data.formats.conll import NER_CONFIG, NER_HUB, find_conll, read_conll, read_conll_copy
-from tests.data.conftest import write
+from tests.data.conftest import make_tagged, write
 from tests.official import write_conll
 
 OFFICIAL = """-DOCSTART- -X- -X- O
@@ -151,18 +150,10 @@ def test_folders_that_will_not_do(tmp_path, refused):
 
 # --- The Hub
 
-NAMES = ["O", "B-PER", "I-PER"]
-
-
-def make_rows(words: list[list[str]], tags: list[list[int]], names: list[str] = NAMES) -> datasets.Dataset:
-    kinds = {"tokens": datasets.Value("string"), "ner_tags": datasets.ClassLabel(names=names)}
-    features = datasets.Features({name: datasets.List(kind) for name, kind in kinds.items()})
-    return datasets.Dataset.from_dict({"tokens": words, "ner_tags": tags}, features=features)
-
 
 def test_the_hub_gives_what_a_file_does(served, tmp_path):
     words, tags = [["Peter", "Black", "!"], [], ["Ann"]], [[1, 2, 0], [], [1]]
-    served[NER_HUB, NER_CONFIG] = {"train": make_rows(words, tags), "validation": make_rows(words[:1], tags[:1])}
+    served[NER_HUB, NER_CONFIG] = {"train": make_tagged(words, tags), "validation": make_tagged(words[:1], tags[:1])}
     texts = read_conll_copy()
     assert list(texts) == ["train", "dev"], "test may be missing"
     file = read_conll(write(tmp_path / "x", "Peter B-PER\nBlack I-PER\n! O\n\nAnn B-PER\n"))
@@ -172,7 +163,7 @@ def test_the_hub_gives_what_a_file_does(served, tmp_path):
 
 
 def test_bad_rows_on_the_hub_are_one_line(served, refused):
-    for rows in (make_rows([["a"], ["b", "c"]], [[0], [0]]), make_rows([["a"]], [[1]], ["O", "PER"])):
+    for rows in (make_tagged([["a"], ["b", "c"]], [[0], [0]]), make_tagged([["a"]], [[1]], ["O", "PER"])):
         served[NER_HUB, NER_CONFIG] = {"train": rows}
         with refused():
             read_conll_copy()

@@ -2,12 +2,12 @@
 
 import json
 
-import datasets
 import pytest
 
 from bertkit.data.formats.entities import read_entities
 from bertkit.data.formats.rows import read_columns
 from bertkit.data.tagging import ABSENT
+from tests.data.conftest import make_tagged
 from tests.official import write_table
 
 ADA = {"text": "Ada Lovelace lived in London.", "spans": [[0, 12, "PER"], {"start": 22, "end": 28, "label": "LOC"}]}
@@ -28,11 +28,8 @@ def write_lines(path, *rows):
 def test_words_and_tags_of_every_format(tmp_path):
     row = {"id": 7, "tokens": WORDS, "ner_tags": ["B-PER", "E-PER", "O", "O", "S-LOC", "O"]}
     names = sorted({*row["ner_tags"]})
-    kinds = {"tokens": datasets.Value("string"), "ner_tags": datasets.ClassLabel(names=names)}
-    features = datasets.Features({name: datasets.List(kind) for name, kind in kinds.items()})
-    numbers = {"tokens": [WORDS], "ner_tags": [[names.index(tag) for tag in row["ner_tags"]]]}
     classes = tmp_path / "classes.parquet"
-    datasets.Dataset.from_dict(numbers, features=features).to_parquet(classes)
+    make_tagged([WORDS], [[names.index(tag) for tag in row["ner_tags"]]], names).to_parquet(classes)
     spaced = {"tokens": " ".join(WORDS), "ner_tags": " ".join(row["ner_tags"])}
     paths = [
         write_lines(tmp_path / "a.jsonl", row),
