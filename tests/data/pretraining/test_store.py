@@ -70,6 +70,14 @@ def test_shards_side_by_side_are_the_corpus(tmp_path_factory, parts, dtype, data
         assert corpus.ids.take(some).tolist() == expected.ids[some].tolist()
 
 
+def test_a_slice_of_one_shard_is_a_view(made):
+    ids = open_corpus(made).ids
+    assert not ids[0:4].flags.owndata
+    assert ids[3:5].flags.owndata
+    with pytest.raises(ValueError, match="read-only"):
+        ids[0:2][0] = 1
+
+
 def test_a_pickled_corpus_has_no_tokens(made):
     """The workers of a loader that are not forked get it by pickle."""
     ids = open_corpus(made).ids
