@@ -451,6 +451,7 @@ def test_positions_stay_exact_where_scores_are_coarse():
         assert (places[:, 0] == 383).all()
         assert values.tolist() == scores[0].float().gather(1, places).tolist()
         assert len(set(places[0].tolist())) == 20
+        assert keep_top(*scores[:, :, :19])[:, start + 19].tolist() == [-torch.inf] * 3, "there is no twentieth"
 
 
 def test_the_best_answer_and_how_much_rather_there_is_none():
