@@ -187,10 +187,10 @@ def test_plain_transformers_loads_a_finished_run(finished, swag):
     assert logits.argmax(dim=1).tolist() == predicted
 
 
-def test_a_stopped_run_continues_bit_for_bit(bert, swag, tmp_path):
+def test_a_run_stopped_in_its_second_epoch_continues_bit_for_bit(bert, swag, tmp_path):
     recipe = make_recipe(bert, swag, num_train_epochs=2.0, logging_steps=1)
     expected = run(Recipe.make(SWAG, recipe), output=tmp_path / "straight")
-    with pytest.raises(Interrupted, match="after update 4;"):
-        run(Recipe.make(SWAG, recipe), output=tmp_path / "run", progress=stop_at(4))
+    with pytest.raises(Interrupted, match="after update 8;"):
+        run(Recipe.make(SWAG, recipe), output=tmp_path / "run", progress=stop_at(8))
     assert run(Recipe.make(SWAG, recipe), output=tmp_path / "run") == expected
     assert read_losses(tmp_path / "run") == read_losses(tmp_path / "straight")
