@@ -443,16 +443,6 @@ def test_several_labels_are_tuned_on_dev_and_used_on_test(finish, folder):
         assert scores["macro_f1"] == pytest.approx(metrics[f"{prefix}macro_f1"])
 
 
-def test_numbers(finish):
-    output, metrics = finish("price")
-    assert metrics["score"] == metrics["pearson"] > metrics["majority_pearson"]
-    assert {"spearmanr", "rmse", "r2", "test_rmse"} <= set(metrics)
-    rows = read_rows(output / "predictions" / "dev.csv")
-    values, prices = (np.array([float(row[name]) for row in rows]) for name in ("prediction", "price"))
-    assert np.sqrt(np.mean((values - prices) ** 2)) == pytest.approx(metrics["rmse"])
-    assert json.loads((output / "config.json").read_text())["problem_type"] == REGRESSION
-
-
 @pytest.mark.parametrize("label", ["stars", "tags", "price"])
 def test_plain_transformers_and_predict_give_the_same_answers(finish, folder, label):
     output, _ = finish(label)
@@ -485,14 +475,10 @@ def test_results_have_names_apart_from_each_other_and_from_those_of_the_input(be
 
 @pytest.mark.parametrize(
     ("name", "form", "text", "label"),
-    [
-        ("sst2", "csv", ["sentence"], "label"),
-        pytest.param("rte", "jsonl", ["sentence1", "sentence2"], "label", marks=pytest.mark.slow),
-        ("stsb", "parquet", ["sentence1", "sentence2"], "score"),
-    ],
+    [("rte", "jsonl", ["sentence1", "sentence2"], "label"), ("stsb", "parquet", ["sentence1", "sentence2"], "score")],
 )
 def test_a_glue_task_as_a_table_trains_the_same_weights(bert, tmp_path, name, form, text, label):
-    """The labels 0 and 1, entailment and not_entailment, are in the same order in both; STS-B's are numbers."""
+    """The labels entailment and not_entailment are in the same order in both; STS-B's are numbers."""
     task, folder = TASKS[name], write_glue(tmp_path / "glue")
     expected = run(Recipe.make(task, make_recipe(bert, folder, 2.0)), output=tmp_path / "official")
     for split in ("train", "dev"):
