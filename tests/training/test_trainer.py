@@ -27,8 +27,8 @@ from bertkit.training.run import run
 from bertkit.training.run_dir import find_checkpoint, list_checkpoints, mark_complete, read_log, rotate_checkpoints
 from tests.conftest import change_task
 from tests.corpora import write_text
-from tests.official import write_checkpoint, write_glue
-from tests.world import PRETRAIN, assert_same_bits, make_recipe, read_curve, read_weights, stop_at
+from tests.official import write_checkpoint
+from tests.world import PRETRAIN, assert_same_bits, make_glue, make_recipe, read_curve, read_weights, stop_at
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
 
@@ -147,13 +147,9 @@ def test_kill_9_changes_nothing_of_curve_and_weights(recipe, straight, tmp_path,
 
 def make_short_recipe(folder, **train):
     """Return a recipe that ends within an epoch; with a constant rate, an extra update would change the weights."""
-    return {
-        "checkpoint": str(write_checkpoint(folder / "bert", hidden_dropout_prob=0.1)),
-        "batch_size": 4,
-        "precision": "fp32",
-        "data": {"dir": str(write_glue(folder / "glue")), "max_length": 32},
-        "train": {"lr_scheduler_type": "constant", "save_steps": 100, **train},
-    }
+    start = str(write_checkpoint(folder / "dropping", hidden_dropout_prob=0.1))
+    train = {"lr_scheduler_type": "constant", "save_steps": 100, **train}
+    return make_glue(folder, "rte") | {"checkpoint": start, "batch_size": 4, "precision": "fp32", "train": train}
 
 
 def test_a_run_that_dies_in_its_last_evaluation_does_it_again(tmp_path, monkeypatch):
