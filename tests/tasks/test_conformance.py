@@ -166,9 +166,7 @@ def test_one_step_has_a_finite_loss_and_a_gradient_everywhere(case):
     assert loss.item() == pytest.approx(model.eval()(**batch).loss.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "case", [name for name in CASES if CASES[name][0].metric and "feat" not in name], indirect=True
-)
+@pytest.mark.parametrize("case", ["pretrain, clm", "squad2", "swag", "ner", "classify, several labels"], indirect=True)
 def test_the_cost_of_an_update_is_measured(case):
     task, recipe, examples, tokenizer, data, model, _ = case
     settings = task.configure(recipe, tokenizer, examples)

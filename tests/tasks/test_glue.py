@@ -25,7 +25,7 @@ from bertkit.training.recipe import Recipe, merge
 from bertkit.training.run import make_model, run
 from bertkit.training.run_dir import mark_complete, read_log
 from tests.official import write_checkpoint, write_glue
-from tests.tasks.conftest import load_examples, make_small, read_losses
+from tests.tasks.conftest import load_examples, make_small
 from tests.world import assert_same_bits, read_curve, read_weights, stop_at
 
 NAMES = ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax"]
@@ -429,74 +429,19 @@ def test_reinit_layers_draws_the_pooler_and_the_top_layers_and_nothing_else(tmp_
         assert ("randomly initialised: the pooler" in " ".join(lines)) == bool(count)
 
 
-# --- Equal runs -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def dropping(tmp_path_factory):
-    """Save a checkpoint with dropout, so that the state of the random generators matters."""
-    dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-    return write_checkpoint(tmp_path_factory.mktemp("dropping"), initializer_range=0.1, **dropout)
-
-
-@pytest.fixture(scope="module")
-def straight(dropping, glue, tmp_path_factory):
-    """Return the recipe, directory and metrics of a run without interruption."""
-    recipe = make_recipe(dropping, glue, num_train_epochs=3.0, logging_steps=1)
-    output = tmp_path_factory.mktemp("straight") / "run"
-    return recipe, output, run(Recipe.make(GLUE["rte"], recipe), output=output)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("update", [8, 12])
-def test_a_run_stopped_in_the_middle_of_an_epoch_continues_bit_for_bit(straight, tmp_path, update):
-    """There are six updates per epoch: the second epoch is stopped after its second and its last update."""
-    recipe, output, metrics = straight
-    lines = stop_and_continue(recipe, tmp_path / "run", update, metrics)
-    assert f"continues after checkpoint-{update}" in lines
-    assert read_losses(tmp_path / "run") == read_losses(output)
-    assert len(read_losses(output)) == 18
-    assert_same_bits(read_weights(tmp_path / "run"), read_weights(output))
-
-
-@pytest.mark.slow
-def test_stopping_keeps_what_was_done_since_the_best_epoch(straight, tmp_path):
-    """The recipe keeps one checkpoint and the Trainer the best one, which is not the one to resume from."""
-    recipe = merge(straight[0], {"train": {"save_strategy": "epoch", "eval_strategy": "epoch"}})
-    metrics = run(Recipe.make(GLUE["rte"], recipe), output=tmp_path / "straight")  # evaluation uses random numbers, too
-    assert Recipe.make(GLUE["rte"], recipe).train["save_total_limit"] == 1
-    assert "continues after checkpoint-8" in stop_and_continue(recipe, tmp_path / "run", 8, metrics)
-    # In the middle of an epoch there is no additional evaluation.
-    evaluated = [
-        [entry["step"] for entry in read_log(tmp_path / name) if "eval_loss" in entry or "eval_accuracy" in entry]
-        for name in ("straight", "run")
-    ]
-    assert evaluated[0] == evaluated[1] == [6, 12, 18]
-    assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "straight"))
-
-
-@pytest.mark.parametrize(
-    ("strategy", "expected"), [("epoch", [6, 12, 18]), pytest.param("no", [6], marks=pytest.mark.slow)]
-)
-def test_a_stop_at_the_end_of_an_epoch_comes_after_its_evaluation(straight, tmp_path, monkeypatch, strategy, expected):
+def test_a_stop_at_the_end_of_an_epoch_comes_after_its_evaluation(glue, tmp_path, monkeypatch):
     """Evaluation uses random numbers; and the checkpoint is written once."""
-    recipe = merge(straight[0], {"train": {"save_strategy": strategy, "eval_strategy": "epoch"}})
-    metrics = run(Recipe.make(GLUE["rte"], recipe), output=tmp_path / "straight")
-    written = []
+    start = write_checkpoint(tmp_path / "bert", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    every = {"save_strategy": "epoch", "eval_strategy": "epoch", "logging_steps": 1}
+    recipe = Recipe.make(GLUE["rte"], make_recipe(start, glue, num_train_epochs=3.0, **every))
+    metrics, written = run(recipe, output=tmp_path / "straight"), []
     monkeypatch.setattr(trainer, "mark_complete", lambda path: written.append(path.name) or mark_complete(path))
-    assert "continues after checkpoint-6" in stop_and_continue(recipe, tmp_path / "run", 6, metrics)
-    assert written == [f"checkpoint-{update}" for update in expected]
+    with pytest.raises(Interrupted, match="after update 6;"):
+        run(recipe, output=tmp_path / "run", progress=stop_at(6))
+    assert run(recipe, output=tmp_path / "run") == metrics
+    assert written == [f"checkpoint-{update}" for update in (6, 12, 18)]
     assert read_curve(tmp_path / "run") == read_curve(tmp_path / "straight")
     assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "straight"))
-
-
-def stop_and_continue(recipe, output, update, metrics):
-    """Stop a run after an update, continue it, compare its metrics, and return its messages."""
-    with pytest.raises(Interrupted, match=f"after update {update};"):
-        run(Recipe.make(GLUE["rte"], recipe), output=output, progress=stop_at(update))
-    lines = []
-    assert run(Recipe.make(GLUE["rte"], recipe), output=output, report=lines.append) == metrics
-    return lines
 
 
 # --- Scoring files ----------------------------------------------------------------------------------------------------

@@ -47,24 +47,6 @@ def write_folder(folder, form, **splits):
     return folder
 
 
-def test_one_file_and_its_halves_give_equal_windows(tmp_path, bert, version, questions):
-    official, train, _ = questions[version.name]
-    halves = [write_questions(tmp_path / f"{name}.jsonl", part) for name, part in (("a", train[:9]), ("b", train[9:]))]
-    places = (
-        official / SQUAD[version.name].name_file("train"),
-        write_questions(tmp_path / "a" / "all.jsonl", train),
-        write_questions(tmp_path / "all.parquet", train),
-        ",".join(map(str, halves)),
-    )
-    task, tokenizer, found = TASKS[version.name], load_tokenizer(bert), []
-    for place in places:
-        recipe = Recipe.make(task, make_recipe(bert, place, dev_share=0.3, test_share=0.2))
-        examples = task.load(recipe.data, str)
-        found.append({key: task.encode(part, tokenizer, recipe, key).fingerprint() for key, part in examples.items()})
-    assert set(found[0]) == {"train", "dev", "test"}
-    assert found == [found[0]] * 4
-
-
 # --- Splits
 
 

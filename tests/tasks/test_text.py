@@ -16,7 +16,6 @@ from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE
 from bertkit.data.sequences import Sequences
 from bertkit.data.splits import differs
 from bertkit.inference.predictor import Predictor
-from bertkit.metrics.classification import score_labels
 from bertkit.metrics.rows import take_values
 from bertkit.model.checkpoint import load_config, load_model
 from bertkit.model.heads import BertForSequenceClassification
@@ -426,7 +425,7 @@ def test_a_run_writes_rows_labels_and_probabilities(finish, folder):
     assert again.config.text_columns is None, "a further run has columns of its own"
 
 
-def test_several_labels_are_tuned_on_dev_and_used_on_test(finish, folder):
+def test_several_labels_are_tuned_on_dev_and_used_on_test(finish):
     output, metrics = finish("tags")
     config = json.loads((output / "config.json").read_text())
     assert config["problem_type"] == SEVERAL
@@ -434,23 +433,6 @@ def test_several_labels_are_tuned_on_dev_and_used_on_test(finish, folder):
     assert metrics["chosen_on_dev"] == "thresholds"
     assert metrics["test_threshold_dear"] == metrics["threshold_dear"]
     assert {"exact_match", "fixed_macro_f1", "fixed_micro_f1", "test_exact_match"} <= set(metrics)
-    for split, prefix in (("dev", ""), ("test", "test_")):
-        rows = read_rows(output / "predictions" / f"{split}.csv")
-        found = np.array([[float(row[f"probability_{name}"]) for name in ("dear", "slow")] for row in rows])
-        labels = np.array([[int(row[name]) for name in ("dear", "slow")] for row in rows])
-        scores = take_values(score_labels(found > config["thresholds"], labels > 0, ("dear", "slow")))
-        assert scores["exact_match"] == pytest.approx(metrics[f"{prefix}exact_match"])
-        assert scores["macro_f1"] == pytest.approx(metrics[f"{prefix}macro_f1"])
-
-
-def test_numbers(finish):
-    output, metrics = finish("price")
-    assert metrics["score"] == metrics["pearson"] > metrics["majority_pearson"]
-    assert {"spearmanr", "rmse", "r2", "test_rmse"} <= set(metrics)
-    rows = read_rows(output / "predictions" / "dev.csv")
-    values, prices = (np.array([float(row[name]) for row in rows]) for name in ("prediction", "price"))
-    assert np.sqrt(np.mean((values - prices) ** 2)) == pytest.approx(metrics["rmse"])
-    assert json.loads((output / "config.json").read_text())["problem_type"] == REGRESSION
 
 
 @pytest.mark.parametrize("label", ["stars", "tags", "price"])
@@ -485,14 +467,10 @@ def test_results_have_names_apart_from_each_other_and_from_those_of_the_input(be
 
 @pytest.mark.parametrize(
     ("name", "form", "text", "label"),
-    [
-        ("sst2", "csv", ["sentence"], "label"),
-        pytest.param("rte", "jsonl", ["sentence1", "sentence2"], "label", marks=pytest.mark.slow),
-        ("stsb", "parquet", ["sentence1", "sentence2"], "score"),
-    ],
+    [("rte", "jsonl", ["sentence1", "sentence2"], "label"), ("stsb", "parquet", ["sentence1", "sentence2"], "score")],
 )
 def test_a_glue_task_as_a_table_trains_the_same_weights(bert, tmp_path, name, form, text, label):
-    """The labels 0 and 1, entailment and not_entailment, are in the same order in both; STS-B's are numbers."""
+    """The labels entailment and not_entailment are in the same order in both; STS-B's are numbers."""
     task, folder = TASKS[name], write_glue(tmp_path / "glue")
     expected = run(Recipe.make(task, make_recipe(bert, folder, 2.0)), output=tmp_path / "official")
     for split in ("train", "dev"):

@@ -414,9 +414,6 @@ def test_of_a_model_in_shards_those_of_the_index_are_published(hub, mrpc):
     assert found == shards | {"model.safetensors.index.json"}
 
 
-# --- Studies ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("content", ["{", "[]", '{"chosen": 3, "cells": []}'])
 def test_somebody_else_s_study_json_says_nothing(hub, mrpc, content):
     (mrpc.parent / "study.json").write_text(content)

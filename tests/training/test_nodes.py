@@ -2,6 +2,7 @@
 
 import json
 import signal
+from functools import cache
 
 import numpy as np
 import pytest
@@ -68,6 +69,18 @@ def read_seen(folder):
     return {update: sorted(rows) for update, rows in updates.items()}
 
 
+@pytest.fixture(scope="module")
+def straight(place, tmp_path_factory):
+    """Return the folder of a run of one process with this command, done once, and the sequences of its updates."""
+
+    @cache
+    def straight(words):
+        folder = tmp_path_factory.mktemp("straight")
+        return folder, finish(place, folder, "all", (1,), words)
+
+    return straight
+
+
 def finish(place, folder, name, nodes, words=WORDS):
     """Run a command to its end, and return the sequences that it has seen of each update."""
     with start(place, folder, name, nodes, words) as command:
@@ -90,22 +103,22 @@ def change_processes(place, folder, before, after, words, straight):
 @pytest.mark.parametrize(
     ("before", "after"), [((1,), (1, 1)), ((1, 1), (1,)), ((1, 1), (2, 1)), ((2, 2), (1,))], ids=str
 )
-def test_another_number_of_processes_continues_the_same_run(place, tmp_path, before, after):
+def test_another_number_of_processes_continues_the_same_run(place, straight, tmp_path, before, after):
     """Without dropout: losses and scores of the run of one process, and its sequences in every update."""
-    straight = finish(place, tmp_path / "straight", "all", (1,), WORDS + STILL)
-    assert {update: len(rows) for update, rows in straight.items()} == dict.fromkeys(range(UPDATES), 12)
-    change_processes(place, tmp_path / "run", before, after, WORDS + STILL, straight)
-    np.testing.assert_allclose(*(read_losses(tmp_path / name / MADE) for name in ("run", "straight")), rtol=1e-5)
-    metrics = [json.loads((tmp_path / name / MADE / "metrics.json").read_text()) for name in ("run", "straight")]
+    whole, seen = straight(WORDS + STILL)
+    assert {update: len(rows) for update, rows in seen.items()} == dict.fromkeys(range(UPDATES), 12)
+    change_processes(place, tmp_path, before, after, WORDS + STILL, seen)
+    np.testing.assert_allclose(*(read_losses(folder / MADE) for folder in (tmp_path, whole)), rtol=1e-5)
+    metrics = [json.loads((folder / MADE / "metrics.json").read_text()) for folder in (tmp_path, whole)]
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
 
 
 @pytest.mark.parametrize(("before", "after"), [((1, 1), (1,)), ((1,), (1, 1))], ids=str)
-def test_another_number_of_processes_with_dropout_sees_the_same_data(place, tmp_path, before, after):
+def test_another_number_of_processes_with_dropout_sees_the_same_data(place, straight, tmp_path, before, after):
     """Other units are dropped, so the loss is another one, but within the spread over six seeds."""
-    straight = finish(place, tmp_path / "straight", "all", (1,))
-    change_processes(place, tmp_path / "run", before, after, WORDS, straight)
-    recipe = read_recipe(tmp_path / "straight" / MADE / "recipe.toml")
+    whole, seen = straight(WORDS)
+    change_processes(place, tmp_path / "run", before, after, WORDS, seen)
+    recipe = read_recipe(whole / MADE / "recipe.toml")
     losses = []
     for seed in range(1, 7):
         changed = Recipe.make(TASKS["pretrain"], merge(recipe, {"train": {"seed": seed}}))
