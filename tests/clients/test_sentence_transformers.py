@@ -1,4 +1,4 @@
-"""sentence-transformers and setfit: a real sentence encoder trained as our class, beside stock."""
+"""sentence-transformers: a real sentence encoder trained as our class, beside stock."""
 
 from pathlib import Path
 
@@ -43,18 +43,13 @@ def encode(encoder):
 
 
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("loss", ["MultipleNegativesRankingLoss", "CosineSimilarityLoss"])
-def test_sentence_transformers_trains_our_encoder_as_stock(loss, side, tmp_path):
+def test_sentence_transformers_trains_our_encoder_as_stock(side, tmp_path):
     from sentence_transformers import (
         SentenceTransformer,
         SentenceTransformerTrainer,
         SentenceTransformerTrainingArguments,
     )
-    from sentence_transformers.sentence_transformer import losses
-
-    columns = {"anchor": TEXTS[:4] * 5, "positive": TEXTS[4:] * 5}
-    if loss == "CosineSimilarityLoss":
-        columns["label"] = [0.9, 0.1, 0.4, 0.6] * 5
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
     def measure(side):
         encoder = load_encoder(side)
@@ -71,8 +66,8 @@ def test_sentence_transformers_trains_our_encoder_as_stock(loss, side, tmp_path)
                 report_to="none",
                 use_cpu=True,
             ),
-            train_dataset=Dataset.from_dict(columns),
-            loss=getattr(losses, loss)(encoder),
+            train_dataset=Dataset.from_dict({"anchor": TEXTS[:4] * 5, "positive": TEXTS[4:] * 5}),
+            loss=MultipleNegativesRankingLoss(encoder),
         )
         trainer.train()
         logged = torch.tensor([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
@@ -83,39 +78,5 @@ def test_sentence_transformers_trains_our_encoder_as_stock(loss, side, tmp_path)
         loaded = SentenceTransformer(str(tmp_path / side / "saved"), device="cpu")
         check_same({"vectors": encode(loaded)}, {"vectors": trained})
         return {"untrained": untrained, "losses": logged, "trained": trained}
-
-    check_as_stock(measure, side)
-
-
-@pytest.mark.parametrize("side", SIDES)
-def test_setfit_trains_our_encoder_as_stock(side, tmp_path):
-    import setfit
-    from sklearn.linear_model import LogisticRegression
-
-    def measure(side):
-        model = setfit.SetFitModel(model_body=load_encoder(side), model_head=LogisticRegression())
-        trainer = setfit.Trainer(
-            model=model,
-            args=setfit.TrainingArguments(
-                output_dir=str(tmp_path / side),
-                max_steps=5,
-                batch_size=4,
-                body_learning_rate=1e-4,
-                logging_steps=1,
-                save_strategy="no",
-                report_to="none",
-                show_progress_bar=False,
-            ),
-            train_dataset=Dataset.from_dict({"text": TEXTS, "label": [0, 0, 1, 1, 2, 3, 2, 3]}),
-        )
-        trainer.train()
-        history = trainer.st_trainer.state.log_history
-        logged = torch.tensor([entry["embedding_loss"] for entry in history if "embedding_loss" in entry])
-        assert len(logged) == 5
-        chances = torch.as_tensor(model.predict_proba(TEXTS))  # (texts, classes)
-        model.save_pretrained(str(tmp_path / side / "saved"))
-        loaded = setfit.SetFitModel.from_pretrained(str(tmp_path / side / "saved"))
-        check_same({"chances": torch.as_tensor(loaded.predict_proba(TEXTS))}, {"chances": chances})
-        return {"losses": logged, "chances": chances}
 
     check_as_stock(measure, side)
