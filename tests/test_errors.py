@@ -93,3 +93,5 @@ def test_a_bug_is_not_explained(error):
     assert explain_os_error(error) is None
     with pytest.raises(type(error)), explain_disk_error("runs/a"):
         raise error
+    with pytest.raises(KeyError), explain_refusal("runs/a"):
+        raise KeyError("a bug")

@@ -19,6 +19,7 @@ from tests.world import CASES, write_head
 GIVEN = {
     "stsb": ("glue/STS-B/dev.tsv", "dev"),
     "mnli": ("glue", "dev_matched"),
+    "squad1": ("squad", "dev"),
     "squad2": ("squad/dev-v2.0.json", "dev"),
     "squad2, own": ("own/test.jsonl", "test"),
     "swag": ("swag/val.csv", "dev"),

@@ -15,6 +15,16 @@ from tests.conftest import TINY, make_batch
 from tests.exports import FAST, write_export
 
 
+def test_windows_of_a_text_are_pooled_as_by_the_head():
+    model, exported = (Predictor(folder, precision="fp32").settings.model for folder in write_export(FAST[0]))
+    batch = {name: x.unflatten(0, (2, 3)) for name, x in make_batch([9, 4, 6, 5, 2, 9], vocab_size=15).items()}
+    for values in batch.values():  # (B, W, T); the second text has one window
+        values[1, 1:] = 0
+    with torch.inference_mode():
+        expected = model(**batch).logits
+    torch.testing.assert_close(exported(**batch).logits, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_a_bilstm_cannot_be_exported(tmp_path):
     model = bertkit.BertBiLSTMForTokenClassification(BertConfig(**TINY))
     with pytest.raises(UsageError, match="BertBiLSTMForTokenClassification has a BiLSTM, which cannot be exported"):

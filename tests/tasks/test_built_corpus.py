@@ -1,14 +1,17 @@
 """Pretraining on a built corpus: the same run as on its text, and options that do not fit."""
 
+import pickle
 import shutil
 
 import numpy as np
 import pytest
+import torch
 
 from bertkit.data.pretraining import build as builder
 from bertkit.data.pretraining.store import fingerprint_files
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.system.signals import Interrupted
+from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.corpora import write_text
@@ -67,6 +70,17 @@ def test_a_built_corpus_gives_the_run_that_its_text_gives(recipe, built, tmp_pat
     assert_same_bits(read_weights(tmp_path / "built"), read_weights(tmp_path / "text"))
     np.testing.assert_array_equal(read_losses(tmp_path / "built"), read_losses(tmp_path / "text"))
     assert list((built / name / "plans").iterdir())  # and both phases have planned their pairs from it
+
+
+def test_a_built_corpus_is_small_in_the_hands_of_a_worker(recipe, built):
+    """A data worker that is not forked receives it without the tokens, which it maps again."""
+    data = recipe["data"] | {"corpus": [str(built / "several")]}
+    train = prepare(Recipe.make(PRETRAIN, recipe | {"data": data})).data["train"]
+    packed = pickle.dumps(train)
+    assert len(packed) < 4000 + 16 * train.corpus.document_count + 300 * len(train.corpus.ids.maps)
+    copied = pickle.loads(packed).__getitems__(range(20, 30))
+    for column, values in train.__getitems__(range(20, 30)).items():
+        assert torch.equal(copied[column], values)
 
 
 def test_what_does_not_fit_a_built_corpus_is_refused(recipe, built, text, tmp_path, refused):

@@ -380,6 +380,13 @@ def test_ax_is_predicted_by_a_model_of_mnli(finish, glue, tmp_path):
     assert list(labels.values()) == NLI
 
 
+def test_ax_needs_a_model_with_its_labels(glue, tmp_path, refused):
+    checkpoint = write_checkpoint(tmp_path / "start", labels=("entailment", "not_entailment"))
+    recipe = {"checkpoint": str(checkpoint), "precision": "fp32", "data": {"dir": str(glue), "max_length": 32}}
+    with refused():
+        run(Recipe.make(GLUE["ax"], recipe), output=tmp_path / "run")
+
+
 def make(name, checkpoint, glue, lines=None, **top):
     """Return a task's model before training, as a run makes it."""
     recipe = Recipe.make(GLUE[name], make_recipe(checkpoint, glue), top)
