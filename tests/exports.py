@@ -10,7 +10,6 @@ from bertkit.inference import export as module
 from bertkit.inference.export import export
 from tests.world import write_head
 
-pytest.importorskip("transformers.exporters")  # transformers 5.14; without it files that import this one are skipped
 LABELS = {0: "bad", 1: "so-so", 2: "good"}
 VALUES = {  # head -> values of its configuration
     "BertForSequenceClassification": {"id2label": LABELS, "window_pooling": "mean"},

@@ -158,7 +158,6 @@ def test_a_model_without_a_recipe_and_an_export(reviews, tmp_path, monkeypatch):
     (found,) = evaluate(str(plain), str(file), tmp_path / "y")
     assert found.metrics["score"] == pytest.approx(expected.metrics["score"])
     pytest.importorskip("onnxruntime")
-    pytest.importorskip("transformers.exporters")
     monkeypatch.setattr("bertkit.inference.export.MOST_SECONDS", 0.01)
     export(str(folder), tmp_path / "export")
     (found,) = evaluate(str(tmp_path / "export"), str(file), tmp_path / "z")

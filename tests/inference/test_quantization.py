@@ -18,7 +18,6 @@ from bertkit.training.run import run
 from tests.official import write_checkpoint, write_glue
 
 pytest.importorskip("onnxruntime")
-pytest.importorskip("transformers.exporters")
 
 
 @pytest.fixture(scope="module")

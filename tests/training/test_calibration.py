@@ -108,7 +108,6 @@ def test_the_table_and_the_card_say_how_good_probabilities_are(root):
 
 def test_an_export_takes_the_temperature_and_the_sets_along(root, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
-    pytest.importorskip("transformers.exporters")
     monkeypatch.setattr(export_module, "MOST_SECONDS", 0.01)
     export(str(root / "one"), tmp_path / "export")
     rows = read_dev(root / "one")[:8]
