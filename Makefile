@@ -68,8 +68,8 @@ test-browser: $(INSTALLED) ## 1 min: open the report and the server's page in Ch
 test-all: $(INSTALLED) ## 90 min: also the slow ones
 	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 --dist worksteal --hypothesis-profile thorough --timeout 7200 -m "not network and not gpu and not clients"
 
-peer: $(INSTALLED) ## 2 min: transformers' own tests of models, on ours and on stock BERT (downloads its source distribution)
-	$(BIN)/python -m tests.peer
+peer: $(INSTALLED) ## 4 min: transformers' own tests of models, on ours and on stock BERT (downloads its source distribution)
+	$(BIN)/python -m unittest --buffer tests.peer.models
 
 clients: $(CLIENTS)/installed ## 7 min: PEFT, captum and others on our models and on stock BERT, and import-tf, in .venv-clients
 	HF_HUB_OFFLINE=1 $(CLIENTS)/bin/pytest --numprocesses 2 -m clients tests/clients

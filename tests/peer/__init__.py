@@ -1,1 +1,1 @@
-"""The model in transformers' own tests of models, beside transformers' BERT; `python -m tests.peer` runs them."""
+"""The model in transformers' own tests of models, beside transformers' BERT; `make peer` runs them."""

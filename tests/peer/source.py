@@ -30,8 +30,7 @@ def fetch() -> Path:
         with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "transformers"]
             command += ["--dest", scratch, f"transformers=={transformers.__version__}"]
-            if subprocess.run(command).returncode:
-                raise SystemExit(f"pip found no source distribution of transformers {transformers.__version__}")
+            subprocess.run(command, check=True)
             with tarfile.open(Path(scratch, f"{release}.tar.gz")) as archive:
                 archive.extract(f"{release}/tests/{MODULE}.py", scratch, filter="data")
             Path(scratch, release, "tests").rename(folder)
