@@ -332,7 +332,7 @@ def score_glue(
 def score_squad(
     gold: Annotated[Path, PathArgument(help="Official file, such as dev-v2.0.json.", metavar="DATA.json")],
     predictions: Annotated[Path, PathArgument(help="JSON object: question id -> answer.", metavar="PREDICTIONS.json")],
-    version: Annotated[int, typer.Option(help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
+    version: Annotated[int, typer.Option(help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2", min=1, max=2)],
     odds: Annotated[
         Path | None,
         PathOption("--null-odds", help="JSON object: question id -> probability of no answer (2.0).", metavar="FILE"),
@@ -352,8 +352,8 @@ def score_squad(
 
     $ bertkit score squad --version 2 dev.json answers.json --null-odds odds.json
     """
-    from bertkit.tasks.squad import find_squad
+    from bertkit.tasks.squad import SQUAD
 
-    found = find_squad(version).score_files(gold, predictions, odds, threshold, report=complain)
+    found = SQUAD[f"squad{version}"].score_files(gold, predictions, odds, threshold, report=complain)
     for line in [json.dumps(found)] if as_json else [f"{name} {value:g}" for name, value in found.items()]:
         print_line(line)

@@ -138,7 +138,7 @@ def glue(
 @training_command(SQUAD_OPTIONS, "folds", "grid", "restarts", "workers", "search")
 def squad(
     options: RunOptions,
-    version: Annotated[int, typer.Option(help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
+    version: Annotated[int, typer.Option(help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2", min=1, max=2)],
     runs: Annotated[list[Path] | None, PathArgument(help="Finished runs for --ensemble.", metavar="RUN")] = None,
     data: Annotated[str | None, SourceOption(help=SQUAD_OPTIONS["dir"].help, metavar="DIR|FILE|NAME")] = None,
     extra_train: Annotated[str | None, SourceOption(help=SQUAD_OPTIONS["extra_train"].help, metavar="FILE")] = None,
@@ -158,9 +158,9 @@ def squad(
 
     $ bertkit squad --version 2 --ensemble runs/one runs/two --output runs/both
     """
-    from bertkit.tasks.squad import find_squad
+    from bertkit.tasks.squad import SQUAD
 
-    found = find_squad(version)
+    found = SQUAD[f"squad{version}"]
     trains = extra_train or replace(options, output=None) != RunOptions()
     if (trains and ensemble) or (runs and not ensemble):
         raise UsageError("--ensemble takes runs, --data and --output; leave out the options of training")

@@ -12,7 +12,7 @@ from bertkit.data.formats.glue import read_answers
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.glue import BENCHMARKS, find_glue, spell_majority, write_predictions
+from bertkit.tasks.glue import BENCHMARKS, find_glue, write_predictions
 from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, STUDY_RESULT, read_study
 
 # File of the submission -> the row of the task whose model predicts it (for AX: MNLI), and its split.
@@ -123,7 +123,7 @@ def gather_files(runs: Iterable[Path], *, where: Path, fill: bool, report: Repor
         if rows != split.rows:
             report(f"{name} has {rows:,} answers; the leaderboard expects {split.rows:,}")
         alike = row.submits_majority or name not in found
-        files[name] = write_predictions([spell_majority(row)] * rows) if alike else found[name]
+        files[name] = write_predictions([row.majority] * rows) if alike else found[name]
     return files
 
 

@@ -16,9 +16,9 @@ once in eight. Therefore the variance is that of two more differing rows, one fo
 differing rows is at least that of D coins that all show one side. For accuracies the verdicts are then close to those
 of McNemar's mid-p test (Fagerland et al. 2013, BMC Medical Research Methodology 13).
 
-How often the intervals hold is measured by tests/metrics/simulate_intervals.py: 93 % or more with 300 rows, except
-where a macro F1 has classes of fewer than ten rows (92 %; 85 % with three rows). Where contexts differ in difficulty,
-an interval that draws questions holds in 81 %, one that draws contexts in 95 %.
+In simulations (recipes/RESULTS.md) the intervals hold in 93 % or more with 300 rows, except where a macro F1 has
+classes of fewer than ten rows (92 %; 85 % with three rows). Where contexts differ in difficulty, an interval that draws
+questions holds in 81 %, one that draws contexts in 95 %.
 """
 
 from collections.abc import Hashable, Iterator, Sequence

@@ -16,6 +16,7 @@ from bertkit.metrics.rows import RowScore, measure_counts, take_values
 from bertkit.metrics.table import read_facts, read_numbers
 
 Entity = tuple[int, int, str]  # first word, end, type
+COUNTS = ("right", "found", "wanted")  # entities that are predicted and correct, predicted, and correct
 
 
 def find_entities(tags: Sequence[str]) -> list[Entity]:
@@ -56,11 +57,12 @@ def count_entities(gold: Sequence[Collection[Entity]], predicted: Sequence[Seque
     counts: dict[str, np.ndarray] = {}
     wanted = list(map(set, gold))
     found, strict = ([set(find(tags)) for tags in predicted] for find in (find_entities, find_strict))
-    sides = {"right": _intersect(wanted, found), "found": found, "wanted": wanted}
+    right, strict_right = (list(map(set.intersection, wanted, sets)) for sets in (found, strict))
+    sides = {"right": right, "found": found, "wanted": wanted}
     kinds = {name: [Counter(kind for *_, kind in own) for own in sets] for name, sets in sides.items()}
     for kind in sorted(set().union(*kinds["found"], *kinds["wanted"])):
         counts |= {f"{name}_{kind}": np.array([x[kind] for x in own], np.int32) for name, own in kinds.items()}
-    for name, sets in (("right", _intersect(wanted, strict)), ("found", strict)):
+    for name, sets in (("right", strict_right), ("found", strict)):
         counts[f"strict_{name}"] = np.array(list(map(len, sets)), np.int32)
     return counts
 
@@ -73,34 +75,26 @@ def measure_entities(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -
 
 def score_entities(rows: pa.Table) -> dict[str, RowScore]:
     """Return `precision`, `recall`, `f1`, and these as `strict_…`; or of words `accuracy`, `macro_f1` and `f1`."""
-    names = ("right", "found", "wanted")
-    right, found, wanted = (sum_types(rows, name) for name in names)
+    counts = sum_types(rows)
+    scores = measure_entities(*counts)
     if read_facts(rows).get("scheme") == WORDS:
-        f1 = measure_entities(right, found, wanted)["f1"]
-        each = (np.stack([read_numbers(rows, f"{x}_{kind}") for kind in list_types(rows)], 1) for x in names)  # (S, L)
-        return {"accuracy": f1, "macro_f1": measure_counts(*each, "macro_f1"), "f1": f1}
-    strict = measure_entities(read_numbers(rows, "strict_right"), read_numbers(rows, "strict_found"), wanted)
-    return measure_entities(right, found, wanted) | {f"strict_{name}": score for name, score in strict.items()}
+        each = np.stack(list(read_types(rows).values()), axis=2)  # (3, S, L)
+        return {"accuracy": scores["f1"], "macro_f1": measure_counts(*each, "macro_f1"), "f1": scores["f1"]}
+    strict = measure_entities(*(read_numbers(rows, f"strict_{name}") for name in ("right", "found")), counts[2])
+    return scores | {f"strict_{name}": score for name, score in strict.items()}
 
 
 def score_types(rows: pa.Table) -> dict[str, dict[str, float]]:
     """Return `precision`, `recall` and `f1` of each type, from `count_entities`, in alphabetical order."""
-    counts = {
-        kind: [read_numbers(rows, f"{name}_{kind}") for name in ("right", "found", "wanted")]
-        for kind in list_types(rows)
-    }
-    return {kind: take_values(measure_entities(*columns)) for kind, columns in counts.items()}
+    return {kind: take_values(measure_entities(*counts)) for kind, counts in read_types(rows).items()}
 
 
-def list_types(rows: pa.Table) -> list[str]:
-    """Return the types of the entities in a table."""
-    return read_facts(rows).get("names", [])
+def read_types(rows: pa.Table) -> dict[str, np.ndarray]:
+    """Return how many entities of each type are right, found and wanted in each sentence (3, S)."""
+    names = read_facts(rows).get("names", [])
+    return {kind: np.stack([read_numbers(rows, f"{name}_{kind}") for name in COUNTS]) for kind in names}
 
 
-def sum_types(rows: pa.Table, name: str) -> np.ndarray:
-    """Return (S,) the sum over all types of one of the counts of each sentence."""
-    return np.sum([read_numbers(rows, f"{name}_{kind}") for kind in list_types(rows)] or [np.zeros(len(rows))], axis=0)
-
-
-def _intersect(firsts: Sequence[set[Entity]], seconds: Sequence[set[Entity]]) -> list[set[Entity]]:
-    return [first & second for first, second in zip(firsts, seconds, strict=True)]
+def sum_types(rows: pa.Table) -> np.ndarray:
+    """Return (3, S) the sum over all types of what `read_types` returns."""
+    return np.sum(list(read_types(rows).values()) or np.zeros((1, len(COUNTS), len(rows))), axis=0)

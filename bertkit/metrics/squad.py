@@ -20,7 +20,6 @@ from bertkit.errors import UsageError
 from bertkit.metrics.rows import RowScore, measure_mean, take_values
 
 PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")  # ASCII only: “ and – stay, as in the official scripts
-LONGEST_ID = 40  # characters of a question id in a message
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 CMRC_PUNCTUATION = str.maketrans("", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")
 CMRC_WORD = re.compile(r"[\u4e00-\u9fa5]|[^\W\u4e00-\u9fa5]+(?:[.,'][^\W\u4e00-\u9fa5]+)*|\S")  # 果, 3.5, %
@@ -94,8 +93,7 @@ def _compare(answer: list[str], reference: list[str], language: str) -> float:
 def _check_complete(gold: Mapping[str, Any], given: Mapping[str, Any], what: str, remedy: str) -> None:
     if missing := [question for question in gold if question not in given]:
         raise UsageError(
-            f"{len(missing):,} of {len(gold):,} questions have no {what}, the first is {missing[0][:LONGEST_ID]!r}; "
-            f"{remedy}"
+            f"{len(missing):,} of {len(gold):,} questions have no {what}, the first is {missing[0]!r}; {remedy}"
         )
 
 
@@ -180,8 +178,7 @@ def compare_answers(
     """
     exact, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 2, language)
     silent, _ = score_answers(gold, dict.fromkeys(gold, ""), 2, language)
-    exact, f1, silent = (np.array(list(scores.values()), np.float64) for scores in (exact, f1, silent))
-    return exact, f1, silent
+    return tuple(np.array(list(scores.values()), np.float64) for scores in (exact, f1, silent))
 
 
 def _find_best(

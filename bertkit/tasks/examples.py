@@ -83,10 +83,3 @@ def divide(task: "Task", examples: Any, share: float, source: str = "tune_share 
     chosen = {names[index] for index in np.random.default_rng(0).permutation(len(names))[:count]}
     decides = np.array([name in chosen for name in groups])
     return select(examples, np.flatnonzero(decides)), select(examples, np.flatnonzero(~decides))
-
-
-def hold_back(task: "Task", examples: Any, rows: int, dev: str) -> dict[str, Any]:
-    """Return some of the training examples as the first evaluated split, and the others as train."""
-    share = min(rows / len(task.tabulate(examples)), MOST_HELD_BACK)
-    held, others = divide(task, examples, share, "held_back rows of train")
-    return {"train": others, dev: held}

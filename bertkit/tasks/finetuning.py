@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bertkit.data.sequences import pad
+from bertkit.data.sequences import pad, pad_choices
+from bertkit.data.splits import UNLABELLED
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import refuse_first
 from bertkit.reports.tables import ScoreRow, list_shown, name_limits
@@ -34,6 +35,10 @@ BEST_BASELINE = "best_baseline"  # in metrics.json: its name
 GAIN = "baseline_gain"  # in metrics.json: how far the metric is above that of the best baseline
 LOSS_FALLS = "loss_falls"  # in metrics.json: the training loss was still falling at the end
 UNFREEZE = "fine-tune without freeze"
+LIKELY_CAUSES = (
+    "Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try --learning-rate 1e-5, "
+    "--seed 43, or on few rows --set preset=auto)"
+)
 ANOTHER_SEED = "bertkit {command} --recipe {run}/recipe.toml --set train.seed=43 --output {run}-43  # another seed"
 FROZEN_RATE = 1e-3  # A.3's rates are for a whole encoder, and hardly move the few weights above a frozen one
 SOLVED = "solved_strength"  # in metrics.json: the strength of a head that was solved, as `tasks.frozen.solve` takes it
@@ -46,10 +51,10 @@ class FineTuningTask(Task):
     # Mosbach et al. 2021: bias correction and more epochs prevent runs that keep predicting the majority class.
     stable: Mapping[str, Any] = {"train": {"optim": "adamw_torch", "num_train_epochs": 20.0, "learning_rate": 2e-5}}
     implied: Mapping[str, Mapping[str, Any]] = {"freeze": {"train": {"learning_rate": FROZEN_RATE}}}
+    splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}
+    unlabelled: tuple[str, ...] = (UNLABELLED,)
     next_commands: tuple[str, ...] = (ANOTHER_SEED,)
-    start = "a BERT to fine-tune"  # the required checkpoint, for messages
     compared: tuple[str, ...] = ()  # the scores that must exceed their baselines; empty: all of the table
-    other_causes = ""  # further causes of a score no better than the baseline
 
     def make_recipe(self, batch_size: int, checkpoint: str = "google-bert/bert-base-uncased", **train: Any) -> dict:
         """Return the task's recipe: the common part with its own batch size, checkpoint and keys of `[train]`."""
@@ -67,10 +72,7 @@ class FineTuningTask(Task):
         """Check that there is a checkpoint, no option of other tasks, and every number in its range."""
         steps, epochs = recipe.train.get("max_steps", -1), recipe.train.get("num_train_epochs", 1.0)
         troubles = {
-            f"{self.name} needs {self.start}; give one with --model": not recipe.checkpoint,
-            "freeze would leave the layers of reinit_layers randomly initialised; remove one of the two": (
-                recipe.freeze and recipe.reinit_layers
-            ),
+            f"{self.name} needs a model to start from; give one with --model": not recipe.checkpoint,
             f"[[phase]] is for pretraining; remove it from a recipe for {self.name}": recipe.phase,
             f"num_train_epochs is {epochs:g} in [train]; it must be above 0": steps <= 0 and epochs <= 0,
         }
@@ -78,8 +80,8 @@ class FineTuningTask(Task):
         super().check(recipe)
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
-        """Return the padded batch of some sequences."""
-        return pad(items)
+        """Return the padded batch of some sequences (B, T), or of items with several, such as windows (B, C, T)."""
+        return pad_choices(items) if isinstance(items[0]["input_ids"], list) else pad(items)
 
     def summarize(self, outputs: Any, batch: Mapping[str, "Tensor"]) -> "Tensor":
         """Return the logits (B, L), or (B, C) for multiple choice."""
@@ -99,16 +101,12 @@ class FineTuningTask(Task):
         """Return also a warning if a score is not above a baseline's, and whether the loss was still falling."""
         lines, rows = super().comment(metrics), list_shown(self.table, self.metric, metrics)
         is_solved = SOLVED in metrics
+        remedy = UNFREEZE.capitalize() if is_solved else LIKELY_CAUSES
         compared = [row for row in rows if row.key in (self.compared or metrics)]
         pairs = [(row, words, key) for row in compared for words, key in row.baselines.items() if "majority_" in key]
         for row, words, key in [pair for pair in pairs if metrics[pair[0].key] <= metrics[pair[2]]][:1]:
-            lines.append(
-                f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} ({row.show(metrics[key])}). "
-                "Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try "
-                f"--learning-rate 1e-5, --seed 43, or on few rows --set preset=auto){self.other_causes}"
-            )
-            if is_solved:
-                lines[-1] = f"{lines[-1].partition(' Likely causes')[0]} {UNFREEZE.capitalize()}"
+            score, least = row.show(metrics[row.key]), row.show(metrics[key])
+            lines.append(f"warning: {row.name} ({score}) is not above {words} ({least}). {remedy}")
         if metrics.get(f"{GAIN}_low", math.inf) <= 0:
             row = next((row for row in rows if row.key == self.metric), rows[0])  # the first of one's own classes
             gain, low, high = (row.show(metrics[key]) for key in (GAIN, *name_limits(GAIN)))

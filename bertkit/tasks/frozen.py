@@ -204,16 +204,15 @@ def cache_features(
         UsageError: The checkpoint cannot be loaded or lacks the layers, or the disk is full.
     """
     model = load_encoder(checkpoint, layers)
-    facts = [list_layers(model, layers), half]
-    name = name_vectors(model, facts, sequences.ids, sequences.ends, sequences.seconds, positions, ends)
+    numbers, _ = find_layers(layers, model.config.num_hidden_layers)  # 0 for the embeddings
+    name = name_vectors(model, [numbers, half], sequences.ids, sequences.ends, sequences.seconds, positions, ends)
     remedy = "give a folder for features with --set data.features_dir=DIR"
-    with explain_refusal("the cache of features (change it with --set data.features_dir=DIR)", remedy):
-        kept = Path(folder) if folder else find_cache()
-    path = kept / f"{name}.npy"
     # The first process on each machine computes the features, and the others read its file.
-    with PartialState().local_main_process_first(), explain_refusal(f"the folder {kept}", remedy):
+    with PartialState().local_main_process_first(), explain_refusal("the folder of features", remedy):
+        path = Path(folder or find_cache(), f"{name}.npy")
         if not path.is_file():
-            write_cached(path, partial(write_features, model, layers, sequences, positions, ends, half))
+            shape = (len(positions), len(numbers), model.config.hidden_size)
+            write_cached(path, partial(write_features, model, layers, sequences, positions, ends, shape, half))
     return path
 
 
@@ -251,17 +250,13 @@ def name_vectors(model: BertModel, facts: Sequence[Any], *columns: np.ndarray) -
     return digest.hexdigest()[:32]
 
 
-def list_layers(model: BertModel, layers: str) -> list[int]:
-    """Return the numbers of the layers, 0 for the embeddings."""
-    return find_layers(layers, model.config.num_hidden_layers)[0]
-
-
 def write_features(
     model: BertModel,
     layers: str,
     sequences: Sequences,
     positions: np.ndarray,
     ends: np.ndarray,
+    shape: tuple[int, int, int],
     half: bool,
     file: BinaryIO,
 ) -> None:
@@ -270,11 +265,9 @@ def write_features(
     The file is not memory-mapped: on a full disk the system would kill the process.
     """
     kind = np.dtype(np.float16 if half else np.float32)
-    count, width = len(list_layers(model, layers)), model.config.hidden_size
-    shape = (len(positions), count, width)
     form = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, form)
-    start, size = file.tell(), count * width * kind.itemsize
+    start, size = file.tell(), shape[1] * shape[2] * kind.itemsize
     starts = np.concatenate([[0], ends[:-1]])
     for numbers, states, _ in run_encoder(model, sequences, layers):
         for row, number in enumerate(numbers.tolist()):

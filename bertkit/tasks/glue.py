@@ -74,7 +74,7 @@ BENCHMARKS = (
         label=1,
         labels={"0": "unacceptable", "1": "acceptable"},
         metrics=("matthews_correlation",),
-        majority="acceptable",
+        majority="1",
         paper={"matthews_correlation": {BASE_TEST: 0.521, LARGE_TEST: 0.605}},
         bare=4,
     ),
@@ -83,7 +83,7 @@ BENCHMARKS = (
         1821,
         texts={"sentence": "sentence"},
         labels={"0": "negative", "1": "positive"},
-        majority="positive",
+        majority="1",
         paper={"accuracy": {BASE_TEST: 0.935, LARGE_TEST: 0.949, BASE_DEV: 0.927}},
     ),
     describe(
@@ -93,7 +93,7 @@ BENCHMARKS = (
         label="Quality",
         labels={"0": "not_equivalent", "1": "equivalent"},
         metrics=("f1", "accuracy"),
-        majority="equivalent",
+        majority="1",
         paper={"f1": {BASE_TEST: 0.889, LARGE_TEST: 0.893}, "accuracy": {BASE_DEV: 0.867}},
     ),
     describe(
@@ -113,7 +113,7 @@ BENCHMARKS = (
         label="is_duplicate",
         labels={"0": "not_duplicate", "1": "duplicate"},
         metrics=("f1", "accuracy"),
-        majority="not_duplicate",
+        majority="0",
         paper={"f1": {BASE_TEST: 0.712, LARGE_TEST: 0.721}},
         broken=True,
     ),
@@ -162,9 +162,8 @@ BENCHMARKS = (
         146,
         texts=PAIR,
         labels={"0": "not_entailment", "1": "entailment"},
-        majority="not_entailment",
+        majority="0",
         submits_majority=True,
-        note="WNLI's dev set contradicts its training set on purpose, and the paper submits the majority class",
     ),
     Benchmark(
         name="ax",
@@ -200,7 +199,6 @@ class GlueTask(TextTask):
         self.name, self.title, self.command = row.name, row.title, f"glue --task {row.name}"
         self.metric = row.metrics[0] if row.metrics else ""
         self.is_classifier = bool(row.labels and row.metrics)
-        self.other_causes = ", or labels in a different order from the model's" + f"; {row.note}" * bool(row.note)
         self.pairs = len(row.texts) == 2
         kind, names = (SINGLE, tuple(row.labels.values())) if row.labels else (REGRESSION, ("similarity",))
         self.space = LabelSpace(kind, names, (), "GLUE's")
@@ -212,7 +210,7 @@ class GlueTask(TextTask):
         if row.metrics:
             self.recipe = self.make_recipe(32, **train)  # section 4.1
         else:
-            self.start, self.next_commands = "a model that was fine-tuned on MNLI", ()
+            self.next_commands = ()
             self.recipe = self.make_recipe(32, checkpoint="", **train | {"eval_strategy": "no"})
 
     # --- The data -----------------------------------------------------------------------------------------------------
@@ -253,21 +251,23 @@ class GlueTask(TextTask):
         wanted = (*self.row.metrics, *(row.key for row in CALIBRATION_ROWS))
         return {name: found[name] for name in wanted if name in found}
 
-    def baseline(self, train: TextSequences, dev: TextSequences) -> dict[str, float]:
+    def score_nothing(self, train: TextSequences, dev: TextSequences) -> dict[str, float]:
         """Return the scores of predicting the most frequent label of dev itself, or a constant."""
-        found = super().baseline(dev, dev)
-        return found | {"majority_score": found[f"majority_{self.metric}"]}
+        return super().score_nothing(dev, dev)
 
     # --- Files --------------------------------------------------------------------------------------------------------
 
     def format_predictions(
         self, summaries: np.ndarray, data: TextSequences, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
-        """Return a split's predictions in the leaderboard's form."""
-        submission = self.row.splits[split].submission
-        answers = summaries.argmax(axis=1) if self.row.labels else summaries[:, 0]
-        name = submission or Path(self.row.splits[split].file).name
-        return {name: write_predictions(spell(self.row, answers, clip=bool(submission)))}
+        """Return a split's predictions in the leaderboard's form, for which scores are clipped to 0 to 5."""
+        submission, spellings = self.row.splits[split].submission, list(self.row.labels)
+        if spellings:
+            answers = [spellings[label] for label in summaries.argmax(axis=1).tolist()]
+        else:
+            answers = summaries[:, 0].tolist()
+            answers = [f"{min(max(score, 0.0), 5.0):.3f}" if submission else repr(score) for score in answers]
+        return {submission or Path(self.row.splits[split].file).name: write_predictions(answers)}
 
     def score_files(self, gold: Path, predictions: Path) -> dict[str, float]:
         """Score a file of predictions against an official file; `score` is the task's metric.
@@ -278,9 +278,7 @@ class GlueTask(TextTask):
             UsageError: A file cannot be read, the gold file has no labels, an answer is unknown, or the number of
                 answers differs.
         """
-        if not self.splits:
-            raise UsageError(f"{self.name} has no labels to score against; submit it to the leaderboard")
-        labels = read_labels(self.row, read_split(self.row, next(iter(self.splits)), gold))
+        labels = read_labels(self.row, read_split(self.row, next(iter(self.row.splits)), gold))
         answers = read_answers(self.row, predictions)
         if len(answers) != len(labels):
             raise UsageError(
@@ -304,20 +302,6 @@ def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:
             baselines = constant | name_baselines(TextTask.baselines, metric) if is_first else {}
             rows.append(ScoreRow(f"{SCORE_NAMES[metric]}{ending}", key, baselines, "fraction", row.paper.get(key, {})))
     return (*rows, *errors)
-
-
-def spell(row: Benchmark, values: np.ndarray, clip: bool) -> list[str]:
-    """Return predictions in the official spelling; scores in full, or clipped to 0 to 5 for the leaderboard."""
-    if not row.labels:
-        return [f"{min(max(float(value), 0.0), 5.0):.3f}" if clip else repr(float(value)) for value in values]
-    spellings = list(row.labels)
-    return [spellings[value] for value in values]
-
-
-def spell_majority(row: Benchmark) -> str:
-    """Return the majority answer in the official spelling, for a submission without a model."""
-    spellings = {name: spelling for spelling, name in row.labels.items()}
-    return spellings.get(row.majority, row.majority)
 
 
 def write_predictions(answers: Sequence[str]) -> str:

@@ -78,7 +78,6 @@ if TYPE_CHECKING:
 UNDECIDED = -1  # label where the logits are NaN or infinite
 ENTITY_SCORES = {"precision": "precision", "recall": "recall", "f1": "F1", "strict_f1": "strict F1"}
 WORD_SCORES = {"accuracy": "accuracy", "macro_f1": "macro F1"}  # of classes of words
-NER_SCORES = {"dev": "{}", "test": "test_{}"}
 NER_PAPER = {  # Table 7
     "f1": {"BERT-base, dev": 0.964, "BERT-large, dev": 0.966},
     "test_f1": {"BERT-base, test": 0.924, "BERT-large, test": 0.928},
@@ -148,8 +147,6 @@ class NerTask(FineTuningTask):
         "order": {"train": {"train_sampling_strategy": "sequential"}},  # the data set is in order already
     }
     metric = "f1"
-    splits = NER_SCORES
-    unlabelled = (UNLABELLED,)
     pipeline = "token-classification"
     baselines = ("words",)
     next_commands = (
@@ -269,16 +266,17 @@ class NerTask(FineTuningTask):
         (positions, read, _), (_, ends, labels) = windows.locate_all(), words.locate_all()
         sequences, kept = windows.flatten(), {"folder": options["features_dir"], "half": options["half_features"]}
         path = cache_features(recipe.checkpoint, options["features"], sequences, positions, read, **kept)
-        size = f"{path.stat().st_size / 1e6:,.1f} MB"
-        report(f"{split}: features of {len(labels):,} words in {path} ({size})")
+        report(f"{split}: features of {len(labels):,} words in {path} ({path.stat().st_size / 1e6:,.1f} MB)")
         return FeaturedWords(path, ends, labels, words)
 
     def tabulate(self, examples: TaggedExamples) -> ExampleRows:
         """Return the words and tags of each sentence; documents, groups or equal words belong together."""
         text = examples.text
-        groups: Sequence[Hashable] = number_rows(text)
+        groups: Sequence[Hashable] = range(len(text.sentences))
         if text.rows is not None:
             groups = list(list_keys(text, examples.group))
+        elif text.documents > 1:
+            groups = text.number_documents().tolist()
         labels = [tuple(sentence.tags) for sentence in text.sentences] if text.is_labelled else None
         classes = [kind for entities in find_gold(text) for _, _, kind in entities]
         # A space inside a word would divide it in the column.
@@ -288,7 +286,7 @@ class NerTask(FineTuningTask):
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
         """Return the batch of some sequences, of either approach."""
         if "features" not in items[0]:
-            return pad(items)
+            return super().collate(items)
         from bertkit.tasks.frozen import pad_features
 
         return pad_features(items)
@@ -522,7 +520,7 @@ def list_rows() -> tuple[ScoreRow, ...]:
     constants = {"f1": "never tagging"} | dict.fromkeys(WORD_SCORES, "the most frequent class")
     nothing = {x: {words: f"majority_{x}"} | name_baselines(NerTask.baselines, x) for x, words in constants.items()}
     rows = []
-    for split, name in NER_SCORES.items():
+    for split, name in NerTask.splits.items():
         for metric, word in (WORD_SCORES | ENTITY_SCORES).items():
             key, title = name.format(metric), word if split == "dev" else f"{word}, {split}"
             hidden = name.format("accuracy") * (metric == "f1")  # which it equals
@@ -531,11 +529,6 @@ def list_rows() -> tuple[ScoreRow, ...]:
 
 
 # --- Predicted tags in files ------------------------------------------------------------------------------------------
-
-
-def number_rows(text: TaggedText) -> Sequence[int]:
-    """Return the row of each sentence: its document, or without documents the sentence itself."""
-    return text.number_documents().tolist() if text.documents > 1 else range(len(text.sentences))
 
 
 def find_gold(text: TaggedText) -> list[Collection[Entity]]:

@@ -189,8 +189,16 @@ class PretrainingTask(Task):
             raise UsageError(
                 "no corpus given; give a built corpus, text files, directories, a Hub data set or docs with --corpus"
             )
-        if any(is_built(source) for source in options["corpus"]):
-            return hold_out(open_built(options, report), options["heldout_share"], report)
+        path = options["corpus"][0]
+        if any(map(is_built, options["corpus"])):
+            if len(options["corpus"]) > 1:
+                raise UsageError(
+                    f"{path} is a built corpus and must be the only one; build one from all sources with bertkit "
+                    "corpus build"
+                )
+            report(f"opening {path}")
+            corpus = open_corpus(path, report, verify=os.environ.get("LOCAL_RANK", "0") == "0")
+            return hold_out(corpus, options["heldout_share"], report)
         report(f"reading {', '.join(options['corpus'])}")
         limit = options["limit_characters"] or None
         if options.get("is_forecast"):  # the time of an update does not depend on the rest
@@ -262,10 +270,6 @@ class PretrainingTask(Task):
             report(line)
         return PretrainingData(corpus, tokenizer, phases, options, seed)
 
-    def collate(self, items: Any) -> dict[str, "Tensor"]:
-        """Return the batch, which the data set has already collated."""
-        return items
-
     # --- Scores -------------------------------------------------------------------------------------------------------
 
     def summarize(self, outputs: Any, batch: Mapping[str, "Tensor"]) -> "Tensor":
@@ -324,21 +328,16 @@ class PretrainingTask(Task):
         if train.options["objective"] == "clm":  # left to right the two [SEP] of a pair are predicted too
             counts[train.special["sep_id"]] += 2 * train.count_pairs(dev.phases[0].max_length)
         chances = np.log(counts / counts.sum())
-        labels, following = [], []
-        for start in range(0, len(dev), 1024):
-            batch = dev.__getitems__(range(start, min(start + 1024, len(dev))))
-            labels.append(batch["labels"][batch["labels"] != IGNORED].numpy())
-            if "next_sentence_label" in batch:
-                following.append(batch["next_sentence_label"].numpy())
-        targets = np.concatenate(labels)
+        batch = dev.__getitems__(range(len(dev)))
+        targets = batch["labels"][batch["labels"] != IGNORED].numpy()
         baselines = {
             "uniform_loss": math.log(dev.vocab_size),
             "unigram_loss": float(-chances[targets].mean()),
             "unigram_accuracy": float((targets == counts.argmax()).mean()),
             "heldout_pairs": len(dev),
         }
-        if following:
-            random_next = float(np.concatenate(following).mean())
+        if "next_sentence_label" in batch:
+            random_next = float(batch["next_sentence_label"].numpy().mean())
             majority = max(random_next, 1 - random_next)
             baselines |= {
                 "random_next": random_next,
@@ -427,21 +426,6 @@ class PretrainingTask(Task):
                 result["next_sentence"] = judge_pair(pair)
             results.append(result)
         return results
-
-
-def open_built(options: Mapping[str, Any], report: Report) -> TokenizedCorpus:
-    """Open the corpus that `bertkit corpus build` has made.
-
-    Raises:
-        UsageError: The corpus is damaged, or given together with other sources.
-    """
-    path = options["corpus"][0]
-    if len(options["corpus"]) > 1:
-        raise UsageError(
-            f"{path} is a built corpus and must be the only one; build one from all sources with bertkit corpus build"
-        )
-    report(f"opening {path}")
-    return open_corpus(path, report, verify=os.environ.get("LOCAL_RANK", "0") == "0")
 
 
 def hold_out(documents: list[Document] | TokenizedCorpus, share: float, report: Report) -> dict[str, Any]:

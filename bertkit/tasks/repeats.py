@@ -45,18 +45,18 @@ class CheckedRows:
 
     def format(self) -> dict[str, dict[str, Any]]:
         """Return for each split the counts and rows of its findings, for JSON."""
-        return {split: self._format_split(split, found) for split, found in self.splits.items()}
-
-    def _format_split(self, split: str, found: SplitRepeats) -> dict[str, Any]:
-        listed = {
-            "in_train": self.pair_lines(split, TRAIN_SPLIT, found.in_train),
-            "repeats": self.pair_lines(split, split, found.repeats),
-            "contradictory": [[self.lines[split][row] for row in group.tolist()] for group in found.contradictory],
-            "contradicts_train": self.pair_lines(split, TRAIN_SPLIT, found.contradicts_train),
-        }
-        if split == TRAIN_SPLIT:
-            del listed["in_train"], listed["contradicts_train"]
-        return {"rows": found.size, **count_rows(**listed)}
+        formatted = {}
+        for split, found in self.splits.items():
+            listed = {
+                "in_train": self.pair_lines(split, TRAIN_SPLIT, found.in_train),
+                "repeats": self.pair_lines(split, split, found.repeats),
+                "contradictory": [[self.lines[split][row] for row in group.tolist()] for group in found.contradictory],
+                "contradicts_train": self.pair_lines(split, TRAIN_SPLIT, found.contradicts_train),
+            }
+            if split == TRAIN_SPLIT:
+                del listed["in_train"], listed["contradicts_train"]
+            formatted[split] = {"rows": found.size, **count_rows(**listed)}
+        return formatted
 
     def pair_lines(self, split: str, other: str, pairs: np.ndarray) -> list[list[int]]:
         """Return the lines of pairs (N, 2) of a row of a split and a row of another."""

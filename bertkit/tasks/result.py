@@ -183,7 +183,12 @@ def describe_result(result: Result) -> str:
     if "ending" in result:
         return f"ending {result['ending'] + 1}  ({result['probabilities'][result['ending']]:.1%}){sets}"
     if "answer" in result:
-        return describe_answer(result)
+        text, best = result["answer"] or "(no answer)", result["best"]
+        if "tau" not in result:
+            return f"{text}  (score {best['score']:.2f})"
+        margin = best["score"] - result["null_score"] - result["tau"]
+        rejected = "" if result["answer"] else f", best span {best['text']!r}"
+        return f"{text}  ({abs(margin):.2f} {'above' if margin > 0 else 'below'} the threshold{rejected})"
     if "tags" in result:
         found = (f"{one['text']}: {one['type']}" for one in list_marked(result))
         return ", ".join(found) or "(nothing)"
@@ -197,16 +202,6 @@ def describe_result(result: Result) -> str:
 def list_marked(result: Result) -> Sequence[Mapping[str, Any]]:
     """Return the entities of a text, or its words where each has a class of its own."""
     return result.get("entities", result.get("words", ()))
-
-
-def describe_answer(result: Result) -> str:
-    """Return an answer with its score, or its distance from the threshold."""
-    text, best = result["answer"] or "(no answer)", result["best"]
-    if "tau" not in result:
-        return f"{text}  (score {best['score']:.2f})"
-    margin = best["score"] - result["null_score"] - result["tau"]
-    rejected = "" if result["answer"] else f", best span {best['text']!r}"
-    return f"{text}  ({abs(margin):.2f} {'above' if margin > 0 else 'below'} the threshold{rejected})"
 
 
 def flatten_result(result: Result) -> dict[str, Any]:

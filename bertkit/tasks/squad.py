@@ -141,8 +141,6 @@ class SquadTask(FineTuningTask):
     folder = "squad"
     is_combinable = True
     options = SQUAD_OPTIONS
-    splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}  # a test split is only in a person's own data
-    unlabelled = (UNLABELLED,)
     row_files = ("dev.jsonl",)
     next_commands = (ANOTHER_SEED, "bertkit predict {run} --input questions.jsonl --output answers.jsonl")
 
@@ -183,20 +181,21 @@ class SquadTask(FineTuningTask):
         self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None
     ) -> dict[str, list[Question]]:
         """Read the questions of train and dev; training questions with a misplaced answer are left out."""
+        source, read = options["dir"], partial(read_export, read=choose_reader(options, report), report=report)
+        if config is not None and self.is_official(source):
+            return {"dev": read_squad(Path(source, self.name_file("dev")), self.version.number)}
         if config is not None:
-            return self.read_scored(
-                options["dir"], partial(read_export, read=choose_reader(options, report), report=report)
-            )
+            found = read_own_squad(source, self.version.number, needs_train=False, read=read)
+            scored = {split: part for split, part in found.items() if split != "train"} or found
+            return {split: part.questions for split, part in scored.items() if part.is_labelled}
         if options["extra_train"]:
             self.read_training(options["extra_train"])  # reports its errors before any training
-        examples = self.read_examples(options, report)
-        title = self.title if self.is_official(options["dir"]) else options["dir"]
+        is_official = self.is_official(source)
+        examples = self.read_official(options) if is_official else self.read_own(options, read, report)
+        title = self.title if is_official else source
         train = [question for question in examples["train"] if is_placed(question)]
         if lost := len(examples["train"]) - len(train):
             report(f"{title}: skipping {lost:,} training questions whose answer is not at its answer_start")
-        for split in [split for split in self.splits if split in examples]:
-            if misplaced := sum(not is_placed(question) for question in examples[split]):
-                report(f"{title}: {misplaced:,} {split} questions have an answer that is not at its answer_start")
         if not train:
             remedy = "give the official files with --data DIR" if title == self.title else "correct the answers"
             raise UsageError(f"{title} has no question to train on; {remedy}")
@@ -211,10 +210,8 @@ class SquadTask(FineTuningTask):
         files = (os.path.join(source, self.name_file(split)) for split in SQUAD_SPLITS)
         return os.path.isdir(source) and (any(map(os.path.exists, files)) or not has_splits(source))
 
-    def read_examples(self, options: Mapping[str, Any], report: Report) -> dict[str, list[Question]]:
-        """Read the official files, the Hub's copy or own questions, with `train_file` for training if given."""
-        if not self.is_official(options["dir"]):
-            return self.read_own(options, report)
+    def read_official(self, options: Mapping[str, Any]) -> dict[str, list[Question]]:
+        """Read the official files or the Hub's copy, with `train_file` for training if given."""
         examples = {}
         if options["train_file"]:
             examples["train"] = self.read_training(options["train_file"])
@@ -224,21 +221,15 @@ class SquadTask(FineTuningTask):
         folder, number = Path(options["dir"]), self.version.number
         return examples | {name: read_squad(folder / self.name_file(name), number) for name in wanted}
 
-    def read_scored(self, source: str, read: Callable[[Path], Columns]) -> dict[str, list[Question]]:
-        """Read the questions of a file, of the official dev, or of a person's own dev and test with answers."""
-        if self.is_official(source):
-            return {"dev": read_squad(Path(source, self.name_file("dev")), self.version.number)}
-        found = read_own_squad(source, self.version.number, needs_train=False, read=read)
-        scored = {split: part for split, part in found.items() if split != "train"} or found
-        return {split: part.questions for split, part in scored.items() if part.is_labelled}
-
-    def read_own(self, options: Mapping[str, Any], report: Report) -> dict[str, list[Question]]:
+    def read_own(
+        self, options: Mapping[str, Any], read: Callable[[Path], Columns], report: Report
+    ) -> dict[str, list[Question]]:
         """Read a person's own questions, and take dev and test from train by a hash of contexts or groups."""
-        read = partial(read_export, read=choose_reader(options, report), report=report)
         found = read_own_squad(options["dir"], self.version.number, options["group"], read=read)
         examples = {split: part.questions for split, part in found.items()}
         sources = {split: part.source for split, part in found.items()}
-        rows = divide_train(sources, list_keys(examples["train"]), options, "question")
+        keys = [question.group or question.context.strip() for question in examples["train"]]
+        rows = divide_train(sources, keys, options, "question")
         examples |= {split: select(found["train"].questions, numbers) for split, numbers in rows.items()}
         if options["train_file"]:
             examples["train"] = self.read_training(options["train_file"])
@@ -492,11 +483,6 @@ def check_answers(summaries: np.ndarray) -> np.ndarray:
     return summaries
 
 
-def list_keys(questions: Sequence[Question]) -> list[str]:
-    """Return what keeps each question together with others: its group, or its context without white space around."""
-    return [question.group or question.context.strip() for question in questions]
-
-
 def collect_answers(questions: Sequence[Question]) -> dict[str, tuple[str, ...]]:
     """Return question's id -> its right answers."""
     return {question.id: question.answers for question in questions}
@@ -544,14 +530,3 @@ def list_score_rows(version: Version) -> tuple[ScoreRow, ...]:
 
 
 SQUAD = {task.name: task for task in map(SquadTask, VERSIONS)}
-
-
-def find_squad(number: int) -> SquadTask:
-    """Return the task of version 1 or 2.
-
-    Raises:
-        UsageError: The version is unknown.
-    """
-    if (task := SQUAD.get(f"squad{number}")) is None:
-        raise UsageError(f"there is no SQuAD version {number}; --version takes 1 (for 1.1) or 2 (for 2.0)")
-    return task

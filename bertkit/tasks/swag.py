@@ -5,7 +5,6 @@ softmax over the four; the bias that transformers adds is the same for all and h
 train_full.csv and val_full.csv, and scoring predictions of other programs.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -17,7 +16,7 @@ from scipy.special import softmax
 
 from bertkit.data.formats.swag import ENDINGS, HUB_SWAG, Situation, read_swag, read_swag_copy
 from bertkit.data.labels import SINGLE
-from bertkit.data.sequences import Choices, EncodedInputs, encode_inputs, pad, pad_choices
+from bertkit.data.sequences import Choices, EncodedInputs, encode_inputs, pad
 from bertkit.errors import UsageError
 from bertkit.metrics.classification import score_table
 from bertkit.metrics.glue import compute_scores
@@ -41,7 +40,6 @@ SWAG_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 SWAG_PAPER = {"BERT-base, dev": 0.816, "BERT-large, dev": 0.866, "BERT-large, test": 0.863}  # Table 4
 ACCURACY = ScoreRow("accuracy", "accuracy", {"the majority ending": "majority_accuracy"}, "fraction", SWAG_PAPER)
 CHOICES = tuple(f"ending {index + 1}" for index in range(len(ENDINGS)))
-NUMBERED_ENDING = re.compile(r"ending\d+")
 
 Continuations = tuple[str, list[str]]  # a context and its possible continuations
 
@@ -55,6 +53,7 @@ class SwagTask(FineTuningTask):
     metric = "accuracy"
     table = (ACCURACY, *CALIBRATION_ROWS)
     is_classifier = True
+    splits: Mapping[str, str] = {"dev": "{}"}
     unlabelled = ("test",)
     choices = len(ENDINGS)
     copies: Mapping[str, tuple[str, str, str]] = {name: (*HUB_SWAG, split) for name, split in SWAG_SPLITS.items()}
@@ -92,11 +91,6 @@ class SwagTask(FineTuningTask):
         pairs = [(one.context, f"{one.start} {ending}") for one in examples for ending in one.endings]
         answers = [one.answer for one in examples]
         sequences = encode_inputs(pairs, None, tokenizer, recipe.data["max_length"])
-        lengths = np.diff(sequences.ends, prepend=0)
-        report(
-            f"{split}: {len(examples):,} questions of {len(ENDINGS)} sequences; "
-            f"{lengths.mean():.1f} tokens on average, at most {lengths.max():,}"
-        )
         return Choices(sequences, len(ENDINGS), None if None in answers else np.array(answers, np.int64))
 
     def tabulate(self, examples: Sequence[Situation]) -> ExampleRows:
@@ -107,10 +101,6 @@ class SwagTask(FineTuningTask):
         answers = [one.answer for one in examples]
         labels = None if None in answers else [CHOICES[answer] for answer in answers]
         return ExampleRows(texts, texts["context"], labels, labels or [], [one.line for one in examples])
-
-    def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
-        """Return the batch (B, C, T) of some questions."""
-        return pad_choices(items)
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
@@ -152,10 +142,7 @@ class SwagTask(FineTuningTask):
         """Return a context and its possible continuations; SWAG's column names are accepted, too."""
         context = take_text(given, "sent1" if "sent1" in given and "context" not in given else "context")
         start = given.get("start", given.get("sent2")) or ""
-        numbered = sorted(
-            (name for name in given if NUMBERED_ENDING.fullmatch(str(name))), key=lambda name: int(name[6:])
-        )
-        endings = given.get("endings", [given[name] for name in numbered])
+        endings = given.get("endings", [given[name] for name in ENDINGS if name in given])
         if not isinstance(endings, list) or len(endings) < 2 or not all(isinstance(x, str) for x in (start, *endings)):
             raise UsageError("endings must be a list of at least two strings, and start must be a string; correct them")
         return context, [f"{start} {ending}".strip() for ending in endings]

@@ -31,7 +31,7 @@ from bertkit.data.labels import (
     read_labelled,
 )
 from bertkit.data.long_texts import POOLED, WindowedTexts, encode_long, pool_windows
-from bertkit.data.sequences import EncodedInputs, Items, Sequences, pad, pad_choices, report_cut
+from bertkit.data.sequences import EncodedInputs, Items, Sequences, report_cut
 from bertkit.data.splits import (
     UNLABELLED,
     check_split_options,
@@ -70,8 +70,6 @@ from bertkit.tasks.schema import PROBABILITY, Schema, make_object
 from bertkit.tasks.task import PredictionSettings, Result, score_summaries
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from bertkit.model.config import BertConfig
 
 SAMPLE_PAIR = ("The man went to the store.", "He bought a gallon of milk.")  # as in section A.2
@@ -181,8 +179,6 @@ class TextTask(FineTuningTask):
     options = CLASSIFY_OPTIONS
     metric = "score"
     is_classifier = True  # regression is refused when the data are read
-    splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}
-    unlabelled: tuple[str, ...] = (UNLABELLED,)
     pipeline = "text-classification"
     baselines = ("tfidf", "frozen")
     row_files: tuple[str, ...] = ("dev.csv",)
@@ -301,10 +297,6 @@ class TextTask(FineTuningTask):
         weights = space.weigh(train.labels, recipe.data["class_weights"])
         return settings | {"text_columns": list(train.text)} | ({"class_weights": weights} if weights else {})
 
-    def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
-        """Return the padded batch of some sequences (B, T), or of texts with windows (B, W, T)."""
-        return pad_choices(items) if isinstance(items[0]["input_ids"], list) else pad(items)
-
     # --- Scores and files ---------------------------------------------------------------------------------------------
 
     def rows(self, summaries: np.ndarray, data: TextSequences, decided: Mapping[str, Any] | None = None) -> pa.Table:
@@ -317,7 +309,7 @@ class TextTask(FineTuningTask):
         found = score_table(rows)
         return found | {"score": found[next(iter(SCORES[find_kind(rows)]))]}
 
-    def baseline(self, train: TextSequences, dev: TextSequences) -> dict[str, float]:
+    def score_nothing(self, train: TextSequences, dev: TextSequences) -> dict[str, float]:
         """Return the scores of the most frequent training label, of each label's majority, or of the mean."""
         if dev.space.kind == SINGLE:
             constant = np.eye(len(dev.space.names))[np.bincount(train.labels).argmax()]
@@ -327,7 +319,7 @@ class TextTask(FineTuningTask):
             constant = train.labels.mean(keepdims=True)
         thresholds = {"thresholds": [FIXED_THRESHOLD] * len(dev.space.names)}
         scores = score_summaries(self, np.tile(constant, (len(dev), 1)), dev, thresholds)
-        return {f"majority_{row.key}": scores[row.key] for row in self.table if row.baselines and row.key in scores}
+        return {row.key: scores[row.key] for row in self.table if row.baselines and row.key in scores}
 
     def format_predictions(
         self, summaries: np.ndarray, data: TextSequences, split: str, decided: Mapping[str, Any] | None = None

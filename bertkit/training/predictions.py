@@ -240,7 +240,7 @@ def find_wrong(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     if "f1" in rows.column_names:  # answers to questions
         return read_numbers(rows, "f1") < 1, 1 - read_numbers(rows, "f1")
     if "strict_found" in rows.column_names:  # tags
-        right, found, wanted = (sum_types(rows, name) for name in ("right", "found", "wanted"))
+        right, found, wanted = sum_types(rows)
         share = np.divide(2 * right, found + wanted, out=np.ones(len(rows)), where=found + wanted > 0)
         return share < 1, 1 - share
     if (kind := find_kind(rows)) == REGRESSION:

@@ -14,7 +14,7 @@ from bertkit.data.tokenizer import load_tokenizer
 from bertkit.system.hub import READ
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.examples import divide, hold_back
+from bertkit.tasks.examples import MOST_HELD_BACK, divide
 from bertkit.tasks.repeats import CheckedRows, check_rows, tabulate_splits
 from bertkit.tasks.task import TUNE
 from bertkit.training.processes import join_processes
@@ -70,7 +70,9 @@ def prepare(recipe: Recipe, report: Report = ignore, output: Path | None = None,
     commits = dict(READ)
     dev = next(iter(task.splits), "")
     if rows := recipe.data.get("held_back"):
-        examples = hold_back(task, examples["train"], rows, dev)
+        share = min(rows / len(task.tabulate(examples["train"])), MOST_HELD_BACK)
+        held, others = divide(task, examples["train"], share, "held_back rows of train")
+        examples = {"train": others, dev: held}
     elif (share := recipe.data.get("tune_share")) and TUNE not in examples:
         examples[TUNE], examples[dev] = divide(task, examples[dev], share)
     with processes.main_process_first():  # the others read the first one's vocabulary

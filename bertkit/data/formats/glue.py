@@ -50,11 +50,11 @@ class Benchmark:
         labels: Official spelling -> the Hub's name, in the Hub's order; empty for a score from 0 to 5.
         metrics: Names in `bertkit.metrics`; the first one is the paper's.
         paper: Metric -> model and split -> the published score.
-        majority: The answer in a submission without a model: the most frequent training label, or the mean score.
+        majority: The answer in a submission without a model: the most frequent training label in its official
+            spelling, or the mean score.
         bare: The number of columns of train and dev if they have no header line; columns then go by number.
         broken: Whether to skip rows with another number of columns; the official file has a few, the Hub's has none.
         submits_majority: Whether the paper submits the majority, whatever the model predicts.
-        note: Another possible reason for a score that is no better than the majority's.
     """
 
     name: str
@@ -69,7 +69,6 @@ class Benchmark:
     bare: int = 0
     broken: bool = False
     submits_majority: bool = False
-    note: str = ""
 
 
 def read_folder(row: Benchmark, folder: Path, report: Report = ignore) -> dict[str, Columns]:
