@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.contingency_tables import mcnemar
@@ -26,7 +26,6 @@ from bertkit.metrics.rows import (
     measure_numbers,
     measure_ranking,
 )
-from tests.metrics import simulate_intervals
 
 # --- The interval of a score ------------------------------------------------------------------------------------------
 
@@ -88,12 +87,24 @@ def test_intervals_at_the_edges():
     assert find_interval(measure_gaps(np.ones((5, 1)))) is None
 
 
-@pytest.mark.parametrize("name", ["Matthews", "F1, 10 %", "entity F1, documents", "macro F1"])
+def draw_population(name, rows=60_000):
+    """Return the score of a run on many rows: those of CoLA, or five classes of very different size."""
+    rng = np.random.default_rng(2)
+    shares = [0.3, 0.7] if name == "matthews_correlation" else [0.5, 0.25, 0.15, 0.07, 0.03]
+    labels = rng.choice(len(shares), rows, p=shares)
+    predictions = np.where(rng.random(rows) < 0.8, labels, rng.choice(len(shares), rows))
+    return measure_classes(predictions, labels, len(shares))[name]
+
+
+@pytest.mark.parametrize("name", ["matthews_correlation", "macro_f1"])
 def test_most_intervals_hold_the_true_score(name):
     """Fewer than 90 % of 200 intervals of 95 % have a chance of 0.2 %."""
-    name = next(found for found in simulate_intervals.SCORES if found.startswith(name))
-    above, below, _ = simulate_intervals.simulate(name, 300, trials=200)
-    assert above + below <= 0.1
+    population, rng = draw_population(name), np.random.default_rng(300)
+    true = population.score(np.ones((1, len(population))))[0]
+    found = [
+        find_interval(population.take(rng.integers(len(population), size=300)), seed=trial) for trial in range(200)
+    ]
+    assert np.mean([low <= true <= high for low, high in found]) >= 0.9
 
 
 # --- Differences ------------------------------------------------------------------------------------------------------
@@ -128,24 +139,6 @@ def test_the_p_value_of_an_accuracy_is_near_the_mid_p(gains, losses):
     assert found.p == pytest.approx(min(2 * mid, 1), abs=0.065)
     assert found.value == pytest.approx((gains - losses) / 3)
     assert (found.low > 0 or found.high < 0) == (found.p < 0.05)
-
-
-@settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 10**6))
-def test_the_p_value_is_near_that_of_scipys_paired_permutations(seed):
-    rng = np.random.default_rng(seed)
-    labels, shared = rng.integers(0, 26, 200) / 5, rng.normal(size=200)
-    values = [labels + noise * (shared + rng.normal(size=200)) for noise in (0.5, 0.55)]
-    scores = [measure_numbers(found, labels)["pearson"] for found in values]
-    found = compare_methods(scores[:1], scores[1:])
-
-    def subtract(one, two, axis):
-        """Return the difference of the correlations, except for the deviation of the labels, a constant factor."""
-        first, second = (x @ (labels - labels.mean()) / x.std(axis) for x in (one, two))
-        return second - first
-
-    drawn = stats.permutation_test(values, subtract, permutation_type="samples", n_resamples=1000, rng=seed + 1)
-    assert abs(found.p - drawn.pvalue) < 0.05 + 0.15 * drawn.pvalue
 
 
 def test_models_that_agree_on_all_rows_are_not_told_apart():
@@ -197,13 +190,6 @@ def test_rows_that_are_enough():
     with_seeds = Contrast(1.0, -1, 3, 0.3, 100, row_error=1.0, seed_error=1.0)
     assert estimate_factor(with_seeds) == pytest.approx(15.7, abs=0.01)
     assert estimate_factor(Contrast(1.0, -1, 3, 0.3, 100, 1.0), comparisons=10) > 10
-
-
-def test_seeds_count_also_where_all_rows_of_the_runs_differ():
-    right, wrong = measure_mean(np.ones(30)), measure_mean(np.zeros(30))
-    found = compare_methods([right, wrong], [wrong])
-    assert (found.value, found.p > 0.3) == (-50.0, True)
-    assert found.seed_error > 50
 
 
 @pytest.mark.parametrize(("rows", "p"), [(1, 0.9), (3, 0.25), (5, 1 / 16), (6, 1 / 32)])

@@ -114,7 +114,7 @@ def test_entities_have_scores_as_in_the_stock_pipeline(finished):
     assert 0.5 < min(expected) < 1
 
 
-def test_the_rows_of_a_group_stay_together(tmp_path):
+def test_the_rows_of_a_group_stay_together_and_need_a_table(tmp_path, refused):
     path = write_form(tmp_path / "t", "tokens", make_rows(200))
     examples, _ = load(path, group="writer")
     sizes = {split: len(found.text.sentences) for split, found in examples.items()}
@@ -123,6 +123,8 @@ def test_the_rows_of_a_group_stay_together(tmp_path):
     assert set(sizes) == {"train", "dev", "test"}
     for rows in divide(NER, examples["train"], 0.5):
         assert len(rows.text.sentences) % 5 == 0, "also where a part of dev decides"
+    with refused():
+        load(write_form(tmp_path / "t", "IOB2", make_rows(9)), group="writer")
 
 
 def test_a_test_split_without_tags_is_predicted_and_train_must_have_some(bert, tmp_path, refused):
@@ -171,8 +173,3 @@ def test_folds_predict_every_sentence(bert, tmp_path, form):
         blocks = (output / "out_of_fold.conll").read_text().split("\n\n")
         found = [[line.split(" ")[0] for line in block.splitlines()] for block in blocks if block]
         assert found == [words for words, _ in rows]
-
-
-def test_a_group_needs_a_table(tmp_path, refused):
-    with refused():
-        load(write_form(tmp_path / "t", "IOB2", make_rows(9)), group="writer")
