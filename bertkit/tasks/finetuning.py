@@ -35,10 +35,6 @@ BEST_BASELINE = "best_baseline"  # in metrics.json: its name
 GAIN = "baseline_gain"  # in metrics.json: how far the metric is above that of the best baseline
 LOSS_FALLS = "loss_falls"  # in metrics.json: the training loss was still falling at the end
 UNFREEZE = "fine-tune without freeze"
-LIKELY_CAUSES = (
-    "Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try --learning-rate 1e-5, "
-    "--seed 43, or on few rows --set preset=auto)"
-)
 ANOTHER_SEED = "bertkit {command} --recipe {run}/recipe.toml --set train.seed=43 --output {run}-43  # another seed"
 FROZEN_RATE = 1e-3  # A.3's rates are for a whole encoder, and hardly move the few weights above a frozen one
 SOLVED = "solved_strength"  # in metrics.json: the strength of a head that was solved, as `tasks.frozen.solve` takes it
@@ -101,12 +97,16 @@ class FineTuningTask(Task):
         """Return also a warning if a score is not above a baseline's, and whether the loss was still falling."""
         lines, rows = super().comment(metrics), list_shown(self.table, self.metric, metrics)
         is_solved = SOLVED in metrics
-        remedy = UNFREEZE.capitalize() if is_solved else LIKELY_CAUSES
         compared = [row for row in rows if row.key in (self.compared or metrics)]
         pairs = [(row, words, key) for row in compared for words, key in row.baselines.items() if "majority_" in key]
         for row, words, key in [pair for pair in pairs if metrics[pair[0].key] <= metrics[pair[2]]][:1]:
-            score, least = row.show(metrics[row.key]), row.show(metrics[key])
-            lines.append(f"warning: {row.name} ({score}) is not above {words} ({least}). {remedy}")
+            lines.append(
+                f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} ({row.show(metrics[key])}). "
+                "Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try "
+                "--learning-rate 1e-5, --seed 43, or on few rows --set preset=auto)"
+            )
+            if is_solved:
+                lines[-1] = f"{lines[-1].partition(' Likely causes')[0]} {UNFREEZE.capitalize()}"
         if metrics.get(f"{GAIN}_low", math.inf) <= 0:
             row = next((row for row in rows if row.key == self.metric), rows[0])  # the first of one's own classes
             gain, low, high = (row.show(metrics[key]) for key in (GAIN, *name_limits(GAIN)))

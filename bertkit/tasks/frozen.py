@@ -107,18 +107,16 @@ def encode(model: BertModel, sequences: Sequences, pooling: str = "mean") -> np.
         sequences: Without labels.
         pooling: "mean", or "cls" for the vector that sentence heads read, through the pooler if the model has one.
     """
-    name = name_vectors(model, [pooling], sequences.ids, sequences.ends, sequences.seconds)
-    return keep_array(name, partial(compute_vectors, model, sequences, pooling))
 
+    @torch.no_grad()
+    def compute() -> np.ndarray:
+        vectors = np.empty((len(sequences), model.config.hidden_size), np.float32)
+        for numbers, states, mask in run_encoder(model, sequences, "last"):
+            for row, number in enumerate(numbers.tolist()):
+                vectors[number] = pool_states(model, states[row, : int(mask[row].sum()), 0], pooling).cpu().numpy()
+        return vectors  # (S, H)
 
-@torch.no_grad()
-def compute_vectors(model: BertModel, sequences: Sequences, pooling: str) -> np.ndarray:
-    """Return what `encode` returns, without the cache."""
-    vectors = np.empty((len(sequences), model.config.hidden_size), np.float32)
-    for numbers, states, mask in run_encoder(model, sequences, "last"):
-        for row, number in enumerate(numbers.tolist()):
-            vectors[number] = pool_states(model, states[row, : int(mask[row].sum()), 0], pooling).cpu().numpy()
-    return vectors  # (S, H)
+    return keep_array(name_vectors(model, [pooling], sequences.ids, sequences.ends, sequences.seconds), compute)
 
 
 def pool_states(model: BertModel, states: Tensor, pooling: str) -> Tensor:

@@ -419,9 +419,6 @@ def score_tags(gold, predicted):
     return take_values(score_entities(tabulate(gold, predicted)))
 
 
-NOTHING = {f"{kind}{name}": 0.0 for kind in ("", "strict_") for name in ("precision", "recall", "f1")}
-
-
 def test_entities_scored_by_hand():
     """Two of five predicted and four gold entities are right, the PER and the second LOC: 2/5, 2/4, 4/9.
 
@@ -439,15 +436,6 @@ def test_entities_scored_by_hand():
         "ORG": {"precision": 0.0, "recall": 0.0, "f1": 0.0},
         "PER": {"precision": 1.0, "recall": 1.0, "f1": 1.0},
     }
-
-
-def test_a_sentence_ends_its_entities():
-    """Two entities of one word are not one entity of two."""
-    apart, together = [["B-X"], ["I-X"]], [["B-X", "I-X"]]
-    assert score_tags(apart, apart)["recall"] == 1.0
-    missed = score_types(tabulate(apart, [["B-X"], ["O"]]))
-    assert missed["X"] == pytest.approx({"precision": 1.0, "recall": 0.5, "f1": 2 / 3})
-    assert score_tags(together, [["B-X", "B-X"]]) == NOTHING
 
 
 def walk_conlleval(gold: list[list[str]], predicted: list[list[str]]) -> dict[str, int]:

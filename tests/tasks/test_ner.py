@@ -274,6 +274,15 @@ def test_a_bilstm_learns_from_features_and_reads_text_by_itself(tmp_path, folder
     assert NER.format_predictions(kept, data, "dev")["dev.conll"] == written
 
 
+def test_half_features_are_close(tmp_path, folder, start):
+    found, dev = [], load(folder)[0]["dev"]
+    for half in (False, True):
+        recipe = Recipe.make(NER, make_features_recipe(tmp_path, folder, start), {"data": {"half_features": half}})
+        found.append(NER.collate([NER.encode(dev, load_tokenizer(start), recipe, "dev")[0]])["features"])
+    assert not torch.equal(*found)
+    torch.testing.assert_close(*found, rtol=2e-3, atol=2e-3)
+
+
 def test_the_encoder_runs_once_for_all_seeds(tmp_path, folder, start, monkeypatch):
     recipe = make_features_recipe(tmp_path, folder, start, max_steps=2)
     run(Recipe.make(NER, recipe), output=tmp_path / "first")
