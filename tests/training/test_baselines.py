@@ -112,7 +112,7 @@ def test_large_splits_are_read_in_part(root, cache, tmp_path, monkeypatch):
 
 def test_a_run_with_another_seed_finds_what_was_computed(root, cache, tmp_path, monkeypatch):
     found = [run(Recipe.make(TASKS["classify"], make_recipe(root)), output=tmp_path / "one")]
-    for module, name in ((frozen, "compute_vectors"), (baselines, "vectorize_texts")):
+    for module, name in ((frozen, "run_encoder"), (baselines, "vectorize_texts")):
         monkeypatch.setattr(module, name, lambda *given: 1 / 0)
     other = {"train": {"seed": 1}}
     found.append(run(Recipe.make(TASKS["classify"], make_recipe(root), other), output=tmp_path / "two"))
