@@ -50,19 +50,12 @@ def atomic_open(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]
             yield stream
         return
     path = path.resolve()  # so that a link remains a link
-    with open_unfinished(path, mode) as (stream, temporary):
-        yield stream
-        flush(stream)
-        os.replace(temporary, path)
-
-
-@contextmanager
-def open_unfinished(path: Path, mode: Literal["w", "wb"]) -> Iterator[tuple[IO[Any], Path]]:
-    """Yield a file to write and its hidden path, which the caller renames when complete; otherwise it is removed."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.{UNFINISHED_SUFFIX}")
     try:
         with temporary.open(mode, encoding=None if mode == "wb" else "utf-8") as stream:
-            yield stream, temporary
+            yield stream
+            flush(stream)
+        os.replace(temporary, path)
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

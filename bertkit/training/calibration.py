@@ -6,14 +6,7 @@ import msgspec
 import numpy as np
 
 from bertkit.errors import UsageError
-from bertkit.metrics.calibration import (
-    choose_temperature,
-    find_conformity,
-    find_probabilities,
-    measure_calibration,
-    temper,
-)
-from bertkit.metrics.rows import take_values
+from bertkit.metrics.calibration import choose_temperature, find_conformity, temper
 from bertkit.model.checkpoint import find_file
 from bertkit.tasks.task import Task, check_finite
 from bertkit.training.recipe import Recipe
@@ -49,16 +42,6 @@ def calibrate(
     temperature = choose_temperature(check_finite(logits), classes) if recipe.calibrate else None
     scores = find_conformity(temper(check_finite(logits), temperature), classes)
     return temperature, Conformity(split, np.round(np.ceil(scores / STEP) * STEP, 6).tolist())
-
-
-def score_uncalibrated(logits: np.ndarray, classes: np.ndarray, pattern: str) -> dict[str, float]:
-    """Return the scores of the probabilities without a temperature.
-
-    Args:
-        pattern: The name pattern of the split's scores.
-    """
-    scores = take_values(measure_calibration(find_probabilities(logits, classes.ndim == 2), classes))
-    return {f"uncalibrated_{pattern.format(name)}": value for name, value in scores.items()}
 
 
 def find_classes(task: Task, data: Any) -> np.ndarray | None:

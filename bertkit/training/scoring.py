@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from bertkit.data.splits import name_split
-from bertkit.metrics.calibration import temper
+from bertkit.metrics.calibration import find_probabilities, measure_calibration, temper
 from bertkit.metrics.intervals import Interval, find_interval
 from bertkit.metrics.rows import RowScore, take_values
 from bertkit.metrics.table import LABEL, find_decided
 from bertkit.reports.tables import WITHOUT_LEAKS, name_limits
 from bertkit.system.progress import Report
 from bertkit.tasks.task import TUNE, Task
-from bertkit.training.calibration import Conformity, calibrate, find_classes, score_uncalibrated
+from bertkit.training.calibration import Conformity, calibrate, find_classes
 from bertkit.training.predictions import GROUP, format_table, join_rows
 from bertkit.training.prepare import Prepared
 from bertkit.training.recipe import Recipe
@@ -83,7 +83,9 @@ def score_splits(
             found.rows = rows if split == next(iter(task.splits)) else found.rows
             found.metrics |= score_rows(task, rows, pattern, prepared.checked.find_leaks(split))
             if found.temperature is not None:
-                found.metrics |= score_uncalibrated(given, find_classes(task, data), pattern)
+                classes = find_classes(task, data)
+                scores = take_values(measure_calibration(find_probabilities(given, classes.ndim == 2), classes))
+                found.metrics |= {f"uncalibrated_{pattern.format(name)}": value for name, value in scores.items()}
         else:
             rows = rows.drop_columns([name for name in JUDGED if name in rows.column_names])
         found.files |= format_table(rows, name_split(split))

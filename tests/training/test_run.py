@@ -75,15 +75,6 @@ def test_a_run_writes_what_is_needed_to_use_and_repeat_it(straight):
     assert tokenizer.vocab_size == len((output / "vocab.txt").read_text(encoding="utf-8").splitlines())
 
 
-def test_a_path_on_the_command_line_may_begin_with_a_home(call, monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    words = ["--corpus=~/text.txt", "--vocab=~/vocab", "--output=~/runs/mine", "--dry-run"]
-    code, out, _ = call("pretrain", *words)
-    assert code == 0
-    for path in ("text.txt", "vocab", "runs/mine"):
-        assert str(tmp_path / "home" / path) in out
-
-
 def test_a_run_without_a_checkpoint_begins_anew_with_the_text_and_the_recipe_that_are_there(recipe, tmp_path):
     """The old vocabulary must be replaced, as after Ctrl-C because of a wrong file name, or after a mistake."""
     corpus = write_text(tmp_path / "corpus.txt", seed=1)

@@ -4,8 +4,6 @@ import errno
 import fcntl
 import os
 import platform
-import signal
-import time
 
 import pytest
 
@@ -52,21 +50,6 @@ def test_a_file_system_without_locks_is_not_locked(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", refuse)
     with hold_directory(tmp_path), hold_directory(tmp_path):
         pass
-
-
-def test_a_forked_process_does_not_hold_its_parents_directory(tmp_path):
-    (tmp_path / "run").mkdir()
-    with hold_directory(tmp_path / "run"):
-        child = os.fork()
-        if child == 0:
-            time.sleep(60)
-            os._exit(0)
-    try:
-        with hold_directory(tmp_path / "run"):  # though the child is still there
-            assert os.waitpid(child, os.WNOHANG) == (0, 0)
-    finally:
-        os.kill(child, signal.SIGKILL)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
 
 
 def test_a_run_that_goes_on_has_the_data_and_the_weights_that_it_began_with(tmp_path, refused):
