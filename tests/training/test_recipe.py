@@ -125,17 +125,13 @@ MISTAKES = [
     "train.learning_rate='2e-5'",
     "batch_size=true",
     "train.learning_rate=nan",
-    "train.learning_rate=1" + 400 * "0",
-    "data.mask_rate=" + "[" * 5000,
     "train.max_steps=1e6",
     "data.corpus=wiki",
     "train.lr_scheduler_kwargs=3",
     "train=5",
-    "batch_size.x=1",
     # Choices and ranges.
     "precision=BF16",
     "preset=stabel",
-    "train.max_steps=1000000000000000000",
     "train.eval_strategy=never",
     "batch_size=0",
     # Phases.
@@ -153,12 +149,9 @@ def test_a_mistake_is_one_line_with_the_remedy(text: str, refused: Any) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_mistake_names_the_choices_of_the_library(tmp_path: Path) -> None:
+def test_a_mistake_names_the_choices_of_the_library() -> None:
     with pytest.raises(UsageError, match=r"expected one of constant, .*, linear"):
         check_one("train.lr_scheduler_type=greedy")
-    (tmp_path / "deep.toml").write_text("a = " + "[" * 5000 + "]" * 5000)
-    with pytest.raises(UsageError, match=r"deep\.toml cannot be read"):
-        read_recipe(tmp_path / "deep.toml")
 
 
 @pytest.mark.parametrize(
