@@ -10,7 +10,6 @@ import typer
 
 from bertkit.cli.console import Screen, print_line
 from bertkit.cli.options import (
-    Builders,
     Cased,
     Folds,
     JsonFile,
@@ -80,8 +79,17 @@ def doctor(
 
     $ bertkit doctor reviews.csv --folds 5 --output runs/doctor
     """
-    from bertkit.analysis.cleaning import DROPS, LABEL_ERROR_DROP, USUAL_DROPS, plan_files, write_clean
-    from bertkit.analysis.doctor import examine, list_tables, suspect_labels, tabulate_label_errors
+    from bertkit.analysis.doctor import (
+        DROPS,
+        LABEL_ERROR_DROP,
+        USUAL_DROPS,
+        examine,
+        list_tables,
+        plan_files,
+        suspect_labels,
+        tabulate_label_errors,
+        write_clean,
+    )
     from bertkit.analysis.label_errors import LABEL_ERRORS
     from bertkit.data.formats.rows import check_output
     from bertkit.studies.spec import define_folds, propose
@@ -97,11 +105,9 @@ def doctor(
     drops = ",".join(drop).split(",") if drop else USUAL_DROPS
     if unknown := [name for name in drops if name not in (*DROPS, LABEL_ERROR_DROP)]:
         raise UsageError(f"unknown {unknown[0]!r} in --drop; expected some of {', '.join(DROPS)}, {LABEL_ERROR_DROP}")
-    if drop and write is None:
-        raise UsageError("--drop names the rows that --write leaves out; add --write, or leave --drop out")
-    if folds and task != "classify":
-        raise UsageError(f"--folds finds label errors in a table of texts and labels, not in {task}; leave it out")
     if folds:
+        if task != "classify":
+            raise UsageError(f"--folds finds label errors in a table of texts and labels, not in {task}; leave it out")
         define_folds(task, {}, folds)
         read_workers(workers)
     elif LABEL_ERROR_DROP in drops or output or workers != "1":
@@ -151,7 +157,7 @@ def fine_tune_folds(
     output: Path,
 ) -> dict[str, Any]:
     """Train the folds with the options of the command line, and return and write the suspected label errors."""
-    from bertkit.analysis.cleaning import write_label_errors
+    from bertkit.analysis.doctor import write_label_errors
     from bertkit.analysis.label_errors import LABEL_ERRORS, describe_label_errors, predict_by_folds
 
     shown = {"report": screen.say, "progress": screen.show_study}
@@ -245,7 +251,7 @@ def build_corpus(
     sources: Sources,
     vocab: Annotated[str, SourceOption(help="Vocabulary, or a checkpoint that has one.", metavar="DIR|FILE|NAME")],
     output: Annotated[Path, PathOption(help="Directory for the corpus.", metavar="DIR")],
-    workers: Builders = None,
+    workers: Workers = "",
     cased: Cased = False,
     language: Annotated[str, typer.Option(help="Language used for sentence splitting.", metavar="CODE")] = "en",
     split_sentences: Annotated[
@@ -257,7 +263,7 @@ def build_corpus(
 ) -> None:
     """Turn text into token ids on disk, which pretrain --corpus DIR reads.
 
-    If it is killed, the same command continues it.
+    If it is killed, the same command continues it. Without --workers there is one process per CPU.
 
     $ bertkit corpus build texts docs --vocab my-vocab --output corpora/mine
 
@@ -267,7 +273,6 @@ def build_corpus(
     from bertkit.data.tokenizer import load_tokenizer
     from bertkit.system.cluster import count_cores, read_workers
 
-    count = read_workers(count_cores() if workers is None else workers)
     with Screen() as screen, explain_disk_error(output):
         statistics = build(
             sources,
@@ -277,7 +282,7 @@ def build_corpus(
             language=language,
             passages=passages,
             deduplicate=deduplicate,
-            workers=count,
+            workers=read_workers(workers or count_cores()),
             report=screen.say,
             progress=screen.show_build,
         )

@@ -1,7 +1,6 @@
 """The commands that use or show a finished run: predict, export, serve, features, report, compare, score."""
 
 import json
-import sys
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -125,24 +124,19 @@ def predict(
         predictor.check_format(output, is_pipeline)
         answer = predictor.stream
         if explains:
-            from bertkit.analysis.explanation import check_explainable, explain
+            from bertkit.analysis.explanation import explain
 
-            check_explainable(predictor)
             answer = partial(explain, predictor)
-        at_once = 1 if source == STDIN and sys.stdin.isatty() else None  # a person expects an answer to each line
         reading = {"columns": columns or (), "report": complain, **predictor.reading}
         inputs = predictor.group(texts) if texts else read_inputs(source, **reading)
         predictor.labels = LabelCheck(run, predictor.settings) if source else None
         if output is not None:
-            how = {
-                "answer": answer,
-                "at_once": at_once,
-                "is_marked": source not in (None, STDIN) and is_marked(Path(source)),
-            }
-            tally = predictor.write(inputs, output, screen.say, is_pipeline=is_pipeline, **how)
+            marked = source not in (None, STDIN) and is_marked(Path(source))
+            how = {"is_pipeline": is_pipeline, "answer": answer, "is_marked": marked}
+            tally = predictor.write(inputs, output, screen.say, **how)
         else:
             tally = Counts()
-            for result in tally.watch(answer(inputs, at_once)):
+            for result in tally.watch(answer(inputs)):
                 if "error" in result and not texts and not screen.console.is_terminal:  # a terminal would show it twice
                     complain(result["error"])
                 if texts and not is_pipeline:

@@ -4,7 +4,7 @@ Tables are CSV, tab-separated columns and Parquet. Left out: JSON lines (`bertki
 a table, which training writes too (`bertkit.tasks.result.flatten_result`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -46,14 +46,9 @@ def write_joined(rows: Iterable[Row], columns: Mapping[str, type], output: Path,
         schema = {name: merge_types(found) for name, found in types.items()}
         names = name_columns(schema, columns)
         schema |= {names[name]: kind for name, kind in columns.items()}
-        WRITERS[output.suffix](read_rows(kept, names), schema, file)
-
-
-def read_rows(kept: Iterable[bytes], names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a temporary file, with the columns of the results renamed."""
-    for line in kept:
-        given, found = msgspec.json.decode(line)
-        yield given | {names[name]: value for name, value in found.items()}
+        pairs = map(msgspec.json.decode, kept)
+        joined = (given | {names[name]: value for name, value in found.items()} for given, found in pairs)
+        WRITERS[output.suffix](joined, schema, file)
 
 
 def find_type(value: Any) -> type:

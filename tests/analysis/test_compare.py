@@ -129,13 +129,11 @@ def test_a_study_has_a_method_for_each_cell(tmp_path):
 def test_wrong_sources_are_one_line(tmp_path, refused):
     first, second = write_run(tmp_path / "a", draw(0)), write_run(tmp_path / "b", draw(1)[:100], rate=1.0)
     other = write_run(tmp_path / "other", draw(2, rows=400), order=np.arange(300, 400))
-    again, more = write_run(tmp_path / "again", draw(0)), write_run(tmp_path / "more", draw(4), rate=3.0)
     answers = [write_run(tmp_path / name, draw(0), task="squad1", rate=rate) for name, rate in (("q", 1.0), ("r", 2.0))]
     (tmp_path / "tables").mkdir()
     kinds = write_both(tmp_path / "tables", ["a", "b"] * 15, ["a", "b"] * 15, ["a|b", "b"] * 15)
     for sources in (
         [second, other],
-        [first, again, other, more],
         [first, tmp_path],
         [first],
         [tmp_path / "nothing.csv", first],

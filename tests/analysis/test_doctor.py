@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.analysis.cleaning import write_clean
-from bertkit.analysis.doctor import FINDINGS, GIVEN_AWAY, divide_numbers, examine, explain_answers, list_tables
+from bertkit.analysis.doctor import (
+    FINDINGS,
+    GIVEN_AWAY,
+    divide_numbers,
+    examine,
+    explain_answers,
+    list_tables,
+    write_clean,
+)
 from bertkit.analysis.report import write_page
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS

@@ -13,8 +13,7 @@ from pyarrow import parquet
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedGroupKFold, cross_val_predict
 
-from bertkit.analysis.cleaning import write_label_errors
-from bertkit.analysis.doctor import examine, suspect_labels, tabulate_label_errors
+from bertkit.analysis.doctor import examine, suspect_labels, tabulate_label_errors, write_label_errors
 from bertkit.analysis.label_errors import (
     describe_label_errors,
     find_label_errors,

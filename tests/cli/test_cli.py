@@ -134,7 +134,6 @@ MISTAKES = {  # command -> a part of its one line; other tests have the mistakes
     "predict bert": "give the inputs either as TEXT or with --input FILE",
     "export bert --output made --data GLUE": "--max-loss and --data are for --int8",
     "doctor reviews.csv --task novel": "unknown task 'novel'",
-    "doctor reviews.csv --drop leaks": "add --write",
     "doctor reviews.csv --output runs/doctor": "add --folds 5",
     "doctor GLUE --task cola --folds 5": "--folds finds label errors in a table of texts and labels, not in cola",
     "classify --data reviews.csv --model bert --folds 2 --grid": "--folds cannot be combined with --grid",

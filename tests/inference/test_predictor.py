@@ -13,13 +13,12 @@ import torch
 from transformers import AutoModelForNextSentencePrediction, pipeline
 
 import bertkit
-from bertkit.data.formats.rows import Line, check_output, read_inputs
+from bertkit.data.formats.rows import check_output, read_inputs
 from bertkit.data.labels import PAIR_NAMES
 from bertkit.data.tagging import split_words
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference import predictor as module
-from bertkit.inference.batching import cut_into_chunks
 from bertkit.inference.predictor import Predictor
 from bertkit.model import heads
 from bertkit.tasks.ner import NER
@@ -82,12 +81,6 @@ def test_a_stream_is_read_a_chunk_at_a_time(classifier, monkeypatch):
     for count in range(1, 10):
         next(results)
         assert length_hint(waiting) == 100 + 4 * (-count // 4)
-
-
-def test_a_chunk_ends_where_it_is_long_enough():
-    inputs = ["abcde", {"question": "ab", "context": "cde"}, "f", {"context": "g", "endings": ["12345678", "h"]}, "i"]
-    for given in (inputs, (Line(one, "x") for one in inputs)):
-        assert [len(chunk) for chunk in cut_into_chunks(given, 9, 10)] == [2, 2, 1]
 
 
 # --- Answers ----------------------------------------------------------------------------------------------------------
@@ -228,16 +221,6 @@ def test_a_model_that_cannot_predict_is_refused(tmp_path, refused):
         Exact(folder)
     with refused():
         Exact(write_head(tmp_path / "small", "BertForSequenceClassification", vocab_size=10))
-
-
-@pytest.mark.parametrize(
-    "recipe", ["data = 3", "[data]\nmax_length = 0", "[[phase]]\nx = 1"], ids=["data", "max_length", "phase"]
-)
-def test_a_damaged_recipe_beside_the_weights_is_one_line(recipe, tmp_path, refused):
-    folder = write_head(tmp_path, "BertForSequenceClassification")
-    (folder / "recipe.toml").write_text(recipe + "\n")
-    with refused():
-        Exact(folder)
 
 
 @pytest.mark.parametrize(

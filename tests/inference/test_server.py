@@ -255,8 +255,8 @@ def test_the_page_loads_nothing_and_runs_only_its_own_script(client):
 class Echo:
     """A model that returns its inputs and remembers the batches; the first waits until it may go on."""
 
-    def __init__(self, most_tokens=1000, most_waiting=100, token=4):
-        self.batches, self.go, self.token = [], threading.Event(), token
+    def __init__(self, most_tokens=1000, most_waiting=100):
+        self.batches, self.go = [], threading.Event()
         self.batcher = Batcher(self.answer, most_tokens, most_waiting)
 
     def answer(self, inputs):
@@ -264,7 +264,7 @@ class Echo:
         assert self.go.wait(30)
         if "bad" in inputs:
             raise ValueError
-        return [{"text": given} for given in inputs], sum(map(len, inputs)) // self.token
+        return [{"text": given} for given in inputs]
 
     def run(self, *requests):
         """Return the answers to the first request and, while it is answered, to the others."""
@@ -292,13 +292,10 @@ def test_inputs_that_wait_are_answered_together_each_request_in_turn():
     assert echo.batches == [["0"], ["a1", "b1", "c1", "a2"], ["b2", "a3", "a4", "a5"]]
 
 
-def test_an_input_above_the_limit_is_a_batch_of_its_own_and_the_estimate_follows_the_tokens():
+def test_an_input_above_the_limit_is_a_batch_of_its_own():
     echo = Echo(most_tokens=2)
     echo.run(["0"], ["a" * 99, "b", "c"])
     assert echo.batches == [["0"], ["a" * 99], ["b", "c"]]
-    echo = Echo(most_tokens=4, token=1)  # a character, not four
-    echo.run(*(["word"] for _ in range(50)))
-    assert len(echo.batches[1]) > len(echo.batches[-1]) == 1
 
 
 def test_an_input_that_fails_spoils_no_other_and_a_full_queue_refuses():
