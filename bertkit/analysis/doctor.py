@@ -8,7 +8,7 @@ are found by `bertkit.analysis.label_errors`. Left out: corrections other than l
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from operator import itemgetter
@@ -45,7 +45,7 @@ WORDS_SHOWN = 10  # of the unknown words, the most frequent ones
 SAMPLES_SHOWN = 2  # of each finding, of different splits if several have it
 ROWS_SHOWN = 5  # of a sample
 LABEL_ERRORS_SHOWN = 20
-MOST_GROUPS = 100  # different numbers of a column; more are divided into ranges with equally many rows
+MOST_GROUPS = 100  # classes of the label, and numbers of a column; more are ranges with equally many rows
 GIVEN_AWAY = 0.95  # share of the label's variance that a column explains
 
 
@@ -245,27 +245,23 @@ def explain_answers(codes: np.ndarray, answers: np.ndarray) -> float:
     """Return the share of the answers' variance that the groups `codes` (S,) explain, at most 1.
 
     A row's answer is predicted by the mean of the other rows of its group, or of all rows if it is alone, so a column
-    of names that never repeat explains nothing. For classes it is the mean over indicators of the classes (the tau of
-    Goodman and Kruskal).
+    of names that never repeat explains nothing. For classes it is the mean over indicators of the MOST_GROUPS most
+    frequent ones (the tau of Goodman and Kruskal).
     """
     _, groups, sizes = np.unique(codes, return_inverse=True, return_counts=True)
     others = sizes[groups] - 1.0  # (S,)
-    if answers.dtype.kind == "f":
-        values = answers.astype(np.float64)
-        total = ((values - values.mean()) ** 2).sum()
+    columns: Iterable[np.ndarray] = [answers.astype(np.float64)]
+    if answers.dtype.kind != "f":
+        classes, counts = np.unique(answers, return_counts=True)
+        frequent = classes[np.argsort(-counts, kind="stable")[:MOST_GROUPS]]
+        columns = ((answers == one).astype(np.float64) for one in frequent)
+    errors = total = 0.0
+    for values in columns:
         sums = np.bincount(groups, values)[groups] - values
-        errors = (values - np.where(others > 0, sums / np.maximum(others, 1), values.mean())) ** 2
-        return 1 - errors.sum() / total if total > 0 else 0.0
-    _, classes, counts = np.unique(answers, return_inverse=True, return_counts=True)
-    shares = counts / len(answers)
-    total = len(answers) * (1 - (shares**2).sum())
-    pairs, indices, together = np.unique(groups * len(counts) + classes, return_inverse=True, return_counts=True)
-    squares = np.bincount(pairs // len(counts), together.astype(np.float64) ** 2, len(sizes))[groups]
-    same = together[indices]  # (S,) rows of the group with the class of the row, the row included
-    by = np.maximum(others, 1)
-    errors = 1 - 2 * (same - 1) / by + (squares - 2 * same + 1) / by**2
-    errors = np.where(others > 0, errors, 1 - 2 * shares[classes] + (shares**2).sum())
-    return 1 - errors.sum() / total if total > 0 else 0.0
+        expected = np.where(others > 0, sums / np.maximum(others, 1), values.mean())
+        errors += ((values - expected) ** 2).sum()
+        total += ((values - values.mean()) ** 2).sum()
+    return 1 - errors / total if total > 0 else 0.0
 
 
 # --- Tables -----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 import typer
 from huggingface_hub.utils import disable_progress_bars
 
-from bertkit.errors import UsageError, explain_os_error
+from bertkit.errors import UsageError, explain_os_error, explain_refusal
 from bertkit.reports.tables import Table, list_shown, make_table, tabulate_scores
 from bertkit.system.signals import STOPS, Interrupted, note_signals
 from bertkit.tasks.option import Options
@@ -265,6 +265,15 @@ def write(text: str, *, err: bool = False, goes_on: bool = False) -> None:
         raise UsageError(
             f"cannot write to standard output ({error.strerror}); free some space or redirect the output, and try again"
         ) from None
+
+
+def write_figures(figures: Mapping[str, Any], path: Path) -> None:
+    """Write what a command has found to the file of `--json`."""
+    from bertkit.system.files import write_json
+
+    with explain_refusal(f"the file {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(figures, path)
 
 
 def escape_controls(line: str) -> str:

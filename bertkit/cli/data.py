@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bertkit.cli.console import Screen, print_line
+from bertkit.cli.console import Screen, print_line, write_figures
 from bertkit.cli.options import (
     Cased,
     Folds,
@@ -28,7 +28,7 @@ from bertkit.cli.options import (
     corpora,
     split_names,
 )
-from bertkit.errors import UsageError, explain_disk_error, explain_refusal
+from bertkit.errors import UsageError, explain_disk_error
 
 
 @app.command()
@@ -87,11 +87,9 @@ def doctor(
         list_tables,
         plan_files,
         suspect_labels,
-        tabulate_label_errors,
         write_clean,
     )
     from bertkit.analysis.label_errors import LABEL_ERRORS
-    from bertkit.data.formats.rows import check_output
     from bertkit.studies.spec import define_folds, propose
     from bertkit.system.cluster import read_workers
     from bertkit.system.files import write_json
@@ -122,10 +120,6 @@ def doctor(
         diagnosis = examine(TASKS[task], merge(written, given), model, screen.say)
         if write is not None:
             plan_files(diagnosis, write)
-        if json_file is not None:
-            check_output(data, json_file, "--json")
-        for table in list_tables(diagnosis.findings):
-            screen.show_table(table)
         if folds:
             folder = output or Path("runs/doctor")
             found = fine_tune_folds(screen, diagnosis.rows["train"], written, given, folds, workers, folder)
@@ -133,18 +127,16 @@ def doctor(
             write_json(diagnosis.findings, folder / DOCTOR_FILE)
         else:
             diagnosis = suspect_labels(diagnosis, screen.say)
-        if found := diagnosis.findings.get(LABEL_ERRORS):
-            screen.show_table(tabulate_label_errors(found))
+        for table in list_tables(diagnosis.findings):
+            screen.show_table(table)
         screen.say(*(f"left out: {reason}" for reason in diagnosis.findings["left_out"]))
         if json_file is not None:
-            with explain_refusal(f"the file {json_file}"):
-                json_file.parent.mkdir(parents=True, exist_ok=True)
-                write_json(diagnosis.findings, json_file)
+            write_figures(diagnosis.findings, json_file)
             screen.say(f"All rows: {json_file}")
+        elif diagnosis.findings["samples"] or LABEL_ERRORS in diagnosis.findings:
+            screen.say("--json FILE lists all rows of the findings")
         if write is not None:
             write_clean(diagnosis, drops, write, screen.say)
-        if json_file is None and (found or diagnosis.findings["samples"]):
-            screen.say("--json FILE lists all rows of the findings")
 
 
 def fine_tune_folds(

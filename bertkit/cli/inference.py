@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertkit.cli.console import Screen, complain, print_line
+from bertkit.cli.console import Screen, complain, print_line, write_figures
 from bertkit.cli.options import (
     JsonFile,
     PathArgument,
@@ -19,7 +19,7 @@ from bertkit.cli.options import (
     scores,
     split_names,
 )
-from bertkit.errors import UsageError, explain_disk_error, explain_missing, explain_refusal
+from bertkit.errors import UsageError, explain_disk_error, explain_missing
 
 Precision = Annotated[str, typer.Option("--precision", help="auto (bf16 where it is faster), fp32, bf16 or fp16.")]
 
@@ -285,21 +285,14 @@ def compare(
     """
     from bertkit.analysis.compare import comment, list_values, tabulate
     from bertkit.analysis.compare import compare as compare_all
-    from bertkit.data.formats.rows import check_output
-    from bertkit.system.files import write_json
 
-    for source in sources if as_json else []:
-        check_output(str(source), as_json, "--json")
     with Screen() as screen:
         found = compare_all(sources, split, screen.say)
         for table in tabulate(found):
             screen.show_table(table)
         screen.say(*comment(found))
         if as_json is not None:
-            values = list_values(found)
-            with explain_refusal(f"the file {as_json}"):
-                as_json.parent.mkdir(parents=True, exist_ok=True)
-                write_json(values, as_json)
+            write_figures(list_values(found), as_json)
 
 
 @scores.command("glue")

@@ -26,12 +26,6 @@ LONG_TEXT = " ".join(f"word{number}" for number in range(90))  # 180 tokens or m
 SENTENCE = "good word12 , bad word3 ."
 
 
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory):
-    labels = {0: "bad", 1: "so-so", 2: "good"}
-    return write_head(tmp_path_factory.mktemp("classifier"), "BertForSequenceClassification", id2label=labels)
-
-
 def explain_one(predictor, given):
     """Return the result and its explanation.
 
