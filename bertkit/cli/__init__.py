@@ -26,14 +26,6 @@ PANELS = {  # the parts of --help -> their commands
 }
 
 
-def arrange_help() -> None:
-    """Put every command into its panel of `bertkit --help`."""
-    panels = {name: panel for panel, names in PANELS.items() for name in names.split()}
-    for entry in (*app.registered_commands, *app.registered_groups):
-        entry.rich_help_panel = panels.get(entry.name or entry.callback.__name__, "")  # a hidden command has no panel
-    app.registered_commands.sort(key=lambda entry: ["", *PANELS].index(entry.rich_help_panel))
-
-
 def unwrap_help(program: typer.Typer) -> None:
     """Join the lines of each paragraph of the help texts, because rich keeps the line breaks of a docstring."""
     for command in program.registered_commands:
@@ -42,7 +34,10 @@ def unwrap_help(program: typer.Typer) -> None:
         unwrap_help(group.typer_instance)
 
 
-arrange_help()
+_panel_of = {name: panel for panel, names in PANELS.items() for name in names.split()}
+for _entry in (*app.registered_commands, *app.registered_groups):
+    _entry.rich_help_panel = _panel_of.get(_entry.name or _entry.callback.__name__, "")  # a hidden command has no panel
+app.registered_commands.sort(key=lambda entry: ["", *PANELS].index(entry.rich_help_panel))
 unwrap_help(app)
 
 

@@ -209,14 +209,11 @@ class Screen(AbstractContextManager):
         from bertkit.training.run_dir import PREDICTIONS
 
         split = next(iter(task.splits), "")
-        table, lines = output / PREDICTIONS / f"{split}{TABLE_SUFFIX}", []
-        if table.is_file():
-            for row, *texts, predicted, right in show_mistakes(read_table(table), MISTAKES_PRINTED):
-                lines.append(f"row {row}: {'  |  '.join(texts)}  →  {predicted}  ({right})")
-        if lines:
-            self.say(
-                f"The worst mistakes on {split} (the right answer in parentheses):", *(f"  {line}" for line in lines)
-            )
+        table = output / PREDICTIONS / f"{split}{TABLE_SUFFIX}"
+        if table.is_file() and (mistakes := show_mistakes(read_table(table), MISTAKES_PRINTED)):
+            self.say(f"The worst mistakes on {split} (the right answer in parentheses):")
+            for row, *texts, predicted, right in mistakes:
+                self.say(f"  row {row}: {'  |  '.join(texts)}  →  {predicted}  ({right})")
 
     def show_reproduction(self, found: Any, run: Path, again: Path) -> None:
         """Print the differences between a run and its repetition, and possible reasons."""

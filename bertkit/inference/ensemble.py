@@ -66,7 +66,12 @@ def combine(
         raise UsageError(f"{output} holds a run; name another directory with --output")
     if not (output / MEMBERS).exists():
         find_finished(output, {})  # raises if the directory is not empty
-    source, questions = read_gold(task, data or options["dir"])
+    if given := data or options["dir"]:
+        path = Path(given) / task.name_file("dev") if Path(given).is_dir() else Path(given)
+        source, questions = str(path), read_squad(path, task.version.number)
+    else:
+        source = task.version.hub
+        questions = read_squad_copy(source, {"dev": "validation"})["dev"]
     report(f"{task.title}: {len(questions):,} questions from {source}, answered by {len(runs)} runs")
     columns = [read_candidates(run, questions, source) for run in runs]
     answers = [average([column[question.id] for column in columns]) for question in questions]
@@ -124,19 +129,6 @@ def list_entries(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
 
 
 # --- The runs and their data ------------------------------------------------------------------------------------------
-
-
-def read_gold(task: SquadTask, data: Path | str) -> tuple[str, list[Question]]:
-    """Return the name and the questions of the dev set, from a folder or file; "" is the Hub's copy.
-
-    Raises:
-        UsageError: The file cannot be read.
-    """
-    if not data:
-        return task.version.hub, read_squad_copy(task.version.hub, {"dev": "validation"})["dev"]
-    data = Path(data)
-    path = data / task.name_file("dev") if data.is_dir() else data
-    return str(path), read_squad(path, task.version.number)
 
 
 def read_candidates(run: Path, questions: Sequence[Question], source: str) -> dict[str, Candidates]:

@@ -142,20 +142,12 @@ def export(
                 timings["int8"] = time_model(OnnxModel(path, model.config, is_int8=True), path.stat().st_size)
             tables = [tabulate(record), *([tabulate_int8(record["int8"])] if dev else [])]
             write_export_card(folder / CARD, output.resolve().name, record, tables)
-            publish(folder, record, output)
+            for name in (EXPORT_FILE, *EXPORTED):  # an earlier export is incomplete from here on
+                (output / name).unlink(missing_ok=True)
+            for file in folder.iterdir():
+                file.replace(output / file.name)
+            write_json(record, output / EXPORT_FILE)
     return record, tables
-
-
-def publish(folder: Path, record: Mapping[str, Any], output: Path) -> None:
-    """Move the files of a complete export to its directory, in the place of an earlier one.
-
-    export.json is removed first and written last.
-    """
-    for name in (EXPORT_FILE, *EXPORTED):
-        (output / name).unlink(missing_ok=True)
-    for path in folder.iterdir():
-        path.replace(output / path.name)
-    write_json(record, output / EXPORT_FILE)
 
 
 # --- Comparison and measurements --------------------------------------------------------------------------------------

@@ -255,13 +255,6 @@ def test_a_name_for_every_row_gives_nothing_away_but_a_sorted_number_does():
 # --- The command line
 
 
-def test_a_broken_table_gives_the_error_of_the_trainer(call, tmp_path, model):
-    (tmp_path / "rows.csv").write_text("text,label\na,1,2\n")
-    code, _, err = call("doctor", "rows.csv")
-    assert (code, err.count("\n")) == (2, 1)
-    assert call("classify", "--data", "rows.csv", "--model", model)[::2] == (2, err)
-
-
 def test_mistakes_at_the_command_line(call, tmp_path):
     write_reviews(tmp_path / "reviews.csv")
     write_glue(tmp_path / "glue")

@@ -192,18 +192,6 @@ def test_every_name_is_explained_by_the_tags_of_its_words(tmp_path):
         assert found == [("words", "good", 0, 1), ("words", "word 1", 1, 2), ("words", "bad", 3, 4)]
 
 
-def test_every_word_with_a_token_is_explained_by_its_class(tmp_path):
-    predictor = Exact(write_head(tmp_path, "BertForTokenClassification", id2label={0: "noun", 1: "verb"}))
-    result, entries = explain_one(predictor, {"words": ["good", "\x00", "bad"]})
-    assert [entry["target"] for entry in entries] == [f"{x['text']}: {x['type']}" for x in result["words"][::2]]
-
-
-def test_an_input_that_does_not_fit_has_no_explanation(classifier):
-    first, second = explain(Exact(classifier, pairs=False), [{"id": 7, "other": "x"}, SENTENCE])
-    assert first.keys() == {"id", "error"}
-    assert "explanation" in second
-
-
 # --- In words ---------------------------------------------------------------------------------------------------------
 
 

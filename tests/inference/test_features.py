@@ -178,9 +178,7 @@ MISTAKES = {  # name -> text, layers, pool
     "an empty line": (b"good\n\nbad\n", "last", "words"),
     "a long text": (b"good\n" + b"word1 " * 70 + b"\n", "last", "words"),
     "no UTF-8": (b"\x81\n", "last", "words"),
-    "no text": (b"", "last", "words"),
     "a layer beyond the last": (b"good\n", "1,5", "words"),
-    "pool": (b"good\n", "last", "max"),
 }
 
 
