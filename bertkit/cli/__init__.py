@@ -10,8 +10,9 @@ from importlib import import_module
 from inspect import getdoc
 
 import typer
+from huggingface_hub.utils import disable_progress_bars
 
-from bertkit.cli.console import explain_mistakes, leave_at_once, silence_libraries
+from bertkit.cli.console import explain_mistakes, leave_at_once
 from bertkit.cli.options import app
 
 for _part in ("train", "inference", "data"):  # they add their commands to `app`
@@ -48,7 +49,9 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         with explain_mistakes():
-            silence_libraries()
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+            os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # transformers reads it at its import
+            disable_progress_bars()
             code = app(standalone_mode=False)
         if os.environ.get("WORLD_SIZE", "1") != "1":  # set by torchrun and accelerate launch
             leave_at_once(code or 0)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from huggingface_hub.utils import disable_progress_bars
 
 from bertkit.errors import UsageError, explain_os_error, explain_refusal
 from bertkit.reports.tables import Table, list_shown, make_table, tabulate_scores
@@ -322,13 +321,6 @@ def obey_signals() -> Iterator[None]:
     finally:
         if code:  # a library may have caught the first exit during an import
             sys.exit(code)
-
-
-def silence_libraries() -> None:
-    """Disable warnings and progress bars of libraries; transformers reads these variables at its import."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    disable_progress_bars()
 
 
 @contextmanager
