@@ -135,6 +135,8 @@ def list_sources(paths: Sequence[Path]) -> list[Source]:
         sources.setdefault(path.resolve(), Source(path, f"{'study' if study else 'run'}-{number}", study, is_part))
 
     for path in paths:
+        if path.name in ("", ".."):  # show the real name of the working directory, or of one above it
+            path = path.resolve()
         study = read_object(path / STUDY_RESULT)
         if not study and not is_run(path):
             raise UsageError(f"{path} is neither a run nor a study; give the --output of one")
