@@ -129,7 +129,13 @@ def train(
         if progress is None:
             progress = stack.enter_context(show_bar()) if is_notebook() else ignore
         if definition:
-            return train_study(definition, merge(starter, given), output, workers, report, progress)
+            study = make_study(definition, merge(starter, given), where="train")
+            news = {"report": report, "progress": lambda found: progress(found["over"], found["runs"], {})}
+            results = run_study(study, output=output, workers=workers, **news)
+            check_all_finished(results, output)
+            if folds:
+                gather_folds(results, output)
+            return [Run(str(output / each["directory"])) for cell in results["cells"] for each in cell["runs"]]
         clock = Clock.make(budget, given, time.monotonic()) if budget else None
         search_or_train(recipe, output=output, trials=search, clock=clock, report=report, progress=progress)
     return Run(str(output))
@@ -295,27 +301,6 @@ def hold_tables(tables: Mapping[str, pa.Table | Path], output: Path) -> Iterator
             with suppress(OSError):
                 output.rmdir()
         raise
-
-
-def train_study(
-    definition: Mapping[str, Any],
-    given: Mapping[str, Any],
-    output: Path,
-    workers: int | str,
-    report: Report,
-    progress: Progress,
-) -> list[Run]:
-    """Do the runs of folds or of restarts, and return them in order."""
-
-    def show(found: Mapping[str, Any]) -> None:
-        progress(found["over"], found["runs"], {})
-
-    study = make_study(definition, given, where="train")
-    results = run_study(study, output=output, workers=workers, report=report, progress=show)
-    check_all_finished(results, output)
-    if "folds" in study.recipe.get("data", {}):
-        gather_folds(results, output)
-    return [Run(str(output / each["directory"])) for cell in results["cells"] for each in cell["runs"]]
 
 
 @contextmanager

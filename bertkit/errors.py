@@ -163,7 +163,9 @@ def explain_os_error(error: BaseException, what: str = "", remedy: str = "") -> 
         what: The thing that could not be read or written; the path if not given.
         remedy: The next step for an unusable path, replacing the default of this module.
     """
-    path, number = find_path(error), getattr(error, "errno", None)
+    name, number = getattr(error, "filename", None), getattr(error, "errno", None)
+    is_path = isinstance(name, str | bytes | os.PathLike)
+    path = make_printable(UNFINISHED.sub(r"\1", os.fsdecode(name))) if is_path else ""
     what = what or path
     reason = getattr(error, "strerror", None) or join_lines(error)[:80]
     reason = reason if path in what else f"{reason}: {path}"
@@ -178,18 +180,9 @@ def explain_os_error(error: BaseException, what: str = "", remedy: str = "") -> 
     return None
 
 
-def find_path(error: BaseException) -> str:
-    """Return the path that an operating system error names, or an empty string."""
-    name = getattr(error, "filename", None)
-    is_path = isinstance(name, str | bytes | os.PathLike)
-    return make_printable(UNFINISHED.sub(r"\1", os.fsdecode(name))) if is_path else ""
-
-
 def explain_failure(error: Exception) -> str:
     """Return one line that says why a run failed."""
-    if isinstance(error, UsageError):
-        return str(error)
-    if line := explain_os_error(error):
+    if line := str(error) if isinstance(error, UsageError) else explain_os_error(error):
         return line
     frames = traceback.extract_tb(error.__traceback__)
     line = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""

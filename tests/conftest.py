@@ -240,6 +240,15 @@ def hub(monkeypatch, tmp_path):
         yield hub
 
 
+@pytest.fixture(scope="session")
+def classifier(tmp_path_factory):
+    """Return a tiny random classifier of three labels."""
+    from tests.world import write_head
+
+    labels = {0: "bad", 1: "so-so", 2: "good"}
+    return write_head(tmp_path_factory.mktemp("classifier"), "BertForSequenceClassification", id2label=labels)
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     executable = next(filter(None, map(shutil.which, BROWSERS)), None)

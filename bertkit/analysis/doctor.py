@@ -3,32 +3,41 @@
 Repeated rows are those of `bertkit.tasks.repeats`; nearly equal ones, labels, lengths, unknown words, scripts and
 columns are added here. Texts are read again for each check and never kept, so a million rows need little memory.
 
-Wrong labels, which only a model's predictions show, are found by `bertkit.analysis.label_errors`. Left out: corrections
-other than leaving rows out.
+A person's own files are written without the rows of some findings. Wrong labels, which only a model's predictions show,
+are found by `bertkit.analysis.label_errors`. Left out: corrections other than leaving rows out.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from bertkit.analysis.label_errors import LABEL_ERRORS, describe_label_errors, predict_by_vectors
 from bertkit.data.duplicates import ROWS_A_CHECK, TRAIN_SPLIT, find_near, hash_bands, number_answers
+from bertkit.data.formats.line import TYPED_ROW, raise_errors
+from bertkit.data.formats.rows import Columns, check_output, find_suffix, walk_rows
+from bertkit.data.formats.writer import write_beside, write_rows
 from bertkit.data.labels import ALIKE, list_alike, number_cells, parse_number
 from bertkit.data.long_texts import POOLED
 from bertkit.data.scripts import find_scripts
 from bertkit.data.splits import EmptySplitError
 from bertkit.data.tokenizer import find_words, load_tokenizer
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, explain_refusal
+from bertkit.metrics.table import LABEL, PROBABILITY_PREFIX
 from bertkit.reports.tables import MISSING, Table, make_table
+from bertkit.system.files import atomic_open, atomic_write
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.repeats import CheckedRows, check_rows, count_rows, tabulate_splits
 from bertkit.tasks.task import Task, shorten_text
+from bertkit.training.predictions import ROW_NUMBER, UNKNOWN_COUNT
 from bertkit.training.recipe import Recipe
 
 LABELS_SHOWN = 20  # in the table, which counts the other labels
@@ -36,7 +45,7 @@ WORDS_SHOWN = 10  # of the unknown words, the most frequent ones
 SAMPLES_SHOWN = 2  # of each finding, of different splits if several have it
 ROWS_SHOWN = 5  # of a sample
 LABEL_ERRORS_SHOWN = 20
-MOST_GROUPS = 100  # different numbers of a column; more are divided into ranges with equally many rows
+MOST_GROUPS = 100  # classes of the label, and numbers of a column; more are ranges with equally many rows
 GIVEN_AWAY = 0.95  # share of the label's variance that a column explains
 
 
@@ -91,7 +100,9 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
     near = compare_all(rows, checked)
     splits = checked.format()
     scripts = {split: find_scripts(one.walk_texts()) for split, one in rows.items()}
-    usual = find_usual_script(*scripts[TRAIN_SPLIT if TRAIN_SPLIT in scripts else next(iter(scripts))])
+    kinds, names = scripts.get(TRAIN_SPLIT) or next(iter(scripts.values()))
+    counts = np.bincount(kinds[kinds >= 0], minlength=len(names))
+    usual = names[counts.argmax()] if counts.any() else ""  # it is empty if all rows are without letters
     for split, found in splits.items():
         found |= near[split] | list_labels(rows, split)
         found |= list_scripts(*scripts[split], usual, rows[split].lines)
@@ -99,7 +110,8 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
             found |= measure(task, rows[split], tokenizer, options["max_length"])
         if left_out_rows := getattr(examples[split], "left_out", ()):
             found |= count_rows(unlabelled=left_out_rows)
-        found |= count_rows(blank=find_blank(rows[split]))
+        texts = zip(rows[split].lines, rows[split].walk_texts(), strict=True)
+        found |= count_rows(blank=[line for line, own in texts if not all(map(str.strip, own))])
     findings = {"data": options["dir"], "task": task.name, "script": usual}
     if tokenizer is not None:
         findings |= {"tokenizer": model or recipe.checkpoint, "max_length": options["max_length"]}
@@ -154,12 +166,6 @@ def list_labels(rows: Mapping[str, ExampleRows], split: str) -> dict[str, Any]:
     return {"numbers": {name: float(value) for name, value in spread.items()}}
 
 
-def find_usual_script(scripts: np.ndarray, names: Sequence[str]) -> str:
-    """Return the script of most rows; empty if all rows are without letters."""
-    counts = np.bincount(scripts[scripts >= 0], minlength=len(names))
-    return names[counts.argmax()] if counts.any() else ""
-
-
 def list_scripts(scripts: np.ndarray, names: Sequence[str], usual: str, lines: Sequence[int]) -> dict[str, Any]:
     """Return how many rows are in each script, and the rows in another one than the usual one."""
     counts = np.bincount(scripts[scripts >= 0], minlength=len(names))
@@ -198,12 +204,6 @@ def measure_lengths(tokens: np.ndarray, choices: int) -> np.ndarray:
     if not choices:
         return tokens.sum(1) + 1 + tokens.shape[1]  # [CLS], and [SEP] after each text
     return tokens[:, :-choices].sum(1) + tokens[:, -choices:].max(1) + 3
-
-
-def find_blank(rows: ExampleRows) -> list[int]:
-    """Return the lines of the rows that have an empty text."""
-    texts = zip(rows.lines, rows.walk_texts(), strict=True)
-    return [line for line, own in texts if not all(map(str.strip, own))]
 
 
 # --- Columns ----------------------------------------------------------------------------------------------------------
@@ -245,27 +245,23 @@ def explain_answers(codes: np.ndarray, answers: np.ndarray) -> float:
     """Return the share of the answers' variance that the groups `codes` (S,) explain, at most 1.
 
     A row's answer is predicted by the mean of the other rows of its group, or of all rows if it is alone, so a column
-    of names that never repeat explains nothing. For classes it is the mean over indicators of the classes (the tau of
-    Goodman and Kruskal).
+    of names that never repeat explains nothing. For classes it is the mean over indicators of the MOST_GROUPS most
+    frequent ones (the tau of Goodman and Kruskal).
     """
     _, groups, sizes = np.unique(codes, return_inverse=True, return_counts=True)
     others = sizes[groups] - 1.0  # (S,)
-    if answers.dtype.kind == "f":
-        values = answers.astype(np.float64)
-        total = ((values - values.mean()) ** 2).sum()
+    columns: Iterable[np.ndarray] = [answers.astype(np.float64)]
+    if answers.dtype.kind != "f":
+        classes, counts = np.unique(answers, return_counts=True)
+        frequent = classes[np.argsort(-counts, kind="stable")[:MOST_GROUPS]]
+        columns = ((answers == one).astype(np.float64) for one in frequent)
+    errors = total = 0.0
+    for values in columns:
         sums = np.bincount(groups, values)[groups] - values
-        errors = (values - np.where(others > 0, sums / np.maximum(others, 1), values.mean())) ** 2
-        return 1 - errors.sum() / total if total > 0 else 0.0
-    _, classes, counts = np.unique(answers, return_inverse=True, return_counts=True)
-    shares = counts / len(answers)
-    total = len(answers) * (1 - (shares**2).sum())
-    pairs, indices, together = np.unique(groups * len(counts) + classes, return_inverse=True, return_counts=True)
-    squares = np.bincount(pairs // len(counts), together.astype(np.float64) ** 2, len(sizes))[groups]
-    same = together[indices]  # (S,) rows of the group with the class of the row, the row included
-    by = np.maximum(others, 1)
-    errors = 1 - 2 * (same - 1) / by + (squares - 2 * same + 1) / by**2
-    errors = np.where(others > 0, errors, 1 - 2 * shares[classes] + (shares**2).sum())
-    return 1 - errors.sum() / total if total > 0 else 0.0
+        expected = np.where(others > 0, sums / np.maximum(others, 1), values.mean())
+        errors += ((values - expected) ** 2).sum()
+        total += ((values - values.mean()) ** 2).sum()
+    return 1 - errors / total if total > 0 else 0.0
 
 
 # --- Tables -----------------------------------------------------------------------------------------------------------
@@ -383,3 +379,71 @@ def list_samples(rows: Mapping[str, ExampleRows], splits: Mapping[str, Mapping[s
                 (texts,) = rows[split].walk_texts(np.array([lines.index(found[0])]))
                 text = "  |  ".join(map(shorten_text, texts))
             yield {"finding": key, "split": split, "rows": found, "text": text}
+
+
+# --- A person's own rows ----------------------------------------------------------------------------------------------
+
+DROPS = {"leaks": ["in_train"], "repeats": ["repeats"], "contradictory": [], "near": ["near_train", "near_repeats"]}
+USUAL_DROPS = ("leaks", "repeats", "contradictory")
+LABEL_ERROR_DROP = "label-errors"
+
+
+def plan_files(diagnosis: Diagnosis, output: Path) -> dict[str, Path]:
+    """Return the file to write for each file of the data; several become a folder."""
+    files = {rows.source.source: output for rows in diagnosis.rows.values() if rows.source is not None}
+    if not files or not all(Path(source).is_file() for source in files):
+        raise UsageError(f"--write is for files of your own, not for {diagnosis.findings['data']}; leave it out")
+    is_folder = len(files) > 1
+    fits = not output.exists() if is_folder else output.suffix in (".csv", ".jsonl")
+    if not fits:
+        wanted = "a new folder for data of several files" if is_folder else "a file that ends in .csv or .jsonl"
+        raise UsageError(f"--write is {output}; name {wanted}")
+    for source in files:
+        check_output(source, output, "--write")
+        if is_folder:
+            suffix = ".csv" if find_suffix(source) in (".csv", ".tsv", ".xlsx") else ".jsonl"
+            files[source] = output / f"{Path(source).name.partition('.')[0]}{suffix}"
+    return files
+
+
+def write_clean(diagnosis: Diagnosis, drops: Sequence[str], output: Path, report: Report) -> None:
+    """Write the rows that remain of those that training reads, in the order of their files."""
+    kept: dict[str, set[int]] = {}
+    for split, rows in diagnosis.rows.items():
+        found = diagnosis.findings["splits"][split]
+        dropped = {pair[0] for drop in drops for key in DROPS.get(drop, ()) for pair in found.get(f"{key}_rows", ())}
+        if "contradictory" in drops:
+            dropped.update(np.asarray(rows.lines)[diagnosis.checked.find_contradictory(split)].tolist())
+        kept.setdefault(rows.source.source, set()).update(set(rows.lines) - dropped)
+    if LABEL_ERROR_DROP in drops:
+        suspected = diagnosis.findings["label_errors"]["suspected"]
+        kept[diagnosis.rows["train"].source.source] -= {entry["row"] for entry in suspected}
+    for source, path in plan_files(diagnosis, output).items():
+        reading = {name: value for name, value in diagnosis.recipe.data.items() if name in ("sep", "encoding")}
+        rows = raise_errors(source, walk_rows(Path(source), decoder=TYPED_ROW, **reading))
+        remaining = [row for number, row in rows if number in kept[source]]
+        if remaining:  # training refuses a file without rows
+            with explain_refusal(f"the file {path}"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with atomic_open(path) as stream:
+                    write_rows(remaining, dict.fromkeys(chain.from_iterable(remaining)), stream, path.suffix)
+        report(f"{path}: {len(remaining):,} rows, without {', '.join(drops)}{'' if remaining else '; not written'}")
+
+
+def write_label_errors(described: Mapping[str, Any], rows: pa.Table, path: Path) -> None:
+    """Write the suspected rows as CSV: the input's columns, then number, labels and probabilities.
+
+    Without suspected rows there is no file.
+    """
+    if not (entries := described["suspected"]):
+        path.unlink(missing_ok=True)
+        return
+    names = rows.column_names
+    names = names[names.index(UNKNOWN_COUNT) + 1 : names.index(LABEL)]  # the columns of the input
+    numbers = pc.index_in(pa.array([entry["row"] for entry in entries]), rows.column(ROW_NUMBER))
+    results = [
+        {name: entry[name] for name in ("row", "given", "suggested", "score")}
+        | {f"{PROBABILITY_PREFIX}{name}": value for name, value in entry["probabilities"].items()}
+        for entry in entries
+    ]
+    atomic_write(write_beside(Columns("", rows.select(names).take(numbers), frozenset(), ()), results), path)

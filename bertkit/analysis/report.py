@@ -58,7 +58,6 @@ from bertkit.studies.spec import STUDY_FILE
 from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import Task
 from bertkit.training.model_card import describe_machine
 from bertkit.training.predictions import TABLE_SUFFIX, read_table, show_mistakes
 from bertkit.training.recipe import read_recipe
@@ -103,8 +102,6 @@ def write_page(paths: Sequence[Path], output: Path, report: Report = ignore) -> 
     Raises:
         UsageError: A source is neither a run nor a study or has a damaged file, or the page cannot be written.
     """
-    if output.suffix not in ("", ".html", ".htm"):
-        raise UsageError(f"{output} must end in .html, the format of the page")
     sources = list_sources(paths)
     others = find_others(sources)
     links = {source.path.resolve(): f"#{source.id}" for source in sources}
@@ -194,11 +191,16 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
     recipe = read_if_there(read_recipe, path / RECIPE_FILE)
     log = [entry for entry in map(keep_numbers, read_log(path)) if "step" in entry] if (path / LOG).is_file() else []
     written = read_if_there(read_metrics, path / METRICS_FILE)
-    metrics = keep_numbers(written) if written else find_latest(log)
+    evaluated = [entry for entry in log if any(key.startswith("eval_") for key in entry)]
+    latest = {key.removeprefix("eval_"): value for key, value in evaluated[-1].items()} if evaluated else {}
+    metrics = keep_numbers(written) if written else latest
     task, step = TASKS.get(recipe.get("task")), max((entry["step"] for entry in log), default=0)
     limits = {name for key in metrics for name in name_limits(key)}
-    untold = [ScoreRow(key, key) for key in metrics if key not in limits]
-    rows = list_shown(task.table, task.metric, metrics) if task else untold
+    rows, summary = [ScoreRow(key, key) for key in metrics if key not in limits], ""
+    if task:
+        rows, summary = list_shown(task.table, task.metric, metrics), task.name
+        if task.metric in metrics:
+            summary += f", {find_row(task.table, task.metric).describe(metrics[task.metric])}"
     label = "ours" if written else f"at update {step:,}"
     scores = [tabulate_scores(rows, metrics, label, others.get(path.resolve(), ()))] if rows else []
     labels = [tabulate_labels(metrics, *split) for split in (task.splits.items() if task else ())]
@@ -219,7 +221,7 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
         "name": str(path),
         "is_part": source.is_part,
         "state": "" if written else f"unfinished, {count(step, 'update')} so far",
-        "summary": describe_score(task, metrics) if written else "unfinished",
+        "summary": summary if written else "unfinished",
         "facts": [*list_facts(path, recipe, log), *describe_lengths(read_object(path / LENGTHS_FILE))],
         "scores": [*scores, *filter(None, labels)],
         "comments": task.comment(written) if task and written else [],
@@ -237,19 +239,6 @@ def describe_run(source: Source, others: Mapping[Path, Sequence[Mapping[str, Any
 def keep_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that are numbers."""
     return {key: value for key, value in values.items() if isinstance(value, int | float)}
-
-
-def find_latest(log: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the scores of the last evaluation in the log."""
-    evaluated = [entry for entry in log if any(key.startswith("eval_") for key in entry)]
-    return {key.removeprefix("eval_"): value for key, value in evaluated[-1].items()} if evaluated else {}
-
-
-def describe_score(task: Task | None, metrics: Mapping[str, float]) -> str:
-    """Describe a run's score in words."""
-    if task is None or task.metric not in metrics:
-        return task.name if task else ""
-    return f"{task.name}, {find_row(task.table, task.metric).describe(metrics[task.metric])}"
 
 
 def list_facts(path: Path, recipe: Mapping[str, Any], log: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:

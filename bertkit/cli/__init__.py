@@ -10,8 +10,9 @@ from importlib import import_module
 from inspect import getdoc
 
 import typer
+from huggingface_hub.utils import disable_progress_bars
 
-from bertkit.cli.console import explain_mistakes, leave_at_once, silence_libraries
+from bertkit.cli.console import explain_mistakes, leave_at_once
 from bertkit.cli.options import app
 
 for _part in ("train", "inference", "data"):  # they add their commands to `app`
@@ -26,14 +27,6 @@ PANELS = {  # the parts of --help -> their commands
 }
 
 
-def arrange_help() -> None:
-    """Put every command into its panel of `bertkit --help`."""
-    panels = {name: panel for panel, names in PANELS.items() for name in names.split()}
-    for entry in (*app.registered_commands, *app.registered_groups):
-        entry.rich_help_panel = panels.get(entry.name or entry.callback.__name__, "")  # a hidden command has no panel
-    app.registered_commands.sort(key=lambda entry: ["", *PANELS].index(entry.rich_help_panel))
-
-
 def unwrap_help(program: typer.Typer) -> None:
     """Join the lines of each paragraph of the help texts, because rich keeps the line breaks of a docstring."""
     for command in program.registered_commands:
@@ -42,7 +35,10 @@ def unwrap_help(program: typer.Typer) -> None:
         unwrap_help(group.typer_instance)
 
 
-arrange_help()
+_panel_of = {name: panel for panel, names in PANELS.items() for name in names.split()}
+for _entry in (*app.registered_commands, *app.registered_groups):
+    _entry.rich_help_panel = _panel_of.get(_entry.name or _entry.callback.__name__, "")  # a hidden command has no panel
+app.registered_commands.sort(key=lambda entry: ["", *PANELS].index(entry.rich_help_panel))
 unwrap_help(app)
 
 
@@ -53,7 +49,9 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         with explain_mistakes():
-            silence_libraries()
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+            os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # transformers reads it at its import
+            disable_progress_bars()
             code = app(standalone_mode=False)
         if os.environ.get("WORLD_SIZE", "1") != "1":  # set by torchrun and accelerate launch
             leave_at_once(code or 0)

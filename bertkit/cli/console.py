@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from huggingface_hub.utils import disable_progress_bars
 
-from bertkit.errors import UsageError, explain_os_error
+from bertkit.errors import UsageError, explain_os_error, explain_refusal
 from bertkit.reports.tables import Table, list_shown, make_table, tabulate_scores
 from bertkit.system.signals import STOPS, Interrupted, note_signals
 from bertkit.tasks.option import Options
@@ -209,14 +208,11 @@ class Screen(AbstractContextManager):
         from bertkit.training.run_dir import PREDICTIONS
 
         split = next(iter(task.splits), "")
-        table, lines = output / PREDICTIONS / f"{split}{TABLE_SUFFIX}", []
-        if table.is_file():
-            for row, *texts, predicted, right in show_mistakes(read_table(table), MISTAKES_PRINTED):
-                lines.append(f"row {row}: {'  |  '.join(texts)}  →  {predicted}  ({right})")
-        if lines:
-            self.say(
-                f"The worst mistakes on {split} (the right answer in parentheses):", *(f"  {line}" for line in lines)
-            )
+        table = output / PREDICTIONS / f"{split}{TABLE_SUFFIX}"
+        if table.is_file() and (mistakes := show_mistakes(read_table(table), MISTAKES_PRINTED)):
+            self.say(f"The worst mistakes on {split} (the right answer in parentheses):")
+            for row, *texts, predicted, right in mistakes:
+                self.say(f"  row {row}: {'  |  '.join(texts)}  →  {predicted}  ({right})")
 
     def show_reproduction(self, found: Any, run: Path, again: Path) -> None:
         """Print the differences between a run and its repetition, and possible reasons."""
@@ -265,6 +261,15 @@ def write(text: str, *, err: bool = False, goes_on: bool = False) -> None:
         raise UsageError(
             f"cannot write to standard output ({error.strerror}); free some space or redirect the output, and try again"
         ) from None
+
+
+def write_figures(figures: Mapping[str, Any], path: Path) -> None:
+    """Write what a command has found to the file of `--json`."""
+    from bertkit.system.files import write_json
+
+    with explain_refusal(f"the file {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(figures, path)
 
 
 def escape_controls(line: str) -> str:
@@ -316,13 +321,6 @@ def obey_signals() -> Iterator[None]:
     finally:
         if code:  # a library may have caught the first exit during an import
             sys.exit(code)
-
-
-def silence_libraries() -> None:
-    """Disable warnings and progress bars of libraries; transformers reads these variables at its import."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    disable_progress_bars()
 
 
 @contextmanager

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from bertkit.cli.console import Screen, print_line
+from bertkit.cli.console import Screen, print_line, write_figures
 from bertkit.cli.options import (
-    Builders,
     Cased,
     Folds,
     JsonFile,
@@ -29,7 +28,7 @@ from bertkit.cli.options import (
     corpora,
     split_names,
 )
-from bertkit.errors import UsageError, explain_disk_error, explain_refusal
+from bertkit.errors import UsageError, explain_disk_error
 
 
 @app.command()
@@ -80,10 +79,17 @@ def doctor(
 
     $ bertkit doctor reviews.csv --folds 5 --output runs/doctor
     """
-    from bertkit.analysis.cleaning import DROPS, LABEL_ERROR_DROP, USUAL_DROPS, plan_files, write_clean
-    from bertkit.analysis.doctor import examine, list_tables, suspect_labels, tabulate_label_errors
+    from bertkit.analysis.doctor import (
+        DROPS,
+        LABEL_ERROR_DROP,
+        USUAL_DROPS,
+        examine,
+        list_tables,
+        plan_files,
+        suspect_labels,
+        write_clean,
+    )
     from bertkit.analysis.label_errors import LABEL_ERRORS
-    from bertkit.data.formats.rows import check_output
     from bertkit.studies.spec import define_folds, propose
     from bertkit.system.cluster import read_workers
     from bertkit.system.files import write_json
@@ -97,11 +103,9 @@ def doctor(
     drops = ",".join(drop).split(",") if drop else USUAL_DROPS
     if unknown := [name for name in drops if name not in (*DROPS, LABEL_ERROR_DROP)]:
         raise UsageError(f"unknown {unknown[0]!r} in --drop; expected some of {', '.join(DROPS)}, {LABEL_ERROR_DROP}")
-    if drop and write is None:
-        raise UsageError("--drop names the rows that --write leaves out; add --write, or leave --drop out")
-    if folds and task != "classify":
-        raise UsageError(f"--folds finds label errors in a table of texts and labels, not in {task}; leave it out")
     if folds:
+        if task != "classify":
+            raise UsageError(f"--folds finds label errors in a table of texts and labels, not in {task}; leave it out")
         define_folds(task, {}, folds)
         read_workers(workers)
     elif LABEL_ERROR_DROP in drops or output or workers != "1":
@@ -116,10 +120,6 @@ def doctor(
         diagnosis = examine(TASKS[task], merge(written, given), model, screen.say)
         if write is not None:
             plan_files(diagnosis, write)
-        if json_file is not None:
-            check_output(data, json_file, "--json")
-        for table in list_tables(diagnosis.findings):
-            screen.show_table(table)
         if folds:
             folder = output or Path("runs/doctor")
             found = fine_tune_folds(screen, diagnosis.rows["train"], written, given, folds, workers, folder)
@@ -127,18 +127,16 @@ def doctor(
             write_json(diagnosis.findings, folder / DOCTOR_FILE)
         else:
             diagnosis = suspect_labels(diagnosis, screen.say)
-        if found := diagnosis.findings.get(LABEL_ERRORS):
-            screen.show_table(tabulate_label_errors(found))
+        for table in list_tables(diagnosis.findings):
+            screen.show_table(table)
         screen.say(*(f"left out: {reason}" for reason in diagnosis.findings["left_out"]))
         if json_file is not None:
-            with explain_refusal(f"the file {json_file}"):
-                json_file.parent.mkdir(parents=True, exist_ok=True)
-                write_json(diagnosis.findings, json_file)
+            write_figures(diagnosis.findings, json_file)
             screen.say(f"All rows: {json_file}")
+        elif diagnosis.findings["samples"] or LABEL_ERRORS in diagnosis.findings:
+            screen.say("--json FILE lists all rows of the findings")
         if write is not None:
             write_clean(diagnosis, drops, write, screen.say)
-        if json_file is None and (found or diagnosis.findings["samples"]):
-            screen.say("--json FILE lists all rows of the findings")
 
 
 def fine_tune_folds(
@@ -151,7 +149,7 @@ def fine_tune_folds(
     output: Path,
 ) -> dict[str, Any]:
     """Train the folds with the options of the command line, and return and write the suspected label errors."""
-    from bertkit.analysis.cleaning import write_label_errors
+    from bertkit.analysis.doctor import write_label_errors
     from bertkit.analysis.label_errors import LABEL_ERRORS, describe_label_errors, predict_by_folds
 
     shown = {"report": screen.say, "progress": screen.show_study}
@@ -245,7 +243,7 @@ def build_corpus(
     sources: Sources,
     vocab: Annotated[str, SourceOption(help="Vocabulary, or a checkpoint that has one.", metavar="DIR|FILE|NAME")],
     output: Annotated[Path, PathOption(help="Directory for the corpus.", metavar="DIR")],
-    workers: Builders = None,
+    workers: Workers = "",
     cased: Cased = False,
     language: Annotated[str, typer.Option(help="Language used for sentence splitting.", metavar="CODE")] = "en",
     split_sentences: Annotated[
@@ -257,7 +255,7 @@ def build_corpus(
 ) -> None:
     """Turn text into token ids on disk, which pretrain --corpus DIR reads.
 
-    If it is killed, the same command continues it.
+    If it is killed, the same command continues it. Without --workers there is one process per CPU.
 
     $ bertkit corpus build texts docs --vocab my-vocab --output corpora/mine
 
@@ -267,7 +265,6 @@ def build_corpus(
     from bertkit.data.tokenizer import load_tokenizer
     from bertkit.system.cluster import count_cores, read_workers
 
-    count = read_workers(count_cores() if workers is None else workers)
     with Screen() as screen, explain_disk_error(output):
         statistics = build(
             sources,
@@ -277,7 +274,7 @@ def build_corpus(
             language=language,
             passages=passages,
             deduplicate=deduplicate,
-            workers=count,
+            workers=read_workers(workers or count_cores()),
             report=screen.say,
             progress=screen.show_build,
         )

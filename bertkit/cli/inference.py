@@ -1,7 +1,6 @@
 """The commands that use or show a finished run: predict, export, serve, features, report, compare, score."""
 
 import json
-import sys
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -9,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertkit.cli.console import Screen, complain, print_line
+from bertkit.cli.console import Screen, complain, print_line, write_figures
 from bertkit.cli.options import (
     JsonFile,
     PathArgument,
@@ -20,7 +19,7 @@ from bertkit.cli.options import (
     scores,
     split_names,
 )
-from bertkit.errors import UsageError, explain_disk_error, explain_missing, explain_refusal
+from bertkit.errors import UsageError, explain_disk_error, explain_missing
 
 Precision = Annotated[str, typer.Option("--precision", help="auto (bf16 where it is faster), fp32, bf16 or fp16.")]
 
@@ -125,24 +124,19 @@ def predict(
         predictor.check_format(output, is_pipeline)
         answer = predictor.stream
         if explains:
-            from bertkit.analysis.explanation import check_explainable, explain
+            from bertkit.analysis.explanation import explain
 
-            check_explainable(predictor)
             answer = partial(explain, predictor)
-        at_once = 1 if source == STDIN and sys.stdin.isatty() else None  # a person expects an answer to each line
         reading = {"columns": columns or (), "report": complain, **predictor.reading}
         inputs = predictor.group(texts) if texts else read_inputs(source, **reading)
         predictor.labels = LabelCheck(run, predictor.settings) if source else None
         if output is not None:
-            how = {
-                "answer": answer,
-                "at_once": at_once,
-                "is_marked": source not in (None, STDIN) and is_marked(Path(source)),
-            }
-            tally = predictor.write(inputs, output, screen.say, is_pipeline=is_pipeline, **how)
+            marked = source not in (None, STDIN) and is_marked(Path(source))
+            how = {"is_pipeline": is_pipeline, "answer": answer, "is_marked": marked}
+            tally = predictor.write(inputs, output, screen.say, **how)
         else:
             tally = Counts()
-            for result in tally.watch(answer(inputs, at_once)):
+            for result in tally.watch(answer(inputs)):
                 if "error" in result and not texts and not screen.console.is_terminal:  # a terminal would show it twice
                     complain(result["error"])
                 if texts and not is_pipeline:
@@ -291,21 +285,14 @@ def compare(
     """
     from bertkit.analysis.compare import comment, list_values, tabulate
     from bertkit.analysis.compare import compare as compare_all
-    from bertkit.data.formats.rows import check_output
-    from bertkit.system.files import write_json
 
-    for source in sources if as_json else []:
-        check_output(str(source), as_json, "--json")
     with Screen() as screen:
         found = compare_all(sources, split, screen.say)
         for table in tabulate(found):
             screen.show_table(table)
         screen.say(*comment(found))
         if as_json is not None:
-            values = list_values(found)
-            with explain_refusal(f"the file {as_json}"):
-                as_json.parent.mkdir(parents=True, exist_ok=True)
-                write_json(values, as_json)
+            write_figures(list_values(found), as_json)
 
 
 @scores.command("glue")

@@ -87,14 +87,6 @@ NoBaseline = Annotated[bool, typer.Option("--no-baseline", help="Leave out the b
 JsonFile = Annotated[
     Path | None, PathOption("--json", help="Also write the figures to this JSON file.", metavar="FILE")
 ]
-Builders = Annotated[
-    str | None,
-    typer.Option(
-        "--workers",
-        help="Number of worker processes (default: one per CPU); ray: run on a Ray cluster.",
-        metavar="N|ray",
-    ),
-]
 Cased = Annotated[bool, typer.Option("--cased", help=PRETRAINING_OPTIONS["cased"].help)]
 
 

@@ -113,7 +113,7 @@ def glue(
 
     $ bertkit glue --task all --data GLUE --output runs/glue --submit glue.zip
     """
-    from bertkit.inference.glue_submission import check_target, find_runs, keep_complete, list_tasks
+    from bertkit.inference.glue_submission import find_runs, keep_complete, list_tasks
 
     names, together = list_tasks(task), task.lower() == "all"
     output = options.output or Path("runs") / ("glue" if together else names[0])
@@ -121,8 +121,6 @@ def glue(
         raise UsageError("--submit and --submit-partial are for --task all; see bertkit glue --help")
     if together and options.push_to is not None:
         raise UsageError("--push-to-hub takes one model; name one task; see bertkit glue --help")
-    if submit is not None:
-        check_target(submit)
     trains = options.recipe or options.model or options.settings or data or options.grid or options.restarts > 1
     if submit is not None and not trains and find_runs(output):
         write_submission(output, submit, submit_partial, options.dry_run)  # from the finished runs

@@ -15,10 +15,8 @@ from typing import Any
 from bertkit.data.formats.rows import Line
 from bertkit.tasks.task import Result
 
-CHARACTERS_A_TOKEN = 4.0  # of English; the first guess
-KEPT_WEIGHT = 0.8  # weight of earlier batches in the measured characters per token
+CHARACTERS_A_TOKEN = 4  # of English
 
-AnswerBatch = Callable[[list[Any]], tuple[list[Result], int]]
 Waiting = tuple[Any, asyncio.Future]  # an input, and its result to come
 
 
@@ -26,17 +24,16 @@ class Batcher:
     """A queue of inputs in front of a model.
 
     Args:
-        answer: Returns the results of some inputs, and the number of their tokens.
-        most_tokens: Tokens of a batch, which bound the time that an input waits for the batch before it. The number is
-            estimated from the characters, by the tokens and characters of the latest batches. An input with more is a
-            batch of its own.
+        answer: Returns the results of some inputs.
+        most_tokens: Tokens of a batch, estimated from the characters, which bound the time that an input waits for the
+            batch before it. An input with more is a batch of its own.
         most_waiting: Inputs that may wait.
     """
 
-    def __init__(self, answer: AnswerBatch, most_tokens: int, most_waiting: int) -> None:
-        self.answer_batch, self.most_tokens, self.most_waiting = answer, most_tokens, most_waiting
+    def __init__(self, answer: Callable[[list[Any]], list[Result]], most_tokens: int, most_waiting: int) -> None:
+        self.answer_batch, self.most_waiting = answer, most_waiting
+        self.most_characters = most_tokens * CHARACTERS_A_TOKEN
         self.waiting = 0
-        self.characters_a_token = CHARACTERS_A_TOKEN
         self.requests: deque[deque[Waiting]] = deque()
         self.changed = Condition()
         self.is_closed = False
@@ -79,7 +76,7 @@ class Batcher:
         batch: list[Waiting] = []
         with self.changed:
             self.changed.wait_for(lambda: self.requests or self.is_closed)
-            room = self.most_tokens * self.characters_a_token
+            room = self.most_characters
             while self.requests:
                 given, result = self.requests[0][0]
                 if not result.cancelled():
@@ -97,13 +94,9 @@ class Batcher:
     def _try(self, inputs: list[Any]) -> list[Result | Exception]:
         """Return the result of each input; after an exception each is tried alone, so that it spoils no other."""
         try:
-            results, tokens = self.answer_batch(inputs)
+            return list(self.answer_batch(inputs))
         except Exception as error:
             return [error] if len(inputs) == 1 else [result for given in inputs for result in self._try([given])]
-        if tokens:
-            found = sum(map(count_characters, inputs)) / tokens
-            self.characters_a_token = KEPT_WEIGHT * self.characters_a_token + (1 - KEPT_WEIGHT) * found
-        return list(results)
 
 
 def deliver(batch: Sequence[Waiting], found: Sequence[Result | Exception]) -> None:

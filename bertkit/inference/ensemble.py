@@ -57,18 +57,27 @@ def combine(
     """
     if len(set(runs)) < 2:
         raise UsageError("an ensemble needs at least two finished runs; give them with --ensemble A B")
-    options, scores = zip(*(read_run(task, run) for run in runs), strict=True)
+    recipes = [load_recipe(run / RECIPE_FILE) for run in runs]
+    for run, recipe in zip(runs, recipes, strict=True):
+        if recipe.task != task.name:
+            raise UsageError(f"{run} is a run of {recipe.task}, not of {task.name}; combine only runs of {task.title}")
+    scores, options = [read_metrics(run / METRICS_FILE) for run in runs], recipes[0].data
     if (output / RECIPE_FILE).exists():
         raise UsageError(f"{output} holds a run; name another directory with --output")
     if not (output / MEMBERS).exists():
         find_finished(output, {})  # raises if the directory is not empty
-    source, questions = read_gold(task, data or options[0]["dir"])
+    if given := data or options["dir"]:
+        path = Path(given) / task.name_file("dev") if Path(given).is_dir() else Path(given)
+        source, questions = str(path), read_squad(path, task.version.number)
+    else:
+        source = task.version.hub
+        questions = read_squad_copy(source, {"dev": "validation"})["dev"]
     report(f"{task.title}: {len(questions):,} questions from {source}, answered by {len(runs)} runs")
     columns = [read_candidates(run, questions, source) for run in runs]
     answers = [average([column[question.id] for column in columns]) for question in questions]
 
     texts, odds = [answer.best.text for answer in answers], [answer.odds for answer in answers]
-    language = choose_language(options[0]["language"], questions)
+    language = choose_language(options["language"], questions)
     measured = task.score(task.tabulate_answers(questions, texts, odds, language=language))
     metrics: dict[str, Any] = add_limits(measured | {"score": measured["f1"]}, task.tabulate(questions).groups)
     metrics["runs"] = len(runs)
@@ -77,7 +86,12 @@ def combine(
     ranked = [list_entries(answer, task.version.unanswerable) for answer in answers]
     files = task.format_answers(questions, answers, ranked, task.choose(texts, odds, metrics.get("tau")))
     with hold_directory(output):
-        write_output(output, runs, files, metrics)
+        (output / METRICS_FILE).unlink(missing_ok=True)  # metrics are never beside predictions of another ensemble
+        write_json({"runs": [str(run.resolve()) for run in runs]}, output / MEMBERS)
+        (output / PREDICTIONS).mkdir(exist_ok=True)
+        for name, text in files.items():
+            (output / PREDICTIONS / name).write_text(text, encoding="utf-8")
+        write_json(metrics, output / METRICS_FILE)
     return {"metrics": metrics, "runs": {str(run): found for run, found in zip(runs, scores, strict=True)}}
 
 
@@ -117,31 +131,6 @@ def list_entries(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
 # --- The runs and their data ------------------------------------------------------------------------------------------
 
 
-def read_run(task: SquadTask, run: Path) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """Return the options of `[data]` of a finished run, and its metrics.
-
-    Raises:
-        UsageError: It is not a finished run, or is of another task.
-    """
-    recipe = load_recipe(run / RECIPE_FILE)
-    if recipe.task != task.name:
-        raise UsageError(f"{run} is a run of {recipe.task}, not of {task.name}; combine only runs of {task.title}")
-    return recipe.data, read_metrics(run / METRICS_FILE)
-
-
-def read_gold(task: SquadTask, data: Path | str) -> tuple[str, list[Question]]:
-    """Return the name and the questions of the dev set, from a folder or file; "" is the Hub's copy.
-
-    Raises:
-        UsageError: The file cannot be read.
-    """
-    if not data:
-        return task.version.hub, read_squad_copy(task.version.hub, {"dev": "validation"})["dev"]
-    data = Path(data)
-    path = data / task.name_file("dev") if data.is_dir() else data
-    return str(path), read_squad(path, task.version.number)
-
-
 def read_candidates(run: Path, questions: Sequence[Question], source: str) -> dict[str, Candidates]:
     """Read a run's best answers to each question, by the question's id.
 
@@ -160,16 +149,6 @@ def read_candidates(run: Path, questions: Sequence[Question], source: str) -> di
             "tune_share), with --data DIR"
         )
     return found
-
-
-def write_output(output: Path, runs: Sequence[Path], files: Mapping[str, str], metrics: Mapping[str, Any]) -> None:
-    """Write the directory in an order that never leaves metrics beside predictions of another ensemble."""
-    (output / METRICS_FILE).unlink(missing_ok=True)
-    write_json({"runs": [str(run.resolve()) for run in runs]}, output / MEMBERS)
-    (output / PREDICTIONS).mkdir(exist_ok=True)
-    for name, text in files.items():
-        (output / PREDICTIONS / name).write_text(text, encoding="utf-8")
-    write_json(metrics, output / METRICS_FILE)
 
 
 # --- The table --------------------------------------------------------------------------------------------------------

@@ -21,8 +21,7 @@ from bertkit.data.labels import LABEL_NAMES, REGRESSION, SEVERAL
 from bertkit.data.sequences import IGNORED, batch_by_length
 from bertkit.data.splits import DROP, UNLABELLED
 from bertkit.errors import UsageError, explain_refusal
-from bertkit.inference.export_record import find_export
-from bertkit.inference.predictor import Predictor
+from bertkit.inference.predictor import Predictor, find_export
 from bertkit.metrics.calibration import temper
 from bertkit.metrics.classification import FIXED_THRESHOLD, score_table
 from bertkit.metrics.ner import score_types
@@ -146,8 +145,11 @@ def open_scored(run: str, predictor: Predictor) -> ScoredModel:
 @torch.inference_mode()
 def summarize(task: Task, model: Any, data: Any, precision: str = "fp32") -> np.ndarray:
     """Return the summaries (S, ...) of a data set's sequences in order, with the temperature of the model."""
-    found: list[Any] = [None] * len(data)
-    for numbers, batch in walk_batches(task, data, limit_batch(model.device)):
+    starts, found = range(0, len(data), SIZED_AT_ONCE), [None] * len(data)
+    parts = (task.collate(data.__getitems__(range(x, min(x + SIZED_AT_ONCE, len(data))))) for x in starts)
+    lengths = np.concatenate([batch["attention_mask"].flatten(1).sum(1).numpy() for batch in parts])
+    for numbers in batch_by_length(lengths, limit_batch(model.device)):
+        batch = task.collate(data.__getitems__(numbers.tolist()))
         outputs, batch = compute(task, model, batch, precision)
         summaries = temper(task.summarize(outputs, batch).cpu().numpy(), model.config.temperature)
         for number, summary in zip(numbers.tolist(), summaries, strict=True):
@@ -160,15 +162,6 @@ def summarize(task: Task, model: Any, data: Any, precision: str = "fp32") -> np.
             for summary, row in zip(found, widths.tolist(), strict=True)
         ]
     )
-
-
-def walk_batches(task: Task, data: Any, tokens: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
-    """Yield the numbers of some sequences of similar length and their batch, which is limited in its tokens."""
-    starts = range(0, len(data), SIZED_AT_ONCE)
-    parts = (task.collate(data.__getitems__(range(x, min(x + SIZED_AT_ONCE, len(data))))) for x in starts)
-    lengths = np.concatenate([batch["attention_mask"].flatten(1).sum(1).numpy() for batch in parts])
-    for numbers in batch_by_length(lengths, tokens):
-        yield numbers, task.collate(data.__getitems__(numbers.tolist()))
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
@@ -202,10 +195,16 @@ def evaluate(run: str, given: str | None, output: Path | None, report: Report = 
         examples = task.load(scored.recipe.data, report, scored.settings.model.config)
     if not examples:
         raise UsageError(f"{given or run} has no right answers to score; give labelled data")
-    return [
-        evaluate_split(scored, name, own, train, target, report)
-        for name, own, target in list_targets(folder, output, given, examples)
-    ]
+    found = []
+    for split, own in examples.items():
+        name, target = split, None  # the files are those of the run itself
+        if given is not None:
+            stem = Path(given.removesuffix(".gz")).stem
+            target = folder / EVALUATIONS / stem if output is None else output
+            target = target / split if len(examples) > 1 else target
+            name = stem if Path(given).is_file() else split
+        found.append(evaluate_split(scored, name, own, train, target, report))
+    return found
 
 
 def list_tables(found: EvaluatedSplit) -> Iterator[Table]:
@@ -216,20 +215,6 @@ def list_tables(found: EvaluatedSplit) -> Iterator[Table]:
     )
     types = score_types(found.rows) if "strict_found" in found.rows.column_names else {}
     yield from filter(None, (tabulate_labels(found.metrics, found.name), tabulate_types(types, found.name)))
-
-
-def list_targets(
-    folder: Path, output: Path | None, given: str | None, examples: Mapping[str, Any]
-) -> Iterator[tuple[str, Any, Path | None]]:
-    """Yield each split with its examples and the directory to write; None for those of the run itself."""
-    for name, own in examples.items():
-        if given is None:
-            yield name, own, None
-            continue
-        stem = Path(given.removesuffix(".gz")).stem
-        base = folder / EVALUATIONS / stem if output is None else output
-        shown = stem if Path(given).is_file() else name
-        yield shown, own, base / name if len(examples) > 1 else base
 
 
 def evaluate_split(

@@ -1,18 +1,19 @@
 """Export a run to a directory that `Predictor` and `bertkit predict` take in its place: ONNX, tokenizer, thresholds.
 
-The exported model is compared with the run and timed before the directory is complete. Left out: the graph
-(`bertkit.model.onnx`).
+The exported model is compared with the run and timed before the directory is complete. An int8 export is scored on dev;
+with a bound on the loss, the layers whose int8 weights change the outputs most stay in fp32, one more at a time, until
+the score is within it. Left out: the graph and the arithmetic of int8 (`bertkit.model.onnx`).
 """
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,16 +21,26 @@ from torch import Tensor
 from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.data.tokenizer import TOKENIZER_FILES, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
-from bertkit.inference.evaluate import open_scored
-from bertkit.inference.export_record import EXPORT_FILE, ExportRecord, find_export
-from bertkit.inference.predictor import Predictor
-from bertkit.inference.quantization import choose_int8, load_dev, tabulate_int8
+from bertkit.inference.evaluate import ScoredModel, open_scored, read_own, summarize
+from bertkit.inference.predictor import EXPORT_FILE, Predictor, find_export
+from bertkit.metrics.intervals import compare_methods
+from bertkit.metrics.rows import RowScore
 from bertkit.model.checkpoint import find_file
 from bertkit.model.config import BertConfig
-from bertkit.model.onnx import CHOOSES, EXACT_SETS, ONNX_FILE, OnnxModel, import_onnxruntime, write_onnx
+from bertkit.model.onnx import (
+    CHOOSES,
+    EXACT_SETS,
+    ONNX_FILE,
+    Layer,
+    OnnxModel,
+    import_onnxruntime,
+    list_layers,
+    quantize,
+    write_onnx,
+)
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import Table, make_table
-from bertkit.system.files import atomic_write, check_empty, find_checksum, write_json
+from bertkit.system.files import atomic_write, check_empty, write_json
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.training.run_dir import CALIBRATION_FILE, RECIPE_FILE, describe_environment
@@ -39,6 +50,7 @@ PARTS = ".export-"  # prefix of the folder in the output that has the files unti
 TIMED_LENGTHS = (16, 128, 512)  # tokens of one text
 TEXTS_AT_ONCE, TIMED_IN_BATCHES = 8, 128  # texts, and the tokens of each
 MOST_CALLS, FEWEST_CALLS, MOST_SECONDS = 200, 5, 10.0  # of each measurement
+RANKING_ROWS = 128  # on which the effect of each layer is measured
 EXPORTED = (ONNX_FILE, "config.json", RECIPE_FILE, CARD, *TOKENIZER_FILES)
 
 CARD_SECTION = """
@@ -77,10 +89,10 @@ def export(
     int8: bool = False,
     max_loss: float | None = None,
     data: str | None = None,
-) -> tuple[ExportRecord, list[Table]]:
+) -> tuple[dict[str, Any], list[Table]]:
     """Export a run to a directory, and return its record and the tables of its measurements.
 
-    An export in the same directory is replaced.
+    An export in the same directory is replaced. The record is the content of export.json.
 
     Args:
         int8: Whether to export in int8.
@@ -98,7 +110,8 @@ def export(
     settings, model = predictor.settings, predictor.settings.model.to("cpu")
     dev = load_dev(open_scored(run, predictor), data) if int8 else None
     with explain_disk_error(output):
-        check_output(output)
+        if not any((output / name).exists() for name in (EXPORT_FILE, ONNX_FILE)):
+            check_empty(output, "export")
         output.mkdir(parents=True, exist_ok=True)
         for lost in output.glob(f"{PARTS}*"):  # a killed export leaves its folder
             shutil.rmtree(lost)
@@ -123,38 +136,18 @@ def export(
             timings = {"run": time_model(model, weights), "fp32": time_model(exported, path.stat().st_size)}
             record = describe(run, exported, difference, timings)
             if dev:
-                record.int8, variant = choose_int8(dev, model, path, Path(temporary), max_loss, report)
+                record["int8"], variant = choose_int8(dev, model, path, Path(temporary), max_loss, report)
                 variant.replace(path)
-                record.precision = "int8"
+                record["precision"] = "int8"
                 timings["int8"] = time_model(OnnxModel(path, model.config, is_int8=True), path.stat().st_size)
-            tables = [tabulate(record), *([] if record.int8 is None else [tabulate_int8(record.int8)])]
+            tables = [tabulate(record), *([tabulate_int8(record["int8"])] if dev else [])]
             write_export_card(folder / CARD, output.resolve().name, record, tables)
-            publish(folder, record, output)
+            for name in (EXPORT_FILE, *EXPORTED):  # an earlier export is incomplete from here on
+                (output / name).unlink(missing_ok=True)
+            for file in folder.iterdir():
+                file.replace(output / file.name)
+            write_json(record, output / EXPORT_FILE)
     return record, tables
-
-
-def check_output(output: Path) -> None:
-    """Check that a directory is new or empty or holds an export, complete or not.
-
-    Raises:
-        UsageError: It holds something else.
-    """
-    if not any(output.joinpath(name).exists() for name in (EXPORT_FILE, ONNX_FILE)):
-        check_empty(output, "export")
-
-
-def publish(folder: Path, record: ExportRecord, output: Path) -> None:
-    """Move the files of a complete export to its directory, in the place of an earlier one.
-
-    export.json is removed first and written last.
-    """
-    names = [name for name in EXPORTED if name != CARD and (folder / name).exists()]
-    record.checksums = {name: find_checksum(folder / name) for name in names}
-    for name in (EXPORT_FILE, *EXPORTED):
-        (output / name).unlink(missing_ok=True)
-    for path in folder.iterdir():
-        path.replace(output / path.name)
-    write_json(msgspec.to_builtins(record), output / EXPORT_FILE)
 
 
 # --- Comparison and measurements --------------------------------------------------------------------------------------
@@ -234,29 +227,25 @@ def time_model(model: Any, size: int) -> dict[str, Any]:
     return {"size": size, "latency": latency, "texts_per_second": round(TEXTS_AT_ONCE / seconds, 2)}
 
 
-def describe(run: str, exported: OnnxModel, difference: float, timings: dict[str, dict[str, Any]]) -> ExportRecord:
+def describe(run: str, exported: OnnxModel, difference: float, timings: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the record of an export in fp32."""
     machine = describe_environment()
-    return ExportRecord(
-        run=Path(run).resolve().name if Path(run).exists() else run,
-        head=exported.head,
-        precision="fp32",
-        largest_difference=difference,
-        timings=timings,
-        texts_tokens=min(TIMED_IN_BATCHES, exported.config.max_position_embeddings),
-        threads=machine["threads"],
-        processor=machine["processor"],
-        instruction_set=next(filter(torch.cpu.get_capabilities().get, EXACT_SETS), machine["instructions"]),
-        bertkit=machine["bertkit"],
-        onnxruntime=version("onnxruntime"),
-        onnx=version("onnx"),
-        date=machine["date"],
-    )
+    return {
+        "run": Path(run).resolve().name if Path(run).exists() else run,
+        "head": exported.head,
+        "precision": "fp32",
+        "largest_difference": difference,
+        "timings": timings,
+        "texts_tokens": min(TIMED_IN_BATCHES, exported.config.max_position_embeddings),
+        **{key: machine[key] for key in ("threads", "processor", "bertkit", "date")},
+        "instruction_set": next(filter(torch.cpu.get_capabilities().get, EXACT_SETS), machine["instructions"]),
+        **{name: version(name) for name in ("onnxruntime", "onnx")},
+    }
 
 
-def tabulate(record: ExportRecord) -> Table:
+def tabulate(record: Mapping[str, Any]) -> Table:
     """Return the table of an export's measurements, with a column for each model."""
-    sides = list(record.timings.values())
+    sides = list(record["timings"].values())
     lines = [
         [
             f"one text of {length} tokens, ms: p50 / p99",
@@ -265,20 +254,20 @@ def tabulate(record: ExportRecord) -> Table:
         for length in sides[0]["latency"]
     ]
     lines += [
-        [f"{TEXTS_AT_ONCE} texts of {record.texts_tokens} tokens, texts per second"]
+        [f"{TEXTS_AT_ONCE} texts of {record['texts_tokens']} tokens, texts per second"]
         + [f"{side['texts_per_second']:,.1f}" for side in sides],
         ["MB", *(f"{side['size'] / 1e6:,.1f}" for side in sides)],
     ]
-    caption = f"{record.processor}, {record.instruction_set}, threads: {record.threads}"
-    heads = ["", *("run, fp32" if name == "run" else f"ONNX, {name}" for name in record.timings)]
+    caption = "{processor}, {instruction_set}, threads: {threads}".format_map(record)
+    heads = ["", *("run, fp32" if name == "run" else f"ONNX, {name}" for name in record["timings"])]
     return make_table(caption, heads, lines)
 
 
-def write_export_card(path: Path, name: str, record: ExportRecord, tables: list[Table]) -> None:
+def write_export_card(path: Path, name: str, record: Mapping[str, Any], tables: list[Table]) -> None:
     """Append the section about the export to the run's card; without one it is the whole page."""
-    chooses = record.head == CHOOSES
+    chooses = record["head"] == CHOOSES
     section = CARD_SECTION.format(
-        **msgspec.to_builtins(record),
+        **record,
         file=ONNX_FILE,
         name=name,
         shape="(batch, choices, length)" if chooses else "(batch, length)",
@@ -287,3 +276,109 @@ def write_export_card(path: Path, name: str, record: ExportRecord, tables: list[
     )
     card = path.read_text(encoding="utf-8", errors="replace") if path.exists() else f"# {name}\n"
     atomic_write(card.rstrip("\n") + "\n" + section, path)
+
+
+# --- int8 -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Dev:
+    """The encoded rows of a run's dev split, each with its group."""
+
+    scored: ScoredModel
+    data: Any
+    groups: Sequence[Hashable]
+
+    def rate(self, model: Any) -> RowScore:
+        """Return the task's score of a model as a function of the weights of these rows."""
+        task, summaries = self.scored.task, summarize(self.scored.task, model, self.data)
+        return task.score(task.rows(summaries, self.data, self.scored.decided))[task.metric]
+
+
+def load_dev(scored: ScoredModel, folder: str | None = None) -> Dev:
+    """Return the rows of a run's dev split, or of that in another folder."""
+    if folder:
+        scored = replace(scored, recipe=scored.recipe.override(data={"dir": folder}))
+    dev = read_own(scored, ignore)[next(iter(scored.task.splits))]
+    data = scored.task.encode(dev, scored.settings.tokenizer, scored.recipe, "dev")
+    return Dev(scored, data, scored.task.tabulate(dev).groups)
+
+
+@torch.inference_mode()
+def rank_layers(exact: Path, dev: Dev, config: Any, folder: Path) -> list[Layer]:
+    """Return the layers of an export, first the one whose int8 weights change the outputs most."""
+    task, layers, effects = dev.scored.task, list_layers(exact), []
+    batch = task.collate(dev.data.__getitems__(list(range(min(len(dev.data), RANKING_ROWS)))))
+    real = batch["attention_mask"].bool()
+    expected = OnnxModel(exact, config)(**batch, **task.evaluation_options)
+    for layer in layers:
+        path = folder / "one.onnx"
+        quantize(exact, path, [other for other in layers if other != layer])
+        found = OnnxModel(path, config, is_int8=True)(**batch, **task.evaluation_options)
+        squares = {name: (found[name] - values).square() for name, values in expected.items()}
+        effects.append(sum(float((x[real] if x.dim() > real.dim() else x).sum()) for x in squares.values()))
+    return [layers[number] for number in np.argsort(effects, kind="stable")[::-1]]
+
+
+def choose_int8(
+    dev: Dev, model: Any, exact: Path, folder: Path, max_loss: float | None, report: Report = ignore
+) -> tuple[dict[str, Any], Path]:
+    """Quantise an export, and return the record of what was tried and the file of the last variant.
+
+    Args:
+        exact: The export in fp32.
+        folder: Where to write the variants.
+        max_loss: Points of the score that may be lost; None: all layers are int8, whatever is lost.
+
+    Raises:
+        UsageError: Even the variant with the fewest int8 layers loses more.
+    """
+    before, exempt = dev.rate(model), []
+    found = {"metric": dev.scored.task.metric, "rows": len(dev.groups), "run_score": rate_points(before)}
+    found |= {"max_loss": max_loss, "variants": []}
+    while True:
+        path = folder / f"{len(exempt)}.onnx"
+        quantize(exact, path, exempt)
+        after = dev.rate(OnnxModel(path, model.config, is_int8=True))
+        difference = compare_methods([before], [after], dev.groups)
+        numbers = {"difference": difference.value, "low": difference.low, "high": difference.high}
+        variant = {"exempt": exempt, "size": path.stat().st_size, "score": rate_points(after)}
+        found["variants"].append(variant | {name: round(number, 4) for name, number in numbers.items()})
+        name, _, _, lost, interval = list_cells(found["variants"][-1])
+        report(f"{name}: {lost} points of {found['metric']} ({interval}) with {found['rows']:,} rows of dev")
+        if max_loss is None or difference.value >= -max_loss:
+            return found, path
+        if not exempt:
+            ranked = rank_layers(exact, dev, model.config, folder)
+        if len(exempt) + 1 == len(ranked):
+            raise UsageError(
+                f"int8 loses {-difference.value:.2f} points of {found['metric']} even if only "
+                f"{spell_layer(ranked[-1])} is int8, more than --max-loss {max_loss:g}; raise it, or export in fp32"
+            )
+        exempt = ranked[: len(exempt) + 1]
+        path.unlink()
+
+
+def rate_points(score: RowScore) -> float:
+    """Return a score in points, to four decimals."""
+    return round(score.points * float(score.score(np.ones((1, len(score))))[0]), 4)
+
+
+def spell_layer(layer: Layer) -> str:
+    """Return a layer in words."""
+    return f"layer {layer + 1}" if isinstance(layer, int) else layer
+
+
+def list_cells(one: Mapping[str, Any]) -> list[str]:
+    """Return what a variant is, its megabytes, its score, and the difference with its interval in points."""
+    name = f"int8 except {', '.join(map(spell_layer, one['exempt']))}" if one["exempt"] else "int8 in all layers"
+    interval = f"{one['low']:+.2f} to {one['high']:+.2f}"
+    return [name, f"{one['size'] / 1e6:,.1f}", f"{one['score']:.2f}", f"{one['difference']:+.2f}", interval]
+
+
+def tabulate_int8(found: Mapping[str, Any]) -> Table:
+    """Return the table of the variants; the last one is exported."""
+    chosen = "; the layers were chosen on the same rows" if len(found["variants"]) > 1 else ""
+    caption = f"{found['metric']} on dev ({found['rows']:,} rows), difference to the run in points{chosen}"
+    heads = ["", "MB", "score", "difference", "95 % interval"]
+    return make_table(caption, heads, map(list_cells, found["variants"]))

@@ -57,10 +57,6 @@ def extract(
     check_output(str(source), output)
     tokenizer = load_tokenizer(checkpoint)
     model = load_encoder(checkpoint, layers, len(tokenizer))
-    if pool == "cls" and model.config.is_decoder:
-        raise UsageError(
-            f"{checkpoint} reads left to right, so its [CLS] attends to no other token; use --pool mean or words"
-        )
     if pool == "cls":
         report("without fine-tuning the vector of [CLS] is not a sentence vector (the paper's footnote on C, 3.1)")
     with explain_refusal(f"the file {output}"):
@@ -68,7 +64,7 @@ def extract(
         is_text = output.suffix == ".jsonl"
         with atomic_open(output, "w" if is_text else "wb") as file:
             found = describe_texts(model, tokenizer, read_texts(source), layers, pool, str(source))
-            count = write_lines(found, file) if is_text else write_arrays(found, file)
+            count = (write_lines if is_text else write_arrays)(found, file)
             if not count:
                 raise UsageError(f"{source} is empty; write one text per line")
     report(f"{count:,} {'text' if count == 1 else 'texts'} in {output}")

@@ -25,30 +25,13 @@ SUBMITTED = {
 DATE = (1980, 1, 1, 0, 0, 0)  # of every file, so that equal predictions give equal zips
 
 
-def check_target(path: Path) -> None:
-    """Check that a zip can be written to this path, and create its folder.
-
-    Raises:
-        UsageError: The name does not end in .zip, or the folder cannot be made.
-    """
-    if path.suffix != ".zip":
-        raise UsageError(f"{path} cannot be the zip file; name another, for example --submit glue.zip")
-    with explain_refusal(f"the folder {path.parent}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-
-
 def list_tasks(name: str) -> list[str]:
     """Return the task with a name in any spelling, or for "all" the tasks that have training data.
 
     Raises:
         UsageError: There is no such task.
     """
-    if name.lower() == "all":
-        return [row.name for row in BENCHMARKS if row.metrics]
-    try:
-        return [find_glue(name).name]
-    except UsageError as error:
-        raise UsageError(f"{error}, or all") from None
+    return [row.name for row in BENCHMARKS if row.metrics] if name.lower() == "all" else [find_glue(name).name]
 
 
 def find_runs(folder: Path, report: Report = ignore) -> list[Path]:
@@ -129,10 +112,8 @@ def gather_files(runs: Iterable[Path], *, where: Path, fill: bool, report: Repor
 
 def write_zip(files: dict[str, str], path: Path) -> None:
     """Write the zip atomically; equal files give equal bytes."""
-    with (
-        explain_refusal(str(path)),
-        atomic_open(path, "wb") as stream,
-        zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive,
-    ):
-        for name, text in files.items():
-            archive.writestr(zipfile.ZipInfo(name, DATE), text, zipfile.ZIP_DEFLATED)
+    with explain_refusal(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_open(path, "wb") as stream, zipfile.ZipFile(stream, "w") as archive:
+            for name, text in files.items():
+                archive.writestr(zipfile.ZipInfo(name, DATE), text, zipfile.ZIP_DEFLATED)

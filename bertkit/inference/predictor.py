@@ -7,12 +7,11 @@ inputs at a time, so memory is bounded for any number of inputs; results keep th
 Left out: vectors (`bertkit.inference.features`), and the files that leaderboards want (`Task.format_predictions`).
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import tee
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -20,12 +19,12 @@ import numpy as np
 import bertkit
 from bertkit.data.formats.line import make_text
 from bertkit.data.formats.rows import Input, Line
+from bertkit.data.formats.writer import write_rows
 from bertkit.data.labels import PAIR_NAMES
 from bertkit.data.long_texts import LONG
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError, explain_disk_error, refuse_first
 from bertkit.inference.batching import cut_into_chunks
-from bertkit.inference.export_record import check_files, find_export
 from bertkit.inference.tables import WRITERS, Row, format_for_pipeline, write_joined
 from bertkit.metrics.calibration import find_limit
 from bertkit.model.checkpoint import TRAINED, find_file, load_config, load_model
@@ -42,13 +41,34 @@ from bertkit.tasks.result import MissingText, describe_result, flatten_result, l
 from bertkit.tasks.task import PredictionSettings, Result
 from bertkit.training.calibration import load_conformity
 from bertkit.training.recipe import TOP_KEYS, check_value, read_recipe
-from bertkit.training.run_dir import RECIPE_FILE
+from bertkit.training.run_dir import RECIPE_FILE, read_record
 
 INPUTS_A_CHUNK = 2048  # inputs read, encoded and answered at a time
 CHARACTERS_A_CHUNK = 4_000_000  # limit of a chunk with long inputs; about 500 MB of tokens and scores
 TOP_WORDS = 5  # words for each mask
 MOST_NAMED = 10  # truncated inputs listed in a message
+EXPORT_FILE = "export.json"  # in an export, written last: its presence means that the export is complete
 Length = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class ExportRecord(msgspec.Struct):
+    """The part of an export's record that predictions depend on."""
+
+    precision: str
+
+
+def find_export(run: str) -> ExportRecord | None:
+    """Return the record of the export in a directory, or None if it holds none.
+
+    Raises:
+        UsageError: The record is damaged, or missing beside an exported model.
+    """
+    path = Path(run, EXPORT_FILE)
+    if not path.is_file():
+        if path.with_name(ONNX_FILE).is_file() and not path.with_name("model.safetensors").is_file():
+            raise UsageError(f"{run} holds an incomplete export; export the run again")
+        return None
+    return read_record(path, ExportRecord, "export the run again")
 
 
 class Predictor:
@@ -123,7 +143,6 @@ class Predictor:
             )
         tokenizer = load_tokenizer(name)
         if record is not None:
-            check_files(name, record)
             model = OnnxModel(Path(name, ONNX_FILE), config, is_int8=record.precision == "int8")
         else:
             settings = {key: getattr(config, key) for key in TRAINED if key != "text_columns"}
@@ -181,7 +200,6 @@ class Predictor:
     def stream(
         self,
         inputs: Iterable[Input | Sequence[str] | Line],
-        at_once: int | None = None,
         note: Callable[[np.ndarray], None] = ignore,
     ) -> Iterator[Result]:
         """Yield the result of each input, in order.
@@ -189,13 +207,12 @@ class Predictor:
         A result has the key `error` if the input does not fit this model. An input's `id` is repeated in its result.
 
         Args:
-            at_once: Maximum number of inputs read before the first of them is answered; None: INPUTS_A_CHUNK.
             note: Receives the tokens of each sequence of a chunk.
 
         Raises:
             UsageError: The columns of a table are not those of the texts.
         """
-        for chunk in cut_into_chunks(take_rows(inputs), at_once or INPUTS_A_CHUNK, CHARACTERS_A_CHUNK):
+        for chunk in cut_into_chunks(take_rows(inputs), INPUTS_A_CHUNK, CHARACTERS_A_CHUNK):
             results: list[Result] = [{} for _ in chunk]
             examples = {}
             for number, line in enumerate(chunk):
@@ -258,9 +275,6 @@ class Predictor:
             f"transformers has no pipeline for {head}; leave out --format pipeline": (
                 is_pipeline and not self.task.pipeline
             ),
-            "transformers' pipelines have no label sets; leave out --coverage or --format pipeline": (
-                is_pipeline and self.settings.set_limit is not None
-            ),
             f"--format pipeline writes JSON lines, not {output}; name a file that ends in .jsonl": (
                 is_pipeline and is_table
             ),
@@ -278,7 +292,6 @@ class Predictor:
         *,
         is_pipeline: bool = False,
         answer: Callable[..., Iterator[Result]] | None = None,
-        at_once: int | None = None,
         is_marked: bool = False,
     ) -> "Counts":
         """Predict inputs and write the results: a table if the suffix is .csv, .tsv or .parquet, else JSON lines.
@@ -286,25 +299,28 @@ class Predictor:
         Args:
             is_pipeline: Whether to write JSON lines in the form of transformers' `pipeline`.
             answer: Takes the place of `stream`.
-            at_once: As for `stream`.
             is_marked: Whether a table of text begins with a byte order mark, as that of the inputs does.
 
         Raises:
             UsageError: The format does not fit the model, or the file cannot be written.
         """
         self.check_format(output, is_pipeline)
-        answer = answer or self.stream
-        if output.suffix not in WRITERS:
-            write = partial(write_lines, form=self.format_for_pipeline if is_pipeline else None)
-            return write_file(answer(inputs, at_once), output, report, write)
-        inputs, again = tee(take_rows(inputs))  # one iterator is at most a chunk ahead of the other
-
-        def write_table(results: Iterable[Result], file: IO[Any]) -> None:
-            if is_marked and output.suffix != ".parquet":
-                file.write("\ufeff")
-            write_joined(map(self.make_row, again, results), self.columns, output, file)
-
-        return write_file(answer(inputs, at_once), output, report, write_table)
+        is_table, counts = output.suffix in WRITERS, Counts()
+        # Where both are read, one iterator is at most a chunk ahead of the other.
+        inputs, again = tee(take_rows(inputs)) if is_table else (inputs, ())
+        results = counts.watch((answer or self.stream)(inputs), report)
+        with explain_disk_error(output):
+            output.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_open(output, "wb" if output.suffix == ".parquet" else "w") as file:
+                if is_marked and is_table and output.suffix != ".parquet":
+                    file.write("\ufeff")
+                if is_table:
+                    write_joined(map(self.make_row, again, results), self.columns, output, file)
+                else:
+                    write_rows(map(self.format_for_pipeline, results) if is_pipeline else results, (), file, ".jsonl")
+        none = f", {count(counts.errors, 'invalid input')}" if counts.errors else ""
+        report(f"{count(counts.count - counts.errors, 'result')} in {output}{none}")
+        return counts
 
     def make_row(self, given: Input | Sequence[str] | Line, result: Result) -> Row:
         """Return the columns of an input, and those of its result or its error."""
@@ -413,27 +429,3 @@ class Counts:
         return (
             f"{len(self.cut):,} of {self.count:,} inputs are too long for this model and were truncated: number {named}"
         )
-
-
-def write_lines(results: Iterable[Result], file: IO[str], form: Callable[[Result], Any] | None = None) -> None:
-    """Write results as JSON lines, in another form if one is given."""
-    for result in results if form is None else map(form, results):
-        file.write(json.dumps(result, ensure_ascii=False) + "\n")
-
-
-def write_file(
-    results: Iterable[Result], output: Path, report: Report, write: Callable[[Iterable[Result], IO[Any]], None]
-) -> Counts:
-    """Write results atomically with a function, report errors, and return the counts.
-
-    Raises:
-        UsageError: The file cannot be written.
-    """
-    counts = Counts()
-    with explain_disk_error(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_open(output, "wb" if output.suffix == ".parquet" else "w") as file:
-            write(counts.watch(results, report), file)
-    none = f", {count(counts.errors, 'invalid input')}" if counts.errors else ""
-    report(f"{count(counts.count - counts.errors, 'result')} in {output}{none}")
-    return counts

@@ -8,11 +8,12 @@ Left out: TLS, several models and several processes, which are the work of a rev
 import asyncio
 import hmac
 import ipaddress
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from markdown_it import MarkdownIt
 from prometheus_client import Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
@@ -32,9 +34,11 @@ import bertkit
 from bertkit.data.formats.rows import Input
 from bertkit.errors import UsageError, make_printable
 from bertkit.inference.batching import Batcher, count_characters
-from bertkit.inference.page import render_page
 from bertkit.inference.predictor import Predictor
+from bertkit.model.checkpoint import find_file
 from bertkit.model.cpu import limit_kernels
+from bertkit.reports.html import load_template
+from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.prediction import limit_batch
 from bertkit.tasks.schema import STRING, make_array, make_object
@@ -46,6 +50,7 @@ LONGEST_INPUT = 20_000  # characters
 MOST_WAITING = 1024  # inputs
 DEADLINE = 30.0  # seconds from a request's headers to its answer
 JSON = "application/json"
+CARD_HEADER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # YAML for the Hub
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 UVICORN = {  # nothing is logged, and no header about the client is trusted
     "ws": "none",
@@ -109,10 +114,7 @@ def check_input(given: Any) -> Input | UsageError:
     """Return an input, or the error in it."""
     if not isinstance(given, str | dict):
         return UsageError(f"got {type(given).__name__}; give a text as a string, or an object")
-    endings = [given[key] for key in given if key.startswith("ending")] if isinstance(given, dict) else []
-    # A context is read once for each ending, which are in a list or in columns.
-    copies = max([1, len(endings), *(len(found) for found in endings if isinstance(found, list))])
-    if (count := count_characters(given) * copies) > LONGEST_INPUT:
+    if (count := count_characters(given)) > LONGEST_INPUT:
         return UsageError(f"the input has {count:,} characters, expected at most {LONGEST_INPUT:,}; split it")
     return given
 
@@ -151,7 +153,9 @@ class Application(FastAPI):
         about = describe_predict(predictor)
         self.post("/predict", openapi_extra=about, summary="Predict an input or a list", **kept)(self.predict)
         self.get("/health", summary="Tell how many inputs wait")(self.tell_health)
-        self.get("/metrics", summary="Return counts for Prometheus", **kept)(self.show_metrics)
+        self.get("/metrics", summary="Return counts for Prometheus", **kept)(
+            lambda: Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+        )
         self.get("/openapi.json", include_in_schema=False, **kept)(self.openapi)
         self.get("/", include_in_schema=False)(lambda: page)
         self.exception_handler(HTTPException)(refuse)
@@ -219,22 +223,16 @@ class Application(FastAPI):
         finally:
             leaving.cancel()
 
-    def answer_batch(self, inputs: list[Input | UsageError]) -> tuple[list[Result], int]:
-        """Return the results of a batch, and the number of its tokens."""
-        lengths: list[int] = []
-        results = list(self.predictor.stream(inputs, note=lambda found: lengths.append(int(found.sum()))))
+    def answer_batch(self, inputs: list[Input | UsageError]) -> list[Result]:
+        """Return the results of a batch, and count it."""
+        results = list(self.predictor.stream(inputs, note=lambda lengths: SERVED_TOKENS.inc(int(lengths.sum()))))
         SERVED_INPUTS.inc(len(inputs))
-        SERVED_TOKENS.inc(sum(lengths))
         SERVED_BATCH.observe(len(inputs))
-        return results, sum(lengths)
+        return results
 
     async def tell_health(self) -> dict[str, Any]:
         """Tell that the server answers, and how many inputs wait."""
         return {"status": "ok", "waiting": self.batcher.waiting}
-
-    async def show_metrics(self) -> Response:
-        """Return the counts."""
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
     async def fail(self, request: Request, error: Exception) -> Response:
         """Answer a request that has raised an exception, whose message may quote an input."""
@@ -267,6 +265,34 @@ def describe_predict(predictor: Predictor) -> dict[str, Any]:
         "default": {"description": "Why there is no result.", "content": {JSON: {"schema": failed}}},
     }
     return {"requestBody": body, "responses": answers}
+
+
+# --- The page ---------------------------------------------------------------------------------------------------------
+
+
+def render_page(predictor: Predictor, name: str, run: str, *, asks_token: bool) -> str:
+    """Return the page's HTML; a page that asks for a token shows neither the model's name nor its card.
+
+    The card has no images, and HTML in it is shown as text.
+
+    Args:
+        run: The run or checkpoint, whose card is shown.
+    """
+    card = ""
+    with suppress(UsageError):  # no connection to the Hub
+        if not asks_token and (path := find_file(run, CARD)):
+            text = CARD_HEADER.sub("", Path(path).read_text(encoding="utf-8", errors="replace"))
+            card = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image").render(text)
+    sample, properties = predictor.sample, predictor.input_schema["properties"]
+    return load_template("serve.html.jinja", package="bertkit.inference").render(
+        name="bertkit" if asks_token else name,
+        head=predictor.settings.head,
+        version=bertkit.__version__,
+        fields={field: kind for field, kind in properties.items() if field in sample or kind["type"] == "string"},
+        sample=sample,
+        asks_token=asks_token,
+        card=card,
+    )
 
 
 # --- The server -------------------------------------------------------------------------------------------------------

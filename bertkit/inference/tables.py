@@ -4,7 +4,7 @@ Tables are CSV, tab-separated columns and Parquet. Left out: JSON lines (`bertki
 a table, which training writes too (`bertkit.tasks.result.flatten_result`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -20,7 +20,6 @@ from bertkit.tasks.task import Result
 
 ROWS_A_GROUP, CHARACTERS_A_GROUP = 10_000, 10_000_000  # limits of a row group of Parquet
 ARROW_NAMES = {str: "string", bool: "bool", int: "int64", float: "float64"}  # any other value becomes its JSON text
-LARGEST_INT = 2**63 - 1
 Row = tuple[Mapping[str, Any], Result]  # the columns of an input, and those of its result or its `error`
 
 
@@ -34,55 +33,40 @@ def write_joined(rows: Iterable[Row], columns: Mapping[str, type], output: Path,
         columns: Columns of the results: name -> type.
         output: The name of `file`, in whose folder the temporary file is.
     """
-    types: dict[str, set[type]] = {}  # of the columns of the inputs
+    types: dict[str, set[type]] = {}  # of the columns of the inputs, without missing values
     with TemporaryFile(dir=output.parent) as kept:
         for given, found in rows:
             for name, value in given.items():
-                types.setdefault(name, set()).add(find_type(value))
+                kinds = types.setdefault(name, set())
+                if value is not None:
+                    kinds.add(type(value) if type(value) in ARROW_NAMES else str)
             if "error" in found:
                 columns = {**columns, "error": str}
             kept.write(msgspec.json.encode((given, found)) + b"\n")
         kept.seek(0)
-        schema = {name: merge_types(found) for name, found in types.items()}
+        schema = {}
+        for name, kinds in types.items():
+            schema[name] = float if kinds == {int, float} else kinds.pop() if len(kinds) == 1 else str
         names = name_columns(schema, columns)
         schema |= {names[name]: kind for name, kind in columns.items()}
-        WRITERS[output.suffix](read_rows(kept, names), schema, file)
-
-
-def read_rows(kept: Iterable[bytes], names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a temporary file, with the columns of the results renamed."""
-    for line in kept:
-        given, found = msgspec.json.decode(line)
-        yield given | {names[name]: value for name, value in found.items()}
-
-
-def find_type(value: Any) -> type:
-    """Return the type of a cell of Parquet for a value."""
-    is_huge = isinstance(value, int) and not -LARGEST_INT <= value <= LARGEST_INT
-    return type(value) if type(value) in (*ARROW_NAMES, type(None)) and not is_huge else str
-
-
-def merge_types(found: set[type]) -> type:
-    """Return the type of a column with values of these types."""
-    found = found - {type(None)}
-    return found.pop() if len(found) == 1 else float if found == {int, float} else str
+        pairs = map(msgspec.json.decode, kept)
+        joined = (given | {names[name]: value for name, value in found.items()} for given, found in pairs)
+        WRITERS[output.suffix](joined, schema, file)
 
 
 def write_parquet(rows: Iterable[dict[str, Any]], schema: Mapping[str, type], file: IO[bytes]) -> None:
-    """Write a table as Parquet; a missing value is null."""
+    """Write a table as Parquet; a missing value is null, and in a column of texts any other value is its JSON text."""
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
     fields = pyarrow.schema([(name, ARROW_NAMES[kind]) for name, kind in schema.items()])
     with ParquetWriter(file, fields) as writer:
         for group in cut_into_chunks(rows, ROWS_A_GROUP, CHARACTERS_A_GROUP):
-            writer.write_table(pyarrow.table([make_column(group, *one) for one in schema.items()], schema=fields))
-
-
-def make_column(rows: Sequence[Mapping[str, Any]], name: str, kind: type) -> list[Any]:
-    """Return the cells of a column; in a column of texts any other value becomes its JSON text."""
-    values = (row.get(name) for row in rows)
-    return [make_text(value) if kind is str and value is not None else value for value in values]
+            columns = []
+            for name, kind in schema.items():
+                values = (row.get(name) for row in group)
+                columns.append([make_text(x) if kind is str and x is not None else x for x in values])
+            writer.write_table(pyarrow.table(columns, schema=fields))
 
 
 WRITERS = {

@@ -42,19 +42,14 @@ STYLE = {
 }
 
 
-def make_environment() -> Any:
-    """Return jinja's environment for a page, which escapes everything."""
+def load_template(*names: str, package: str = "bertkit.reports") -> Any:
+    """Return the template that these files of a package make together; it escapes everything."""
     from jinja2 import Environment
 
-    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-
-
-def load_template(*names: str) -> Any:
-    """Return the template that these files make together."""
-    environment = make_environment()
-    environment.filters |= {"digest": digest, "columns": style_columns, "minus": show_minus}
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"digest": digest, "columns": style_columns}
     environment.globals["split_number"] = split_number
-    folder = files("bertkit.reports")
+    folder = files(package)
     return environment.from_string("".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names))
 
 
@@ -116,8 +111,3 @@ def style_columns(table: Table) -> list[dict[str, str]]:
         style = ("worded" if is_worded else "number") if 2 * numbers > len(found) else ""
         columns.append({"head": head, "style": style if number else ""})
     return columns
-
-
-def show_minus(text: str) -> str:
-    """Replace the hyphen of a negative number, or of the limits of an interval, by a minus sign."""
-    return re.sub("(^| )-", r"\1−", text) if NUMBER.fullmatch(text) else text

@@ -128,15 +128,17 @@ def tabulate_scores(
     Args:
         others: The metrics of the runs with all seeds, this run included.
     """
+
+    def show(row: ScoreRow, key: str) -> list[tuple[str, str]]:
+        return [(row.show(metrics[key]), "")] if key in metrics else []
+
     columns: dict[str, Callable[[ScoreRow], list[tuple[str, str]]]] = {
         "baseline": lambda row: [(row.show(metrics[key]), words) for words, key in row.baselines.items()],
-        "before training": lambda row: [(row.show(metrics[key]), "") for key in [f"start_{row.key}"] if key in metrics],
-        label: lambda row: [(row.show(metrics[row.key]), "")],
+        "before training": lambda row: show(row, f"start_{row.key}"),
+        label: lambda row: show(row, row.key),
         INTERVAL: lambda row: [(text, "") for text in [row.show_interval(metrics)] if text],
+        "without leaks": lambda row: show(row, f"{row.key}{WITHOUT_LEAKS}"),
     }
-    columns["without leaks"] = lambda row: [
-        (row.show(metrics[key]), "") for key in [f"{row.key}{WITHOUT_LEAKS}"] if key in metrics
-    ]
     if len(others) > 1:
         columns[f"mean ± sd over {len(others)} seeds"] = lambda row: [(show_spread(row, others), "")]
     columns["the paper"] = lambda row: [(row.show(value), words) for words, value in row.paper.items()]

@@ -5,14 +5,10 @@ import shutil
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 from sklearn.metrics import confusion_matrix
 
-from bertkit.analysis.report import MOST_CONFUSED, draw_figures, plot_reliability, tabulate_confusion, write_page
-from bertkit.data.labels import REGRESSION
-from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows
-from bertkit.tasks.result import tabulate_logits
+from bertkit.analysis.report import MOST_CONFUSED, plot_reliability, tabulate_confusion, write_page
 from bertkit.tasks.text import CLASSIFICATION
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
@@ -94,9 +90,3 @@ def test_reliability_bars_stay_between_0_and_100_percent():
     limits = [(y - below, y + above) for (_, y), (below, above) in zip(series.points, series.spreads, strict=True)]
     assert limits[1] == pytest.approx((2.5, 100), abs=0.01)
     assert all(0 <= low <= y <= high <= 100 for (_, y), (low, high) in zip(series.points, limits, strict=True))
-
-
-def test_numbers_and_answers_that_must_exist_have_no_figures():
-    numbers = tabulate_logits(np.ones((3, 1)), np.ones(3), (), REGRESSION)
-    answers = make_rows({LABEL: pa.array([["a"]], NAMES), PREDICTION: ["a"], "em": [1.0], "f1": [1.0]})
-    assert draw_figures(numbers, "dev") == draw_figures(answers, "dev") == []

@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.analysis.cleaning import write_clean
-from bertkit.analysis.doctor import FINDINGS, GIVEN_AWAY, divide_numbers, examine, explain_answers, list_tables
+from bertkit.analysis.doctor import (
+    FINDINGS,
+    GIVEN_AWAY,
+    divide_numbers,
+    examine,
+    explain_answers,
+    list_tables,
+    write_clean,
+)
 from bertkit.analysis.report import write_page
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
@@ -153,8 +160,6 @@ def test_outputs_are_checked_before_anything_is_shown_or_overwritten(call, fault
     for data, options, message in (
         (".", ("--write", "clean"), "--write is clean; name a new folder for data of several files"),
         ("train.csv", ("--write", "train.csv"), same),
-        ("train.csv", ("--write", "other/link.csv"), same),
-        ("train.csv", ("--json", "other/link.csv"), same),
         ("train.csv", ("--write", "clean.txt", "--folds", 2), "name a file that ends in .csv or .jsonl"),
         ("train.csv", ("--workers", "many", "--folds", 2), "--workers is 'many'; give a whole number above 0, or ray"),
     ):
@@ -248,13 +253,6 @@ def test_a_name_for_every_row_gives_nothing_away_but_a_sorted_number_does():
 
 
 # --- The command line
-
-
-def test_a_broken_table_gives_the_error_of_the_trainer(call, tmp_path, model):
-    (tmp_path / "rows.csv").write_text("text,label\na,1,2\n")
-    code, _, err = call("doctor", "rows.csv")
-    assert (code, err.count("\n")) == (2, 1)
-    assert call("classify", "--data", "rows.csv", "--model", model)[::2] == (2, err)
 
 
 def test_mistakes_at_the_command_line(call, tmp_path):

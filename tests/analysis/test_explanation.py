@@ -26,12 +26,6 @@ LONG_TEXT = " ".join(f"word{number}" for number in range(90))  # 180 tokens or m
 SENTENCE = "good word12 , bad word3 ."
 
 
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory):
-    labels = {0: "bad", 1: "so-so", 2: "good"}
-    return write_head(tmp_path_factory.mktemp("classifier"), "BertForSequenceClassification", id2label=labels)
-
-
 def explain_one(predictor, given):
     """Return the result and its explanation.
 
@@ -196,18 +190,6 @@ def test_every_name_is_explained_by_the_tags_of_its_words(tmp_path):
     for entry in entries:
         found = [(word["field"], word["text"], word["start"], word["end"]) for word in entry["words"]]
         assert found == [("words", "good", 0, 1), ("words", "word 1", 1, 2), ("words", "bad", 3, 4)]
-
-
-def test_every_word_with_a_token_is_explained_by_its_class(tmp_path):
-    predictor = Exact(write_head(tmp_path, "BertForTokenClassification", id2label={0: "noun", 1: "verb"}))
-    result, entries = explain_one(predictor, {"words": ["good", "\x00", "bad"]})
-    assert [entry["target"] for entry in entries] == [f"{x['text']}: {x['type']}" for x in result["words"][::2]]
-
-
-def test_an_input_that_does_not_fit_has_no_explanation(classifier):
-    first, second = explain(Exact(classifier, pairs=False), [{"id": 7, "other": "x"}, SENTENCE])
-    assert first.keys() == {"id", "error"}
-    assert "explanation" in second
 
 
 # --- In words ---------------------------------------------------------------------------------------------------------

@@ -6,11 +6,9 @@ import re
 import shlex
 import shutil
 from base64 import b64decode
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from bertkit.analysis import report as page
 from bertkit.analysis.report import thin, write_page
@@ -22,14 +20,13 @@ from bertkit.errors import UsageError
 from bertkit.metrics.ner import score_types
 from bertkit.metrics.table import read_facts
 from bertkit.reports import html
-from bertkit.reports.html import show_minus, style_columns
+from bertkit.reports.html import style_columns
 from bertkit.reports.plots import Plot, Series
 from bertkit.reports.tables import make_table, split_number
 from bertkit.studies.tables import describe_size, explain_scores
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.result import tabulate_logits
-from bertkit.training.outputs import MEASURED, measure_lengths
 from bertkit.training.predictions import find_mistakes, join_rows, pack_table, read_table
 from bertkit.training.recipe import Recipe, read_recipe, save_recipe
 from bertkit.training.run import run
@@ -201,26 +198,6 @@ def test_lengths_are_those_of_the_sequences(root, whole):
     assert list(found) == ["dev"], "random samples: only the held-out split"
     windows = json.loads((root / "squad2" / "lengths.json").read_text())
     assert windows["dev"]["sequences"] > len(read_squad(root.parent / "squad" / "dev-v2.0.json", 2))
-
-
-def test_of_a_large_split_some_sequences_are_measured_all_over():
-    class Data(list):
-        def __getitems__(self, places):
-            return places
-
-    def collate(places):
-        mask = torch.arange(3) <= torch.tensor(places)[:, None] // MEASURED
-        return {"input_ids": mask, "attention_mask": mask}
-
-    task = SimpleNamespace(splits={"dev": "{}"}, reusable=True, collate=collate)
-    recipe = SimpleNamespace(data={"max_length": 9}, lengths=[3, 9])
-    data = dict.fromkeys(("train", "other"), Data([0] * 3 * MEASURED))
-    (found,) = measure_lengths(task, recipe, data).values()
-    assert (found["sequences"], found["max_length"], found["lengths"]) == (3 * MEASURED, 3, [1, 2, 3])
-    assert sum(found["counts"]) == MEASURED
-    assert max(found["counts"]) - min(found["counts"]) <= 2
-    task.collate = lambda places: {"features": torch.zeros(2), "attention_mask": torch.ones(2, 2)}
-    assert measure_lengths(task, recipe, data) == {}
 
 
 def test_a_study_has_its_tables_heat_maps_failures_and_links(root, whole):
@@ -422,8 +399,6 @@ def test_columns_of_numbers_stand_to_the_right():
     ])  # fmt: skip
     assert [column["style"] for column in style_columns(table)] == ["", "number", "number", "", "worded", "", "number"]
     assert split_number(*table.rows[0][4].lines[0]) == ("84.2", "± 0.3 (5) †")
-    assert [show_minus(cell.lines[0][0]) for cell in table.rows[0][1:4]] == ["−1.5", "5e-05", "1 two"]
-    assert show_minus("-1.5 to -0.5") == "−1.5 to −0.5"
 
 
 def test_a_long_log_is_thinned_but_for_its_evaluations():

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bertkit.analysis.slices import divide_lengths, tabulate_slices
+from bertkit.analysis.slices import tabulate_slices
 from bertkit.metrics.table import make_rows
 from bertkit.reports.tables import find_row
 from bertkit.tasks import TASKS
@@ -62,14 +62,6 @@ def test_slices_of_classes_compare_the_share_of_right_rows():
     assert found == {"all": ["100", "80.0"]} | {name: ["50", "80.0"] for name in halves}
 
 
-def test_a_row_with_several_labels_is_right_if_all_of_them_are():
-    """Rows 0 to 9 have one right label of two, the others both: 75 % of the rows are right, and F1 is higher."""
-    columns = {"label": pa.array([["a", "b"]] * 40), "prediction": pa.array([["a"]] * 10 + [["b", "a"]] * 30)}
-    table = tabulate("classify", 40, {"kind": ["a", "b"] * 20}, **columns)
-    assert table.heads[2] == "right rows (%)"
-    assert read(table)["all"][1] == "75.0"
-
-
 def test_slices_of_sentences_compare_f1():
     """Every sentence has two names and a prediction of two, in every second one of them a single one is right."""
     tags = pa.array([["B-PER", "B-PER"]] * 40)
@@ -103,9 +95,3 @@ def test_slices_of_numbers_compare_errors_of_which_the_largest_is_worst():
     found = read(table)
     assert (table.heads[2], list(found)) == ("RMSE", ["all", "kind: wide", "kind: narrow"])
     assert float(found["kind: wide"][1]) == pytest.approx(np.std(values[:100] - labels[:100]), abs=0.05)
-
-
-def test_equal_lengths_are_one_slice_which_is_not_shown():
-    assert [name for name, _ in divide_lengths(np.full(30, 7))] == ["7 tokens"]
-    assert tabulate("sst2", 30, **answer(np.full(30, True), np.zeros(30, int))) is None
-    assert tabulate("sst2", 30, prediction=["good"] * 30) is None, "without right answers"

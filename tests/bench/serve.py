@@ -30,7 +30,7 @@ from fastapi import Body, FastAPI
 from transformers import pipeline
 
 from bertkit.errors import UsageError
-from bertkit.inference.export_record import find_export
+from bertkit.inference.predictor import find_export
 from bertkit.model.precision import DTYPES, choose_precision
 from tests.bench.measure import BERTKIT, Record, say
 from tests.bench.model import SEED, SIZES, make_texts, write_classifier

@@ -19,9 +19,8 @@ from bertkit.cli import console
 from bertkit.cli.options import app
 from bertkit.inference.glue_submission import SUBMITTED
 from bertkit.reports.tables import make_table
-from bertkit.studies.tables import write_table
 from bertkit.tasks.option import PRETRAINING_OPTIONS
-from tests.corpora import limit_files, write_text
+from tests.corpora import write_text
 from tests.official import (
     list_questions,
     write_checkpoint,
@@ -30,7 +29,6 @@ from tests.official import (
     write_reviews,
     write_squad,
 )
-from tests.world import make_results, score_by_hand
 
 SMALL = [
     *("--set", "batch_size=8", "--set", "model.hidden_size=16", "--set", "model.num_hidden_layers=1"),
@@ -110,31 +108,22 @@ def world(tmp_path_factory):
 MISTAKES = {  # command -> a part of its one line; other tests have the mistakes of data, recipes and options
     "pretran": "No such command 'pretran'",
     "pretrain --corpse x": "--corpse",
-    "pretrain --epochs 3": "No such option",
     "vocab --output x": "Missing argument",
-    "pretrain --set steps=3": "did you mean 'max_steps' in [train]?",
     "pretrain --corpus missing.txt": "missing.txt",
     "pretrain --corpus good.txt --recipe long.toml": "max_length 1024 exceeds the model's 512 positions",
     "pretrain --corpus good.txt --output other": "other is not empty and holds no run",
-    "pretrain --corpus good.txt --model other": "other",
     "corpus build good.txt --vocab bert --output made --workers none": "--workers is 'none'",
-    "corpus build good.txt --vocab bert --output made --deduplicate words": "deduplicate is 'words'",
-    "glue --task rte --epochs many": "Invalid value for '--epochs'",
     "glue --task rte --data GLUE": "google-bert/bert-base-uncased",
     "glue --task rte --submit x.zip": "--submit and --submit-partial are for --task all",
     "glue --task all --data GLUE/RTE --submit x.zip": "CoLA/train.tsv",
     "glue --task rte --data GLUE --workers 2": "--workers is for",
     "glue --task ax --data GLUE": "--model",
-    "glue --task rte --data GLUE --model bert --restarts 0": "--restarts",
-    "study missing.toml": "missing.toml",
     "study study.toml --data GLUE --model bert": "--data ROOT",
     "squad --version 2 runs/a": "--ensemble takes runs",
-    "features bert --input no.txt --output a.npz": "no.txt",
     "features bert --input good.txt --output a.txt": ".jsonl or .npz",
     "predict bert": "give the inputs either as TEXT or with --input FILE",
     "export bert --output made --data GLUE": "--max-loss and --data are for --int8",
     "doctor reviews.csv --task novel": "unknown task 'novel'",
-    "doctor reviews.csv --drop leaks": "add --write",
     "doctor reviews.csv --output runs/doctor": "add --folds 5",
     "doctor GLUE --task cola --folds 5": "--folds finds label errors in a table of texts and labels, not in cola",
     "classify --data reviews.csv --model bert --folds 2 --grid": "--folds cannot be combined with --grid",
@@ -150,14 +139,6 @@ def test_a_mistake_is_one_line_that_names_it_and_exit_code_2(call, world, monkey
     assert err.startswith("bertkit: ")
     assert MISTAKES[command] in err
     assert {path: path.stat().st_mtime_ns for path in world.rglob("*") if path.is_file()} == before
-
-
-def test_features_prints_one_line_and_writes_the_file(finish, tmp_path):
-    write_checkpoint(tmp_path / "bert")
-    (tmp_path / "text.txt").write_text("good bad\n")
-    out = finish("features", "bert", "--input", "text.txt", "--output", "a.jsonl")
-    assert out.strip() == "1 text in a.jsonl"
-    assert len(json.loads((tmp_path / "a.jsonl").read_text())["words"]) == 2
 
 
 @pytest.mark.slow
@@ -192,17 +173,6 @@ def test_a_dry_run_writes_nothing_and_says_what_a_run_costs(finish, tmp_path):
     assert f"vocab_size = 100  # {options['vocab_size'].help}\n" in out, "this is not the reference code's"
     recipe = tomllib.loads(out.partition("\noutput: ")[0])
     assert recipe["data"].keys() == options.keys()
-
-
-def test_vocab_on_a_full_disk_leaves_nothing_that_it_refuses(finish, call, tmp_path):
-    write_text(tmp_path / "good.txt")
-    command = ["vocab", "good.txt", "--size", "90", "--output", "made"]
-    with limit_files(3000):
-        code, _, err = call(*command)
-    assert (code, err.count("\n")) == (2, 1)
-    assert err.startswith("bertkit: made cannot be written to: the disk is full (")
-    assert list((tmp_path / "made").iterdir()) == []
-    finish(*command)
 
 
 def test_vocab_writes_a_vocabulary_that_a_run_can_use(finish, call, tmp_path):
@@ -481,20 +451,6 @@ def test_what_the_system_refuses_is_one_line_and_a_bug_a_traceback(capsys):
         fail(PermissionError(1, "Operation not permitted"))  # of a process
 
 
-@pytest.mark.parametrize("total", [10**9, 0])
-def test_a_build_shows_a_line_every_twentieth_or_half_a_minute(capsys, monkeypatch, total):
-    screen, now = console.Screen(), iter(range(100, 1200, 2))
-    monkeypatch.setattr(console.time, "monotonic", lambda: next(now))
-    for done in range(0, 1001, 10):
-        screen.show_build(done * total // 1000, total, 100 * done)
-    lines = capsys.readouterr().out.splitlines()
-    assert 10 < len(lines) <= 21
-    if total:
-        assert lines[10].startswith("  500.0 of 1,000.0 MB, 50,000 tokens, ")
-    else:
-        assert lines[0].endswith(" per second")
-
-
 def test_letters_that_the_terminal_has_not_are_written_as_escapes(tmp_path):
     environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
     command = [sys.executable, "-m", "bertkit", "vocab", str(tmp_path / "我"), "--output", "made"]
@@ -550,17 +506,6 @@ def test_data_in_tables_and_progress_is_neither_markup_nor_controls(capsys):
     assert drawn.count(SHOWN) == 3
     assert "\x9b" not in drawn
     assert "more" in drawn
-
-
-def test_markup_in_the_names_of_a_study_is_shown_as_it_is(tmp_path, capsys):
-    results = make_results({}, {"rte": "accuracy"}, score_by_hand, rows=("[a](http://b.c) <i> `d`", HOSTILE))
-    (tmp_path / "table.md").write_text(write_table(results))
-    screen = make_terminal(200, color_system=None)
-    screen.show_study_results(results | {"cells": [], "chosen": []}, tmp_path)
-    drawn = capsys.readouterr().out
-    assert "[a](http://b.c) <i> `d`" in drawn
-    assert "http://b.c\x1b" not in drawn
-    assert "\u202e" not in drawn
 
 
 STREAMS = """

@@ -8,7 +8,7 @@ import typer
 from bertkit.cli import PANELS
 from bertkit.cli.options import app
 from bertkit.tasks.option import TOP_LEVEL
-from bertkit.training.recipe import TOP_KEYS, merge, parse_setting
+from bertkit.training.recipe import TOP_KEYS
 from tests.corpora import write_text
 from tests.official import write_checkpoint, write_conll, write_glue, write_reviews, write_squad, write_swag
 
@@ -100,11 +100,3 @@ def test_help_lists_every_top_level_key_and_every_command_in_one_panel(call):
     places = [out.index(f"─ {panel} ─") for panel in PANELS]
     assert places == sorted(places)
     assert "─ Commands ─" not in out
-
-
-@pytest.mark.parametrize("name", ["fp16", "bf16"])
-def test_a_precision_has_the_names_of_the_trainer(name):
-    for setting in (f"{name}=true", f"train.{name}=true"):
-        recipe = merge({"precision": "auto", "train": {"seed": 1}}, parse_setting(setting))
-        assert recipe == {"precision": name, "train": {"seed": 1}}
-    assert merge({"precision": name, name: True}) == {"precision": name}

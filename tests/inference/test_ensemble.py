@@ -181,17 +181,6 @@ def test_every_mean_is_the_mean(lists):
     assert math.isfinite(answer.odds)
 
 
-def test_the_files_score_the_same_when_they_are_read_back(tmp_path):
-    results, _ = join(TWO, write_runs(tmp_path, TWO), tmp_path / "both")
-    metrics, folder, gold = results["metrics"], tmp_path / "both" / "predictions", tmp_path / "squad" / "dev-v2.0.json"
-    found = TWO.score_files(gold, folder / "predictions.json")
-    scores = [name for name in found if not name.endswith("total")]
-    assert {name: found[name] for name in scores} == {name: metrics[name] for name in scores}
-    threshold = metrics["null_score_diff_threshold"]
-    found = TWO.score_files(gold, folder / "predictions.json", folder / "null_odds.json", threshold)
-    assert (found["exact"], found["f1"]) == (metrics["exact"], metrics["f1"])
-
-
 def test_killed_at_any_moment_there_are_no_scores_beside_other_answers(tmp_path, monkeypatch, task, runs):
     """The last step fails; old metrics are not taken for the result, and the same command completes it."""
     join(task, runs, tmp_path / "both")

@@ -1,19 +1,27 @@
-"""An export answers as its run, and no other directory is taken or overwritten."""
+"""An export answers as its run, no other directory is overwritten, and an int8 export states what it loses on dev."""
 
+import json
 import re
 import shutil
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from bertkit import Predictor
 from bertkit.data.tokenizer import TOKENIZER_FILES
 from bertkit.errors import UsageError
 from bertkit.inference import export as module
-from bertkit.inference.export import export
-from bertkit.inference.export_record import EXPORT_FILE, find_export
-from bertkit.model.onnx import ONNX_FILE
+from bertkit.inference.evaluate import open_scored
+from bertkit.inference.export import choose_int8, export, load_dev, make_batch, tabulate_int8
+from bertkit.inference.predictor import EXPORT_FILE
+from bertkit.model.checkpoint import load_config
+from bertkit.model.onnx import ONNX_FILE, OnnxModel, quantize, write_onnx
+from bertkit.tasks import TASKS
+from bertkit.training.recipe import Recipe
+from bertkit.training.run import run
 from tests.exports import FAST, HEADS, LABELS, write_export
+from tests.official import write_checkpoint, write_glue
 from tests.world import make_texts, write_head
 
 LONG = " ".join(make_texts(40))  # several times as long as the models' 128 positions
@@ -77,11 +85,11 @@ def test_thresholds_and_scores_are_those_of_the_run(kind):
 
 def test_the_record_and_the_card_describe_the_export(tmp_path, monkeypatch, capsys):
     _, exported = write_export(FAST[0])
-    record = find_export(str(exported))
-    assert (record.run, record.head, record.precision) == ("run", FAST[0], "fp32")
-    assert record.largest_difference < 1e-5
-    assert list(record.timings) == ["run", "fp32"]
-    timing = record.timings["fp32"]
+    record = json.loads((exported / EXPORT_FILE).read_text())
+    assert (record["run"], record["head"], record["precision"]) == ("run", FAST[0], "fp32")
+    assert record["largest_difference"] < 1e-5
+    assert list(record["timings"]) == ["run", "fp32"]
+    timing = record["timings"]["fp32"]
     assert timing["size"] == (exported / ONNX_FILE).stat().st_size
     assert list(timing["latency"]) == ["16", "128"], "the model has no 512 positions"
     assert all(0 < one["p50"] <= one["p99"] for one in timing["latency"].values())
@@ -135,22 +143,106 @@ def test_the_command_shows_the_measurements(call, tmp_path, monkeypatch):
         assert (code, err) == (0, "")
     assert "one text of 128 tokens" in out
     assert not list((tmp_path / "output").glob(".*"))
-    assert find_export(str(tmp_path / "output"))
+    assert (tmp_path / "output" / EXPORT_FILE).exists()
     code, out, err = call("export", run, "--output", run)
     assert (code, out) == (2, "")
     assert err == f"bertkit: {run} is not empty and holds no export; name another directory with --output\n"
-
-
-@pytest.mark.parametrize("name", ["config.json", ONNX_FILE])
-def test_files_of_another_export_are_noticed(name, tmp_path, refused):
-    shutil.copytree(write_export(FAST[0])[1], tmp_path / "other")
-    with (tmp_path / "other" / name).open("ab") as file:
-        file.write(b" ")
-    with refused():
-        Predictor(tmp_path / "other")
 
 
 def test_a_damaged_record_is_one_line(tmp_path, refused):
     (tmp_path / EXPORT_FILE).write_text('{"run": 1}')
     with refused():
         Predictor(tmp_path)
+
+
+# --- int8 -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rte(tmp_path_factory):
+    """Train a run that has learned RTE's rule."""
+    folder = tmp_path_factory.mktemp("rte")
+    recipe = {
+        "checkpoint": str(write_checkpoint(folder / "bert")),
+        "batch_size": 8,
+        "precision": "fp32",
+        "data": {"dir": str(write_glue(folder / "glue")), "max_length": 32},
+        "train": {"max_steps": 150, "learning_rate": 3e-3, "save_strategy": "no", "eval_strategy": "no"},
+    }
+    metrics = run(Recipe.make(TASKS["rte"], recipe), output=folder / "run")
+    assert metrics["accuracy"] > 0.8
+    return folder / "run"
+
+
+def test_int8_is_written_with_what_it_loses(rte, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MOST_SECONDS", 0.0)
+    lines = []
+    record, _ = export(str(rte), tmp_path / "x", lines.append, int8=True)
+    found, (variant,) = record["int8"], record["int8"]["variants"]
+    assert (record["precision"], found["metric"], found["max_loss"], variant["exempt"]) == (
+        "int8",
+        "accuracy",
+        None,
+        [],
+    )
+    assert variant["score"] - found["run_score"] == pytest.approx(variant["difference"], abs=1e-3)
+    assert variant["low"] <= variant["difference"] <= variant["high"]
+    assert any(
+        line.startswith("int8 in all layers: ") and f" with {found['rows']} rows of dev" in line for line in lines
+    )
+    assert list(record["timings"]) == ["run", "fp32", "int8"]
+    assert record["timings"]["int8"]["size"] == variant["size"] < record["timings"]["fp32"]["size"]
+    assert json.loads((tmp_path / "x" / EXPORT_FILE).read_text()) == record
+    assert "int8 in all layers" in (tmp_path / "x" / "README.md").read_text()
+    texts = [("good", "good"), ("bad word1", "so")]
+    expected, found = (
+        Predictor(source, precision=how)(texts) for source, how in ((rte, "fp32"), (tmp_path / "x", "auto"))
+    )
+    for one, other in zip(expected, found, strict=True):
+        assert one["probability"] == pytest.approx(other["probability"], abs=0.1)
+
+
+@pytest.fixture(scope="module")
+def exact(rte, tmp_path_factory):
+    """Write the run's graph in fp32."""
+    path = tmp_path_factory.mktemp("exact") / ONNX_FILE
+    write_onnx(Predictor(rte, precision="fp32").settings.model, path)
+    return path
+
+
+def choose(run, predictor, exact, folder, max_loss):
+    """Return the record of the int8 variants of a run's model."""
+    dev = load_dev(open_scored(str(run), predictor))
+    return choose_int8(dev, predictor.settings.model, exact, folder, max_loss)[0]
+
+
+def test_a_loss_above_the_bound_in_every_variant_is_an_error(rte, exact, tmp_path):
+    """Nothing gains 100 points."""
+    with pytest.raises(UsageError, match=r"^int8 loses .* even if only .* is int8, more than --max-loss -100; raise"):
+        choose(rte, Predictor(rte, precision="fp32"), exact, tmp_path, -100.0)
+
+
+def test_the_layer_that_int8_ruins_is_the_first_to_stay_in_fp32(rte, tmp_path):
+    """One unit of the attention's values is 1e5 times as large, so that int8 activations round all others to 0."""
+    predictor = Predictor(rte, precision="fp32")
+    attention = predictor.settings.model.bert.encoder.layer[1].attention
+    with torch.no_grad():
+        for weight in (attention.self.value.weight, attention.self.value.bias):
+            weight[0] *= 1e5
+        attention.output.dense.weight[:, 0] /= 1e5  # so the model is the same
+    write_onnx(predictor.settings.model, tmp_path / ONNX_FILE)
+    found = choose(rte, predictor, tmp_path / ONNX_FILE, tmp_path, 2.0)
+    first, second = found["variants"]
+    assert (first["exempt"], second["exempt"]) == ([], [1])
+    assert first["difference"] < -2.0 <= second["difference"]
+    assert tabulate_int8(found).caption.endswith("; the layers were chosen on the same rows")
+
+
+def test_int8_answers_do_not_depend_on_the_batch(rte, exact, tmp_path):
+    quantize(exact, tmp_path / ONNX_FILE)
+    config, lengths = load_config(str(rte)), [2, 31, 7, 12]
+    exported, batch = OnnxModel(tmp_path / ONNX_FILE, config, is_int8=True), make_batch(config, lengths, chooses=False)
+    together = exported(**batch).logits
+    for row, length in enumerate(lengths):
+        alone = exported(**{name: column[row : row + 1, :length] for name, column in batch.items()}).logits
+        assert torch.equal(alone[0], together[row])

@@ -136,12 +136,6 @@ def test_words_have_the_vectors_of_their_first_tokens(checkpoint, source, tmp_pa
             np.testing.assert_allclose(word["vector"], states[first], rtol=1e-4, atol=1e-5)
 
 
-def test_cls_of_a_left_to_right_model_is_refused(tmp_path, source, refused):
-    left = str(write_checkpoint(tmp_path / "left", is_decoder=True))
-    with refused():
-        extract(left, source, "last", tmp_path / "a.npz", "cls")
-
-
 def test_both_forms_say_the_same_and_the_layers_of_a_sum_weigh_the_same(checkpoint, source, tmp_path):
     for name in ("a.jsonl", "a.npz"):
         extract(checkpoint, source, "concat-last-four", tmp_path / name)
@@ -184,9 +178,7 @@ MISTAKES = {  # name -> text, layers, pool
     "an empty line": (b"good\n\nbad\n", "last", "words"),
     "a long text": (b"good\n" + b"word1 " * 70 + b"\n", "last", "words"),
     "no UTF-8": (b"\x81\n", "last", "words"),
-    "no text": (b"", "last", "words"),
     "a layer beyond the last": (b"good\n", "1,5", "words"),
-    "pool": (b"good\n", "last", "max"),
 }
 
 

