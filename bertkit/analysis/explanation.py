@@ -47,7 +47,9 @@ MOST_NAMED_WORDS = 5  # in a line
 NO_WORD = -1  # the word of a special token
 
 
-def explain(predictor: Predictor, inputs: Iterable[Input | Sequence[str] | Line]) -> Iterator[Result]:
+def explain(
+    predictor: Predictor, inputs: Iterable[Input | Sequence[str] | Line], at_once: int | None = None
+) -> Iterator[Result]:
     """Yield the result of each input, as `Predictor.stream` does, with the key `explanation`.
 
     It is a list with an entry for the predicted class, for each predicted label or score, for the best span, or for
@@ -64,7 +66,7 @@ def explain(predictor: Predictor, inputs: Iterable[Input | Sequence[str] | Line]
             isinstance(settings.model, OnnxModel)
         ),
         f"the results of {settings.head} cannot be explained; give a run with classes, answers or names": (
-            type(predictor.task) not in EXPLAINERS or isinstance(settings.model, BertFeaturesForTokenClassification)
+            find_explainer(predictor.task) is None or isinstance(settings.model, BertFeaturesForTokenClassification)
         ),
         f"explanations need fp32, got precision {predictor.precision!r}; give fp32": predictor.precision != "fp32",
     }
@@ -72,7 +74,7 @@ def explain(predictor: Predictor, inputs: Iterable[Input | Sequence[str] | Line]
     with explain_missing("an explanation needs captum", "explain"):
         import captum  # noqa: F401
     inputs, again = tee(take_rows(inputs))
-    for given, result in zip(again, predictor.stream(inputs), strict=True):
+    for given, result in zip(again, predictor.stream(inputs, at_once), strict=True):
         if "error" not in result:
             example = predictor.read(given.value if isinstance(given, Line) else given)
             result = result | {"explanation": explain_example(predictor, example, result)}
@@ -86,7 +88,7 @@ def explain_example(predictor: Predictor, example: Any, result: Result) -> list[
     found = []
     with use_padded_path(settings.model):
         kept = run_model(task, inputs, settings)
-        words, owners, targets = EXPLAINERS[type(task)](result, kept, inputs.data, example, settings)
+        words, owners, targets = find_explainer(task)(result, kept, inputs.data, example, settings)
         for target in targets:
             paths: dict[int, GradientPath] = {}
             for logit in target.logits:
@@ -293,12 +295,19 @@ def explain_names(
     return words, [join_with_specials([owners[start:stop]]) for start, stop in shown], targets
 
 
-# The arguments of each are a result, and those of `Task.answer` for a single example.
 EXPLAINERS: dict[type[Task], Callable[..., Explained]] = {
     TextTask: explain_labels,
     SquadTask: explain_answer,
     NerTask: explain_names,
 }
+
+
+def find_explainer(task: Task) -> Callable[..., Explained] | None:
+    """Return the function that explains a task's results; None if they cannot be explained.
+
+    Its arguments are a result, and those of `Task.answer` for a single example.
+    """
+    return next((explain for kind, explain in EXPLAINERS.items() if isinstance(task, kind)), None)
 
 
 def find_words(texts: Iterable[tuple[str, str]], tokenizer: Any) -> tuple[list[Word], list[np.ndarray]]:

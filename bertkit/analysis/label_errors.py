@@ -23,6 +23,7 @@ from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.table import (
     LABEL,
+    PROBABILITY_PREFIX,
     add_facts,
     find_kind,
     list_names,
@@ -99,8 +100,9 @@ def describe_label_errors(rows: pa.Table) -> dict[str, Any]:
     probabilities, is_several = read_probabilities(rows, names), find_kind(rows) == SEVERAL
     codes = mark_names(labels, names) if is_several else number_names(labels, names)
     found, scores, suggestions = find_label_errors(probabilities, codes)
-    texts = rows.select(facts["texts"]).take(pa.array(found, pa.int64())).to_pylist()
-    lines = rows.column(ROW_NUMBER).to_pylist()
+    others = [name for name in rows.column_names if name != LABEL and not name.startswith(PROBABILITY_PREFIX)]
+    texts = rows.select(facts.get("texts", others)).take(pa.array(found, pa.int64())).to_pylist()
+    lines = rows.column(ROW_NUMBER).to_pylist() if ROW_NUMBER in rows.column_names else range(1, len(rows) + 1)
     entries = [
         {
             "row": lines[row],
@@ -113,7 +115,7 @@ def describe_label_errors(rows: pa.Table) -> dict[str, Any]:
         }
         for row, own, better in zip(found.tolist(), texts, suggestions, strict=True)
     ]
-    return {"rows": len(rows), "by": facts["by"], "suspected": entries}
+    return {"rows": len(rows), "by": facts.get("by", "other models"), "suspected": entries}
 
 
 def spell_label(label: str | Sequence[str]) -> str:

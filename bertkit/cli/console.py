@@ -263,10 +263,13 @@ def write(text: str, *, err: bool = False, goes_on: bool = False) -> None:
         ) from None
 
 
-def write_figures(figures: Mapping[str, Any], path: Path) -> None:
-    """Write what a command has found to the file of `--json`."""
+def write_figures(figures: Mapping[str, Any], path: Path, *sources: str) -> None:
+    """Write what a command has found in some sources to the file of `--json`."""
+    from bertkit.data.formats.rows import check_output
     from bertkit.system.files import write_json
 
+    for source in sources:
+        check_output(source, path, "--json")
     with explain_refusal(f"the file {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(figures, path)

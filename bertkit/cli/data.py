@@ -103,6 +103,8 @@ def doctor(
     drops = ",".join(drop).split(",") if drop else USUAL_DROPS
     if unknown := [name for name in drops if name not in (*DROPS, LABEL_ERROR_DROP)]:
         raise UsageError(f"unknown {unknown[0]!r} in --drop; expected some of {', '.join(DROPS)}, {LABEL_ERROR_DROP}")
+    if drop and write is None:
+        raise UsageError("--drop names the rows that --write leaves out; add --write, or leave --drop out")
     if folds:
         if task != "classify":
             raise UsageError(f"--folds finds label errors in a table of texts and labels, not in {task}; leave it out")
@@ -131,7 +133,7 @@ def doctor(
             screen.show_table(table)
         screen.say(*(f"left out: {reason}" for reason in diagnosis.findings["left_out"]))
         if json_file is not None:
-            write_figures(diagnosis.findings, json_file)
+            write_figures(diagnosis.findings, json_file, data)
             screen.say(f"All rows: {json_file}")
         elif diagnosis.findings["samples"] or LABEL_ERRORS in diagnosis.findings:
             screen.say("--json FILE lists all rows of the findings")

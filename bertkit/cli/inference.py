@@ -1,6 +1,7 @@
 """The commands that use or show a finished run: predict, export, serve, features, report, compare, score."""
 
 import json
+import sys
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -127,6 +128,7 @@ def predict(
             from bertkit.analysis.explanation import explain
 
             answer = partial(explain, predictor)
+        at_once = 1 if source == STDIN and sys.stdin.isatty() else None  # a person expects an answer to each line
         reading = {"columns": columns or (), "report": complain, **predictor.reading}
         inputs = predictor.group(texts) if texts else read_inputs(source, **reading)
         predictor.labels = LabelCheck(run, predictor.settings) if source else None
@@ -136,7 +138,7 @@ def predict(
             tally = predictor.write(inputs, output, screen.say, **how)
         else:
             tally = Counts()
-            for result in tally.watch(answer(inputs)):
+            for result in tally.watch(answer(inputs, at_once)):
                 if "error" in result and not texts and not screen.console.is_terminal:  # a terminal would show it twice
                     complain(result["error"])
                 if texts and not is_pipeline:
@@ -292,7 +294,7 @@ def compare(
             screen.show_table(table)
         screen.say(*comment(found))
         if as_json is not None:
-            write_figures(list_values(found), as_json)
+            write_figures(list_values(found), as_json, *map(str, sources))
 
 
 @scores.command("glue")

@@ -200,6 +200,7 @@ class Predictor:
     def stream(
         self,
         inputs: Iterable[Input | Sequence[str] | Line],
+        at_once: int | None = None,
         note: Callable[[np.ndarray], None] = ignore,
     ) -> Iterator[Result]:
         """Yield the result of each input, in order.
@@ -207,12 +208,13 @@ class Predictor:
         A result has the key `error` if the input does not fit this model. An input's `id` is repeated in its result.
 
         Args:
+            at_once: Maximum number of inputs read before the first of them is answered; None: INPUTS_A_CHUNK.
             note: Receives the tokens of each sequence of a chunk.
 
         Raises:
             UsageError: The columns of a table are not those of the texts.
         """
-        for chunk in cut_into_chunks(take_rows(inputs), INPUTS_A_CHUNK, CHARACTERS_A_CHUNK):
+        for chunk in cut_into_chunks(take_rows(inputs), at_once or INPUTS_A_CHUNK, CHARACTERS_A_CHUNK):
             results: list[Result] = [{} for _ in chunk]
             examples = {}
             for number, line in enumerate(chunk):

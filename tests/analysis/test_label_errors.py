@@ -9,6 +9,7 @@ from cleanlab.filter import find_label_issues
 from cleanlab.multilabel_classification.filter import find_label_issues as find_issues_of_several
 from cleanlab.rank import get_label_quality_scores
 from huggingface_hub import constants
+from pyarrow import parquet
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedGroupKFold, cross_val_predict
 
@@ -66,6 +67,12 @@ def test_each_of_several_labels_is_a_problem_of_two_classes():
     assert set(rows[:8]) <= set(range(10))
     assert (suggested[:8] == true[rows[:8]]).all()
     assert not suggested[:, 3].any()
+
+
+def test_without_an_error_nothing_is_suspected():
+    labels = np.arange(20) % 2
+    rows, _, suggested = find_label_errors(np.where(np.eye(2)[labels] > 0, 0.9, 0.1), labels)
+    assert len(rows) == len(suggested) == 0
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +213,19 @@ def test_a_turned_label_is_found_by_models_that_have_not_seen_it(done, tmp_path)
     assert len(written) == len(described["suspected"])
     assert written.loc[0, ["id", "stars", "row", "given", "suggested"]].tolist() == ["r5", "a", 7, "a", "b"]
     assert written.probability_b[0] == pytest.approx(first["probabilities"]["b"])
+
+
+def test_a_table_of_pandas_is_enough(tmp_path):
+    probabilities, labels, _ = make_problem(200, 3, turned=10)
+    names = np.array(["bad", "good", "so"])
+    table = pd.DataFrame(probabilities, columns=[f"probability_{name}" for name in names])
+    table.assign(text=[f"text {n}" for n in range(200)], label=names[labels]).to_parquet(tmp_path / "rows.parquet")
+    rows, _, suggested = find_label_errors(probabilities, labels)
+    found = describe_label_errors(parquet.read_table(tmp_path / "rows.parquet"))["suspected"]
+    assert [(one["row"], one["texts"], one["given"], one["suggested"]) for one in found] == [
+        (row + 1, [f"text {row}"], names[labels[row]], names[place])
+        for row, place in zip(rows.tolist(), suggested, strict=True)
+    ]
 
 
 def test_finished_folds_are_not_trained_again_nor_taken_for_other_rows(done, bert, refused):
