@@ -24,7 +24,7 @@ from bertkit.data.formats.glue import read_split
 from bertkit.data.formats.rows import read_inputs
 from bertkit.data.pretraining.sources import read_documents
 from bertkit.data.pretraining.tokenize import tokenize_documents
-from bertkit.data.sequences import encode_texts
+from bertkit.data.sequences import encode_inputs
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
@@ -361,7 +361,7 @@ def prepare_tokenizer(folder: Path) -> Reader:
     def read(file: Path) -> None:
         for source in (file.parent, *([file] if file.name == "vocab.txt" else [])):
             tokenizer = load_tokenizer(source)
-            found = encode_texts([["Word1 so good [MASK] é日"]], None, tokenizer, 32)[0]["input_ids"]
+            found = encode_inputs(["Word1 so good [MASK] é日"], None, tokenizer, 32)[0]["input_ids"]
             assert 0 <= found.min() <= found.max() < len(tokenizer)
 
     files = [whole / "tokenizer.json", whole / "tokenizer_config.json"]

@@ -104,7 +104,7 @@ def compare_by_force(splits, split, other):
 def test_near_rows_are_those_of_brute_force_except_a_few_at_the_limit():
     splits = make_near_rows()
     found = find_all(splits)
-    leaks, repeats = found["dev"].in_train, found["train"].repeats
+    leaks, repeats = found["dev"][0], found["train"][1]
     for ours, expected in (
         (leaks, compare_by_force(splits, "dev", "train")),
         (repeats, compare_by_force(splits, "train", "train")),
@@ -119,7 +119,7 @@ def test_near_rows_are_those_of_brute_force_except_a_few_at_the_limit():
 def test_short_empty_and_huge_rows_have_no_near_rows_unless_they_share_pieces():
     rows = [("",), ("a",), ("ab",), ("\0",), ("x" * 1_000_000,), ("xyz " * 300_000,), ("xyz " * 300_001,)]
     found = find_all({"train": rows})
-    assert found["train"].repeats.tolist() == [[6, 5]]
+    assert found["train"][1].tolist() == [[6, 5]]
 
 
 def test_a_template_costs_a_few_comparisons_for_each_row():

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.data.sequences import Choices, Sequences, encode_inputs, encode_texts, pad, pad_choices
+from bertkit.data.sequences import Groups, Sequences, encode_inputs, pad, pad_choices
 from bertkit.data.tokenizer import SPECIAL_TOKENS, copy_backend, make_tokenizer
 
 WORDS = ["my", "dog", "is", "cute", "he", "likes", "play", "##ing", "a", "b", "mask", "sep", "[", "]", ".", ",", "##s"]
@@ -20,7 +20,8 @@ TEXTS = st.lists(st.sampled_from(["my", "dogs", "Playing", "cute.", "É", "a, b"
 def encode(*texts, labels=None, max_length=64):
     """Return the sequences of one text or pair, or of columns of them."""
     columns = [[text] if isinstance(text, str) else list(text) for text in texts]
-    return encode_texts(columns, labels, TOKENIZER, max_length)
+    inputs = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+    return encode_inputs(inputs, labels, TOKENIZER, max_length)
 
 
 def show(item):
@@ -160,7 +161,7 @@ def test_a_batch_of_choices_holds_every_sequence_in_its_place(lengths, labelled)
     """Three sequences per question, padded to the longest of all."""
     flat = make_sequences([(length, length // 2) for question in lengths for length in question], None)
     labels = np.arange(len(lengths)) % 3 if labelled else None
-    data = Choices(flat, 3, labels)
+    data = Groups(flat, labels, np.full(len(lengths), 3))
     assert len(data) == len(lengths)
     batch = pad_choices(data.__getitems__(range(len(data))))
     expected = pad(flat.__getitems__(range(len(flat))))

@@ -12,7 +12,6 @@ from bertkit.data.tagging import (
     OrderedWords,
     Sentence,
     TaggedText,
-    divide_long,
     encode_words,
     fit_context,
     group_tokens,
@@ -123,23 +122,6 @@ def test_a_word_that_is_too_long_is_truncated():
         ["[CLS]", "Jim", "[SEP]"],
     ]
     assert [data.locate(number).tolist() for number in range(3)] == [[1], [1], [1]]
-
-
-@given(st.lists(st.integers(0, 12), min_size=1, max_size=30), st.integers(1, 12), st.data())
-def test_parts_cover_their_sentences_in_order(lengths, room, draw):
-    lengths = [min(length, room) for length in lengths]
-    ends = sorted({*draw.draw(st.lists(st.integers(0, len(lengths)), max_size=4)), len(lengths)})
-    edges = np.append(0, np.cumsum(lengths))
-    found, owners = divide_long(np.array(ends), edges, room)
-    assert [found[owners == number][-1] for number in range(len(ends))] == ends
-    assert (np.diff(found) >= 0).all()
-    sizes = np.diff(edges[found], prepend=0)
-    assert (sizes <= room).all()
-    whole = np.diff(edges[ends], prepend=0)
-    for number, size in enumerate(whole):
-        assert size > room or (owners == number).sum() == 1
-    words = np.diff(found, prepend=0)
-    assert ((sizes <= room // 2) | (words == 1) | (whole[owners] <= room)).all()
 
 
 documents = st.lists(
