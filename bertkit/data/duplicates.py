@@ -135,14 +135,9 @@ def _hash_pieces(rows: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     return hashes[is_inside[: len(hashes)]], np.concatenate([[0], np.cumsum(lengths - PIECE + 1)])
 
 
-def list_pieces(row: str) -> set[str]:
-    """Return the pieces of a padded row."""
-    return {row[start : start + PIECE] for start in range(len(row) - PIECE + 1)}
-
-
-def is_near(first: str, second: str) -> bool:
+def is_near(*rows: str) -> bool:
     """Return whether two padded rows are nearly equal."""
-    one, other = list_pieces(first), list_pieces(second)
+    one, other = ({row[start : start + PIECE] for start in range(len(row) - PIECE + 1)} for row in rows)
     return len(one & other) >= NEAR * len(one | other)
 
 

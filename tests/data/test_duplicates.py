@@ -5,14 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.data.duplicates import (
-    NEAR,
     find_near,
     find_repeats,
     fold_texts,
     hash_bands,
     hash_rows,
     is_near,
-    list_pieces,
     number_answers,
     pad_row,
 )
@@ -90,13 +88,12 @@ def find_all(splits):
 def compare_by_force(splits, split, other):
     """Return the rows of a split that nearly equal an (earlier) row of another, but equal none."""
     rows, others = ([pad_row(row) for row in splits[name]] for name in (split, other))
-    pieces, found = [list_pieces(row) for row in others], set()
+    found = set()
     for number, row in enumerate(rows):
         before = range(number if split == other else len(others))
         if row in [others[place] for place in before]:
             continue
-        own = list_pieces(row)
-        if any(len(own & pieces[place]) >= NEAR * len(own | pieces[place]) for place in before):
+        if any(is_near(row, others[place]) for place in before):
             found.add(number)
     return found
 

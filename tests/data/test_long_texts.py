@@ -129,17 +129,6 @@ def test_a_batch_of_windows_has_zeros_in_place_of_absent_ones():
     assert real.tolist() == data.sequences.ids.tolist()
 
 
-def test_fingerprints_tell_windows_and_labels_apart():
-    """Two windows of one text, or of two texts."""
-    texts = [" ".join(WORDS[:6]), " ".join(WORDS[3:9])]
-    data = [
-        encode([" ".join(WORDS[:9])]),
-        *(encode(texts, labels) for labels in (None, np.arange(2), 1 - np.arange(2))),
-    ]
-    assert data[0].sequences.fingerprint() == data[1].sequences.fingerprint()
-    assert len({one.fingerprint() for one in data}) == 4
-
-
 def test_scores_of_windows():
     scores = np.float32([[1, 5], [3, -1], [2, 2]])
     counts = np.array([2, 1])

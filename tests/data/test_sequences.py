@@ -1,8 +1,5 @@
 """Texts and pairs as the paper packs them, truncated as in the reference code, and batches that lose nothing."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -59,26 +56,6 @@ def test_sequences_are_those_of_tokenizers(inputs, max_length):
         assert item == (stock["input_ids"][0], stock["token_type_ids"][0])
 
 
-LONG_PAIR = """
-import resource
-from bertkit.data.sequences import encode_inputs
-from bertkit.data.tokenizer import make_tokenizer
-tokenizer = make_tokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"], cased=False)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-data = encode_inputs([("a " * 8000, "b " * 8000)], None, tokenizer, 128)
-print(len(data.ids), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
-"""
-
-
-@pytest.mark.slow
-def test_two_long_texts_take_no_more_memory_than_their_tokens():
-    """If tokenizers truncated them, it would keep every combination of their pieces: over 1,000 MB here."""
-    done = subprocess.run([sys.executable, "-c", LONG_PAIR], capture_output=True, text=True, check=True)
-    tokens, megabytes = map(int, done.stdout.split())
-    assert tokens == 128
-    assert megabytes < 100
-
-
 @pytest.mark.parametrize("max_length", [5, 6, 9, 10, 13])
 def test_long_pairs_are_cut_as_in_the_reference_code(max_length):
     """Except for the odd token between two long texts, as the docstring says."""
@@ -111,14 +88,6 @@ def test_the_callers_tokenizer_stays_as_it_is():
     assert [len(item["input_ids"]) for item in encode(["a", "a b my dog is"], max_length=5)] == [3, 5]
     assert TOKENIZER.backend_tokenizer.to_str() == before
     assert TOKENIZER("[MASK]")["input_ids"] == TOKENIZER.convert_tokens_to_ids(["[CLS]", "[MASK]", "[SEP]"])
-
-
-def test_more_texts_than_are_tokenized_at_once(monkeypatch):
-    texts = [["a " * (index % 5 + 1) for index in range(10)], ["b " * (index % 3 + 1) for index in range(10)]]
-    whole = encode(*texts, max_length=7)
-    monkeypatch.setattr("bertkit.data.sequences.TEXTS_A_BATCH", 3)
-    for one, other in zip(whole, encode(*texts, max_length=7), strict=True):
-        assert show(one) == show(other)
 
 
 def make_sequences(shapes, labels):

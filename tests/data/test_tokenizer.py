@@ -106,18 +106,6 @@ def test_words_that_will_be_unknown_are_not_trained_on(monkeypatch):
     assert train_vocabulary(["x y " * 99 + "xzy " * 2], size=99)[5:] == ["x", "y", "##x", "##y"]
 
 
-def test_the_words_that_are_held_are_bounded(monkeypatch):
-    monkeypatch.setattr(tokenizer, "MOST_WORDS", 500)
-    monkeypatch.setattr(tokenizer, "CHARACTERS_A_COUNT", 1_000)
-    texts = [f"often {'x' * 101} {number} also,{number}" for number in range(9_000)]
-    lines = []
-    words = count_words(texts, cased=False, report=lines.append)
-    assert 250 <= len(words) <= 500
-    assert (words["often"], words["also"]) == (9_000, 9_000)
-    assert max(map(len, words)) <= 100
-    assert set(lines) == {"there are more than 500 different words; the rarest are not counted"}
-
-
 TRAIN = """
 import sys
 from bertkit.data.tokenizer import train_vocabulary

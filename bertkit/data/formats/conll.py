@@ -152,20 +152,16 @@ def _walk_sentences(
     path: Path, rows: Sequence[list[str]], column: int, word: int
 ) -> Iterator[tuple[int, list[tuple[int, list[str]]]]]:
     """Yield for each sentence the number of -DOCSTART- lines before it, and the numbers and cells of its lines."""
-    width = first = document = 0
-    least, order = max(column + 1, 2), ", with the word first and its tag last" * (column < 0)
+    width, document, least = 0, 0, max(column + 1, 2)
     for is_break, group in groupby(enumerate(rows, 1), lambda row: row[1][:1] in ([], [DOCSTART])):
         lines = list(group)
         if is_break:
             document += sum(bool(cells) for _, cells in lines)
             continue
-        if not width:
-            first, width = lines[0][0], len(lines[0][1])
+        width = width or max(len(lines[0][1]), least)
         for number, cells in lines:
-            if len(cells) != width or width < least:
-                expected = f"{width} as in line {first}" if width >= least else f"at least {least}"
-                columns = f"{len(cells)} column{'s' * (len(cells) != 1)}"
-                raise UsageError(f"{path}, line {number} has {columns}, expected {expected}{order}; {AGAIN}")
+            if len(cells) != width:
+                raise UsageError(f"{path}, line {number} has {len(cells)} columns, expected {width}; {AGAIN}")
         yield document, [line for line in lines if not (word and WORD_RANGE.fullmatch(line[1][0]))]
 
 

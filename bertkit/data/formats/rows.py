@@ -64,7 +64,7 @@ FEATURES = b"huggingface"  # the key of the schema under which `datasets` keeps 
 TEXT = pa.large_string()  # offsets of 32 bits end at 2 GB, also for the result of `take`
 SOURCES = f"a file ({', '.join(SUFFIXES)}), a folder with train.csv, or a Hub data set owner/name[:config][@revision]"
 TEXT_REMEDY = "name the columns of the texts with --text"
-FLAT = "give texts, numbers, true, false or null in every row, or lists of these in every row"
+FLAT = "holds objects, or lists in some rows only; give texts, numbers or lists of these in every row"
 
 Input = str | Mapping[str, Any]
 
@@ -129,7 +129,7 @@ class Columns:
         """Return a column of texts or of lists of texts; an absent one or one of the `faults` is a UsageError."""
         column = find_column(self.source, self.table.column_names, name, "name one of its columns")
         if name in self.faults:
-            raise UsageError(f"{self.source}: {name[:LONGEST_QUOTED]!r} holds objects, or lists in some rows only; {FLAT}")
+            raise UsageError(f"{self.source}: {name[:LONGEST_QUOTED]!r} {FLAT}")
         return self.table.column(column)
 
     def walk(self, decoded: Collection[str] = ()) -> Iterator[dict[str, Any]]:

@@ -235,11 +235,6 @@ def test_class_labels_of_parquet_are_names(tmp_path):
     make_reviews(3).to_parquet(path)
     assert show(read_columns(path)) == REVIEWS
     assert read_columns(path).classes == {"stars": ["bad", "good"], "topics": ["bad", "good"]}
-    old = pq.read_table(path)  # `datasets` before 4.0 wrote a list of one feature so
-    info = json.loads(old.schema.metadata[b"huggingface"])
-    info["info"]["features"]["topics"] = [info["info"]["features"]["stars"]]
-    pq.write_table(old.replace_schema_metadata({"huggingface": json.dumps(info)}), path)
-    assert show(read_columns(path)) == REVIEWS
 
 
 # --- splits

@@ -190,18 +190,6 @@ def test_a_file_whose_name_has_a_comma_is_one_file(tmp_path, refused):
         read(f"{tmp_path}/a.jsonl,{tmp_path}/b.jsonl")
 
 
-def test_splits_of_a_folder_may_have_different_forms(tmp_path):
-    folder = write_squad(tmp_path, 1)
-    (folder / "train-v1.1.json").rename(folder / "train.json")
-    rows = list_questions(folder / "dev-v1.1.json")
-    write_questions(folder / "validation.parquet", rows[:9])
-    write_questions(folder / "test.csv", [row | {"answers": None} for row in rows[9:]])
-    found = read_own_squad(str(folder), 1)
-    assert {split: len(part.questions) for split, part in found.items()} == {"train": 24, "dev": 9, "test": 15}
-    assert {split: part.is_labelled for split, part in found.items()} == {"train": True, "dev": True, "test": False}
-    assert all(question.answers == () for question in found["test"].questions)
-
-
 @pytest.mark.parametrize("cells", [{}, {"answers": ""}], ids=["missing", "empty"])
 def test_a_test_split_without_any_answers_is_unlabelled_and_another_split_is_not(tmp_path, cells, refused):
     row = {key: value for key, value in GOOD.items() if key != "answers"} | cells
