@@ -144,10 +144,10 @@ def compare_all(rows: Mapping[str, ExampleRows], checked: CheckedRows) -> dict[s
         return (texts[index] for index in indices.tolist())
 
     bands, found = {split: hash_bands(one.walk_texts()) for split, one in rows.items()}, {}
-    for split, near in find_near(checked.keys, bands, read).items():
-        pairs = {"near_repeats": checked.pair_lines(split, split, near.repeats)}
+    for split, (in_train, repeats) in find_near(checked.keys, bands, read).items():
+        pairs = {"near_repeats": checked.pair_lines(split, split, repeats)}
         if split != TRAIN_SPLIT:
-            pairs["near_train"] = checked.pair_lines(split, TRAIN_SPLIT, near.in_train)
+            pairs["near_train"] = checked.pair_lines(split, TRAIN_SPLIT, in_train)
         found[split] = count_rows(**pairs)
     return found
 

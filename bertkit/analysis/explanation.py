@@ -314,7 +314,7 @@ def find_words(texts: Iterable[tuple[str, str]], tokenizer: Any) -> tuple[list[W
     """Return the words of all texts, given with the names of their fields, and for each text the word of each token."""
     words, owners = [], []
     for field, text in texts:
-        _, _, offsets = tokenize([text], tokenizer, with_offsets=True)
+        _, _, offsets = tokenize([text], tokenizer)
         spans, found = group_tokens(text, offsets)
         owners.append(found + len(words))
         words += [Word(field, text[start:end], start, end) for start, end in spans]

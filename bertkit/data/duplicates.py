@@ -73,67 +73,29 @@ def find_repeats(
         keys: Split -> the result of `hash_rows`.
         answers: Split -> the result of `number_answers`; None, or a split left out, without answers.
     """
-    answers = answers or {}
-    train, known = keys.get(TRAIN_SPLIT, np.empty(0, np.uint64)), answers.get(TRAIN_SPLIT)
-    distinct, firsts = np.unique(train, return_index=True)
-    found = {}
-    for split, own in keys.items():
-        given = answers.get(split)
-        values, first, numbers = np.unique(own, return_index=True, return_inverse=True)
-        rows = np.arange(len(own))
-        repeats = np.stack([rows, first[numbers]], axis=1)[rows != first[numbers]]
-        contradictory = [] if given is None else _group_contradictions(numbers, given, len(values))
-        leaks, contradicts = np.empty((0, 2), np.int64), np.empty((0, 2), np.int64)
-        if split != TRAIN_SPLIT and len(train):
-            spots = np.searchsorted(distinct, own).clip(max=len(distinct) - 1)
-            is_leak = distinct[spots] == own
-            leaks = np.stack([rows, firsts[spots]], axis=1)[is_leak]
-            if given is not None and known is not None:
-                contradicts = _find_other_answers(own, given, train, known, np.flatnonzero(is_leak))
-        found[split] = SplitRepeats(len(own), leaks, repeats, contradictory, contradicts)
+    import pandas as pd
+
+    tables = {
+        split: pd.DataFrame({"key": own, "row": np.arange(len(own)), "answer": (answers or {}).get(split)})
+        for split, own in keys.items()
+    }
+    known, pair, found = tables.get(TRAIN_SPLIT), ["row", "row_known"], {}
+    for split, table in tables.items():
+        groups = table.groupby("key", sort=False)
+        repeats = table.assign(row_known=groups["row"].transform("first")).query("row != row_known")
+        contradictory = table[groups["answer"].transform("nunique") > 1].groupby("key", sort=False)["row"]
+        leaks = table[:0].merge(table, on="key", suffixes=("", "_known"))
+        if known is not None and split != TRAIN_SPLIT:
+            leaks = table.merge(known.drop_duplicates(["key", "answer"]), on="key", suffixes=("", "_known"))
+            leaks = leaks.sort_values(pair)
+        contradicts = leaks.dropna().query("answer != answer_known")
+        in_train, contradicts = (one.drop_duplicates("row")[pair].to_numpy() for one in (leaks, contradicts))
+        same = [rows.to_numpy() for _, rows in contradictory]
+        found[split] = SplitRepeats(len(table), in_train, repeats[pair].to_numpy(), same, contradicts)
     return found
 
 
-def _group_contradictions(numbers: np.ndarray, answers: np.ndarray, count: int) -> list[np.ndarray]:
-    """Return the rows of each text with different answers, by the first row; `numbers` (S,) are the texts' numbers."""
-    lowest, highest = np.full(count, np.iinfo(np.int64).max), np.full(count, -1)
-    np.minimum.at(lowest, numbers, answers)
-    np.maximum.at(highest, numbers, answers)
-    rows = np.flatnonzero((lowest < highest)[numbers])
-    rows = rows[np.argsort(numbers[rows], kind="stable")]
-    groups = np.split(rows, np.flatnonzero(np.diff(numbers[rows])) + 1) if len(rows) else []
-    return sorted(groups, key=lambda group: group[0])
-
-
-def _find_other_answers(
-    keys: np.ndarray, answers: np.ndarray, train: np.ndarray, known: np.ndarray, rows: np.ndarray
-) -> np.ndarray:
-    """Return (N, 2) those of some rows to which train gives another answer, and the first such row of train."""
-    order = np.argsort(train, kind="stable")
-    starts = np.searchsorted(train[order], keys[rows], "left")
-    ends = np.searchsorted(train[order], keys[rows], "right")
-    found = []
-    for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
-        others = order[start:end]
-        if len(differing := others[known[others] != answers[row]]):
-            found.append((row, int(differing[0])))
-    return np.array(found, np.int64).reshape(-1, 2)
-
-
 # --- Nearly equal rows ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class NearRows:
-    """The rows of a split that nearly equal others and equal none of them, by their numbers from 0.
-
-    Attributes:
-        in_train: (N, 2) a row, and a similar row of train; empty for train.
-        repeats: (N, 2) a row, and a similar row before it.
-    """
-
-    in_train: np.ndarray
-    repeats: np.ndarray
 
 
 def pad_row(texts: Texts) -> str:
@@ -173,14 +135,9 @@ def _hash_pieces(rows: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     return hashes[is_inside[: len(hashes)]], np.concatenate([[0], np.cumsum(lengths - PIECE + 1)])
 
 
-def list_pieces(row: str) -> set[str]:
-    """Return the pieces of a padded row."""
-    return {row[start : start + PIECE] for start in range(len(row) - PIECE + 1)}
-
-
-def is_near(first: str, second: str) -> bool:
+def is_near(*rows: str) -> bool:
     """Return whether two padded rows are nearly equal."""
-    one, other = list_pieces(first), list_pieces(second)
+    one, other = ({row[start : start + PIECE] for start in range(len(row) - PIECE + 1)} for row in rows)
     return len(one & other) >= NEAR * len(one | other)
 
 
@@ -188,7 +145,7 @@ def find_near(
     keys: Mapping[str, np.ndarray],
     bands: Mapping[str, np.ndarray],
     read: Callable[[str, np.ndarray], Iterable[Texts]],
-) -> dict[str, NearRows]:
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return the rows of each split that nearly equal a row of train or an earlier row, but equal none.
 
     A row is compared with the first row of train and of its split, and with the row before it, among those that agree
@@ -198,6 +155,9 @@ def find_near(
         keys: Split -> the result of `hash_rows`, train first.
         bands: Split -> the result of `hash_bands`.
         read: Returns some rows of a split by their numbers.
+
+    Returns:
+        (N, 2) rows of a split, each with a similar row of train, and (N, 2) rows with a similar row before them.
     """
     splits = list(keys)
     rows = [np.sort(np.unique(own, return_index=True)[1]) for own in keys.values()]  # the first row of each key
@@ -205,13 +165,8 @@ def find_near(
     numbers = np.concatenate(rows)
     partners = np.full((2, len(numbers)), -1)  # the partner in train, and the one in the own split
     tries = np.zeros((2, len(numbers)), np.uint8)
-    if TRAIN_SPLIT in keys:
-        is_known = np.concatenate(
-            [np.isin(keys[split][own], keys[TRAIN_SPLIT]) for split, own in zip(splits, rows, strict=True)]
-        )
-        tries[0, is_known] = MOST_TRIES  # a row of train, or one equal to it, has no partner to find
-    else:
-        tries[0] = MOST_TRIES
+    is_known = [np.isin(keys[split][own], keys[TRAIN_SPLIT]) for split, own in zip(splits, rows, strict=True)]
+    tries[0, np.concatenate(is_known)] = MOST_TRIES  # a row of train, or one equal to it, has no partner to find
 
     def compare(kind: int, ours: np.ndarray, others: np.ndarray) -> None:
         is_open = (partners[kind, ours] < 0) & (tries[kind, ours] < MOST_TRIES)
@@ -246,5 +201,5 @@ def find_near(
         for kind in (0, 1):
             indices = np.flatnonzero((owners == owner) & (partners[kind] >= 0))
             pairs.append(np.stack([numbers[indices], numbers[partners[kind, indices]]], axis=1))
-        found[split] = NearRows(*pairs)
+        found[split] = tuple(pairs)
     return found

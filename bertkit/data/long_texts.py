@@ -6,53 +6,17 @@ does (`BertForSequenceClassification`), and windows of answers and tags (`bertki
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from bertkit.data.sequences import Cut, Groups, Pieces, Sequences, cut_longest, encode_inputs, truncate
 from bertkit.data.spans import cut_windows
-from bertkit.system.files import take_fingerprint
 
 HEAD_TAIL = "head+tail"
 POOLED = {"mean": np.add, "max": np.maximum}  # what combines the scores of windows
 LONG = ("truncate", HEAD_TAIL, *POOLED)
-
-
-@dataclass(eq=False)
-class WindowedTexts(Groups):
-    """S texts or pairs, each with the sequences of its windows.
-
-    Attributes:
-        sequences: The sequences of all windows; `sequences.counts` (S,) has the number of each text's.
-        labels: As for `Sequences`.
-    """
-
-    sequences: Sequences
-    labels: np.ndarray | None
-
-    def __len__(self) -> int:
-        return len(self.sequences.counts)
-
-    @cached_property
-    def ends(self) -> np.ndarray:
-        """Return (S,) the end of each text's windows among all."""
-        return np.cumsum(self.sequences.counts)
-
-    @property
-    def shortened(self) -> np.ndarray:
-        """Return (S,) bool, whether tokens are in no window."""
-        return self.sequences.shortened
-
-    def find_sequences(self, index: int) -> range:
-        """Return the numbers of a text's windows."""
-        return range(self.ends[index] - self.sequences.counts[index], self.ends[index])
-
-    def fingerprint(self) -> str:
-        """Return a fingerprint of the windows and labels."""
-        return take_fingerprint(self.sequences.fingerprint().encode(), self.sequences.counts, self.labels)
 
 
 def encode_long(
@@ -62,7 +26,7 @@ def encode_long(
     max_length: int,
     long: str,
     doc_stride: int,
-) -> Sequences | WindowedTexts:
+) -> Sequences | Groups:
     """Encode S texts and pairs; `long` is one of LONG and says how those longer than `max_length` tokens are read.
 
     Args:
@@ -70,7 +34,8 @@ def encode_long(
     """
     cut = choose_cut(long, doc_stride)
     if long in POOLED:
-        return WindowedTexts(encode_inputs(inputs, None, tokenizer, max_length, cut), labels)
+        sequences = encode_inputs(inputs, None, tokenizer, max_length, cut)
+        return Groups(sequences, labels, sequences.counts)
     return encode_inputs(inputs, labels, tokenizer, max_length, cut)
 
 

@@ -73,52 +73,35 @@ class Sequences(Items):
         return take_fingerprint(self.ids, self.ends, self.seconds, self.labels)
 
 
+@dataclass(eq=False)
 class Groups(Items):
-    """A data set whose items have several sequences each.
+    """S items of several sequences each: the endings of a question, or the windows of a text.
 
     Attributes:
         sequences: Those of all items, the sequences of an item side by side.
         labels: (S,) or (S, L), one label or one row of labels for each item; None without labels.
+        counts: (S,) the number of sequences of each item.
     """
 
     sequences: Sequences
     labels: np.ndarray | None
+    counts: np.ndarray
 
-    def find_sequences(self, index: int) -> range:
-        """Return the numbers of an item's sequences."""
-        raise NotImplementedError
+    def __post_init__(self) -> None:
+        self.ends = np.cumsum(self.counts)
+
+    def __len__(self) -> int:
+        return len(self.counts)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return one item: `input_ids` and `token_type_ids`, lists of arrays (T,) int64, and `labels` if any."""
-        found = self.sequences.__getitems__(self.find_sequences(index))
+        found = self.sequences.__getitems__(range(self.ends[index] - self.counts[index], self.ends[index]))
         item = {name: [sequence[name] for sequence in found] for name in found[0]}
         return item if self.labels is None else item | {"labels": self.labels[index]}
 
-
-@dataclass(eq=False)
-class Choices(Groups):
-    """S questions, each a choice among C sequences.
-
-    Attributes:
-        sequences: S * C sequences, those of a question side by side.
-        count: C.
-        labels: (S,) int64, the index of the right sequence; None if unknown.
-    """
-
-    sequences: Sequences
-    count: int
-    labels: np.ndarray | None
-
-    def __len__(self) -> int:
-        return len(self.sequences) // self.count
-
-    def find_sequences(self, index: int) -> range:
-        """Return the numbers of a question's sequences."""
-        return range(index * self.count, (index + 1) * self.count)
-
     def fingerprint(self) -> str:
-        """Return a fingerprint of the questions and labels."""
-        return take_fingerprint(self.sequences.fingerprint().encode(), self.labels)
+        """Return a fingerprint of the sequences and labels."""
+        return take_fingerprint(self.sequences.fingerprint().encode(), self.counts, self.labels)
 
 
 def truncate(texts: Pieces, room: int) -> tuple[list[Pieces], bool]:
@@ -141,14 +124,6 @@ def cut_longest(counts: Sequence[int], room: int) -> list[int]:
     shorter = min(*counts, room // 2)
     longer = room - shorter
     return [longer, shorter] if counts[0] > counts[1] else [shorter, longer]
-
-
-def encode_texts(
-    texts: Sequence[Sequence[str]], labels: np.ndarray | None, tokenizer: Any, max_length: int
-) -> Sequences:
-    """Encode S texts or S pairs, given as one or two columns of S texts. See `encode_inputs`."""
-    inputs = texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
-    return encode_inputs(inputs, labels, tokenizer, max_length)
 
 
 def encode_inputs(

@@ -215,95 +215,67 @@ def encode_questions(
         )
     texts = dict.fromkeys(question.context for question in questions)
     numbers = {text: number for number, text in enumerate(texts)}
-    context_ids, context_ends, offsets = tokenize(list(texts), tokenizer, with_offsets=True)
+    context_ids, context_ends, offsets = tokenize(list(texts), tokenizer)
     ids, ends, _ = tokenize([question.question for question in questions], tokenizer)
-    ids, ends, shortened = shorten(ids, ends, max_query_length)
-    lengths = np.diff(ends, prepend=0)
+    sizes = np.diff(ends, prepend=0)
+    positions = np.arange(len(ids)) - np.repeat(ends - sizes, sizes)  # position of each token in its question
+    ids, lengths = ids[positions < max_query_length], np.minimum(sizes, max_query_length)
     contexts = np.array([numbers[question.context] for question in questions])
     owners, windows, shares, answers = [], [], [], []
     for index, question in enumerate(questions):
         characters = cut(offsets, context_ends, contexts[index])
         found = cut_windows(len(characters), max_length - int(lengths[index]) - 3, doc_stride)
-        answer = find_answer(question, characters)
+        answer = None
+        if question.answers and is_placed(question):
+            answer = locate_answer(characters, question.starts[0], question.starts[0] + len(question.answers[0]))
         owners += [index] * len(found)
         windows += found
         shares += divide_context(found)
-        answers += [place_answer(answer, *window, first=int(lengths[index]) + 2) for window in found]
-    starts, sizes = np.array(windows, np.int64).T
+        for start, length in found:
+            is_shown = answer is not None and start <= answer[0] and answer[1] < start + length
+            shift = int(lengths[index]) + 2 - start
+            answers.append((answer[0] + shift, answer[1] + shift) if is_shown else (0, 0))
+    starts, counts = np.array(windows, np.int64).T
     return Windows(
         questions,
         tokenizer.cls_token_id,
         tokenizer.sep_token_id,
         ids=ids,
-        ends=ends,
+        ends=np.cumsum(lengths),
         context_ids=context_ids,
         context_ends=context_ends,
         offsets=offsets,
         contexts=contexts,
         owners=np.array(owners),
         starts=starts,
-        lengths=sizes,
+        lengths=counts,
         shares=np.array(shares),
         answers=np.array(answers, np.int64),
         max_answer_length=max_answer_length,
-        shortened=shortened,
+        shortened=sizes > max_query_length,
         second_type=form.second_type,
     )
 
 
-def tokenize(
-    texts: Sequence[str], tokenizer: Any, with_offsets: bool = False
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def tokenize(texts: Sequence[str], tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tokenize texts into flat arrays.
 
     Returns:
-        (N,) the tokens of all texts, the end offset of each text, and (N, 2) start and end character of each token,
-        which is empty without `with_offsets`.
+        (N,) the tokens of all texts, the end offset of each text, and (N, 2) start and end character of each token.
     """
     backend = find_backend(tokenizer, "locating answers or words")
-    encode = backend.encode_batch if with_offsets else backend.encode_batch_fast
     is_plain = find_words(tokenizer).separator is not None
     ids, offsets, lengths = [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int32)], []
     for first in range(0, len(texts), CONTEXTS_A_BATCH):
         batch = texts[first : first + CONTEXTS_A_BATCH]
-        for text, encoding in zip(batch, encode(batch, add_special_tokens=False), strict=True):
+        for text, encoding in zip(batch, backend.encode_batch(batch, add_special_tokens=False), strict=True):
             ids.append(np.array(encoding.ids, np.int32))
             lengths.append(len(encoding.ids))
-            if with_offsets:
-                pairs = encoding.offsets
-                if not is_plain:  # SentencePiece counts the space before a word to its first token
-                    pairs = [(end - len(text[start:end].lstrip()), end) for start, end in pairs]
-                offsets.append(np.array(pairs, np.int32).reshape(-1, 2))
+            pairs = encoding.offsets
+            if not is_plain:  # SentencePiece counts the space before a word to its first token
+                pairs = [(end - len(text[start:end].lstrip()), end) for start, end in pairs]
+            offsets.append(np.array(pairs, np.int32).reshape(-1, 2))
     return np.concatenate(ids), np.cumsum(lengths), np.concatenate(offsets)
-
-
-def shorten(ids: np.ndarray, ends: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Truncate each of T texts to `limit` tokens.
-
-    Returns:
-        The remaining tokens, the end offset of each text, and (T,) whether it was truncated.
-    """
-    lengths = np.diff(ends, prepend=0)
-    positions = np.arange(len(ids)) - np.repeat(ends - lengths, lengths)  # position of each token in its text
-    return ids[positions < limit], np.cumsum(np.minimum(lengths, limit)), lengths > limit
-
-
-def find_answer(question: Question, offsets: np.ndarray) -> tuple[int, int] | None:
-    """Return the first and last context token of the first answer, or None if it is missing or not found."""
-    if not question.answers or not is_placed(question):
-        return None
-    return locate_answer(offsets, question.starts[0], question.starts[0] + len(question.answers[0]))
-
-
-def place_answer(answer: tuple[int, int] | None, start: int, length: int, *, first: int) -> tuple[int, int]:
-    """Return the answer's position in a window's sequence; [CLS] if it is not completely in the window.
-
-    Args:
-        first: The position of the window's first context token in the sequence.
-    """
-    if answer is None or answer[0] < start or answer[1] >= start + length:
-        return 0, 0
-    return answer[0] - start + first, answer[1] - start + first
 
 
 def express(windows: Windows, index: int) -> list[str]:
@@ -389,7 +361,9 @@ def decode(kept: np.ndarray, windows: Windows) -> list[Answer]:
     Args:
         kept: (W, 4 * N_BEST + 2), in the order of the windows.
     """
-    least = find_least(kept[:, -2:].astype(np.float64), windows.owners, len(windows.questions))
+    null = kept[:, -2:].astype(np.float64)
+    order = np.lexsort((null.sum(axis=1), windows.owners))  # stable: the first of equals
+    least = null[order[np.searchsorted(windows.owners[order], np.arange(len(windows.questions)))]]  # (Q, 2)
     answers = [Answer([], (start, end)) for start, end in least.tolist()]
     for chunk in divide_windows(windows.owners):
         scores = score_spans(kept[chunk], windows, chunk)
@@ -400,7 +374,11 @@ def decode(kept: np.ndarray, windows: Windows) -> list[Answer]:
         bounds = np.flatnonzero(np.diff(owners, prepend=-1, append=-1)) if len(owners) else []
         window, number = chunk.start + window[order], number[order]
         start, end = np.divmod(number, N_BEST)
-        columns = kept[window, start], kept[window, 2 * N_BEST + end], *find_characters(kept, windows, window, number)
+        shift = windows.starts[window] - windows.find_first()[window]
+        shift += np.concatenate([[0], windows.context_ends])[windows.contexts[windows.owners[window]]]
+        first, last = kept[window, N_BEST + start].astype(np.int64), kept[window, 3 * N_BEST + end].astype(np.int64)
+        characters = windows.offsets[first + shift, 0], windows.offsets[last + shift, 1]
+        columns = kept[window, start], kept[window, 2 * N_BEST + end], *characters
         rows = list(zip(*(column.tolist() for column in columns), strict=True))
         for begin, end in pairwise(bounds):
             context, found = windows.questions[owners[begin]].context, {}
@@ -412,20 +390,11 @@ def decode(kept: np.ndarray, windows: Windows) -> list[Answer]:
     return answers
 
 
-def find_least(null: np.ndarray, owners: np.ndarray, count: int) -> np.ndarray:
-    """Return (Q, 2), for each question the row of `null` (W, 2) with the smallest sum, the first of equals."""
-    order = np.lexsort((null.sum(axis=1), owners))  # stable
-    return null[order[np.searchsorted(owners[order], np.arange(count))]]
-
-
 def divide_windows(owners: np.ndarray) -> Iterator[slice]:
     """Yield slices of about WINDOWS_A_CHUNK windows that keep the windows of a question together."""
-    begin = 0
-    while begin < len(owners):
-        end = min(begin + WINDOWS_A_CHUNK, len(owners))
-        end = int(np.searchsorted(owners, owners[end - 1], "right"))
+    edges = np.searchsorted(owners, owners[::WINDOWS_A_CHUNK])  # the first window of each question there
+    for begin, end in pairwise(np.unique([*edges, len(owners)]).tolist()):
         yield slice(begin, end)
-        begin = end
 
 
 def score_spans(kept: np.ndarray, windows: Windows, chunk: slice) -> np.ndarray:
@@ -441,23 +410,6 @@ def score_spans(kept: np.ndarray, windows: Windows, chunk: slice) -> np.ndarray:
     refused = further.view(np.uint32) >= windows.max_answer_length  # a negative number is large when unsigned
     np.copyto(scores, -np.inf, where=refused)
     return scores.reshape(len(kept), -1)
-
-
-def find_characters(
-    kept: np.ndarray, windows: Windows, window: np.ndarray, number: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the start and end characters (n,) of some spans.
-
-    Args:
-        number: The index of each span among the N_BEST * N_BEST of its window.
-    """
-    start, end = np.divmod(number, N_BEST)
-    shift = windows.starts[window] - windows.find_first()[window]
-    shift += np.concatenate([[0], windows.context_ends])[windows.contexts[windows.owners[window]]]
-    first, last = kept[window, N_BEST + start].astype(np.int64), kept[window, 3 * N_BEST + end].astype(np.int64)
-    limit = max(len(windows.offsets) - 1, 0)  # invalid spans may have any position
-    padded = windows.offsets if len(windows.offsets) else np.zeros((1, 2), np.int32)
-    return padded[np.clip(first + shift, 0, limit), 0], padded[np.clip(last + shift, 0, limit), 1]
 
 
 def rank(answer: Answer, with_null: bool) -> list[dict[str, Any]]:

@@ -28,11 +28,7 @@ def name_split(split: str) -> str:
 
 
 def check_split_options(options: Mapping[str, Any]) -> None:
-    """Check that shares and folds fit together, and what is done with rows without a label.
-
-    Raises:
-        UsageError: They do not.
-    """
+    """Check that shares and folds fit together, and what is done with rows without a label."""
     folds, fold = options["folds"], options["fold"]
     unlabelled = options.get(UNLABELLED, DROP)
     troubles = {
@@ -79,20 +75,12 @@ def divide_train(
         rows = split_rows(hashes, options["dev_share"], 0.0 if "test" in given else options["test_share"])
     if empty := [split for split in ("train", "dev") if not len(rows.get(split, ()))]:
         remedy = f"fewer folds than {folds}" if folds else f"another share or a file for {empty[0]}"
+        different = f"different {'groups' if options['group'] else 'texts'}: {len(np.unique(hashes)):,}"
         raise EmptySplitError(
-            f"{given['train']} has {describe_keys(hashes, unit, options['group'])} none for {empty[0]}; give more "
-            f"{unit}s, {remedy}"
+            f"{given['train']} has {len(hashes):,} {unit}s ({different}) and none for {empty[0]}; give more {unit}s, "
+            f"{remedy}"
         )
     return {split: numbers for split, numbers in rows.items() if len(numbers)}
-
-
-def describe_keys(hashes: np.ndarray, unit: str, group: str) -> str:
-    """Return how many rows there are, with how many different texts or groups, and the verb that follows."""
-    number, different = len(hashes), len(np.unique(hashes))
-    if number == 1:
-        return f"1 {unit}, which leaves"
-    kept = f"different {'group' if group else 'text'}{'s' * (different != 1)}"
-    return f"{number:,} {unit}s{f' with {different:,} {kept}' * (different < number)}, which leave"
 
 
 def hash_keys(keys: Iterable[str]) -> np.ndarray:
@@ -135,19 +123,13 @@ def describe_shares(counts: Mapping[str, np.ndarray], sizes: Mapping[str, int], 
     lines = []
     for label, name in enumerate(names):
         shares = {split: counts[split][label] / sizes[split] for split in counts}
-        odd = [
-            split
-            for split in counts
-            if split != "train" and differs(counts["train"][label], sizes["train"], counts[split][label], sizes[split])
-        ]
+        odd = []
+        for split in [split for split in counts if split != "train"]:
+            pooled = (counts["train"][label] + counts[split][label]) / (sizes["train"] + sizes[split])
+            error = np.sqrt(pooled * (1 - pooled) * (1 / sizes["train"] + 1 / sizes[split]))
+            if abs(shares["train"] - shares[split]) > MOST_ERRORS * error:
+                odd.append(split)
         warning = f"  warning: {' and '.join(odd)} differ by more than three standard errors" if odd else ""
         if label < MOST_SHOWN or odd:
             lines.append(f"  {name}: " + ", ".join(f"{split} {share:.1%}" for split, share in shares.items()) + warning)
     return lines
-
-
-def differs(first: float, rows: int, second: float, others: int) -> bool:
-    """Return whether two shares, of `rows` and of `others`, differ by more than MOST_ERRORS standard errors."""
-    pooled = (first + second) / (rows + others)
-    error = np.sqrt(pooled * (1 - pooled) * (1 / rows + 1 / others))
-    return bool(abs(first / rows - second / others) > MOST_ERRORS * error)

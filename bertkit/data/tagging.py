@@ -278,11 +278,8 @@ def divide_long(ends: np.ndarray, edges: np.ndarray, room: int) -> tuple[np.ndar
     Returns:
         (S,) the end offset of each part's words, and (S,) the part's sentence.
     """
-    starts = np.append(0, ends[:-1])
-    if not (edges[ends] - edges[starts] > room).any():
-        return ends, np.arange(len(ends))
     parts, owners = [], []
-    for sentence, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+    for sentence, (start, end) in enumerate(pairwise([0, *ends.tolist()])):
         most = room // 2 if edges[end] - edges[start] > room else room
         while start < end or owners[-1:] != [sentence]:
             reached = int(np.searchsorted(edges, edges[start] + most, "right")) - 1

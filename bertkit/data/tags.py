@@ -30,11 +30,7 @@ def name_scheme(labels: Sequence[str]) -> str:
 
 
 def check_tag(tag: str, origin: str, scheme: str = ENTITIES) -> str:
-    """Return a tag of a known scheme, interned, because a file repeats few tags.
-
-    Raises:
-        UsageError: It is of no known scheme.
-    """
+    """Return a tag of a known scheme, interned, because a file repeats few tags; any other is a UsageError."""
     if scheme == ENTITIES and not TAG.fullmatch(tag):
         raise UsageError(
             f"{origin}: the tag {tag[:LONGEST_QUOTED]!r} is not of IOB, IOBES or BILOU (O, or B-, I-, E-, S-, L- or U- "

@@ -52,7 +52,6 @@ NORMALIZATION = {  # option of tokenizers' BertNormalizer -> option of transform
     "strip_accents": "strip_accents",
     "handle_chinese_chars": "tokenize_chinese_chars",
 }
-LONGEST_TROUBLE = 200  # characters quoted from a library's message
 UNKNOWN = "\U00013000"  # a hieroglyph that hardly any vocabulary contains
 UNLIMITED = 1e9  # tokenizers without a maximum length store 1e30
 TOKENIZER_REMEDY = (
@@ -83,7 +82,9 @@ def train_vocabulary(
     alphabet = choose_alphabet(words)
     if not alphabet:
         raise UsageError("the texts have no words to train a vocabulary on; give a corpus with text")
-    first = [*SPECIAL_TOKENS, *alphabet, *(f"##{character}" for character in alphabet if _continues(character))]
+    # Punctuation and Chinese characters are words by themselves.
+    inner = [f"##{character}" for character in alphabet if len(count_words([f"a{character}"], cased=True)) == 1]
+    first = [*SPECIAL_TOKENS, *alphabet, *inner]
     if size < len(first):
         raise UsageError(
             f"a vocabulary of {size:,} tokens is too small: {len(alphabet):,} characters, alone and inside words, and "
@@ -143,19 +144,12 @@ def choose_alphabet(words: Counter[str]) -> list[str]:
     for word, count in words.items():
         for character in word:
             counts[character] += count
-    needed = CHARACTER_COVERAGE * counts.total()
-    alphabet: list[str] = []
+    needed, alphabet = CHARACTER_COVERAGE * counts.total(), []
     for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        if needed <= 0:
-            break
-        alphabet.append(character)
-        needed -= count
+        if needed > 0:
+            alphabet.append(character)
+            needed -= count
     return sorted(alphabet)
-
-
-def _continues(character: str) -> bool:
-    """Return whether a character can continue a word; punctuation and Chinese characters are words by themselves."""
-    return len(count_words([f"a{character}"], cased=True)) == 1
 
 
 def _merge(words: dict[str, int], first: list[str], alphabet: list[str], size: int) -> list[str]:
@@ -179,16 +173,11 @@ def _merge(words: dict[str, int], first: list[str], alphabet: list[str], size: i
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_repeat(words), trainer)
+    # The trainer takes no counts, so a word is in the text as often as it was counted.
+    texts = (f"{word} " * min(REPEATS, n - start) for word, n in words.items() for start in range(0, n, REPEATS))
+    tokenizer.train_from_iterator(texts, trainer)
     ids = tokenizer.get_vocab()
     return sorted(ids, key=ids.__getitem__)
-
-
-def _repeat(words: dict[str, int]) -> Iterator[str]:
-    """Yield texts in which each word occurs as often as it was counted, because the trainer takes no counts."""
-    for word, count in words.items():
-        for start in range(0, count, REPEATS):
-            yield f"{word} " * min(REPEATS, count - start)
 
 
 def make_tokenizer(tokens: Sequence[str], *, cased: bool, max_length: int = 512) -> "BertTokenizerFast":
@@ -303,13 +292,12 @@ def _load_directory(directory: Path, source: str, cased: bool | None) -> Any:
             raise UsageError(f"the tokenizer of {source} has no {missing[0]}; add it to its tokenizer_config.json")
         if is_plain:
             _check_tokens(tokens, source, [token for token in needed.values() if token and token not in added])
-        _complete(tokenizer)
         find_words(tokenizer).encode([UNKNOWN], np.int64)  # fails if the unknown token is not in the vocabulary
         find_form(tokenizer)
     except UsageError:
         raise
     except Exception as error:  # tokenizers raises a plain Exception
-        trouble = f"{type(error).__name__}: {join_lines(error)[:LONGEST_TROUBLE]}"
+        trouble = f"{type(error).__name__}: {join_lines(error)}"
         remedy = "install that package" if isinstance(error, ImportError) else "save it again"
         raise UsageError(f"the tokenizer of {source} cannot be loaded ({trouble!r}); {remedy}") from None
     return tokenizer
@@ -330,19 +318,6 @@ def _read_vocabulary(directory: Path) -> tuple[list[str], Collection[str], dict[
     added = {token["content"] for token in added or ()}
     settings = {name: normalizer[key] for key, name in NORMALIZATION.items() if key in normalizer}
     return sorted(ids, key=ids.__getitem__), added, settings
-
-
-def _complete(tokenizer: Any) -> None:
-    """Give a tokenizer whose files add no special tokens those that BERT reads, so that it is saved with them."""
-    from tokenizers.processors import TemplateProcessing
-
-    if tokenizer.is_fast and not tokenizer.backend_tokenizer.num_special_tokens_to_add(is_pair=False):
-        cls, sep = tokenizer.cls_token, tokenizer.sep_token
-        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-            single=[cls, "$A", sep],
-            pair=[cls, "$A", sep, "$B:1", f"{sep}:1"],
-            special_tokens=[(cls, tokenizer.cls_token_id), (sep, tokenizer.sep_token_id)],
-        )
 
 
 def _download(source: str) -> Path:

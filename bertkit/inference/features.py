@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bertkit.data.formats.line import find_encoding, walk_file
 from bertkit.data.formats.rows import check_output
-from bertkit.data.sequences import encode_texts
+from bertkit.data.sequences import encode_inputs
 from bertkit.data.tokenizer import find_backend, load_tokenizer
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.inference.batching import cut_into_chunks
@@ -93,7 +93,7 @@ def describe_texts(
     chosen, kind = find_layers(layers, model.config.num_hidden_layers)
     done = 0
     for chunk in cut_into_chunks(texts, TEXTS_A_CHUNK, CHARACTERS_A_TEXT_CHUNK // len(chosen)):
-        sequences = encode_texts([chunk], None, tokenizer, 1 << 30)
+        sequences = encode_inputs(chunk, None, tokenizer, 1 << 30)
         lengths = np.diff(sequences.ends, prepend=0)
         if (lengths > longest).any():
             row = int((lengths > longest).argmax())

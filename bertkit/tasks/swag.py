@@ -16,7 +16,7 @@ from scipy.special import softmax
 
 from bertkit.data.formats.swag import ENDINGS, HUB_SWAG, Situation, read_swag, read_swag_copy
 from bertkit.data.labels import SINGLE
-from bertkit.data.sequences import Choices, EncodedInputs, encode_inputs, pad
+from bertkit.data.sequences import EncodedInputs, Groups, encode_inputs, pad
 from bertkit.errors import UsageError
 from bertkit.metrics.classification import score_table
 from bertkit.metrics.glue import compute_scores
@@ -86,12 +86,13 @@ class SwagTask(FineTuningTask):
 
     def encode(
         self, examples: list[Situation], tokenizer: Any, recipe: Any, split: str, report: Report = ignore
-    ) -> Choices:
+    ) -> Groups:
         """Return the questions of a split, four sequences each: A is the context, B the start and one ending."""
         pairs = [(one.context, f"{one.start} {ending}") for one in examples for ending in one.endings]
         answers = [one.answer for one in examples]
         sequences = encode_inputs(pairs, None, tokenizer, recipe.data["max_length"])
-        return Choices(sequences, len(ENDINGS), None if None in answers else np.array(answers, np.int64))
+        labels = None if None in answers else np.array(answers, np.int64)
+        return Groups(sequences, labels, np.full(len(examples), len(ENDINGS)))
 
     def tabulate(self, examples: Sequence[Situation]) -> ExampleRows:
         """Return the context, the start and the endings of each question."""
@@ -104,7 +105,7 @@ class SwagTask(FineTuningTask):
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
-    def rows(self, summaries: np.ndarray, data: Choices, decided: Mapping[str, Any] | None = None) -> pa.Table:
+    def rows(self, summaries: np.ndarray, data: Groups, decided: Mapping[str, Any] | None = None) -> pa.Table:
         """Return the right and the chosen endings, and the probabilities of all."""
         return tabulate_logits(summaries, data.labels, CHOICES, SINGLE)
 
@@ -113,12 +114,12 @@ class SwagTask(FineTuningTask):
         found = score_table(rows)
         return {row.key: found[row.key] for row in self.table if row.key in found}
 
-    def score_nothing(self, train: Choices, dev: Choices) -> dict[str, float]:
+    def score_nothing(self, train: Groups, dev: Groups) -> dict[str, float]:
         """Return the accuracy of always choosing the dev set's most frequent right ending."""
         return compute_scores(("accuracy",), np.full(len(dev), np.bincount(dev.labels).argmax()), dev.labels)
 
     def format_predictions(
-        self, summaries: np.ndarray, data: Choices, split: str, decided: Mapping[str, Any] | None = None
+        self, summaries: np.ndarray, data: Groups, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
         """Return a file named as the split's, the number of each question and of its ending as CSV."""
         rows = "".join(f"{question},{ending}\n" for question, ending in enumerate(summaries.argmax(axis=1)))

@@ -30,8 +30,8 @@ from bertkit.data.labels import (
     iterate_keys,
     read_labelled,
 )
-from bertkit.data.long_texts import POOLED, WindowedTexts, encode_long, pool_windows
-from bertkit.data.sequences import EncodedInputs, Items, Sequences, report_cut
+from bertkit.data.long_texts import POOLED, encode_long, pool_windows
+from bertkit.data.sequences import EncodedInputs, Groups, Items, Sequences, report_cut
 from bertkit.data.splits import (
     UNLABELLED,
     check_split_options,
@@ -143,7 +143,7 @@ class TextExamples:
 class TextSequences(Items):
     """Encoded texts with their labels' space and, where these are written with predictions, their rows."""
 
-    sequences: Sequences | WindowedTexts
+    sequences: Sequences | Groups
     space: LabelSpace
     rows: Columns | None = None
 
@@ -240,8 +240,6 @@ class TextTask(FineTuningTask):
         known = train if options["folds"] else tables["train"]
         space = find_labels(known, label, options["problem_type"], options["labels"], options["label_sep"])
         report(space.describe())
-        for remark in space.remarks:
-            report(f"{train.source}: {remark}")
         examples = {}
         for split, table in tables.items():
             rows, labels, left_out = read_labelled(split, table, space, options, report)
@@ -342,7 +340,7 @@ class TextTask(FineTuningTask):
         """Return the sequences of texts and pairs, or of all their windows."""
         lengths = {**list_defaults(TEXT_OPTIONS), **settings.lengths, "max_length": settings.max_length}
         data = encode_long(examples, None, settings.tokenizer, **{name: lengths[name] for name in TEXT_OPTIONS})
-        if isinstance(data, WindowedTexts):
+        if isinstance(data, Groups):
             data = data.sequences
         return EncodedInputs(data, np.diff(data.ends, prepend=0), data.shortened)
 

@@ -202,7 +202,7 @@ def test_a_file_that_cannot_be_divided_is_checked_as_train(tmp_path):
     found = check("classify", tmp_path / "rows.csv").findings
     assert {split: one["repeats"] for split, one in found["splits"].items()} == {"train": 39}
     assert found["left_out"][-1].startswith("the split of train, which training needs: ")
-    assert "rows.csv has 40 rows with 1 different text, which leave none for dev; give more" in found["left_out"][-1]
+    assert "rows.csv has 40 rows (different texts: 1) and none for dev; give more" in found["left_out"][-1]
 
 
 def test_long_and_unknown_inputs_are_counted(tmp_path, model):

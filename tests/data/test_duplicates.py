@@ -5,14 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.data.duplicates import (
-    NEAR,
     find_near,
     find_repeats,
     fold_texts,
     hash_bands,
     hash_rows,
     is_near,
-    list_pieces,
     number_answers,
     pad_row,
 )
@@ -90,13 +88,12 @@ def find_all(splits):
 def compare_by_force(splits, split, other):
     """Return the rows of a split that nearly equal an (earlier) row of another, but equal none."""
     rows, others = ([pad_row(row) for row in splits[name]] for name in (split, other))
-    pieces, found = [list_pieces(row) for row in others], set()
+    found = set()
     for number, row in enumerate(rows):
         before = range(number if split == other else len(others))
         if row in [others[place] for place in before]:
             continue
-        own = list_pieces(row)
-        if any(len(own & pieces[place]) >= NEAR * len(own | pieces[place]) for place in before):
+        if any(is_near(row, others[place]) for place in before):
             found.add(number)
     return found
 
@@ -104,7 +101,7 @@ def compare_by_force(splits, split, other):
 def test_near_rows_are_those_of_brute_force_except_a_few_at_the_limit():
     splits = make_near_rows()
     found = find_all(splits)
-    leaks, repeats = found["dev"].in_train, found["train"].repeats
+    leaks, repeats = found["dev"][0], found["train"][1]
     for ours, expected in (
         (leaks, compare_by_force(splits, "dev", "train")),
         (repeats, compare_by_force(splits, "train", "train")),
@@ -119,7 +116,7 @@ def test_near_rows_are_those_of_brute_force_except_a_few_at_the_limit():
 def test_short_empty_and_huge_rows_have_no_near_rows_unless_they_share_pieces():
     rows = [("",), ("a",), ("ab",), ("\0",), ("x" * 1_000_000,), ("xyz " * 300_000,), ("xyz " * 300_001,)]
     found = find_all({"train": rows})
-    assert found["train"].repeats.tolist() == [[6, 5]]
+    assert found["train"][1].tolist() == [[6, 5]]
 
 
 def test_a_template_costs_a_few_comparisons_for_each_row():

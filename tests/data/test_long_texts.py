@@ -57,7 +57,7 @@ def test_windows_of_a_text():
     The windows of 10 tokens are 0 to 5, 3 to 8 and 6 to 9: the last one ends with the text. 6 tokens are one window.
     """
     data = encode([" ".join(WORDS[:10]), " ".join(WORDS[:6]), ""], np.array([1, 0, 1]))
-    assert [data.sequences.counts.tolist(), data.shortened.tolist()] == [[3, 1, 1], [False] * 3]
+    assert [data.counts.tolist(), data.sequences.shortened.tolist()] == [[3, 1, 1], [False] * 3]
     assert show(data[0]) == [
         ("[CLS] w0 w1 w2 w3 w4 w5 [SEP]", [0] * 8),
         ("[CLS] w3 w4 w5 w6 w7 w8 [SEP]", [0] * 8),
@@ -79,7 +79,7 @@ def test_windows_of_a_pair_repeat_the_shorter_text():
         ("[CLS] w30 w31 [SEP] w0 w1 w2 w3 w4 [SEP]", [0] * 4 + [1] * 6),
         ("[CLS] w30 w31 [SEP] w5 w6 w7 w8 [SEP]", [0] * 4 + [1] * 5),
     ]
-    assert not data.shortened.any()
+    assert not data.sequences.shortened.any()
 
 
 def test_the_shorter_text_of_a_pair_takes_half_of_the_room_at_most():
@@ -127,17 +127,6 @@ def test_a_batch_of_windows_has_zeros_in_place_of_absent_ones():
     assert batch["labels"].tolist() == [0, 1]
     real = torch.cat([batch["input_ids"][row][batch["attention_mask"][row].bool()] for row in (1, 0)])
     assert real.tolist() == data.sequences.ids.tolist()
-
-
-def test_fingerprints_tell_windows_and_labels_apart():
-    """Two windows of one text, or of two texts."""
-    texts = [" ".join(WORDS[:6]), " ".join(WORDS[3:9])]
-    data = [
-        encode([" ".join(WORDS[:9])]),
-        *(encode(texts, labels) for labels in (None, np.arange(2), 1 - np.arange(2))),
-    ]
-    assert data[0].sequences.fingerprint() == data[1].sequences.fingerprint()
-    assert len({one.fingerprint() for one in data}) == 4
 
 
 def test_scores_of_windows():

@@ -1,15 +1,12 @@
 """Texts and pairs as the paper packs them, truncated as in the reference code, and batches that lose nothing."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.data.sequences import Choices, Sequences, encode_inputs, encode_texts, pad, pad_choices
+from bertkit.data.sequences import Groups, Sequences, encode_inputs, pad, pad_choices
 from bertkit.data.tokenizer import SPECIAL_TOKENS, copy_backend, make_tokenizer
 
 WORDS = ["my", "dog", "is", "cute", "he", "likes", "play", "##ing", "a", "b", "mask", "sep", "[", "]", ".", ",", "##s"]
@@ -20,7 +17,8 @@ TEXTS = st.lists(st.sampled_from(["my", "dogs", "Playing", "cute.", "É", "a, b"
 def encode(*texts, labels=None, max_length=64):
     """Return the sequences of one text or pair, or of columns of them."""
     columns = [[text] if isinstance(text, str) else list(text) for text in texts]
-    return encode_texts(columns, labels, TOKENIZER, max_length)
+    inputs = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+    return encode_inputs(inputs, labels, TOKENIZER, max_length)
 
 
 def show(item):
@@ -58,26 +56,6 @@ def test_sequences_are_those_of_tokenizers(inputs, max_length):
         assert item == (stock["input_ids"][0], stock["token_type_ids"][0])
 
 
-LONG_PAIR = """
-import resource
-from bertkit.data.sequences import encode_inputs
-from bertkit.data.tokenizer import make_tokenizer
-tokenizer = make_tokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"], cased=False)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-data = encode_inputs([("a " * 8000, "b " * 8000)], None, tokenizer, 128)
-print(len(data.ids), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
-"""
-
-
-@pytest.mark.slow
-def test_two_long_texts_take_no_more_memory_than_their_tokens():
-    """If tokenizers truncated them, it would keep every combination of their pieces: over 1,000 MB here."""
-    done = subprocess.run([sys.executable, "-c", LONG_PAIR], capture_output=True, text=True, check=True)
-    tokens, megabytes = map(int, done.stdout.split())
-    assert tokens == 128
-    assert megabytes < 100
-
-
 @pytest.mark.parametrize("max_length", [5, 6, 9, 10, 13])
 def test_long_pairs_are_cut_as_in_the_reference_code(max_length):
     """Except for the odd token between two long texts, as the docstring says."""
@@ -110,14 +88,6 @@ def test_the_callers_tokenizer_stays_as_it_is():
     assert [len(item["input_ids"]) for item in encode(["a", "a b my dog is"], max_length=5)] == [3, 5]
     assert TOKENIZER.backend_tokenizer.to_str() == before
     assert TOKENIZER("[MASK]")["input_ids"] == TOKENIZER.convert_tokens_to_ids(["[CLS]", "[MASK]", "[SEP]"])
-
-
-def test_more_texts_than_are_tokenized_at_once(monkeypatch):
-    texts = [["a " * (index % 5 + 1) for index in range(10)], ["b " * (index % 3 + 1) for index in range(10)]]
-    whole = encode(*texts, max_length=7)
-    monkeypatch.setattr("bertkit.data.sequences.TEXTS_A_BATCH", 3)
-    for one, other in zip(whole, encode(*texts, max_length=7), strict=True):
-        assert show(one) == show(other)
 
 
 def make_sequences(shapes, labels):
@@ -160,7 +130,7 @@ def test_a_batch_of_choices_holds_every_sequence_in_its_place(lengths, labelled)
     """Three sequences per question, padded to the longest of all."""
     flat = make_sequences([(length, length // 2) for question in lengths for length in question], None)
     labels = np.arange(len(lengths)) % 3 if labelled else None
-    data = Choices(flat, 3, labels)
+    data = Groups(flat, labels, np.full(len(lengths), 3))
     assert len(data) == len(lengths)
     batch = pad_choices(data.__getitems__(range(len(data))))
     expected = pad(flat.__getitems__(range(len(flat))))

@@ -171,17 +171,6 @@ def test_an_answer_within_a_token_takes_all_of_it():
     assert locate_answer(np.zeros((0, 2), int), 0, 3) is None
 
 
-@given(tokenizer=st.sampled_from(TOKENIZERS), text=TEXTS, start=st.integers(0, 60), length=st.integers(1, 60))
-def test_located_tokens_are_those_that_share_a_character(tokenizer, text, start, length):
-    assume(text)
-    start %= len(text)
-    end = min(start + length, len(text))
-    _, offsets = tokenize(tokenizer, text)
-    expected = locate_slowly(offsets, start, end)
-    found = locate_answer(np.array(offsets, int).reshape(-1, 2), start, end)
-    assert found == ((expected[0], expected[-1]) if expected else None)
-
-
 @given(
     tokenizer=st.sampled_from(TOKENIZERS),
     context=CONTEXTS,
@@ -316,16 +305,6 @@ def test_a_context_is_kept_once():
     assert data.contexts.tolist() == [0, 1] * 5
 
 
-def test_more_texts_than_are_tokenized_at_once(monkeypatch):
-    questions = [ask("The best ab. " * (index % 4), (4, 8), question="the " * (index % 5)) for index in range(11)]
-    whole = encode_questions(questions, UNCASED, max_length=12, doc_stride=3, max_query_length=4)
-    monkeypatch.setattr(spans, "CONTEXTS_A_BATCH", 3)
-    again = encode_questions(questions, UNCASED, max_length=12, doc_stride=3, max_query_length=4)
-    assert len(whole) == len(again) > 11
-    for one, other in zip(whole, again, strict=True):
-        assert all(np.array_equal(one[name], other[name]) for name in one.keys() | other.keys())
-
-
 # --- Decoding ---------------------------------------------------------------------------------------------------------
 
 
@@ -393,51 +372,6 @@ def test_decoding_is_that_of_the_reference_code(tokenizer, texts, sizes, longest
         assert answer.null == null
     with mock.patch.object(spans, "WINDOWS_A_CHUNK", chunk):
         assert decode(kept, data) == answers
-
-
-GOLD = 10.0
-
-
-def make_gold_scores(data, seed):
-    """Return start and end scores (W, T), below 1 except at the answers' ends, or at [CLS] in windows without."""
-    width = max(len(item["input_ids"]) for item in data)
-    scores = torch.rand((2, len(data), width), generator=torch.Generator().manual_seed(seed))
-    for row, item in enumerate(data):
-        scores[0, row, item["start_positions"]] = GOLD
-        scores[1, row, item["end_positions"]] = GOLD
-    return scores
-
-
-@given(
-    tokenizer=st.sampled_from(TOKENIZERS),
-    context=CONTEXTS,
-    start=st.integers(0, 200),
-    length=st.integers(1, 5),
-    longest=st.integers(1, 5),
-    step=st.integers(1, 10),
-    more=st.integers(0, 8),
-    seed=st.integers(0, 2**32),
-)
-def test_a_model_that_is_right_gives_the_answer(tokenizer, context, start, length, longest, step, more, seed):
-    """Windows overlap by at least two answers, so the one that owns the answer's start shows all of it."""
-    _, offsets = tokenize(tokenizer, context)
-    assume(offsets)
-    first = start % len(offsets)
-    last = min(first + length, len(offsets)) - 1
-    place = offsets[first][0], offsets[last][1]
-    assume(len(locate_slowly(offsets, *place)) <= longest)
-    query = len(tokenize(tokenizer, "the ab?")[0])
-    data = encode_questions(
-        [ask(context, question="the ab?"), ask(context, place, question="the ab?")],
-        tokenizer,
-        max_length=query + 3 + step + 2 * longest + more,
-        doc_stride=step,
-        max_answer_length=longest,
-    )
-    unanswered, answered = decode(keep_top(*make_gold_scores(data, seed)).numpy(), data)
-    assert answered.best == (context[slice(*place)], GOLD, GOLD, *place)
-    assert express(data, 1) == [answered.best.text]
-    assert answered.odds < 0 < unanswered.odds
 
 
 def test_positions_stay_exact_where_scores_are_coarse():

@@ -1,6 +1,6 @@
 """Words <-> tokens: what a sequence shows, which tokens are labelled, and the amount of context."""
 
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import given
@@ -12,7 +12,6 @@ from bertkit.data.tagging import (
     OrderedWords,
     Sentence,
     TaggedText,
-    divide_long,
     encode_words,
     fit_context,
     group_tokens,
@@ -125,23 +124,6 @@ def test_a_word_that_is_too_long_is_truncated():
     assert [data.locate(number).tolist() for number in range(3)] == [[1], [1], [1]]
 
 
-@given(st.lists(st.integers(0, 12), min_size=1, max_size=30), st.integers(1, 12), st.data())
-def test_parts_cover_their_sentences_in_order(lengths, room, draw):
-    lengths = [min(length, room) for length in lengths]
-    ends = sorted({*draw.draw(st.lists(st.integers(0, len(lengths)), max_size=4)), len(lengths)})
-    edges = np.append(0, np.cumsum(lengths))
-    found, owners = divide_long(np.array(ends), edges, room)
-    assert [found[owners == number][-1] for number in range(len(ends))] == ends
-    assert (np.diff(found) >= 0).all()
-    sizes = np.diff(edges[found], prepend=0)
-    assert (sizes <= room).all()
-    whole = np.diff(edges[ends], prepend=0)
-    for number, size in enumerate(whole):
-        assert size > room or (owners == number).sum() == 1
-    words = np.diff(found, prepend=0)
-    assert ((sizes <= room // 2) | (words == 1) | (whole[owners] <= room)).all()
-
-
 documents = st.lists(
     st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=3), min_size=1, max_size=6), min_size=1, max_size=3
 )
@@ -201,31 +183,6 @@ def test_context_is_as_balanced_as_the_document_allows(lengths, room, draw):
         assert (starts[index], stops[index]) == (begin - left, begin + length + right)
 
 
-@given(documents, st.booleans())
-def test_all_words_and_sequences_together_are_those_of_each(found, context):
-    text = make_text(*found)
-    data = encode_words(text, NAMES, TOKENIZER, 40, context)
-    positions, ends, labels = data.locate_all()
-    flat = data.flatten()
-    assert len(flat) == len(ends) == len(data)
-    for index, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-        own = data.locate(index)
-        assert positions[start:end].tolist() == own[own != ABSENT].tolist()
-        item, same = data[index], flat[index]
-        assert labels[start:end].tolist() == item["labels"][item["labels"] != IGNORED].tolist()
-        assert same["input_ids"].tolist() == item["input_ids"].tolist()
-        assert same["token_type_ids"].tolist() == item["token_type_ids"].tolist()
-        assert "labels" not in same
-    windows = data.merge()
-    shown = list(zip(windows.starts.tolist(), windows.stops.tolist(), strict=True))
-    assert shown == [pair for pair, _ in groupby(zip(data.starts.tolist(), data.stops.tolist(), strict=True))]
-    again, window_ends, same_labels = windows.locate_all()
-    assert (again.tolist(), same_labels.tolist()) == (positions.tolist(), labels.tolist())
-    for index, (start, end) in enumerate(zip([0, *window_ends[:-1]], window_ends, strict=True)):
-        known = windows[index]["labels"] != IGNORED
-        assert np.flatnonzero(known).tolist() == again[start:end].tolist()
-
-
 # --- The order of documents -------------------------------------------------------------------------------------------
 
 
@@ -235,16 +192,6 @@ def test_documents_that_fill_an_update_stay_whole():
     for seed in range(5):
         order = order_documents(documents, 4, np.random.default_rng(seed))
         assert {tuple(np.unique(documents[part])) for part in (order[:4], order[4:])} == {(0, 4), (1, 7)}
-
-
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=30), st.integers(1, 9), st.integers(0, 99))
-def test_each_update_divides_at_most_one_document_that_would_fit(lengths, size, seed):
-    documents = np.repeat(np.arange(len(lengths)), lengths)
-    order = order_documents(documents, size, np.random.default_rng(seed))
-    assert sorted(order.tolist()) == list(range(len(documents)))
-    updates = [order[start : start + size] for start in range(0, len(order), size)]
-    parts = sum(len(np.flatnonzero(np.diff(part) != 1)) + 1 for part in updates)
-    assert parts <= sum(-(-length // size) for length in lengths) + len(updates)
 
 
 def test_the_sequences_of_a_window_are_one_item_with_all_their_labels():

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.data.tags import check_tag, detect_scheme, from_iob2, to_iob2
-from bertkit.metrics.ner import find_entities, find_strict
+from bertkit.metrics.ner import find_entities
 
 IOB = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y-Z", "I-Y-Z"]), max_size=8)
 ANY = st.lists(st.sampled_from(["O", *(f"{mark}-{kind}" for mark in "BIESLU" for kind in ("X", "Y-Z"))]), max_size=8)
@@ -46,12 +46,6 @@ def test_tags_that_are_not_well_formed_have_the_same_entities(tags):
         assert find_entities(from_iob2(tags, scheme)) == find_entities(tags)
     assert from_iob2(tags, "IOB2") == tags
     assert detect_scheme([to_iob2(tags)]) == ("IOB2", 0)
-
-
-@given(IOB)
-def test_strict_entities_are_those_that_begin_with_b(tags):
-    assert find_strict(to_iob2(tags)) == find_entities(tags)
-    assert find_strict(tags) == [found for found in find_entities(tags) if tags[found[0]].startswith("B-")]
 
 
 def test_a_file_of_several_schemes_is_of_the_most_frequent_one():

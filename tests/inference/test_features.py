@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bertkit.data import sequences as batching
-from bertkit.data.sequences import Sequences, encode_texts
+from bertkit.data.sequences import Sequences, encode_inputs
 from bertkit.data.tagging import Features
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.inference import features as module
@@ -30,7 +30,7 @@ def checkpoint(tmp_path):
 
 @pytest.fixture
 def sequences(checkpoint):
-    return encode_texts([TEXTS], None, load_tokenizer(checkpoint), 64)
+    return encode_inputs(TEXTS, None, load_tokenizer(checkpoint), 64)
 
 
 def gather(checkpoint: str, layers: str) -> list[np.ndarray]:

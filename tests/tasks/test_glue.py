@@ -12,7 +12,7 @@ import transformers
 
 from bertkit import BertForSequenceClassification, BertModel
 from bertkit.data.formats import hub as hub_format
-from bertkit.data.sequences import Sequences, encode_texts, pad
+from bertkit.data.sequences import Sequences, encode_inputs, pad
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
@@ -341,7 +341,7 @@ def test_plain_transformers_loads_a_finished_run(finish, glue):
     tokenizer = transformers.AutoTokenizer.from_pretrained(output)
     texts = list(map(list, zip(*examples[:], strict=True)))
     batch = tokenizer(*texts, truncation=True, max_length=32, padding=True, return_tensors="pt")
-    data = encode_texts(texts, None, load_tokenizer(output), 32)
+    data = encode_inputs(list(zip(*texts, strict=True)), None, load_tokenizer(output), 32)
     ours = BertForSequenceClassification.from_pretrained(output, dtype=torch.float64).eval()
     with torch.no_grad():
         expected = ours(**pad(data.__getitems__(range(len(data))))).logits

@@ -13,7 +13,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from bertkit.data.formats import hub
 from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE
 from bertkit.data.sequences import Sequences
-from bertkit.data.splits import differs
+from bertkit.data.splits import describe_shares
 from bertkit.inference.predictor import Predictor
 from bertkit.metrics.rows import take_values
 from bertkit.model.checkpoint import load_config, load_model
@@ -246,8 +246,9 @@ def test_the_kind_the_labels_and_their_shares_are_told(tmp_path):
         "  a: train 25.0%, dev 100.0%  warning: dev differ by more than three standard errors",
         "  b: train 75.0%, dev 0.0%  warning: dev differ by more than three standard errors",
     ]
-    assert differs(20, 80, 10, 10)
-    assert not differs(20, 80, 7, 10)  # 0.7 - 0.25 = 0.45; pooled 0.3, so 3 sqrt(0.21 (1/80 + 1/10)) = 0.461
+    for count, is_odd in ((10, True), (7, False)):  # 0.7 - 0.25 = 0.45; 3 sqrt(0.21 (1/80 + 1/10)) = 0.461
+        (line,) = describe_shares({"train": np.array([20]), "dev": np.array([count])}, {"train": 80, "dev": 10}, ["a"])
+        assert ("warning" in line) == is_odd
     write_texts(tmp_path / "d" / "train.csv", ["0.5", "1.5"] * 5)
     write_texts(tmp_path / "d" / "dev.csv", ["2.25", "2.25"])
     _, lines = load(tmp_path / "d")

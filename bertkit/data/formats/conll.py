@@ -48,42 +48,32 @@ NER_HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
 
 def find_conll(folder: str | Path, report: Report = ignore) -> dict[str, Path]:
-    """Find the file of each split in a folder, or in its only subfolder with such files.
+    """Find the file of each split in a folder, or in a folder in it, by the first names of NER_FILES that are there.
 
     The test file may be missing, and the dev file too unless the files have CoNLL-2003's names.
 
     Raises:
-        UsageError: The folder does not exist, has no such files or no train file, or several subfolders have such
-            files.
+        UsageError: The folder does not exist, or has no train file or several.
     """
     folder = Path(folder)
     check_access(folder)
     if not folder.is_dir():
         raise UsageError(f"{folder} does not exist; {REMEDY}")
-    holding = [folder] if _find_kinds(folder) else [x for x in sorted(folder.iterdir()) if _find_kinds(x)]
-    if len(holding) != 1:
-        has = f"several data sets ({', '.join(x.name for x in holding)})" if holding else "no CoNLL files and no tables"
+    wanted = [(below + names[0], names) for below in ("", "*/") for names in NER_FILES]
+    kinds = [(found, names) for pattern, names in wanted if (found := sorted(folder.glob(pattern)))]
+    if not kinds or len(kinds[0][0]) > 1:
+        has = f"several data sets ({', '.join(map(str, kinds[0][0]))})" if kinds else "no CoNLL files and no tables"
         raise UsageError(f"{folder} has {has}; {REMEDY}")
-    (folder,) = holding
-    kinds = _find_kinds(folder)
-    needed = {names: paths[: 2 if names is NER_FILES[0] else 1] for names, paths in kinds.items()}
-    complete = [names for names in kinds if all(path.is_file() for path in needed[names])]
-    if not complete:
-        missing = next(path.name for path in next(iter(kinds.values())) if not path.is_file())
-        raise UsageError(f"{folder} has no {missing}; {REMEDY}")
-    taken, *others = sorted(complete, key=lambda names: not kinds[names][1].is_file())
-    if others:
-        report(f"{folder} has {' and '.join(names[0] for names in complete)}; using the files named like {taken[0]}")
-    paths = dict(zip(NER_SPLITS, kinds[taken], strict=True))
-    for split in [split for split, path in paths.items() if not path.is_file()]:
-        report(f"{paths.pop(split)} not found, " + ("dev is taken from train" if split == "dev" else "skipping"))
+    ((train,), names), paths = kinds[0], {}
+    for split, name in zip(NER_SPLITS, names, strict=True):
+        path = min(train.parent.glob(name), default=train.with_name(name))
+        if path.is_file():
+            paths[split] = path
+        elif split == "dev" and names is NER_FILES[0]:
+            raise UsageError(f"{train.parent} has no {name}; {REMEDY}")
+        else:
+            report(f"{path} not found, " + ("dev is taken from train" if split == "dev" else "skipping"))
     return paths
-
-
-def _find_kinds(folder: Path) -> dict[tuple[str, ...], list[Path]]:
-    """Return the rows of NER_FILES for which the folder has a train or dev file, with the paths of their files."""
-    found = {names: [min(folder.glob(name), default=folder / name) for name in names] for names in NER_FILES}
-    return {names: paths for names, paths in found.items() if any(path.is_file() for path in paths[:2])}
 
 
 def read_conll(
@@ -162,20 +152,16 @@ def _walk_sentences(
     path: Path, rows: Sequence[list[str]], column: int, word: int
 ) -> Iterator[tuple[int, list[tuple[int, list[str]]]]]:
     """Yield for each sentence the number of -DOCSTART- lines before it, and the numbers and cells of its lines."""
-    width = first = document = 0
-    least, order = max(column + 1, 2), ", with the word first and its tag last" * (column < 0)
+    width, document, least = 0, 0, max(column + 1, 2)
     for is_break, group in groupby(enumerate(rows, 1), lambda row: row[1][:1] in ([], [DOCSTART])):
         lines = list(group)
         if is_break:
             document += sum(bool(cells) for _, cells in lines)
             continue
-        if not width:
-            first, width = lines[0][0], len(lines[0][1])
+        width = width or max(len(lines[0][1]), least)
         for number, cells in lines:
-            if len(cells) != width or width < least:
-                expected = f"{width} as in line {first}" if width >= least else f"at least {least}"
-                columns = f"{len(cells)} column{'s' * (len(cells) != 1)}"
-                raise UsageError(f"{path}, line {number} has {columns}, expected {expected}{order}; {AGAIN}")
+            if len(cells) != width:
+                raise UsageError(f"{path}, line {number} has {len(cells)} columns, expected {width}; {AGAIN}")
         yield document, [line for line in lines if not (word and WORD_RANGE.fullmatch(line[1][0]))]
 
 

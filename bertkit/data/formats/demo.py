@@ -18,14 +18,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from bertkit.data.pretraining.docstrings import parse_module
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError
+from bertkit.system.files import atomic_write
 from bertkit.system.progress import ignore
 
 DOCUMENTED_PACKAGES = ("numpy", "scipy", "sklearn", "pandas")
@@ -57,11 +58,6 @@ class Function:
 
     name: str
     parameters: tuple[Parameter, ...]
-
-    @property
-    def is_held_out(self) -> bool:
-        """Return whether the function is in dev; this depends on its name alone, not on other packages."""
-        return int.from_bytes(blake2b(self.name.encode(), digest_size=4).digest()) < DEV_SHARE * 2**32
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
@@ -138,34 +134,26 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
     """
     if there := [str(output / name) for name in ("squad", "glue", DESCRIPTIONS) if (output / name).exists()]:
         raise UsageError(f"the directory already has {' and '.join(there)}; delete them, or name another directory")
-    output.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=output) as folder:
-        fill(Path(folder), questions, report)
-        for part in sorted(Path(folder).iterdir()):  # moved only once all are complete
-            with explain_refusal(f"the directory {output / part.name}"):
-                part.rename(output / part.name)
-    report(f"In {output}: squad/, glue/, {DESCRIPTIONS}")
-
-
-def fill(folder: Path, questions: int, report: Callable[[str], None]) -> None:
-    """Write the data sets into an empty folder."""
-    functions = read_functions()
+    functions, parts = read_functions(), {"train": [], "dev": []}
+    for function in functions:  # by its name alone, whatever other packages there are
+        share = int.from_bytes(blake2b(function.name.encode(), digest_size=4).digest()) / 2**32
+        parts["dev" if share < DEV_SHARE else "train"].append(function)
     rows = make_descriptions(functions, questions)
-    with (folder / DESCRIPTIONS).open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([("text", "library", "function"), *rows])
+    csv.writer(file := StringIO()).writerows([("text", "library", "function"), *rows])
+    files = {DESCRIPTIONS: file.getvalue()}
     report(f"{len(functions):,} documented functions; {len(rows):,} descriptions of parameters, each with its library")
-    (folder / "squad").mkdir()
-    (folder / "glue" / "QNLI").mkdir(parents=True)
-    for split in ("train", "dev"):
-        chosen = [function for function in functions if function.is_held_out == (split == "dev")]
+    for split, chosen in parts.items():
         limit = questions if split == "train" else max(questions // 10, 100)
         articles, pairs = make_articles(chosen, limit), make_pairs(chosen, limit)
-        squad = json.dumps({"version": "v2.0", "data": articles}) + "\n"
-        (folder / "squad" / f"{split}-v2.0.json").write_text(squad, encoding="utf-8")
+        files[f"squad/{split}-v2.0.json"] = json.dumps({"version": "v2.0", "data": articles}) + "\n"
         lines = ["index\tquestion\tsentence\tlabel", *("\t".join([str(n), *row]) for n, row in enumerate(pairs))]
-        (folder / "glue" / "QNLI" / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        files[f"glue/QNLI/{split}.tsv"] = "\n".join(lines) + "\n"
         asked = sum(len(article["paragraphs"][0]["qas"]) for article in articles)
         report(f"{split}: {asked:,} questions, {len(pairs):,} pairs")
+    for name, text in files.items():
+        (output / name).parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(text, output / name)
+    report(f"In {output}: squad/, glue/, {DESCRIPTIONS}")
 
 
 def ask(function: Function, parameter: Parameter) -> str:

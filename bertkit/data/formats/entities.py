@@ -187,11 +187,7 @@ def read_spans(cell: str, text: str, origin: str, column: str) -> list[tuple[int
 
 
 def check_span(span: MarkedSpan, text: str, origin: str) -> None:
-    """Check that a span has characters of its text, and its own text there.
-
-    Raises:
-        UsageError: It has not.
-    """
+    """Check that a span has characters of its text, and its own text there."""
     where = f"{origin}: the span {span.start} to {span.end}"
     if not span.start < span.end <= len(text):
         raise UsageError(f"{where} is not within the {len(text):,} characters; correct it")

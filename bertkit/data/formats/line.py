@@ -22,6 +22,7 @@ import msgspec
 from bertkit.errors import UsageError, explain_missing, join_lines
 
 FILE_REMEDY = "give the official files with --data DIR"
+ARRAY_REMEDY = 'give an array of objects, as pandas writes with orient="records", or one object per line'
 CONVERT = "convert the file, for Western European text with iconv -f cp1252 -t utf-8"
 AGAIN = "correct it or get the file again"
 UTF8, CP1252 = "utf-8-sig", "cp1252"  # utf-8-sig drops a byte order mark
@@ -166,18 +167,19 @@ def split_rows(lines: Iterator[tuple[int, str | UsageError]], separator: str, is
     """
     if is_plain:
         for number, line in lines:
-            text = line if isinstance(line, UsageError) else line.removesuffix("\n").removesuffix("\r")
-            if text:
-                yield number, text if isinstance(text, UsageError) else text.split(separator)
+            if isinstance(line, UsageError):
+                yield number, line
+            elif text := line.removesuffix("\n").removesuffix("\r"):
+                yield number, text.split(separator)
         return
     csv.field_size_limit(LONGEST_CELL)
-    last, line = 0, ""
+    last, fault = 0, None
 
     def take(numbered: tuple[int, str | UsageError]) -> str:
-        nonlocal last, line
+        nonlocal last, fault
         last, line = numbered
-        if isinstance(line, UsageError):
-            raise line
+        if fault := line if isinstance(line, UsageError) else None:
+            raise csv.Error
         return line
 
     rows = csv.reader(map(take, lines), delimiter=separator, strict=True)
@@ -187,16 +189,12 @@ def split_rows(lines: Iterator[tuple[int, str | UsageError]], separator: str, is
             cells = next(rows)
         except StopIteration:
             return
-        except (csv.Error, UsageError) as error:
-            if isinstance(error, UsageError) and error is not line:  # of the file, not of a line
-                raise
-            trouble = str(error)
-            if isinstance(error, csv.Error):  # " - " precedes advice for programmers
-                trouble = f"is not a valid CSV row ({trouble.partition(' - ')[0]}); check its quotes and commas"
+        except csv.Error as error:  # " - " precedes advice for programmers
+            trouble = fault or f"is not a valid CSV row ({str(error).partition(' - ')[0]}); check its quotes and commas"
             if last > before + 1:
                 yield before + 1, UsageError(f"{trouble} (the row covers several lines; those after it are not read)")
                 return
-            cells = UsageError(trouble)
+            cells = UsageError(str(trouble))
         if cells:
             yield before + 1, cells
 
@@ -309,18 +307,6 @@ def explain_form(origin: str, remedy: str = AGAIN) -> Iterator[None]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         remedy = CONVERT if isinstance(error, UnicodeDecodeError) else remedy
         raise UsageError(f"{origin}: {join_lines(error)}; {remedy}") from None
-
-
-def read_array(path: Path, encoding: str = UTF8) -> list[msgspec.Raw]:
-    """Return the JSON texts of the values in a file: an array, or an object whose only key holds one."""
-    remedy = 'give an array of objects, as pandas writes with orient="records", or one object per line'
-    found = read_json(path, list[msgspec.Raw] | dict[str, msgspec.Raw], remedy, encoding)
-    if isinstance(found, list):
-        return found
-    if len(found) != 1:
-        raise UsageError(f"{path} is an object with {len(found)} keys, expected only one, with an array; {remedy}")
-    with explain_form(str(path), remedy):
-        return msgspec.json.decode(*found.values(), type=list[msgspec.Raw])
 
 
 def parse_line(text: str | bytes, decoder: msgspec.json.Decoder = INPUT) -> Any:

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 
 from bertkit.data.formats.hub import load_hub
 from bertkit.data.formats.line import (
+    ARRAY_REMEDY,
     ENCODINGS,
     INPUT,
     LONGEST_QUOTED,
@@ -40,7 +41,7 @@ from bertkit.data.formats.line import (
     open_file,
     parse_line,
     raise_errors,
-    read_array,
+    read_json,
     split_rows,
     walk_file,
     walk_lines,
@@ -63,7 +64,7 @@ FEATURES = b"huggingface"  # the key of the schema under which `datasets` keeps 
 TEXT = pa.large_string()  # offsets of 32 bits end at 2 GB, also for the result of `take`
 SOURCES = f"a file ({', '.join(SUFFIXES)}), a folder with train.csv, or a Hub data set owner/name[:config][@revision]"
 TEXT_REMEDY = "name the columns of the texts with --text"
-FLAT = "expected texts, numbers, true, false or null in every row, or lists of these in every row; flatten it"
+FLAT = "holds objects, or lists in some rows only; give texts, numbers or lists of these in every row"
 
 Input = str | Mapping[str, Any]
 
@@ -92,7 +93,7 @@ class Columns:
         lines: The row's first line in its file, or its number from 1.
         unit: The unit of `lines`, "line" or "row".
         classes: The columns of class labels of Hugging Face data sets -> their names.
-        faults: Column -> why its cells are neither texts nor lists of texts; they are JSON texts.
+        faults: The columns whose cells are neither texts nor lists of texts; they are JSON texts.
         records: The row's number in its file from 1, which differs from `lines` where a row has several lines.
     """
 
@@ -102,7 +103,7 @@ class Columns:
     lines: Sequence[int]
     unit: str = "line"
     classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    faults: Mapping[str, str] = field(default_factory=dict)
+    faults: frozenset[str] = frozenset()
     records: Sequence[int] = ()
 
     def __len__(self) -> int:
@@ -128,7 +129,7 @@ class Columns:
         """Return a column of texts or of lists of texts; an absent one or one of the `faults` is a UsageError."""
         column = find_column(self.source, self.table.column_names, name, "name one of its columns")
         if name in self.faults:
-            raise UsageError(self.faults[name])
+            raise UsageError(f"{self.source}: {name[:LONGEST_QUOTED]!r} {FLAT}")
         return self.table.column(column)
 
     def walk(self, decoded: Collection[str] = ()) -> Iterator[dict[str, Any]]:
@@ -273,7 +274,7 @@ def gather(source: str, rows: Iterator[tuple[int, Mapping[str, str]]]) -> tuple[
 
 def write_values(source: str, rows: Rows, unit: str, classes: Mapping[str, Sequence[str]] | None = None) -> Columns:
     """Return rows of any values as texts, and lists of plain values as JSON of texts."""
-    shapes: dict[str, dict[str, int]] = {}  # column -> the first row of each kind of its values
+    shapes: dict[str, set[str]] = {}  # column -> the kinds of its values
 
     def walk() -> Iterator[tuple[int, dict[str, str]]]:
         for number, row in rows:
@@ -282,18 +283,14 @@ def write_values(source: str, rows: Rows, unit: str, classes: Mapping[str, Seque
                 is_nested = any(isinstance(item, dict | list) for item in (value if is_list else [value]))
                 if value is not None:
                     shape = "objects" if is_nested else "lists" if is_list else "plain values"
-                    shapes.setdefault(key, {}).setdefault(shape, number)
+                    shapes.setdefault(key, set()).add(shape)
                 row[key] = make_text(list(map(make_text, value)) if is_list and not is_nested else value)
             if row:
                 yield number, row
 
     table, lines = gather(source, walk())
-    faults = {
-        key: f"{source}, {unit} {[*found.values()][-1]}: {key[:LONGEST_QUOTED]!r} holds {', '.join(found)}; {FLAT}"
-        for key, found in shapes.items()
-        if len(found) > 1 or "objects" in found
-    }
-    lists = frozenset(key for key, found in shapes.items() if [*found] == ["lists"])
+    faults = frozenset(key for key, found in shapes.items() if len(found) > 1 or "objects" in found)
+    lists = frozenset(key for key, found in shapes.items() if found == {"lists"})
     return Columns(source, table, lists, lines, unit, classes or {}, faults)
 
 
@@ -316,22 +313,16 @@ def read_inputs(source: str, columns: Sequence[str] = (), **reading: Any) -> Ite
             is_json = isinstance(text, str) and text.lstrip()[:1] in ("{", '"')
             yield Line(parse_line(text) if is_json else text, f"standard input, line {number}")
         return
-    kind, texts = find_suffix(source, tuple(UNITS)), {}
+    kind = find_suffix(source, tuple(UNITS))
     for number, row in walk_rows(Path(source), columns=columns, decoder=INPUT, **reading):
-        if isinstance(row, dict) and kind not in COLUMN_SUFFIXES:  # a row without a text has empty ones, as in a table
-            texts |= {name: "" for name, value in row.items() if isinstance(value, str)}
-            row = row if any(isinstance(value, str | list | dict) for value in row.values()) else texts | row
         yield Line(row, f"{source}, {UNITS[kind]} {number}", kind in COLUMN_SUFFIXES)
 
 
 def check_source(source: str) -> None:
-    """Check that the input is a file with a known suffix, or that standard input is open."""
-    if source == STDIN:
-        if sys.stdin is None:
-            raise UsageError("standard input is closed; pipe the inputs to it or name a file with --input")
-    elif Path(source).is_file():
+    """Check that the input is standard input or a file with a known suffix."""
+    if Path(source).is_file():
         find_suffix(source, tuple(UNITS))
-    else:
+    elif source != STDIN:
         check_access(source)
         found = f"{source} is a folder" if Path(source).is_dir() else f"there is no file {source}"
         raise UsageError(f"{found}; name a file with --input, or - for standard input")
@@ -339,10 +330,8 @@ def check_source(source: str) -> None:
 
 def check_output(source: str, output: Path, option: str = "--output") -> None:
     """Check that the output is not the file of the inputs under any of its names."""
-    with suppress(OSError):  # the output does not exist yet, or standard input is not a file
-        read = sys.stdin.fileno() if source == STDIN else source
-        if output.is_file() and os.path.samestat(os.stat(read), output.stat()):
-            raise UsageError(f"{output} is also the input and would be overwritten; name another file with {option}")
+    if output.is_file() and os.path.exists(source) and os.path.samefile(source, output):
+        raise UsageError(f"{output} is also the input and would be overwritten; name another file with {option}")
 
 
 # --- the rows of a file
@@ -360,8 +349,8 @@ def walk_rows(
     """Yield the rows of a file; one that cannot be read is an error in its place, and those after it are still read.
 
     .csv (RFC 4180) and .tsv: columns named by the first line; where tabs separate, quotes are those of CSV only if the
-    whole file follows its rules. .xlsx: the first sheet. .jsonl: one object per line. .json: an array of objects, or
-    an object whose only key holds one. .parquet: columns. .txt: a text per line. Blank lines of others are skipped.
+    whole file follows its rules. .xlsx: the first sheet. .jsonl: one object per line. .json: an array of objects.
+    .parquet: columns. .txt: a text per line. Blank lines of others are skipped.
 
     Args:
         sep: The separator of cells; "": found from the header and the first rows.
@@ -387,15 +376,11 @@ def walk_rows(
         return name_cells(path, split_rows(lines, mark, is_plain), columns, notes=notes, report=report)
     if notes:
         report(f"{path}: {', '.join(notes)}")
-    if kind == ".json" and not _has_objects(walk_file(path, found)):
-        lines = enumerate(map(bytes, read_array(path, found)), 1)
+    # Many name JSON lines .json: the first two lines are an object each.
+    first = [parse_line(line) for line in islice(walk_file(path, found), 2) if isinstance(line, str)]
+    if kind == ".json" and list(map(type, first)) != [dict, dict]:
+        lines = enumerate(map(bytes, read_json(path, list[msgspec.Raw], ARRAY_REMEDY, found)), 1)
     return _parse(lines, None if kind == ".txt" else decoder)
-
-
-def _has_objects(lines: Iterable[str | UsageError]) -> bool:
-    """Return whether the first two lines are an object each, as in JSON lines, which many name .json."""
-    first = [isinstance(line, str) and isinstance(parse_line(line), dict) for line in islice(lines, 2)]
-    return len(first) == 2 and all(first)
 
 
 def _parse(contents: Iterable[tuple[int, str | bytes | UsageError]], decoder: msgspec.json.Decoder | None) -> Rows:

@@ -173,11 +173,7 @@ def read_predictions(path: str | Path, form: type[Parsed]) -> dict[str, Parsed]:
     Raises:
         UsageError: As `read_json`; also for a number that is NaN or infinite, or a negative probability.
     """
-    found = {}
-    for name, value in read_json(path, dict[str, Raw]).items():
-        with explain_form(f"{path}, {name[:LONGEST_QUOTED]!r}"):  # one by one, so that the message names the question
-            found[name] = msgspec.json.decode(value, type=form)
-    return found
+    return read_json(path, dict[str, form])
 
 
 # --- a person's own questions
@@ -245,7 +241,9 @@ def _take_spans(rows: Columns) -> Columns:
 def _gather(split: str, parts: Sequence[Columns], version: int | None, group: str = "") -> OwnQuestions:
     """Return the questions of the tables of a split, and check their ids."""
     source = ",".join(part.source for part in parts)
-    is_labelled = split != "test" or any(map(_has_answers, parts))
+    is_labelled = split != "test" or any(
+        row.get("answers") or row.get("is_impossible") == "true" for part in parts for row in part.walk()
+    )
     needed = ("question", "context", *(["answers"] if is_labelled else []))
     questions: list[Question] = []
     contexts: dict[str, str] = {}
@@ -267,12 +265,6 @@ def _gather(split: str, parts: Sequence[Columns], version: int | None, group: st
             member = cells.get(group, "").strip()
             questions.append(Question(name, cells["question"], context, texts, starts, member, len(questions) + 1))
     return OwnQuestions(source, questions, is_labelled)
-
-
-def _has_answers(rows: Columns) -> bool:
-    known = {"answers", "is_impossible"} & {*rows.table.column_names}
-    cells = {name: {*rows.table.column(name).unique().to_pylist()} for name in known}
-    return any(cells.get("answers", ())) or "true" in cells.get("is_impossible", ())
 
 
 def _read_answers(cells: Mapping[str, str], context: str, origin: str, version: int | None) -> list[tuple[str, int]]:

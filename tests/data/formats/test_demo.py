@@ -8,10 +8,8 @@ import pytest
 from bertkit.data.formats.demo import Function, Parameter, make_articles, make_pairs, parse_parameters, write_samples
 from bertkit.data.formats.official import read_tsv
 from bertkit.data.formats.squad import read_squad
-from bertkit.errors import UsageError
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
-from tests.corpora import read_files
 
 DOCSTRING = """Average something.
 
@@ -113,25 +111,8 @@ def test_the_files_are_what_the_tasks_read(folder):
     assert len(examples["train"].labels) == 1000
 
 
-@pytest.mark.slow
-def test_what_is_stopped_leaves_nothing_and_the_same_is_written_then(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("bertkit.data.formats.demo.make_pairs", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        write_samples(tmp_path, 1000)
-    assert list(tmp_path.iterdir()) == []
-    monkeypatch.undo()
-    write_samples(tmp_path, 1000)
-    assert read_files(tmp_path) == read_files(folder)
-
-
-def test_what_is_there_or_another_has_written_is_not_replaced(tmp_path, monkeypatch, refused):
-    def fill(folder, *_):
-        (folder / "squad").mkdir()
-        (tmp_path / "squad" / "theirs").mkdir(parents=True)
-
-    monkeypatch.setattr("bertkit.data.formats.demo.fill", fill)
-    with pytest.raises(UsageError, match="squad cannot be used"):
-        write_samples(tmp_path)
+def test_what_is_there_is_not_replaced(tmp_path, refused):
+    (tmp_path / "squad").mkdir()
     with refused():
         write_samples(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["squad"]

@@ -100,30 +100,16 @@ def test_rows_without_words_are_left_out_and_those_without_marks_are_unlabelled(
     assert not text.is_labelled
 
 
-def test_of_texts_and_words_those_with_marks_are_read(tmp_path):
-    both = {"text": "so A", "tokens": ["so A"]}
-    for marks, words, is_labelled in (
-        ({"spans": [[3, 4, "X"]]}, ["so", "A"], True),
-        ({"spans": [], "tags": ["B-X"]}, ["so A"], True),
-        ({}, ["so A"], False),
-    ):
-        text, _ = read(write_lines(tmp_path / "a.jsonl", both | marks))
-        assert (text.sentences[0].words, text.is_labelled) == (words, is_labelled)
-
-
 @pytest.mark.parametrize(
     "rows",
     [
         [{"body": "a"}],
         [{"tokens": ["a"], "tags": ["O", "O"]}],
-        [{"tokens": ["a"], "tags": ["3"]}],
         [{"tokens": ["a"], "tags": ["O"]}, {"tokens": ["b"]}],
         [{"text": "a", "spans": []}, {"text": "b"}],
-        [{"tokens": [], "tags": []}],
         [{"tokens": "[1, 2]", "tags": "[]"}],
         [{"text": "a b", "spans": [[0, 1, "X"], [0, 3, "Y"]]}],
         [{"text": "a", "spans": [[0, 2, "X"]]}],
-        [{"text": "a", "spans": [[-1, 1, "X"]]}],
         [{"text": "a", "spans": [{"start": 0}]}],
         [{"text": "a", "spans": [{"start": 0, "end": 1}]}],
         [{"text": "a", "spans": {"start": [0], "end": [], "label": ["X"]}}],

@@ -4,7 +4,6 @@ import csv
 import json
 import subprocess
 import sys
-import tracemalloc
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -104,7 +103,6 @@ def test_csv_with_byte_order_mark_line_ends_in_cells_and_blank_lines(tmp_path):
         (".jsonl", '{"a": 1}\n["a"]\n'),
         (".json", '[{"a": "é"}]'.encode("cp1252")),
         (".jsonl", '{"": 1}\n'),
-        (".json", '{"a": [], "b": []}'),
         (".json", '{"a": 1}'),
     ],
 )
@@ -163,8 +161,8 @@ def test_json_lines_keep_texts_and_numbers_as_they_are(tmp_path):
     assert list(table.lines) == [1, 3, 4]
 
 
-def test_json_is_an_array_or_an_object_that_holds_one(tmp_path):
-    whole = read_columns(write(tmp_path / "a.json", '{"rows": [{"a": "x"}, {"b": [true]}]}'))
+def test_json_is_an_array_of_objects(tmp_path):
+    whole = read_columns(write(tmp_path / "a.json", '[{"a": "x"}, {"b": [true]}]'))
     assert show(whole) == {"a": ["x", ""], "b": ["", '["true"]']}
     assert whole.locate(1) == f"{tmp_path / 'a.json'}, row 2"
 
@@ -213,7 +211,7 @@ def test_parquet_types_become_texts(tmp_path):
         "struct": ['{"x":1}', "", '{"x":null}'],
     }
     assert found.lists == {"tags", "pair"}
-    assert found.faults.keys() == {"struct"}
+    assert found.faults == {"struct"}
     assert found.locate(2) == f"{tmp_path / 'a.parquet'}, row 3"
 
 
@@ -237,25 +235,6 @@ def test_class_labels_of_parquet_are_names(tmp_path):
     make_reviews(3).to_parquet(path)
     assert show(read_columns(path)) == REVIEWS
     assert read_columns(path).classes == {"stars": ["bad", "good"], "topics": ["bad", "good"]}
-    old = pq.read_table(path)  # `datasets` before 4.0 wrote a list of one feature so
-    info = json.loads(old.schema.metadata[b"huggingface"])
-    info["info"]["features"]["topics"] = [info["info"]["features"]["stars"]]
-    pq.write_table(old.replace_schema_metadata({"huggingface": json.dumps(info)}), path)
-    assert show(read_columns(path)) == REVIEWS
-
-
-def test_wrong_parquet_is_one_line(tmp_path, refused):
-    path = tmp_path / "a.parquet"
-    offsets = pa.array([0, 1], pa.int32()).buffers()[1]
-    broken = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\xff")])
-    for table in (
-        pa.Table.from_arrays([pa.array([1]), pa.array([1])], ["a", "a"]),
-        pa.table({"a": broken}),
-        pa.table({"a": pa.array([], pa.string())}),
-    ):
-        pq.write_table(table, path)
-        with refused():
-            read_columns(path)
 
 
 # --- splits
@@ -421,7 +400,7 @@ def test_a_truncated_archive_ends_the_table(tmp_path, refused):
 
 
 def test_json_may_hold_texts_for_prediction(tmp_path):
-    found = list_values(tmp_path / "a.json", b'{"data": [{"text": "good", "id": 1}, "bad", 3, "\xff"]}')
+    found = list_values(tmp_path / "a.json", b'[{"text": "good", "id": 1}, "bad", 3, "\xff"]')
     assert found[:2] == [{"text": "good", "id": 1}, "bad"]
     for number, line in enumerate(found[2:], 3):
         assert line.startswith(f"{number}: is not a JSON object or string (")
@@ -455,34 +434,18 @@ print(len(read_columns(Path(sys.argv[1]))), read_memory("VmHWM"))  # ru_maxrss b
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("suffix", "most"), [(".csv", 150), (".tsv", 150), (".jsonl", 150), (".json", 300)])
-def test_a_million_rows_need_little_more_memory_than_their_texts(suffix, most, tmp_path):
-    """Their texts and labels take 61 MB, offsets 16 MB and lines 8 MB; an array of JSON is read in one piece.
-
-    The last row of the TSV file begins with a quote, so the whole file is read twice.
-    """
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_a_million_rows_need_little_more_memory_than_their_texts(suffix, tmp_path):
+    """Their texts and labels take 61 MB, offsets 16 MB and lines 8 MB."""
+    form = "{:060},{}\n" if suffix == ".csv" else '{{"text": "{:060}", "label": {}}}\n'
     peaks = []
     for count in (100_000, 1_000_000):
         path = tmp_path / f"{count}{suffix}"
-        rows = [f'{{"text": "{row:060}", "label": {row % 5}}}' for row in range(count)]
-        if suffix in (".csv", ".tsv"):
-            mark = "," if suffix == ".csv" else "\t"
-            rows = [f"text{mark}label", *(f"{row:060}{mark}{row % 5}" for row in range(count - 1))]
-            rows.append(f"{'' if suffix == '.csv' else chr(34)}x{mark}1")
-        path.write_text(f"[{', '.join(rows)}]" if suffix == ".json" else "\n".join(rows))
+        path.write_text(
+            "text,label\n" * (suffix == ".csv") + "".join(form.format(row, row % 5) for row in range(count))
+        )
         printed = subprocess.run([sys.executable, "-c", PEAK, path], capture_output=True, text=True, check=True).stdout
         rows, peak = map(int, printed.split())
         assert rows == count
         peaks.append(peak / 1e6)
-    assert peaks[1] - peaks[0] <= most
-
-
-def test_an_unclosed_quote_takes_little_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("bertkit.data.formats.line.LONGEST_CELL", 10_000)
-    (tmp_path / "rows.csv").write_bytes(b'text\n"' + 500_000 * b"word word\n")
-    tracemalloc.start()
-    (line,) = read_inputs(str(tmp_path / "rows.csv"))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert "larger than field limit (10000)" in str(line.value)
-    assert peak < 1e6  # bytes
+    assert peaks[1] - peaks[0] <= 150
