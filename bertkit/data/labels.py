@@ -36,6 +36,7 @@ AS_TRAINED = "as in training"  # the reason of the labels of a trained model
 MOST_BLANK = 0.05  # share of the rows that may be without a text
 SINGLE, SEVERAL, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 MOST_NUMBERS = 20  # different whole numbers that are taken for classes
+TEXTS = "texts"  # the reason for one label if nothing else is found
 SEPARATOR = "|"  # between several labels in a cell
 OTHER_SEPARATORS = ";,#"  # used only where several labels are asked for
 MARKS = {"1": True, "true": True, "0": False, "false": False}
@@ -43,6 +44,7 @@ UNKNOWN_LABEL = -1
 BALANCED = "balanced"
 ALIKE = "differ only in case, accents or spaces"
 ADJACENT = re.compile(r"""['"]\s+['"]""")  # texts that Python joins, as in numpy's ['a' 'b']
+DECIMAL_COMMA = re.compile(r"-?[0-9]+,[0-9]+")
 WHOLE = re.compile(r"(0|-?[1-9][0-9]*)(?:\.0*)?")  # a whole number, perhaps spelled as a float
 Converted = TypeVar("Converted")
 
@@ -56,6 +58,7 @@ class LabelSpace:
         names: The labels in the order of the logits.
         columns: The label columns.
         reason: Why it is this kind and order, for a report.
+        remarks: Lines about labels that look odd.
         separator: The text between several labels in a cell; "" if each cell is a list.
         positions: The labels at the positions of lists of 0 and 1; empty if lists hold the labels.
     """
@@ -64,6 +67,7 @@ class LabelSpace:
     names: tuple[str, ...]
     columns: tuple[str, ...]
     reason: str
+    remarks: tuple[str, ...] = ()
     separator: str = SEPARATOR
     positions: tuple[str, ...] = ()
 
@@ -189,7 +193,7 @@ def find_labels(
         return LabelSpace(SEVERAL, tuple(columns), tuple(columns), "a column of 0 and 1 for each label")
     (column,) = columns
     _, values = number_cells(train, column)
-    lists = read_lists(values)
+    lists = read_lists(train, column, values)
     positions = find_positions(lists, labels)
     if problem_type != "auto":
         kind, reason = problem_type, "as set"
@@ -202,21 +206,44 @@ def find_labels(
     if kind == REGRESSION:
         return LabelSpace(REGRESSION, ("score",), (column,), reason)
     separator = "" if lists else label_sep or find_separator(values) or SEPARATOR
-    space = LabelSpace(kind, (), (column,), reason, separator, positions)
+    space = LabelSpace(kind, (), (column,), reason, (), separator, positions)
     _, cells = space.split_cells(train)
     names = {label for cell in cells for label in cell}
     trouble = ""
     if (len(names) < 2 and kind == SINGLE) or not names:
         trouble = f"{len(names)} label{'s' * (len(names) != 1)}; give a column with two or more"
     elif kind == SINGLE and len(names) > max(MOST_NUMBERS, len(train) // 2):
-        found = f"{len(names):,} different texts in {len(train):,} rows"
-        trouble = f"{found}, too many for labels; choose another column with --label"
+        odd = sorted(name for name in names if parse_number(name) is None)
+        hint = f" ({odd[0][:40]!r} is not a number)" if len(odd) < len(names) / 2 else ""
+        trouble = (
+            f"{len(names):,} different texts in {len(train):,} rows{hint}, too many for labels; choose another column "
+            "with --label"
+        )
     if trouble:
         raise UsageError(f"{train.source}: the column {column!r} has {trouble}")
-    numbers = {name: parse_number(name) for name in names}
-    is_text = None in numbers.values()
-    ordered = sorted(names, key=lambda name: name if is_text else (numbers[name], name))
-    return replace(space, names=positions or tuple(ordered))
+    ordered = positions or tuple(sort_names(names))
+    space = replace(space, names=ordered)
+    return replace(space, remarks=tuple(list_remarks(space, values)))
+
+
+def list_remarks(space: LabelSpace, values: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each oddity of the labels and of the different cells of train."""
+    names = space.names
+    spelled: dict[str, list[str]] = {}
+    for value in sorted({value.strip() for value in values}):
+        spelled.setdefault(normalise(value), []).append(value)
+    for group in [found for found in spelled.values() if len(found) > 1][:1]:
+        yield f"cells such as {' and '.join(map(repr, group[:2]))} are one label"
+    yield from (f"the labels {group} {ALIKE}, and are learned as different labels" for group in list_alike(names))
+    if space.reason != TEXTS:
+        return
+    if any(map(DECIMAL_COMMA.fullmatch, names)) and not any(
+        parse_number(x.replace(",", ".", 1)) is None for x in names
+    ):
+        yield "the labels are numbers with a decimal comma, learned as classes; write a point for a regression"
+    elif separator := find_separator(names):
+        some = next(name for name in names if separator in name)
+        yield f"labels such as {some[:40]!r} are one label each; data.label_sep={separator!r} divides them"
 
 
 def list_alike(names: Iterable[str]) -> list[str]:
@@ -230,10 +257,23 @@ def list_alike(names: Iterable[str]) -> list[str]:
     return [", ".join(map(show, group)) for show, group in zip(looks, groups, strict=True)]
 
 
-def read_lists(values: Sequence[str]) -> list[list[str]]:
-    """Return the lists in a column's different cells, blank ones left out; empty if not every cell is one."""
-    lists = [read_list(value) for value in values if value.strip()]
-    return [] if None in lists else lists
+def read_lists(table: Columns, column: str, values: Sequence[str]) -> list[list[str]]:
+    """Return the lists in a column's different cells, blank ones left out; empty if not every cell is one.
+
+    Raises:
+        UsageError: Every cell looks like a list, but some are of neither JSON nor Python.
+    """
+    filled = [value for value in values if value.strip()]
+    lists = [found for value in filled if (found := read_list(value)) is not None]
+    if len(lists) == len(filled):
+        return lists
+    odd = next(value for value in filled if read_list(value) is None)
+    if all(value.strip()[0] + value.strip()[-1] == "[]" for value in filled) and re.search(r"[\s,]", odd):
+        raise UsageError(
+            f"{table.source}: {column!r} has cells such as {odd[:40]!r}, which are lists of neither JSON nor Python; "
+            'write them as ["a", "b"]'
+        )
+    return []
 
 
 def read_list(value: str) -> list[str] | None:
@@ -284,7 +324,7 @@ def guess_kind(values: Sequence[str], is_list: bool) -> tuple[str, str]:
         return REGRESSION, f"{len(set(numbers)):,} different numbers"
     if any(SEPARATOR in value for value in filled):
         return SEVERAL, f"labels separated by {SEPARATOR}"
-    return SINGLE, "texts"
+    return SINGLE, TEXTS
 
 
 def number_cells(table: Columns, column: str) -> tuple[np.ndarray, list[str]]:
@@ -358,6 +398,14 @@ def parse_number(text: str) -> float | None:
     except ValueError:
         return None
     return number if np.isfinite(number) and "_" not in text else None
+
+
+def sort_names(names: set[str]) -> list[str]:
+    """Return labels in order: numbers by value, others by their characters."""
+    numbers = {name: parse_number(name) for name in names}
+    if all(number is not None for number in numbers.values()):
+        return sorted(names, key=lambda name: (numbers[name], name))
+    return sorted(names)
 
 
 # --- The rows of a person's own table ---------------------------------------------------------------------------------

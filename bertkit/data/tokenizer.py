@@ -292,6 +292,7 @@ def _load_directory(directory: Path, source: str, cased: bool | None) -> Any:
             raise UsageError(f"the tokenizer of {source} has no {missing[0]}; add it to its tokenizer_config.json")
         if is_plain:
             _check_tokens(tokens, source, [token for token in needed.values() if token and token not in added])
+        _complete(tokenizer)
         find_words(tokenizer).encode([UNKNOWN], np.int64)  # fails if the unknown token is not in the vocabulary
         find_form(tokenizer)
     except UsageError:
@@ -318,6 +319,19 @@ def _read_vocabulary(directory: Path) -> tuple[list[str], Collection[str], dict[
     added = {token["content"] for token in added or ()}
     settings = {name: normalizer[key] for key, name in NORMALIZATION.items() if key in normalizer}
     return sorted(ids, key=ids.__getitem__), added, settings
+
+
+def _complete(tokenizer: Any) -> None:
+    """Give a tokenizer whose files add no special tokens those that BERT reads, so that it is saved with them."""
+    from tokenizers.processors import TemplateProcessing
+
+    if tokenizer.is_fast and not tokenizer.backend_tokenizer.num_special_tokens_to_add(is_pair=False):
+        cls, sep = tokenizer.cls_token, tokenizer.sep_token
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=[cls, "$A", sep],
+            pair=[cls, "$A", sep, "$B:1", f"{sep}:1"],
+            special_tokens=[(cls, tokenizer.cls_token_id), (sep, tokenizer.sep_token_id)],
+        )
 
 
 def _download(source: str) -> Path:

@@ -240,6 +240,8 @@ class TextTask(FineTuningTask):
         known = train if options["folds"] else tables["train"]
         space = find_labels(known, label, options["problem_type"], options["labels"], options["label_sep"])
         report(space.describe())
+        for remark in space.remarks:
+            report(f"{train.source}: {remark}")
         examples = {}
         for split, table in tables.items():
             rows, labels, left_out = read_labelled(split, table, space, options, report)

@@ -179,7 +179,7 @@ def adopt_table(table: Columns, texts: Sequence[str]) -> pa.Table:
     if not texts:
         raise UsageError(f"{table.source} has no column of texts beside {LABEL} and {PREDICTION}; add it")
     cells = {name: number_cells(table, name) for name in (LABEL, PREDICTION)}
-    kinds = {guess_kind(values, bool(read_lists(values)))[0] for name, (_, values) in cells.items()}
+    kinds = {guess_kind(values, bool(read_lists(table, name, values)))[0] for name, (_, values) in cells.items()}
     kind = next(kind for kind in (REGRESSION, SEVERAL, SINGLE) if kind in kinds)
     columns = dict(zip(names, table.table.columns, strict=True))
     for name, (codes, values) in cells.items():

@@ -37,6 +37,7 @@ def count_up(number):
 
 KINDS = [  # the cells of train -> kind, names
     ([" good", "bad ", "good"], SINGLE, ("bad", "good")),
+    (["NA", "null", "None"], SINGLE, ("NA", "None", "null")),
     (["True", "FALSE", "true"], SINGLE, ("false", "true")),
     (["3.0", "1.0", "3", "-1"], SINGLE, ("-1", "1", "3")),
     (["01", "1", "001"], SINGLE, ("001", "01", "1")),
@@ -44,6 +45,7 @@ KINDS = [  # the cells of train -> kind, names
     (count_up(20), SINGLE, tuple(map(str, range(20)))),
     (count_up(21), REGRESSION, ("score",)),
     (["0.5", "1", "2"], REGRESSION, ("score",)),
+    (["1_0", "2_0"], SINGLE, ("1_0", "2_0")),
     (["nan", "good"], SINGLE, ("good", "nan")),
     (["a|b", "b", ""], SEVERAL, ("a", "b")),
     (["3|10", "1"], SEVERAL, ("1", "3", "10")),
@@ -54,6 +56,7 @@ KINDS = [  # the cells of train -> kind, names
     (["[True, False]", "[false, true]"], SEVERAL, ("0", "1")),
     ([[1, 0], [0]], SEVERAL, ("0", "1")),
     (["bad;home", "bad"], SINGLE, ("bad", "bad;home")),
+    (["3,5", "1", "2,25"], SINGLE, ("1", "2,25", "3,5")),
 ]
 
 
@@ -118,15 +121,37 @@ def test_positions_and_a_separator_as_given():
 
 
 @pytest.mark.parametrize(
+    ("cells", "problem_type", "remarks"),
+    [
+        (["C#", "Java"], "auto", []),
+        (["1", "2.0", " 2"], "auto", ["cells such as '2' and '2.0' are one label"]),
+        (["caf\u00e9", "cafe\u0301", "no"], "auto", [r"the labels 'cafe\u0301', 'caf\xe9' differ only in case"]),
+        (["Negative", "negative", "cafe", "café"], "auto", ["'Negative', 'negative' differ", "'cafe', 'café' differ"]),
+        (["very good", "very  good", "Verygood"], "auto", ["'Verygood', 'very  good', 'very good' differ"]),
+        (["Hardware, software", "C#"], "auto", ["such as 'Hardware, software' are one label each; data.label_sep="]),
+        (["Hardware, software", "C#"], SINGLE, []),
+        (["3,5", "0,0", "2"], "auto", ["the labels are numbers with a decimal comma, learned as classes"]),
+    ],
+)
+def test_labels_that_look_odd_are_told(cells, problem_type, remarks):
+    found = find(cells, problem_type).remarks
+    assert len(found) == len(remarks)
+    assert all(words in remark for words, remark in zip(remarks, found, strict=True))
+
+
+@pytest.mark.parametrize(
     ("cells", "problem_type"),
     [
+        (["[0 1]", "[1 1]"], "auto"),
+        (["['a' 'b']", "['a']"], "auto"),
         ([["a"], ["a", "b"]], SINGLE),
         (["a", "a"], "auto"),
         ([[], []], "auto"),
         ([f"text {n}" for n in range(40)], "auto"),
+        ([f"{n}.5" for n in range(40)] + ["N/A"], "auto"),
         (["1", "inf"], REGRESSION),
     ],
-    ids=["two labels", "one", "none", "texts", "inf"],
+    ids=["numbers of numpy", "texts of numpy", "two labels", "one", "none", "texts", "N/A", "inf"],
 )
 def test_a_column_that_holds_no_labels_is_one_line(cells, problem_type, refused):
     with refused():
@@ -162,6 +187,17 @@ def test_columns_of_0_and_1_are_several_labels_in_the_given_order():
     space = find_labels(table, ["slow", "dear"], "auto")
     assert (space.kind, space.names, space.columns) == (SEVERAL, ("slow", "dear"), ("slow", "dear"))
     assert space.read(table)[0].tolist() == [[1, 0], [0, 0], [1, 1]]
+
+
+def test_a_table_in_parts_and_a_part_of_a_table_are_read_the_same():
+    """Columns of several chunks have one dictionary; labels of rows that are left out count nowhere."""
+    table = make_columns(y=["a", "b", "c", "a"])
+    chunks = pa.concat_tables([table.table.slice(0, 2), table.table.slice(2)])
+    space = find_labels(Columns("t.csv", chunks, frozenset(), range(4)), ["y"], "auto")
+    assert space.read(Columns("t.csv", chunks, frozenset(), range(4)))[0].tolist() == [0, 1, 2, 0]
+    part = table.take(np.array([3, 1]))
+    assert find_labels(part, ["y"], "auto").names == ("a", "b")
+    assert find(["a", "b"]).read(part)[0].tolist() == [0, 1]
 
 
 @given(st.integers(-(10**20), 10**20), st.integers(0, 3))

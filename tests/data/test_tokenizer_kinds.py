@@ -176,9 +176,13 @@ def test_own_special_tokens_in_a_text_are_ordinary_text(tmp_path):
         assert ("<user>" in tokenizer.convert_ids_to_tokens(ids.tolist())) is (name == "added special tokens")
 
 
-def test_a_tokenizer_that_writes_a_text_in_another_form_is_refused(tmp_path, refused):
+def test_a_tokenizer_without_a_post_processor_is_saved_with_that_of_bert(tmp_path, refused):
     folder = save_kind("WhitespaceSplit", tmp_path / "model")
     content = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(content | {"post_processor": None}))
+    save_tokenizer(load_tokenizer(folder), tmp_path / "run")
+    ids = AutoTokenizer.from_pretrained(tmp_path / "run")("dog")["input_ids"]
+    assert (ids[0], ids[-1]) == (2, 3)
     content["post_processor"]["single"].reverse()
     (folder / "tokenizer.json").write_text(json.dumps(content))
     with refused():

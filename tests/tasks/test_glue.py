@@ -375,6 +375,30 @@ def test_ax_needs_a_model_with_its_labels(glue, tmp_path, refused):
         run(Recipe.make(GLUE["ax"], recipe), output=tmp_path / "run")
 
 
+def make(name, checkpoint, glue, lines=None, **top):
+    """Return a task's model before training, as a run makes it."""
+    recipe = Recipe.make(GLUE[name], make_recipe(checkpoint, glue), top)
+    tokenizer = load_tokenizer(checkpoint)
+    settings = GLUE[name].configure(recipe, tokenizer, None)
+    return make_model(GLUE[name], recipe, settings, *([] if lines is None else [lines.append]))
+
+
+def test_a_classifier_of_the_same_labels_is_kept_and_another_is_new(tmp_path, glue):
+    checkpoint = write_checkpoint(tmp_path, labels=["not_entailment", "entailment"])  # WNLI's order, not that of RTE
+    saved, lines = read_weights(checkpoint), []
+    same, other = make("wnli", checkpoint, glue, lines), make("rte", checkpoint, glue, lines)
+    assert lines == []
+    assert torch.equal(same.classifier.weight, saved["classifier.weight"])
+    assert torch.equal(other.classifier.weight, saved["classifier.weight"].flip(0))
+    assert torch.equal(other.classifier.bias, saved["classifier.bias"].flip(0))
+    assert other.config.id2label == {0: "entailment", 1: "not_entailment"}
+    for name, count in (("cola", 2), ("mnli", 3), ("stsb", 1)):
+        model = make(name, checkpoint, glue, lines)
+        assert lines.pop().endswith("has no weights of this name and shape: classifier.bias, classifier.weight")
+        assert model.classifier.weight.shape == (count, 32)
+        assert list(model.config.id2label.values()) == (HUB_LABELS[name] or ["similarity"])
+
+
 def test_reinit_layers_draws_the_pooler_and_the_top_layers_and_nothing_else(tmp_path, glue):
     """Every parameter of the checkpoint is far from its initial value, as after pre-training."""
     model = BertModel.from_pretrained(write_checkpoint(tmp_path))
@@ -384,9 +408,8 @@ def test_reinit_layers_draws_the_pooler_and_the_top_layers_and_nothing_else(tmp_
     model.save_pretrained(tmp_path)
     before = {f"bert.{name}": weight for name, weight in read_weights(tmp_path).items()}
     for count in (0, 1, 2):
-        lines, recipe = [], Recipe.make(GLUE["rte"], make_recipe(tmp_path, glue), {"reinit_layers": count})
-        settings = GLUE["rte"].configure(recipe, load_tokenizer(tmp_path), None)
-        found = make_model(GLUE["rte"], recipe, settings, lines.append).state_dict()
+        lines = []
+        found = make("rte", tmp_path, glue, lines, reinit_layers=count).state_dict()
         anew = [f"bert.encoder.layer.{number}." for number in range(2 - count, 2)] + ["bert.pooler."] * bool(count)
         assert set(found) - set(before) == {"classifier.weight", "classifier.bias"}
         for name, weight in before.items():

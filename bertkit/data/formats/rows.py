@@ -313,8 +313,11 @@ def read_inputs(source: str, columns: Sequence[str] = (), **reading: Any) -> Ite
             is_json = isinstance(text, str) and text.lstrip()[:1] in ("{", '"')
             yield Line(parse_line(text) if is_json else text, f"standard input, line {number}")
         return
-    kind = find_suffix(source, tuple(UNITS))
+    kind, texts = find_suffix(source, tuple(UNITS)), {}
     for number, row in walk_rows(Path(source), columns=columns, decoder=INPUT, **reading):
+        if isinstance(row, dict) and kind not in COLUMN_SUFFIXES:  # a row without a text has empty ones, as in a table
+            texts |= {name: "" for name, value in row.items() if isinstance(value, str)}
+            row = row if any(isinstance(value, str | list | dict) for value in row.values()) else texts | row
         yield Line(row, f"{source}, {UNITS[kind]} {number}", kind in COLUMN_SUFFIXES)
 
 
