@@ -120,13 +120,19 @@ class BertHead(BertPreTrainedModel):
         num_items_in_batch: Count = None,
         **kwargs,
     ) -> ModelOutput:
-        """Return `logits`, and `loss` if `labels` are given; `compute_scores` says their shapes."""
+        """Return `logits`, and `loss` if `labels` are given; `score` or `compute_scores` says their shapes."""
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs, logits, loss = self.score(inputs, labels, num_items_in_batch, **kwargs)
+        return finish(self.output_class, outputs, loss=loss, logits=logits)
+
+    def score(
+        self, inputs: Inputs, labels: Tensor | None, count: Count, **kwargs
+    ) -> tuple[Encoded, Tensor | None, Tensor | None]:
+        """Return the encoder's outputs, the logits, and the loss if labels are given."""
         outputs, layout = self.encode(inputs, **kwargs)
         if labels is not None and self.labels_tokens:
-            labels = ignore_masked(labels, attention_mask)
-        logits, loss = self.compute_scores(outputs, layout, labels, num_items_in_batch)
-        return finish(self.output_class, outputs, loss=loss, logits=logits)
+            labels = ignore_masked(labels, inputs[1])
+        return outputs, *self.compute_scores(outputs, layout, labels, count)
 
     def compute_scores(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
         """Return the logits, and the loss divided by `count` if labels are given."""
@@ -205,20 +211,10 @@ class BertForSequenceClassification(BertWithClassifier):
         # Copied without waiting for the device, which torch.tensor(..., device=device) would do.
         return torch.tensor(self.config.class_weights, dtype=torch.float32).to(device, non_blocking=True)
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Count = None,
-        window_indices: Tensor | None = None,
-        **kwargs,
-    ) -> SequenceClassifierOutput:
-        """Return `logits` (B, L), and the `loss` of the problem type if labels are given.
+    def score(
+        self, inputs: Inputs, labels: Tensor | None, count: Count, window_indices: Tensor | None = None, **kwargs
+    ) -> tuple[Encoded, Tensor, Tensor | None]:
+        """Return the encoder's outputs, logits (B, L), and the loss of the problem type if labels are given.
 
         Texts longer than the model's positions are given as up to W windows each, in inputs (B, W, T). A window without
         a real token is absent and not computed. The logits of a text are the mean or the maximum over its windows, as
@@ -232,27 +228,22 @@ class BertForSequenceClassification(BertWithClassifier):
         Raises:
             ValueError: There are windows, but `window_pooling` is not set.
         """
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        shape = input_ids.shape[:-1] if input_ids is not None else ()  # (B,) or (B, W)
+        ids, mask = inputs[:2]
+        shape = ids.shape[:-1] if ids is not None else ()  # (B,) or (B, W)
         if len(shape) == 2:
             if (pooling := self.config.window_pooling) is None:
                 raise ValueError("inputs are windows (B, W, T), but window_pooling is not set; set it to mean or max")
             if window_indices is None:
-                mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-                window_indices = find_indices(mask.any(-1))  # (R,)
+                window_indices = find_indices((torch.ones_like(ids) if mask is None else mask).any(-1))  # (R,)
             inputs = [None if x is None else x.flatten(0, 1).index_select(0, window_indices) for x in inputs]  # (R, T)
         outputs, _ = self.encode(inputs, **kwargs)
         logits = self.classifier(self.dropout(outputs.pooler_output))  # (B, L) or (R, L)
         if len(shape) == 2:
             logits = pool_logits(logits, window_indices, shape, pooling)  # (B, L)
-        loss = None if labels is None else self.compute_loss(logits, labels, num_items_in_batch)
-        return finish(SequenceClassifierOutput, outputs, loss=loss, logits=logits)
-
-    def compute_loss(self, logits: Tensor, labels: Tensor, count: Count) -> Tensor:
-        """Return the loss of the problem type, divided by `count`."""
-        compute_loss = SENTENCE_LOSSES[self.set_problem_type(labels)]
-        weights = self.make_weights(logits.device)
-        return compute_loss(logits, labels, count, *([] if weights is None else [weights]))
+        if labels is None:
+            return outputs, logits, None
+        compute_loss, weights = SENTENCE_LOSSES[self.set_problem_type(labels)], self.make_weights(logits.device)
+        return outputs, logits, compute_loss(logits, labels, count, *([] if weights is None else [weights]))
 
 
 class BertMeanForSequenceClassification(BertForSequenceClassification):

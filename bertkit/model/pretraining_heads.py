@@ -147,7 +147,7 @@ class BertLMHead(BertHead):
         inputs: Inputs,
         labels: Tensor | None,
         count: Count,
-        targets_only: bool | None,
+        targets_only: bool | None = None,
         target_indices: Tensor | None = None,
         read_indices: Tensor | None = None,
         **kwargs,
@@ -188,29 +188,15 @@ class BertLMHead(BertHead):
         logits = self.cls.predictions(hidden)  # (M, V)
         return outputs, logits, classify_loss(logits, labels, count), relationship
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        targets_only: bool | None = None,
-        num_items_in_batch: Count = None,
-        **kwargs,
-    ) -> ModelOutput:
-        """Return token logits (B, T, V), and the mean loss if labels (B, T) are given.
+    def score(
+        self, inputs: Inputs, labels: Tensor | None, count: Count, **kwargs
+    ) -> tuple[Encoded, Tensor | None, Tensor | None]:
+        """Return the encoder's outputs, token logits (B, T, V), and the mean loss if labels (B, T) are given.
 
-        Other arguments are those of `BertForPreTraining.forward`.
-
-        Args:
-            labels: Left to right they are not shifted, usually `input_ids` with -100 at padding.
+        Left to right, labels are not shifted, usually `input_ids` with -100 at padding. Other arguments are those of
+        `BertForPreTraining.forward`.
         """
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs, logits, loss, _ = self.predict(inputs, labels, num_items_in_batch, targets_only, **kwargs)
-        return finish(self.output_class, outputs, loss=loss, logits=logits)
+        return self.predict(inputs, labels, count, **kwargs)[:3]
 
 
 class BertForPreTraining(BertLMHead):
@@ -238,7 +224,6 @@ class BertForPreTraining(BertLMHead):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
-        targets_only: bool | None = None,
         num_items_in_batch: Count = None,
         num_sequences_in_batch: Count = None,
         **kwargs,
@@ -248,18 +233,15 @@ class BertForPreTraining(BertLMHead):
         Args:
             labels: (B, T), the original token at masked positions and -100 elsewhere. See `ignore_masked`.
             next_sentence_label: (B,), 0 if B follows A, 1 if B is random.
-            targets_only: Whether to decode only the labelled positions; None: in training. Training then returns no
-                token logits.
             num_items_in_batch: Labelled tokens of the whole update, which divide the masked-LM loss.
             num_sequences_in_batch: Sequences of the whole update, which divide the next-sentence loss. If only the
                 tokens are known (stock Trainer), the batch is weighted by its share of the labelled tokens.
-            kwargs: `target_indices` (M,) of the labelled positions, `read_indices` (W,) of those and the first tokens,
-                and `real_indices` (N,) of the real tokens, all from `find_indices`.
+            kwargs: `targets_only`, whether to decode only the labelled positions, None: in training, which then returns
+                no token logits; and from `find_indices` `target_indices` (M,) of the labelled positions,
+                `read_indices` (W,) of those and the first tokens, and `real_indices` (N,) of the real tokens.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs, logits, mlm_loss, relationship = self.predict(
-            inputs, labels, num_items_in_batch, targets_only, **kwargs
-        )
+        outputs, logits, mlm_loss, relationship = self.predict(inputs, labels, num_items_in_batch, **kwargs)
         nsp_loss = None
         if next_sentence_label is not None:
             nsp_loss = classify_loss(relationship, next_sentence_label, num_sequences_in_batch)
