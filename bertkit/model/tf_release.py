@@ -7,7 +7,6 @@ Left out: the optimizer's state, and TensorFlow 2's object-based checkpoints.
 
 import re
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,7 @@ def import_checkpoint(source: Path, output: Path, *, cased: bool | None = None, 
 
     Args:
         source: The folder, or one of its checkpoints, such as `folder/model.ckpt-1000`.
-        output: A new or empty directory, written atomically.
+        output: A new or empty directory.
         cased: Whether upper case is kept; None: inferred from the vocabulary.
 
     Raises:
@@ -75,12 +74,9 @@ def import_checkpoint(source: Path, output: Path, *, cased: bool | None = None, 
     if hasattr(model, "classifier"):
         report(f"its {config.num_labels} labels have no names; write them into id2label in config.json")
     with explain_refusal(f"the directory {output}"), explain_disk_error(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
-            whole = Path(folder, output.name)
-            model.save_pretrained(whole)
-            save_tokenizer(tokenizer, whole)
-            whole.rename(output)
+        output.mkdir(parents=True, exist_ok=True)
+        model.save_pretrained(output)
+        save_tokenizer(tokenizer, output)
     report(f"In {output}: config.json, model.safetensors, vocab.txt and the tokenizer")
 
 

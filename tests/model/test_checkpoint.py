@@ -1,12 +1,10 @@
 """Loading a checkpoint into another head: reused and randomly initialised weights, and damaged checkpoints."""
 
 import json
-import re
 
 import pytest
 import torch
 from huggingface_hub import constants
-from safetensors.torch import load_file, save_file
 
 from bertkit import BertForMultipleChoice, BertForSequenceClassification
 from bertkit.data.tokenizer import load_tokenizer
@@ -109,18 +107,6 @@ def test_a_configuration_that_is_no_bert_s_is_refused(tmp_path, values, refused)
 def test_a_configuration_without_a_type_is_that_of_a_bert_where_it_is_certain(tmp_path, architectures):
     folder = write_config(tmp_path, model_type=None, architectures=architectures)
     load_model(BertForSequenceClassification, folder, {})
-
-
-def test_weights_of_data_parallel_and_of_nvidia_are_read(tmp_path):
-    write_checkpoint(tmp_path, labels=("yes", "no"))
-    weights = load_file(tmp_path / "model.safetensors")
-    renamed = {
-        "module." + re.sub("(intermediate|pooler).dense", r"\1.dense_act", name): weights[name] for name in weights
-    }
-    save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
-    model, new = load_model(BertForSequenceClassification, str(tmp_path), {})
-    assert new == []
-    assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items() if name in weights)
 
 
 def test_pairs_need_two_token_types(tmp_path):

@@ -19,7 +19,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -65,7 +64,6 @@ if TYPE_CHECKING:
     from transformers import BertTokenizerFast
 
 TOKENS_A_SHARD = 1 << 24
-LOSSES = 3  # of local workers, which end a build
 LOOK = 1.0  # seconds between two looks at the workers and their files
 LOST = ("concurrent.futures.process", "ray.exceptions")  # modules of the errors of a worker that has died
 DEDUPLICATE = ("", "documents", "lines")
@@ -152,7 +150,9 @@ def find_finished(output: Path, asked: Mapping[str, Any], report: Report) -> dic
     if (output / RECORD).exists() or is_corpus(output):
         has_begun = is_corpus(output) or any(any((output / name).glob("[!.]*")) for name in (SHARDS, PART_FOLDER))
         if has_begun:  # before the first shard there is nothing to lose
-            refuse_other(f"{output} belongs to another build", read_build(output), asked)
+            remedy = f"delete {output} and run the same command again"
+            known = read_json(output / RECORD, dict[str, Any], remedy)
+            refuse_other(f"{output} belongs to another build", known, asked)
     else:
         check_empty(output, "corpus")
     if not is_corpus(output):
@@ -165,17 +165,6 @@ def find_finished(output: Path, asked: Mapping[str, Any], report: Report) -> dic
     shutil.rmtree(output / PART_FOLDER, ignore_errors=True)  # left if the last process was killed just before
     report(f"{output} is finished")
     return read_manifest(output)["statistics"]
-
-
-def read_build(output: Path) -> dict[str, Any]:
-    """Read the options of the corpus in a directory, from the manifest if it is intact.
-
-    Raises:
-        UsageError: There is no manifest yet, and the file is missing or damaged.
-    """
-    with suppress(UsageError):
-        return read_manifest(output)["build"]
-    return read_json(output / RECORD, dict[str, Any], f"delete {output} and run the same command again")
 
 
 def keep_whole(folder: Path, report: Report) -> dict[tuple[int, int], Shard]:
@@ -358,42 +347,26 @@ def start_workers(work: BuildWork, workers: int) -> Iterator[Submit]:
 
 
 def write_in_workers(
-    work: BuildWork, pieces: Mapping[int, Piece], workers: int, look: Callable[[], Mapping[int, Piece]], report: Report
+    work: BuildWork, pieces: Mapping[int, Piece], workers: int, look: Callable[[], object], report: Report
 ) -> None:
-    """Write the missing shards of the numbered pieces with workers; what a lost process had to do is done again.
+    """Write the missing shards of the numbered pieces with workers.
 
     Args:
         workers: The number of processes; 0 uses Ray.
-        look: Called every LOOK seconds, looks for new shards, and returns the pieces that lack some.
+        look: Called every LOOK seconds.
 
     Raises:
-        UsageError: A source cannot be read, or workers are lost LOSSES times.
+        UsageError: A source cannot be read, or a worker is lost.
     """
-    with explain_worker():
-        for losses in range(1, LOSSES + 1):
-            try:
-                with start_workers(work, workers) as submit:
-                    with keep_from_interrupts():
-                        waiting = {submit(number, piece) for number, piece in pieces.items()}
-                    while waiting:
-                        done, waiting = wait(waiting, LOOK)
-                        for line in (line for future in done for line in future.result()):
-                            report(line)
-                        look()
-                return
-            except BrokenProcessPool:
-                if losses == LOSSES:
-                    raise
-                report("a worker was lost; continuing with the missing shards")
-                remove_unfinished(work.folder)
-                pieces = look()
-
-
-@contextmanager
-def explain_worker() -> Iterator[None]:
-    """Convert the error of a worker into its cause, and the loss of a worker into a UsageError."""
     try:
-        yield
+        with start_workers(work, workers) as submit:
+            with keep_from_interrupts():
+                waiting = {submit(number, piece) for number, piece in pieces.items()}
+            while waiting:
+                done, waiting = wait(waiting, LOOK)
+                for line in (line for future in done for line in future.result()):
+                    report(line)
+                look()
     except Exception as error:
         cause = getattr(error, "cause", error)  # Ray's error of a task has one
         if isinstance(cause, UsageError | OSError):

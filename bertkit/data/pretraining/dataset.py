@@ -159,58 +159,41 @@ class PretrainingData:
         """
         import torch
 
-        number, samples = self._find_phase(np.asarray(positions, np.int64))
-        max_length = self.phases[number].max_length
-        epochs, offsets = self.locate(number, samples)
+        samples, ends = np.asarray(positions, np.int64), np.cumsum([phase.samples for phase in self.phases])
+        number = int(np.searchsorted(ends, samples.min(), side="right"))
+        if samples.max() >= ends[number]:
+            raise IndexError(
+                f"position {samples.max()} is beyond the phase of the others, which ends at {ends[number]}"
+            )
+        phase, options = self.phases[number], self.options
+        epochs, offsets = self.locate(number, samples - (ends[number] - phase.samples))
         pairs, index = np.empty((len(samples), 5), np.int64), np.empty(len(samples), np.int64)
         for epoch in np.unique(epochs):
             rows = epochs == epoch
-            pairing, chunks = self.plan(max_length, int(epoch) % self.options["dupe_factor"])
+            pairing, chunks = self.plan(phase.max_length, int(epoch) % options["dupe_factor"])
             index[rows] = permute(draw_key(self.seed, number, epoch), offsets[rows], len(chunks))
             pairs[rows] = pairing.draw_pairs(chunks[index[rows]])
         batch = assemble_pairs(self.corpus.ids, pairs, **self.special)
         lengths = batch.pop("lengths")
-        self._add_labels(batch, lengths, pairs, epochs + (number << 32), index)
-        return {name: torch.from_numpy(column) for name, column in batch.items()}
-
-    def _find_phase(self, positions: np.ndarray) -> tuple[int, np.ndarray]:
-        """Return the phase of the positions (B,), and their offsets in it."""
-        ends = np.cumsum([phase.samples for phase in self.phases])
-        number = int(np.searchsorted(ends, positions.min(), side="right"))
-        if positions.max() >= ends[number]:
-            raise IndexError(
-                f"position {positions.max()} is not in the phase of the others, which ends at {ends[number]}"
+        if options["objective"] == "clm":
+            batch["labels"] = np.where(batch["attention_mask"] == 1, batch["input_ids"], IGNORED)
+            batch["labels"][:, 0] = IGNORED  # nothing predicts [CLS]
+        else:
+            batch["input_ids"], batch["labels"] = mask_tokens(
+                batch["input_ids"],
+                lengths,
+                seed=self.seed,
+                epoch=epochs + (number << 32),
+                index=index,
+                special_ids=(self.special["cls_id"], self.special["sep_id"]),
+                mask_id=self.mask_id,
+                vocab_size=self.vocab_size,
+                probability=options["masked_lm_prob"],
+                mask_rate=options["mask_rate"],
+                random_rate=options["random_rate"],
+                same_rate=options["same_rate"],
+                whole_words=self.continues,
             )
-        return number, positions - (ends[number] - self.phases[number].samples)
-
-    def _add_labels(
-        self,
-        batch: dict[str, np.ndarray],
-        lengths: np.ndarray,
-        pairs: np.ndarray,
-        epochs: np.ndarray,
-        index: np.ndarray,
-    ) -> None:
-        """Add the objective's labels to the batch in place, and for a masked objective apply the masks."""
-        if self.options["objective"] == "clm":
-            labels = np.where(batch["attention_mask"] == 1, batch["input_ids"], IGNORED)
-            labels[:, 0] = IGNORED  # nothing predicts [CLS]
-            batch["labels"] = labels
-            return
-        batch["input_ids"], batch["labels"] = mask_tokens(
-            batch["input_ids"],
-            lengths,
-            seed=self.seed,
-            epoch=epochs,
-            index=index,
-            special_ids=(self.special["cls_id"], self.special["sep_id"]),
-            mask_id=self.mask_id,
-            vocab_size=self.vocab_size,
-            probability=self.options["masked_lm_prob"],
-            mask_rate=self.options["mask_rate"],
-            random_rate=self.options["random_rate"],
-            same_rate=self.options["same_rate"],
-            whole_words=self.continues,
-        )
-        if self.options["objective"] == "mlm+nsp":
+        if options["objective"] == "mlm+nsp":
             batch["next_sentence_label"] = pairs[:, 4]
+        return {name: torch.from_numpy(column) for name, column in batch.items()}

@@ -49,8 +49,12 @@ PIECE_BYTES = 1 << 26  # bytes of a large file in one piece
 SMALL = 16  # small files share a piece up to PIECE_BYTES / SMALL, so a million files do not make a million pieces
 END = sys.maxsize  # stop of a piece that extends to the end of its file
 LONGEST_DOCUMENT = 5_000_000  # characters; longer documents are split
-LONGEST_PARAGRAPH = 10_000  # characters passed to the sentence splitter in one call
-SENTENCE_ENDS = (". ", "! ", "? ", "。", "！", "？")
+# Characters passed to the sentence splitter in one call: its running time is quadratic in a paragraph's length if no
+# spaces follow sentences (Chinese).
+LONGEST_PARAGRAPH = 10_000
+SENTENCE_END = r"(?:(?<=[.!?] )|(?<=[。！？])|\Z)"
+# Parts of a paragraph, each up to the last sentence end within that length, or to the first one after it.
+PARTS = re.compile(rf"(?s:.{{1,{LONGEST_PARAGRAPH}}}{SENTENCE_END}|.+?{SENTENCE_END})")
 JSONL_REMEDY = 'each line of JSONL must be a document, {"text": "..."}'
 
 
@@ -259,31 +263,13 @@ def split_paragraphs(paragraphs: Paragraphs, language: str = "en") -> Document:
     sentences: Document = []
     for paragraph in paragraphs:
         pieces: list[str] = []
-        for piece in chain.from_iterable(segment(language, part) for part in _cut(paragraph)):
+        for piece in chain.from_iterable(segment(language, part) for part in PARTS.findall(paragraph)):
             if pieces and (pieces[-1].endswith(".") or not (_has_word(piece) and _has_word(pieces[-1]))):
                 pieces[-1] += piece
             else:
                 pieces.append(piece)
         sentences += map(str.strip, pieces)
     return sentences
-
-
-def _cut(paragraph: str) -> Iterator[str]:
-    """Split a paragraph into parts of about `LONGEST_PARAGRAPH` characters, each after the end of a sentence.
-
-    The running time of sentencex is quadratic in a paragraph's length if no spaces follow sentences (Chinese).
-    """
-    start = 0
-    while (middle := start + LONGEST_PARAGRAPH) < len(paragraph):
-        before = [(paragraph.rfind(end, start, middle), len(end)) for end in SENTENCE_ENDS]
-        stop = max((offset + length for offset, length in before if offset >= 0), default=0)
-        if not stop:
-            after = [(paragraph.find(end, middle - 1), len(end)) for end in SENTENCE_ENDS]
-            stop = min((offset + length for offset, length in after if offset >= 0), default=len(paragraph))
-        yield paragraph[start:stop]
-        start = stop
-    if start < len(paragraph):
-        yield paragraph[start:]
 
 
 def _has_word(text: str) -> bool:

@@ -153,12 +153,7 @@ def write_manifest(directory: Path, names: Iterable[str], content: Mapping[str, 
         path.relative_to(directory).as_posix(): [size, f"{checksum:08x}"]
         for path, size, checksum in zip(paths, sizes, map_in_threads(find_checksum, paths), strict=True)
     }
-    manifest = {**content, "files": files}
-    write_json({"checksum": _seal(manifest), **manifest}, directory / MANIFEST)
-
-
-def _seal(manifest: Mapping[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(manifest).encode()):08x}"
+    write_json({**content, "files": files}, directory / MANIFEST)
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
@@ -170,7 +165,7 @@ def is_corpus(path: str | Path) -> bool:
 
 
 def read_manifest(directory: str | Path) -> dict[str, Any]:
-    """Read and check corpus.json.
+    """Read corpus.json.
 
     Raises:
         UsageError: There is none, or it is damaged.
@@ -180,10 +175,7 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
         raise UsageError(f"the corpus {directory} is not finished; the same bertkit corpus build command finishes it")
     if not path.is_file():
         raise UsageError(f"{directory} holds no corpus (no {MANIFEST}); make one with bertkit corpus build")
-    manifest = read_json(path, dict[str, Any], BUILD_REMEDY)
-    if manifest.pop("checksum", "") != _seal(manifest):
-        raise UsageError(f"{path} is corrupted (its checksum differs); {BUILD_REMEDY}")
-    return manifest
+    return read_json(path, dict[str, Any], BUILD_REMEDY)
 
 
 def open_corpus(directory: str | Path, report: Callable[[str], None] = ignore, verify: bool = True) -> TokenizedCorpus:

@@ -6,7 +6,7 @@ Left out: the arrays on disk (`store.py`), pairs (`pairs.py`) and masks (`maskin
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,19 +20,8 @@ if TYPE_CHECKING:
 
 CHARACTERS_A_BATCH = 1_000_000  # characters tokenized in one call
 TOKENS_A_BLOCK = 1 << 24  # tokens counted in one block
+Ids = Any  # a flat array of token ids: a numpy array, or several that are mapped from files (`ShardedIds`)
 LEAST_DOCUMENTS = 2  # minimum per part: a random next segment comes from another document
-
-
-class Ids(Protocol):
-    """A flat array of token ids: a numpy array, or several arrays mapped from files."""
-
-    dtype: np.dtype
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, span: slice) -> np.ndarray: ...
-
-    def take(self, positions: np.ndarray) -> np.ndarray: ...
 
 
 @dataclass(frozen=True, eq=False)

