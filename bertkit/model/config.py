@@ -59,7 +59,7 @@ class BertConfig(PreTrainedConfig):
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: A value has the wrong type or is out of range, H is not divisible
-            by A, transformers lacks the activation, positions are not absolute, or the weights do not fit the labels.
+            by A, transformers lacks the activation, or positions are not absolute.
     """
 
     model_type = "bert"
@@ -140,23 +140,8 @@ class BertConfig(PreTrainedConfig):
             )
         if (kind := getattr(self, "position_embedding_type", "absolute")) != "absolute":
             raise ValueError(f"position_embedding_type is {kind!r}; expected 'absolute'; choose another checkpoint")
-
-    def validate_class_weights(self) -> None:
-        """Check that there is a usable weight for each label, if any; called by `@strict` at construction.
-
-        Raises:
-            ValueError: One is missing or out of range, or the labels are numbers.
-        """
-        if (weights := self.class_weights) is None:
-            return
-        if self.problem_type == "regression" or (self.problem_type is None and self.num_labels == 1):
-            raise ValueError("class_weights is set, but the labels are numbers (regression); leave it out")
-        if len(weights) != self.num_labels:
-            raise ValueError(
-                f"class_weights has {len(weights)} weights for {self.num_labels} labels; give one for each"
-            )
-        if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
-            raise ValueError(f"class_weights is {str(weights)[:80]}; weights must be finite, at least 0 and not all 0")
+        if self.class_weights is not None and not all(0 <= weight < math.inf for weight in self.class_weights):
+            raise ValueError(f"class_weights is {str(self.class_weights)[:80]}; weights must be finite and at least 0")
 
 
 def check_attention(name: Any) -> None:

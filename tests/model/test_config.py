@@ -46,9 +46,7 @@ def test_every_default_is_transformers_own() -> None:
         ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob is 1.0; it must be at least 0 and at most 0.999"),
         ({"hidden_act": "gellu"}, "hidden_act 'gellu' is unknown; the paper uses 'gelu'"),
         ({"hidden_size": "768"}, "hidden_size"),
-        ({"class_weights": [1.0]}, "class_weights has 1 weights for 2 labels; give one for each"),
         ({"class_weights": [1.0, math.nan]}, "weights must be finite"),
-        ({"class_weights": [1.0, 2.0], "problem_type": "regression"}, "the labels are numbers (regression)"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(values: dict, message: str) -> None:

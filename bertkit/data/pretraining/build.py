@@ -19,6 +19,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from transformers import BertTokenizerFast
 
 TOKENS_A_SHARD = 1 << 24
+LOSSES = 3  # of local workers, which end a build
 LOOK = 1.0  # seconds between two looks at the workers and their files
 LOST = ("concurrent.futures.process", "ray.exceptions")  # modules of the errors of a worker that has died
 DEDUPLICATE = ("", "documents", "lines")
@@ -347,26 +349,42 @@ def start_workers(work: BuildWork, workers: int) -> Iterator[Submit]:
 
 
 def write_in_workers(
-    work: BuildWork, pieces: Mapping[int, Piece], workers: int, look: Callable[[], object], report: Report
+    work: BuildWork, pieces: Mapping[int, Piece], workers: int, look: Callable[[], Mapping[int, Piece]], report: Report
 ) -> None:
-    """Write the missing shards of the numbered pieces with workers.
+    """Write the missing shards of the numbered pieces with workers; what a lost process had to do is done again.
 
     Args:
         workers: The number of processes; 0 uses Ray.
-        look: Called every LOOK seconds.
+        look: Called every LOOK seconds, looks for new shards, and returns the pieces that lack some.
 
     Raises:
-        UsageError: A source cannot be read, or a worker is lost.
+        UsageError: A source cannot be read, or workers are lost LOSSES times.
     """
+    with explain_worker():
+        for losses in range(1, LOSSES + 1):
+            try:
+                with start_workers(work, workers) as submit:
+                    with keep_from_interrupts():
+                        waiting = {submit(number, piece) for number, piece in pieces.items()}
+                    while waiting:
+                        done, waiting = wait(waiting, LOOK)
+                        for line in (line for future in done for line in future.result()):
+                            report(line)
+                        look()
+                return
+            except BrokenProcessPool:
+                if losses == LOSSES:
+                    raise
+                report("a worker was lost; continuing with the missing shards")
+                remove_unfinished(work.folder)
+                pieces = look()
+
+
+@contextmanager
+def explain_worker() -> Iterator[None]:
+    """Convert the error of a worker into its cause, and the loss of a worker into a UsageError."""
     try:
-        with start_workers(work, workers) as submit:
-            with keep_from_interrupts():
-                waiting = {submit(number, piece) for number, piece in pieces.items()}
-            while waiting:
-                done, waiting = wait(waiting, LOOK)
-                for line in (line for future in done for line in future.result()):
-                    report(line)
-                look()
+        yield
     except Exception as error:
         cause = getattr(error, "cause", error)  # Ray's error of a task has one
         if isinstance(cause, UsageError | OSError):
@@ -401,10 +419,10 @@ def finish(
     dtype, before = np.dtype(choose_dtype(len(tokenizer))), {}
     if asked["deduplicate"]:
         report(f"dropping repeated {asked['deduplicate']}")
-        corpus = join_shards(list(raw.values()), renew_index(folder, list(raw.values())), dtype)
+        corpus = join_shards(list(raw.values()), write_index(folder, list(raw.values())), dtype)
         before = {"before": drop_repeats(output / SHARDS, corpus, raw, asked["deduplicate"], report)}
     shards = [read_shard(path) for path in list_shards(output / SHARDS).values()]
-    index = renew_index(output, shards)
+    index = write_index(output, shards)
     report("measuring")
     statistics = {
         **measure(join_shards(shards, index, dtype), tokenizer.unk_token_id),
@@ -441,12 +459,3 @@ def drop_repeats(
         "tokens": len(corpus.ids),
         "repeated": measure_repeats(corpus),
     }
-
-
-def renew_index(folder: Path, shards: Sequence[Shard]) -> Path:
-    """Write the index of the shards and delete any other."""
-    index = write_index(folder, shards)
-    for other in folder.glob("index-*"):
-        if other != index:
-            other.unlink()
-    return index

@@ -42,23 +42,20 @@ def measure(corpus: TokenizedCorpus, unknown_id: int) -> dict[str, Any]:
         UsageError: The corpus has fewer than two documents.
     """
     check_documents(corpus.document_count)
+    ids = corpus.ids
+    blocks = (ids[start : start + TOKENS_A_HASH] for start in range(0, len(ids), TOKENS_A_HASH))
+    unknown = sum(int(np.count_nonzero(block == unknown_id)) for block in blocks)
     return {
         "documents": corpus.document_count,
         "sentences": len(corpus.sentence_ends),
-        "tokens": len(corpus.ids),
-        "unknown_rate": count_unknown(corpus.ids, unknown_id) / max(len(corpus.ids), 1),
+        "tokens": len(ids),
+        "unknown_rate": unknown / max(len(ids), 1),
         "sentence_tokens": describe(corpus.sentence_ends),
         "document_sentences": describe(corpus.document_ends),
         "document_tokens": describe(corpus.find_tokens()[1]),
         "repeated": measure_repeats(corpus),
         "pairs": {str(length): measure_pairs(corpus, length) for length in PHASE_LENGTHS},
     }
-
-
-def count_unknown(ids: Ids, unknown_id: int) -> int:
-    """Count the [UNK] tokens."""
-    blocks = (ids[start : start + TOKENS_A_HASH] for start in range(0, len(ids), TOKENS_A_HASH))
-    return sum(int(np.count_nonzero(block == unknown_id)) for block in blocks)
 
 
 def describe(ends: np.ndarray) -> dict[str, Any]:

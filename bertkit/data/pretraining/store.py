@@ -134,7 +134,9 @@ def write_shard(folder: Path, piece: int, part: int, corpus: TokenizedCorpus, no
 
 
 def write_index(directory: Path, shards: Sequence[Shard]) -> Path:
-    """Write the ends of all sentences and documents to one file."""
+    """Write the ends of all sentences and documents to one file, and delete any other index."""
+    for other in directory.glob(f"{CORPUS_INDEX}-*"):
+        other.unlink()
     arrays = {}
     for name, of in (("sentence_ends", "ids"), ("document_ends", "sentence_ends")):
         arrays[name] = np.zeros(sum(shard.count(name) for shard in shards), np.int64)
