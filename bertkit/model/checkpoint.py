@@ -70,11 +70,17 @@ def find_trouble(checkpoint: str) -> str | None:
     return None if Path(checkpoint).exists() else find_hub_trouble(name, "model", revision)
 
 
+def find_cached(checkpoint: str, name: str) -> Path | None:
+    """Return a file of a checkpoint on the Hub from the cache, without asking the Hub; None if it is not there."""
+    model, revision = split_revision(checkpoint)
+    found = try_to_load_from_cache(model, name, revision=revision)
+    return Path(found) if isinstance(found, str) else None
+
+
 def trace_commit(checkpoint: str) -> dict[str, str]:
     """Return the name of a checkpoint on the Hub with its commit in the cache; empty for a path."""
-    name, revision = split_revision(checkpoint)
-    path = None if Path(checkpoint).exists() else try_to_load_from_cache(name, "config.json", revision=revision)
-    return {name: Path(path).parent.name} if isinstance(path, str) else {}
+    path = None if Path(checkpoint).exists() else find_cached(checkpoint, "config.json")
+    return {split_revision(checkpoint)[0]: path.parent.name} if path else {}
 
 
 def find_file(checkpoint: str, name: str) -> Path | None:
@@ -99,19 +105,17 @@ def find_weights(checkpoint: str) -> str:
     Raises:
         UsageError: There is none.
     """
-    found: Any = None
-    if not Path(checkpoint).exists():
-        name, revision = split_revision(checkpoint)
+    if Path(checkpoint).exists():
+        found = next(Path(checkpoint).glob("model*.safetensors"), None)
+    else:
         with explain_refusal(f"the model {checkpoint}"):
-            found = try_to_load_from_cache(name, "model.safetensors", revision=revision)
-    elif files := sorted(Path(checkpoint).glob("model*.safetensors")):
-        found = str(files[0])
-    if not isinstance(found, str):
+            found = find_cached(checkpoint, "model.safetensors")
+    if found is None:
         raise UsageError(
             f"the weights of {checkpoint} are not on this disk; name a folder that has some with --model, or download "
             "those of the Hub: hf download NAME config.json model.safetensors"
         )
-    return str(Path(found).parent)
+    return str(found.parent)
 
 
 def load_config(checkpoint: str) -> BertConfig:

@@ -289,14 +289,10 @@ class OrderedLinear(nn.Linear):
         self.ordered = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
         self.copied = self.weight.data_ptr(), self.weight._version
 
-    def can_use_copy(self, x: Tensor) -> bool:
-        """Return whether the copy gives what the plain layer gives for x."""
+    def forward(self, x: Tensor) -> Tensor:
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
         is_plain = torch.is_grad_enabled() or is_traced() or not runs_eagerly_on_cpu(x) or dtype != self.weight.dtype
-        return not is_plain and self.copied == (self.weight.data_ptr(), self.weight._version)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.can_use_copy(x):
+        if is_plain or self.copied != (self.weight.data_ptr(), self.weight._version):
             return super().forward(x)
         return torch.ops.mkldnn._linear_pointwise(x.to(self.weight.dtype), self.ordered, self.bias, "none", [], "")
 

@@ -47,16 +47,6 @@ def test_gradients_and_changed_weights_are_those_of_a_plain_layer():
         assert torch.equal(layer(x), plain(x))
 
 
-def test_autocast_and_traces_give_what_they_give_with_a_plain_layer():
-    plain, x = nn.Linear(8, 5), torch.randn(3, 8)
-    layer = copy.deepcopy(plain)
-    order_weights(layer)
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        assert layer(x).dtype == plain(x).dtype == torch.bfloat16
-    with torch.no_grad():
-        assert "mkldnn" not in str(torch.jit.trace(layer, x).inlined_graph)
-
-
 def test_a_tied_decoder_and_other_types_stay_as_they_are():
     model, layer = make_model("BertForMaskedLM"), nn.Linear(8, 5, dtype=torch.float64)
     order_weights(model)

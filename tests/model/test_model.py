@@ -275,15 +275,6 @@ def test_generate_equals_the_argmax_loop() -> None:
     assert torch.equal(generated, expected)
 
 
-def test_generate_continues_texts_padded_on_the_left_as_it_does_alone() -> None:
-    model, batch = make_model("BertLMHeadModel", bos_token_id=1), make_batch([3, 7], left=True)
-    batch.pop("token_type_ids")
-    together = model.generate(**batch, max_new_tokens=6, do_sample=False)
-    for row, length in enumerate((3, 7)):
-        alone = {name: x[row : row + 1, -length:] for name, x in batch.items()}
-        assert torch.equal(together[row, -6:], model.generate(**alone, max_new_tokens=6, do_sample=False)[0, -6:])
-
-
 # --- Interchange ------------------------------------------------------------------------------------------------------
 
 
@@ -539,26 +530,6 @@ def test_autocast_is_close_to_full_precision(head: str, kernel: str, dtype: torc
         assert (same[name] - gradient).norm() <= 0.1 * gradient.norm() + (5e-3 if "key.bias" in name else 1e-3), name
     expected = collect(model(**batch), batch["attention_mask"])
     assert max(differ(got[name].float(), expected[name]) for name in expected) < 5e-2
-
-
-def test_fully_sharded_parameters_work() -> None:
-    """FSDP over the modules that `_no_split_modules` names, in one process."""
-    import torch.distributed as dist
-    from torch.distributed.fsdp import fully_shard
-
-    model, inputs = make_model("BertForPreTraining", **NO_DROPOUT).train(), make_inputs("BertForPreTraining")
-    loss, gradients = take_gradients(model, inputs)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        mesh = dist.init_device_mesh("cpu", (1,))
-        for module in [x for x in model.modules() if type(x).__name__ in model._no_split_modules]:
-            fully_shard(module, mesh=mesh)
-        again, sharded = take_gradients(fully_shard(model, mesh=mesh), inputs)
-        torch.testing.assert_close(again, loss)
-        for name, gradient in sharded.items():
-            torch.testing.assert_close(gradient.full_tensor(), gradients[name])
-    finally:
-        dist.destroy_process_group()
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------

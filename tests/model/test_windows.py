@@ -48,14 +48,6 @@ def test_the_values_of_windows_are_checked():
     assert "window_pooling" not in model.config.to_dict()
 
 
-def test_nothing_is_computed_for_absent_windows():
-    """The layers see the real tokens only: 40 of 3 x 3 x 9."""
-    model, seen = make_model(HEAD, window_pooling="mean"), []
-    model.bert.encoder.layer[0].register_forward_hook(lambda layer, given, hidden: seen.append(len(given[0])))
-    model(**make_windows()[1])
-    assert seen == [sum(LENGTHS)] == [40]
-
-
 @pytest.mark.parametrize("pooling", ["mean", "max"])
 @pytest.mark.parametrize(
     ("kind", "labels", "compute_loss"),

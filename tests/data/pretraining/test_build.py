@@ -10,7 +10,7 @@ import pytest
 
 import bertkit.data.pretraining.build
 from bertkit.data.pretraining import tokenize
-from bertkit.data.pretraining.build import RECORD, build, describe_build, write_on_ray
+from bertkit.data.pretraining.build import RECORD, build, write_on_ray
 from bertkit.data.pretraining.sources import cut_sources, read_documents
 from bertkit.data.pretraining.store import (
     MANIFEST,
@@ -158,13 +158,6 @@ def test_a_finished_corpus_is_not_built_again_and_no_other_in_its_place(text, to
     with pytest.raises(UsageError, match=r"belongs to another build \(content: "):
         build([str(text)], tokenizer, made)
     assert (read_files(made), list_finished(made)) == (before, finished)
-
-
-def test_the_content_of_docs_is_that_of_the_installed_packages(monkeypatch):
-    pieces = cut_sources(["docs"], 3000)
-    first, again = (describe_build(["docs"], pieces, "", {}) for _ in range(2))
-    monkeypatch.setattr(bertkit.data.pretraining.build, "distributions", list)
-    assert first == again != describe_build(["docs"], pieces, "", {})
 
 
 def test_only_an_empty_or_unbegun_directory_is_taken(text, tokenizer, tmp_path, refused):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from bertkit.data.pretraining import pairs as pairs_module
 from bertkit.data.pretraining.pairs import Pairing, assemble_pairs
 from bertkit.data.pretraining.tokenize import TokenizedCorpus
-from tests.data.conftest import is_uniform, within
 
 MASK = (1 << 64) - 1
 
@@ -167,42 +166,6 @@ def test_the_size_of_blocks_changes_nothing(block, monkeypatch):
 
 
 # Probabilities --------------------------------------------------------------------------------------------------------
-
-
-def test_a_real_next_fills_the_target_which_is_uniform_when_short():
-    """Sentences of one token make a real pair as long as the target; 2..17 are 16 short ones, 17 also the full one."""
-    documents, sentences = 4_000, 400
-    plan = draw_all(corpus_of([[1] * sentences] * documents), max_length=20, short_seq_prob=0.5, seed=0)
-    real = plan[(plan[:, 4] == 0) & (plan[:, 3] % sentences > 0)]  # without the rest of a document
-    document, length = real[:, 0] // sentences, real[:, 3] - real[:, 0]
-    targets = np.zeros(documents, np.int64)
-    targets[document] = length
-    np.testing.assert_array_equal(targets[document], length)  # one target for a whole document
-    observed = np.bincount(targets, minlength=18)
-    assert observed[:2].sum() == 0
-    assert is_uniform(observed[2:17])
-    assert within(observed[17], 2_125, documents * 0.53125 * 0.46875)
-
-
-def test_random_segments_come_from_every_sentence_of_the_other_documents():
-    corpus = corpus_of([[9] * 5] * 20)  # a sentence fills a chunk
-    plan = np.concatenate([draw_all(corpus, max_length=12, seed=seed) for seed in range(100)])
-    assert len(plan) == 10_000
-    assert plan[:, 4].all()
-    assert np.all(plan[:, 0] // 45 != plan[:, 2] // 45)  # chance 20 ** -10
-    assert is_uniform(np.bincount(plan[:, 2] // 9, minlength=100))
-
-
-def test_tokens_are_cut_from_front_and_back_with_equal_chance():
-    """A and B have 100 tokens and 17 fit: A keeps 9 and B, which loses ties, 8; Binomial(91, 1/2) from A's front."""
-    plan = draw_all(corpus_of([[100]] * 20_000), max_length=20, short_seq_prob=0, seed=0)
-    a, b = plan[:, 0] % 100, plan[:, 2] % 100
-    assert np.all(plan[:, 1] - plan[:, 0] == 9)
-    assert np.all(plan[:, 3] - plan[:, 2] == 8)
-    for front, removed in ((a, 91), (b, 92)):
-        assert within(front.mean(), removed / 2, removed / 4 / 20_000)
-        assert within(front.var(), removed / 4, 2 * (removed / 4) ** 2 / 20_000)
-    assert abs(np.corrcoef(a, b)[0, 1]) < 4 / 20_000**0.5
 
 
 def test_long_articles_give_the_known_share_of_random_next_and_fill():

@@ -50,15 +50,3 @@ def test_a_batch_may_hold_the_end_of_one_permutation_and_the_beginning_of_the_ne
     found = permute(keys, np.array([8, 9, 0]), counts)
     assert found[:2].tolist() == permute(keys[:1], np.array([8, 9]), 10).tolist()
     assert found[2] == permute(keys[2:], np.array([0]), 1000)[0]
-
-
-def test_neighbours_are_sent_far_apart():
-    """Steps, fixed points and the share of inversions are those of a random permutation."""
-    count = 100_003
-    found = permute(draw_key(5), np.arange(count), count)
-    assert abs(np.abs(np.diff(found)).mean() / (count / 3) - 1) < 0.01
-    assert (found == np.arange(count)).sum() < 8
-    assert abs(np.corrcoef(np.arange(count), found)[0, 1]) < 5 / count**0.5
-    assert abs((np.diff(found) > 0).mean() - 0.5) < 5 * 0.3 / count**0.5
-    other = permute(draw_key(6), np.arange(count), count)
-    assert abs(np.corrcoef(other, found)[0, 1]) < 5 / count**0.5

@@ -12,8 +12,6 @@ from bertkit.data.pretraining.pairs import Pairing
 from bertkit.data.pretraining.statistics import (
     choose_kept,
     describe,
-    find_repeats,
-    hash_units,
     list_rows,
     list_warnings,
     measure,
@@ -69,30 +67,11 @@ def test_repeats_are_counted_as_a_naive_count_does(documents):
         assert found[unit] == {"count": len(later), "token_share": pytest.approx(share)}
 
 
-def test_hashes_of_many_short_lines_differ():
-    """All 27 + 729 + 19,683 lines of one to three of 27 tokens; order and number of tokens count."""
-    lines = [(a,) for a in range(27)] + [(a, b) for a in range(27) for b in range(27)]
-    lines += [(a, b, c) for a in range(27) for b in range(27) for c in range(27)]
-    corpus = make_corpus([[line] for line in lines])
-    hashes = hash_units(corpus.ids, corpus.sentence_ends)
-    assert len(np.unique(hashes)) == len(lines)
-    assert not find_repeats(hashes).any()
-
-
 def test_lengths_worked_by_hand():
     """1, 1, 2, 3, 4, 5, 8, 9, 16, 100: half are at most 4, 90 % at most 16, 99 % at most 100."""
     found = describe(np.cumsum([9, 1, 3, 2, 100, 1, 8, 16, 4, 5]))
     assert found == {"mean": 14.9, "median": 4, "p90": 16, "p99": 100, "longest": 100}
     assert describe(np.empty(0, np.int64))["longest"] == 0
-
-
-@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60))
-def test_lengths_agree_with_a_sorted_list(lengths):
-    found, ordered = describe(np.cumsum(lengths)), sorted(lengths)
-    for name, share in statistics.QUANTILES.items():
-        least = next(x for x in ordered if sum(y <= x for y in lengths) >= share * len(lengths) - 1e-9)
-        assert found[name] == least
-    assert found["mean"] == pytest.approx(np.mean(lengths))
 
 
 def test_a_tiny_corpus_worked_by_hand():

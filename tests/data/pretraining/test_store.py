@@ -1,8 +1,5 @@
 """The corpus on disk: written data is read back, across shards, and damaged files are named."""
 
-import pickle
-import re
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -76,14 +73,6 @@ def test_a_slice_of_one_shard_is_a_view(made):
     assert ids[3:5].flags.owndata
     with pytest.raises(ValueError, match="read-only"):
         ids[0:2][0] = 1
-
-
-def test_a_pickled_corpus_has_no_tokens(made):
-    """The workers of a loader that are not forked get it by pickle."""
-    ids = open_corpus(made).ids
-    content = pickle.dumps(ids)
-    assert not re.search(rb"_reconstruct|_frombuffer", content), "an array is in it"
-    np.testing.assert_array_equal(pickle.loads(content)[0 : len(ids)], ids[0 : len(ids)])
 
 
 def test_a_shard_is_a_safetensors_file_with_its_checksum_in_its_name(tmp_path):
