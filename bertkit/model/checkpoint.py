@@ -7,9 +7,8 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import torch
 from huggingface_hub import try_to_load_from_cache
 from safetensors import safe_open
@@ -22,20 +21,10 @@ from bertkit.model.config import BertConfig, check_attention
 from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_hub_trouble, split_revision
 
-MOST_LABELS = 100_000  # a file with more is damaged
 BERT_KEYS = {"vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "type_vocab_size"}
 ENCODER = re.compile(r"(bert\.)?(embeddings|encoder)\.")
 TRAINED = ("tau", "thresholds", "temperature", "text_columns", "window_pooling")
 RETURNED = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
-
-
-class ConfigFile(msgspec.Struct):
-    """Values of a config.json that transformers validates too late or not at all."""
-
-    model_type: Any = None
-    architectures: list[Annotated[str, msgspec.Meta(pattern=r"^\w+$")]] | None = None
-    id2label: dict[str, Any] | None = None
-    num_labels: Annotated[int, msgspec.Meta(ge=1, le=MOST_LABELS)] | None = None
 
 
 def check_weights(checkpoint: str) -> None:
@@ -145,11 +134,10 @@ def load_config(checkpoint: str) -> BertConfig:
         except TypeError:  # raised by transformers if the JSON is not an object
             values = None
         try:
-            found = msgspec.convert(values, ConfigFile)
-            kind = found.model_type
-            if kind is None and all(name.startswith("Bert") for name in found.architectures or []):
+            kind, heads = values.get("model_type"), values.get("architectures")
+            if kind is None and all(name.startswith("Bert") for name in heads or []):
                 # Those of 2018 and 2019 have no type. RoBERTa's have the same keys, but its weights other names.
-                kind = "bert" if found.architectures or values.keys() >= BERT_KEYS else None
+                kind = "bert" if heads or values.keys() >= BERT_KEYS else None
             if kind is None:
                 raise UsageError(
                     f"the config.json of {checkpoint} has no model_type; if the model is a BERT, add "
@@ -158,7 +146,7 @@ def load_config(checkpoint: str) -> BertConfig:
             if kind != "bert":
                 raise UsageError(f"{checkpoint} is a model of type {str(kind)[:40]!r}, not bert; {remedy}")
             return BertConfig.from_dict(values)
-        except (AttributeError, LookupError, RecursionError, msgspec.ValidationError) as error:  # odd values
+        except (AttributeError, LookupError, RecursionError, TypeError) as error:  # odd values
             trouble = join_lines(error)[:100]
             raise UsageError(f"the configuration of {checkpoint} is damaged ({trouble!r}); {remedy}") from None
 

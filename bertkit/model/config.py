@@ -23,10 +23,10 @@ ATTENTION = (  # names of implementations; transformers treats any other as a Hu
     "flash_attention_4",
 )
 SIZES = ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
-RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
+DROPOUT_RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
 CONFIG_RANGES = {  # a file with other values is damaged
     **dict.fromkeys((*SIZES, "type_vocab_size", "bilstm_hidden_size"), (1, math.inf)),
-    **dict.fromkeys(RATES, (0, 0.999)),
+    **dict.fromkeys(DROPOUT_RATES, (0, 0.999)),
     "num_hidden_layers": (0, 1_000),
     "initializer_range": (1e-6, math.inf),
     "temperature": (1e-3, 1e3),

@@ -54,7 +54,7 @@ LONGEST_DOCUMENT = 5_000_000  # characters; longer documents are split
 LONGEST_PARAGRAPH = 10_000
 SENTENCE_END = r"(?:(?<=[.!?] )|(?<=[。！？])|\Z)"
 # Parts of a paragraph, each up to the last sentence end within that length, or to the first one after it.
-PARTS = re.compile(rf"(?s:.{{1,{LONGEST_PARAGRAPH}}}{SENTENCE_END}|.+?{SENTENCE_END})")
+SHORT_PARTS = re.compile(rf"(?s:.{{1,{LONGEST_PARAGRAPH}}}{SENTENCE_END}|.+?{SENTENCE_END})")
 JSONL_REMEDY = 'each line of JSONL must be a document, {"text": "..."}'
 
 
@@ -263,7 +263,7 @@ def split_paragraphs(paragraphs: Paragraphs, language: str = "en") -> Document:
     sentences: Document = []
     for paragraph in paragraphs:
         pieces: list[str] = []
-        for piece in chain.from_iterable(segment(language, part) for part in PARTS.findall(paragraph)):
+        for piece in chain.from_iterable(segment(language, part) for part in SHORT_PARTS.findall(paragraph)):
             if pieces and (pieces[-1].endswith(".") or not (_has_word(piece) and _has_word(pieces[-1]))):
                 pieces[-1] += piece
             else:

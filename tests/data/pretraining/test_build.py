@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -174,53 +173,6 @@ def test_only_an_empty_or_unbegun_directory_is_taken(text, tokenizer, tmp_path, 
         build([str(text)], tokenizer, tmp_path / "begun")
     text.write_text("Good words.\n\nBad ones.\n")
     assert build([str(text)], tokenizer, tmp_path / "begun")["documents"] == 2
-
-
-def kill_at(number, before, *arguments):
-    """Build in a process that kills itself with signal 9 at its file `number`, before or after renaming it."""
-    rename, count = os.replace, 0
-
-    def rename_or_die(old, new):
-        nonlocal count
-        count += 1
-        if count == number and not before:
-            rename(old, new)
-        if count == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        rename(old, new)
-
-    os.replace = rename_or_die
-    build(*arguments[:3], deduplicate=arguments[3])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("unit", ["", "lines"])
-def test_killed_at_any_file_it_goes_on_and_ends_with_the_same_bytes(text, tokenizer, tmp_path, unit):
-    """A build is killed repeatedly, each time a little further; finished files are not written again."""
-    straight, made = tmp_path / "straight", tmp_path / "made"
-    build([str(text)], tokenizer, straight, deduplicate=unit)
-    kills = 0
-    for number in range(2, 60):
-        there = list_finished(made)
-        # In every process the record comes first, so the second file is new; then also later ones.
-        process = multiprocessing.get_context("fork").Process(
-            target=kill_at, args=(2 + number % 3, number % 2 == 0, [str(text)], tokenizer, made, unit)
-        )
-        process.start()
-        process.join()
-        now = list_finished(made)
-        assert all(now[path] == there[path] for path in there.keys() & now.keys())
-        assert all(path.parent.name == PART_FOLDER for path in there.keys() - now.keys())
-        if process.exitcode == 0:
-            break
-        kills += 1
-        assert process.exitcode == -signal.SIGKILL
-        if (made / MANIFEST).exists():
-            break
-    assert kills > 8
-    build([str(text)], tokenizer, made, deduplicate=unit)
-    assert read_files(made) == read_files(straight)
 
 
 @pytest.mark.usefixtures("small")
