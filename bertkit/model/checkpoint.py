@@ -60,7 +60,7 @@ def find_trouble(checkpoint: str) -> str | None:
 
 
 def find_cached(checkpoint: str, name: str) -> Path | None:
-    """Return a file of a checkpoint on the Hub from the cache, without asking the Hub; None if it is not there."""
+    """Return a file of a checkpoint on the Hub from the cache, without asking the Hub; None if the cache lacks it."""
     model, revision = split_revision(checkpoint)
     found = try_to_load_from_cache(model, name, revision=revision)
     return Path(found) if isinstance(found, str) else None
