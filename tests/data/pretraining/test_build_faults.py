@@ -1,4 +1,4 @@
-"""Faults from outside a build: dead workers, signals, a full disk, much text; `tests/test_faults.py` has the kills."""
+"""Faults from outside a build: dead workers, signals, a full disk, kill -9, much text, lost Ray tasks."""
 
 import contextlib
 import multiprocessing
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,10 @@ from bertkit.data.pretraining.store import is_corpus, open_corpus
 from bertkit.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from bertkit.errors import UsageError
 from tests.corpora import SCRIPT, limit_files, list_finished, read_files, write_text
-from tests.runs import is_running, list_children, wait_until
+from tests.runs import is_running, list_children, list_tasks, wait_until
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
+ENVIRONMENT.pop("RAY_ADDRESS", None)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +48,12 @@ def start(place, output, *options):
     return subprocess.Popen([sys.executable, *map(str, words)], cwd=place, env=ENVIRONMENT, **streams)
 
 
+def run(place, output, *options):
+    process = start(place, output, *options)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
 def wait_for(process):
     """Wait up to a minute for the end of the process and return its standard error."""
     try:
@@ -55,23 +63,30 @@ def wait_for(process):
 
 
 @pytest.mark.slow
-def test_a_dead_worker_costs_nothing_that_is_finished(place, tokenizer, tmp_path, monkeypatch):
-    """The error is one line, and the same command continues."""
+@pytest.mark.parametrize("deaths", [1, 1000])
+def test_a_dead_worker_costs_nothing_that_is_finished(place, tokenizer, tmp_path, monkeypatch, deaths):
+    """Its work is done again; if all die, the error is one line, and the same command continues."""
     monkeypatch.setattr(bertkit.data.pretraining.build, "PIECE_BYTES", 8000)
     monkeypatch.setattr(bertkit.data.pretraining.build, "LOOK", 0.01)
-    texts, made = [str(place / "texts.txt")], tmp_path / "made"
+    texts, made, killed, lines = [str(place / "texts.txt")], tmp_path / "made", [], []
 
     def kill_one(done, total, tokens):
-        if done and (workers := multiprocessing.active_children()):
+        if done and len(killed) < deaths and (workers := multiprocessing.active_children()):
+            killed.append(workers[0].pid)
             workers[0].kill()
 
-    with pytest.raises(UsageError, match=r"^a worker was lost \(.*\); the same command continues") as error:
-        build(texts, tokenizer, made, workers=2, progress=kill_one)
-    assert "\n" not in str(error.value)
+    build_it = partial(build, texts, tokenizer, made, workers=2)
+    if deaths == 1:
+        build_it(progress=kill_one, report=lines.append)
+        assert lines.count("a worker was lost; continuing with the missing shards") <= 1
+    else:
+        with pytest.raises(UsageError, match=r"^a worker was lost \(.*\); the same command continues") as error:
+            build_it(progress=kill_one)
+        assert "\n" not in str(error.value)
+        there = list_finished(made)
+        build_it()
+        assert there.items() <= list_finished(made).items()
     assert multiprocessing.active_children() == []
-    there = list_finished(made)
-    build(texts, tokenizer, made, workers=2)
-    assert there.items() <= list_finished(made).items()
     build(texts, tokenizer, tmp_path / "straight")
     assert read_files(made) == read_files(tmp_path / "straight")
 
@@ -98,9 +113,16 @@ def ignores(pid, number):
     return ignored >> (number - 1) & 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_signal_ends_a_build_and_its_workers_within_seconds(place, tmp_path, number):
-    """The signal goes to the whole group, as from a service manager, and reaches the workers first."""
+@pytest.mark.parametrize(
+    ("number", "to_workers"),
+    [
+        (signal.SIGTERM, True),
+        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_ends_a_build_and_its_workers_within_seconds(place, tmp_path, number, to_workers):
+    """The signal may also go to the whole group, as from a service manager, and reach the workers first."""
     write_text(tmp_path / "texts.txt", documents=3000)
     made = tmp_path / "made"
     texts = ["--no-split-sentences", *[str(tmp_path / "texts.txt")] * 20]  # more than a second of work
@@ -108,9 +130,10 @@ def test_a_signal_ends_a_build_and_its_workers_within_seconds(place, tmp_path, n
         assert wait_until(lambda: len(list_finished(made)) > 2)
         assert wait_until(lambda: all(ignores(child, signal.SIGTERM) for child in list_children(process.pid)))
         children = list_children(process.pid)
-        for child in children:
-            os.kill(child, number)
-        time.sleep(0.3)
+        if to_workers:
+            for child in children:
+                os.kill(child, number)
+            time.sleep(0.3)
         process.send_signal(number)
         began = time.monotonic()
         err = wait_for(process)
@@ -164,3 +187,43 @@ def test_memory_is_bounded_whatever_the_corpus(place, tmp_path):
     assert peaks[300][-1] < 1000, peaks
     assert peaks[300][-1] < peaks[100][-1] + 100, peaks
     assert len(open_corpus(tmp_path / "300").ids) > 30_000_000
+
+
+@pytest.fixture
+def building(place, tmp_path):
+    """Start a build on Ray, and return its folder, process and finished shards once tasks are at work."""
+    (tmp_path / "script.py").write_text(SCRIPT.format(piece_bytes=5_000_000, shard_tokens=600, batch=1_000_000))
+    (tmp_path / "vocab").symlink_to(place / "vocab")
+    write_large(tmp_path / "texts.txt", 10)
+    made = tmp_path / "made"
+    with start(tmp_path, made, "--workers", "ray") as process:
+        there = lambda: list_finished(made) and list_tasks(process.pid)  # noqa: E731
+        assert wait_until(lambda: there() or process.poll() is not None, 400)
+        assert process.poll() is None, process.stderr.read()
+        yield tmp_path, process, list_finished(made)
+
+
+@pytest.mark.slow
+def test_on_ray_a_lost_worker_costs_nothing_that_is_finished(building):
+    """Pieces have several parts and one worker is killed; the corpus equals that of one process."""
+    folder, process, there = building
+    os.kill(list_tasks(process.pid)[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=300)
+    assert (process.returncode, err) == (0, "")
+    assert there.items() <= list_finished(folder / "made").items()
+    assert run(folder, folder / "straight", "--workers", "1")[0] == 0
+    assert read_files(folder / "made") == read_files(folder / "straight")
+
+
+@pytest.mark.slow
+def test_the_same_command_goes_on_after_ray_has_lost_its_head(building):
+    """Ray notices the loss after a minute, and ends the process unless the work is done."""
+    folder, process, _ = building
+    commands = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in list_children(process.pid)}
+    (head,) = [child for child, words in commands.items() if words.split(b"\0")[0].endswith(b"/gcs_server")]
+    os.kill(head, signal.SIGKILL)
+    process.communicate(timeout=300)
+    assert process.returncode in (0, 1)
+    there = list_finished(folder / "made")
+    assert run(folder, folder / "made", "--workers", "2")[0] == 0
+    assert there.items() <= list_finished(folder / "made").items()
