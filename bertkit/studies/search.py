@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from bertkit.errors import UsageError, explain_disk_error, explain_missing, explain_refusal
-from bertkit.reports.tables import find_row
+from bertkit.reports.tables import count, find_row
 from bertkit.studies.results import judge
 from bertkit.studies.spec import set_axis
 from bertkit.studies.start import RECIPES, RunJob, Runs, State, drop_checkpoints, drop_weights
@@ -167,7 +167,7 @@ class Search:
             self.report("the time is too short for trials: training with the values of the preset")
             return {}
         frozen = self.score_frozen()
-        names, many = map(name_key, self.searched), f"{self.most} trials" if self.most else "trials"
+        names, many = map(name_key, self.searched), count(self.most, "trial") if self.most else "trials"
         self.report(f"searching {', '.join(names)}: {many}, scored on held-back rows of train")
         self.open_journal()
         with note_signals(self.noted.append):
@@ -184,9 +184,11 @@ class Search:
         for line in self.describe_baseline(read_metrics(self.folder / name_trial(best.number + 1) / METRICS_FILE)):
             self.report(line)
         if frozen > best.value:
-            self.report(f"the solved head is better than the best of {done} trials: solving it on all of train")
+            self.report(
+                f"the solved head is better than the best of {count(done, 'trial')}: solving it on all of train"
+            )
             return FROZEN
-        self.report(f"the best of {done} trials: {describe_values(best.params)}; training on all of train")
+        self.report(f"the best of {count(done, 'trial')}: {describe_values(best.params)}; training on all of train")
         return best.params
 
     def score_frozen(self) -> float:

@@ -73,9 +73,9 @@ def test_folds_print_their_scores_and_predict_every_row(finish, small, tmp_path)
 def test_a_search_before_the_run(finish, small, tmp_path, here):
     out = finish("classify", *small, *NAMED, "--search", "1", "--output", "runs/stars")
     for words in (
-        "searching num_train_epochs: 1 trials, scored on held-back rows of train",
+        "searching num_train_epochs: 1 trial, scored on held-back rows of train",
         "trial 1: num_train_epochs 3: score ",
-        "the best of 1 trials: ",
+        "the best of 1 trial: ",
         "macro F1 (%)",
     ):
         assert words in out

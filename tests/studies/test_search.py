@@ -107,7 +107,7 @@ def test_a_solved_head_is_scored_on_the_same_rows_and_chosen_if_it_is_better(rec
     score, (other,) = read_metrics(folder / "metrics.json")["score"], list_trials(tmp_path / "run")[1]
     assert score > other
     assert f"a solved head on the frozen encoder, beside the trials: accuracy {100 * score:.1f} %" in lines
-    assert lines.count("the solved head is better than the best of 1 trials: solving it on all of train") == 1
+    assert lines.count("the solved head is better than the best of 1 trial: solving it on all of train") == 1
     final = load_recipe(tmp_path / "run" / "recipe.toml")
     assert (final.freeze, final.data["held_back"], metrics["updates"]) == ("encoder", 0, 0)
     assert not list((tmp_path / "run" / SEARCH).glob("*/model*"))
