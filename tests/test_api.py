@@ -309,3 +309,10 @@ def test_the_examples_of_the_docstrings_run(world, monkeypatch, tmp_path):
             exec(example.source, names)
             ran += 1
     assert ran == 4
+
+
+def test_the_time_of_a_budget_begins_with_the_call(world, tmp_path, monkeypatch):
+    clocks = []
+    monkeypatch.setattr("bertkit.api.search_or_train", lambda *recipes, clock, **news: clocks.append(clock))
+    train(world, world.frame, tmp_path / "run", budget="20m")
+    assert clocks[0].limit - 10 < clocks[0].left < clocks[0].limit == 1200

@@ -223,6 +223,9 @@ def read_methods(sources: Sequence[Path], split: str | None) -> list[Method]:
     found = list(named.values())
     if len(found) == 1:
         found = [(str(path), [path]) for path in found[0][1]]
+    for _, paths in found:
+        if len(paths) > 1 and len({str(read_recipe(path / RECIPE_FILE)) for path in paths}) < len(paths):
+            raise UsageError(f"two of {', '.join(map(str, paths))} have the same recipe and seed; give one of the two")
     tables = read_tables([path for _, paths in found for path in paths], split)
     tasks = {path: read_facts(rows).get("task") for path, rows in tables.items()}
     usual = next(filter(None, tasks.values()), CLASSIFICATION.name)

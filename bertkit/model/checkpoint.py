@@ -22,6 +22,8 @@ from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_hub_trouble, split_revision
 
 BERT_KEYS = {"vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "type_vocab_size"}
+# Names of DataParallel, and of layers in NVIDIA's code, which have their activation inside.
+RENAMED = {r"^module\.": "", r"\.dense_act\.": ".dense."}
 ENCODER = re.compile(r"(bert\.)?(embeddings|encoder)\.")
 TRAINED = ("tau", "thresholds", "temperature", "text_columns", "window_pooling")
 RETURNED = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
@@ -195,6 +197,7 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
             local_files_only=find_trouble(checkpoint) is not None,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
+            key_mapping=RENAMED,
             **settings,
         )
     trained_as = model.config.architectures or [head.__name__]

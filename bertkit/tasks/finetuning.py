@@ -69,6 +69,9 @@ class FineTuningTask(Task):
         steps, epochs = recipe.train.get("max_steps", -1), recipe.train.get("num_train_epochs", 1.0)
         troubles = {
             f"{self.name} needs a model to start from; give one with --model": not recipe.checkpoint,
+            "freeze would leave the layers of reinit_layers randomly initialised; remove one of the two": (
+                recipe.freeze and recipe.reinit_layers
+            ),
             f"[[phase]] is for pretraining; remove it from a recipe for {self.name}": recipe.phase,
             f"num_train_epochs is {epochs:g} in [train]; it must be above 0": steps <= 0 and epochs <= 0,
         }

@@ -129,11 +129,13 @@ def test_a_study_has_a_method_for_each_cell(tmp_path):
 def test_wrong_sources_are_one_line(tmp_path, refused):
     first, second = write_run(tmp_path / "a", draw(0)), write_run(tmp_path / "b", draw(1)[:100], rate=1.0)
     other = write_run(tmp_path / "other", draw(2, rows=400), order=np.arange(300, 400))
+    again, more = write_run(tmp_path / "again", draw(0)), write_run(tmp_path / "more", draw(4), rate=3.0)
     answers = [write_run(tmp_path / name, draw(0), task="squad1", rate=rate) for name, rate in (("q", 1.0), ("r", 2.0))]
     (tmp_path / "tables").mkdir()
     kinds = write_both(tmp_path / "tables", ["a", "b"] * 15, ["a", "b"] * 15, ["a|b", "b"] * 15)
     for sources in (
         [second, other],
+        [first, again, other, more],
         [first, tmp_path],
         [first],
         [tmp_path / "nothing.csv", first],
@@ -153,7 +155,7 @@ def test_wrong_sources_are_one_line(tmp_path, refused):
 # --- Tables of other programs -----------------------------------------------------------------------------------------
 
 
-def test_a_table_that_pandas_wrote_in_another_order_is_compared_with_a_run(tmp_path):
+def test_a_table_that_pandas_wrote_in_another_order_is_compared_with_a_run(tmp_path, call):
     """The table has other columns, its texts are swapped, and it answers with a class that the run does not know."""
     right, theirs = draw(0), draw(1, 0.3)
     table = make_table(theirs, np.random.default_rng(0).permutation(300))[["second", "label", "prediction", "first"]]
@@ -167,6 +169,9 @@ def test_a_table_that_pandas_wrote_in_another_order_is_compared_with_a_run(tmp_p
         assert (found.first.task.name, found.contrast.rows, found.left_out) == ("rte", 300, 0)
         sides = {one.name: one.rate()[0] for one in (found.first, found.second)}
         assert sides == pytest.approx({str(run): 100 * right.mean(), str(path): 100 * theirs.mean()})
+    kept = path.read_bytes()
+    assert call("compare", run, path, "--json", path)[0] == 2
+    assert path.read_bytes() == kept
     table.drop(columns="second").to_csv(tmp_path / "less.csv", index=False)
     with pytest.raises(UsageError, match=r"less.csv has no column 'second', only"):
         compare([run, tmp_path / "less.csv"])

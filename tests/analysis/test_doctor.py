@@ -160,6 +160,7 @@ def test_outputs_are_checked_before_anything_is_shown_or_overwritten(call, fault
     for data, options, message in (
         (".", ("--write", "clean"), "--write is clean; name a new folder for data of several files"),
         ("train.csv", ("--write", "train.csv"), same),
+        ("train.csv", ("--write", "other/link.csv"), same),
         ("train.csv", ("--write", "clean.txt", "--folds", 2), "name a file that ends in .csv or .jsonl"),
         ("train.csv", ("--workers", "many", "--folds", 2), "--workers is 'many'; give a whole number above 0, or ray"),
     ):

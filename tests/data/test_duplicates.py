@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.data.duplicates import (
+    NEAR,
+    PIECE,
     find_near,
     find_repeats,
     fold_texts,
@@ -85,15 +87,20 @@ def find_all(splits):
     return find_near(keys, bands, lambda split, numbers: [splits[split][number] for number in numbers])
 
 
+def list_pieces(row):
+    return {row[start : start + PIECE] for start in range(len(row) - PIECE + 1)}
+
+
 def compare_by_force(splits, split, other):
     """Return the rows of a split that nearly equal an (earlier) row of another, but equal none."""
     rows, others = ([pad_row(row) for row in splits[name]] for name in (split, other))
-    found = set()
+    pieces, found = [list_pieces(row) for row in others], set()
     for number, row in enumerate(rows):
         before = range(number if split == other else len(others))
         if row in [others[place] for place in before]:
             continue
-        if any(is_near(row, others[place]) for place in before):
+        own = list_pieces(row)
+        if any(len(own & pieces[place]) >= NEAR * len(own | pieces[place]) for place in before):
             found.add(number)
     return found
 

@@ -143,3 +143,11 @@ def test_a_batch_of_choices_holds_every_sequence_in_its_place(lengths, labelled)
     assert batch["attention_mask"].sum(dim=2).tolist() == lengths
     if labelled:
         assert torch.equal(batch["labels"], torch.from_numpy(labels))
+
+
+def test_more_texts_than_are_tokenized_at_once(monkeypatch):
+    texts = [["a " * (index % 5 + 1) for index in range(10)], ["b " * (index % 3 + 1) for index in range(10)]]
+    whole = encode(*texts, max_length=7)
+    monkeypatch.setattr("bertkit.data.sequences.TEXTS_A_BATCH", 3)
+    for one, other in zip(whole, encode(*texts, max_length=7), strict=True):
+        assert show(one) == show(other)

@@ -394,3 +394,13 @@ def test_the_best_answer_and_how_much_rather_there_is_none():
     assert answer.odds == 0.75 - 4.5
     assert Answer([], (1.0, -0.25)).best == ("", 0.0, 0.0, 0, 0)
     assert Answer([], (1.0, -0.25)).odds == 0.75
+
+
+def test_more_texts_than_are_tokenized_at_once(monkeypatch):
+    questions = [ask("The best ab. " * (index % 4), (4, 8), question="the " * (index % 5)) for index in range(11)]
+    whole = encode_questions(questions, UNCASED, max_length=12, doc_stride=3, max_query_length=4)
+    monkeypatch.setattr(spans, "CONTEXTS_A_BATCH", 3)
+    again = encode_questions(questions, UNCASED, max_length=12, doc_stride=3, max_query_length=4)
+    assert len(whole) == len(again) > 11
+    for one, other in zip(whole, again, strict=True):
+        assert all(np.array_equal(one[name], other[name]) for name in one.keys() | other.keys())

@@ -235,3 +235,13 @@ def test_every_token_lies_in_one_word_and_no_word_of_the_text_is_divided(text, e
         assert end <= words[owner][1]
     for start, end in split_words(text):
         assert any(first <= start and end <= last for first, last in words)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=30), st.integers(1, 9), st.integers(0, 99))
+def test_each_update_divides_at_most_one_document_that_would_fit(lengths, size, seed):
+    documents = np.repeat(np.arange(len(lengths)), lengths)
+    order = order_documents(documents, size, np.random.default_rng(seed))
+    assert sorted(order.tolist()) == list(range(len(documents)))
+    updates = [order[start : start + size] for start in range(0, len(order), size)]
+    parts = sum(len(np.flatnonzero(np.diff(part) != 1)) + 1 for part in updates)
+    assert parts <= sum(-(-length // size) for length in lengths) + len(updates)

@@ -274,3 +274,14 @@ def test_unreachable_hub_falls_back_to_the_cache(monkeypatch, saved, refused):
     for _ in range(2):
         with refused():
             load_tokenizer("owner/name")
+
+
+def test_white_space_in_tokens_is_kept(tmp_path):
+    words = ["\u2002", "\u2003", "##", "##\u2028", "world", "world ", "the"]
+    file = write_tokens(tmp_path / "vocab.txt", [*SPECIAL_TOKENS, *words])
+    reference = BertTokenizerLegacy(str(file))
+    save_tokenizer(load_tokenizer(tmp_path), tmp_path / "run")
+    for source in (file, tmp_path, tmp_path / "run"):
+        ours = load_tokenizer(source)
+        assert ours.get_vocab() == reference.get_vocab()
+        assert ours("the world \u2002 the")["input_ids"] == reference("the world \u2002 the")["input_ids"]

@@ -376,3 +376,13 @@ def test_the_rows_of_a_frame_are_inputs_whose_texts_are_the_columns_of_the_run(t
         predictor(frame.drop(columns="body"))
     with pytest.raises(UsageError, match="inputs must be a list, got dict"):
         predictor(frame.to_dict("list"))
+
+
+def test_a_pretraining_s_model_takes_texts_as_long_as_its_longest_phase(tmp_path):
+    folder = write_head(tmp_path / "run", "BertForMaskedLM")
+    phases = "[[phase]]\nshare = 0.9\nmax_length = 16\n[[phase]]\nshare = 0.1\nmax_length = 48\n"
+    (folder / "recipe.toml").write_text(f'task = "pretrain"\n[data]\nmax_length = 128\n{phases}')
+    predictor = Exact(folder)
+    assert len(predictor(["[MASK]" + " good" * 45])[0]["masks"]) == 1
+    with pytest.raises(UsageError, match="the input has 49 tokens, but the model takes at most 48; shorten it"):
+        predictor(["[MASK]" + " good" * 46])

@@ -1,10 +1,12 @@
 """Loading a checkpoint into another head: reused and randomly initialised weights, and damaged checkpoints."""
 
 import json
+import re
 
 import pytest
 import torch
 from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
 
 from bertkit import BertForMultipleChoice, BertForSequenceClassification
 from bertkit.data.tokenizer import load_tokenizer
@@ -164,3 +166,15 @@ def test_a_download_that_breaks_is_one_line_and_the_next_one_succeeds(served, na
     assert "\n" not in str(error.value)
     served.faults.clear()
     assert LOADERS[name]()
+
+
+def test_weights_of_data_parallel_and_of_nvidia_are_read(tmp_path):
+    write_checkpoint(tmp_path, labels=("yes", "no"))
+    weights = load_file(tmp_path / "model.safetensors")
+    renamed = {
+        "module." + re.sub("(intermediate|pooler).dense", r"\1.dense_act", name): weights[name] for name in weights
+    }
+    save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
+    model, new = load_model(BertForSequenceClassification, str(tmp_path), {})
+    assert new == []
+    assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items() if name in weights)

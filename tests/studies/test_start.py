@@ -18,7 +18,7 @@ from bertkit.system import cluster
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe, load_recipe, merge, save_recipe
 from bertkit.training.run import run
-from tests.runs import is_running, list_children, read_run, wait_until
+from tests.runs import is_running, list_children, list_tasks, read_run, wait_until
 from tests.world import make_pretraining
 
 PRETRAIN = TASKS["pretrain"]
@@ -342,3 +342,13 @@ def test_a_signal_ends_the_tasks_of_ray_after_their_checkpoints(recipe, tmp_path
     assert len(list((tmp_path / "made").rglob("checkpoint-*/complete"))) >= 2
     logs = [path.read_text() for path in (tmp_path / "made" / "recipes").rglob("*.log")]
     assert any("bertkit: stopped" in log for log in logs), logs
+
+
+@pytest.mark.slow
+def test_ray_loses_a_worker_and_no_finished_run(recipe, tmp_path, whole):
+    with start_study(define_two(recipe, **LONG), tmp_path, "ray") as process:
+        read_until(process, update=30)
+        os.kill(list_tasks(process.pid)[0], signal.SIGKILL)
+        out = finish_study(process)
+    assert out.count("its process has ended (SIGKILL); starting it again") == 1
+    assert read_study_files(tmp_path / "made") == whole

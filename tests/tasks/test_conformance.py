@@ -26,6 +26,7 @@ from bertkit.tasks.pretraining import HEADS
 from bertkit.tasks.squad import SQUAD
 from bertkit.tasks.task import score_summaries
 from bertkit.tasks.text import SCORES
+from bertkit.training import costs
 from bertkit.training.network import name_head
 from bertkit.training.predictions import KEY, join_rows, read_table
 from bertkit.training.prepare import Prepared
@@ -345,3 +346,12 @@ def test_the_recipe_of_the_paper_is_complete_and_passes_its_own_check(tmp_path):
         assert {"batch_size", "precision", "preset", "data", "train"} <= set(recipe.to_dict())
         assert recipe.train["optim"] == "bert_adam"
         assert Recipe.make(task, given, {"preset": "stable"}).train["optim"] == "adamw_torch"
+
+
+@pytest.mark.parametrize("case", ["pretrain, clm", "squad2", "swag", "ner", "classify, several labels"], indirect=True)
+def test_the_cost_of_an_update_is_measured(case):
+    task, recipe, examples, tokenizer, data, model, _ = case
+    settings = task.configure(recipe, tokenizer, examples)
+    found = costs.measure(recipe, Prepared(examples, tokenizer, data, settings), 0.0)
+    assert min(found.tokens, found.update, found.row, *found.memory.values()) > 0
+    assert found.memory["weights"] == sum(4 * x.numel() for x in model.parameters())

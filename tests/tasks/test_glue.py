@@ -198,6 +198,7 @@ def test_mistakes_in_a_recipe_are_refused_and_nothing_is_written(glue, bert, tmp
         ("rte", {"checkpoint": ""}),
         ("ax", {"checkpoint": ""}),
         ("rte", {"checkpoint": "no/model"}),
+        ("rte", {"freeze": "encoder", "reinit_layers": 1}),
         ("rte", {"phase": [{"share": 1.0, "max_length": 20}]}),
         ("rte", {"train": {"num_train_epochs": 0.0}}),
     ):

@@ -1,6 +1,7 @@
 """NER as a task: files, labels by name, words without tokens, conlleval's format, runs."""
 
 import json
+import shutil
 from functools import partial
 
 import numpy as np
@@ -305,3 +306,17 @@ def test_sentences_without_a_token_are_scored(tmp_path, start):
     (folder / "dev.conll").write_text("\x01 B-PER\n\n" * 3)
     metrics = run(Recipe.make(NER, make_features_recipe(tmp_path, folder, start, max_steps=1)), output=tmp_path / "run")
     assert metrics["f1"] == 0.0
+
+
+def test_features_of_another_encoder_are_other_data(tmp_path, folder, start, refused):
+    """The file name stays the same, so a continued run would combine it with the first encoder."""
+    checkpoint = shutil.copytree(start, tmp_path / "bert")
+    recipe = make_features_recipe(tmp_path, folder, str(checkpoint), max_steps=6)
+    with pytest.raises(Interrupted):
+        run(Recipe.make(NER, recipe), output=tmp_path / "run", progress=stop_at(4))
+    model = BertModel.from_pretrained(checkpoint)
+    with torch.no_grad():
+        model.embeddings.LayerNorm.bias += 0.5
+    model.save_pretrained(checkpoint)
+    with refused():
+        run(Recipe.make(NER, recipe), output=tmp_path / "run")

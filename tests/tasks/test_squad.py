@@ -16,6 +16,7 @@ from bertkit.metrics.rows import take_values
 from bertkit.metrics.squad import score_answers, score_squad1, score_squad2
 from bertkit.model.checkpoint import load_model
 from bertkit.reports.tables import list_shown
+from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad import SQUAD, VERSIONS, describe_windows
 from bertkit.tasks.task import score_summaries
@@ -267,3 +268,38 @@ def test_scoring_says_what_is_missing(tmp_path, refused):
     for name, options in (("squad2", {}), ("squad1", {"odds": some}), ("squad1", {"threshold": 0.5})):
         with refused():
             SQUAD[name].score_files(gold, some, **options)
+
+
+def test_the_other_version_s_files_are_refused(tmp_path, refused):
+    one, two = (write_squad(tmp_path, v.number) / f"train-v{v.release}.json" for v in VERSIONS)
+    texts = [path.read_text() for path in (one, two)]
+    one.write_text(texts[1])
+    two.write_text(texts[0])
+    for version in VERSIONS:
+        with refused():
+            load(version, tmp_path)
+
+
+def test_another_recipe_does_not_overwrite_one_whose_first_part_has_begun(tmp_path, start, refused):
+    extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
+    recipe = make_recipe(tmp_path, start, ONE, extra_train=str(extra))
+    output = tmp_path / "run"
+
+    def stop(done, *rest):
+        raise Interrupted("stopped", 15)
+
+    with pytest.raises(Interrupted):
+        run(Recipe.make(TASKS["squad1"], recipe), output=output, progress=stop)
+    written = (output / "recipe.toml").read_bytes()
+    recipe["train"]["learning_rate"] = 1e-5
+    with refused():
+        run(Recipe.make(TASKS["squad1"], recipe), output=output)
+    assert (output / "recipe.toml").read_bytes() == written
+
+
+def test_another_file_may_be_trained_on(tmp_path):
+    folder = write_squad(tmp_path / "official", 2)
+    other = write_squad(tmp_path / "other", 1, seed=1) / "train-v1.1.json"
+    examples, _ = load(TWO, folder, train_file=str(other))
+    assert examples["train"] == read_squad(other)
+    assert examples["dev"] == read_squad(folder / "dev-v2.0.json")

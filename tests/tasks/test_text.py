@@ -19,6 +19,7 @@ from bertkit.metrics.rows import take_values
 from bertkit.model.checkpoint import load_config, load_model
 from bertkit.model.heads import BertForSequenceClassification
 from bertkit.tasks import TASKS
+from bertkit.tasks.result import name_results
 from bertkit.tasks.task import score_summaries
 from bertkit.tasks.text import CLASSIFICATION, TextSequences
 from bertkit.training.recipe import Recipe, read_recipe
@@ -441,3 +442,21 @@ def test_a_glue_task_as_a_table_trains_the_same_weights(bert, tmp_path, name, fo
     assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "official"))
     for score in task.row.metrics:
         assert metrics[score] == pytest.approx(expected[score], rel=1e-6)  # labels in 32 or 64 bits
+
+
+def test_a_threshold_between_very_likely_labels_divides_predictions_too(reviews):
+    """In fp32 both probabilities of a label are 1."""
+    logits = np.array([[20.0, -1.0], [21.0, 1.0]], np.float32)
+    data = make_data([[0, 0], [1, 1]], reviews, label=["tags"])
+    rows = CLASSIFICATION.rows(logits, data)
+    assert take_values(CLASSIFICATION.score(rows))["exact_match"] == 1
+    results = name_results(logits, ["dear", "slow"], SEVERAL, find_decided(rows)["thresholds"])
+    assert [result["labels"] for result in results] == [[], ["dear", "slow"]]
+
+
+def test_a_test_file_with_some_of_several_label_columns_is_not_taken_for_unlabelled(tmp_path, refused):
+    rows = [{"text": f"text {number}", "x": number % 2, "y": 1} for number in range(40)]
+    write_table(tmp_path / "d" / "train.csv", rows)
+    write_table(tmp_path / "d" / "test.csv", [{"text": "new", "x": 1}])
+    with refused():
+        load(tmp_path / "d", label=["x", "y"])

@@ -9,7 +9,7 @@ import pytest
 
 import bertkit.data.pretraining.build
 from bertkit.data.pretraining import tokenize
-from bertkit.data.pretraining.build import RECORD, build, write_on_ray
+from bertkit.data.pretraining.build import RECORD, build, describe_build, write_on_ray
 from bertkit.data.pretraining.sources import cut_sources, read_documents
 from bertkit.data.pretraining.store import (
     MANIFEST,
@@ -253,3 +253,10 @@ def test_a_mistake_in_a_source_is_one_line_from_any_process(text, tokenizer, tmp
         build([str(text), str(tmp_path / "latin.txt")], tokenizer, tmp_path / "made", workers=workers)
     assert not (tmp_path / "made" / MANIFEST).exists()
     assert multiprocessing.active_children() == []
+
+
+def test_the_content_of_docs_is_that_of_the_installed_packages(monkeypatch):
+    pieces = cut_sources(["docs"], 3000)
+    first, again = (describe_build(["docs"], pieces, "", {}) for _ in range(2))
+    monkeypatch.setattr(bertkit.data.pretraining.build, "distributions", list)
+    assert first == again != describe_build(["docs"], pieces, "", {})

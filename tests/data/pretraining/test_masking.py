@@ -181,3 +181,18 @@ def test_rates_that_cannot_be_are_refused(refused):
     for options in ({"mask_rate": 1.1, "random_rate": -0.2}, {"mask_rate": float("nan")}, {"probability": 15}):
         with refused():
             check_rates(**rates | options)
+
+
+def test_position_kind_and_random_token_are_independent():
+    samples, vocab = 40_000, 8
+    lengths = np.full(samples, 11)  # two of eight candidates
+    ids = np.tile([CLS, *range(4, 8), SEP, *range(8, 12), SEP], (samples, 1))
+    rates = {"mask_rate": 0.5, "random_rate": 0.5, "same_rate": 0}
+    masked, labels = mask(ids, lengths, mask_id=99, vocab_size=vocab, **rates)
+    position, kind = labels[labels != -100] - 4, masked[labels != -100]
+    table = np.zeros((8, 2))
+    np.add.at(table, (position, (kind == 99).astype(int)), 1)
+    assert is_uniform(table)
+    table = np.zeros((8, vocab))
+    np.add.at(table, (position[kind != 99], kind[kind != 99]), 1)
+    assert is_uniform(table)

@@ -474,3 +474,10 @@ def test_a_corpus_that_was_built_among_the_texts_is_no_text(tmp_path, refused):
     assert read(tmp_path / "texts") == SENTENCES
     with refused():
         read(tmp_path / "texts" / "made")
+
+
+def test_docs_are_one_piece(monkeypatch):
+    monkeypatch.setattr(sources, "read_docs", lambda workers: ([text] for text in ("One. Two.", f"{workers} workers.")))
+    (piece,) = cut_sources(["docs"], 50)
+    assert (piece, piece.files) == (Piece("docs", "docs"), ())
+    assert list(read_piece(piece, workers=3)) == [["One.", "Two."], ["3 workers."]]
