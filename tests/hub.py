@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -51,7 +52,8 @@ class Repo:
 class Fault:
     """A fault: the next `times` requests of this kind get `status`, or an answer that is cut off.
 
-    sent: bytes of the answer before that; gone: seconds for which the server then refuses connections.
+    sent: bytes of the answer before that; stall: seconds of silence before it is cut off; gone: seconds for which the
+    server then refuses connections.
     """
 
     method: str
@@ -59,6 +61,7 @@ class Fault:
     status: int = 0
     times: int = 1
     sent: int = 0
+    stall: float = 0.0
     gone: float = 0.0
 
 
@@ -223,6 +226,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
             return
         self.wfile.write(data[: int(self.broken.sent)])
+        time.sleep(self.broken.stall)
         if self.broken.gone:
             self.server.leave(self.broken.gone)
         self.connection.shutdown(socket.SHUT_RDWR)

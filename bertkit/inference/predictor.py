@@ -277,6 +277,9 @@ class Predictor:
             f"transformers has no pipeline for {head}; leave out --format pipeline": (
                 is_pipeline and not self.task.pipeline
             ),
+            "transformers' pipelines have no label sets; leave out --coverage or --format pipeline": (
+                is_pipeline and self.settings.set_limit is not None
+            ),
             f"--format pipeline writes JSON lines, not {output}; name a file that ends in .jsonl": (
                 is_pipeline and is_table
             ),
