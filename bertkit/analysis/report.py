@@ -102,6 +102,8 @@ def write_page(paths: Sequence[Path], output: Path, report: Report = ignore) -> 
     Raises:
         UsageError: A source is neither a run nor a study or has a damaged file, or the page cannot be written.
     """
+    if output.suffix not in ("", ".html", ".htm"):
+        raise UsageError(f"{output} must end in .html, the format of the page")
     sources = list_sources(paths)
     others = find_others(sources)
     links = {source.path.resolve(): f"#{source.id}" for source in sources}

@@ -87,9 +87,11 @@ def doctor(
         list_tables,
         plan_files,
         suspect_labels,
+        tabulate_label_errors,
         write_clean,
     )
     from bertkit.analysis.label_errors import LABEL_ERRORS
+    from bertkit.data.formats.rows import check_output
     from bertkit.studies.spec import define_folds, propose
     from bertkit.system.cluster import read_workers
     from bertkit.system.files import write_json
@@ -122,6 +124,10 @@ def doctor(
         diagnosis = examine(TASKS[task], merge(written, given), model, screen.say)
         if write is not None:
             plan_files(diagnosis, write)
+        if json_file is not None:
+            check_output(data, json_file, "--json")
+        for table in list_tables(diagnosis.findings):
+            screen.show_table(table)
         if folds:
             folder = output or Path("runs/doctor")
             found = fine_tune_folds(screen, diagnosis.rows["train"], written, given, folds, workers, folder)
@@ -129,11 +135,11 @@ def doctor(
             write_json(diagnosis.findings, folder / DOCTOR_FILE)
         else:
             diagnosis = suspect_labels(diagnosis, screen.say)
-        for table in list_tables(diagnosis.findings):
-            screen.show_table(table)
+        if found := diagnosis.findings.get(LABEL_ERRORS):
+            screen.show_table(tabulate_label_errors(found))
         screen.say(*(f"left out: {reason}" for reason in diagnosis.findings["left_out"]))
         if json_file is not None:
-            write_figures(diagnosis.findings, json_file, data)
+            write_figures(diagnosis.findings, json_file)
             screen.say(f"All rows: {json_file}")
         elif diagnosis.findings["samples"] or LABEL_ERRORS in diagnosis.findings:
             screen.say("--json FILE lists all rows of the findings")

@@ -86,7 +86,8 @@ def find_repeats(
         contradictory = table[groups["answer"].transform("nunique") > 1].groupby("key", sort=False)["row"]
         leaks = table[:0].merge(table, on="key", suffixes=("", "_known"))
         if known is not None and split != TRAIN_SPLIT:
-            leaks = table.merge(known.drop_duplicates(["key", "answer"]), on="key", suffixes=("", "_known"))
+            two = known.drop_duplicates(["key", "answer"]).groupby("key").head(2)  # one of them is another answer
+            leaks = table.merge(two, on="key", suffixes=("", "_known"))
             leaks = leaks.sort_values(pair)
         contradicts = leaks.dropna().query("answer != answer_known")
         in_train, contradicts = (one.drop_duplicates("row")[pair].to_numpy() for one in (leaks, contradicts))
@@ -165,7 +166,8 @@ def find_near(
     numbers = np.concatenate(rows)
     partners = np.full((2, len(numbers)), -1)  # the partner in train, and the one in the own split
     tries = np.zeros((2, len(numbers)), np.uint8)
-    is_known = [np.isin(keys[split][own], keys[TRAIN_SPLIT]) for split, own in zip(splits, rows, strict=True)]
+    train = keys.get(TRAIN_SPLIT, np.empty(0, np.uint64))
+    is_known = [np.isin(keys[split][own], train) for split, own in zip(splits, rows, strict=True)]
     tries[0, np.concatenate(is_known)] = MOST_TRIES  # a row of train, or one equal to it, has no partner to find
 
     def compare(kind: int, ours: np.ndarray, others: np.ndarray) -> None:

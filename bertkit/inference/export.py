@@ -51,7 +51,7 @@ TIMED_LENGTHS = (16, 128, 512)  # tokens of one text
 TEXTS_AT_ONCE, TIMED_IN_BATCHES = 8, 128  # texts, and the tokens of each
 MOST_CALLS, FEWEST_CALLS, MOST_SECONDS = 200, 5, 10.0  # of each measurement
 RANKING_ROWS = 128  # on which the effect of each layer is measured
-EXPORTED = (ONNX_FILE, "config.json", RECIPE_FILE, CARD, *TOKENIZER_FILES)
+EXPORTED = (ONNX_FILE, CALIBRATION_FILE, "config.json", RECIPE_FILE, CARD, *TOKENIZER_FILES)
 
 CARD_SECTION = """
 ## As ONNX

@@ -114,7 +114,10 @@ def check_input(given: Any) -> Input | UsageError:
     """Return an input, or the error in it."""
     if not isinstance(given, str | dict):
         return UsageError(f"got {type(given).__name__}; give a text as a string, or an object")
-    if (count := count_characters(given)) > LONGEST_INPUT:
+    endings = [given[key] for key in given if key.startswith("ending")] if isinstance(given, dict) else []
+    # A context is read once for each ending, which are in a list or in columns.
+    copies = max([1, len(endings), *(len(found) for found in endings if isinstance(found, list))])
+    if (count := count_characters(given) * copies) > LONGEST_INPUT:
         return UsageError(f"the input has {count:,} characters, expected at most {LONGEST_INPUT:,}; split it")
     return given
 

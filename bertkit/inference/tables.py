@@ -20,6 +20,7 @@ from bertkit.tasks.task import Result
 
 ROWS_A_GROUP, CHARACTERS_A_GROUP = 10_000, 10_000_000  # limits of a row group of Parquet
 ARROW_NAMES = {str: "string", bool: "bool", int: "int64", float: "float64"}  # any other value becomes its JSON text
+LARGEST_INT = 2**63 - 1
 Row = tuple[Mapping[str, Any], Result]  # the columns of an input, and those of its result or its `error`
 
 
@@ -39,7 +40,8 @@ def write_joined(rows: Iterable[Row], columns: Mapping[str, type], output: Path,
             for name, value in given.items():
                 kinds = types.setdefault(name, set())
                 if value is not None:
-                    kinds.add(type(value) if type(value) in ARROW_NAMES else str)
+                    is_huge = isinstance(value, int) and abs(value) > LARGEST_INT
+                    kinds.add(type(value) if type(value) in ARROW_NAMES and not is_huge else str)
             if "error" in found:
                 columns = {**columns, "error": str}
             kept.write(msgspec.json.encode((given, found)) + b"\n")

@@ -50,6 +50,7 @@ class FineTuningTask(Task):
     splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}
     unlabelled: tuple[str, ...] = (UNLABELLED,)
     next_commands: tuple[str, ...] = (ANOTHER_SEED,)
+    start = "a BERT to fine-tune"  # the required checkpoint, for messages
     compared: tuple[str, ...] = ()  # the scores that must exceed their baselines; empty: all of the table
 
     def make_recipe(self, batch_size: int, checkpoint: str = "google-bert/bert-base-uncased", **train: Any) -> dict:
@@ -68,7 +69,7 @@ class FineTuningTask(Task):
         """Check that there is a checkpoint, no option of other tasks, and every number in its range."""
         steps, epochs = recipe.train.get("max_steps", -1), recipe.train.get("num_train_epochs", 1.0)
         troubles = {
-            f"{self.name} needs a model to start from; give one with --model": not recipe.checkpoint,
+            f"{self.name} needs {self.start}; give one with --model": not recipe.checkpoint,
             "freeze would leave the layers of reinit_layers randomly initialised; remove one of the two": (
                 recipe.freeze and recipe.reinit_layers
             ),

@@ -210,7 +210,7 @@ class GlueTask(TextTask):
         if row.metrics:
             self.recipe = self.make_recipe(32, **train)  # section 4.1
         else:
-            self.next_commands = ()
+            self.start, self.next_commands = "a model that was fine-tuned on MNLI", ()
             self.recipe = self.make_recipe(32, checkpoint="", **train | {"eval_strategy": "no"})
 
     # --- The data -----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ softmax over the four; the bias that transformers adds is the same for all and h
 train_full.csv and val_full.csv, and scoring predictions of other programs.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -40,6 +41,7 @@ SWAG_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 SWAG_PAPER = {"BERT-base, dev": 0.816, "BERT-large, dev": 0.866, "BERT-large, test": 0.863}  # Table 4
 ACCURACY = ScoreRow("accuracy", "accuracy", {"the majority ending": "majority_accuracy"}, "fraction", SWAG_PAPER)
 CHOICES = tuple(f"ending {index + 1}" for index in range(len(ENDINGS)))
+NUMBERED_ENDING = re.compile(r"ending\d+")
 
 Continuations = tuple[str, list[str]]  # a context and its possible continuations
 
@@ -143,7 +145,7 @@ class SwagTask(FineTuningTask):
         """Return a context and its possible continuations; SWAG's column names are accepted, too."""
         context = take_text(given, "sent1" if "sent1" in given and "context" not in given else "context")
         start = given.get("start", given.get("sent2")) or ""
-        endings = given.get("endings", [given[name] for name in ENDINGS if name in given])
+        endings = given.get("endings", [given[name] for name in given if NUMBERED_ENDING.fullmatch(str(name))])
         if not isinstance(endings, list) or len(endings) < 2 or not all(isinstance(x, str) for x in (start, *endings)):
             raise UsageError("endings must be a list of at least two strings, and start must be a string; correct them")
         return context, [f"{start} {ending}".strip() for ending in endings]

@@ -65,6 +65,8 @@ def find_conll(folder: str | Path, report: Report = ignore) -> dict[str, Path]:
         has = f"several data sets ({', '.join(map(str, kinds[0][0]))})" if kinds else "no CoNLL files and no tables"
         raise UsageError(f"{folder} has {has}; {REMEDY}")
     ((train,), names), paths = kinds[0], {}
+    if others := [str(path) for found, _ in kinds[1:] for path in found]:
+        report(f"using the files named like {train}, not like {', '.join(others)}")
     for split, name in zip(NER_SPLITS, names, strict=True):
         path = min(train.parent.glob(name), default=train.with_name(name))
         if path.is_file():

@@ -333,8 +333,10 @@ def check_source(source: str) -> None:
 
 def check_output(source: str, output: Path, option: str = "--output") -> None:
     """Check that the output is not the file of the inputs under any of its names."""
-    if output.is_file() and os.path.exists(source) and os.path.samefile(source, output):
-        raise UsageError(f"{output} is also the input and would be overwritten; name another file with {option}")
+    with suppress(OSError):  # the output does not exist yet, or standard input is not a file
+        read = sys.stdin.fileno() if source == STDIN else source
+        if output.is_file() and os.path.samestat(os.stat(read), output.stat()):
+            raise UsageError(f"{output} is also the input and would be overwritten; name another file with {option}")
 
 
 # --- the rows of a file
@@ -380,9 +382,10 @@ def walk_rows(
     if notes:
         report(f"{path}: {', '.join(notes)}")
     # Many name JSON lines .json: the first two lines are an object each.
-    first = [parse_line(line) for line in islice(walk_file(path, found), 2) if isinstance(line, str)]
-    if kind == ".json" and list(map(type, first)) != [dict, dict]:
-        lines = enumerate(map(bytes, read_json(path, list[msgspec.Raw], ARRAY_REMEDY, found)), 1)
+    if kind == ".json":
+        first = [parse_line(line) for line in islice(walk_file(path, found), 2) if isinstance(line, str)]
+        if list(map(type, first)) != [dict, dict]:
+            lines = enumerate(map(bytes, read_json(path, list[msgspec.Raw], ARRAY_REMEDY, found)), 1)
     return _parse(lines, None if kind == ".txt" else decoder)
 
 
