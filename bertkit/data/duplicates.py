@@ -79,16 +79,14 @@ def find_repeats(
         split: pd.DataFrame({"key": own, "row": np.arange(len(own)), "answer": (answers or {}).get(split)})
         for split, own in keys.items()
     }
-    known, pair, found = tables.get(TRAIN_SPLIT), ["row", "row_known"], {}
+    pair, found = ["row", "row_known"], {}
     for split, table in tables.items():
+        known = table[:0] if split == TRAIN_SPLIT else tables.get(TRAIN_SPLIT, table[:0])
         groups = table.groupby("key", sort=False)
         repeats = table.assign(row_known=groups["row"].transform("first")).query("row != row_known")
         contradictory = table[groups["answer"].transform("nunique") > 1].groupby("key", sort=False)["row"]
-        leaks = table[:0].merge(table, on="key", suffixes=("", "_known"))
-        if known is not None and split != TRAIN_SPLIT:
-            two = known.drop_duplicates(["key", "answer"]).groupby("key").head(2)  # one of them is another answer
-            leaks = table.merge(two, on="key", suffixes=("", "_known"))
-            leaks = leaks.sort_values(pair)
+        two = known.drop_duplicates(["key", "answer"]).groupby("key").head(2)  # one of them is another answer
+        leaks = table.merge(two, on="key", suffixes=("", "_known")).sort_values(pair)
         contradicts = leaks.dropna().query("answer != answer_known")
         in_train, contradicts = (one.drop_duplicates("row")[pair].to_numpy() for one in (leaks, contradicts))
         same = [rows.to_numpy() for _, rows in contradictory]
