@@ -13,7 +13,7 @@ from bertkit.data.sequences import pad, pad_choices
 from bertkit.data.splits import UNLABELLED
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import refuse_first
-from bertkit.reports.tables import ScoreRow, list_shown, name_limits
+from bertkit.reports.tables import OWN_DATA, ScoreRow, list_shown, name_limits
 from bertkit.system.progress import Report
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.task import BERT_TRAIN, Task
@@ -107,7 +107,7 @@ class FineTuningTask(Task):
             lines.append(
                 f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} ({row.show(metrics[key])}). "
                 "Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try "
-                "--learning-rate 1e-5, --seed 43, or on few rows --set preset=auto)"
+                f"--learning-rate 1e-5 or --seed 43{', or on few rows --set preset=auto' * (OWN_DATA not in metrics)})"
             )
             if is_solved:
                 lines[-1] = f"{lines[-1].partition(' Likely causes')[0]} {UNFREEZE.capitalize()}"
