@@ -9,6 +9,7 @@ WAYS only these are measured, so that two processes can share the work (budgets 
 """
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -99,7 +100,7 @@ def read_questions(folder: Path) -> tuple[Rows, Rows]:
 def read_sentences(folder: Path) -> tuple[Rows, Rows]:
     """Read sentences with tags."""
     return tuple(
-        [block for block in (folder / f"{split}.conll").read_text(encoding="utf-8").split("\n\n") if block.strip()]
+        re.split(r"\n[ \t]*\n", (folder / f"{split}.conll").read_text(encoding="utf-8").strip())
         for split in ("train", "dev")
     )
 
