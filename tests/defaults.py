@@ -100,7 +100,7 @@ def read_questions(folder: Path) -> tuple[Rows, Rows]:
 def read_sentences(folder: Path) -> tuple[Rows, Rows]:
     """Read sentences with tags."""
     return tuple(
-        re.split(r"\n[ \t]*\n", (folder / f"{split}.conll").read_text(encoding="utf-8").strip())
+        re.split(r"\n\s*\n", (folder / f"{split}.conll").read_text(encoding="utf-8").strip())
         for split in ("train", "dev")
     )
 

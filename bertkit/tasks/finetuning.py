@@ -101,13 +101,14 @@ class FineTuningTask(Task):
         """Return also a warning if a score is not above a baseline's, and whether the loss was still falling."""
         lines, rows = super().comment(metrics), list_shown(self.table, self.metric, metrics)
         is_solved = SOLVED in metrics
+        is_own = OWN_DATA in metrics or not self.copies  # the preset is auto
         compared = [row for row in rows if row.key in (self.compared or metrics)]
         pairs = [(row, words, key) for row in compared for words, key in row.baselines.items() if "majority_" in key]
         for row, words, key in [pair for pair in pairs if metrics[pair[0].key] <= metrics[pair[2]]][:1]:
             lines.append(
                 f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} ({row.show(metrics[key])}). "
                 "Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try "
-                f"--learning-rate 1e-5 or --seed 43{', or on few rows --set preset=auto' * (OWN_DATA not in metrics)})"
+                f"--learning-rate 1e-5 or --seed 43{'' if is_own else ', or on few rows --set preset=auto'})"
             )
             if is_solved:
                 lines[-1] = f"{lines[-1].partition(' Likely causes')[0]} {UNFREEZE.capitalize()}"

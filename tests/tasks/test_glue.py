@@ -14,6 +14,7 @@ from bertkit import BertForSequenceClassification, BertModel
 from bertkit.data.formats import hub as hub_format
 from bertkit.data.sequences import Sequences, encode_inputs, pad
 from bertkit.data.tokenizer import load_tokenizer
+from bertkit.reports.tables import OWN_DATA
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import divide
@@ -320,6 +321,11 @@ def test_a_score_no_better_than_the_majority_is_warned_of():
     ]:
         lines = GLUE[name].comment(found | {f"majority_{key}": value for key, value in majority.items()})
         assert [line.startswith(f"warning: {warned}") for line in lines] == [True] * bool(warned)
+    known = {"accuracy": 0.5, "majority_accuracy": 0.5}
+    for task, found, proposed in [(GLUE["rte"], {}, True), (GLUE["rte"], {OWN_DATA: True}, False)]:
+        assert ["preset=auto" in line for line in task.comment(known | found)] == [proposed]
+    known = {"macro_f1": 0.5, "majority_macro_f1": 0.5}
+    assert ["preset=auto" in line for line in TASKS["classify"].comment(known)] == [False]
 
 
 def test_the_recipes_are_the_papers_and_mosbachs(bert):
