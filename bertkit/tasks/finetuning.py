@@ -101,7 +101,7 @@ class FineTuningTask(Task):
         """Return also a warning if a score is not above a baseline's, and whether the loss was still falling."""
         lines, rows = super().comment(metrics), list_shown(self.table, self.metric, metrics)
         is_solved = SOLVED in metrics
-        is_own = OWN_DATA in metrics or not self.copies  # the preset is auto
+        is_own = OWN_DATA in metrics or not self.copies  # auto is the default preset there
         compared = [row for row in rows if row.key in (self.compared or metrics)]
         pairs = [(row, words, key) for row in compared for words, key in row.baselines.items() if "majority_" in key]
         for row, words, key in [pair for pair in pairs if metrics[pair[0].key] <= metrics[pair[2]]][:1]:
