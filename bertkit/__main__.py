@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 
 def main() -> None:
@@ -9,7 +10,8 @@ def main() -> None:
 
     Until `bertkit.cli` is imported, Ctrl-C ends the process without a message, as SIGTERM does.
     """
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # waiting threads sleep soon, see recipes/notebook/faults.md
+    if sys.argv[1:2] != ["serve"]:  # waiting threads sleep soon, see recipes/notebook/faults.md
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from bertkit import cli

@@ -15,6 +15,8 @@ import pytest
 import typer
 from rich.console import Console
 
+from bertkit import __main__ as program
+from bertkit import cli
 from bertkit.cli import console
 from bertkit.cli.options import app
 from bertkit.inference.glue_submission import SUBMITTED
@@ -242,6 +244,16 @@ def test_ctrl_c_in_the_first_moment_is_silent(tmp_path, start):
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=30) == ("", "")
     assert process.returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize(("command", "count"), [("serve", None), ("ner", "1000")])
+def test_waiting_threads_sleep_soon_but_in_a_server(monkeypatch, command, count):
+    monkeypatch.setattr(sys, "argv", ["bertkit", command])
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
+    monkeypatch.setattr(cli, "main", lambda: None)
+    program.main()
+    assert os.environ.get("GOMP_SPINCOUNT") == count
 
 
 LAUNCHED = {"RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}  # what a launcher sets beside WORLD_SIZE
