@@ -53,8 +53,6 @@ def main() -> None:
             os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # transformers reads it at its import
             disable_progress_bars()
             code = app(standalone_mode=False)
-        if os.environ.get("WORLD_SIZE", "1") != "1":  # set by torchrun and accelerate launch
-            leave_at_once(code or 0)
         sys.exit(code)
     except SystemExit as end:
         if (end.code or 0) > 128:  # ended by a signal

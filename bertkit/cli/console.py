@@ -353,7 +353,7 @@ def explain_mistakes() -> Iterator[None]:
 
 
 def leave_at_once(code: int) -> None:
-    """Exit without Python's teardown, in which a thread of gloo may outlive its owner and abort the process.
+    """Exit without Python's teardown, which waits for running threads, such as those of a download.
 
     Exit functions registered by libraries are called, so trackers close their runs. A signal interrupts them.
     """
