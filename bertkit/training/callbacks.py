@@ -11,7 +11,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import SaveStrategy
 
 from bertkit.errors import UsageError
-from bertkit.system.memory import UPDATES_BETWEEN_LOOKS, Heap, keep_memory
 from bertkit.system.progress import Report, describe_duration
 from bertkit.training.processes import take_first
 from bertkit.training.run_dir import append_log, list_checkpoints, write_log
@@ -44,7 +43,6 @@ class StopOnSignal(TrainerCallback):
         self.progress = progress
         self.signalled = 0  # the number of the signal that this process has received
         self.agreed = 0  # the number of the signal on which all processes have agreed
-        self.heap = Heap()
 
     def on_log(self, args, state: TrainerState, control: TrainerControl, logs=None, **kwargs) -> None:
         loss = (logs or {}).get("loss", 0.0)
@@ -57,8 +55,6 @@ class StopOnSignal(TrainerCallback):
     def on_train_begin(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         if state.is_world_process_zero:
             write_log(state.log_history, self.output)  # from now on the directory belongs to this run
-        if args.device.type == "cpu":
-            keep_memory()
 
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         if may_ask(args, state):  # all processes have to stop after the same update
@@ -67,8 +63,6 @@ class StopOnSignal(TrainerCallback):
             control.should_training_stop = control.should_save = True
         elif state.is_world_process_zero and state.global_step % max(1, state.max_steps // 200) == 0:
             self.progress(state.global_step, state.max_steps, {})
-        if args.device.type == "cpu" and state.global_step % UPDATES_BETWEEN_LOOKS == 0:
-            self.heap.look()
 
     def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         # The Trainer also calls this when it is stopped in the middle of an epoch. An evaluation would advance the

@@ -3,9 +3,12 @@
 A bench fills a `Record` as it goes, so one that is stopped has the rounds so far.
 """
 
+import ctypes
 import gc
+import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -13,12 +16,9 @@ from typing import Any
 
 import torch
 
-from bertkit.system.memory import call_library, read_memory, trim_memory
-
 BERTKIT = "bertkit"  # a side
 CLEAR = Path("/proc/self/clear_refs")
-# Parameters of mallopt: M_MMAP_MAX, M_MMAP_THRESHOLD (the highest that glibc chooses itself), M_TRIM_THRESHOLD.
-MALLOC = {-4: 65_536, -3: 32 << 20, -1: 64 << 20}
+STATUS = Path("/proc/self/status")
 
 
 def say(line: str) -> None:
@@ -105,11 +105,16 @@ def time_call(call: Callable[[], Any]) -> float:
     return seconds
 
 
-def restore_memory() -> None:
-    """Let the C library return memory as it does by default, which our training changes."""
-    for parameter, value in MALLOC.items():
-        call_library("mallopt", parameter, value)
-    trim_memory()
+def read_memory(key: str) -> int:
+    """Return this process's memory in bytes from Linux: VmRSS is the current use, VmHWM the peak."""
+    found = re.search(rf"{key}:\s+(\d+) kB", STATUS.read_text(encoding="ascii"))
+    return 1024 * int(found[1])
+
+
+def trim_memory() -> None:
+    """Return the free pages of the heap to the system, where the C library is glibc."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def measure_growth(call: Callable[[], Any], device: torch.device) -> int:

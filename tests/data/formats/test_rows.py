@@ -428,8 +428,9 @@ PEAK = """
 import sys
 from pathlib import Path
 from bertkit.data.formats.rows import read_columns
-from bertkit.system.memory import read_memory
-print(len(read_columns(Path(sys.argv[1]))), read_memory("VmHWM"))  # ru_maxrss begins with the parent's
+rows = len(read_columns(Path(sys.argv[1])))
+peak = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]  # ru_maxrss begins with the parent's
+print(rows, 1024 * int(peak))
 """
 
 
