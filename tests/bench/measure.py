@@ -8,7 +8,6 @@ import gc
 import re
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -111,14 +110,8 @@ def read_memory(key: str) -> int:
     return 1024 * int(found[1])
 
 
-def trim_memory() -> None:
-    """Return the free pages of the heap to the system, where the C library is glibc."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def measure_growth(call: Callable[[], Any], device: torch.device) -> int:
-    """Return the peak memory in bytes that a call adds: the device's on CUDA, else all of this process, on Linux."""
+    """Return the peak memory in bytes that a call adds: the device's on CUDA, else this process's on Linux."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -126,7 +119,7 @@ def measure_growth(call: Callable[[], Any], device: torch.device) -> int:
         before = torch.cuda.memory_allocated(device)
         call()
         return torch.cuda.max_memory_allocated(device) - before
-    trim_memory()
+    ctypes.CDLL(None).malloc_trim(0)
     CLEAR.write_text("5", encoding="ascii")  # resets the peak (VmHWM) to the current use
     before = read_memory("VmRSS")
     call()

@@ -45,7 +45,7 @@ from bertkit.training.arguments import make_arguments
 from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import make_model, make_trainer
-from tests.bench.measure import BERTKIT, Record, measure_growth, say, trim_memory
+from tests.bench.measure import BERTKIT, Record, measure_growth, say
 from tests.bench.model import SEED, SIZES, choose_size, write_classifier
 
 SAME_BATCHES = "transformers, the same batches"
@@ -197,7 +197,6 @@ class Side:
         """Return the seconds of some updates, and their losses if these are logged."""
         self.model.load_state_dict(self.weights)
         self.model.zero_grad(set_to_none=True)
-        trim_memory()
         train = ONLY_TRAIN | {"max_steps": updates, "logging_strategy": "steps" if logs else "no"}
         recipe, task, rows = self.recipe.override(train=train), self.training.task, self.training.rows
         with TemporaryDirectory() as folder:
