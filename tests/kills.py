@@ -76,6 +76,8 @@ def find_lost(before: dict[str, tuple[int, int]], made: Path) -> Iterator[str]:
             later = (CHECKPOINT.fullmatch(other) for other in now)
             if f"{run}{METRICS_FILE}" in now or any(x and x[1] == run and int(x[2]) > int(step) for x in later):
                 continue  # no longer needed, or rotated
+        if new is None and (found := re.fullmatch(r"(.+/)best(/.*)?", path)) and f"{found[1]}{METRICS_FILE}" in now:
+            continue  # a study keeps the last model of a finished run
         if new is None and path.startswith("parts/") and (made / "corpus.json").exists():
             continue  # what it was made of
         yield f"{path} is {'gone' if new is None else 'another one'}"

@@ -138,8 +138,8 @@ class Predictor:
         head = str((config.architectures or ["none"])[0])
         if (task := ANSWERING.get(head.replace("BiLSTM", ""))) is None or not hasattr(bertkit, head):
             raise UsageError(
-                f"{name} has the head {head}, which does not predict classes, answers, tags, endings or masked words; "
-                "give a fine-tuned run (for vectors, use bertkit features)"
+                f"{name} has the head {head!r}, which does not predict classes, answers, tags, endings or masked "
+                "words; give a fine-tuned run (for vectors, use bertkit features)"
             )
         tokenizer = load_tokenizer(name)
         if record is not None:

@@ -136,8 +136,8 @@ def load_config(checkpoint: str) -> BertConfig:
         except TypeError:  # raised by transformers if the JSON is not an object
             values = None
         try:
-            kind, heads = values.get("model_type"), values.get("architectures")
-            if kind is None and all(name.startswith("Bert") for name in heads or []):
+            kind, heads = values.get("model_type"), (values.get("architectures") or [])[:]  # a dict raises TypeError
+            if all(name.startswith("Bert") for name in heads) and kind is None:
                 # Those of 2018 and 2019 have no type. RoBERTa's have the same keys, but its weights other names.
                 kind = "bert" if heads or values.keys() >= BERT_KEYS else None
             if kind is None:

@@ -308,7 +308,7 @@ def check_names(tables: Sequence[Column | Variant], kind: str) -> None:
 def read_columns(study: Study) -> tuple[Column, ...]:
     """Read the columns, in their short or long form."""
     if bool(study.tasks) == bool(study.columns):
-        raise UsageError(f'give either tasks, for example tasks = ["{next(iter(TASKS))}"], or [[column]] tables')
+        raise UsageError(f'there must be either tasks, as in tasks = ["{next(iter(TASKS))}"], or [[column]] tables')
     columns = study.columns or tuple(Column(name, name) for name in study.tasks)
     scored = {name: task for name, task in TASKS.items() if task.metric}
     for column in columns:
