@@ -1,10 +1,12 @@
 """Data sets made from documentation: the questions can be answered, and the tasks can read the files."""
 
+import csv
 import re
 from collections import Counter
 
 import pytest
 
+from bertkit.data.formats import demo
 from bertkit.data.formats.demo import Function, Parameter, make_articles, make_pairs, parse_parameters, write_samples
 from bertkit.data.formats.official import read_tsv
 from bertkit.data.formats.squad import read_squad
@@ -87,13 +89,14 @@ def test_a_sentence_answers_the_question_or_is_of_another_parameter():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Make data sets from the installed packages numpy, scipy and scikit-learn, which this package requires."""
+    """Make data sets from two installed packages."""
     folder = tmp_path_factory.mktemp("sample")
-    write_samples(folder, 1000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "DOCUMENTED_PACKAGES", ("numpy", "pandas"))
+        write_samples(folder, 1000)
     return folder
 
 
-@pytest.mark.slow
 def test_the_files_are_what_the_tasks_read(folder):
     questions = {split: read_squad(folder / "squad" / f"{split}-v2.0.json", 2) for split in ("train", "dev")}
     assert {split: len(found) for split, found in questions.items()} == {"train": 1000, "dev": 100}
@@ -109,6 +112,9 @@ def test_the_files_are_what_the_tasks_read(folder):
         assert set(table.find("label").to_pylist()) == {"entailment", "not_entailment"}
     examples = TASKS["qnli"].load(TASKS["qnli"].recipe["data"] | {"dir": str(folder / "glue")}, ignore)
     assert len(examples["train"].labels) == 1000
+    rows = list(csv.DictReader((folder / demo.DESCRIPTIONS).open(encoding="utf-8")))
+    assert Counter(row["library"] for row in rows) == {"numpy": 500, "pandas": 500}
+    assert 30 < sum(row["library"] == "numpy" for row in rows[:100]) < 70, "the libraries are mixed"
 
 
 def test_what_is_there_is_not_replaced(tmp_path, refused):
