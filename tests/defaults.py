@@ -108,7 +108,7 @@ def read_sentences(folder: Path) -> tuple[Rows, Rows]:
 READERS: dict[str, tuple[list[str], str, Callable[[Path], tuple[Rows, Rows]]]] = {  # command, folder, reader
     "SST-2": (["classify"], "glue/SST-2", lambda folder: read_glue(folder, 0, 1)),
     "CoLA": (["classify"], "glue/CoLA", lambda folder: read_glue(folder, 3, 1, heading=False)),
-    "STS-B": (["classify"], "glue/STS-B", lambda folder: read_glue(folder, 7, 8, 9)),
+    "STS-B": (["classify", "--text", "text1,text2"], "glue/STS-B", lambda folder: read_glue(folder, 7, 8, 9)),
     "topics": (["classify"], "squad/train-v1.1.json", read_topics),
     "WNUT-17": (["ner"], "ner/wnut17", read_sentences),
     "SQuAD 1.1": (["squad", "--version", "1"], "squad", read_questions),
