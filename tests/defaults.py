@@ -36,7 +36,12 @@ WAYS = {
     "search": ["--search", "6"],
     "2m": ["--budget", "2m"],
     "5m": ["--budget", "5m"],
+    "random": ["--budget", "5m"],
 }
+RANDOM = (  # the same search with values that are drawn at random
+    "import optuna, runpy; optuna.samplers.TPESampler = optuna.samplers.RandomSampler; "
+    "runpy.run_module('bertkit', run_name='__main__')"
+)
 TEXT = (100, 300, 1000, 3000)
 PLAN = {  # data -> rows -> seeds
     "SST-2": dict.fromkeys(TEXT, (1, 2, 3)),
@@ -141,10 +146,10 @@ def list_runs() -> Iterator[dict[str, Any]]:
 
 
 def list_ways(data: str, rows: int, seed: int) -> list[str]:
-    """Return the ways that are measured: a search with one seed at 300 rows, budgets on three sets with two seeds."""
+    """Return the ways that are measured: a search at 300 rows, budgets on three sets."""
     searched = rows == 300 and seed == 1 and data != "SQuAD 1.1"
     limited = rows in (300, 3000) and seed < 3 and data in ("SST-2", "topics", "WNUT-17")
-    return ["paper", "auto", *["search"] * searched, *["2m", "5m"] * limited]
+    return ["paper", "auto", *["search"] * searched, *["2m", "5m"] * limited, *["random"] * (limited and seed == 1)]
 
 
 def measure(root: Path, model: str, data: str, rows: int, seed: int, way: str) -> dict[str, Any]:
@@ -157,20 +162,23 @@ def measure(root: Path, model: str, data: str, rows: int, seed: int, way: str) -
         write_rows(draw(train, rows, seed), place / "train")
         write_rows(draw(dev, SCORED, 0), place / "dev")
         words = [*command, "--data", str(place), "--model", model, "--output", str(output), "--seed", str(seed)]
+        program = ["-c", RANDOM] if way == "random" else ["-m", "bertkit"]
         begun = time.monotonic()
         done = subprocess.run(
-            [sys.executable, "-m", "bertkit", *words, *WAYS[way]], capture_output=True, text=True, check=False
+            [sys.executable, *program, *words, *WAYS[way]], capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise SystemExit(f"{' '.join(words)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         seconds, metrics = time.monotonic() - begun, read_metrics(output / "metrics.json")
         train, answers = load_recipe(output / "recipe.toml").train, read_table(output / "predictions" / "dev.parquet")
+        machine = describe_environment()
         return {
             **{key: metrics[key] for key in KEYS if key in metrics},
             **{key: train[key] for key in ("learning_rate", "num_train_epochs")},
             "answers": len(set(map(str, answers.column("prediction").to_pylist()))),
             "seconds": round(seconds),
-            "processor": describe_environment()["processor"],
+            "processor": machine["processor"],
+            "precision": machine["auto_precision"],
         }
 
 
