@@ -170,11 +170,13 @@ def measure(root: Path, model: str, data: str, rows: int, seed: int, way: str) -
         if done.returncode:
             raise SystemExit(f"{' '.join(words)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         seconds, metrics = time.monotonic() - begun, read_metrics(output / "metrics.json")
-        train, answers = load_recipe(output / "recipe.toml").train, read_table(output / "predictions" / "dev.parquet")
-        machine = describe_environment()
+        recipe, answers = load_recipe(output / "recipe.toml"), read_table(output / "predictions" / "dev.parquet")
+        trials, machine = output / "search" / "trials.md", describe_environment()
         return {
             **{key: metrics[key] for key in KEYS if key in metrics},
-            **{key: train[key] for key in ("learning_rate", "num_train_epochs")},
+            **{key: recipe.train.get(key) for key in ("learning_rate", "num_train_epochs")},
+            "freeze": recipe.freeze,
+            "trials": trials.read_text(encoding="utf-8").count("\n") if trials.exists() else 0,
             "answers": len(set(map(str, answers.column("prediction").to_pylist()))),
             "seconds": round(seconds),
             "processor": machine["processor"],
