@@ -4,8 +4,8 @@
 
 DATA has the folders glue/, ner/wnut17/ and squad/; MODEL is a small BERT. Each run is the command that a user types, on
 a table of some rows that are drawn by a seed, scored on at most SCORED rows of dev. It adds a line to
-recipes/defaults.jsonl and to the table of recipes/defaults.md; a run that has its line is not repeated. With names of
-WAYS only these are measured, so that two processes can share the work (budgets want the machine for themselves).
+recipes/defaults.jsonl and to the tables of recipes/defaults.md; a run that has its line is not repeated. With names of
+WAYS only these are measured, so that with OMP_NUM_THREADS=1 processes can share the work, one for each core.
 """
 
 import json
@@ -27,7 +27,7 @@ from bertkit.training.run_dir import describe_environment, read_metrics
 
 ROOT = Path(__file__).parents[1]
 FIGURES, PAGE = ROOT / "recipes" / "defaults.jsonl", ROOT / "recipes" / "defaults.md"
-MARK = "<!-- python -m tests.defaults -->\n"
+TABLES = {"presets": ("paper", "auto", "search"), "budgets": ("auto", "2m", "5m", "random")}  # mark -> ways
 SCORED = 1_000
 TOPICS = 15  # articles of SQuAD with the most questions
 WAYS = {
@@ -53,6 +53,8 @@ PLAN = {  # data -> rows -> seeds
 }
 KEYS = (
     "score",
+    "score_low",
+    "score_high",
     "majority_score",
     "best_baseline",
     "baseline_gain",
@@ -187,22 +189,25 @@ def measure(root: Path, model: str, data: str, rows: int, seed: int, way: str) -
 # --- The table --------------------------------------------------------------------------------------------------------
 
 
-def tabulate(figures: Rows) -> Iterator[str]:
-    """Yield the lines of the table: a row for some data and a number of rows, with means over seeds."""
-    heads = ["data", "rows", "seeds", *WAYS, "constant answer", "best baseline", "updates of auto", "seconds"]
+def tabulate(figures: Rows, ways: tuple[str, ...]) -> Iterator[str]:
+    """Yield the lines of a table: a row for some data and a number of rows, with means over the seeds."""
+    heads = ["data", "rows", "seeds", *ways, "constant answer", "best baseline", "updates of auto", "seconds"]
     yield "| " + " | ".join(heads) + " |"
     yield "|---" * len(heads) + "|"
     for data, sizes in PLAN.items():
         for rows in sizes:
-            found = {way: [x for x in figures if (x["data"], x["rows"], x["way"]) == (data, rows, way)] for way in WAYS}
-            if not found["auto"]:
+            lines = [x for x in figures if (x["data"], x["rows"]) == (data, rows)]
+            if "2m" in ways:
+                seeds = {x["seed"] for x in lines if x["way"] in ("2m", "5m")}
+                lines = [x for x in lines if x["seed"] in seeds]
+            found = {way: [x for x in lines if x["way"] == way] for way in ways}
+            if not (auto := found["auto"]):
                 continue
             unit = 1 if data == "SQuAD 1.1" else 100
-            scores = [describe([unit * x["score"] for x in found[way]]) for way in WAYS]
-            auto = found["auto"]
+            scores = [describe([unit * x["score"] for x in found[way]]) for way in ways]
             majority = describe([unit * x["majority_score"] for x in auto if "majority_score" in x])
             baselines = describe([unit * (x["score"] - x["baseline_gain"]) for x in auto if "baseline_gain" in x])
-            seconds = " / ".join(f"{mean(x['seconds'] for x in found[way]):.0f}" for way in WAYS if found[way])
+            seconds = " / ".join(f"{mean(x['seconds'] for x in found[way]):.0f}" for way in ways if found[way])
             cells = [data, f"{rows:,}", len(auto), *scores, majority, baselines, auto[0]["updates"], seconds]
             yield "| " + " | ".join(map(str, cells)) + " |"
 
@@ -215,10 +220,13 @@ def describe(values: list[float]) -> str:
 
 
 def write_page(figures: Rows) -> None:
-    """Write the table into the page."""
-    before, mark, after = PAGE.read_text(encoding="utf-8").partition(MARK)
-    rest = after.lstrip("|").split("\n\n", 1)[-1] if mark else ""
-    PAGE.write_text(before + MARK + "\n".join(tabulate(figures)) + "\n\n" + rest, encoding="utf-8")
+    """Write the tables into the page, each behind its mark."""
+    page = PAGE.read_text(encoding="utf-8")
+    for name, ways in TABLES.items():
+        before, mark, after = page.partition(f"<!-- python -m tests.defaults: {name} -->\n")
+        rest = after.lstrip("|").split("\n\n", 1)[-1] if after.startswith("|") else after
+        page = before + mark + "\n".join(tabulate(figures, ways)) + "\n\n" + rest
+    PAGE.write_text(page, encoding="utf-8")
 
 
 def read_figures() -> Rows:
