@@ -63,7 +63,7 @@ BATCH_CHOICES = (16, 32)  # section A.3
 SHORTEST, LONGEST = 0.5, 2.0  # times the epochs of the first trial
 FROZEN = {"freeze": "encoder"}  # the change to a recipe whose head is solved
 TRIAL_SCORES = 4  # in each trial
-LEAST_TRIALS = 2  # for which a clock must have time
+LEAST_TRIALS = 2  # for which a clock must have time; one is enough beside a solved head
 START_SECONDS = 10.0  # a process needs them before its first update
 WORSE = "worse than the median of the other trials"
 TRIAL_ONLY = {"eval_strategy": "steps", "eval_steps": 1 / TRIAL_SCORES, "save_strategy": "no"}
@@ -193,9 +193,8 @@ class Search:
 
     def score_frozen(self) -> float:
         """Return the score of a solved head on the frozen encoder, on the held-back rows; NaN if none competes."""
-        decided = self.recipe.given.keys() & {*FROZEN, "bilstm", "reinit_layers"} or self.recipe.preset != "auto"
         is_long = self.plan and self.plan.measured.rows * self.plan.measured.row > self.plan.trial
-        if not self.task.solved or decided or is_long:
+        if not self.solves_head or is_long:
             return math.nan
         recipe = self.make_recipe(FROZEN).override(data={"held_back": HELD_ROWS}, calibrate=False)
         score = run(recipe, output=self.folder / "frozen")["score"]
@@ -234,6 +233,12 @@ class Search:
         return [axis for axis in axes if name_key(axis) not in known]
 
     @property
+    def solves_head(self) -> bool:
+        """Return whether a solved head on the frozen encoder competes with the trials."""
+        decided = self.recipe.given.keys() & {*FROZEN, "bilstm", "reinit_layers"} or self.recipe.preset != "auto"
+        return self.task.solved and not decided
+
+    @property
     def axes(self) -> dict[str, "BaseDistribution"]:
         """Return the values that are searched, around those of the first trial."""
         rate, epochs = self.recipe.train["learning_rate"], self.recipe.train.get("num_train_epochs", 1.0)
@@ -259,7 +264,7 @@ class Search:
     def divide_time(self, prepared: Prepared) -> bool:
         """Divide the time between trials and the last training, and return whether it is enough for trials."""
         self.report("measuring some updates")
-        limit, probe = self.clock.limit, budget.PROBE_SHARE * self.clock.limit
+        limit, probe, least = self.clock.limit, budget.PROBE_SHARE * self.clock.limit, LEAST_TRIALS - self.solves_head
         measured, recipe = costs.measure(self.recipe, prepared, probe), budget.leave_out_evaluations(self.recipe)
 
         def find_seconds(length: float, scores: int = 0) -> float:
@@ -268,14 +273,14 @@ class Search:
             return START_SECONDS + 1.2 * (during + measured.end) + probe
 
         def find_least(length: float) -> float:
-            return LEAST_TRIALS * find_seconds(length, TRIAL_SCORES) + find_seconds(length)
+            return least * find_seconds(length, TRIAL_SCORES) + find_seconds(length)
 
         if find_seconds(1.0) <= limit < find_least(1.0):
             return False
         is_longer = "train.num_train_epochs" in self.searched and find_least(LONGEST) <= limit
         longest = LONGEST if is_longer else 1.0
         last, held = min(find_seconds(longest), limit / 2), int(min(HELD_ROWS, MOST_HELD_BACK * measured.rows))
-        trial = min(find_seconds(longest, TRIAL_SCORES), (limit - last) / LEAST_TRIALS)
+        trial = min(find_seconds(longest, TRIAL_SCORES), (limit - last) / least)
         measured = msgspec.structs.replace(measured, rows=measured.rows - held, evaluated=held, predicted=held)
         self.plan = Plan(longest, last, trial, measured)
         try:
