@@ -172,7 +172,7 @@ class Search:
         self.open_journal()
         with note_signals(self.noted.append):
             while (done := len(self.study.trials)) < self.most or not self.most:
-                if self.clock and self.clock.left < self.plan.last + self.plan.trial:
+                if self.clock and self.clock.left < self.plan.last + self.plan.trial * bool(done):
                     break
                 self.do_trial(done + 1)
         if not self.study.get_trials(states=[self.optuna.trial.TrialState.COMPLETE]):
@@ -264,8 +264,9 @@ class Search:
     def divide_time(self, prepared: Prepared) -> bool:
         """Divide the time between trials and the last training, and return whether it is enough for trials."""
         self.report("measuring some updates")
-        limit, probe, least = self.clock.limit, budget.PROBE_SHARE * self.clock.limit, LEAST_TRIALS - self.solves_head
+        probe, least = budget.PROBE_SHARE * self.clock.limit, LEAST_TRIALS - self.solves_head
         measured, recipe = costs.measure(self.recipe, prepared, probe), budget.leave_out_evaluations(self.recipe)
+        left = self.clock.left - self.solves_head * (START_SECONDS + measured.rows * measured.row)
 
         def find_seconds(length: float, scores: int = 0) -> float:
             _, training, evaluation = costs.expect(recipe, measured, self.output)
@@ -275,12 +276,12 @@ class Search:
         def find_least(length: float) -> float:
             return least * find_seconds(length, TRIAL_SCORES) + find_seconds(length)
 
-        if find_seconds(1.0) <= limit < find_least(1.0):
+        if find_seconds(1.0) <= left < find_least(1.0):
             return False
-        is_longer = "train.num_train_epochs" in self.searched and find_least(LONGEST) <= limit
+        is_longer = "train.num_train_epochs" in self.searched and find_least(LONGEST) <= left
         longest = LONGEST if is_longer else 1.0
-        last, held = min(find_seconds(longest), limit / 2), int(min(HELD_ROWS, MOST_HELD_BACK * measured.rows))
-        trial = min(find_seconds(longest, TRIAL_SCORES), (limit - last) / least)
+        last, held = min(find_seconds(longest), left / 2), int(min(HELD_ROWS, MOST_HELD_BACK * measured.rows))
+        trial = min(find_seconds(longest, TRIAL_SCORES), (left - last) / least)
         measured = msgspec.structs.replace(measured, rows=measured.rows - held, evaluated=held, predicted=held)
         self.plan = Plan(longest, last, trial, measured)
         try:
