@@ -210,24 +210,24 @@ def test_searches_with_other_seeds_have_other_proposals_and_continued_ones_the_s
     ("changes", "limit", "longest", "updates"),
     [
         ({}, 1000, 2.0, 8),  # all of them: 4 epochs of 2 updates
-        ({}, 250, 1.0, 4),  # one trial fits beside the training, and is compared with a solved head
-        ({"bilstm": True}, 250, None, 0),  # no head is solved, and two trials do not fit
-        ({}, 230, None, 0),  # a second for each row that the frozen encoder reads, so that no trial fits
-        ({"bilstm": True}, 90, 1.0, 1),  # not even one: a quarter of the time for each of two trials
+        ({}, 280, 1.0, 4),  # one trial fits beside the training, and is compared with a solved head
+        ({"bilstm": True}, 280, None, 0),  # no head is solved, and two trials do not fit
+        ({}, 215, None, 0),  # one training fits, a trial beside it would if nothing had been spent yet
+        ({"bilstm": True}, 120, 1.0, 1),  # not even one: a quarter of the time for each of two trials
     ],
 )
 def test_a_clock_decides_how_long_trials_are_and_whether_there_are_any(
     recipe, tmp_path, monkeypatch, changes, limit, longest, updates
 ):
-    """Two epochs of 48 rows are 4 updates of 20 s here; a fifth more is counted for each."""
+    """Two epochs of 48 rows are 4 updates of 20 s here, a fifth more is counted for each, and 30 s are over."""
     monkeypatch.setattr("bertkit.studies.search.START_SECONDS", 0.0)
     monkeypatch.setattr("bertkit.studies.search.budget.PROBE_SHARE", 0.0)
     monkeypatch.setattr("bertkit.training.costs.END_SECONDS", 0.0)
     monkeypatch.setattr("bertkit.training.budget.LEAST_UPDATES", 1)
     memory = {"weights": 0, "gradients": 0, "optimizer": 0}
-    costs = Measured(48, 0, 0, 32, 20.0, 640.0, [(1.0, 20.0)], 1.0, 1.0, memory)
+    costs = Measured(48, 0, 0, 32, 20.0, 640.0, [(1.0, 20.0)], 0.0, 1.0, memory)
     monkeypatch.setattr("bertkit.studies.search.costs.measure", lambda *_: costs)
-    found = make_search(merge(recipe, changes), tmp_path / "search", Clock(limit, time.monotonic()))
+    found = make_search(merge(recipe, changes), tmp_path / "search", Clock(limit, time.monotonic() - 30.0))
     found.recipe = found.recipe.override(train={"num_train_epochs": 2.0})
     assert found.read_plan(None) == (updates > 0)
     if updates:
