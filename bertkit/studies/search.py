@@ -236,7 +236,7 @@ class Search:
     def solves_head(self) -> bool:
         """Return whether a solved head on the frozen encoder competes with the trials."""
         decided = self.recipe.given.keys() & {*FROZEN, "bilstm", "reinit_layers"} or self.recipe.preset != "auto"
-        return self.task.solved and not decided
+        return bool(self.task.solved) and not decided
 
     @property
     def axes(self) -> dict[str, "BaseDistribution"]:
