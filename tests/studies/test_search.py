@@ -114,7 +114,9 @@ def test_a_solved_head_is_scored_on_the_same_rows_and_chosen_if_it_is_better(rec
     assert search_or_train(Recipe.make(RTE, given), output=tmp_path / "run", trials=1) == metrics
     for change in ({"bilstm": True}, {"reinit_layers": 1}, {"preset": "paper"}):
         assert math.isnan(make_search(merge(recipe, change), tmp_path / str(change)).score_frozen())
-    names = Recipe.make(TASKS["ner"], {"checkpoint": recipe["checkpoint"], "preset": "auto", "max_length": 64})
+    names = Recipe.make(
+        TASKS["ner"], {"checkpoint": recipe["checkpoint"], "preset": "auto", "data": {"max_length": 64}}
+    )
     assert Search(names, tmp_path, 1, None, ignore).solves_head is False
 
 
