@@ -65,6 +65,7 @@ FROZEN = {"freeze": "encoder"}  # the change to a recipe whose head is solved
 TRIAL_SCORES = 4  # in each trial
 LEAST_TRIALS = 2  # for which a clock must have time; one is enough beside a solved head
 START_SECONDS = 10.0  # a process needs them before its first update
+RESERVE = 1.2  # times the measured seconds
 WORSE = "worse than the median of the other trials"
 TRIAL_ONLY = {"eval_strategy": "steps", "eval_steps": 1 / TRIAL_SCORES, "save_strategy": "no"}
 TRIAL_ONLY |= {"eval_on_start": False, "load_best_model_at_end": False}
@@ -271,12 +272,14 @@ class Search:
         def find_seconds(length: float, scores: int = 0) -> float:
             _, training, evaluation = costs.expect(recipe, measured, self.output)
             during = length * (training + evaluation) + scores * measured.evaluation
-            return START_SECONDS + 1.2 * (during + measured.end) + probe
+            return START_SECONDS + RESERVE * (during + measured.end) + probe
 
         def find_least(length: float) -> float:
             return least * find_seconds(length, TRIAL_SCORES) + find_seconds(length)
 
-        if find_seconds(1.0) <= left < find_least(1.0):
+        # Short trials halve the training; where it may just fit as a whole, only a solved head is worth that.
+        whole = find_seconds(1.0) / (1.0 if self.solves_head else RESERVE)
+        if whole <= left < find_least(1.0):
             return False
         is_longer = "train.num_train_epochs" in self.searched and find_least(LONGEST) <= left
         longest = LONGEST if is_longer else 1.0

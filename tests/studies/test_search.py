@@ -217,7 +217,8 @@ def test_searches_with_other_seeds_have_other_proposals_and_continued_ones_the_s
         ({}, 280, 1.0, 4),  # one trial fits beside the training, and is compared with a solved head
         ({"bilstm": True}, 280, None, 0),  # no head is solved, and two trials do not fit
         ({}, 215, None, 0),  # one training fits, a trial beside it would if nothing had been spent yet
-        ({"bilstm": True}, 120, 1.0, 1),  # not even one: a quarter of the time for each of two trials
+        ({"bilstm": True}, 120, None, 0),  # one training fits without a reserve
+        ({}, 120, 1.0, 2),  # it may not fit: half of the time is for a trial
     ],
 )
 def test_a_clock_decides_how_long_trials_are_and_whether_there_are_any(
