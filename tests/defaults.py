@@ -224,7 +224,7 @@ def write_page(figures: Rows) -> None:
     page = PAGE.read_text(encoding="utf-8")
     for name, ways in TABLES.items():
         before, mark, after = page.partition(f"<!-- python -m tests.defaults: {name} -->\n")
-        rest = after.lstrip("|").split("\n\n", 1)[-1] if after.startswith("|") else after
+        rest = after.split("\n\n", 1)[-1] if after.startswith("|") else after
         page = before + mark + "\n".join(tabulate(figures, ways)) + "\n\n" + rest
     PAGE.write_text(page, encoding="utf-8")
 

@@ -64,8 +64,8 @@ SHORTEST, LONGEST = 0.5, 2.0  # times the epochs of the first trial
 FROZEN = {"freeze": "encoder"}  # the change to a recipe whose head is solved
 TRIAL_SCORES = 4  # in each trial
 LEAST_TRIALS = 2  # for which a clock must have time; one is enough beside a solved head
-START_SECONDS = 10.0  # a process needs them before its first update
-RESERVE = 1.2  # times the measured seconds
+START_SECONDS = 10.0  # before the first update of a process, or around a solved head
+RESERVE = 1.2  # the measured seconds count this many times
 WORSE = "worse than the median of the other trials"
 TRIAL_ONLY = {"eval_strategy": "steps", "eval_steps": 1 / TRIAL_SCORES, "save_strategy": "no"}
 TRIAL_ONLY |= {"eval_on_start": False, "load_best_model_at_end": False}
@@ -253,7 +253,7 @@ class Search:
         return {axis: axes[axis] for axis in self.searched}
 
     def read_plan(self, prepared: Prepared) -> bool:
-        """Divide the time, once in all starts of the command, and return whether it is enough for trials."""
+        """Divide the time, unless an earlier start has planned trials, and return whether it is enough for them."""
         path = self.folder / PLAN_FILE
         if path.exists():
             self.plan = read_record(path, Plan)
@@ -269,17 +269,17 @@ class Search:
         measured, recipe = costs.measure(self.recipe, prepared, probe), budget.leave_out_evaluations(self.recipe)
         left = self.clock.left - self.solves_head * (START_SECONDS + measured.rows * measured.row)
 
-        def find_seconds(length: float, scores: int = 0) -> float:
+        def find_seconds(length: float, scores: int = 0, reserve: float = RESERVE) -> float:
             _, training, evaluation = costs.expect(recipe, measured, self.output)
             during = length * (training + evaluation) + scores * measured.evaluation
-            return START_SECONDS + RESERVE * (during + measured.end) + probe
+            return START_SECONDS + reserve * (during + measured.end) + probe
 
         def find_least(length: float) -> float:
             return least * find_seconds(length, TRIAL_SCORES) + find_seconds(length)
 
-        # Short trials halve the training; where it may just fit as a whole, only a solved head is worth that.
-        whole = find_seconds(1.0) / (1.0 if self.solves_head else RESERVE)
-        if whole <= left < find_least(1.0):
+        # Shorter trials cost the last training half of its updates: without a solved head to compare with, a training
+        # that fits without the reserve is not shortened for them.
+        if find_seconds(1.0, reserve=RESERVE if self.solves_head else 1.0) <= left < find_least(1.0):
             return False
         is_longer = "train.num_train_epochs" in self.searched and find_least(LONGEST) <= left
         longest = LONGEST if is_longer else 1.0

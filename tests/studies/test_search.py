@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from optuna.trial import TrialState
+from optuna.trial import TrialState, create_trial
 
 from bertkit.errors import UsageError
 from bertkit.studies import search, start
-from bertkit.studies.search import SEARCH, TRIALS_FILE, Search, search_or_train
+from bertkit.studies.search import SEARCH, TRIALS_FILE, Plan, Search, search_or_train
 from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
@@ -211,26 +211,27 @@ def test_searches_with_other_seeds_have_other_proposals_and_continued_ones_the_s
 
 
 @pytest.mark.parametrize(
-    ("changes", "limit", "longest", "updates"),
+    ("changes", "row", "limit", "longest", "updates"),
     [
-        ({}, 1000, 2.0, 8),  # all of them: 4 epochs of 2 updates
-        ({}, 280, 1.0, 4),  # one trial fits beside the training, and is compared with a solved head
-        ({"bilstm": True}, 280, None, 0),  # no head is solved, and two trials do not fit
-        ({}, 215, None, 0),  # one training fits, a trial beside it would if nothing had been spent yet
-        ({"bilstm": True}, 120, None, 0),  # one training fits without a reserve
-        ({}, 120, 1.0, 2),  # it may not fit: half of the time is for a trial
+        ({}, 0.0, 1000, 2.0, 8),  # all of them: 4 epochs of 2 updates
+        ({}, 0.0, 280, 1.0, 4),  # one trial fits beside the training, and is compared with a solved head
+        ({"bilstm": True}, 0.0, 280, None, 0),  # no head is solved, and two trials do not fit
+        ({}, 0.0, 215, None, 0),  # one training fits, a trial beside it would if nothing had been spent yet
+        ({}, 1.0, 265, None, 0),  # nor would it if the frozen encoder read its rows in no time
+        ({"bilstm": True}, 0.0, 120, None, 0),  # one training fits without a reserve
+        ({}, 0.0, 120, 1.0, 2),  # it may not fit: half of the time is for a trial
     ],
 )
 def test_a_clock_decides_how_long_trials_are_and_whether_there_are_any(
-    recipe, tmp_path, monkeypatch, changes, limit, longest, updates
+    recipe, tmp_path, monkeypatch, changes, row, limit, longest, updates
 ):
-    """Two epochs of 48 rows are 4 updates of 20 s here, a fifth more is counted for each, and 30 s are over."""
+    """Two epochs of 48 rows are 4 updates of 20 s here, a fifth more is counted for each, and 30 s have passed."""
     monkeypatch.setattr("bertkit.studies.search.START_SECONDS", 0.0)
     monkeypatch.setattr("bertkit.studies.search.budget.PROBE_SHARE", 0.0)
     monkeypatch.setattr("bertkit.training.costs.END_SECONDS", 0.0)
     monkeypatch.setattr("bertkit.training.budget.LEAST_UPDATES", 1)
     memory = {"weights": 0, "gradients": 0, "optimizer": 0}
-    costs = Measured(48, 0, 0, 32, 20.0, 640.0, [(1.0, 20.0)], 0.0, 1.0, memory)
+    costs = Measured(48, 0, 0, 32, 20.0, 640.0, [(1.0, 20.0)], row, 1.0, memory)
     monkeypatch.setattr("bertkit.studies.search.costs.measure", lambda *_: costs)
     found = make_search(merge(recipe, changes), tmp_path / "search", Clock(limit, time.monotonic() - 30.0))
     found.recipe = found.recipe.override(train={"num_train_epochs": 2.0})
@@ -239,6 +240,21 @@ def test_a_clock_decides_how_long_trials_are_and_whether_there_are_any(
         assert found.plan.longest == longest
         trial = found.make_trial(found.recipe.override(train={"num_train_epochs": 2.0 * longest}))
         assert trial.train["max_steps"] == updates
+
+
+def test_the_first_trial_begins_as_long_as_the_last_training_fits(recipe, tmp_path, monkeypatch):
+    numbers, found = [], make_search(recipe, tmp_path / "search", Clock(100, time.monotonic()))
+    found.most, found.plan = 0, Plan(1.0, 60.0, 90.0, None)
+    monkeypatch.setattr(found, "read_plan", lambda prepared: True)
+    monkeypatch.setattr(found, "score_frozen", lambda: math.nan)
+
+    def do_trial(number):
+        numbers.append(number)
+        found.study.add_trial(create_trial(state=TrialState.FAIL))
+
+    monkeypatch.setattr(found, "do_trial", do_trial)
+    assert found.find_best(None) == {}
+    assert numbers == [1]
 
 
 @pytest.mark.slow
