@@ -122,6 +122,11 @@ class LabelSpace:
         """Return (L,) how many rows have each label."""
         return np.bincount(labels, minlength=len(self.names)) if labels.ndim == 1 else labels.sum(0)
 
+    def measure(self, labels: np.ndarray) -> list[float]:
+        """Return the mean and the standard deviation of numbers; 1 if all are equal."""
+        numbers = labels.astype(np.float64)
+        return [float(numbers.mean()), float(numbers.std()) or 1.0]
+
     def weigh(self, labels: np.ndarray, given: str | Mapping[str, float]) -> list[float]:
         """Return the weight of each label: balanced as in scikit-learn, or as given; empty without weights.
 

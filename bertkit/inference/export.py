@@ -165,7 +165,7 @@ def make_batch(config: BertConfig, lengths: list[int], chooses: bool) -> dict[st
 
 
 def find_largest_difference(model: Any, exported: OnnxModel) -> float:
-    """Return the largest difference between the probabilities of a model and its export.
+    """Return the largest difference between the probabilities of a model and its export; of numbers above 1 the share.
 
     The sequences have random tokens and several lengths, up to the model's positions.
     """
@@ -176,7 +176,9 @@ def find_largest_difference(model: Any, exported: OnnxModel) -> float:
         batch = make_batch(model.config, [max(2, length) for length in lengths], exported.head == CHOOSES)
         with torch.inference_mode():
             sides = (list_probabilities(side(**batch), model.config, batch) for side in (model, exported))
-            differences += [float((one - other).abs().max()) for one, other in zip(*sides, strict=True)]
+            for one, other in zip(*sides, strict=True):
+                shares = (one - other).abs() / one.abs().clamp(min=1)
+                differences.append(float(shares.max()))
     return float(np.max(differences))  # NaN if one is
 
 

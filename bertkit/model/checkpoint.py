@@ -179,8 +179,9 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
     """
     # TRAINED belongs to the model that was trained with it, and class weights to a training run; the caller decides
     # what a model returns.
-    weights = settings.get("class_weights")
+    weights, scale = settings.get("class_weights"), settings.get("target_scale")
     settings = {**dict.fromkeys(TRAINED), **RETURNED, **settings, "class_weights": None}
+    settings.pop("target_scale", None)
     tokens, labels = settings.pop("vocab_size", 0), settings.pop("id2label", None)
     if labels is not None:  # a problem type belongs to the checkpoint's own labels
         settings.setdefault("problem_type", None)
@@ -213,12 +214,15 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
         raise UsageError(
             f"the tokenizer has {tokens:,} tokens, but {checkpoint} only {known:,}; use the checkpoint's own vocabulary"
         )
+    fold_targets(model)  # the checkpoint may be one inside a training
     new = set(info["missing_keys"]) | mismatched
     if labels is None and hasattr(model, "classifier") and trained_as != [head.__name__]:
         initialize(model, model.classifier)
         new |= {f"classifier.{name}" for name, _ in model.classifier.named_parameters()}
     if labels is not None:
         new |= adopt_labels(model, list(labels.values()), known="classifier.weight" not in new)
+    if scale is not None:
+        scale_targets(model, *scale, is_new="classifier.weight" in new)
     if weights is not None:
         with explain_refusal("class_weights"):
             model.config.class_weights = weights
@@ -249,6 +253,29 @@ def adopt_labels(model: nn.Module, labels: list[str], known: bool) -> set[str]:
     model.classifier = nn.Linear(model.classifier.in_features, len(labels))
     model._init_weights(model.classifier)
     return {f"classifier.{name}" for name, _ in model.classifier.named_parameters()}
+
+
+@torch.no_grad()
+def scale_targets(model: nn.Module, mean: float, deviation: float, is_new: bool) -> None:
+    """Make a regression's classifier compute deviations from the mean of the numbers that it will learn.
+
+    Args:
+        is_new: Whether it is randomly initialised; otherwise the numbers that the model answers stay the same.
+    """
+    model.config.target_scale = [mean, deviation]
+    if not is_new:
+        model.classifier.weight.div_(deviation)
+        model.classifier.bias.sub_(mean).div_(deviation)
+
+
+@torch.no_grad()
+def fold_targets(model: nn.Module) -> None:
+    """Make a regression's classifier compute the numbers themselves, as plain transformers reads it."""
+    scale, model.config.target_scale = model.config.target_scale, None
+    if scale is not None and hasattr(model, "classifier"):
+        mean, deviation = scale
+        model.classifier.weight.mul_(deviation)
+        model.classifier.bias.mul_(deviation).add_(mean)
 
 
 def fingerprint_weights(model: nn.Module) -> str:

@@ -33,7 +33,7 @@ CONFIG_RANGES = {  # a file with other values is damaged
 }
 # Unknown to other programs.
 OWN_VALUES = ("tau", "thresholds", "temperature", "text_columns", "feature_layers")
-OWN_VALUES += ("bilstm_hidden_size", "class_weights", "window_pooling")
+OWN_VALUES += ("bilstm_hidden_size", "class_weights", "window_pooling", "target_scale")
 
 
 @strict
@@ -56,6 +56,8 @@ class BertConfig(PreTrainedConfig):
             its sequences for a single class, of its positives for independent labels.
         window_pooling: How the scores of a long text's windows are combined: "mean" or "max"; None: texts are not
             divided.
+        target_scale: Mean and standard deviation of the numbers that a regression is being trained on: its classifier
+            computes deviations from the mean, and its logits and labels are numbers. None: it computes the numbers.
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: A value has the wrong type or is out of range, H is not divisible
@@ -89,6 +91,7 @@ class BertConfig(PreTrainedConfig):
     bilstm_hidden_size: int | None = None
     class_weights: list[float | int] | None = None
     window_pooling: Literal["mean", "max"] | None = None
+    target_scale: list[float | int] | None = None
 
     # Written by other programs and kept unchanged; this package has neither a cache nor cross-attention.
     use_cache: bool = True

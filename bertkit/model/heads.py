@@ -158,6 +158,8 @@ class BertWithClassifier(BertHead):
         super().__init__(config)
         self.dropout = make_head_dropout(config)
         self.classifier = nn.Linear(config.hidden_size, self.score_count or config.num_labels)
+        if config.num_labels == 1:
+            self._keep_in_fp32_modules = {"classifier"}  # a number may be larger than 65,504, the largest of fp16
         self.post_init()
 
 
@@ -237,13 +239,31 @@ class BertForSequenceClassification(BertWithClassifier):
                 window_indices = find_indices((torch.ones_like(ids) if mask is None else mask).any(-1))  # (R,)
             inputs = [None if x is None else x.flatten(0, 1).index_select(0, window_indices) for x in inputs]  # (R, T)
         outputs, _ = self.encode(inputs, **kwargs)
-        logits = self.classifier(self.dropout(outputs.pooler_output))  # (B, L) or (R, L)
+        logits = self.compute_logits(self.dropout(outputs.pooler_output))  # (B, L) or (R, L)
         if len(shape) == 2:
             logits = pool_logits(logits, window_indices, shape, pooling)  # (B, L)
-        if labels is None:
-            return outputs, logits, None
-        compute_loss, weights = SENTENCE_LOSSES[self.set_problem_type(labels)], self.make_weights(logits.device)
-        return outputs, logits, compute_loss(logits, labels, count, *([] if weights is None else [weights]))
+        scale, loss = self.config.target_scale, None
+        if labels is not None:
+            compute_loss, weights = SENTENCE_LOSSES[self.set_problem_type(labels)], self.make_weights(logits.device)
+            if scale is not None:
+                labels = (labels.float() - scale[0]) / scale[1]
+            loss = compute_loss(logits, labels, count, *([] if weights is None else [weights]))
+        if scale is not None:
+            logits = logits * scale[1] + scale[0]
+        return outputs, logits, loss
+
+    def compute_logits(self, sentences: Tensor) -> Tensor:
+        """Return the logits (B, L) of sentences (B, H).
+
+        Differs from stock: a single number is computed in fp32 under autocast, too, which would round it to 8 bits.
+        """
+        if self.config.num_labels > 1:
+            return self.classifier(sentences)
+        sentences = sentences.to(self.classifier.weight.dtype)
+        if not torch.is_autocast_enabled(sentences.device.type):
+            return self.classifier(sentences)
+        with torch.autocast(sentences.device.type, enabled=False):
+            return self.classifier(sentences)
 
 
 class BertMeanForSequenceClassification(BertForSequenceClassification):

@@ -42,12 +42,13 @@ def choose_precision(asked: str) -> str:
 def cast_weights(model: nn.Module, precision: str) -> None:
     """Cast the weights of linear layers to a 16-bit precision, which autocast would repeat in every forward pass.
 
-    Results under `use_precision` stay the same. A weight that is also an embedding stays in fp32.
+    Results under `use_precision` stay the same. A weight that is also an embedding stays in fp32, and so does the layer
+    of a single number, which `use_precision` leaves in fp32.
     """
     if precision in DTYPES:
         tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
         for module in model.modules():
-            if isinstance(module, nn.Linear) and id(module.weight) not in tables:
+            if isinstance(module, nn.Linear) and module.out_features > 1 and id(module.weight) not in tables:
                 module.to(DTYPES[precision])
 
 

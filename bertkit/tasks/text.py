@@ -294,6 +294,8 @@ class TextTask(FineTuningTask):
         if recipe.calibrate and space.kind == REGRESSION:
             raise UsageError("calibrate is for labels, not for numbers; remove it")
         train = examples["train"]
+        if space.kind == REGRESSION:
+            settings["target_scale"] = space.measure(train.labels)
         weights = space.weigh(train.labels, recipe.data["class_weights"])
         return settings | {"text_columns": list(train.text)} | ({"class_weights": weights} if weights else {})
 

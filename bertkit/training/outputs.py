@@ -10,6 +10,7 @@ from huggingface_hub import eval_result_entries_to_yaml
 from huggingface_hub.utils import yaml_dump
 
 from bertkit.data.tokenizer import save_tokenizer
+from bertkit.model.checkpoint import fold_targets
 from bertkit.system.files import write_json
 from bertkit.system.progress import Report
 from bertkit.tasks.task import Task
@@ -138,6 +139,7 @@ def save_best(recipe: Recipe, trainer: BertTrainer, best: Mapping[str, float], t
     """
     head = type(trainer.accelerator.unwrap_model(trainer.model))
     model = head.from_pretrained(output / f"checkpoint-{best['step']}")
+    fold_targets(model)
     thresholds = [best.get(f"threshold_{name}") for name in model.config.id2label.values()]
     for name, value in (("tau", best.get("tau")), ("thresholds", None if None in thresholds else thresholds)):
         if value is not None:

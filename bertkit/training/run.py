@@ -28,7 +28,15 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback, Tra
 
 import bertkit
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal
-from bertkit.model.checkpoint import find_file, fingerprint_weights, load_model, make_config, reinitialize, trace_commit
+from bertkit.model.checkpoint import (
+    find_file,
+    fingerprint_weights,
+    fold_targets,
+    load_model,
+    make_config,
+    reinitialize,
+    trace_commit,
+)
 from bertkit.model.optim import BERT_ADAM, BertAdam
 from bertkit.model.precision import choose_precision
 from bertkit.reports.tables import OWN_DATA, name_limits
@@ -138,6 +146,7 @@ def run(
         elif "train" in prepared.data:
             report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
             train(trainer, checkpoint, report)
+            fold_targets(model)
             if stop.update != recipe.stop_after:
                 recipe = recipe.override(stop_after=stop.update)
                 if processes.is_main_process:

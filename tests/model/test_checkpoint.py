@@ -13,6 +13,7 @@ from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.model.checkpoint import find_trouble, load_config, load_model
+from bertkit.model.precision import cast_weights, use_precision
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
@@ -57,6 +58,52 @@ def test_class_weights_belong_to_a_training_run_and_its_labels(tmp_path):
     given = labels | {"class_weights": [4.0, 3.0, 2.0, 1.0]}
     assert load_model(BertForSequenceClassification, str(had), given)[0].config.class_weights == [4.0, 3.0, 2.0, 1.0]
     assert BertForSequenceClassification.from_pretrained(had).config.class_weights == [1.0, 2.0, 3.0]
+
+
+def test_a_regression_is_brought_to_other_numbers_and_back_and_its_answers_stay(tmp_path):
+    """Loss by hand: the mean square of (answer - label) / deviation."""
+    numbers = {"id2label": {0: "price"}, "target_scale": [1950.0, 20.0], "problem_type": "regression"}
+    inputs = {"input_ids": torch.tensor([[1, 5, 2], [1, 7, 2]]), "labels": torch.tensor([1990.0, 1900.0])}
+    given = write_checkpoint(tmp_path / "given", labels=("price",))
+    expected = BertForSequenceClassification.from_pretrained(given).eval()(inputs["input_ids"]).logits
+    model, new = load_model(BertForSequenceClassification, str(given), numbers)
+    assert new == []
+    outputs = model.eval()(**inputs)
+    assert torch.allclose(outputs.logits, expected, atol=1e-3)  # fp32 has seven digits of 1,950
+    assert outputs.loss.item() == pytest.approx(((expected[:, 0] - inputs["labels"]) / 20).square().mean().item(), 1e-4)
+
+    model.save_pretrained(tmp_path / "inside")  # as a checkpoint inside a training
+    assert load_config(str(tmp_path / "inside")).target_scale == [1950.0, 20.0]
+    inside = BertForSequenceClassification.from_pretrained(tmp_path / "inside").eval()
+    assert torch.equal(inside(inputs["input_ids"]).logits, outputs.logits)
+    folded, _ = load_model(BertForSequenceClassification, str(tmp_path / "inside"), {})
+    assert folded.config.target_scale is None
+    assert torch.allclose(folded.eval()(inputs["input_ids"]).logits, outputs.logits, atol=1e-3)
+    other, _ = load_model(BertForMultipleChoice, str(tmp_path / "inside"), {})
+    assert other.config.target_scale is None
+
+    fresh, new = load_model(BertForSequenceClassification, str(given), numbers | {"id2label": {0: "views"}})
+    assert new == CLASSIFIER
+    assert fresh.classifier.weight.abs().max() <= 0.04, "a new classifier learns deviations"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_numbers_beyond_the_largest_of_fp16_stay_finite(dtype, tmp_path):
+    model = BertForSequenceClassification.from_pretrained(write_checkpoint(tmp_path / "bert", labels=("price",)))
+    model.classifier.bias.data.fill_(250_000.0)
+    model.save_pretrained(tmp_path / "prices")
+    again = BertForSequenceClassification.from_pretrained(tmp_path / "prices", dtype=dtype).eval()
+    assert again(torch.tensor([[1, 5, 2]])).logits.item() == pytest.approx(250_000, abs=1)
+
+
+def test_a_number_is_not_rounded_to_16_bits_under_autocast(tmp_path):
+    model = BertForSequenceClassification.from_pretrained(write_checkpoint(tmp_path / "bert", labels=("year",))).eval()
+    model.classifier.bias.data.fill_(1990.3)
+    cast_weights(model, "bf16")
+    with use_precision("bf16", torch.device("cpu")):
+        answer = model(torch.tensor([[1, 5, 2]])).logits.item()
+    assert answer == pytest.approx(1990.3, abs=1)
+    assert answer % 8, "bf16 has 8 bits: near 1990 only multiples of 8"
 
 
 @pytest.mark.parametrize(

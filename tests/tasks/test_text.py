@@ -3,6 +3,7 @@
 import json
 from functools import cache, partial
 from itertools import chain
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -18,6 +19,7 @@ from bertkit.inference.predictor import Predictor
 from bertkit.metrics.rows import take_values
 from bertkit.model.checkpoint import load_config, load_model
 from bertkit.model.heads import BertForSequenceClassification
+from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.result import name_results
 from bertkit.tasks.task import score_summaries
@@ -27,8 +29,8 @@ from bertkit.training.run import run
 from bertkit.training.scoring import find_decided
 from tests.conftest import draft
 from tests.official import write_glue, write_reviews, write_table
-from tests.tasks.conftest import load_examples, make_small, read_rows
-from tests.world import assert_same_bits, read_weights
+from tests.tasks.conftest import load_examples, make_small, read_losses, read_rows
+from tests.world import assert_same_bits, read_weights, stop_at
 
 load = partial(load_examples, CLASSIFICATION)
 
@@ -425,9 +427,52 @@ def test_plain_transformers_and_predict_give_the_same_answers(finish, folder, la
         assert ["|".join(one[key]) if key == "labels" else one[key] for one in found] == [row[key] for row in rows]
 
 
+@pytest.fixture(scope="module")
+def priced(bert, tmp_path_factory):
+    """The recipe of a regression of prices between 200,000 and 700,000, which one word of a text decides."""
+    place = tmp_path_factory.mktemp("priced")
+    for seed, (split, size) in enumerate({"train": 48, "dev": 24}.items()):
+        rows = read_rows(write_reviews(place / "reviews.csv", size, seed))
+        table = [{"text": row["title"], "price": 200_000 * float(row["price"])} for row in rows]
+        write_table(place / f"{split}.csv", table)
+    (place / "reviews.csv").unlink()
+    return make_recipe(bert, place, label=["price"])
+
+
+def test_prices_are_learned_as_deviations_and_answered_as_prices(priced, tmp_path):
+    metrics = run(Recipe.make(CLASSIFICATION, priced), output=tmp_path / "run")
+    assert metrics["r2"] > 0.5
+    assert metrics["majority_r2"] <= 0 < metrics["rmse"] < 200_000
+    assert read_losses(tmp_path / "run")[0] < 5, "in deviations"
+    assert "target_scale" not in json.loads((tmp_path / "run" / "config.json").read_text())
+    rows = read_rows(tmp_path / "run" / "predictions" / "dev.csv")
+    classify = transformers.pipeline("text-classification", str(tmp_path / "run"))
+    found = [classify(row["text"])[0]["score"] for row in rows]
+    assert found == pytest.approx([float(row["prediction"]) for row in rows], rel=1e-5)
+
+
+def test_a_stopped_regression_continues_to_the_same_bits(priced, tmp_path):
+    priced = priced | {"train": priced["train"] | {"save_strategy": "steps", "save_steps": 8}}
+    run(Recipe.make(CLASSIFICATION, priced), output=tmp_path / "straight")
+    with pytest.raises(Interrupted):
+        run(Recipe.make(CLASSIFICATION, priced), output=tmp_path / "run", progress=stop_at(20))
+    inside = load_config(str(tmp_path / "run" / "checkpoint-20"))
+    prices = [float(row["price"]) for row in read_rows(Path(priced["data"]["dir"]) / "train.csv")]
+    assert inside.target_scale == pytest.approx([np.mean(prices), np.std(prices)], rel=1e-6)
+    run(Recipe.make(CLASSIFICATION, priced), output=tmp_path / "run")
+    assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "straight"))
+
+
+def test_equal_numbers_are_learned_too(bert, tmp_path):
+    rows = [{"text": f"word {n}", "price": 1.5e6} for n in range(60)]
+    recipe = make_recipe(bert, write_table(tmp_path / "t.csv", rows), 1.0, label=["price"], problem_type=REGRESSION)
+    metrics = run(Recipe.make(CLASSIFICATION, recipe), output=tmp_path / "run")
+    assert metrics["rmse"] < 5, "the deviation counts as 1"
+
+
 @pytest.mark.parametrize(
     ("name", "form", "text", "label"),
-    [("rte", "jsonl", ["sentence1", "sentence2"], "label"), ("stsb", "parquet", ["sentence1", "sentence2"], "score")],
+    [("rte", "jsonl", ["sentence1", "sentence2"], "label")],
 )
 def test_a_glue_task_as_a_table_trains_the_same_weights(bert, tmp_path, name, form, text, label):
     """The labels entailment and not_entailment are in the same order in both; STS-B's are numbers."""
