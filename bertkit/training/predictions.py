@@ -218,7 +218,12 @@ def spell_answers(rows: pa.Table, name: str = PREDICTION, wrong: bool = False) -
         return [", ".join(name_entities(*row)) for row in zip(sentences, cells, strict=True)]
     if cells and isinstance(cells[0], list):
         return [" | ".join(sorted(cell)) for cell in cells]
-    return [f"{cell:.4g}" if isinstance(cell, float) else cell for cell in cells]
+    return [shorten_number(cell) if isinstance(cell, float) else cell for cell in cells]
+
+
+def shorten_number(number: float) -> str:
+    """Return a number to four significant digits, without an exponent."""
+    return np.format_float_positional(number, precision=4, fractional=False, trim="-")
 
 
 def name_entities(sentence: str, tags: Sequence[str]) -> list[str]:
