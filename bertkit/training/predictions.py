@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bertkit.data.formats.rows import Columns, read_columns
-from bertkit.data.formats.writer import write_rows
+from bertkit.data.formats.writer import name_apart, write_rows
 from bertkit.data.labels import (
     REGRESSION,
     SEPARATOR,
@@ -63,7 +63,7 @@ TYPES = {REGRESSION: pa.float64(), SEVERAL: NAMES, SINGLE: pa.string()}  # of la
 def join_rows(rows: pa.Table, examples: ExampleRows | None, tokenizer: Any, **facts: Any) -> pa.Table:
     """Return the prediction table of a split.
 
-    An input column that has the name of another column is called NAME_input.
+    An input column that has the name of another column is called NAME_input, or a longer name if this is taken, too.
 
     Args:
         rows: As `Task.rows` returns them.
@@ -84,7 +84,10 @@ def join_rows(rows: pa.Table, examples: ExampleRows | None, tokenizer: Any, **fa
     if examples.source is not None:
         others = [name for name in examples.source.table.column_names if name != LABEL or name not in examples.used]
         inputs |= {name: examples.source.table.column(name) for name in others}
-    named = {name: f"{name}_input" if name in taken else name for name in inputs}
+    named = {}
+    for name in inputs:
+        named[name] = name_apart(name, taken | (inputs.keys() - {name}), "_input")
+        taken.add(named[name])
     columns |= {named[name]: column for name, column in inputs.items()}
     columns |= dict(zip(rows.column_names, rows.columns, strict=True))
     columns[KEY] = pa.array(hash_rows(examples.walk_texts(), examples.labels), pa.uint64())

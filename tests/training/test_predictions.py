@@ -59,6 +59,24 @@ def test_input_columns_whose_names_are_taken_are_renamed(tokenizer, tmp_path):
     assert read_facts(rows) == {"table": 1, "texts": ["tokens_input"], "inputs": ["row_input", "id"]}
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_columns_of_a_table_that_came_out_of_a_run_stay_apart(reverse, tokenizer, tmp_path):
+    names = ["group", "group_input", "group_input_input", "probability_a", "probability_a_input"]
+    names = names[::-1] if reverse else names
+    source = read_columns(write_table(tmp_path / "t.csv", [{name: f"{name} {n}" for name in names} for n in range(3)]))
+    examples = ExampleRows(
+        {"group_input": source.find("group_input")}, TEXTS, LABELS, LABELS, source.lines, source, {"group_input"}
+    )
+    taken = {name: [0.5] * 3 for name in ("probability_a", "probability_a_input")}
+    rows = join_rows(make_rows({LABEL: LABELS, PREDICTION: ANSWERS} | taken), examples, tokenizer)
+    facts = read_facts(rows)
+    assert facts["texts"] == ["group_input"]
+    shown = {name: rows.column(name).to_pylist()[1] for name in facts["texts"] + facts["inputs"]}
+    assert sorted(shown.values()) == sorted(f"{name} 1" for name in names)
+    assert shown["group_input"] == "group_input 1"
+    assert "group_input 0" in write_mistakes(rows)
+
+
 def test_a_file_keeps_all_and_a_repeated_text_once(tokenizer, tmp_path):
     rows = join(tokenizer, [0] * 4000 + [1, 2])
     files = format_table(rows, "dev")
