@@ -116,7 +116,7 @@ def train(
     kind = TASKS[task]
     output = Path(os.path.expanduser(output or Path("runs", task)))
     tables = {"checkpoint": model, "train": train, "model": config, "phase": phase}
-    given = merge(make_plain(tables | sort_settings(kind, settings)))
+    given = merge(make_plain(tables) | sort_settings(kind, make_plain(settings)))
     with ExitStack() as stack:
         stack.enter_context(name_keywords())
         stack.enter_context(leave_as_found())
@@ -165,6 +165,15 @@ class Run:
 
     source: str
 
+    def __post_init__(self) -> None:
+        """Make a directory's path absolute, so that it is found after a change of the working directory."""
+        if os.path.isdir(self.source):
+            object.__setattr__(self, "source", os.path.abspath(self.source))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a pickle or a copy, whose model is loaded from `source` again."""
+        return {"source": self.source}
+
     @property
     def metrics(self) -> dict[str, Any]:
         """Return the scores of metrics.json; `score` is the task's own. Empty without this file."""
@@ -196,7 +205,7 @@ class Run:
             UsageError: An input does not fit the model.
         """
         with name_keywords():
-            results = self.predictor(data.to_pylist() if isinstance(data, pa.Table) else data)
+            results = self.predictor(data)
         if not hasattr(data, "iterrows"):
             return results
         import pandas as pd
@@ -255,10 +264,19 @@ def sort_settings(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
     recipe: dict[str, Any] = {"data": {}}
     for name, value in settings.items():
         if name in options:
-            recipe["data"][name] = [value] if isinstance(value, str) and isinstance(options[name], list) else value
+            recipe["data"][name] = spell_names(value, options[name])
         else:
             recipe[name] = value  # the check of the recipe names an unknown key
     return recipe
+
+
+def spell_names(value: Any, default: Any) -> Any:
+    """Return the value of an option with names of columns as texts, as in Arrow; one name is a list if need be."""
+    if isinstance(value, list) and isinstance(default, list):
+        return [spell_names(each, "") for each in value]
+    if isinstance(value, int | float) and not isinstance(value, bool) and isinstance(default, str | list):
+        value = str(value)
+    return [value] if isinstance(value, str) and isinstance(default, list) else value
 
 
 def make_plain(value: Any) -> Any:

@@ -48,7 +48,7 @@ from bertkit.tasks.result import find_problem_type
 from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, PredictionSettings, Task
 from bertkit.training.predictions import MISTAKES, find_mistakes, format_table, join_rows, read_answer
 from bertkit.training.recipe import Recipe, load_recipe, read_recipe
-from bertkit.training.run_dir import EVALUATIONS, METRICS_FILE, PREDICTIONS, RECIPE_FILE, read_metrics
+from bertkit.training.run_dir import DATA, EVALUATIONS, METRICS_FILE, PREDICTIONS, RECIPE_FILE, read_metrics
 from bertkit.training.scoring import score_rows
 
 MISTAKES_FILE = "mistakes.csv"  # in the directory of an evaluation
@@ -119,6 +119,9 @@ def open_scored(run: str, predictor: Predictor) -> ScoredModel:
     """
     path = find_file(run, RECIPE_FILE)
     recipe = None if path is None else load_recipe(path)
+    tables = Path(run, DATA)
+    if recipe and tables.is_dir() and Path(recipe.data.get("dir", "")).name == DATA:
+        recipe = recipe.override(data={"dir": str(tables)})  # a relative path is lost with the working directory
     config = predictor.settings.model.config
     head = predictor.settings.head.replace("BiLSTM", "")
     others = (task for task in TASKS.values() if not task.lower_is_better)

@@ -15,9 +15,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 import bertkit
 from bertkit.data.formats.line import make_text
+from bertkit.data.formats.memory import list_rows
 from bertkit.data.formats.rows import Input, Line
 from bertkit.data.formats.writer import write_rows
 from bertkit.data.labels import PAIR_NAMES
@@ -164,7 +166,7 @@ class Predictor:
         if pairs is None and config.text_columns:
             pairs = len(config.text_columns) == 2
         self.task = task
-        self.text, self.trained = text, config.text_columns or []
+        self.text, self.trained = list(map(str, text or [])), config.text_columns or []
         lengths = ({"long": config.window_pooling} if config.window_pooling else {}) | find_lengths(recipe)
         data = recipe.get("data", {})
         self.reading = {name: str(data[name]) for name in ("sep", "encoding") if name in data}
@@ -182,7 +184,7 @@ class Predictor:
         return {name: type(value) for name, value in flatten_result(result).items()}
 
     def __call__(self, inputs: Sequence[Input | Sequence[str]]) -> list[Result]:
-        """Return the result of each input; the inputs in a DataFrame of pandas are its rows.
+        """Return the result of each input; those in a DataFrame of pandas or an Arrow table are its rows.
 
         Raises:
             UsageError: An input (named by its index, from 0) does not fit this model, or `inputs` is not a list.
@@ -244,6 +246,8 @@ class Predictor:
             given = [given]
         if not isinstance(given, Mapping | list | tuple):
             raise UsageError(f"got {type(given).__name__}; give a text, a list of texts or a mapping")
+        if isinstance(given, Mapping):
+            given = {str(name): value for name, value in given.items()}
         if isinstance(given, Mapping) and (names := self.text or self.trained):
             usual = PAIR_NAMES[0][: len(names)]
             if not self.text and given.keys() >= set(usual) and not given.keys() >= set(names):
@@ -344,10 +348,16 @@ class Predictor:
 
 
 def take_rows(inputs: Iterable[Any]) -> Iterable[Any]:
-    """Return inputs unchanged, but the rows of a DataFrame of pandas, and the texts of a Series, empty for NaN."""
-    if hasattr(inputs, "iterrows"):
-        return inputs.to_dict("records")
-    return inputs.fillna("").to_list() if hasattr(inputs, "fillna") else inputs
+    """Return inputs unchanged, but the rows of a DataFrame or an Arrow table, and the values of a Series as texts.
+
+    A missing value of a Series is an empty text.
+    """
+    if hasattr(inputs, "iterrows") or isinstance(inputs, pa.Table):
+        return list_rows(inputs)
+    if not hasattr(inputs, "to_frame"):
+        return inputs
+    values = [row["text"] for row in list_rows(inputs.to_frame(name="text"))]
+    return [value if isinstance(value, list | dict) else make_text(value) for value in values]
 
 
 def locate(error: UsageError, given: Any) -> str:

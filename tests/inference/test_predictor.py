@@ -8,6 +8,7 @@ from operator import length_hint
 
 import numpy as np
 import pandas
+import pyarrow as pa
 import pytest
 import torch
 from transformers import AutoModelForNextSentencePrediction, pipeline
@@ -19,7 +20,7 @@ from bertkit.data.tagging import split_words
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference import predictor as module
-from bertkit.inference.predictor import Predictor
+from bertkit.inference.predictor import Predictor, take_rows
 from bertkit.model import heads
 from bertkit.tasks.ner import NER
 from bertkit.tasks.squad import SQUAD
@@ -371,11 +372,33 @@ def test_the_rows_of_a_frame_are_inputs_whose_texts_are_the_columns_of_the_run(t
     predictor = Exact(folder)
     expected = predictor(["good", "", "bad so"])
     assert predictor(frame) == expected
-    assert predictor(frame["body"].fillna("")) == expected
+    assert predictor(pa.Table.from_pandas(frame)) == expected
+    assert predictor(frame["body"]) == predictor(frame["body"].astype("category")) == expected
+    numbered = frame.set_axis([3, 4, 5], axis=1)
+    assert Exact(folder, text=[4])(numbered) == expected
+    assert Exact(folder, text=["4"])(numbered.to_dict("records")) == expected
     with pytest.raises(UsageError, match="input 0: the input has title, stars, but not body; give it"):
         predictor(frame.drop(columns="body"))
     with pytest.raises(UsageError, match="inputs must be a list, got dict"):
         predictor(frame.to_dict("list"))
+
+
+SERIES = [  # the values of a Series -> the inputs
+    (pandas.Series([2, None, 10], dtype="Int64"), ["2", "", "10"]),
+    (pandas.Series(["b", math.nan, "a"], dtype="category"), ["b", "", "a"]),
+    (pandas.Series([True, None], dtype="boolean"), ["true", ""]),
+    (pandas.Series(["a", None], dtype="string"), ["a", ""]),
+    (pandas.Series([0.1, math.nan], dtype="float32"), ["0.1", ""]),
+    (pandas.Series(["a", 7, None], dtype=object), ["a", "7", ""]),
+    (pandas.Series(pandas.to_datetime(["2024-05-06", None])), ["2024-05-06T00:00:00", ""]),
+    (pandas.Series([("a", "b"), ["c", "d"]]), [["a", "b"], ["c", "d"]]),
+    (pandas.Index(["a", "b"]), ["a", "b"]),
+]
+
+
+@pytest.mark.parametrize(("series", "inputs"), SERIES, ids=[str(series.dtype) for series, _ in SERIES])
+def test_the_values_of_a_series_are_inputs_of_which_missing_ones_are_empty(series, inputs):
+    assert take_rows(series) == inputs
 
 
 def test_a_pretraining_s_model_takes_texts_as_long_as_its_longest_phase(tmp_path):

@@ -460,7 +460,7 @@ def _walk_parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, byt
         check_names(str(path), file.schema_arrow.names)
         for name in columns:
             find_column(str(path), file.schema_arrow.names, name, TEXT_REMEDY)
-        for number, row in enumerate(_walk_batches(file.iter_batches(CHUNK_ROWS)), 1):
+        for number, row in enumerate(walk_batches(file.iter_batches(CHUNK_ROWS)), 1):
             yield number, msgspec.json.encode(row, enc_hook=str)
 
 
@@ -473,11 +473,11 @@ def convert_dataset(source: str, rows: Any) -> Columns:
 def convert(source: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Columns:
     """Convert columns of any types to texts; class labels become their names."""
     check_names(source, schema.names)
-    classes = _find_classes(schema)
-    return write_values(source, enumerate(_walk_batches(batches, classes), 1), "row", classes)
+    classes = find_classes(schema)
+    return write_values(source, enumerate(walk_batches(batches, classes), 1), "row", classes)
 
 
-def _walk_batches(
+def walk_batches(
     batches: Iterable[pa.RecordBatch], classes: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of Arrow's columns; class labels become their names."""
@@ -501,7 +501,7 @@ def _walk_batches(
         yield from (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
 
 
-def _find_classes(schema: pa.Schema) -> dict[str, list[str]]:
+def find_classes(schema: pa.Schema) -> dict[str, list[str]]:
     """Return column -> names of the class labels of `datasets` in it or in its lists."""
     classes = {}
     wrong = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError)
