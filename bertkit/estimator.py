@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
+import pandas as pd
+from datasets import ClassLabel, Dataset, Features, Value
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted
 
 from bertkit.api import Run, train
-from bertkit.data.labels import normalise
-from bertkit.errors import UsageError
+from bertkit.data.labels import PAIR_NAMES, normalise
+from bertkit.errors import UsageError, explain_refusal
+from bertkit.reports.tables import count
 from bertkit.training.run_dir import RUN_FILES
 
 
@@ -67,10 +69,14 @@ class BertClassifier(ClassifierMixin, BaseEstimator):
             X: A list, an array or a Series of texts; a list, an array or a DataFrame of pairs, or a DataFrame of texts.
             y: One label per text.
         """
-        texts, labels = read_texts(X), column_or_1d(y)
+        texts, labels = read_texts(X), read_labels(y)
         check_consistent_length(texts, labels)
-        columns = dict(zip(("text", "text_pair"), map(list, zip(*texts, strict=True)), strict=False))
-        table = pa.table(columns | {"label": list(map(spell_label, labels.tolist()))})
+        with explain_refusal("y", "give labels of one type"):
+            classes, numbers = np.unique(labels, return_inverse=True)
+            names = ClassLabel(names=name_classes(classes))
+        columns = dict(zip(PAIR_NAMES[0], map(list, zip(*texts, strict=True)), strict=False))
+        features = Features(dict.fromkeys(columns, Value("large_string")) | {"label": names})
+        table = Dataset.from_dict(columns | {"label": numbers}, features)
         fixed = {"test_share": 0.0, "problem_type": "single_label_classification", "baseline": False}
         own = {key: getattr(self, key) for key in ("model", "max_length", "batch_size")}
         rates = {key: getattr(self, key) for key in ("learning_rate", "num_train_epochs")} | {"seed": self.random_state}
@@ -79,14 +85,14 @@ class BertClassifier(ClassifierMixin, BaseEstimator):
         given["train"] = {**given.get("train", {}), **rates}
         output = self.output or self._make_directory()
         self.run_ = train("classify", table, text=list(columns), label="label", output=output, **given)
-        self.classes_ = np.unique(labels)
+        self.classes_ = classes
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probabilities (S, L) of the labels in the order of `classes_`."""
         check_is_fitted(self)
         found = self.run_.predict([row if len(row) > 1 else row[0] for row in read_texts(X)])
-        names = list(map(spell_label, self.classes_.tolist()))
+        names = name_classes(self.classes_)
         return np.array([[result["probabilities"].get(name, 0.0) for name in names] for result in found])  # (S, L)
 
     def predict(self, X: Any) -> np.ndarray:
@@ -122,16 +128,36 @@ def read_texts(given: Any) -> list[tuple[str, ...]]:
     """Return the one or two texts of each row; a missing text is empty.
 
     Raises:
-        UsageError: There are no rows, or rows with other numbers of texts.
+        UsageError: It is a single text, has no rows or rows with other numbers of texts, or a cell is not a text.
     """
     rows = given.to_numpy() if hasattr(given, "to_numpy") else given
-    rows = rows.tolist() if isinstance(rows, np.ndarray) else list(rows)
-    texts = [(row,) if isinstance(row, str) or not isinstance(row, list | tuple) else tuple(row) for row in rows]
+    rows = rows.tolist() if isinstance(rows, np.ndarray) else rows
+    if isinstance(rows, str | bytes | Mapping):
+        raise UsageError(f"X is of type {type(rows).__name__}; give a list of texts, such as [text]")
+    texts = [tuple(row) if isinstance(row, list | tuple) else (row,) for row in rows]
     if (sizes := set(map(len, texts))) not in ({1}, {2}):
         raise UsageError(f"X has rows of {sorted(sizes) or 'no'} texts; give one text per row, or two in every row")
-    return [tuple(text if isinstance(text, str) else "" for text in row) for row in texts]
+    table = pd.DataFrame(texts, columns=getattr(given, "columns", None), dtype=object)
+    for name, column in table.items():
+        is_text = column.isna() | column.map(lambda cell: isinstance(cell, str))
+        if not is_text.all():
+            row = int((~is_text).argmax())
+            raise UsageError(
+                f"X has {column[row]!r:.40} in row {row} of the column {name!r}, which is not a text; leave the column "
+                "out, or make it one of texts with astype(str)"
+            )
+    return list(table.where(table.notna(), "").itertuples(index=False, name=None))
 
 
-def spell_label(label: Any) -> str:
-    """Return the name under which the model knows a label."""
-    return normalise(str(label))
+def read_labels(given: Any) -> np.ndarray:
+    """Return the label of each row (S,); a missing one is a UsageError."""
+    missing = np.flatnonzero(pd.isna(np.asarray(given, object)))
+    if len(missing):
+        raise UsageError(f"y has no label in {count(len(missing), 'row')} (first: {missing[0]}); leave such rows out")
+    return column_or_1d(given)
+
+
+def name_classes(classes: np.ndarray) -> list[str]:
+    """Return the name of each class in the model and its files: a text as it is, or in quotes if it is blank."""
+    names = [each if isinstance(each, str) else normalise(str(each)) for each in classes]
+    return [str(name) if name.strip() else repr(str(name)) for name in names]

@@ -1,10 +1,13 @@
 """The Python door: every form of data gives the same run, a finished run at work, and the scikit-learn estimator."""
 
+import copy
+import datetime
 import doctest
 import logging
 import os
 import pickle
 import random
+import re
 import shutil
 import signal
 import sys
@@ -23,6 +26,7 @@ from sklearn.utils import estimator_checks
 
 import bertkit
 from bertkit import estimator
+from bertkit.api import sort_settings
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import read_recipe
@@ -69,6 +73,33 @@ def test_every_form_of_data_gives_the_same_weights_and_predictions(form, world, 
     assert_same_bits(*(read_weights(Path(each.source)) for each in (world.run, run)))
     for split in ("dev", "test"):
         assert run.predictions(split).column("key").equals(world.run.predictions(split).column("key"))
+
+
+def test_columns_that_are_not_read_and_numbers_as_their_names_change_nothing(world, tmp_path):
+    rows = np.arange(len(world.frame))
+    odd = world.frame.assign(
+        age=pd.cut(rows, 4),
+        number=[f"n{row}" if row % 3 else row for row in rows],
+        facts=[{}, {"a": 1}, {"a": "b"}] * 40,
+    )
+    numbered = odd.set_axis(range(odd.shape[1]), axis=1)
+    names = dict(zip(odd.columns, numbered.columns, strict=True))
+    columns = {"text": [names["title"], names["body"]], "label": names["stars"]}
+    calls = [(odd, {}), (numbered, columns), (numbered.to_dict("records"), columns)]
+    for number, (data, keywords) in enumerate(calls):
+        output = tmp_path / f"run{number}"
+        run = train(world, data, output, **keywords)
+        assert_same_bits(*(read_weights(Path(each.source)) for each in (world.run, run)))
+        assert train(world, data, output, **keywords) == run, "it is finished"
+        assert run.evaluate(data)["macro_f1"] == world.run.evaluate(world.frame)["macro_f1"]
+        found = pd.DataFrame(run.predict(data))
+        assert found.label.tolist() == world.run.predict(world.frame).label.tolist()
+
+
+def test_names_in_a_call_may_be_numbers():
+    given = {"text": 0, "label": [1, "2"], "group": 3, "folds": 4, "labels": ["a"]}
+    found = {"text": ["0"], "label": ["1", "2"], "group": "3", "folds": 4, "labels": ["a"]}
+    assert sort_settings(TASKS["classify"], given) == {"data": found}
 
 
 def test_class_labels_become_their_names(world, tmp_path):
@@ -217,6 +248,20 @@ def test_a_run_predicts_and_scores(world):
         run.predictions("trian")
 
 
+def test_a_run_is_found_and_copied_after_it_has_predicted(world, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = train(world, world.frame, "runs/one")
+    (tmp_path / "elsewhere").mkdir()
+    opened = bertkit.load("runs/one"), bertkit.Run("runs/one")
+    monkeypatch.chdir("elsewhere")
+    expected = run.predict([["good", "so"]])
+    for other in (*opened, copy.copy(run), copy.deepcopy(run), pickle.loads(pickle.dumps(run))):
+        assert other == run
+        assert other.predict([["good", "so"]]) == expected
+    assert "leaks" in run.evaluate(world.frame)
+    assert bertkit.Run("ada/stars").source == "ada/stars"
+
+
 def test_push_leaves_data_and_predictions_here(world, hub):
     address = world.run.push("ada/stars", private=True)
     assert address.endswith("ada/stars")
@@ -270,11 +315,75 @@ def test_the_estimator(world, tmp_path):
     assert other.get_params() == made.get_params()
 
 
-@pytest.mark.parametrize("labels", [np.array([True, False]), np.array([1.0, 2.5]), np.array(["1.0", "2"])])
-def test_the_estimator_knows_labels_of_every_type(world, labels):
-    right = labels[(world.frame.stars > 1).astype(int)]
+LABELS = {  # two classes -> their names in the run
+    (True, False): {"true", "false"},
+    (1.0, 2.5): {"1", "2.5"},
+    ("1.0", "2"): {"1.0", "2"},
+    ("[3]", "{3}"): {"[3]", "{3}"},
+    ("TRUE", "true"): {"TRUE", "true"},
+    ("nan", "4"): {"nan", "4"},
+    ("no ", " no"): {"no ", " no"},
+    ("", "a|b"): {"''", "a|b"},
+    (datetime.date(2024, 5, 6), datetime.date(2024, 5, 7)): {"2024-05-06", "2024-05-07"},
+}
+
+
+@pytest.mark.parametrize("labels", LABELS, ids=str)
+def test_the_classes_of_the_estimator_are_the_labels_as_given(world, labels):
+    right = np.array(labels)[(world.frame.stars > 1).astype(int)]
     made = make_estimator(world, num_train_epochs=1).fit(world.frame.body, right)
-    assert made.classes_.tolist() == sorted(labels.tolist())
+    assert made.classes_.tolist() == np.unique(right).tolist() == sorted(labels)
+    probabilities = made.predict_proba(world.frame.body)
+    assert np.allclose(probabilities.sum(1), 1, atol=1e-5)
+    assert (probabilities > 0).all()
+    assert set(made.run_.predictions().column("label").to_pylist()) == LABELS[labels]
+    assert all(f"`{name.strip()}`" in Path(made.run_.source, "README.md").read_text() for name in LABELS[labels])
+
+
+MISSING = [
+    ["a", None, "b", "a"],
+    ["a", np.nan, "b", "a"],
+    [1.0, np.nan, 2.0, 1.0],
+    pd.Series([1, None, 2, 1], dtype="Int64"),
+    pd.Series(["a", None, "b", "a"], dtype="category"),
+    pd.Series(pd.to_datetime(["2024-05-06", None, "2024-05-07", "2024-05-06"])),
+]
+
+
+@pytest.mark.parametrize("labels", MISSING, ids=str)
+def test_a_missing_label_is_refused_before_training(labels):
+    with pytest.raises(ValueError, match=r"y has no label in 1 row \(first: 1\); leave such rows out"):
+        bertkit.BertClassifier(model="nothing").fit(["good"] * 4, labels)
+
+
+NO_TEXTS = [  # X -> the error
+    ("good", "X is of type str; give a list of texts"),
+    (np.array("good"), "X is of type str; give a list of texts"),
+    ({"text": ["good"]}, "X is of type dict; give a list of texts"),
+    (pd.DataFrame({"text": ["good", "bad"], "price": [3.5, 4]}), "X has 3.5 in row 0 of the column 'price', which"),
+    (pd.DataFrame({"text": ["good", "bad"], "price": ["?", 4]}), "X has 4 in row 1 of the column 'price', which"),
+    ([["good", "bad"], ["good", 5]], "X has 5 in row 1 of the column 1, which is not a text"),
+    ([1, 2], "X has 1 in row 0 of the column 0, which is not a text; leave the column out, or make it one of texts"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), NO_TEXTS, ids=[message for _, message in NO_TEXTS])
+def test_what_is_not_a_column_of_texts_is_refused(given, message, world):
+    made = make_estimator(world)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        made.fit(given, ["a", "b"])
+    made.run_ = world.run
+    for method in (made.predict, made.predict_proba):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            method(given)
+
+
+def test_a_second_fit_with_other_labels_needs_another_directory(world, tmp_path):
+    made = make_estimator(world, num_train_epochs=1, output=tmp_path / "run")
+    low = world.frame.stars < 2
+    made.fit(world.frame.body, low.map({True: "low", False: "high"}))
+    with pytest.raises(bertkit.UsageError, match="holds other data; name another directory"):
+        made.fit(world.frame.body, low.map({True: "poor", False: "fine"}))
 
 
 def test_the_estimator_takes_texts_and_pairs_in_every_form(world):

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeVar
 from unicodedata import combining, normalize
 
@@ -152,7 +151,12 @@ class LabelSpace:
     def split_cells(self, table: Columns) -> tuple[np.ndarray, list[list[str]]]:
         """Return (S,) the index of each row's cell among the different cells of the label column, and their labels."""
         is_list = not self.separator or self.columns[0] in table.lists
-        return convert_cells(table, self.columns[0], partial(self.split, is_list=is_list))
+        known = {*self.names} if self.kind == SINGLE else set()  # a cell that is a name as it stands
+
+        def split(value: str) -> list[str]:
+            return [value] if value in known else self.split(value, is_list)
+
+        return convert_cells(table, self.columns[0], split)
 
     def split(self, value: str, is_list: bool) -> list[str]:
         """Return the labels of a cell.
@@ -198,11 +202,12 @@ def find_labels(
         return LabelSpace(SEVERAL, tuple(columns), tuple(columns), "a column of 0 and 1 for each label")
     (column,) = columns
     _, values = number_cells(train, column)
-    lists = read_lists(train, column, values)
+    classes = () if column in train.lists else tuple(train.classes.get(column, ()))
+    lists = [] if classes else read_lists(train, column, values)  # a name may look like a list
     positions = find_positions(lists, labels)
     if problem_type != "auto":
         kind, reason = problem_type, "as set"
-    elif column in train.classes and not lists:  # their names may be numbers
+    elif classes:  # their names may be numbers
         kind, reason = SINGLE, "class labels"
     elif label_sep and not lists:
         kind, reason = SEVERAL, f"labels separated by {label_sep}"
@@ -211,7 +216,7 @@ def find_labels(
     if kind == REGRESSION:
         return LabelSpace(REGRESSION, ("score",), (column,), reason)
     separator = "" if lists else label_sep or find_separator(values) or SEPARATOR
-    space = LabelSpace(kind, (), (column,), reason, (), separator, positions)
+    space = LabelSpace(kind, classes, (column,), reason, (), separator, positions)
     _, cells = space.split_cells(train)
     names = {label for cell in cells for label in cell}
     trouble = ""
@@ -234,9 +239,9 @@ def find_labels(
 def list_remarks(space: LabelSpace, values: Sequence[str]) -> Iterator[str]:
     """Yield a line for each oddity of the labels and of the different cells of train."""
     names = space.names
-    spelled: dict[str, list[str]] = {}
+    known, spelled = {*names}, {}
     for value in sorted({value.strip() for value in values}):
-        spelled.setdefault(normalise(value), []).append(value)
+        spelled.setdefault(value if value in known else normalise(value), []).append(value)
     for group in [found for found in spelled.values() if len(found) > 1][:1]:
         yield f"cells such as {' and '.join(map(repr, group[:2]))} are one label"
     yield from (f"the labels {group} {ALIKE}, and are learned as different labels" for group in list_alike(names))
@@ -340,7 +345,9 @@ def number_cells(table: Columns, column: str) -> tuple[np.ndarray, list[str]]:
     encoded = table.find(column).combine_chunks().dictionary_encode()
     values = encoded.dictionary.to_pylist()
     filled = {value.strip().lower() for value in values} - {""}
-    if "nan" in filled and len(filled) > 1 and all(x == "nan" or parse_number(x) is not None for x in filled):
+    others = filled - {"nan"}
+    has_nan = "nan" in filled and column not in table.classes  # there it is a name
+    if has_nan and others and all(parse_number(value) is not None for value in others):
         values = ["" if value.strip().lower() == "nan" else value for value in values]
     return encoded.indices.to_numpy(zero_copy_only=False), values
 

@@ -354,7 +354,7 @@ def take_rows(inputs: Iterable[Any]) -> Iterable[Any]:
     """
     if hasattr(inputs, "iterrows") or isinstance(inputs, pa.Table):
         return list_rows(inputs)
-    if not hasattr(inputs, "to_frame"):
+    if not hasattr(inputs, "fillna"):
         return inputs
     values = [row["text"] for row in list_rows(inputs.to_frame(name="text"))]
     return [value if isinstance(value, list | dict) else make_text(value) for value in values]

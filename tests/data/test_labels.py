@@ -110,6 +110,19 @@ def test_class_labels_are_one_label_whatever_their_names():
     assert find_labels(replace(make_columns(y=[["a"], ["b"]]), classes={"y": "ab"}), ["y"], "auto").kind == SEVERAL
 
 
+@pytest.mark.parametrize(
+    "cells", [["[7]", "(7,)"], ["NAN", "3"], ["Yes", "yes ", " Yes"], ["2", "2.0"], ["a|b", "True"]]
+)
+def test_class_labels_are_not_changed_and_cells_of_other_tables_are_found_as_they_are(cells):
+    space = find_labels(replace(make_columns(y=cells * 2), classes={"y": cells}), ["y"], "auto")
+    assert (space.kind, set(space.names)) == (SINGLE, {*cells})
+    assert not [remark for remark in space.remarks if "one label" in remark]
+    other = [cell for cell in cells if cell != "NAN"]  # in other columns NaN among numbers is a missing value
+    labels, is_blank, _, _ = space.read(make_columns(y=other))
+    assert [space.names[number] for number in labels] == other
+    assert not is_blank.any()
+
+
 def test_positions_and_a_separator_as_given():
     table = make_columns(y=[[0, 1, 1], [0, 0, 1]])
     space = find_labels(table, ["y"], "auto", ["slow", "dear", "bad"])

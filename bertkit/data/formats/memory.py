@@ -41,7 +41,7 @@ def convert_tables(data: Any) -> dict[str, pa.Table | Path]:
 def convert_table(data: Any, origin: str = "data") -> pa.Table:
     """Convert a table to Arrow, without an index of pandas; messages begin with `origin`."""
     known: dict[bytes, bytes] = {}  # pandas' own metadata would differ from version to version
-    with explain_refusal(origin, "give each column a name of its own and values of one type"):
+    with explain_refusal(origin, "give texts, numbers, dates, or lists of these"):
         if hasattr(data, "iterrows"):
             names, columns = data.columns, [data.iloc[:, number] for number in range(data.shape[1])]
         elif isinstance(data, pa.Table) or (hasattr(data, "with_format") and hasattr(data, "__len__")):
