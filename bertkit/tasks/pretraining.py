@@ -10,7 +10,8 @@ afresh in every epoch (the pairs still come from `dupe_factor` copies, used in t
 import math
 import os
 from collections.abc import Mapping, Sequence
-from itertools import compress
+from dataclasses import replace
+from itertools import chain, compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -198,14 +199,14 @@ class PretrainingTask(Task):
                 )
             report(f"opening {path}")
             corpus = open_corpus(path, report, verify=os.environ.get("LOCAL_RANK", "0") == "0")
-            return hold_out(corpus, options["heldout_share"], report)
+            return hold_out(corpus, options, report)
         report(f"reading {', '.join(options['corpus'])}")
         limit = options["limit_characters"] or None
         if options.get("is_forecast"):  # the time of an update does not depend on the rest
             limit = min(limit or FORECAST_CHARACTERS, FORECAST_CHARACTERS)
         how = {name: options[name] for name in ("split_sentences", "passages")}
         documents = list(read_documents(options["corpus"], **how, limit_characters=limit, report=report))
-        return hold_out(documents, options["heldout_share"], report)
+        return hold_out(documents, options, report)
 
     def tokenize(self, recipe: Any, examples: Mapping[str, Any], report: Report) -> Any:
         """Return the tokenizer: the built corpus's, `[data] vocab` if given, the checkpoint's else a trained one.
@@ -246,8 +247,9 @@ class PretrainingTask(Task):
     ) -> PretrainingData:
         """Return all samples of the run, or of a held-out split a fixed choice of at most `heldout_pairs` pairs."""
         corpus = documents if isinstance(documents, TokenizedCorpus) else tokenize_documents(documents, tokenizer)
-        check_documents(corpus.document_count)  # documents without a token are left out
         options, seed, phases = recipe.data, recipe.train["seed"], list_phases(recipe)
+        has_pairs = options["objective"] == "mlm+nsp"
+        check_documents(corpus.document_count, has_pairs)  # documents without a token are left out
         if split != "train":
             data = PretrainingData(corpus, tokenizer, phases, options, seed=0)
             longest = options["heldout_length"] or phases[0].max_length
@@ -259,14 +261,13 @@ class PretrainingTask(Task):
             unknown, pairs = statistics["unknown_rate"], statistics["pairs"][str(PHASE_LENGTHS[0])]
         else:
             unknown = np.count_nonzero(corpus.ids[:] == tokenizer.unk_token_id) / max(len(corpus.ids), 1)
-            has_pairs = options["objective"] == "mlm+nsp"
             pairs = measure_pairs(corpus, PHASE_LENGTHS[0]) if has_pairs else {}
         if unknown > FOREIGN_SHARE:
             raise UsageError(
                 f"{unknown:.0%} of the text is {tokenizer.unk_token} in this vocabulary; "
                 "give one that fits the text, or remove --vocab to train one"
             )
-        for line in warn_of_random(pairs["random_next"]) if options["objective"] == "mlm+nsp" else ():
+        for line in warn_of_random(pairs["random_next"]) if has_pairs else ():
             report(line)
         return PretrainingData(corpus, tokenizer, phases, options, seed)
 
@@ -428,21 +429,51 @@ class PretrainingTask(Task):
         return results
 
 
-def hold_out(documents: list[Document] | TokenizedCorpus, share: float, report: Report) -> dict[str, Any]:
-    """Return the documents of "train", and those held out as "dev"; the same ones for every seed of a run."""
-    is_tokenized = isinstance(documents, TokenizedCorpus)
-    count = documents.document_count if is_tokenized else len(documents)
-    held_out = choose_held_out(count, share, seed=0)
-    if not held_out.any():
-        reason = "none are held out" if share == 0 else f"{count} are too few to hold any out"
-        report(f"{count:,} documents; {reason}, so the scores are on the training text")
+def hold_out(documents: list[Document] | TokenizedCorpus, options: Mapping[str, Any], report: Report) -> dict[str, Any]:
+    """Return the documents of "train", and those held out as "dev"; the same ones for every seed of a run.
+
+    Lines are held out where there are too few documents and no next sentences, which need whole documents.
+    """
+    is_tokenized, has_pairs = isinstance(documents, TokenizedCorpus), options["objective"] == "mlm+nsp"
+    count, share = documents.document_count if is_tokenized else len(documents), options["heldout_share"]
+    check_documents(count, has_pairs)
+    unit, chosen = "documents", choose_held_out(count, share, seed=0)
+    held_out = chosen
+    if share and not has_pairs and not chosen.any():
+        unit, chosen = "lines", choose_held_out(int(count_lines(documents).sum()), share, seed=0)
+        documents, held_out = divide_at_lines(documents, chosen)
+    if not chosen.any():
+        reason = "none are held out" if share == 0 else f"{len(chosen)} are too few to hold any out"
+        report(f"{len(chosen):,} {unit}; {reason}, so the scores are on the training text")
         return {"train": documents, "dev": documents}
-    report(f"{count - held_out.sum():,} documents to train on, {held_out.sum():,} held out")
+    report(f"{len(chosen) - chosen.sum():,} {unit} to train on, {chosen.sum():,} held out")
     parts = {"train": ~held_out, "dev": held_out}
     return {
-        name: documents.select(chosen) if is_tokenized else list(compress(documents, chosen))
-        for name, chosen in parts.items()
+        name: documents.select(part) if is_tokenized else list(compress(documents, part))
+        for name, part in parts.items()
     }
+
+
+def count_lines(documents: list[Document] | TokenizedCorpus) -> np.ndarray:
+    """Return the number of lines of each document (D,)."""
+    if isinstance(documents, TokenizedCorpus):
+        return np.diff(documents.document_ends, prepend=0)
+    return np.array([len(document) for document in documents])
+
+
+def divide_at_lines(
+    documents: list[Document] | TokenizedCorpus, chosen: np.ndarray
+) -> tuple[list[Document] | TokenizedCorpus, np.ndarray]:
+    """Divide documents so that each of the chosen lines (S,) is a document, and return whether a document is (D,)."""
+    begins = chosen | np.roll(chosen, 1)
+    sizes = count_lines(documents)
+    begins[np.cumsum(sizes) - sizes] = True
+    starts = np.flatnonzero(begins)
+    stops = np.append(starts[1:], len(chosen))
+    if isinstance(documents, TokenizedCorpus):
+        return replace(documents, document_starts=starts, document_ends=stops), chosen[starts]
+    lines = list(chain.from_iterable(documents))
+    return [lines[start:stop] for start, stop in zip(starts, stops, strict=True)], chosen[starts]
 
 
 def check_vocabulary(corpus: str | Path, tokenizer: Any, owner: str) -> None:

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from bertkit.data.pretraining.dataset import Phase, PretrainingData
-from bertkit.data.pretraining.tokenize import TokenizedCorpus
+from bertkit.data.pretraining.tokenize import TokenizedCorpus, tokenize_documents
 from bertkit.data.tokenizer import make_tokenizer
 from bertkit.system.progress import ignore
-from bertkit.tasks.pretraining import PRETRAINING, STARTER, choose_starter, list_phases
+from bertkit.tasks.pretraining import PRETRAINING, STARTER, choose_starter, hold_out, list_phases
 from bertkit.tasks.task import score_summaries
 from bertkit.training.recipe import merge, read_recipe
 from tests.conftest import draft
+from tests.corpora import list_documents
 
 LETTERS = [a + b for a in "abcdefgh" for b in "abcdefgh"]
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letters}" for letters in LETTERS)]
@@ -147,6 +148,32 @@ def test_documents_of_one_sentence_have_random_next_sentences_only_and_it_is_sai
         PRETRAINING.encode(given, tokenizer, recipe, "train", lines.append)
         assert len(lines) == count
     assert lines[0].startswith("warning: 100% of the next sentences are random instead of half, as documents have one")
+
+
+MESSAGES = [[f"{a}{b} {b}{a}" for a in "abcde" for b in "abcd"]]
+
+
+@pytest.mark.parametrize("objective", ["mlm", "clm"])
+def test_without_next_sentences_lines_of_one_document_are_held_out(tokenizer, objective, refused):
+    """A built corpus holds out the same lines; no line is lost or in both parts."""
+    options, lines = {"heldout_share": 0.1, "objective": objective}, []
+    parts = hold_out(MESSAGES, options, lines.append)
+    assert lines == ["18 lines to train on, 2 held out"]
+    assert [len(document) for document in parts["dev"]] == [1, 1]
+    assert sorted(line for part in parts.values() for document in part for line in document) == MESSAGES[0]
+    built = hold_out(tokenize_documents(MESSAGES, tokenizer), options, ignore)
+    for part, corpus in built.items():
+        assert list_documents(corpus) == list_documents(tokenize_documents(parts[part], tokenizer))
+        PRETRAINING.encode(parts[part], tokenizer, draft(PRETRAINING, {"data": options}), part)
+    with refused():
+        hold_out(MESSAGES, {"heldout_share": 0.1, "objective": "mlm+nsp"}, ignore)
+
+
+def test_three_lines_are_too_few_to_hold_any_out():
+    lines: list[str] = []
+    parts = hold_out([["one", "two", "three"]], {"heldout_share": 0.5, "objective": "mlm"}, lines.append)
+    assert parts == {"train": [["one", "two", "three"]], "dev": [["one", "two", "three"]]}
+    assert lines == ["3 lines; 3 are too few to hold any out, so the scores are on the training text"]
 
 
 def test_passages_alone_are_read_if_asked_for(tmp_path):

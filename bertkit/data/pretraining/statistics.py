@@ -15,7 +15,7 @@ import numpy as np
 
 from bertkit.data.pretraining.pairs import SPECIAL_TOKENS_OF_PAIR, Pairing
 from bertkit.data.pretraining.rng import draw_bits
-from bertkit.data.pretraining.tokenize import Ids, TokenizedCorpus, check_documents, start_of
+from bertkit.data.pretraining.tokenize import LEAST_DOCUMENTS, Ids, TokenizedCorpus, check_documents, start_of
 
 TOKENS_A_HASH = 1 << 18  # tokens counted and hashed in one block: their arrays stay in the cache
 PAIRS_A_BLOCK = 1 << 16  # pairs drawn in one block
@@ -39,9 +39,9 @@ def measure(corpus: TokenizedCorpus, unknown_id: int) -> dict[str, Any]:
     Rates and shares are fractions. `padding` is the share of [PAD] among all tokens of the pairs of copy 0, seed 0.
 
     Raises:
-        UsageError: The corpus has fewer than two documents.
+        UsageError: The corpus is empty.
     """
-    check_documents(corpus.document_count)
+    check_documents(corpus.document_count, has_pairs=False)
     ids = corpus.ids
     blocks = (ids[start : start + TOKENS_A_HASH] for start in range(0, len(ids), TOKENS_A_HASH))
     unknown = sum(int(np.count_nonzero(block == unknown_id)) for block in blocks)
@@ -166,6 +166,8 @@ def list_warnings(statistics: Mapping[str, Any]) -> Iterator[str]:
             "for its language with --vocab"
         )
     documents = statistics["repeated"]["documents"]["count"] / max(statistics["documents"], 1)
+    if statistics["documents"] < LEAST_DOCUMENTS:
+        yield "warning: one document is too few for next-sentence prediction; train with --set data.objective=mlm"
     yield from warn_of_random(statistics["pairs"][str(PHASE_LENGTHS[0])]["random_next"])
     lines = statistics["repeated"]["lines"]["token_share"]
     if lines > MOST_REPEATED["lines"]:

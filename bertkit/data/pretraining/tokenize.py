@@ -138,25 +138,26 @@ def choose_held_out(count: int, share: float, seed: int) -> np.ndarray:
 
     At least two documents are held out and two are not, as next-sentence prediction needs two. With fewer than four
     documents, none is held out.
-
-    Raises:
-        UsageError: As `check_documents`.
     """
-    check_documents(count)
     size = min(max(round(share * count), LEAST_DOCUMENTS), count - LEAST_DOCUMENTS) if share and count >= 4 else 0
     chosen = np.zeros(count, bool)
     chosen[np.random.default_rng(seed).permutation(count)[:size]] = True
     return chosen
 
 
-def check_documents(count: int) -> None:
+def check_documents(count: int, has_pairs: bool = True) -> None:
     """Check that a corpus has enough documents.
 
+    Args:
+        has_pairs: Whether next sentences are predicted.
+
     Raises:
-        UsageError: It has fewer than two.
+        UsageError: It has none, or for next-sentence prediction fewer than two.
     """
-    if count < LEAST_DOCUMENTS:
+    if has_pairs and count < LEAST_DOCUMENTS:
         raise UsageError(
-            f"the corpus has {count} document{'s' * (count != 1)}, but next-sentence prediction needs two; "
-            "put a blank line between documents or name more sources"
+            f"the corpus has {count} document{'s' * (count != 1)}, but next-sentence prediction needs two; put a blank "
+            "line between documents, name more sources, or leave it out with --set data.objective=mlm"
         )
+    if not count:
+        raise UsageError("the corpus has no text that the vocabulary knows; name sources with text")

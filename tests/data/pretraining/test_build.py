@@ -11,6 +11,7 @@ import bertkit.data.pretraining.build
 from bertkit.data.pretraining import tokenize
 from bertkit.data.pretraining.build import RECORD, build, describe_build, write_on_ray
 from bertkit.data.pretraining.sources import cut_sources, read_documents
+from bertkit.data.pretraining.statistics import list_warnings
 from bertkit.data.pretraining.store import (
     MANIFEST,
     PART_FOLDER,
@@ -240,9 +241,19 @@ def test_sources_without_enough_text_are_refused(text, tokenizer, tmp_path, refu
     (tmp_path / "blank.txt").write_text("\n \n")
     with refused():
         build([str(text), str(tmp_path / "blank.txt")], tokenizer, tmp_path / "made")
-    (tmp_path / "single.txt").write_text("One.\nTwo.\n")
+    (tmp_path / "invisible.txt").write_text("\u200b\n")
     with refused():
-        build([str(tmp_path / "single.txt")], tokenizer, tmp_path / "other")
+        build([str(tmp_path / "invisible.txt")], tokenizer, tmp_path / "other")
+
+
+def test_one_document_is_built_and_it_is_said_for_what_it_is_too_few(tokenizer, tmp_path):
+    (tmp_path / "single.txt").write_text("One.\nTwo.\n")
+    statistics = build([str(tmp_path / "single.txt")], tokenizer, tmp_path / "made")
+    assert (statistics["documents"], statistics["sentences"]) == (1, 2)
+    assert (
+        "warning: one document is too few for next-sentence prediction; train with --set data.objective=mlm"
+        in list_warnings(statistics)
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 2])
