@@ -32,7 +32,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertkit.data.formats.line import read_json
-from bertkit.data.pretraining.sources import PIECE_BYTES, Document, Piece, add_left_out, cut_sources, read_piece
+from bertkit.data.pretraining.sources import (
+    MARKUP,
+    PIECE_BYTES,
+    Document,
+    Noted,
+    Piece,
+    cut_sources,
+    note_lines,
+    read_piece,
+)
 from bertkit.data.pretraining.statistics import choose_kept, measure, measure_repeats, select_sentences
 from bertkit.data.pretraining.store import (
     MANIFEST,
@@ -114,7 +123,8 @@ def build(
         shutil.rmtree(output / PLAN_FOLDER, ignore_errors=True)  # plans of an earlier corpus
         folder = output / (PART_FOLDER if deduplicate else SHARDS)
         folder.mkdir(exist_ok=True)
-        work = BuildWork(folder, backend, choose_dtype(len(tokenizer)), reading, passages, TOKENS_A_SHARD)
+        reading["passages"] = passages
+        work = BuildWork(folder, backend, choose_dtype(len(tokenizer)), reading, TOKENS_A_SHARD)
         build_pieces(work, pieces, workers, report, progress)
         return finish(output, folder, pieces, tokenizer, asked, report)
 
@@ -200,7 +210,6 @@ class BuildWork:
     backend: str
     dtype: type[np.unsignedinteger]
     reading: Mapping[str, Any]
-    passages: bool
     shard_tokens: int
 
 
@@ -222,8 +231,8 @@ def write_piece(work: BuildWork, number: int, piece: Piece, report: Report, wrot
     backend.encode_special_tokens = True  # not stored in the JSON
     words = Words(backend)
     shards = {part: read_shard(path) for (_, part), path in list_shards(work.folder, number).items()}
-    left_out = {} if work.passages else None
-    read = read_piece(piece, **work.reading, left_out=left_out, workers=1, report=report)
+    noted: Noted = {}
+    read = read_piece(piece, **work.reading, noted=noted, workers=1, report=report)
     characters, is_over = 0, False
 
     def observe() -> Iterator[Document]:
@@ -241,10 +250,10 @@ def write_piece(work: BuildWork, number: int, piece: Piece, report: Report, wrot
             before = characters
             corpus, size = tokenize_part(documents, words, work.dtype, work.shard_tokens)
             note = {"documents": size, "characters": characters - before, "is_last": is_over}
-            note |= {"left_out": left_out} if left_out else {}
+            note |= {"noted": noted} if noted else {}
             shards[part] = read_shard(write_shard(work.folder, number, part, corpus, note))
             wrote()
-        (left_out or {}).clear()
+        noted.clear()
         if is_whole(shards):
             return
 
@@ -410,10 +419,10 @@ def finish(
 ) -> dict[str, Any]:
     """Drop the repeats in `folder` if requested, write the index and the manifest, and return the statistics."""
     raw = {key: read_shard(path) for key, path in list_shards(folder).items()}
-    read, left_out = Counter[str](), {}
+    read, noted = Counter[str](), {}
     for (number, _), shard in raw.items():
         read[pieces[number].source] += shard.note["documents"]
-        add_left_out(left_out, shard.note.get("left_out", {}))
+        note_lines(noted, shard.note.get("noted", {}))
     if empty := [piece.source for piece in pieces if not read[piece.source]]:
         raise UsageError(f"{empty[0]} holds no text; name sources with text and another --output")
     dtype, before = np.dtype(choose_dtype(len(tokenizer))), {}
@@ -429,7 +438,8 @@ def finish(
         **before,
         "characters": sum(shard.note["characters"] for shard in raw.values()),
         "vocab_size": len(tokenizer),
-        **({"left_out": left_out} if asked.get("passages") else {}),
+        **({MARKUP: noted.pop(MARKUP)} if MARKUP in noted else {}),
+        **({"left_out": noted} if asked.get("passages") else {}),
     }
     written = [RECORD, *(name for name in TOKENIZER_FILES if (output / name).exists()), index.name]
     names = [*written, *(f"{SHARDS}/{shard.path.name}" for shard in shards)]

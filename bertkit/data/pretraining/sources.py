@@ -2,8 +2,9 @@
 
 The paper asks for "a document-level corpus rather than a shuffled sentence-level corpus", because segments are taken
 from long contiguous text. A source is a text file (a sentence or a paragraph per line, a blank line between documents),
-a JSONL file (a document per line, `{"text": "…"}`), a directory of such files (both also as `.gz`), a data set on the
-Hugging Face Hub, or `docs`: the documentation installed on this machine (`bertkit.data.pretraining.docstrings`).
+a JSONL file (a document per line, `{"text": "…"}`), a file of WikiExtractor (`<doc …>` before a document), a directory
+of such files (all also as `.gz`), a data set on the Hugging Face Hub, or `docs`: the documentation installed on this
+machine (`bertkit.data.pretraining.docstrings`).
 
 Sources are divided into pieces, which many processes can read in parallel; together, the pieces hold the documents of
 all sources in order. A process finds the start of its piece of a large file without reading what comes before it, and
@@ -20,10 +21,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import accumulate, chain, groupby
+from itertools import accumulate, chain, groupby, islice
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from threading import RLock
@@ -38,7 +39,7 @@ from bertkit.system.hub import find_hub_trouble, parse_hub_name
 from bertkit.system.progress import Report, ignore
 
 Document = list[str]  # the sentences of a document
-LeftOut = dict[str, list[Any]]  # rule of `keep_passages` -> the number of lines left out, and the first EXAMPLES
+Noted = dict[str, list[Any]]  # rule of `keep_passages`, or MARKUP -> the number of its lines, and the first EXAMPLES
 
 DOCS = "docs"
 BUILT_FILES, BUILT_FOLDERS = ("build.json", "corpus.json"), ("shards", "parts")  # files and folders of a built corpus
@@ -55,6 +56,12 @@ LONGEST_PARAGRAPH = 10_000
 SENTENCE_END = r"(?:(?<=[.!?] )|(?<=[。！？])|\Z)"
 # Parts of a paragraph, each up to the last sentence end within that length, or to the first one after it.
 SHORT_PARTS = re.compile(rf"(?s:.{{1,{LONGEST_PARAGRAPH}}}{SENTENCE_END}|.+?{SENTENCE_END})")
+FIRST_LINES = 3  # lines that tell the form of a file
+DOC_LINE = re.compile(r"</?doc\b[^<>]*>$", re.IGNORECASE)  # of WikiExtractor
+MARKUP = "markup"
+TAGS = re.compile(r"<[/!?]?[A-Za-z][\w:-]*(?:\s[^<>]*)?/?>|&#?\w{2,8};|\[\[\w|\{\{")  # or entities, links, templates
+JSON_KEY = re.compile(r'[\[{, ]*"\w+"\s*:')
+MOST_MARKUP = 0.01  # of the sentences
 JSONL_REMEDY = 'each line of JSONL must be a document, {"text": "..."}'
 
 
@@ -78,7 +85,7 @@ class Piece:
     """
 
     source: str
-    kind: Literal["text", "jsonl", "docs", "hub"]
+    kind: Literal["text", "jsonl", "wiki", "docs", "hub"]
     path: str = ""
     start: int = 0
     stop: int = END
@@ -88,7 +95,7 @@ class Piece:
     @property
     def files(self) -> tuple[str, ...]:
         """The files of the piece; the first may be read only in part."""
-        return (self.path, *self.more) if self.kind in ("text", "jsonl") else ()
+        return (self.path, *self.more) if self.kind not in ("docs", "hub") else ()
 
 
 def read_documents(
@@ -103,9 +110,10 @@ def read_documents(
     """Yield the documents of all sources in order, with only one document in memory at a time.
 
     A directory is searched at any depth for .txt, .txt.gz, .jsonl and .jsonl.gz files, in the order of their paths.
-    Hidden files and files with other suffixes must be named themselves; the latter are read as text. A data set on the
-    Hub (`name` or `owner/name`, also with `:config` and `@revision`) needs a column `text` with a document per row. A
-    directory called docs is given as `./docs`.
+    Hidden files and files with other suffixes must be named themselves. A file whose first lines are JSONL or begin
+    with `<doc …>` is read as that, whatever its name. A data set on the Hub (`name` or `owner/name`, also with
+    `:config` and `@revision`) needs a column `text` with a document per row. A directory called docs is given as
+    `./docs`.
 
     Documents of more than `LONGEST_DOCUMENT` characters are split before the paragraph that exceeds the limit: a file
     without a blank line would otherwise be one document of any size.
@@ -121,13 +129,14 @@ def read_documents(
             empty.
     """
     cut = [(source, cut_sources([source], PIECE_BYTES)) for source in sources]
-    read = partial(read_piece, split_sentences=split_sentences, language=language, report=report)
+    how = {"split_sentences": split_sentences, "language": language, "passages": passages}
+    read = partial(read_piece, **how, report=report)
     unit = "sentence" if split_sentences else "line"
 
     def stream() -> Iterator[Document]:
         for source, pieces in cut:
-            counts, left_out = {"document": 0, unit: 0, "character": 0}, {} if passages else None
-            with closing(document for piece in pieces for document in read(piece, left_out=left_out)) as documents:
+            counts, noted = {"document": 0, unit: 0, "character": 0}, {}
+            with closing(document for piece in pieces for document in read(piece, noted=noted)) as documents:
                 for document in documents:
                     yield document
                     counts["document"] += 1
@@ -135,11 +144,14 @@ def read_documents(
                     counts["character"] += sum(map(len, document))
                     if counts["character"] >= (limit_characters or sys.maxsize):
                         break
-            gone = [f"{count:,} {rule}" for rule, (count, *_) in (left_out or {}).items()]
+            markup = noted.pop(MARKUP, [0])
+            gone = [f"{count:,} {rule}" for rule, (count, *_) in noted.items()]
             less = "; left out " + ", ".join(gone) if gone else ""
             if not counts["document"]:
                 raise UsageError(f"{source} holds no text{less}; give a corpus with text")
             report(f"{source}: " + ", ".join(f"{n:,} {name}{'s' * (n != 1)}" for name, n in counts.items()) + less)
+            for line in warn_of_markup(markup, counts[unit]):
+                report(line)
 
     return stream()
 
@@ -161,32 +173,37 @@ def read_piece(
     *,
     split_sentences: bool = True,
     language: str = "en",
-    left_out: LeftOut | None = None,
+    passages: bool = False,
+    noted: Noted | None = None,
     workers: int | None = None,
     report: Report = ignore,
 ) -> Iterator[Document]:
     """Yield the documents of a piece, possibly none; the other options are those of `read_documents`.
 
     Args:
-        left_out: Notes the lines that `keep_passages` leaves out; None keeps all. Those of `docs` are passages.
+        passages: Whether to keep only the lines that `keep_passages` keeps; those of `docs` are passages.
+        noted: Gets the lines that are left out, and those that look like markup.
         workers: Processes that read `docs`; one per CPU by default.
 
     Raises:
         UsageError: As `read_documents` while reading, but not for an empty source.
     """
-    documents = read_docs(workers) if piece.kind == "docs" else _gather(piece, left_out, report)
+    noted = {} if noted is None else noted
+    documents = read_docs(workers) if piece.kind == "docs" else _gather(piece, passages, noted, report)
     with closing(documents):
         for paragraphs in documents:
             yield split_paragraphs(paragraphs, language) if split_sentences else paragraphs
 
 
-def _gather(piece: Piece, left_out: LeftOut | None, report: Report) -> Iterator[Paragraphs]:
+def _gather(piece: Piece, passages: bool, noted: Noted, report: Report) -> Iterator[Paragraphs]:
     """Yield the piece's documents; those of several paragraphs have at most `LONGEST_DOCUMENT` characters."""
     paragraphs: Paragraphs = []
     characters = cuts = 0
     lines = _read_hub(piece) if piece.kind == "hub" else _read_files(piece)
-    for line in lines if left_out is None else keep_passages(lines, left_out):
+    for line in keep_passages(lines, noted) if passages else lines:
         text = line.strip()  # an empty line ends a document, a blank one only a paragraph
+        if TAGS.search(text) or JSON_KEY.match(text):
+            note_lines(noted, {MARKUP: [1, text]})
         too_long = bool(text) and characters + len(text) > LONGEST_DOCUMENT
         if paragraphs and (too_long or not line):
             yield paragraphs
@@ -208,15 +225,28 @@ def _gather(piece: Piece, left_out: LeftOut | None, report: Report) -> Iterator[
 
 SHORT_LINES, SHORT = "short lines", 100  # the rule of lines without a mark, and their most characters
 EXAMPLES, LONGEST_EXAMPLE = 3, 40  # of each rule; characters
+PICTURE_OPTIONS = (  # on Wikipedia, before a caption: English, German, French, Spanish and Portuguese, Dutch, Italian
+    "thumb thumbnail frame framed frameless border left right center centre upright alt "
+    "mini miniatur hochkant links rechts zentriert gerahmt rahmenlos "
+    "vignette cadre encadré sans_cadre gauche droite centré redresse "
+    "miniatura miniaturadeimagen miniaturadaimagem izquierda derecha centro marco sinmarco esquerda direita "
+    "miniatuur gecentreerd omkaderd kaderloos rechtop "
+    "min sinistra destra riquadrato incorniciato senza_cornice verticale"
+)
+CAPTION = rf"(?i:{'|'.join(PICTURE_OPTIONS.split())}|\d*x?\d+\s?px)(?:\s*=[^|]*)?\|"
+NAMESPACES = "Category|Kategorie|Catégorie|Categoría|Categoria|Categorie"
 RULES = {  # rule -> its lines, in Wikipedia's plain text from the Hub, WikiExtractor and the API
     "headings": re.compile(r"=.*=$|Section::::"),
     "list items": re.compile(r"[*#;:•]+(?:\s|$)|BULLET::::"),
     "table rows": re.compile(r"\{?\||!\s|!.*(?:!!|\|)"),
-    "links": re.compile(r"\[\[[^]|]+:.*\]\]$|Category:\S|[^|]+\.(?i:jpe?g|png|svg)\||\[?https?://\S+$|</?doc\b.*>$"),
+    "links": re.compile(
+        rf"\[\[[^]|]+:.*\]\]$|(?:{NAMESPACES}):\S|{CAPTION}|[^|]+\.(?i:jpe?g|png|svg|gif|tiff?|webp)\||"
+        r"\[?https?://\S+$|</?doc\b.*>$"
+    ),
 }
 
 
-def keep_passages(lines: Iterable[str], left_out: LeftOut) -> Iterator[str]:
+def keep_passages(lines: Iterable[str], noted: Noted) -> Iterator[str]:
     """Yield the lines of text and the blank ones, as 3.1 asks for ("ignore lists, tables, and headers").
 
     Lines that fit a rule are left out. So is a run of short lines if none begins with a small letter or ends with a
@@ -233,13 +263,23 @@ def keep_passages(lines: Iterable[str], left_out: LeftOut) -> Iterator[str]:
         if is_short:
             yield from run
         else:
-            add_left_out(left_out, {SHORT_LINES: [len(run), *run], rule: [1, text]})
+            note_lines(noted, {SHORT_LINES: [len(run), *run], rule: [1, text]})
         run = []
         if not rule:
             yield line
 
 
-def add_left_out(total: LeftOut, more: LeftOut) -> None:
+def warn_of_markup(noted: Sequence[Any], sentences: int) -> Iterator[str]:
+    """Yield a line with the remedy if a corpus has so many lines of markup, as `Noted` counts them."""
+    count, *examples = noted
+    if count > MOST_MARKUP * sentences:
+        yield (
+            f"warning: {count:,} line{'s' * (count != 1)} look{'s' * (count == 1)} like markup, such as {examples[0]}; "
+            "its tags and keys are trained as words; give plain text"
+        )
+
+
+def note_lines(total: Noted, more: Noted) -> None:
     """Add numbers of lines, and the first different lines up to EXAMPLES a rule, to those of `total`."""
     for rule, (count, *examples) in more.items():
         if rule and count:
@@ -340,7 +380,7 @@ def _cut_files(source: str, files: list[str], piece_bytes: int) -> list[Piece]:
 
     def find_group(item: tuple[str, int, int]) -> tuple[str, bool, int]:
         file, size, before = item
-        return "jsonl" if file.endswith(JSONL_SUFFIXES) else "text", size > small, before // small
+        return find_kind(file), size > small, before // small
 
     pieces: list[Piece] = []
     for (kind, large, _), items in groupby(zip(files, sizes, accumulate(sizes, initial=0), strict=False), find_group):
@@ -356,21 +396,36 @@ def _cut_files(source: str, files: list[str], piece_bytes: int) -> list[Piece]:
     return pieces
 
 
+def find_kind(file: str) -> Literal["text", "jsonl", "wiki"]:
+    """Return the form of a file: by its suffix, else by its first lines, as WikiExtractor's files have none."""
+    if file.endswith(JSONL_SUFFIXES):
+        return "jsonl"
+    if not os.path.isfile(file):  # a pipe can be read only once
+        return "text"
+    with open_file(Path(file)) as stream:
+        lines = (line.decode(UTF8, "replace").strip() for line in stream)
+        first = list(islice(filter(None, lines), FIRST_LINES))
+    if first and all(map(_is_row, first)):
+        return "jsonl"
+    return "wiki" if first and DOC_LINE.match(first[0]) else "text"
+
+
 # --- text and JSONL files
 
 
 def _read_files(piece: Piece) -> Iterator[str]:
-    read = _read_jsonl if piece.kind == "jsonl" else _read_text
+    parse = _parse_wiki if piece.kind == "wiki" else str.strip
+    read = _read_jsonl if piece.kind == "jsonl" else partial(_read_text, parse=parse)
     yield from read(piece.path, piece.start, piece.stop)
     for path in piece.more:
         yield ""
         yield from read(path, 0, END)
 
 
-def _read_text(path: str, start: int, stop: int) -> Iterator[str]:
+def _read_text(path: str, start: int, stop: int, parse: Callable[[str], str]) -> Iterator[str]:
     """Yield the lines of the documents that begin in `start` to `stop` - 1, with empty lines between documents."""
     inside = mine = False  # whether a line is inside a document, and inside one of this piece
-    for offset, line in _read_lines(path, start, str.strip):
+    for offset, line in _read_lines(path, start, parse):
         if not (inside and line):
             mine = bool(line) and start <= offset < stop
         inside = bool(line)
@@ -387,6 +442,18 @@ def _read_jsonl(path: str, start: int, stop: int) -> Iterator[str]:
             return
         if offset >= start:
             yield from _list_lines(text)
+
+
+def _parse_wiki(line: str) -> str:
+    """Return a line of WikiExtractor: empty around documents, and a space for a blank one within a document."""
+    text = line.strip()
+    return "" if DOC_LINE.match(text) else text or " "
+
+
+def _is_row(line: str) -> bool:
+    with suppress(UsageError):
+        return bool(_parse_row(line))
+    return False
 
 
 def _parse_row(line: str) -> str:

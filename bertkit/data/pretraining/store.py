@@ -123,7 +123,7 @@ def write_shard(folder: Path, piece: int, part: int, corpus: TokenizedCorpus, no
 
     Args:
         note: `documents` and `characters` that were read for it, with those documents that have no token and are not in
-            the corpus, any lines `left_out`, and `is_last`, whether it is the last part of its piece.
+            the corpus, any lines `noted`, and `is_last`, whether it is the last part of its piece.
     """
     arrays = {
         "sentence_ends": corpus.sentence_ends,

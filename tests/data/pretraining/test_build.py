@@ -100,9 +100,7 @@ def test_a_corpus_of_text_alone_records_what_it_lacks(text, tokenizer, tmp_path,
     """A build that continues gives the same bytes; without the option no file mentions it."""
     text.write_text(text.read_text().replace("\n\n", "\n* An item.\n\nA heading\n\n"))
     plain = build([str(text)], tokenizer, tmp_path / "plain", deduplicate=unit)
-    assert not any(
-        b"passages" in content or b"left_out" in content for content in read_files(tmp_path / "plain").values()
-    )
+    assert not any(b"passages" in content or b"noted" in content for content in read_files(tmp_path / "plain").values())
     how = {"passages": True, "deduplicate": unit}
     statistics = build([str(text)], tokenizer, tmp_path / "made", **how)
     breaks = text.read_text().count("* An item.")
@@ -227,7 +225,7 @@ def test_a_ray_worker_needs_the_disk_of_the_corpus(text, tokenizer, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     (piece,) = cut_sources([text.name], 1 << 20)
     backend = find_backend(tokenizer, "a test").to_str()
-    work = bertkit.data.pretraining.build.BuildWork(Path("made", SHARDS), backend, np.uint16, {}, False, 10**6)
+    work = bertkit.data.pretraining.build.BuildWork(Path("made", SHARDS), backend, np.uint16, {}, 10**6)
     monkeypatch.chdir("/")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setenv("RAYON_NUM_THREADS", "1")
@@ -244,6 +242,16 @@ def test_sources_without_enough_text_are_refused(text, tokenizer, tmp_path, refu
     (tmp_path / "invisible.txt").write_text("\u200b\n")
     with refused():
         build([str(tmp_path / "invisible.txt")], tokenizer, tmp_path / "other")
+
+
+def test_markup_is_counted_over_all_pieces(text, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(bertkit.data.pretraining.build, "PIECE_BYTES", 300)
+    content = text.read_text()
+    text.write_text(content.replace("\n\n", "\n<hr>\n\n") + "\n<b>The end.</b>\n")
+    statistics = build([str(text)], tokenizer, tmp_path / "made", workers=2)
+    count = content.count("\n\n") + 1
+    assert statistics["markup"] == [count, "<hr>", "<b>The end.</b>"]
+    assert f"warning: {count} lines look like markup, such as <hr>" in "\n".join(list_warnings(statistics))
 
 
 def test_one_document_is_built_and_it_is_said_for_what_it_is_too_few(tokenizer, tmp_path):

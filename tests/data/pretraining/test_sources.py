@@ -145,6 +145,78 @@ def test_a_folder_that_cannot_be_looked_at_is_not_left_out(monkeypatch, tmp_path
         read_documents([str(tmp_path)])
 
 
+# --- forms that are not in the name
+
+WIKI = """<doc id="12" url="https://example.org/wiki?curid=12" title="Hairy dogs">
+Hairy dogs
+
+My dog is hairy. He barks!
+
+A second paragraph.
+
+</doc>
+<doc id="13" url="https://example.org/wiki?curid=13" title="B">
+Another document.
+</doc>
+"""
+
+
+@pytest.mark.parametrize("name", ["wiki_00", "texts.txt", "texts.json", "texts.dump.gz"])
+@pytest.mark.parametrize("mark", ["", "\ufeff", "\n \n"])
+def test_json_lines_and_wiki_documents_are_read_under_any_name(tmp_path, name, mark):
+    assert read(write(tmp_path / name, mark + ROWS)) == SENTENCES
+    assert read(write(tmp_path / name, mark + ROWS.partition("\n")[0])) == SENTENCES[:1]
+    assert read(write(tmp_path / name, mark + WIKI)) == [["Hairy dogs", *SENTENCES[0]], SENTENCES[1]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{These braces} begin a sentence.\nAnother one.\n",
+        '{"text": "A line of JSON is explained."}\nThe line above has a key.\n',
+        '{"id": 7}\n{"id": 8}\n{"id": 9}\n',
+        '["text", "of", "a", "list"]\n',
+        "The tag <doc> begins a document.\n</doc> ends it.\n",
+    ],
+)
+def test_a_text_that_looks_like_another_form_in_a_line_stays_a_text(tmp_path, text):
+    assert read(write(tmp_path / "a.txt", text), split_sentences=False) == [text.splitlines()]
+
+
+@given(st.lists(st.sampled_from(["a", "B.", "", " "])), st.lists(st.sampled_from(["c", ""])), st.integers(1, 40))
+def test_pieces_of_wiki_documents_together_are_the_file(tmp_path_factory, first, second, piece_bytes):
+    documents = [["x", *first], ["y", *second]]
+    content = "".join(f"<doc id={number}>\n{chr(10).join(lines)}\n</doc>\n" for number, lines in enumerate(documents))
+    expected = [[line for line in document if line.strip()] for document in documents]
+    check_pieces(tmp_path_factory.getbasetemp() / "wiki_00", content, piece_bytes, expected)
+
+
+MARKED_UP = [
+    "<p>My dog is hairy.</p>",
+    "He barks at&nbsp;cats.",
+    '{"title": "A dog"}',
+    '  "title": "A dog",',
+    "See [[Dog|dogs]].",
+    "{{Infobox dog}}",
+    "<!DOCTYPE html>",
+    "<br/>",
+]
+
+
+@pytest.mark.parametrize("line", MARKED_UP)
+def test_lines_that_look_like_markup_are_counted_where_they_are_many(tmp_path, line):
+    prose = "AT&T; and R&D grew if a < b, and c > d. Write to <me@example.org>.\n"
+    for count, warnings in ((2, 0), (3, 1)):
+        lines: list[str] = []
+        file = write(tmp_path / "a.txt", "\n".join([prose * 100, f"\n{line}" * count, prose * 100]))
+        read(file, split_sentences=False, report=lines.append)
+        assert len(lines) == 1 + warnings
+    assert lines[1] == (
+        f"warning: 3 lines look like markup, such as {line.strip()}; "
+        "its tags and keys are trained as words; give plain text"
+    )
+
+
 # --- pieces
 
 ENDS = ["\n", "\r\n", "\n\n", "\n \n", "\n\u3000\n", "\n\x1f\r\n", "\n\n\n"]
@@ -277,6 +349,15 @@ def choose(*lines: str) -> tuple[list[str], dict[str, list[object]]]:
         ("links", "House.JPG|The house from the east, before it was sold."),
         ("links", "https://example.org/house?from=east."),
         ("links", '<doc id="7" url="https://example.org" title="The house">'),
+        ("links", "mini|hochkant=1.2|Das Haus im Jahr 1901, vor dem Umbau."),
+        ("links", "Vignette|gauche|La maison en 1901."),
+        ("links", "miniaturadeimagen|derecha|La casa en 1901."),
+        ("links", "miniatuur|rechts|Het huis in 1901."),
+        ("links", "min|La casa nel 1901, prima del restauro."),
+        ("links", "thumb|upright=0.8|alt=A house|The house in 1901."),
+        ("links", "250px|thumb|The house in 1901."),
+        ("links", "120x80 px|The house in 1901."),
+        ("links", "Kategorie:Museum in Schweden"),
         ("short lines", "Early life"),
         ("short lines", "Museums in Sweden (by county)"),
     ],
@@ -290,6 +371,7 @@ def test_each_rule_leaves_out_its_lines(rule, line):
     [
         ["#1 Record is the first album of a band.", "*NSYNC is a group.", ":wumpscut: is a project."],
         ["!Kung is a group of languages.", "[[Rome]] is a city: see [[Italy]].", "= is a sign."],
+        ["a|b means that a divides b.", "Thumb and finger are digits.", "Mini | is a sign.", "Left, right| and so on."],
         ["Category: a word of Aristotle.", "See https://example.org for more."],
         ["“You!” he said—", "and left", "The following are towns:"],
         ["He took the long road that leads from the house to the", "river, and was never seen again."],
@@ -339,7 +421,7 @@ def test_pieces_have_the_passages_of_the_file(tmp_path_factory, lines, piece_byt
     kept = [
         line
         for piece in cut_sources([str(file)], piece_bytes)
-        for document in read_piece(piece, split_sentences=False, left_out=found)
+        for document in read_piece(piece, split_sentences=False, passages=True, noted=found)
         for line in document
     ]
     whole, left_out = choose(*map(str.strip, lines))
