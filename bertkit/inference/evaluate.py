@@ -136,8 +136,7 @@ def open_scored(run: str, predictor: Predictor) -> ScoredModel:
     if task is None or not task.metric or task.lower_is_better:
         raise UsageError(f"{run} has no labels to score; give a fine-tuned model")
     if recipe is None:
-        longest = min(task.recipe["data"]["max_length"], config.max_position_embeddings)
-        recipe = Recipe.make(task, {"checkpoint": run, "data": {"max_length": longest}}, fits_model=False)
+        recipe = Recipe.make(task, {"checkpoint": run}, config=config)
     recipe = recipe.override(data={UNLABELLED: DROP})  # rows without a label are left out, whatever training did
     decided = {name: value for name in ("tau", "thresholds") if (value := getattr(config, name)) is not None}
     if config.problem_type == SEVERAL:

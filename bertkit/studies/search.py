@@ -7,6 +7,7 @@ pairs a solved head on the frozen encoder is scored on the same rows, and is cho
 """
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -318,6 +319,8 @@ class Search:
         way = {"direction": "minimize" if self.task.lower_is_better else "maximize"}
         self.study = optuna.create_study(pruner=pruner, **way)
         journals = optuna.storages.journal
+        if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):  # a power cut ended the last line
+            os.truncate(path, content.rfind(b"\n") + 1)  # its trial has its own directory
         with explain_refusal(str(path), f"delete {self.folder} to start again"):
             backend = journals.JournalFileBackend(str(path), journals.JournalFileOpenLock(str(path)))
             storage = optuna.storages.JournalStorage(backend)

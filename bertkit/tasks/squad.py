@@ -171,7 +171,7 @@ class SquadTask(FineTuningTask):
                 (options["folds"] or options["group"]) and self.is_official(options["dir"])
             ),
             f"max_length {options['max_length']} leaves no room for the context beside a question of max_query_length "
-            f"{options['max_query_length']} and three special tokens; increase it": (
+            f"{options['max_query_length']} and three special tokens; increase the first or lower the second": (
                 options["max_length"] < options["max_query_length"] + 4
             ),
         }

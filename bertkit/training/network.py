@@ -24,11 +24,11 @@ CHECKPOINT_SIZES = (  # fixed by a checkpoint
 )
 
 
-def check_model(task: Task, recipe: "Recipe", config: PreTrainedConfig | None = None) -> None:
-    """Check that the checkpoint exists, and that texts are no longer than its positions.
+def fit_model(task: Task, recipe: "Recipe", config: PreTrainedConfig | None = None) -> "Recipe":
+    """Return the recipe with lengths that fit the model, where nobody gave some.
 
     Raises:
-        UsageError: One of these is not the case.
+        UsageError: The checkpoint does not exist, or what a person gave does not fit it.
     """
     if recipe.checkpoint:
         if config is None:
@@ -50,12 +50,27 @@ def check_model(task: Task, recipe: "Recipe", config: PreTrainedConfig | None = 
             bilstm.find_layers(layers, config.num_hidden_layers)
     if recipe.model.get("attn_implementation") == "flex_attention":
         raise UsageError("flex_attention has no dropout, with which BERT is trained; use packed, sdpa or eager")
+    recipe = fit_lengths(task, recipe, config.max_position_embeddings)
     longest = max(*recipe.lengths, recipe.data.get("heldout_length", 0))
     if longest > config.max_position_embeddings:
         raise UsageError(
             f"max_length {longest} exceeds the model's {config.max_position_embeddings} positions; lower it"
             + ("" if recipe.checkpoint else " or raise max_position_embeddings in [model]")
         )
+    return recipe
+
+
+def fit_lengths(task: Task, recipe: "Recipe", positions: int) -> "Recipe":
+    """Return the recipe with a `max_length` of at most the model's positions if nobody gave one."""
+    data, given = recipe.data, recipe.given.get("data", {})
+    if recipe.phase or "max_length" in given or data.get("max_length", 0) <= positions:
+        return recipe
+    lengths = {"max_length": positions}
+    if "max_query_length" in data and "max_query_length" not in given:
+        lengths["max_query_length"] = min(data["max_query_length"], positions // 2)  # as in predictions
+    recipe = recipe.override(data=lengths)
+    task.check(recipe)
+    return recipe
 
 
 def name_head(task: Task, recipe: "Recipe") -> str:

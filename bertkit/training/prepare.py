@@ -65,6 +65,9 @@ def prepare(recipe: Recipe, report: Report = ignore, output: Path | None = None,
         UsageError: Files are wrong or missing, or the tokenizer cannot be loaded.
     """
     task, processes = TASKS[recipe.task], join_processes(recipe)
+    length, usual = recipe.data.get("max_length"), task.recipe["data"].get("max_length")
+    if length != usual and "max_length" not in recipe.given.get("data", {}):
+        report(f"max_length is {length}, the model's positions, instead of {usual}")
     READ.clear()
     examples = task.load(recipe.data, report)
     commits = dict(READ)

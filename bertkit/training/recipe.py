@@ -82,7 +82,7 @@ class Recipe:
         """Make the recipe of a run from what a person gives, and check all that can be checked without data.
 
         Precedence: the paper's recipe < the preset < what given options imply < `given`, later ones first. The preset
-        is `auto` for a person's own data, else `paper`.
+        is `auto` for a person's own data, else `paper`. A `max_length` that is not given is at most the model's.
 
         Args:
             where: Prefix of the messages about keys and values, for example a file name.
@@ -104,9 +104,9 @@ class Recipe:
         task.check(recipe)
         recipe.check_schedule()
         if fits_model:
-            from bertkit.training.network import check_model  # after the other checks, because torch takes seconds
+            from bertkit.training.network import fit_model  # after the other checks, because torch takes seconds
 
-            check_model(task, recipe, config)
+            recipe = fit_model(task, recipe, config)
         return recipe
 
     def check_schedule(self) -> None:

@@ -189,6 +189,24 @@ def test_a_trial_that_is_killed_too_often_says_so(recipe, tmp_path, monkeypatch)
     assert len(seen) == 4
 
 
+@pytest.mark.parametrize("lost", [lambda text: text[:-7], lambda text: text[:-7] + b"\0" * 7, lambda text: b""])
+def test_a_journal_that_lost_its_end_is_made_again_from_the_trials(recipe, tmp_path, monkeypatch, lost):
+    """The processes of trials end at once, as that of a finished run does."""
+    end_trials(monkeypatch, lambda folder, log: write_score(folder, 0.25 * int(folder.name[-1])))
+    found = make_search(recipe, tmp_path)
+    for number in (1, 2):
+        found.do_trial(number)
+    path, trials = tmp_path / search.JOURNAL, found.journal.trials
+    path.write_bytes(lost(path.read_bytes()))
+    again = make_search(recipe, tmp_path)
+    assert len(again.study.trials) < 2
+    for number in range(len(again.study.trials) + 1, 4):
+        again.do_trial(number)
+    last = make_search(recipe, tmp_path).study.trials
+    assert [(trial.params, trial.value) for trial in last[:2]] == [(trial.params, trial.value) for trial in trials]
+    assert last[2].value == 0.75
+
+
 def test_searches_with_other_seeds_have_other_proposals_and_continued_ones_the_same(recipe, tmp_path, monkeypatch):
     given = merge(recipe, {"batch_size": 32, "train": {"num_train_epochs": 3.0}})
 

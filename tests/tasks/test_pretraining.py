@@ -19,6 +19,7 @@ from bertkit.tasks.task import score_summaries
 from bertkit.training.recipe import merge, read_recipe
 from tests.conftest import draft
 from tests.corpora import list_documents
+from tests.official import write_checkpoint
 
 LETTERS = [a + b for a in "abcdefgh" for b in "abcdefgh"]
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letters}" for letters in LETTERS)]
@@ -66,6 +67,15 @@ def test_a_sample_does_not_depend_on_its_batch(corpus, tokenizer):
     copied = pickle.loads(pickle.dumps(data))
     assert get_rows(copied.__getitems__(range(100, 120))) == whole[100:120]
     assert get_rows(make_data(corpus, tokenizer, seed=4).__getitems__(range(50))) != whole[:50]
+
+
+def test_passes_are_counted_over_all_phases(corpus, tokenizer):
+    data = make_data(corpus, tokenizer)
+    short, long = (data.count_pairs(length) for length in (32, 64))
+    assert short > long > 0
+    assert data.passes == 400 / short + 80 / long
+    data.phases = [Phase(3 * long, 64)]
+    assert data.passes == 3
 
 
 def test_an_epoch_takes_every_pair_of_a_copy_once(corpus, tokenizer):
@@ -267,6 +277,12 @@ def test_the_starter_is_the_recipe_of_the_demo():
     continued = choose_starter({"checkpoint": "some/model"})
     assert not {"model", "phase"} & continued.keys()
     assert continued["data"] == {"corpus": ["docs"], "heldout_share": 0.05, "max_length": 64}
+
+
+def test_the_starter_s_length_is_at_most_that_of_its_checkpoint(tmp_path):
+    for positions in (40, 96):
+        checkpoint = write_checkpoint(tmp_path / str(positions), max_position_embeddings=positions)
+        assert choose_starter({"checkpoint": str(checkpoint)})["data"]["max_length"] == min(positions, 64)
 
 
 @pytest.mark.parametrize("checkpoint", [{}, {"checkpoint": "some/model"}])

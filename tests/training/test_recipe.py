@@ -26,6 +26,7 @@ from bertkit.training.recipe import (
     save_recipe,
     split_batch,
 )
+from tests.official import write_checkpoint
 
 TASK = TASKS["pretrain"]
 ROOT = Path(__file__).parents[2]
@@ -226,6 +227,35 @@ def test_a_recipe_of_an_earlier_version_is_read_with_the_defaults_of_newer_optio
     )
     recipe = load_recipe(tmp_path / "recipe.toml")
     assert (recipe.data["max_length"], recipe.data["tune_share"], recipe.patience) == (64, 0.0, 0)
+
+
+# Lengths that a checkpoint decides
+
+
+@pytest.mark.parametrize("name", ["classify", "rte", "squad2", "swag", "ner", "pretrain"])
+def test_a_length_that_nobody_gave_is_at_most_the_model_s(name: str, tmp_path: Path) -> None:
+    """One that is given stays, and is refused if it is longer; the saved recipe has the value."""
+    task, data = TASKS[name], {} if name == "pretrain" else {"dir": str(tmp_path)}
+    given = {"checkpoint": str(write_checkpoint(tmp_path / "bert", max_position_embeddings=40)), "data": data}
+    question = {"max_query_length": 9} if name == "squad2" else {}
+    recipe = Recipe.make(task, given)
+    assert recipe.data["max_length"] == 40
+    assert recipe.changed(train={"seed": 7}).data == recipe.data
+    save_recipe(recipe.to_dict(), tmp_path / "recipe.toml")
+    assert load_recipe(tmp_path / "recipe.toml") == recipe
+    assert Recipe.make(task, given, {"data": {"max_length": 36, **question}}).data["max_length"] == 36
+    with pytest.raises(UsageError, match="max_length 41 exceeds the model's 40 positions; lower it"):
+        Recipe.make(task, given, {"data": {"max_length": 41, **question}})
+
+
+def test_a_question_leaves_room_in_a_model_with_few_positions(tmp_path: Path) -> None:
+    given = {"checkpoint": str(write_checkpoint(tmp_path / "bert", max_position_embeddings=40))}
+    assert Recipe.make(TASKS["squad1"], given).data["max_query_length"] == 20
+    assert Recipe.make(TASKS["squad1"], given, {"data": {"max_query_length": 30}}).data["max_query_length"] == 30
+    with pytest.raises(UsageError, match=r"max_length 40 leaves no room for the context beside .* max_query_length 37"):
+        Recipe.make(TASKS["squad1"], given, {"data": {"max_query_length": 37}})
+    given["checkpoint"] = str(write_checkpoint(tmp_path / "large", max_position_embeddings=384))
+    assert [Recipe.make(TASKS["squad1"], given).data[key] for key in ("max_length", "max_query_length")] == [384, 64]
 
 
 # Saving and comparing

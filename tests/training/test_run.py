@@ -245,6 +245,29 @@ def test_a_dry_run_names_the_training_before_it(tmp_path):
     assert plan["before"] == f"another training run, in {tmp_path / 'run' / 'first'}"
 
 
+def test_a_length_that_the_model_decides_is_told_and_kept_in_the_run(tmp_path):
+    checkpoint = str(write_checkpoint(tmp_path / "bert", max_position_embeddings=24))
+    given = {"checkpoint": checkpoint, "data": {"dir": str(write_glue(tmp_path / "glue"))}, "train": {"max_steps": 1}}
+    told = "max_length is 24, the model's positions, instead of 128"
+    for length, count in (({}, 1), ({"data": {"max_length": 24}}, 0)):
+        lines: list[str] = []
+        run(Recipe.make(TASKS["rte"], given, length), output=tmp_path / "run", report=lines.append)
+        assert lines.count(told) == count
+        assert load_recipe(tmp_path / "run" / "recipe.toml").data["max_length"] == 24
+
+
+def test_many_passes_over_a_small_text_are_told(tmp_path):
+    text = write_text(tmp_path / "corpus.txt", documents=4)
+    given = make_recipe(text)
+    for steps, count in ((2, 0), (60, 1)):
+        lines: list[str] = []
+        small = {"train": {"max_steps": steps, "eval_steps": 60, "save_steps": 60}}
+        run(Recipe.make(PRETRAIN, given, small), output=tmp_path / str(steps), report=lines.append)
+        warned = [line for line in lines if line.startswith("warning: the training passes its text ")]
+        assert len(warned) == count
+    assert warned[0].endswith(" times, the paper's 40 times; give more text, or fewer updates with --steps")
+
+
 def test_a_directory_of_another_run_is_left_alone(recipe, straight, tmp_path, refused):
     before = {path: path.read_bytes() for path in straight.output.rglob("*") if path.is_file()}
     with refused():

@@ -133,6 +133,11 @@ class PretrainingData:
         """Return the number of pairs in one copy of the corpus."""
         return len(self.plan(max_length, copy)[1])
 
+    @property
+    def passes(self) -> float:
+        """Return how many times the run passes its text."""
+        return sum(phase.samples / self.count_pairs(phase.max_length) for phase in self.phases)
+
     def locate(self, phase: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the epochs (B,) of a phase's samples (B,), and their positions in those epochs."""
         copies, max_length = self.options["dupe_factor"], self.phases[phase].max_length

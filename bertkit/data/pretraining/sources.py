@@ -274,7 +274,7 @@ def warn_of_markup(noted: Sequence[Any], sentences: int) -> Iterator[str]:
     count, *examples = noted
     if count > MOST_MARKUP * sentences:
         yield (
-            f"warning: {count:,} line{'s' * (count != 1)} look{'s' * (count == 1)} like markup, such as {examples[0]}; "
+            f"warning: {count:,} line{'s' * (count != 1)} look{'s' * (count == 1)} like markup ({examples[0]}); "
             "its tags and keys are trained as words; give plain text"
         )
 

@@ -251,7 +251,7 @@ def test_markup_is_counted_over_all_pieces(text, tokenizer, tmp_path, monkeypatc
     statistics = build([str(text)], tokenizer, tmp_path / "made", workers=2)
     count = content.count("\n\n") + 1
     assert statistics["markup"] == [count, "<hr>", "<b>The end.</b>"]
-    assert f"warning: {count} lines look like markup, such as <hr>" in "\n".join(list_warnings(statistics))
+    assert f"warning: {count} lines look like markup (<hr>)" in "\n".join(list_warnings(statistics))
 
 
 def test_one_document_is_built_and_it_is_said_for_what_it_is_too_few(tokenizer, tmp_path):

@@ -212,8 +212,7 @@ def test_lines_that_look_like_markup_are_counted_where_they_are_many(tmp_path, l
         read(file, split_sentences=False, report=lines.append)
         assert len(lines) == 1 + warnings
     assert lines[1] == (
-        f"warning: 3 lines look like markup, such as {line.strip()}; "
-        "its tags and keys are trained as words; give plain text"
+        f"warning: 3 lines look like markup ({line.strip()}); its tags and keys are trained as words; give plain text"
     )
 
 
