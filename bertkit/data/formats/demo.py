@@ -126,7 +126,7 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
     """Write `squad/` (two SQuAD 2.0 files), `glue/QNLI/` (two GLUE files) and a CSV file below a directory.
 
     Args:
-        questions: Maximum number of questions in each training set, and of rows in the CSV file.
+        questions: Maximum number of questions in each training set; the CSV file has at most a third as many rows.
 
     Raises:
         UsageError: The directory already has one of these names.
@@ -138,7 +138,7 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
     for function in functions:  # by its name alone, whatever other packages there are
         share = int.from_bytes(blake2b(function.name.encode(), digest_size=4).digest()) / 2**32
         parts["dev" if share < DEV_SHARE else "train"].append(function)
-    rows = make_descriptions(functions, questions)
+    rows = make_descriptions(functions, questions // 3)
     csv.writer(file := StringIO()).writerows([("text", "library", "function"), *rows])
     files = {DESCRIPTIONS: file.getvalue()}
     report(f"{len(functions):,} documented functions; {len(rows):,} descriptions of parameters, each with its library")
@@ -224,13 +224,15 @@ def make_pairs(functions: Sequence[Function], limit: int) -> list[tuple[str, str
 def make_descriptions(functions: Sequence[Function], limit: int) -> list[tuple[str, str, str]]:
     """Return rows (description of a parameter, its library, its function), as many of each library where possible.
 
-    The libraries are mixed, so that the first rows have all of them.
+    Of functions with an equal description one has it, so that no text occurs twice. The libraries are
+    mixed, so that the first rows have all of them.
     """
-    rows: dict[str, list[tuple[str, str, str]]] = {package: [] for package in DOCUMENTED_PACKAGES}
+    rows: dict[str, dict[str, tuple[str, str, str]]] = {package: {} for package in DOCUMENTED_PACKAGES}
     for function in order(functions):
         package = function.name.partition(".")[0]
-        rows[package] += [
-            (f"{one.name} is {one.type}: {one.description}", package, function.name) for one in function.parameters
-        ]
-    mixed = [row for found in rows.values() for row in found[: limit // len(rows)]]
+        for one in function.parameters:
+            text = f"{one.name} is {one.type}: {one.description}"
+            if not any(text in found for found in rows.values()):
+                rows[package][text] = (text, package, function.name)
+    mixed = [row for found in rows.values() for row in list(found.values())[: limit // len(rows)]]
     return [mixed[number] for number in np.random.default_rng(SAMPLE_SEED).permutation(len(mixed))]

@@ -7,7 +7,15 @@ from collections import Counter
 import pytest
 
 from bertkit.data.formats import demo
-from bertkit.data.formats.demo import Function, Parameter, make_articles, make_pairs, parse_parameters, write_samples
+from bertkit.data.formats.demo import (
+    Function,
+    Parameter,
+    make_articles,
+    make_descriptions,
+    make_pairs,
+    parse_parameters,
+    write_samples,
+)
 from bertkit.data.formats.official import read_tsv
 from bertkit.data.formats.squad import read_squad
 from bertkit.system.progress import ignore
@@ -113,8 +121,21 @@ def test_the_files_are_what_the_tasks_read(folder):
     examples = TASKS["qnli"].load(TASKS["qnli"].recipe["data"] | {"dir": str(folder / "glue")}, ignore)
     assert len(examples["train"].labels) == 1000
     rows = list(csv.DictReader((folder / demo.DESCRIPTIONS).open(encoding="utf-8")))
-    assert Counter(row["library"] for row in rows) == {"numpy": 500, "pandas": 500}
+    assert Counter(row["library"] for row in rows) == {"numpy": 166, "pandas": 166}
+    assert len({row["text"] for row in rows}) == len(rows)
     assert 30 < sum(row["library"] == "numpy" for row in rows[:100]) < 70, "the libraries are mixed"
+
+
+def test_a_description_of_several_functions_is_one_row():
+    same = (Parameter("axis", "int", "The axis."), Parameter("n", "int", "The size."))
+    functions = [Function(f"{library}.f{number}", same) for library in ("numpy", "scipy") for number in range(2)]
+    rows = make_descriptions([*functions, Function("pandas.g", (Parameter("n", "float", "The size."),))], 40)
+    assert sorted(text for text, *_ in rows) == [
+        "axis is int: The axis.",
+        "n is float: The size.",
+        "n is int: The size.",
+    ]
+    assert all(function.startswith(library) for _, library, function in rows)
 
 
 def test_what_is_there_is_not_replaced(tmp_path, refused):
