@@ -39,7 +39,7 @@ from bertkit.system.hub import find_hub_trouble, parse_hub_name
 from bertkit.system.progress import Report, ignore
 
 Document = list[str]  # the sentences of a document
-Noted = dict[str, list[Any]]  # rule of `keep_passages`, or MARKUP -> the number of its lines, and the first EXAMPLES
+Noted = dict[str, list[Any]]  # rule of `keep_passages` -> the number of its lines; MARKUP -> of marks; first EXAMPLES
 
 DOCS = "docs"
 BUILT_FILES, BUILT_FOLDERS = ("build.json", "corpus.json"), ("shards", "parts")  # files and folders of a built corpus
@@ -60,8 +60,8 @@ FIRST_LINES = 3  # lines that tell the form of a file
 DOC_LINE = re.compile(r"</?doc\b[^<>]*>$", re.IGNORECASE)  # of WikiExtractor
 MARKUP = "markup"
 TAGS = re.compile(r"<[/!?]?[A-Za-z][\w:-]*(?:\s[^<>]*)?/?>|&#?\w{2,8};|\[\[\w|\{\{")  # or entities, links, templates
-JSON_KEY = re.compile(r'[\[{, ]*"\w+"\s*:')
-MOST_MARKUP = 0.01  # of the sentences
+JSON_KEYS = re.compile(r'"\w+"\s*:')
+MOST_MARKUP = 0.01  # tags, entities or keys per sentence
 JSONL_REMEDY = 'each line of JSONL must be a document, {"text": "..."}'
 
 
@@ -202,8 +202,10 @@ def _gather(piece: Piece, passages: bool, noted: Noted, report: Report) -> Itera
     lines = _read_hub(piece) if piece.kind == "hub" else _read_files(piece)
     for line in keep_passages(lines, noted) if passages else lines:
         text = line.strip()  # an empty line ends a document, a blank one only a paragraph
-        if TAGS.search(text) or JSON_KEY.match(text):
-            note_lines(noted, {MARKUP: [1, text]})
+        marks = TAGS.findall(text)
+        if text.startswith(("{", "[", '"')):
+            marks += JSON_KEYS.findall(text)
+        note_lines(noted, {MARKUP: [len(marks), text]})
         too_long = bool(text) and characters + len(text) > LONGEST_DOCUMENT
         if paragraphs and (too_long or not line):
             yield paragraphs
@@ -270,12 +272,12 @@ def keep_passages(lines: Iterable[str], noted: Noted) -> Iterator[str]:
 
 
 def warn_of_markup(noted: Sequence[Any], sentences: int) -> Iterator[str]:
-    """Yield a line with the remedy if a corpus has so many lines of markup, as `Noted` counts them."""
+    """Yield a line with the remedy if a corpus has much markup, as `Noted` counts it."""
     count, *examples = noted
     if count > MOST_MARKUP * sentences:
         yield (
-            f"warning: {count:,} line{'s' * (count != 1)} look{'s' * (count == 1)} like markup ({examples[0]}); "
-            "its tags and keys are trained as words; give plain text"
+            f"warning: the text has {count:,} tags, entities or keys of markup, first in {examples[0]!r}; "
+            "they are trained as words; give plain text"
         )
 
 
@@ -452,7 +454,8 @@ def _parse_wiki(line: str) -> str:
 
 def _is_row(line: str) -> bool:
     with suppress(UsageError):
-        return bool(_parse_row(line))
+        _parse_row(line)
+        return True
     return False
 
 

@@ -250,8 +250,8 @@ def test_markup_is_counted_over_all_pieces(text, tokenizer, tmp_path, monkeypatc
     text.write_text(content.replace("\n\n", "\n<hr>\n\n") + "\n<b>The end.</b>\n")
     statistics = build([str(text)], tokenizer, tmp_path / "made", workers=2)
     count = content.count("\n\n") + 1
-    assert statistics["markup"] == [count, "<hr>", "<b>The end.</b>"]
-    assert f"warning: {count} lines look like markup (<hr>)" in "\n".join(list_warnings(statistics))
+    assert statistics["markup"] == [count + 1, "<hr>", "<b>The end.</b>"]
+    assert f"warning: the text has {count + 1} tags, entities or keys" in "\n".join(list_warnings(statistics))
 
 
 def test_one_document_is_built_and_it_is_said_for_what_it_is_too_few(tokenizer, tmp_path):

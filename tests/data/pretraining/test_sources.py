@@ -164,7 +164,7 @@ Another document.
 @pytest.mark.parametrize("name", ["wiki_00", "texts.txt", "texts.json", "texts.dump.gz"])
 @pytest.mark.parametrize("mark", ["", "\ufeff", "\n \n"])
 def test_json_lines_and_wiki_documents_are_read_under_any_name(tmp_path, name, mark):
-    assert read(write(tmp_path / name, mark + ROWS)) == SENTENCES
+    assert read(write(tmp_path / name, mark + '{"text": ""}\n' + ROWS)) == SENTENCES
     assert read(write(tmp_path / name, mark + ROWS.partition("\n")[0])) == SENTENCES[:1]
     assert read(write(tmp_path / name, mark + WIKI)) == [["Hairy dogs", *SENTENCES[0]], SENTENCES[1]]
 
@@ -191,28 +191,29 @@ def test_pieces_of_wiki_documents_together_are_the_file(tmp_path_factory, first,
     check_pieces(tmp_path_factory.getbasetemp() / "wiki_00", content, piece_bytes, expected)
 
 
-MARKED_UP = [
-    "<p>My dog is hairy.</p>",
-    "He barks at&nbsp;cats.",
-    '{"title": "A dog"}',
-    '  "title": "A dog",',
-    "See [[Dog|dogs]].",
-    "{{Infobox dog}}",
-    "<!DOCTYPE html>",
-    "<br/>",
-]
-
-
-@pytest.mark.parametrize("line", MARKED_UP)
-def test_lines_that_look_like_markup_are_counted_where_they_are_many(tmp_path, line):
-    prose = "AT&T; and R&D grew if a < b, and c > d. Write to <me@example.org>.\n"
+@pytest.mark.parametrize(
+    ("line", "marks"),
+    [
+        ("<p>My dog is hairy.</p>", 2),
+        ("He barks at&nbsp;cats &#8211; and dogs.", 2),
+        ('{"title": "A dog", "id": 7}', 2),
+        ('  "title": "A dog",', 1),
+        ('[{"body": "One."}, {"body": "Two."}, {"body": "Three."}]', 3),
+        ("See [[Dog|dogs]] and {{cite}}.", 2),
+        ("<!DOCTYPE html>", 1),
+        ('<br/><a href="x">here', 2),
+    ],
+)
+def test_markup_is_counted_where_there_is_much_of_it(tmp_path, line, marks):
+    prose = 'AT&T; and R&D grew if a < b, and c > d. Write to <me@example.org>: "yes": he did.\n'
     for count, warnings in ((2, 0), (3, 1)):
         lines: list[str] = []
-        file = write(tmp_path / "a.txt", "\n".join([prose * 100, f"\n{line}" * count, prose * 100]))
+        file = write(tmp_path / "a.txt", f"{line}\n" * count + prose * 200 * marks)
         read(file, split_sentences=False, report=lines.append)
         assert len(lines) == 1 + warnings
     assert lines[1] == (
-        f"warning: 3 lines look like markup ({line.strip()}); its tags and keys are trained as words; give plain text"
+        f"warning: the text has {3 * marks} tags, entities or keys of markup, first in {line.strip()[:40]!r}; "
+        "they are trained as words; give plain text"
     )
 
 
