@@ -171,18 +171,19 @@ class Screen(AbstractContextManager):
         self.say(f"In {output}: {', '.join(there)}")
 
     def show_plan(self, plan: Mapping[str, Any], options: Options) -> None:
-        """Print a dry run: the complete recipe, with comments on the task's options, then the sizes."""
+        """Print a dry run: the sizes, then the complete recipe, with comments on the task's options."""
         import tomli_w
 
         plan = dict(plan)
         recipe, table = plan.pop("recipe"), ""
+        for name, value in plan.items():
+            self.say(f"{name.replace('_', ' ')}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
+        self.say(f"{NOTHING_DONE}; the recipe:")
         for line in tomli_w.dumps(recipe.to_dict()).split("\n"):
             table = line if line.startswith("[") else table
             name = line.partition(" = ")[0]
             option = options.get(name) if table == "[data]" else None
             self.say(f"{line}  # {option.explain(recipe.data[name])}" if option else line)
-        for name, value in plan.items():
-            self.say(f"{name.replace('_', ' ')}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
 
     def show_results(self, task: Any, metrics: Mapping[str, Any], output: Path) -> None:
         """Print the task's table of scores, some predictions, the paths of the files, and commands to try next."""

@@ -257,7 +257,8 @@ def reproduce(
 def study(
     file: Annotated[Path, PathArgument(help="Study file in TOML; see recipes/studies/.", metavar="FILE")],
     data: Annotated[
-        str | None, SourceOption(help="Folder that contains glue/, squad/, swag/, ner/.", metavar="ROOT")
+        str | None,
+        SourceOption(help="Folder that contains glue/, squad/, swag/, ner/; or a file of your own.", metavar="ROOT"),
     ] = None,
     model: Model = None,
     output: Output = None,
@@ -363,14 +364,17 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], starter: An
     from bertkit.studies.search import search_or_train
     from bertkit.training import budget, costs
     from bertkit.training.run import dry_run
+    from bertkit.training.run_dir import find_finished
 
     clock = budget.Clock.make(options.budget, settings, BEGUN) if options.budget else None
     with Screen() as screen:
         screen.names |= {row.key: row.name for row in task.table}
         if options.dry_run:
-            screen.show_plan(dry_run(recipe, output), task.options)
-            screen.say(*costs.describe_cost(recipe, output))
-            screen.say(NOTHING_DONE)
+            plan = dry_run(recipe, output)
+            if not (options.search or clock):  # they change the recipe of the run
+                find_finished(output, recipe)  # refuses a directory of another run
+            screen.say(*costs.describe_cost(recipe, output, screen.say))
+            screen.show_plan(plan, task.options)
             return
         with screen.watch_training():
             news = {"output": output, "report": screen.say, "progress": screen.advance}
@@ -387,6 +391,7 @@ def compare(definition: Mapping[str, Any], options: RunOptions, given: Mapping[s
     from bertkit.studies.cells import describe_plan, describe_time
     from bertkit.studies.folds import gather_folds
     from bertkit.studies.results import check_all_finished
+    from bertkit.system.cluster import read_workers
     from bertkit.training import push
     from bertkit.training.recipe import parse_setting
 
@@ -397,6 +402,8 @@ def compare(definition: Mapping[str, Any], options: RunOptions, given: Mapping[s
         if options.push_to is not None:
             push.check_push(options.push_to)
         if options.dry_run:
+            read_workers(options.workers)
+            studies.check_directory(made, output)
             screen.say(*describe_plan(made))
             screen.say(*describe_time(made, output, screen.say))
             screen.say(NOTHING_DONE)

@@ -104,16 +104,19 @@ def complete_at(directory: str, task: str, *parts: RecipePart, config: BertConfi
 
 
 def locate_data(root: str, folder: str, task: str, recipe: RecipePart) -> RecipePart:
-    """Return a recipe that names a task's folder below the root; empty if the given one names its data itself.
+    """Return a recipe that names a task's folder below the root, or the root if that is a file and the task reads one.
+
+    It is empty if the given recipe names its data itself.
 
     Raises:
         UsageError: The folder does not exist.
     """
     key = "corpus" if folder == TEXT_FOLDER else "dir"
-    if not root or not folder or recipe.get("data", {}).get(key):
+    reads_file = "dev_share" in TASKS[task].options  # and divides it
+    if not root or recipe.get("data", {}).get(key) or not (folder or reads_file):
         return {}
-    path = Path(root) / folder
-    if not path.is_dir():
+    path = Path(root) if reads_file and Path(root).is_file() else Path(root, folder)
+    if not path.exists():
         raise UsageError(f"there is no folder {path} for {task}; give the folder that holds it with --data ROOT")
     return {"data": {key: [str(path)] if folder == TEXT_FOLDER else str(path)}}
 
@@ -239,11 +242,14 @@ def describe_time(study: Study, output: Path, report: Report) -> list[str]:
     """Return in lines the expected time of all runs; those that differ in length, size or seed are measured once.
 
     Runs that start from a pretraining are measured with its model, untrained.
+
+    Raises:
+        UsageError: Training would refuse a run; the others are measured before.
     """
     origins = list_pretrainings(study)
     cells = {cell.directory: cell for cell in list_cells(study, output) if not (cell.borrowed or cell.members)}
     known: dict[str, costs.Measured | str] = {}
-    unknown, seconds = Counter[str](), []
+    unknown, seconds, refused = Counter[str](), [], []
     with TemporaryDirectory() as folder:  # for a model of each size
         models = [start_from(origin, 0, output)[1].to_json_string() for origin in origins]
         left = {one.directory: Path(folder, str(models.index(x))) for one, x in zip(origins, models, strict=True)}
@@ -257,11 +263,20 @@ def describe_time(study: Study, output: Path, report: Report) -> list[str]:
             if (name := json.dumps(same.to_dict())) not in known:
                 report(f"measuring some updates of {directory}")
                 is_lost = recipe.checkpoint.startswith(folder) and not Path(recipe.checkpoint).exists()
-                known[name] = WITHOUT_MODEL if is_lost else costs.find_costs(recipe, left.get(directory))
+                try:
+                    known[name] = WITHOUT_MODEL if is_lost else costs.find_costs(recipe, left.get(directory))
+                except UsageError as error:
+                    known[name] = f"refused: {error}"
+                    refused.append(f"{directory}: {error}")
             if isinstance(measured := known[name], str):
                 unknown[measured] += 1
             else:
                 settled = settle(recipe, measured.rows)
                 seconds.append(sum(costs.expect(settled, measured, output)[1:]) + measured.end)
     line = f"{count(len(seconds), 'run')}, one after another: {describe_duration(sum(seconds))} expected here"
-    return [line, *(f"{count(number, 'run')}: {reason}" for reason, number in unknown.items())]
+    lines = [line, *(f"{count(number, 'run')}: {reason}" for reason, number in unknown.items())]
+    if refused:
+        for line in lines:
+            report(line)
+        raise UsageError(refused[0])
+    return lines

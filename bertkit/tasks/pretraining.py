@@ -206,10 +206,11 @@ class PretrainingTask(Task):
             report(f"opening {path}")
             corpus = open_corpus(path, report, verify=os.environ.get("LOCAL_RANK", "0") == "0")
             return hold_out(corpus, options, report)
-        report(f"reading {', '.join(options['corpus'])}")
-        limit = options["limit_characters"] or None
+        limit, names = options["limit_characters"] or None, ", ".join(options["corpus"])
         if options.get("is_forecast"):  # the time of an update does not depend on the rest
             limit = min(limit or FORECAST_CHARACTERS, FORECAST_CHARACTERS)
+            names = f"at most {limit:,} characters of {names}"
+        report(f"reading {names}")
         how = {name: options[name] for name in ("split_sentences", "passages")}
         documents = list(read_documents(options["corpus"], **how, limit_characters=limit, report=report))
         return hold_out(documents, options, report)

@@ -14,9 +14,8 @@ from torch.utils.data import Subset
 from transformers import Trainer
 
 from bertkit.data.tokenizer import save_tokenizer
-from bertkit.errors import UsageError
 from bertkit.reports.tables import count
-from bertkit.system.progress import describe_duration, ignore
+from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import TUNE
 from bertkit.training.activations import SAMPLED, bound_tokens, measure_activations
@@ -186,31 +185,33 @@ def expect(recipe: Recipe, measured: Measured, output: Path) -> tuple[int, float
     return updates, training + saves * measured.saving, evaluations * measured.evaluation
 
 
-def find_costs(recipe: Recipe, left: Path | None = None) -> Measured | str:
-    """Measure the costs of a recipe on its data, or return why that cannot be done.
+def find_costs(recipe: Recipe, left: Path | None = None, report: Report = ignore) -> Measured | str:
+    """Measure the costs of a recipe on its data, or return why they are not forecast.
 
     Args:
         left: Receives the model, untrained, and the tokenizer, unless it exists; to measure runs that start from it.
+        report: Receives lines about the data, such as the rows of each split.
+
+    Raises:
+        UsageError: The training would be refused too.
     """
-    if recipe.data.get("features"):
+    if recipe.data.get("features"):  # encoding would compute them
+        TASKS[recipe.task].load(recipe.data, report)
         return "time and memory are not forecast for the feature-based approach"
+    prepared = prepare(recipe.override(data={"is_forecast": True}), report)
     if recipe.is_solved:
         return "time and memory are not forecast for a frozen encoder, which reads all rows once; its head is solved"
-    try:
-        prepared = prepare(recipe.override(data={"is_forecast": True}), ignore)
-        if left and not left.exists():
-            save_tokenizer(prepared.tokenizer, left)
-            make_model(TASKS[recipe.task], recipe, prepared.settings).save_pretrained(left)
-        return measure(recipe, prepared, PROBE_SECONDS) if "train" in prepared.data else "nothing to train"
-    except UsageError as error:
-        return f"time and memory are unknown: {error}"
+    if left and not left.exists():
+        save_tokenizer(prepared.tokenizer, left)
+        make_model(TASKS[recipe.task], recipe, prepared.settings).save_pretrained(left)
+    return measure(recipe, prepared, PROBE_SECONDS) if "train" in prepared.data else "nothing to train"
 
 
-def describe_cost(recipe: Recipe, output: Path) -> list[str]:
-    """Return the expected cost of a recipe in lines, or why it is unknown."""
+def describe_cost(recipe: Recipe, output: Path, report: Report = ignore) -> list[str]:
+    """Return the expected cost of a recipe in lines, or why it is not forecast; arguments as for `find_costs`."""
     earlier = TASKS[recipe.task].pretrain_on(recipe.reopen())
-    lines = [f"before, {line}" for line in describe_cost(earlier, output / FIRST)] if earlier else []
-    if isinstance(measured := find_costs(recipe), str):
+    lines = [f"before, {line}" for line in describe_cost(earlier, output / FIRST, report)] if earlier else []
+    if isinstance(measured := find_costs(recipe, report=report), str):
         return [*lines, measured]
     recipe = settle(recipe, measured.rows, lines.append)
     updates, training, evaluation = expect(recipe, measured, output)

@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from bertkit.errors import UsageError
+from bertkit.studies.cells import locate_data
 from tests.official import write_checkpoint, write_reviews
 
 NAMED = ["--text", "title,body", "--label", "stars"]
@@ -81,3 +83,43 @@ def test_a_search_before_the_run(finish, small, tmp_path, here):
         assert words in out
     assert (tmp_path / "runs/stars/search/trials.md").exists()
     finish("predict", "runs/stars", "A title", "A fine film.")
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        (["--text", "headline"], "no column 'headline'"),
+        (["--text", "headline", "--set", "freeze=encoder"], "no column 'headline'"),
+        ([*NAMED, "--output", "other"], "other is not empty and holds no run"),
+        (["--text", "headline", "--folds", "2"], "no column 'headline'"),
+        ([*NAMED, "--folds", "2", "--output", "other"], "other is not empty and holds no study"),
+        ([*NAMED, "--folds", "2", "--workers", "many"], "--workers is 'many'"),
+    ],
+)
+def test_a_dry_run_of_what_training_refuses_is_refused(call, small, tmp_path, options, refusal):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").touch()
+    code, _, err = call("classify", *small, *options, "--dry-run")
+    assert (code, err.count("\n")) == (2, 1)
+    assert refusal in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_says_first_what_is_read_and_what_it_costs(finish, small):
+    out = finish("classify", *small, *NAMED, "--dry-run")
+    parts = ("3 labels: 1, 2, 3", "reviews.csv: train ", "expected here", "dry run: nothing was", "task = ", "[train]")
+    places = [out.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_a_study_takes_a_file_for_the_columns_that_read_one(finish, small, tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        'tasks = ["classify"]\n[recipe]\nbatch_size = 8\n[recipe.data]\ntext = ["title"]\nlabel = ["stars"]\n'
+    )
+    words = ["study", "mine.toml", "--data", "reviews.csv", "--model", "bert", "--set", "train.max_steps=2"]
+    assert "1 run, one after another" in finish(*words, "--dry-run")
+    file = str(tmp_path / "reviews.csv")
+    assert locate_data(file, "ner", "ner", {}) == {"data": {"dir": file}}
+    assert locate_data(file, "", "classify", {"data": {"dir": "other.csv"}}) == {}
+    with pytest.raises(UsageError, match=r"there is no folder .*reviews\.csv/glue for rte"):
+        locate_data(file, "glue", "rte", {})

@@ -63,7 +63,7 @@ def test_five_options_are_names_of_keys_and_win_over_set(finish, files, command)
     given = PRETRAINING if command == "pretrain" else GIVEN
     overridden = ("--set", "train.seed=3", "--set", "batch_size=2")
     out = finish(command, *COMMANDS[command], *list_words(given), *overridden, "--dry-run")
-    recipe = tomllib.loads(out.partition("\noutput: ")[0])
+    recipe = tomllib.loads(out.partition("the recipe:\n")[2])
     for option, value in given.items():
         *table, key = KEYS[option]
         assert (recipe[table[0]] if table else recipe)[key] == value, option
@@ -86,7 +86,7 @@ def test_the_five_options_reach_the_runs_of_a_study(finish, files, monkeypatch, 
 @pytest.mark.parametrize("words", ["--text title --text body", "--text title,body"])
 def test_text_may_be_repeated(finish, files, words):
     out = finish("classify", *COMMANDS["classify"], *words.split(), "--dry-run")
-    assert tomllib.loads(out.partition("\noutput: ")[0])["data"]["text"] == ["title", "body"]
+    assert tomllib.loads(out.partition("the recipe:\n")[2])["data"]["text"] == ["title", "body"]
 
 
 def test_help_lists_every_top_level_key_and_every_command_in_one_panel(call):

@@ -138,10 +138,9 @@ def test_the_time_of_a_worked_example(rte, settings, expected):
     assert costs.expect(half, COSTS, Path("run")) == (4, 4.0, 0.0)
 
 
-def test_a_forecast_without_data_says_why_and_one_with_data_what_it_takes(rte, tmp_path):
-    (line,) = costs.describe_cost(rte.changed(data={"dir": str(tmp_path / "nowhere")}), tmp_path / "run")
-    assert line.startswith("time and memory are unknown: ")
-    assert "nowhere" in line
+def test_a_forecast_without_data_is_refused_and_one_with_data_says_what_it_takes(rte, tmp_path):
+    with pytest.raises(UsageError, match="nowhere"):
+        costs.describe_cost(rte.changed(data={"dir": str(tmp_path / "nowhere")}), tmp_path / "run")
     lines = costs.describe_cost(rte, tmp_path / "run")
     tokens = re.search(r" parameters; 6 updates of (\d+) tokens$", lines[0])[1]
     memory = "memory, GB: weights 0.00, gradients 0.00, optimizer 0.00, activations "
@@ -160,7 +159,7 @@ def test_a_forecast_reads_the_beginning_of_a_text(phases, monkeypatch):
 
 
 def test_the_training_before_a_run_has_its_own_forecast(tmp_path, monkeypatch):
-    monkeypatch.setattr(costs, "find_costs", lambda recipe: COSTS)
+    monkeypatch.setattr(costs, "find_costs", lambda recipe, report: COSTS)
     recipe = Recipe.make(TASKS["squad1"], {"data": {"extra_train": "more.json"}}, fits_model=False)
     lines = costs.describe_cost(recipe, tmp_path / "run")
     assert [line.startswith("before, ") for line in lines] == [True] * 3 + [False] * 3
@@ -185,7 +184,7 @@ def test_a_study_measures_runs_once_for_each_kind_of_pretrained_model(rte, tmp_p
 
     def find_costs(recipe, left):
         if recipe.data.get("corpus") == ["lost.txt"]:
-            return "it is unknown"
+            raise UsageError("it is lost")
         if left:
             left.mkdir(exist_ok=True)
         return COSTS
@@ -198,12 +197,15 @@ def test_a_study_measures_runs_once_for_each_kind_of_pretrained_model(rte, tmp_p
     ]
     definition = {"tasks": ["rte"], "seeds": [1, 2], "pretrain": make_recipe(write_text(tmp_path / "corpus.txt"))}
     definition |= {"recipe": {"data": {"dir": rte.data["dir"], "max_length": 32}}, "row": [{"name": "BERT"}, *rows]}
-    known, *unknown = describe_time(make_study(definition), tmp_path / "study", lines.append)
+    with pytest.raises(UsageError, match=r"^pretrain/lost: it is lost$"):
+        describe_time(make_study(definition), tmp_path / "study", lines.append)
+    *lines, known, first, later = lines
     measured = [f"pretrain/{row}" for row in ("bert", "masked", "left", "lost")]
     measured += ["bert/rte", "left/rte", "lost/rte"]
     assert lines == [f"measuring some updates of {directory}" for directory in measured]
     assert known.startswith("9 runs, one after another: ")
-    assert unknown == ["1 run: it is unknown", "2 runs: time and memory are unknown, like those of its pretraining"]
+    assert first == "1 run: refused: it is lost"
+    assert later == "2 runs: time and memory are unknown, like those of its pretraining"
     assert not (tmp_path / "study").exists()
 
 
