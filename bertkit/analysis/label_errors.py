@@ -162,7 +162,7 @@ def predict_by_vectors(
     tokenizer = load_tokenizer(folder)
     model = load_encoder(folder, "last", len(tokenizer))
     longest = min(recipe.data["max_length"], model.config.max_position_embeddings)
-    vectors = encode(model, encode_inputs(texts, None, tokenizer, longest))  # (S, H)
+    vectors = encode(model, encode_inputs(texts, None, tokenizer, longest), report=report)  # (S, H)
     logits = np.empty((len(kept), len(names)))
     for fitted, held in StratifiedGroupKFold(FROZEN_FOLDS).split(vectors, targets, hashes[kept]):
         weight, bias = solve(vectors[fitted], targets[fitted], STRENGTHS["frozen"], len(names))

@@ -24,6 +24,7 @@ TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\
 FOR, AGAINST = (90, 160, 255), (255, 150, 60)  # colours of the largest attributions, in red, green and blue
 LEAST_COLOURED = 0.1  # share of the largest attribution
 MISTAKES_PRINTED = 5  # after a run
+SPEED_PERIOD = 3600.0  # seconds of progress that the remaining time is estimated from; a run of a study is slow
 NOTHING_DONE = "dry run: nothing was trained or written"
 
 
@@ -47,10 +48,16 @@ class Screen(AbstractContextManager):
         self.finish_progress()
 
     def say(self, *lines: str) -> None:
-        """Print some lines."""
-        if not self.quiet:
-            for line in lines:
+        """Print some lines, above the progress bar if there is one."""
+        if self.quiet:
+            return
+        for line in lines:
+            if self.bar is None:
                 print_line(line, goes_on=self.trains)
+            else:
+                from rich.text import Text
+
+                self.show(Text(escape_controls(line)))
 
     def show(self, renderable: Any) -> None:
         """Print a rich renderable."""
@@ -110,12 +117,12 @@ class Screen(AbstractContextManager):
             from rich import progress
 
             text = progress.TextColumn("{task.fields[state]}", markup=False)
-            self.bar = progress.Progress(
-                progress.BarColumn(), progress.TimeRemainingColumn(), text, console=self.console
-            )
+            columns = progress.BarColumn(), progress.TimeRemainingColumn(), text
+            self.bar = progress.Progress(*columns, console=self.console, speed_estimate_period=SPEED_PERIOD)
             self.bar.start()
             self.bar.add_task("", total=total or None, state=state)
-        self.bar.update(self.bar.task_ids[0], completed=done, state=state)
+        # Above 0, because rich measures the speed from the first such amount: also over the start of a first run.
+        self.bar.update(self.bar.task_ids[0], completed=max(done, 1e-9), state=state)
 
     def show_statistics(self, statistics: Mapping[str, Any], directory: Path) -> None:
         """Print the statistics of a corpus, with warnings about unusual ones."""
@@ -149,9 +156,16 @@ class Screen(AbstractContextManager):
             self.bar = None
 
     def show_study(self, results: Mapping[str, Any]) -> None:
-        """Move the bar of a study, only on a terminal: each finished run also prints a line."""
+        """Move the bar of a study, only on a terminal: each finished run also prints a line.
+
+        Runs at work count by their share of the updates.
+        """
         if self.console.is_terminal and not self.quiet:
-            self._move_bar(results["over"], results["runs"], f"{results['over']} of {results['runs']} runs")
+            runs = {run["directory"]: run for cell in results["cells"] for run in cell["runs"]}
+            runs |= {run["directory"]: run for run in results["pretrainings"]}
+            shares = sum(run["update"] / run["updates"] for run in runs.values() if run.get("updates"))
+            state = f"{results['over']} of {results['runs']} runs"
+            self._move_bar(results["over"] + shares, results["runs"], state)
 
     def show_study_results(self, results: Mapping[str, Any], output: Path) -> None:
         """Print the tables of a study and the paths of its files."""

@@ -119,6 +119,7 @@ def export(
             folder = Path(temporary, "export")
             folder.mkdir()
             path = folder / ONNX_FILE
+            report(f"writing {run} as ONNX, and comparing both")
             write_onnx(model, path)
             for name in ("config.json", RECIPE_FILE, CALIBRATION_FILE, CARD):
                 if found := find_file(run, name):
@@ -132,6 +133,7 @@ def export(
                     f"{TOLERANCE:g}; install other versions of torch and onnxruntime"
                 )
             report(f"the exported model differs from {run} by at most {difference:.1e} in probabilities")
+            report("timing both on this machine, which may take a minute or two")
             weights = sum(weight.nbytes for weight in model.parameters())
             timings = {"run": time_model(model, weights), "fp32": time_model(exported, path.stat().st_size)}
             record = describe(run, exported, difference, timings)
@@ -335,6 +337,7 @@ def choose_int8(
     Raises:
         UsageError: Even the variant with the fewest int8 layers loses more.
     """
+    report(f"scoring the run and the export in int8 on {len(dev.groups):,} rows of dev")
     before, exempt = dev.rate(model), []
     found = {"metric": dev.scored.task.metric, "rows": len(dev.groups), "run_score": rate_points(before)}
     found |= {"max_loss": max_loss, "variants": []}
@@ -351,6 +354,7 @@ def choose_int8(
         if max_loss is None or difference.value >= -max_loss:
             return found, path
         if not exempt:
+            report("ranking the layers by what int8 changes")
             ranked = rank_layers(exact, dev, model.config, folder)
         if len(exempt) + 1 == len(ranked):
             raise UsageError(

@@ -92,7 +92,7 @@ def search_or_train(
     keeps = clock and join_processes(recipe).is_main_process
     with explain_disk_error(output), clock.keep(output / budget.CLOCK_FILE) if keeps else nullcontext():
         if trials or (clock and "held_back" in TASKS[recipe.task].options):
-            recipe, prepared = Search(recipe, output, trials, clock, report).choose()
+            recipe, prepared = Search(recipe, output, trials, clock, report, progress).choose()
         else:
             prepared = None
         news = {"output": output, "report": report, "progress": progress, "prepared": prepared}
@@ -130,6 +130,7 @@ class Search:
     most: int
     clock: budget.Clock | None
     report: Report
+    progress: Progress = ignore
     plan: Plan | None = None
     noted: list[int] = field(default_factory=list)
     is_worse: bool = False
@@ -198,6 +199,7 @@ class Search:
         is_long = self.plan and self.plan.measured.rows * self.plan.measured.row > self.plan.trial
         if not self.solves_head or is_long:
             return math.nan
+        self.report("solving a head on the frozen encoder")
         recipe = self.make_recipe(FROZEN).override(data={"held_back": HELD_ROWS}, calibrate=False)
         score = run(recipe, output=self.folder / "frozen")["score"]
         drop_weights(self.folder / "frozen")
@@ -343,10 +345,13 @@ class Search:
         def hear(output: str, news: State | str) -> None:
             if isinstance(news, str):
                 self.report(f"trial {number}: {news}")
+            elif news.total:
+                self.progress(news.done, news.total, {"loss": news.loss})
 
         def begin(words: Sequence[str], log: Path, slot: int) -> Command:
             return start_command(words, log, torch.get_num_threads())
 
+        self.report(f"starting trial {number}: {describe_values(trial.params)}")
         runs = Runs(self.folder, [job], hear, begin, 1, lambda job: self.find_reason(job, trial), self.noted)
         if runs.execute():
             raise Interrupted(f"stopped after {number - 1} trials; the same command continues", self.noted[0])

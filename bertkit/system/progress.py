@@ -1,6 +1,7 @@
 """Reporting the progress of long work."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ def ignore(*_: Any) -> None:
 
 
 Report = Callable[[str], None]  # receives one line for the user
+SECONDS_OF_SILENCE = 15  # minimum between two lines on long work
 
 
 def describe_duration(seconds: float) -> str:
@@ -18,6 +20,28 @@ def describe_duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+class ShareDone:
+    """Reports in words which share of long work is done, and the time left.
+
+    Args:
+        verb: What is done with each part, such as "predicted".
+    """
+
+    def __init__(self, report: Report, verb: str) -> None:
+        self.report, self.verb = report, verb
+        self.first = self.begun = self.said = 0.0
+
+    def note(self, done: float, total: float) -> None:
+        """Note how much is done; the first part is not timed, because it takes longer than the others."""
+        now = time.monotonic()
+        if not self.begun:
+            self.first, self.begun, self.said = done, now, now
+        elif now - self.said >= SECONDS_OF_SILENCE:
+            self.said = now
+            left = (now - self.begun) / (done - self.first) * (total - done)
+            self.report(f"  {done / total:.0%} {self.verb}, {describe_duration(left)} left")
 
 
 def is_notebook() -> bool:

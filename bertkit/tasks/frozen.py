@@ -31,6 +31,7 @@ from bertkit.model.checkpoint import load_config, load_model
 from bertkit.model.loss import IGNORE_INDEX
 from bertkit.model.precision import find_device
 from bertkit.system.files import atomic_open, remove_unfinished
+from bertkit.system.progress import Report, ShareDone, ignore
 
 # Beside the weights, these values of the configuration decide the vectors.
 COUNTED = ("hidden_size", "num_attention_heads", "hidden_act", "layer_norm_eps", "is_decoder")
@@ -88,7 +89,9 @@ def run_encoder(model: BertModel, sequences: Sequences, layers: str) -> Iterator
 # --- Texts as vectors, and a head on them -----------------------------------------------------------------------------
 
 
-def encode_items(model: BertModel, items: Sequence[Mapping[str, Any]], pooling: str = "mean") -> np.ndarray:
+def encode_items(
+    model: BertModel, items: Sequence[Mapping[str, Any]], pooling: str = "mean", report: Report = ignore
+) -> np.ndarray:
     """Return the vectors (S, H) of encoded texts and pairs; that of a text in windows is the mean over its windows."""
     names = ("input_ids", "token_type_ids")
     windows, segments = (
@@ -97,23 +100,27 @@ def encode_items(model: BertModel, items: Sequence[Mapping[str, Any]], pooling: 
     ids = list(chain.from_iterable(windows))
     seconds = np.array([part.sum() for part in chain.from_iterable(segments)])
     sequences = Sequences(np.concatenate(ids).astype(np.int32), np.cumsum(list(map(len, ids))), seconds, None)
-    return pool_windows(encode(model, sequences, pooling), np.array(list(map(len, windows))), "mean")
+    return pool_windows(encode(model, sequences, pooling, report), np.array(list(map(len, windows))), "mean")
 
 
-def encode(model: BertModel, sequences: Sequences, pooling: str = "mean") -> np.ndarray:
+def encode(model: BertModel, sequences: Sequences, pooling: str = "mean", report: Report = ignore) -> np.ndarray:
     """Return the vectors (S, H) of sequences in the last layer of a frozen encoder, from the cache if it has them.
 
     Args:
         sequences: Without labels.
         pooling: "mean", or "cls" for the vector that sentence heads read, through the pooler if the model has one.
+        report: Receives the share that is done, now and then.
     """
 
     @torch.no_grad()
     def compute() -> np.ndarray:
+        share, done = ShareDone(report, "of the tokens read"), 0
         vectors = np.empty((len(sequences), model.config.hidden_size), np.float32)
         for numbers, states, mask in run_encoder(model, sequences, "last"):
             for row, number in enumerate(numbers.tolist()):
                 vectors[number] = pool_states(model, states[row, : int(mask[row].sum()), 0], pooling).cpu().numpy()
+            done += int(mask.sum())
+            share.note(done, len(sequences.ids))
         return vectors  # (S, H)
 
     return keep_array(name_vectors(model, [pooling], sequences.ids, sequences.ends, sequences.seconds), compute)

@@ -11,11 +11,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import SaveStrategy
 
 from bertkit.errors import UsageError
-from bertkit.system.progress import Report, describe_duration
+from bertkit.system.progress import Report, ShareDone
 from bertkit.training.processes import take_first
 from bertkit.training.run_dir import append_log, list_checkpoints, write_log
 
-SECONDS_OF_SILENCE = 15  # minimum between two messages while predicting
 SECONDS_OF_SPEED = 30.0  # after which the speed of earlier updates hardly counts any more
 Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, all updates, the latest log entry
 
@@ -90,20 +89,15 @@ class PredictionProgress(TrainerCallback):
     def __init__(self, report: Report) -> None:
         self.report = report
         self.batches = 0
-        self.begun = self.said = 0.0
+        self.share = ShareDone(report, "predicted")
 
     def on_prediction_step(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        now, total = time.monotonic(), len(kwargs["eval_dataloader"])
         self.batches += 1
-        if self.batches == 1:
-            self.begun = self.said = now  # the first batch takes longer than the others
-        elif state.is_world_process_zero and now - self.said >= SECONDS_OF_SILENCE:
-            self.said = now
-            left = (now - self.begun) / (self.batches - 1) * (total - self.batches)
-            self.report(f"  {self.batches / total:.0%} predicted, {describe_duration(left)} left")
+        if state.is_world_process_zero:
+            self.share.note(self.batches, len(kwargs["eval_dataloader"]))
 
     def on_evaluate(self, args, state: TrainerState, control: TrainerControl, metrics, **kwargs) -> None:
-        self.batches = 0
+        self.batches, self.share = 0, ShareDone(self.report, "predicted")
 
     on_predict = on_evaluate
 

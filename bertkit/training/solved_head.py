@@ -35,7 +35,7 @@ def solve_head(task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared,
     report(f"solving the head on frozen vectors ({recipe.data['pooling']}) of {len(train):,} texts")
     with join_processes(recipe).main_process_first():  # the others read the first one's vectors
         vectors, others = (
-            encode_items(model.bert, data.__getitems__(range(len(data))), recipe.data["pooling"])
+            encode_items(model.bert, data.__getitems__(range(len(data))), recipe.data["pooling"], report)
             for data in (train, chooses)
         )
     weights = prepared.settings.get("class_weights")

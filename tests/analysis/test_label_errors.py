@@ -1,6 +1,7 @@
 """Suspected label errors: planted ones come first, the choice is cleanlab's, and no row is seen by its own model."""
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -126,6 +127,19 @@ def test_of_many_rows_the_first_by_key_are_judged_and_said(bert, tmp_path, monke
     by = f"frozen vectors of {bert}, the first rows by key"
     assert lines == [f"looking for label errors by {by}: 30 of 60 rows"]
     assert tabulate_label_errors(describe_label_errors(found)).caption.startswith(f"Suspected label errors by {by}: ")
+
+
+def test_vectors_of_many_rows_say_how_far_they_are(bert, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertkit.system.progress.SECONDS_OF_SILENCE", 0)
+    monkeypatch.setattr("bertkit.tasks.frozen.batch_by_length", lambda lengths: np.array_split(np.arange(40), 4))
+    monkeypatch.setattr("bertkit.tasks.frozen.find_cache", lambda: tmp_path / "cache")
+    rows = [{"body": f"word{n}", "stars": "ab"[n % 2]} for n in range(40)]
+    lines = []
+    predict(check(write_table(tmp_path / "rows.csv", rows), bert, dev_share=0.1), lines.append)
+    shares = [int(re.fullmatch(r"  (\d+)% of the tokens read, \d+ s left", line)[1]) for line in lines[1:]]
+    assert len(shares) == 3
+    assert shares == sorted(shares)
+    assert shares[-1] == 100
 
 
 def test_only_train_is_judged_where_dev_is_another_file(bert, tmp_path):

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 import tomllib
 import zipfile
+from contextlib import suppress
 
 import pytest
 import typer
@@ -201,10 +203,12 @@ def make_terminal(width, **options):
 def test_a_terminal_gets_a_progress_bar():
     """The bar shows what is done and the total, the remaining time and the losses, also for a build and a study."""
     screen = make_terminal(120)
+    runs = [{"directory": "a", "status": "finished"}, {"directory": "b", "update": 30, "updates": 60}]
+    study = {"over": 3, "runs": 4, "cells": [{"runs": runs}], "pretrainings": []}
     screen.names |= {"mlm_loss": "masked-LM loss"}
     shows = (
         lambda: screen.advance(50, 100, {"loss": 3.5, "mlm_loss": 3.0, "grad_norm": 9.0}),
-        lambda: screen.show_study({"over": 3, "runs": 4}),
+        lambda: screen.show_study(study),
         lambda: screen.show_build(10**8, 10**8, 10**7),
     )
     for show in shows:
@@ -216,6 +220,49 @@ def test_a_terminal_gets_a_progress_bar():
     for words in ("update 50 of 100", "loss 3.500", "masked-LM loss 3.000", "3 of 4 runs", "100.0 of 100.0 MB"):
         assert words in drawn
     assert "9.0" not in drawn
+
+
+BESIDE_A_BAR = """
+from bertkit.cli.console import Screen
+run = {"directory": "b", "update": 0, "updates": 60}
+study = {"over": 0, "runs": 4, "cells": [{"runs": [run]}], "pretrainings": []}
+with Screen() as screen:
+    screen.show_study(study)
+    (task,), now = screen.bar.tasks, screen.bar.get_time()
+    screen.bar.get_time = task._get_time = lambda: now + 100
+    run["update"] = 30
+    screen.show_study(study | {"over": 1})
+    screen.say("trained for 4 s")
+"""
+
+
+def test_a_line_stands_above_the_bar_and_a_study_says_what_is_left():
+    """After 100 s, 1.5 of four runs are done, so that the other 2.5 take 167 s."""
+    main, other = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "90"}
+    with subprocess.Popen([sys.executable, "-c", BESIDE_A_BAR], stdout=other, stderr=other, env=environment):
+        os.close(other)
+        drawn = b""
+        with suppress(OSError):  # the program has ended
+            while part := os.read(main, 1 << 16):
+                drawn += part
+    os.close(main)
+    first, second, *_ = read_screen(drawn.decode())
+    assert first == "trained for 4 s"
+    assert second.endswith("0:02:47 1 of 4 runs")
+
+
+def read_screen(drawn):
+    """Return the lines that a terminal shows, without colours."""
+    lines = [""]
+    for part in re.findall(r"\x1b\[\d*[A-Za-z]|\x1b\[[\d;?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+", drawn):
+        if part == "\n":
+            lines.append("")
+        elif part == "\x1b[2K":
+            lines[-1] = ""
+        elif part[0] not in "\x1b\r":
+            lines[-1] += part
+    return lines
 
 
 @pytest.mark.slow

@@ -57,12 +57,23 @@ def make_search(recipe, output, clock=None):
     return found
 
 
+class ShownRuns(start.Runs):
+    """Tells of a run at work before it is done."""
+
+    def execute(self):
+        self.hear(self.jobs[0].output, start.State("running", 3, 12, 0.5))
+        return super().execute()
+
+
 def test_the_first_trial_has_the_values_of_auto_and_the_best_is_trained_on_all_of_train(
     recipe, tmp_path, here, monkeypatch
 ):
     monkeypatch.setattr(Search, "score_frozen", lambda search: 0.0)
-    output, lines = tmp_path / "run", []
-    metrics = search_or_train(Recipe.make(RTE, recipe), output=output, trials=2, report=lines.append)
+    monkeypatch.setattr("bertkit.studies.search.Runs", ShownRuns)
+    output, lines, moves = tmp_path / "run", [], []
+    news = {"report": lines.append, "progress": lambda done, total, log: moves.append((done, total))}
+    metrics = search_or_train(Recipe.make(RTE, recipe), output=output, trials=2, **news)
+    assert moves.count((3, 12)) == 2, "of each trial"
     trials, scores = list_trials(output)
     assert len(scores) == 2
     first = trials[0]

@@ -395,7 +395,7 @@ def test_a_stop_within_or_after_an_epoch_is_the_end_of_a_resumed_run_too(tmp_pat
 
 def test_a_long_prediction_says_how_far_it_is(recipe, tmp_path, monkeypatch):
     lines = []
-    monkeypatch.setattr(callbacks, "SECONDS_OF_SILENCE", 0)
+    monkeypatch.setattr("bertkit.system.progress.SECONDS_OF_SILENCE", 0)
     change = {"train": {"max_steps": 1, "per_device_eval_batch_size": 8}}
     run(Recipe.make(PRETRAIN, recipe, change), output=tmp_path / "run", report=lines.append)
     first = next(place for place, line in enumerate(lines) if line.startswith("predicting "))
