@@ -129,7 +129,10 @@ def write_page(paths: Sequence[Path], output: Path, report: Report = ignore) -> 
 
 
 def list_sources(paths: Sequence[Path]) -> list[Source]:
-    """Return the runs and studies, each once, and after each study its pretrainings and chosen runs."""
+    """Return the runs and studies, also those below a folder, each once.
+
+    After a study come its pretrainings and chosen runs.
+    """
     sources: dict[Path, Source] = {}
 
     def add(path: Path, study: Mapping[str, Any], is_part: bool = False) -> None:
@@ -139,15 +142,26 @@ def list_sources(paths: Sequence[Path]) -> list[Source]:
     for path in paths:
         if path.name in ("", ".."):  # show the real name of the working directory, or of one above it
             path = path.resolve()
-        study = read_object(path / STUDY_RESULT)
-        if not study and not is_run(path):
-            raise UsageError(f"{path} is neither a run nor a study; give the --output of one")
-        add(path, study)
-        names = [*(x["directory"] for x in study.get("pretrainings", [])), *(x["run"] for x in study.get("chosen", []))]
-        for name in dict.fromkeys(names):
-            if is_run(path / name):
-                add(path / name, {}, is_part=True)
+        if not (folders := list(find_folders(path))):
+            raise UsageError(f"{path} is neither a run nor a study, nor a folder of these; give the --output of one")
+        for folder in folders:
+            study = read_object(folder / STUDY_RESULT)
+            add(folder, study)
+            names = [x["directory"] for x in study.get("pretrainings", [])]
+            names += [x["run"] for x in study.get("chosen", [])]
+            for name in dict.fromkeys(names):
+                if is_run(folder / name):
+                    add(folder / name, {}, is_part=True)
     return list(sources.values())
+
+
+def find_folders(path: Path) -> Iterator[Path]:
+    """Yield a run or a study, or those below a folder; what belongs to one of them is left to it."""
+    if is_run(path) or (path / STUDY_RESULT).is_file():
+        yield path
+    elif path.is_dir() and not path.is_symlink():
+        for child in sorted(path.iterdir()):
+            yield from find_folders(child)
 
 
 def find_others(sources: Sequence[Source]) -> dict[Path, list[dict[str, Any]]]:

@@ -112,11 +112,8 @@ def doctor(
             raise UsageError(f"--folds finds label errors in a table of texts and labels, not in {task}; leave it out")
         define_folds(task, {}, folds)
         read_workers(workers)
-    elif LABEL_ERROR_DROP in drops or output or workers != "1":
-        raise UsageError(
-            f"--output, --workers and --drop {LABEL_ERROR_DROP} are for the models of --folds; add --folds 5 "
-            "or leave them out"
-        )
+    elif output or workers != "1":
+        raise UsageError("--output and --workers are for the models of --folds; add --folds 5 or leave them out")
     written = read_recipe(recipe) if recipe else {}
     columns = {"text": split_names(text), "label": split_names(label)}
     given = merge({"checkpoint": model, "data": {"dir": data or None, **columns}}, *map(parse_setting, settings or []))

@@ -253,7 +253,10 @@ def serve(
 
 @app.command()
 def report(
-    sources: Annotated[list[Path], PathArgument(help="Runs and studies, finished or unfinished.", metavar="RUN|STUDY")],
+    sources: Annotated[
+        list[Path],
+        PathArgument(help="Runs and studies, finished or unfinished, or a folder of them.", metavar="RUN|STUDY|DIR"),
+    ],
     output: Annotated[Path, PathOption(help="Page to write.", metavar="FILE")] = Path("report.html"),
 ) -> None:
     """Write one self-contained HTML page about runs and studies: scores, curves, mistakes, recipes.

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -277,9 +278,29 @@ def test_the_command_continues_drops_suspected_rows_and_reports_them(done, bert,
     assert len(dev) == 4
     write_page([output], tmp_path / "page.html")
     assert f"Suspected label errors by 2 folds: {len(dropped)} of 60 rows" in (tmp_path / "page.html").read_text()
-    code, _, trouble = call("doctor", data, "--drop", "label-errors", "--write", tmp_path / "other")
+
+
+def test_the_command_drops_the_rows_that_frozen_vectors_suspect(bert, call, tmp_path):
+    rows = [{"id": str(n), "text": f"{['bad', 'good'][n % 2]} word{n}", "label": "ny"[n % 2]} for n in range(100)]
+    rows[7]["label"], rows[30]["label"] = "n", "y"
+    write_table(tmp_path / "reviews.csv", rows)
+    words = ["doctor", "reviews.csv", "--drop", "label-errors", "--write", "clean.csv"]
+    code, _, trouble = call(*words, "--model", bert, "--json", "found.json")
+    assert (code, trouble) == (0, "")
+    found = json.loads((tmp_path / "found.json").read_text())["label_errors"]["suspected"]
+    dropped = {rows[entry["row"] - 2]["id"] for entry in found}
+    assert {"7", "30"} <= dropped
+    left = pd.read_csv(tmp_path / "clean.csv", dtype=str).id.tolist()
+    assert left == [row["id"] for row in rows if row["id"] not in dropped]
+    (tmp_path / "clean.csv").unlink()
+    code, _, trouble = call(*words, "--model", shutil.copytree(bert, tmp_path / "other", ignore=ignore_weights))
     assert code == 2
-    assert "--drop label-errors are for the models of --folds; add --folds 5" in trouble
+    assert "--drop label-errors finds no rows: suspected label errors: the weights of " in trouble
+    assert trouble.endswith("add --folds 5, or leave it out\n")
+    assert not (tmp_path / "clean.csv").exists()
+
+
+ignore_weights = shutil.ignore_patterns("*.safetensors")
 
 
 def test_what_has_no_label_errors_is_refused(bert, tmp_path, refused):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bertkit.analysis import report as page
-from bertkit.analysis.report import thin, write_page
+from bertkit.analysis.report import list_sources, thin, write_page
 from bertkit.data.formats.official import read_tsv
 from bertkit.data.formats.squad import read_squad
 from bertkit.data.labels import SINGLE
@@ -272,10 +272,22 @@ def test_a_damaged_file_or_another_source_is_one_line_and_no_page(root, tmp_path
         (tmp_path / "run" / name).write_bytes(whole)
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "study.json").write_text("{")
-    for source, output in (("study", "page.html"), ("", "page.html"), ("run", "")):
+    (tmp_path / "none" / "empty").mkdir(parents=True)
+    for source, output in (("study", "page.html"), ("none", "page.html"), ("run", "")):
         with refused():
             write_page([tmp_path / source], tmp_path / output)
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_folder_of_runs_and_studies_stands_for_them(root, tmp_path, undrawn):
+    shutil.copytree(root / "mrpc", tmp_path / "runs" / "more" / "b")
+    shutil.copytree(root / "mrpc", tmp_path / "runs" / "a")
+    shutil.copytree(root / "mrpc", tmp_path / "runs" / "a" / "first")
+    (tmp_path / "runs" / "notes.txt").write_text("mine")
+    assert [source.path for source in list_sources([tmp_path / "runs"])] == [
+        tmp_path / "runs" / "a",
+        tmp_path / "runs" / "more" / "b",
+    ]
 
 
 def test_the_command_writes_the_page_and_says_where(root, call, tmp_path, monkeypatch, undrawn):
