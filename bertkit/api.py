@@ -42,11 +42,11 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.pretraining import choose_starter
 from bertkit.tasks.result import flatten_result
 from bertkit.tasks.task import Task
-from bertkit.training.budget import Clock
 from bertkit.training.callbacks import Progress
+from bertkit.training.clock import Clock
 from bertkit.training.predictions import TABLE_SUFFIX, read_table
 from bertkit.training.push import push
-from bertkit.training.recipe import Recipe, merge, read_recipe
+from bertkit.training.recipe import Recipe, check_named, merge, read_recipe
 from bertkit.training.run_dir import (
     DATA,
     METRICS_FILE,
@@ -123,6 +123,8 @@ def train(
         definition = define_runs([task], folds=folds, restarts=restarts, budget=budget, search=search)
         option, kept = name_data(kind, data, output)
         given = merge(given, {"data": option})
+        if not kept:
+            check_named(kind, given["data"])
         starter = {} if "dir" in kind.options else choose_starter(given)
         recipe = Recipe.make(kind, starter, given)
         stack.enter_context(hold_tables(kept, output))

@@ -12,7 +12,8 @@ pytest.importorskip("fastapi")  # the extra `serve`; without it files that impor
 
 import uvicorn
 
-from bertkit.inference.server import UVICORN, Application, bind
+from bertkit.inference.address import bind
+from bertkit.inference.server import UVICORN, Application
 from tests.world import write_head
 
 TAGS = {"id2label": dict(enumerate(["O", "B-PER", "I-PER", "B-LOC"]))}
@@ -73,7 +74,7 @@ class Client:
 def serving(predictor, place, **options):
     """Serve a model in a thread; yield its port."""
     server = uvicorn.Server(uvicorn.Config(Application(predictor, str(place), **options), **UVICORN))
-    with bind("127.0.0.1", 0) as listener:
+    with bind("127.0.0.1", 0, "") as listener:
         port = listener.getsockname()[1]
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()

@@ -29,6 +29,7 @@ from bertkit.cli.options import (
     split_names,
 )
 from bertkit.errors import UsageError, explain_disk_error
+from bertkit.system.hub import check_checkpoint, check_source
 
 
 @app.command()
@@ -79,6 +80,11 @@ def doctor(
 
     $ bertkit doctor reviews.csv --folds 5 --output runs/doctor
     """
+    if data:
+        check_source(data.split(",")[0], "owner/name")  # of SQuAD several files
+    if model is not None:
+        check_checkpoint(model)
+
     from bertkit.analysis.doctor import (
         DROPS,
         LABEL_ERROR_DROP,

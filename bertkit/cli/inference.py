@@ -21,6 +21,7 @@ from bertkit.cli.options import (
     split_names,
 )
 from bertkit.errors import UsageError, explain_disk_error, explain_missing
+from bertkit.system.hub import check_checkpoint, check_source
 
 Precision = Annotated[str, typer.Option("--precision", help="auto (bf16 where it is faster), fp32, bf16 or fp16.")]
 
@@ -46,6 +47,9 @@ def features(
 
     $ bertkit features runs/mine --input texts.txt --pool mean --output mean.npz
     """
+    check_checkpoint(model)
+    check_source(str(source))
+
     from bertkit.inference.features import extract
 
     with Screen() as screen:
@@ -102,24 +106,27 @@ def predict(
 
     $ bertkit predict runs/sst2 "A warm, funny film." --explain
     """
+    from bertkit.data.formats import rows
     from bertkit.data.formats.line import is_marked
-    from bertkit.data.formats.rows import STDIN, check_output, check_source, read_inputs
-    from bertkit.inference.evaluate import LabelCheck
-    from bertkit.inference.predictor import Counts, Predictor
     from bertkit.inference.tables import WRITERS
 
     if bool(texts) == bool(source):
         raise UsageError("give the inputs either as TEXT or with --input FILE (--input - reads standard input)")
     columns = split_names(text)
     if source is not None:
-        check_source(source)
+        rows.check_source(source)
         if output is not None:
-            check_output(source, output)
+            rows.check_output(source, output)
     is_pipeline = form == "pipeline"
     if explains and (is_pipeline or (output is not None and output.suffix in WRITERS)):
         raise UsageError("--explain writes JSON lines; leave out --format, and name an --output that ends in .jsonl")
     if explains and precision == "auto":
         precision = "fp32"
+    check_checkpoint(run)
+
+    from bertkit.inference.evaluate import LabelCheck
+    from bertkit.inference.predictor import Counts, Predictor
+
     with Screen() as screen:
         predictor = Predictor(run, pairs=pair or None, top=top, text=columns, precision=precision, coverage=coverage)
         predictor.check_format(output, is_pipeline)
@@ -128,12 +135,12 @@ def predict(
             from bertkit.analysis.explanation import explain
 
             answer = partial(explain, predictor)
-        at_once = 1 if source == STDIN and sys.stdin.isatty() else None  # a person expects an answer to each line
+        at_once = 1 if source == rows.STDIN and sys.stdin.isatty() else None  # a person expects an answer to each line
         reading = {"columns": columns or (), "report": complain, **predictor.reading}
-        inputs = predictor.group(texts) if texts else read_inputs(source, **reading)
+        inputs = predictor.group(texts) if texts else rows.read_inputs(source, **reading)
         predictor.labels = LabelCheck(run, predictor.settings) if source else None
         if output is not None:
-            marked = source not in (None, STDIN) and is_marked(Path(source))
+            marked = source not in (None, rows.STDIN) and is_marked(Path(source))
             how = {"is_pipeline": is_pipeline, "answer": answer, "is_marked": marked}
             tally = predictor.write(inputs, output, screen.say, **how)
         else:
@@ -176,6 +183,10 @@ def evaluate(
 
     $ bertkit evaluate runs/squad2 --data questions.json --output scores --json
     """
+    check_checkpoint(run)
+    if data is not None:
+        check_source(data, "owner/name")
+
     from bertkit.inference.evaluate import evaluate as evaluate_model
     from bertkit.inference.evaluate import list_tables
 
@@ -213,10 +224,14 @@ def export(
 
     $ bertkit export runs/sst2 --output exports/sst2-int8 --int8 --max-loss 1
     """
-    from bertkit.inference.export import export as export_run
-
     if not int8 and (max_loss is not None or data):
         raise UsageError("--max-loss and --data are for --int8; add it or leave them out")
+    check_checkpoint(run)
+    if data is not None:
+        check_source(data, "owner/name")
+
+    from bertkit.inference.export import export as export_run
+
     with Screen() as screen:
         _, tables = export_run(run, output, screen.say, int8=int8, max_loss=max_loss, data=data)
         for table in tables:
@@ -245,6 +260,10 @@ def serve(
 
     $ bertkit serve runs/sst2 --host 0.0.0.0 --port 80 --token SECRET
     """
+    from bertkit.inference.address import bind
+
+    bind(host, port, token).close()  # the server binds it again
+    check_checkpoint(run)
     with explain_missing("bertkit serve needs packages that are not installed", "serve"):
         from bertkit.inference.server import serve as serve_model
     with Screen() as screen:
@@ -263,6 +282,9 @@ def report(
 
     $ bertkit report runs/mrpc runs/squad2 --output report.html
     """
+    for path in sources:
+        check_source(str(path))
+
     from bertkit.analysis.report import write_page
 
     with Screen() as screen, explain_disk_error(output):
@@ -288,6 +310,9 @@ def compare(
 
     $ bertkit compare runs/stars answers.csv
     """
+    for path in sources:
+        check_source(str(path))
+
     from bertkit.analysis.compare import comment, list_values, tabulate
     from bertkit.analysis.compare import compare as compare_all
 

@@ -31,6 +31,7 @@ from bertkit.cli.options import (
 )
 from bertkit.errors import UsageError, explain_disk_error
 from bertkit.reports.tables import make_table
+from bertkit.system.hub import check_checkpoint, check_source
 from bertkit.tasks.option import (
     CLASSIFY_OPTIONS,
     GLUE_OPTIONS,
@@ -243,6 +244,10 @@ def reproduce(
 
     $ bertkit reproduce runs/rte
     """
+    from bertkit.training.run_dir import check_finished
+
+    check_finished(run)
+
     from bertkit.training import reproduce as reproduction
 
     with Screen() as screen:
@@ -274,6 +279,10 @@ def study(
     """
     from bertkit.training.recipe import read_recipe
 
+    if data is not None:
+        check_source(data)
+    if model is not None:
+        check_checkpoint(model)
     options = RunOptions(
         recipe=file,
         model=model,
@@ -313,8 +322,10 @@ def train(names: list[str], options: RunOptions, data: Mapping[str, Any], togeth
         data: As for `execute`.
     """
     from bertkit.studies.spec import define_runs
+    from bertkit.tasks import TASKS
     from bertkit.tasks.glue import GRID
-    from bertkit.training.recipe import merge, read_recipe
+    from bertkit.training.recipe import check, check_named, merge, parse_setting, read_recipe
+    from bertkit.training.run_dir import STUDY_RESULT
 
     definition = define_runs(
         names,
@@ -333,9 +344,13 @@ def train(names: list[str], options: RunOptions, data: Mapping[str, Any], togeth
     written = read_recipe(options.recipe) if options.recipe else {}
     if together:
         written.pop("task", None)
+    output = options.output or Path("runs") / names[0]
+    for name in () if (output / STUDY_RESULT).exists() else names:
+        task, settings = TASKS[name], map(parse_setting, options.settings or [])
+        part = merge(task.recipe, written, {"checkpoint": options.model, "data": data}, *settings)
+        check_named(task, check({"data": part["data"]}, task, "--set")["data"], part["checkpoint"])
     definition["recipe"] = merge(written, definition["recipe"])
-    options = replace(options, output=options.output or Path("runs") / names[0])
-    compare(definition, options, {"data": data})
+    compare(definition, replace(options, output=output), {"data": data})
 
 
 def execute(name: str, options: RunOptions, data: Mapping[str, Any], starter: Any = None) -> None:
@@ -345,8 +360,11 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], starter: An
         data: Values for `[data]` in the recipe; None means "not given".
         starter: Returns the laptop-sized recipe that is used if none is named; None: the task's own recipe is used.
     """
+    from bertkit.studies.spec import check_searchable
     from bertkit.tasks import TASKS
-    from bertkit.training.recipe import Recipe, merge, parse_setting, read_recipe
+    from bertkit.training.clock import Clock
+    from bertkit.training.recipe import Recipe, check_early, merge, parse_setting, read_recipe
+    from bertkit.training.run_dir import METRICS_FILE, check_free, find_finished
 
     settings = merge(*map(parse_setting, options.settings or []))
     given, task = merge({"checkpoint": options.model or None, "data": data}, settings), TASKS[name]
@@ -358,15 +376,19 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], starter: An
         from bertkit.training.push import check_push
 
         check_push(options.push_to)
-    recipe = Recipe.make(task, written, given, where=str(options.recipe or "recipe"))
-    output = options.output or Path("runs") / name
+    output, where = options.output or Path("runs") / name, str(options.recipe or "recipe")
+    clock = Clock.make(options.budget, settings, BEGUN) if options.budget else None
+    if not (output / METRICS_FILE).exists():  # a finished run needs no data
+        early = check_early(task, written, given, where=where)
+        if options.search or (clock and "held_back" in task.options):
+            check_searchable(task, early.data)
+        check_free(output)
+    recipe = Recipe.make(task, written, given, where=where)  # imports torch
 
     from bertkit.studies.search import search_or_train
-    from bertkit.training import budget, costs
+    from bertkit.training import costs
     from bertkit.training.run import dry_run
-    from bertkit.training.run_dir import find_finished
 
-    clock = budget.Clock.make(options.budget, settings, BEGUN) if options.budget else None
     with Screen() as screen:
         screen.names |= {row.key: row.name for row in task.table}
         if options.dry_run:

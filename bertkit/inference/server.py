@@ -7,9 +7,7 @@ Left out: TLS, several models and several processes, which are the work of a rev
 
 import asyncio
 import hmac
-import ipaddress
 import re
-import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +31,7 @@ from starlette.types import Message, Receive, Scope, Send
 import bertkit
 from bertkit.data.formats.rows import Input
 from bertkit.errors import UsageError, make_printable
+from bertkit.inference.address import bind
 from bertkit.inference.batching import Batcher, count_characters
 from bertkit.inference.predictor import Predictor
 from bertkit.model.checkpoint import find_file
@@ -323,10 +322,8 @@ def serve(
             cannot be loaded.
     """
     limit_kernels()
-    with bind(host, port) as listener:
-        address, port = listener.getsockname()[:2]
-        if not token and not ipaddress.ip_address(address).is_loopback:
-            raise UsageError(f"--host {host} lets other machines use the model; give a --token that they must send")
+    with bind(host, port, token) as listener:
+        port = listener.getsockname()[1]
         # In a thread that ends: beside another thread with OpenMP workers, those of the model's thread sleep between
         # operations, and a text takes up to half as long again.
         with ThreadPoolExecutor(1) as loading:
@@ -336,21 +333,3 @@ def serve(
         app = Application(predictor, run, (*LOOPBACK, shown), token, report)
         report(f"{app.title} answers at http://{shown}:{port}; end it with Ctrl-C")
         uvicorn.Server(uvicorn.Config(app, **UVICORN)).run(sockets=[listener])
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at this address, so that no other server takes it while the model is loaded.
-
-    Raises:
-        UsageError: The address cannot be used.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY for TCP only
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        raise UsageError(f"{host}:{port} cannot be used ({error.strerror}); give another --port or --host") from None
-    return listener

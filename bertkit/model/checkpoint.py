@@ -5,12 +5,10 @@ Weights are safetensors only. Parameters that a checkpoint lacks are initialised
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import try_to_load_from_cache
 from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedConfig
@@ -19,7 +17,7 @@ from transformers.utils import cached_file
 from bertkit.errors import UsageError, check_access, explain_refusal, join_lines
 from bertkit.model.config import BertConfig, check_attention
 from bertkit.system.files import take_fingerprint
-from bertkit.system.hub import find_hub_trouble, split_revision
+from bertkit.system.hub import check_checkpoint, find_cached, find_trouble, split_revision
 
 BERT_KEYS = {"vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "type_vocab_size"}
 # Names of DataParallel, and of layers in NVIDIA's code, which have their activation inside.
@@ -49,23 +47,6 @@ def check_weights(checkpoint: str) -> None:
             "save it again with save_pretrained"
         )
     raise UsageError(f"{checkpoint} has no weights in safetensors{remedy}")
-
-
-@lru_cache(maxsize=8)  # a study calls it for each of its cells
-def find_trouble(checkpoint: str) -> str | None:
-    """Return why the Hub cannot serve a checkpoint that is not a local path, or None if it can.
-
-    If it cannot, callers use only the cache, which may hold a copy downloaded before.
-    """
-    name, revision = split_revision(checkpoint)
-    return None if Path(checkpoint).exists() else find_hub_trouble(name, "model", revision)
-
-
-def find_cached(checkpoint: str, name: str) -> Path | None:
-    """Return a file of a checkpoint on the Hub from the cache, without asking the Hub; None if the cache lacks it."""
-    model, revision = split_revision(checkpoint)
-    found = try_to_load_from_cache(model, name, revision=revision)
-    return Path(found) if isinstance(found, str) else None
 
 
 def trace_commit(checkpoint: str) -> dict[str, str]:
@@ -124,15 +105,11 @@ def load_config(checkpoint: str) -> BertConfig:
             is_study = Path(checkpoint, "study.json").is_file()
             trouble = "is a study; give one of its runs" if is_study else f"holds no config.json; {remedy}"
             raise UsageError(f"{checkpoint} {trouble}")
-        trouble = find_trouble(checkpoint)
+        check_checkpoint(checkpoint)
+        is_lost = find_trouble(checkpoint) is not None
         try:
             name, revision = split_revision(checkpoint)
-            values, _ = PreTrainedConfig.get_config_dict(name, revision=revision, local_files_only=trouble is not None)
-        except OSError:
-            if trouble is None:
-                raise
-            training = " (to train from one, use --model DIR)"
-            raise UsageError(f"there is no directory {checkpoint!r}, and {trouble}; {remedy}{training}") from None
+            values, _ = PreTrainedConfig.get_config_dict(name, revision=revision, local_files_only=is_lost)
         except TypeError:  # raised by transformers if the JSON is not an object
             values = None
         try:

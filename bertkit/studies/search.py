@@ -24,7 +24,7 @@ import torch
 from bertkit.errors import UsageError, explain_disk_error, explain_missing, explain_refusal
 from bertkit.reports.tables import count, find_row
 from bertkit.studies.results import judge
-from bertkit.studies.spec import set_axis
+from bertkit.studies.spec import check_searchable, set_axis
 from bertkit.studies.start import RECIPES, RunJob, Runs, State, drop_checkpoints, drop_weights
 from bertkit.studies.tables import show_value
 from bertkit.system.cluster import Command, count_processes, start_command
@@ -37,6 +37,7 @@ from bertkit.tasks.examples import MOST_HELD_BACK
 from bertkit.tasks.finetuning import BASELINES, BEST_BASELINE, GAIN
 from bertkit.training import budget, costs
 from bertkit.training.callbacks import Progress
+from bertkit.training.clock import Clock
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.preset import settle
 from bertkit.training.processes import join_processes
@@ -77,7 +78,7 @@ def search_or_train(
     *,
     output: Path,
     trials: int = 0,
-    clock: budget.Clock | None = None,
+    clock: Clock | None = None,
     report: Report = ignore,
     progress: Progress = ignore,
 ) -> dict[str, Any]:
@@ -128,7 +129,7 @@ class Search:
     recipe: Recipe
     output: Path
     most: int
-    clock: budget.Clock | None
+    clock: Clock | None
     report: Report
     progress: Progress = ignore
     plan: Plan | None = None
@@ -140,13 +141,13 @@ class Search:
 
     def choose(self) -> tuple[Recipe, Prepared | None]:
         """Do or continue the search, and return the recipe of the last training and its inputs if they are read."""
-        others = [key for key in ("features", "extra_train", "held_back") if self.recipe.data.get(key)]
-        others += [] if self.task.metric else [f"--task {self.task.name}"]
-        if not others and not self.searched:
+        check_searchable(self.task, self.recipe.data)
+        if not self.searched:
             self.report("the recipe leaves nothing to search: training with its values")
             return self.recipe, None
-        if others := others + ["torchrun or accelerate launch"] * (count_processes() > 1):
-            raise UsageError(f"--search and --budget cannot be combined with {others[0]}; leave it out")
+        if count_processes() > 1:
+            launcher = "torchrun or accelerate launch"
+            raise UsageError(f"--search and --budget cannot be combined with {launcher}; leave it out")
         if "preset" not in self.recipe.given:
             self.recipe = self.recipe.changed(preset="auto")
         identity = list_decisive(self.recipe.to_dict()) | {"searched": self.searched, "clock": bool(self.clock)}
@@ -305,7 +306,7 @@ class Search:
         made = recipe.override(data={"held_back": HELD_ROWS}, train=TRIAL_ONLY, patience=0, calibrate=False)
         if not self.plan:
             return made
-        clock = budget.Clock(self.plan.trial - START_SECONDS, time.monotonic())
+        clock = Clock(self.plan.trial - START_SECONDS, time.monotonic())
         return budget.fit(made, self.plan.measured, clock, self.folder).override(train=TRIAL_ONLY)
 
     # --- The trials ---------------------------------------------------------------------------------------------------

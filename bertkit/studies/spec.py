@@ -199,6 +199,17 @@ def define_runs(
     return {"tasks": list(tasks), "restarts": restarts, "recipe": {}, "grid": grid or {}}
 
 
+def check_searchable(task: Task, data: Mapping[str, Any]) -> None:
+    """Check that a search can be made for a task with these options of `[data]`.
+
+    Raises:
+        UsageError: It cannot.
+    """
+    others = [key for key in ("features", "extra_train", "held_back") if data.get(key)]
+    if others := others + ([] if task.metric else [f"--task {task.name}"]):
+        raise UsageError(f"--search and --budget cannot be combined with {others[0]}; leave it out")
+
+
 def define_folds(task: str, recipe: RecipePart, folds: int) -> dict[str, Any]:
     """Return the definition of a study of a task with a row for each fold.
 

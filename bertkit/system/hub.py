@@ -4,10 +4,12 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
 
-from bertkit.errors import UsageError, join_lines
+from bertkit.errors import UsageError, check_access, join_lines
 
 # name or owner/name; :config and @revision may follow: a branch, a tag, a commit, or refs/pr/1
 HUB_NAME = re.compile(r"([\w.-]+(?:/[\w.-]+)?)(?::([\w.-]+))?(?:@((?:refs/\w+/)?[\w.-]+))?")
@@ -75,6 +77,69 @@ def find_hub_trouble(name: str, kind: str, revision: str | None = None) -> str |
     except Exception as error:  # errors of the transport: huggingface_hub has changed its HTTP library more than once
         return f"the Hub cannot be reached for the {kind} {name!r} ({type(error).__name__})"
     return None
+
+
+@lru_cache(maxsize=8)  # a study calls it for each of its cells
+def find_trouble(checkpoint: str) -> str | None:
+    """Return why the Hub cannot serve a checkpoint that is not a local path, or None if it can.
+
+    If it cannot, callers use only the cache, which may hold a copy downloaded before.
+    """
+    name, revision = split_revision(checkpoint)
+    return None if Path(checkpoint).exists() else find_hub_trouble(name, "model", revision)
+
+
+def find_cached(checkpoint: str, name: str) -> Path | None:
+    """Return a file of a checkpoint on the Hub from the cache, without asking the Hub; None if the cache lacks it."""
+    from huggingface_hub import try_to_load_from_cache
+
+    model, revision = split_revision(checkpoint)
+    found = try_to_load_from_cache(model, name, revision=revision)
+    return Path(found) if isinstance(found, str) else None
+
+
+# --- Before torch is imported -----------------------------------------------------------------------------------------
+
+
+def check_source(source: str, form: str = "") -> None:
+    """Check that a path exists, or that it may be a name on the Hub.
+
+    Args:
+        form: The form of a name on the Hub: "owner/name", "name" (also without an owner), or none. Where there is a
+            folder of that owner, it is a path unless a revision follows.
+
+    Raises:
+        UsageError: It is a path, and there is nothing.
+    """
+    check_access(source)
+    if os.path.exists(source):
+        return
+    found = find_dataset(source) if form == "owner/name" else parse_hub_name(source) if form else None
+    is_below = found is not None and not found.revision and os.path.isdir(os.path.dirname(source))
+    if found is None or is_below:
+        other = f", or write {source}@main for one on the Hub" if is_below else ""
+        if form and not is_below:
+            other = f", or name a data set on the Hub ({form})"
+        raise UsageError(f"there is no file or folder {source}; correct the path{other}")
+
+
+def check_checkpoint(checkpoint: str) -> None:
+    """Check that a model is a path that exists, or is on the Hub or in its cache.
+
+    Raises:
+        UsageError: It is not.
+    """
+    check_access(checkpoint)
+    if os.path.exists(checkpoint):
+        return
+    is_path = parse_hub_name(checkpoint) is None
+    if not is_path and find_cached(checkpoint, "config.json") is not None:
+        return
+    if is_path or (trouble := find_trouble(checkpoint)):
+        remedy = "give a directory with a BERT checkpoint (to train from one, use --model DIR)"
+        if is_path or os.path.isdir(os.path.dirname(checkpoint)):
+            raise UsageError(f"there is no folder {checkpoint}; {remedy}")
+        raise UsageError(f"there is no directory {checkpoint!r}, and {trouble}; {remedy}")
 
 
 # --- Models -----------------------------------------------------------------------------------------------------------

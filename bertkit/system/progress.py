@@ -26,7 +26,7 @@ class ShareDone:
     """Reports in words which share of long work is done, and the time left.
 
     Args:
-        verb: What is done with each part, such as "predicted".
+        verb: The verb for a part that is done, such as "predicted".
     """
 
     def __init__(self, report: Report, verb: str) -> None:

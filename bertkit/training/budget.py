@@ -5,19 +5,13 @@ the time. The recipe in the run's directory has this number, and repeats the run
 training earlier if the machine becomes slower.
 """
 
-import re
-import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from math import ceil
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import msgspec
 
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError
 from bertkit.system.differences import refuse_other
 from bertkit.system.files import write_json
 from bertkit.system.progress import Report, ignore
@@ -25,6 +19,7 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.pretraining import list_phases
 from bertkit.training.baselines import fit_baselines
 from bertkit.training.callbacks import Deadline, Progress
+from bertkit.training.clock import Clock
 from bertkit.training.costs import Measured, expect, measure
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.preset import settle
@@ -33,10 +28,7 @@ from bertkit.training.recipe import Recipe, list_decisive, load_recipe, resolve
 from bertkit.training.run import run
 from bertkit.training.run_dir import RECIPE_FILE, has_begun, read_record
 
-UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-DURATION_PART = r"\s*(\d+(?:\.\d+)?)\s*([smhd])"
 CLOCK_FILE, MEASURED_FILE = ".time_used.json", ".measured.json"  # hidden: written before the run has begun
-RECORDED_EVERY = 1.0  # seconds between two records of the time used
 PROBE_SHARE = 0.05  # share of a budget for timed updates
 SPARE_SHARE = 0.05  # of the time for training, for a slower machine
 LEAST_UPDATES = 20  # updates in a training, unless all epochs have fewer
@@ -44,63 +36,6 @@ LEAST_UPDATES = 20  # updates in a training, unless all epochs have fewer
 
 class TooShort(UsageError):
     """The time is too short for a training."""
-
-
-# --- The clock --------------------------------------------------------------------------------------------------------
-
-
-def parse_duration(text: str) -> float:
-    """Return the seconds of a duration such as 90s, 20m, 1.5h or 1h30m."""
-    words = text.strip().lower()
-    seconds = sum(float(number) * UNIT_SECONDS[unit] for number, unit in re.findall(DURATION_PART, words))
-    if not re.fullmatch(f"(?:{DURATION_PART})+", words) or not 0 < seconds < 1e9:
-        raise UsageError(f"{text[:40]!r} is not a duration; write for example 90s, 20m, 1.5h or 1h30m")
-    return seconds
-
-
-class Clock:
-    """The time that a command has left, also if it is started again.
-
-    Args:
-        limit: Seconds that all of its starts may take.
-        begun: `time.monotonic()` at its start.
-    """
-
-    def __init__(self, limit: float, begun: float) -> None:
-        self.limit, self.begun, self.earlier = limit, begun, 0.0
-
-    @classmethod
-    def make(cls, budget: str, given: Mapping[str, Any], begun: float) -> "Clock":
-        """Return the clock of a budget, unless a person has given the number of updates too."""
-        if "max_steps" in given.get("train", {}):
-            raise UsageError("--budget decides the number of updates; leave out train.max_steps (or --steps)")
-        return cls(parse_duration(budget), begun)
-
-    @property
-    def left(self) -> float:
-        """Return the seconds left; negative if the time is over."""
-        return self.limit - self.earlier - (time.monotonic() - self.begun)
-
-    @contextmanager
-    def keep(self, path: Path) -> Iterator[None]:
-        """Add the time of earlier starts, and record the time used, so that a kill loses none of it."""
-        with suppress(OSError, ValueError):
-            self.earlier = read_record(path, float) + RECORDED_EVERY
-        with explain_refusal(f"the directory {path.parent}"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        over = Event()
-
-        def record() -> None:
-            while not over.wait(RECORDED_EVERY):
-                with suppress(OSError):  # a full disk stops the training itself
-                    write_json(round(self.limit - self.left, 1), path)
-
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(record)
-            try:
-                yield
-            finally:
-                over.set()
 
 
 def fit(recipe: Recipe, measured: Measured, clock: Clock, output: Path) -> Recipe:

@@ -28,6 +28,7 @@ import msgspec
 from bertkit.errors import UsageError, locate_refusal, make_printable
 from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT, expand_recipe, show_toml
 from bertkit.system.files import atomic_write
+from bertkit.system.hub import check_checkpoint, check_source
 from bertkit.tasks import TASKS
 from bertkit.tasks.option import check_range
 from bertkit.tasks.task import Task
@@ -229,6 +230,38 @@ class PhaseTable(msgspec.Struct, forbid_unknown_fields=True):
 
     share: Annotated[float, msgspec.Meta(gt=0)]
     max_length: Annotated[int, msgspec.Meta(ge=5)]  # [CLS] a [SEP] b [SEP]
+
+
+def check_early(task: Task, *given: Mapping[str, Any], where: str = "recipe") -> Recipe:
+    """Check what needs no torch: top-level keys and `[data]`, that its files exist, and then that the checkpoint does.
+
+    Returns:
+        The recipe without what is given in `[model]` and `[train]`.
+
+    Raises:
+        UsageError: A key or value is wrong, or a file or the checkpoint does not exist.
+    """
+    others = ("model", "train", "patience")  # their checks import torch, or need `[train]`
+    part = {key: value for key, value in merge(*given).items() if key not in others}
+    recipe = Recipe.make(task, part, where=where, fits_model=False)
+    check_named(task, recipe.data, recipe.checkpoint)
+    return recipe
+
+
+def check_named(task: Task, data: Mapping[str, Any], checkpoint: Any = "") -> None:
+    """Check that the files in `[data]` exist, and then that the checkpoint does.
+
+    Raises:
+        UsageError: One of them does not.
+    """
+    for key, option in task.options.items():
+        value = data.get(key) if option.is_input else None
+        if isinstance(value, str) and value:
+            value = [value] if Path(value).exists() else value.split(",")
+        for source in value or ():
+            check_source(source, option.hub_name)
+    if checkpoint and isinstance(checkpoint, str):
+        check_checkpoint(checkpoint)
 
 
 def read_recipe(path: str | Path) -> RecipePart:

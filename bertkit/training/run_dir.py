@@ -81,11 +81,17 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
         UsageError: The directory cannot be read, belongs to another run that has begun, or holds other files.
     """
     if not (output / RECIPE_FILE).exists():
-        check_empty(output, "run", DATA, SEARCH)
+        check_free(output)
         return None
     if has_begun(output) or (output / "config.json").exists():  # best/ has no log, but a model
         refuse_other(f"{output} belongs to another run", *list_both(output, recipe))
     return read_metrics(output / METRICS_FILE) if (output / METRICS_FILE).exists() else None
+
+
+def check_free(output: Path) -> None:
+    """Check that a directory holds a run, or nothing but what comes before one."""
+    if not (output / RECIPE_FILE).exists():
+        check_empty(output, "run", DATA, SEARCH)
 
 
 def check_finished(folder: Path, *files: str) -> None:

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -69,9 +70,43 @@ def test_help_answers_within_half_a_second():
         ("glue --task rte --recipe nowhere.toml", "nowhere.toml cannot be read"),
         ("glue --task rte --set data.max_length='64'", "write max_length = 64"),
         ("squad --version 2 --set data.doc_stride=0", "doc_stride is 0 in [data]; it must be at least 1"),
+        # A file before the model, which does not exist either, and whatever else is given.
+        ("classify --data no.csv --model no/bert --epochs 2", "there is no file or folder no.csv; correct the path"),
+        ("ner --data no/letters.jsonl --restarts 2 --model no/bert", "there is no file or folder no/letters.jsonl"),
+        ("swag --data swag/full", "there is no file or folder swag/full"),
+        ("squad --version 2 --extra-train more.json --model no/bert", "there is no file or folder more.json"),
+        ("pretrain --corpus no.txt --steps 9", "there is no file or folder no.txt"),
+        ("study FILE --data no.d", "there is no file or folder no.d"),
+        ("doctor no.csv --model no/bert", "there is no file or folder no.csv"),
+        ("classify --data FILE --model no/bert --epochs 2", "there is no directory 'no/bert', and the Hub cannot"),
+        ("classify --data FILE --model no.bert/a/b", "there is no folder no.bert/a/b"),
+        ("classify --data FILE --model FOLDER --output OTHER --epochs 2", "is not empty and holds no run"),
+        ("squad --version 1 --model FOLDER --extra-train FILE --search 2", "cannot be combined with extra_train"),
+        ("pretrain --budget 2m --steps 4", "--budget decides the number of updates"),
+        ("predict FOLDER/no text", "there is no folder "),
+        ("evaluate FOLDER --data no.csv", "there is no file or folder no.csv"),
+        ("export no.run --output exported", "no.run"),
+        ("features FOLDER --input no.txt --output a.npz", "there is no file or folder no.txt"),
+        ("serve no.run --port PORT", "cannot be used (Address already in use); give another --port or --host"),
+        ("serve FOLDER --host 0.0.0.0 --port 0", "give a --token"),
+        ("report no.run", "there is no file or folder no.run"),
+        ("compare no.run FOLDER", "there is no file or folder no.run"),
+        ("reproduce no.run", "no.run is not a finished run"),
     ],
 )
-def test_a_mistake_is_named_before_torch_is_imported(words, expected):
+def test_a_mistake_is_named_before_torch_is_imported(tmp_path, words, expected):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").touch()
+    (tmp_path / "table.csv").write_text("text,label\na,b\n")
+    places = {"OTHER": tmp_path / "other", "FILE": tmp_path / "table.csv", "FOLDER": tmp_path}
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        places["PORT"] = used.getsockname()[1]
+        for name, place in places.items():
+            words = words.replace(name, str(place))
+        check_refusal(words, expected)
+
+
+def check_refusal(words, expected):
     loaded = "print(sorted({'torch', 'transformers', 'datasets'} & sys.modules.keys()))"
     code = f"import atexit, sys; sys.argv = ['bertkit', *{words.split()}]; atexit.register(lambda: {loaded})"
     command = [sys.executable, "-c", f"{code}; from bertkit import cli; cli.main()"]

@@ -12,8 +12,9 @@ from bertkit import BertForMultipleChoice, BertForSequenceClassification
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
-from bertkit.model.checkpoint import find_trouble, load_config, load_model
+from bertkit.model.checkpoint import load_config, load_model
 from bertkit.model.precision import cast_weights, use_precision
+from bertkit.system.hub import find_trouble
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run

@@ -18,7 +18,7 @@ from bertkit.studies.search import SEARCH, TRIALS_FILE, Plan, Search, search_or_
 from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
-from bertkit.training.budget import Clock
+from bertkit.training.clock import Clock
 from bertkit.training.costs import Measured
 from bertkit.training.preset import settle
 from bertkit.training.recipe import ADAPTED, Recipe, load_recipe, merge, read_recipe

@@ -23,8 +23,9 @@ from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training import budget, callbacks, costs
-from bertkit.training.budget import CLOCK_FILE, RECORDED_EVERY, Clock, TooShort, parse_duration, train_within
+from bertkit.training.budget import CLOCK_FILE, TooShort, train_within
 from bertkit.training.callbacks import Deadline, StopAfter
+from bertkit.training.clock import RECORDED_EVERY, Clock, parse_duration
 from bertkit.training.costs import Measured
 from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe, load_recipe

@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from bertkit.errors import UsageError
 from bertkit.inference.evaluate import evaluate
 from bertkit.model import heads
-from bertkit.model.checkpoint import find_trouble
+from bertkit.system.hub import find_trouble
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad import VERSIONS
 from bertkit.training import model_card, push

@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from bertkit.data.formats.hub import load_hub
-from bertkit.model.checkpoint import find_trouble
+from bertkit.system.hub import find_trouble
 from bertkit.tasks import TASKS
 from bertkit.training.predictions import pack_table, read_table
 from bertkit.training.recipe import Recipe, merge, read_recipe, save_recipe
