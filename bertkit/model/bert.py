@@ -12,6 +12,7 @@ Left out: cross-attention, cached decoding, chunked feed-forward layers.
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -57,6 +58,9 @@ class BertEmbeddings(nn.Module):
         embedded = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         embedded = embedded + self.token_type_embeddings(token_type_ids) + self.position_embeddings(position_ids)
         return self.dropout(self.LayerNorm(embedded))
+
+
+EMBEDDING_PARTS = (BertEmbeddings, nn.Embedding, nn.LayerNorm, Dropout)
 
 
 class BertSelfAttention(nn.Module):
@@ -197,8 +201,11 @@ class BertPreTrainedModel(PreTrainedModel):
         return super().get_correct_attn_implementation(requested_attention or default, is_init_check)
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Save as in transformers, but give the weights config.json's file mode, which safetensors 0.8 restricts."""
-        super().save_pretrained(save_directory, *args, **kwargs)
+        """Save under the Hub's names, also if the checkpoint had others, and give the weights config.json's file mode.
+
+        safetensors 0.8 restricts the mode.
+        """
+        super().save_pretrained(save_directory, *args, **{"save_original_format": False} | kwargs)
         folder = Path(save_directory)
         for weights in folder.glob("*.safetensors"):
             with suppress(OSError):  # another owner's file, or a file system without modes
@@ -208,7 +215,7 @@ class BertPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Initialise from a normal with deviation `initializer_range`, truncated at two deviations (reference code)."""
         if isinstance(module, nn.Linear | nn.Embedding):
-            deviation = self.config.initializer_range
+            deviation = max(self.config.initializer_range, sys.float_info.min)  # torch divides by it
             init.trunc_normal_(module.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 init.zeros_(module.bias)
@@ -328,8 +335,7 @@ class BertModel(BertPreTrainedModel):
             position_ids = torch.arange(length, device=given.device)[None]  # (1, T)
         if token_type_ids is None:
             token_type_ids = position_ids.new_zeros(1, 1)
-        segments, positions = token_type_ids.expand(layout.shape), position_ids.expand(layout.shape)  # (B, T) each
-        hidden = self.embed(input_ids, segments, positions, inputs_embeds, layout.whole)  # (packed, H)
+        hidden = self.embed(input_ids, token_type_ids, position_ids, inputs_embeds, layout.whole)  # (packed, H)
         asked = {key: value for key, value in kwargs.items() if key.startswith("output_")}
         outputs = self.encode(hidden, attention_mask, layout, return_dict=True, **asked)
         if outputs.hidden_states is not None:  # a layer that nobody asked for has None
@@ -360,11 +366,19 @@ class BertModel(BertPreTrainedModel):
         inputs_embeds: Tensor | None,
         layout: Layout,
     ) -> Tensor:
-        """Return the first layer's input (packed, H); hooks on the token embeddings see (B, T, H), as in stock."""
-        words = self.embeddings.word_embeddings
+        """Return the first layer's input (packed, H).
+
+        Replaced or hooked, the embeddings and their parts are called as in stock: (B, T, ...), positions (1, T, ...).
+        """
+        token_type_ids = token_type_ids.expand(layout.shape)  # (B, T)
+        parts = dict(self.embeddings.named_children())
+        words = parts.pop("word_embeddings", None)
+        if any(type(part) not in EMBEDDING_PARTS or is_adapted(part) for part in (self.embeddings, *parts.values())):
+            ids = {"input_ids": input_ids, "position_ids": position_ids, "token_type_ids": token_type_ids}
+            return layout.pack(self.embeddings(**ids, inputs_embeds=inputs_embeds))
         if inputs_embeds is None and (type(words) is not nn.Embedding or is_adapted(words)):
-            input_ids, inputs_embeds = None, words(input_ids)  # (B, T, H)
-        given = (input_ids, token_type_ids, position_ids, inputs_embeds)
+            input_ids, inputs_embeds = None, words(input_ids)  # (B, T, H); checkpointing has a hook here, too
+        given = (input_ids, token_type_ids, position_ids.expand(layout.shape), inputs_embeds)
         return self.embeddings(*(None if x is None else layout.pack(x) for x in given))
 
     def check_request(self, kwargs: dict) -> None:

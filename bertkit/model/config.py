@@ -24,11 +24,11 @@ ATTENTION = (  # names of implementations; transformers treats any other as a Hu
 )
 SIZES = ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
 DROPOUT_RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
-CONFIG_RANGES = {  # a file with other values is damaged
+CONFIG_RANGES = {  # other values cannot work, so that a file with them is damaged
     **dict.fromkeys((*SIZES, "type_vocab_size", "bilstm_hidden_size"), (1, math.inf)),
-    **dict.fromkeys(DROPOUT_RATES, (0, 0.999)),
+    **dict.fromkeys(DROPOUT_RATES, (0, 1)),
+    **dict.fromkeys(("initializer_range", "layer_norm_eps"), (0, math.inf)),
     "num_hidden_layers": (0, 1_000),
-    "initializer_range": (1e-6, math.inf),
     "temperature": (1e-3, 1e3),
 }
 # Unknown to other programs.

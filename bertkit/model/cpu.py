@@ -105,7 +105,7 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
     """
     if not training or rate == 0.0:
         return x
-    if not runs_eagerly_on_cpu(x):
+    if not runs_eagerly_on_cpu(x) or rate == 1.0:  # a mask keeps something, so that its scale is finite
         return nn.functional.dropout(x, rate)
     return _Mask.apply(x, draw_mask(x.shape, rate), find_scale(rate))
 
@@ -122,7 +122,8 @@ class Dropout(nn.Dropout):
 
 def trains_on_cpu(dropout: float, *states: Tensor) -> bool:
     """Return whether to use `attend_on_cpu` instead of `attend_grouped`."""
-    return (dropout > 0.0 or any(x.requires_grad for x in states)) and runs_eagerly_on_cpu(states[0])
+    has_kernel = dropout < 1.0 and runs_eagerly_on_cpu(states[0])
+    return has_kernel and (dropout > 0.0 or any(x.requires_grad for x in states))
 
 
 def attend_on_cpu(
@@ -338,6 +339,9 @@ def can_run_padded(lstm: nn.LSTM, tokens: Tensor) -> bool:
     """Return whether torch's kernel for padded sequences can be used and is faster."""
     return (
         runs_eagerly_on_cpu(tokens)
+        # The kernel reads the weights itself, so that the module is not called.
+        and type(lstm) is nn.LSTM
+        and not is_adapted(lstm)
         and lstm.weight_ih_l0.dtype == torch.float32
         and max(lstm.input_size, 2 * lstm.hidden_size) <= WIDEST
     )

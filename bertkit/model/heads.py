@@ -21,7 +21,7 @@ from transformers.utils.generic import can_return_tuple
 from bertkit.model.bert import BertModel, BertPreTrainedModel
 from bertkit.model.bilstm import BertBiLSTM
 from bertkit.model.config import BertConfig
-from bertkit.model.cpu import Dropout
+from bertkit.model.cpu import Dropout, is_adapted
 from bertkit.model.loss import IGNORE_INDEX, classify_each_loss, classify_loss, regress_loss, weigh_labels
 from bertkit.model.packing import Layout, find_indices, find_read_indices, keep_first
 
@@ -100,7 +100,11 @@ class BertHead(BertPreTrainedModel):
         layout = self.bert.lay_out(input_ids, attention_mask, inputs_embeds, real_indices)
         if (self.reads_sentences or read_indices is not None) and not self.has_bilstm:
             layout = self.bert.narrow(layout, read_indices, **kwargs)
-        outputs = self.bert(*inputs, layout=layout, return_dict=True, **kwargs)
+        if is_adapted(self.bert):  # a hook sees (B, T, H), as in stock
+            outputs = Encoded(**self.bert(*inputs, return_dict=True, **kwargs))  # a copy, as the hook may keep its own
+            outputs.last_hidden_state = layout.pack(outputs.last_hidden_state)  # (packed, H)
+        else:
+            outputs = self.bert(*inputs, layout=layout, return_dict=True, **kwargs)
         if self.has_bilstm:
             outputs.last_hidden_state = self.bilstm(outputs.last_hidden_state, layout)  # (packed, H)
             if self.has_pooler:

@@ -155,12 +155,12 @@ class BertLMHead(BertHead):
         """Return the encoder's outputs, token logits, their loss if labels are given, and any next-sentence logits.
 
         The arguments are those of `forward`. Training returns no token logits of labelled positions: nobody reads them,
-        and not computing M * V of them is the gain. If all positions are decoded, or hooks are registered on `cls`, it
-        is called, and sees packed states.
+        and not computing M * V of them is the gain. If all positions are decoded, or hooks are registered on `cls` or
+        `cls.predictions`, they are called as in stock, but see packed states.
         """
         labels = None if labels is None else self.align(labels, inputs[1])
         few = labels is not None and (self.training if targets_only is None else targets_only)
-        calls_head = not few or is_adapted(self.cls)
+        calls_head = not few or any(map(is_adapted, (self.cls, self.cls.predictions)))
         if calls_head:
             read_indices = None
         elif target_indices is None:

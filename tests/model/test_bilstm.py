@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.nn.utils.prune import identity
 
 from bertkit.model import bilstm, bilstm_heads
 from bertkit.model.bilstm import FEATURE_LAYERS, BertBiLSTM, BertLayerMix, find_layers, select_features
@@ -49,6 +50,58 @@ def test_a_bilstm_reads_each_sequence_by_itself(kernel: str) -> None:
         torch.testing.assert_close(found[row, :length], alone)
         torch.testing.assert_close(sentences[row], last[2:].flatten())
         assert found[row, length:].abs().sum() == 0
+
+
+def take_away(lstm: nn.LSTM) -> nn.LSTM:
+    """Keep the weights elsewhere and bring them only for a call, as accelerate does."""
+    weights = {name: x.data.clone() for name, x in lstm.named_parameters()}
+
+    def place(device: str) -> None:
+        for name, x in weights.items():
+            lstm._parameters[name] = nn.Parameter(x.to(device), requires_grad=False)
+
+    call = lstm.forward
+
+    def forward(*args):
+        place("cpu")
+        states = call(*args)
+        place("meta")
+        return states
+
+    lstm.forward = forward
+    place("meta")
+    return lstm
+
+
+def prune(lstm: nn.LSTM) -> nn.LSTM:
+    """Compute a weight in a hook, as torch's pruning does; it stays the same."""
+    return identity(lstm, "weight_hh_l1")
+
+
+class Subclass(nn.LSTM):
+    """A class that a program puts in the place of another."""
+
+
+def exchange(lstm: nn.LSTM) -> nn.LSTM:
+    """Put another class in its place."""
+    other = Subclass(lstm.input_size, lstm.hidden_size, num_layers=2, bidirectional=True)
+    other.load_state_dict(lstm.state_dict())
+    return other
+
+
+@pytest.mark.parametrize("change", [take_away, prune, exchange])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("head", [TOPS[0], TOPS[2], "features"])
+def test_an_lstm_with_a_hook_or_of_another_class_is_called(head: str, kernel: str, change) -> None:
+    model = make_model(head, kernel) if head in TOPS else make_features_model()
+    batch, calls = make_batch(LENGTHS), []
+    with torch.no_grad():
+        expected = model(**batch).logits
+        model.bilstm.lstm = change(model.bilstm.lstm)
+        call = model.bilstm.lstm.forward
+        model.bilstm.lstm.forward = lambda *args: calls.append(1) or call(*args)
+        torch.testing.assert_close(model(**batch).logits, expected)
+    assert calls == [1]
 
 
 @pytest.mark.parametrize("layers", [1, 2])

@@ -9,9 +9,11 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 
+import bertkit
+from bertkit import BertForSequenceClassification
 from bertkit.model.bert import BertModel
 from bertkit.model.config import BertConfig
-from tests.conftest import TINY
+from tests.conftest import TINY, make_batch, make_model, make_twin
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,10 @@ def test_every_default_is_transformers_own() -> None:
         ({"hidden_size": 30, "num_attention_heads": 4}, "hidden_size 30 is not divisible by num_attention_heads 4"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0; it must be at least 1"),
         ({"num_hidden_layers": -1}, "num_hidden_layers is -1; it must be at least 0 and at most 1000"),
-        ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob is 1.0; it must be at least 0 and at most 0.999"),
+        ({"hidden_dropout_prob": 1.1}, "hidden_dropout_prob is 1.1; it must be at least 0 and at most 1"),
+        ({"initializer_range": -0.02}, "initializer_range is -0.02; it must be at least 0"),
+        ({"initializer_range": math.nan}, "initializer_range is nan; it must be at least 0"),
+        ({"layer_norm_eps": -1e-12}, "layer_norm_eps is -1e-12; it must be at least 0"),
         ({"hidden_act": "gellu"}, "hidden_act 'gellu' is unknown; the paper uses 'gelu'"),
         ({"hidden_size": "768"}, "hidden_size"),
         ({"class_weights": [1.0, math.nan]}, "weights must be finite"),
@@ -53,6 +58,41 @@ def test_what_does_not_fit_is_refused_by_name(values: dict, message: str) -> Non
     with pytest.raises(StrictDataclassError) as error:
         BertConfig(**values)
     assert message in f"{error.value} {error.value.__cause__}"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"initializer_range": 1e-7}, {"initializer_range": 0.0}, {"layer_norm_eps": 0.0}, {"num_hidden_layers": 0}],
+)
+def test_what_transformers_takes_is_taken_and_trains(values: dict, tmp_path: Path) -> None:
+    BertForSequenceClassification(BertConfig(**TINY | values)).save_pretrained(tmp_path)
+    for library in (transformers, bertkit):
+        loaded = library.BertForSequenceClassification.from_pretrained(tmp_path).train()
+        loss = loaded(**make_batch([3, 7]), labels=torch.tensor([0, 1])).loss
+        loss.backward()
+        assert loss.isfinite()
+
+
+@pytest.mark.parametrize("deviation", [1e-7, 0.0])
+def test_the_smallest_deviations_give_weights_within_them(deviation: float) -> None:
+    model = BertModel(BertConfig(**TINY, initializer_range=deviation))
+    weight = model.encoder.layer[0].output.dense.weight
+    assert weight.abs().max() <= 2 * deviation
+    assert bool(weight.any()) == bool(deviation)
+
+
+@pytest.mark.parametrize("kernel", ["packed", "eager"])
+def test_a_rate_of_one_drops_all_as_in_transformers(kernel: str) -> None:
+    """Nothing but biases reaches the output, the same for every text."""
+    rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"), 1.0)
+    model = make_model("BertForSequenceClassification", kernel, **rates)
+    batch = make_batch([3, 7])
+    twin = make_twin(model).train()
+    logits = model.train()(**batch).logits
+    torch.testing.assert_close(logits, twin(**batch).logits)
+    torch.testing.assert_close(logits[0], model.classifier.bias)
+    logits.sum().backward()
+    assert all(x.grad is None or x.grad.isfinite().all() for x in model.parameters())
 
 
 def test_transformers_json_round_trips(tmp_path: Path) -> None:

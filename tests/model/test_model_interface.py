@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.integrations.neftune import neftune_post_forward_hook
 
 from bertkit.model import bert as ours
@@ -116,6 +116,61 @@ def test_a_hook_may_replace_what_a_module_returns(name: str) -> None:
         each.get_submodule(name).register_forward_hook(lambda module, args, out: 2 * out.flip(-1))
     real = batch["attention_mask"].bool()
     assert differ(model(**batch).logits[real], twin(**batch).logits[real]) < 2e-6
+
+
+def record_shapes(model: nn.Module, names: list[str]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what these modules return, filled when the model runs."""
+    shapes = {}
+    for name in names:
+        model.get_submodule(name).register_forward_hook(
+            lambda module, args, out, name=name: shapes.update(
+                {name: tuple((out if isinstance(out, Tensor) else out.last_hidden_state).shape)}
+            )
+        )
+    return shapes
+
+
+EMBEDDINGS = ["bert.embeddings"] + [
+    f"bert.embeddings.{name}"
+    for name in ("word_embeddings", "token_type_embeddings", "position_embeddings", "LayerNorm", "dropout")
+]
+
+
+@pytest.mark.parametrize("has_segments", [True, False])
+@pytest.mark.parametrize("name", [*EMBEDDINGS, "bert"])
+def test_a_hook_on_the_encoder_or_its_embeddings_sees_the_shapes_of_stock(name: str, has_segments: bool) -> None:
+    model, twin = make_pair("BertForTokenClassification")
+    batch = make_batch(LENGTHS)
+    if not has_segments:
+        del batch["token_type_ids"]
+    expected, shapes = model(**batch).logits, [record_shapes(each, [name]) for each in (model, twin)]
+    twin(**batch)
+    assert torch.equal(model(**batch).logits, expected)
+    assert shapes[0] == shapes[1]
+    assert len(shapes[0][name]) == 3
+
+
+def test_replaced_embeddings_are_called_with_the_arguments_of_stock() -> None:
+    class Given(nn.Module):
+        def forward(self, **arguments: Tensor) -> Tensor:
+            calls.append({name: tuple(x.shape) for name, x in arguments.items() if isinstance(x, Tensor)})
+            return embedded  # (B, T, H)
+
+    batch, calls, found = make_batch(LENGTHS), [], []
+    embedded = torch.randn(*batch["input_ids"].shape, 32)
+    for each in make_pair("BertForSequenceClassification"):
+        each.bert.embeddings = Given()
+        found.append(each(**batch).logits)
+    assert calls[0].items() >= calls[1].items()  # stock leaves it to the embeddings to number the positions
+    assert differ(*found) < 2e-6
+
+
+def test_a_hook_on_the_predictions_sees_scores_in_training() -> None:
+    model, inputs = make_model("BertForMaskedLM", **NO_DROPOUT).train(), make_inputs("BertForMaskedLM")
+    expected = model(**inputs).loss
+    shapes = record_shapes(model, ["cls.predictions"])
+    assert differ(model(**inputs).loss, expected) < 2e-6
+    assert shapes["cls.predictions"][-1] == model.config.vocab_size
 
 
 def test_neftune_adds_the_noise_of_transformers_in_training() -> None:
