@@ -20,10 +20,17 @@ from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import check_checkpoint, find_cached, find_trouble, split_revision
 
 BERT_KEYS = {"vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "type_vocab_size"}
-# Names of DataParallel, and of layers in NVIDIA's code, which have their activation inside.
-RENAMED = {r"^module\.": "", r"\.dense_act\.": ".dense."}
+RENAMED = {
+    r"^((module|_orig_mod|base_model\.model)\.)+": "",  # DataParallel, torch.compile and PEFT
+    r"\._orig_mod\.": ".",  # a part that torch.compile had wrapped
+    r"\.dense_act\.": ".dense.",  # a layer in NVIDIA's code, which has its activation inside
+}
 ENCODER = re.compile(r"(bert\.)?(embeddings|encoder)\.")
 TRAINED = ("tau", "thresholds", "temperature", "text_columns", "window_pooling")
+ADAPTER = (
+    "is an adapter of PEFT, not a whole model; merge it into its model first (merge_and_unload), save that with "
+    "save_pretrained and give its directory"
+)
 RETURNED = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
 
 
@@ -40,6 +47,7 @@ def check_weights(checkpoint: str) -> None:
             pass
     if files or not folder.is_dir():
         return
+    refuse_adapter(checkpoint)
     remedy = "; give a directory with a BERT checkpoint"
     if pickles := sorted(path.name for path in folder.glob("*.bin")):
         remedy = (
@@ -47,6 +55,12 @@ def check_weights(checkpoint: str) -> None:
             "save it again with save_pretrained"
         )
     raise UsageError(f"{checkpoint} has no weights in safetensors{remedy}")
+
+
+def refuse_adapter(checkpoint: str) -> None:
+    """Raise a UsageError that says what an adapter is, if the checkpoint is one."""
+    if find_file(checkpoint, "adapter_config.json"):
+        raise UsageError(f"{checkpoint} {ADAPTER}")
 
 
 def trace_commit(checkpoint: str) -> dict[str, str]:
@@ -102,6 +116,8 @@ def load_config(checkpoint: str) -> BertConfig:
         if Path(checkpoint).exists() and not Path(checkpoint, "config.json").is_file():
             if Path(checkpoint, "recipe.toml").is_file():
                 raise UsageError(f"the run in {checkpoint} is not finished; repeat the command that started it")
+            trouble = f"holds no config.json; {remedy}"
+            refuse_adapter(checkpoint)
             is_study = Path(checkpoint, "study.json").is_file()
             trouble = "is a study; give one of its runs" if is_study else f"holds no config.json; {remedy}"
             raise UsageError(f"{checkpoint} {trouble}")
@@ -110,6 +126,10 @@ def load_config(checkpoint: str) -> BertConfig:
         try:
             name, revision = split_revision(checkpoint)
             values, _ = PreTrainedConfig.get_config_dict(name, revision=revision, local_files_only=is_lost)
+        except OSError:
+            if not is_lost:
+                refuse_adapter(checkpoint)
+            raise
         except TypeError:  # raised by transformers if the JSON is not an object
             values = None
         try:
@@ -118,6 +138,7 @@ def load_config(checkpoint: str) -> BertConfig:
                 # Those of 2018 and 2019 have no type. RoBERTa's have the same keys, but its weights other names.
                 kind = "bert" if heads or values.keys() >= BERT_KEYS else None
             if kind is None:
+                refuse_adapter(checkpoint)
                 raise UsageError(
                     f"the config.json of {checkpoint} has no model_type; if the model is a BERT, add "
                     '"model_type": "bert"'
@@ -182,6 +203,8 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
     mismatched = {name for name, *_ in info["mismatched_keys"]}
     wrong = {name for name in mismatched if not name.startswith(("classifier.", "bilstm.", "mix."))}
     wrong |= {name for name in info["missing_keys"] | info["unexpected_keys"] if ENCODER.match(name)}
+    if any(".base_layer." in name for name in wrong):
+        raise UsageError(f"{checkpoint} {ADAPTER}")
     if wrong:
         raise UsageError(
             f"{checkpoint} is damaged: its weights do not fit its configuration ({min(wrong)}); restore the "

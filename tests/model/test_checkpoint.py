@@ -216,13 +216,60 @@ def test_a_download_that_breaks_is_one_line_and_the_next_one_succeeds(served, na
     assert LOADERS[name]()
 
 
-def test_weights_of_data_parallel_and_of_nvidia_are_read(tmp_path):
+OTHER_NAMES = {  # program -> the part of a name that it writes otherwise, and how
+    "DataParallel and NVIDIA's code": (r"^(.*(intermediate|pooler)\.dense)?", r"module.\1"),
+    "torch.compile": ("^", "_orig_mod."),
+    "torch.compile, in DataParallel": ("^", "module._orig_mod."),
+    "torch.compile of each layer": (r"(layer\.\d+)\.", r"\1._orig_mod."),
+    "torch.compile of the encoder": (r"^bert\.", "bert._orig_mod."),
+    "PEFT without an adapter": ("^", "base_model.model."),
+    "PEFT, compiled": ("^", "_orig_mod.base_model.model."),
+}
+
+
+@pytest.mark.parametrize("program", OTHER_NAMES)
+def test_weights_under_the_names_of_other_programs_are_read_and_saved_under_the_hub_s(tmp_path, program):
     write_checkpoint(tmp_path, labels=("yes", "no"))
     weights = load_file(tmp_path / "model.safetensors")
-    renamed = {
-        "module." + re.sub("(intermediate|pooler).dense", r"\1.dense_act", name): weights[name] for name in weights
-    }
+    renamed = {re.sub(*OTHER_NAMES[program], name, count=1): weights[name] for name in weights}
+    if "NVIDIA" in program:
+        renamed = {re.sub(r"(intermediate|pooler)\.dense", r"\1.dense_act", name): renamed[name] for name in renamed}
+    assert renamed.keys() != weights.keys()
     save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
     model, new = load_model(BertForSequenceClassification, str(tmp_path), {})
     assert new == []
-    assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items() if name in weights)
+    model.save_pretrained(tmp_path / "again")
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert again.keys() == weights.keys()
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+
+
+ADAPTER = r"is an adapter of PEFT, not a whole model; merge it into its model first \(merge_and_unload\), save that"
+
+
+@pytest.mark.parametrize("has_config", [False, True])
+def test_an_adapter_is_called_one(tmp_path, has_config):
+    folder = write_checkpoint(tmp_path, labels=("yes", "no"))
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text('{"peft_type": "IA3"}')
+    if not has_config:
+        (folder / "config.json").unlink()
+    with pytest.raises(UsageError, match=ADAPTER):
+        Predictor(folder)
+
+
+def test_an_adapter_beside_the_weights_that_it_changes_is_called_one(tmp_path):
+    folder = write_checkpoint(tmp_path, labels=("yes", "no"))
+    weights = load_file(folder / "model.safetensors")
+    adapted = {re.sub(r"\.(query|value)\.", r".\1.base_layer.", name): weights[name] for name in weights}
+    adapted |= {"bert.encoder.layer.0.attention.self.query.lora_A.default.weight": torch.zeros(4, 32)}
+    save_file({f"base_model.model.{name}": adapted[name] for name in adapted}, folder / "model.safetensors")
+    with pytest.raises(UsageError, match=ADAPTER):
+        load_model(BertForSequenceClassification, str(folder), {})
+
+
+def test_an_adapter_on_the_hub_is_called_one(served):
+    del served.repos["ada/bert"].files["config.json"]
+    served.repos["ada/bert"].files["adapter_config.json"] = b"{}"
+    with pytest.raises(UsageError, match=f"^ada/bert {ADAPTER}"):
+        load_config("ada/bert")
