@@ -84,7 +84,7 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
         raise UsageError("no data to check; name them: bertkit doctor FILE, or --task cola for a data set of the Hub")
     tokenizer = None
     try:
-        tokenizer = load_tokenizer(model or recipe.checkpoint)
+        tokenizer = load_tokenizer(model or recipe.checkpoint, report=report)
     except UsageError as error:
         if model:
             raise

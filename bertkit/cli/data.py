@@ -279,7 +279,7 @@ def build_corpus(
     with Screen() as screen, explain_disk_error(output):
         statistics = build(
             sources,
-            load_tokenizer(vocab, cased=cased or None),
+            load_tokenizer(vocab, cased=cased or None, report=screen.say),
             output,
             split_sentences=split_sentences,
             language=language,

@@ -128,7 +128,8 @@ def predict(
     from bertkit.inference.predictor import Counts, Predictor
 
     with Screen() as screen:
-        predictor = Predictor(run, pairs=pair or None, top=top, text=columns, precision=precision, coverage=coverage)
+        settings = {"pairs": pair or None, "top": top, "text": columns, "precision": precision, "coverage": coverage}
+        predictor = Predictor(run, **settings, report=complain)
         predictor.check_format(output, is_pipeline)
         answer = predictor.stream
         if explains:

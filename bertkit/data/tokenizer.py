@@ -30,7 +30,7 @@ import regex
 from bertkit.data.formats.line import read_json, read_lines
 from bertkit.errors import UsageError, join_lines
 from bertkit.system.hub import find_hub_trouble, parse_hub_name, split_revision
-from bertkit.system.progress import ignore
+from bertkit.system.progress import Report, ignore
 
 if TYPE_CHECKING:
     from transformers import BertTokenizerFast
@@ -53,6 +53,8 @@ NORMALIZATION = {  # option of tokenizers' BertNormalizer -> option of transform
     "handle_chinese_chars": "tokenize_chinese_chars",
 }
 UNKNOWN = "\U00013000"  # a hieroglyph that hardly any vocabulary contains
+BRACKETED = regex.compile(r"\[.*\]")
+CAPITAL_SHARE = 0.03  # of the tokens with letters; bert-base-cased has capitals in 0.31 of them
 UNLIMITED = 1e9  # tokenizers without a maximum length store 1e30
 TOKENIZER_REMEDY = (
     "save the tokenizer again, name a BERT tokenizer (WordPiece), or set tokenizer_class in tokenizer_config.json"
@@ -222,11 +224,11 @@ def save_tokenizer(tokenizer: Any, directory: str | Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def load_tokenizer(source: str | Path, *, cased: bool | None = None) -> Any:
+def load_tokenizer(source: str | Path, *, cased: bool | None = None, report: Report = ignore) -> Any:
     """Load a tokenizer from a directory with tokenizer.json or vocab.txt, a vocab.txt, or a model on the Hub.
 
-    The files decide whether it is cased. If they do not say, `cased` decides; without it, the tokenizer is cased if a
-    token has a capital letter. The maximum length comes from the files, with 512 as the default.
+    The files decide whether it is cased. If they do not say, `cased` decides; without it, it is guessed from the tokens
+    and reported. The maximum length comes from the files, with 512 as the default.
 
     Raises:
         UsageError: It does not exist, is not a BERT vocabulary, contradicts `cased`, or the Hub cannot be reached.
@@ -235,14 +237,14 @@ def load_tokenizer(source: str | Path, *, cased: bool | None = None) -> Any:
     if path.is_file():
         tokens = list(read_lines(path))
         _check_tokens(tokens, str(path))
-        return make_tokenizer(tokens, cased=_guess_cased(tokens) if cased is None else cased)
+        return make_tokenizer(tokens, cased=_guess_cased(tokens, path.name, report) if cased is None else cased)
     if path.is_dir():
-        return _load_directory(path, str(path), cased)
+        return _load_directory(path, str(path), cased, report)
     if parse_hub_name(str(source)) is None:
         raise UsageError(
             f"{str(source)!r} does not exist; name a directory with tokenizer.json or vocab.txt, or a vocab.txt"
         )
-    return _load_directory(_download(str(source)), str(source), cased)
+    return _load_directory(_download(str(source)), str(source), cased, report)
 
 
 def describe_vocabulary(tokenizer: Any) -> str:
@@ -250,7 +252,7 @@ def describe_vocabulary(tokenizer: Any) -> str:
     return blake2b(find_backend(tokenizer, "a built corpus").to_str().encode(), digest_size=16).hexdigest()
 
 
-def _load_directory(directory: Path, source: str, cased: bool | None) -> Any:
+def _load_directory(directory: Path, source: str, cased: bool | None, report: Report) -> Any:
     from transformers import AutoTokenizer, BertConfig, BertTokenizer, PreTrainedTokenizerFast
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
@@ -283,9 +285,8 @@ def _load_directory(directory: Path, source: str, cased: bool | None) -> Any:
         longest = config.get("model_max_length")
         if not isinstance(longest, int | float) or not 0 < longest < UNLIMITED:
             settings["model_max_length"] = 512
-        if is_plain:
-            # Differs from stock, which lower-cases unless tokenizer_config.json forbids it.
-            settings.setdefault("do_lower_case", not (_guess_cased(tokens) if cased is None else cased))
+        if is_plain and "do_lower_case" not in settings:
+            settings["do_lower_case"] = not (_guess_cased(tokens, source, report) if cased is None else cased)
         tokenizer = AutoTokenizer.from_pretrained(directory, config=stock, local_files_only=True, **settings)
         needed = {name: getattr(tokenizer, name) for name in CORE_TOKENS}
         if missing := [name for name in CORE_TOKENS[:4] if needed[name] is None]:
@@ -362,9 +363,19 @@ def _check_tokens(tokens: Sequence[str], source: str, needed: Sequence[str] = SP
         )
 
 
-def _guess_cased(tokens: Iterable[str]) -> bool:
-    """Return whether a token has a capital letter; tokens in brackets such as [UNK] and [unused1] do not count."""
-    return any(token != token.lower() for token in tokens if not (token.startswith("[") and token.endswith("]")))
+def _guess_cased(tokens: Iterable[str], source: str, report: Report) -> bool:
+    """Guess whether a vocabulary is cased, and report it; tokens in brackets such as [UNK] and [unused1] do not count.
+
+    Differs from stock, which lower-cases unless tokenizer_config.json forbids it: a text would lose all capitals of a
+    cased vocabulary. A few are words that somebody appended to an uncased one.
+    """
+    words = [token for token in tokens if token.lower() != token.upper() and not BRACKETED.fullmatch(token)]
+    capitals = sum(word != word.lower() for word in words)
+    if capitals > CAPITAL_SHARE * len(words):
+        report(f"loaded as cased: {source} has capital letters")
+        return True
+    report(f"loaded as uncased: {source} has {'few' if capitals else 'no'} capital letters")
+    return False
 
 
 WORDS_REMEMBERED = 1 << 18  # entries of the cache; about 50 MB

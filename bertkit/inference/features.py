@@ -55,7 +55,7 @@ def extract(
     if output.suffix not in FEATURE_SUFFIXES:
         raise UsageError(f"{output} must end in {' or '.join(FEATURE_SUFFIXES)}; change --output")
     check_output(str(source), output)
-    tokenizer = load_tokenizer(checkpoint)
+    tokenizer = load_tokenizer(checkpoint, report=report)
     model = load_encoder(checkpoint, layers, len(tokenizer))
     if pool == "cls":
         report("without fine-tuning the vector of [CLS] is not a sentence vector (the paper's footnote on C, 3.1)")

@@ -109,6 +109,7 @@ class Predictor:
             that differ in the third digit), "fp32", "bf16" or "fp16". An export has the one it was made with.
         coverage: The probability with which a label set contains the correct label (all of several labels), for texts
             from the same source as the rows of the run that decided; None: no label sets.
+        report: Receives a line if the files of the tokenizer do not say whether it is cased.
 
     Attributes:
         input_schema, output_schema: As `Task.schema` returns them.
@@ -129,6 +130,7 @@ class Predictor:
         text: Sequence[str] | None = None,
         precision: str = "auto",
         coverage: float | None = None,
+        report: Report = ignore,
     ) -> None:
         check_value("precision", precision, TOP_KEYS["precision"])
         name = str(run)
@@ -143,7 +145,7 @@ class Predictor:
                 f"{name} has the head {head!r}, which does not predict classes, answers, tags, endings or masked "
                 "words; give a fine-tuned run (for vectors, use bertkit features)"
             )
-        tokenizer = load_tokenizer(name)
+        tokenizer = load_tokenizer(name, report=report)
         if record is not None:
             model = OnnxModel(Path(name, ONNX_FILE), config, is_int8=record.precision == "int8")
         else:

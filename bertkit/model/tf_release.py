@@ -113,13 +113,11 @@ def choose_head(variables: dict[str, np.ndarray]) -> str:
 
 def read_tokenizer(path: Path, config: BertConfig, cased: bool | None, report: Report) -> BertTokenizerFast:
     """Return the tokenizer of a vocabulary, inferring its case, which no file of the release states."""
-    tokenizer = load_tokenizer(path, cased=cased)
+    tokenizer = load_tokenizer(path, cased=cased, report=report)
     ids = tokenizer.get_vocab()
     if len(ids) > config.vocab_size:
         raise UsageError(f"{path} has {len(ids):,} tokens, but the model only {config.vocab_size:,}; use the model's")
-    if cased is None:
-        cased = not tokenizer.backend_tokenizer.normalizer.lowercase
-        report(f"loaded as {'cased' if cased else 'uncased'}: {path.name} has {'' if cased else 'no '}capital letters")
+    cased = not tokenizer.backend_tokenizer.normalizer.lowercase
     return make_tokenizer(sorted(ids, key=ids.__getitem__), cased=cased, max_length=config.max_position_embeddings)
 
 

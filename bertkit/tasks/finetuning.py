@@ -126,7 +126,7 @@ class FineTuningTask(Task):
 
     def tokenize(self, recipe: Any, examples: Mapping[str, Any], report: Report) -> Any:
         """Return the checkpoint's tokenizer."""
-        return load_tokenizer(recipe.checkpoint)
+        return load_tokenizer(recipe.checkpoint, report=report)
 
 
 def add_test_rows(rows: Sequence[ScoreRow]) -> tuple[ScoreRow, ...]:

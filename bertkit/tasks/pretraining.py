@@ -226,9 +226,9 @@ class PretrainingTask(Task):
         if isinstance(examples["train"], TokenizedCorpus):
             if asked:
                 check_vocabulary(options["corpus"][0], load_tokenizer(asked), asked)
-            return load_tokenizer(options["corpus"][0], cased=options["cased"] or None)
+            return load_tokenizer(options["corpus"][0], cased=options["cased"] or None, report=report)
         if asked:
-            return load_tokenizer(asked, cased=options["cased"] or None)
+            return load_tokenizer(asked, cased=options["cased"] or None, report=report)
         sentences = (sentence for document in examples["train"] for sentence in document)
         report(f"training a vocabulary of {options['vocab_size']:,} tokens")
         longest = max(phase.max_length for phase in list_phases(recipe))

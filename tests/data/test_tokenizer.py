@@ -193,12 +193,34 @@ def test_one_file_is_enough(tmp_path, cased):
     assert len(again) == len(tokenizer)
 
 
-def test_bare_vocabulary_is_cased_if_it_has_a_capital(tmp_path):
+def test_bare_vocabulary_is_cased_if_it_has_many_capitals(tmp_path):
     for cased in (False, True):
-        file = tmp_path / f"{cased}.txt"
+        file, lines = tmp_path / f"{cased}.txt", []
         file.write_bytes("\r\n".join([*vocabulary(cased), "[unused1]", ""]).encode())
         expected = make_tokenizer([*vocabulary(cased), "[unused1]"], cased=cased)
-        assert load_tokenizer(file)(MIXED) == expected(MIXED)
+        assert load_tokenizer(file, report=lines.append)(MIXED) == expected(MIXED)
+        amount = "uncased: False.txt has no" if not cased else "cased: True.txt has"
+        assert lines == [f"loaded as {amount} capital letters"]
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+@pytest.mark.parametrize("appended", [["NASA"], ["McDonald", "##AÖ"]])
+def test_words_appended_to_an_uncased_vocabulary_do_not_make_it_cased(tmp_path, appended, is_folder):
+    file, lines = write_tokens(tmp_path / "vocab.txt", [*vocabulary(), *appended]), []
+    source = tmp_path if is_folder else file
+    tokenizer = load_tokenizer(source, report=lines.append)
+    assert lines == [f"loaded as uncased: {tmp_path if is_folder else 'vocab.txt'} has few capital letters"]
+    assert tokenizer(MIXED)["input_ids"] == BertTokenizerFast(str(file))(MIXED)["input_ids"]
+    assert load_tokenizer(source, cased=True).tokenize("The") != load_tokenizer(source).tokenize("The")
+
+
+def test_nothing_is_guessed_where_a_file_or_the_caller_says_it(saved):
+    folder, change = saved
+    load_tokenizer(folder, report=pytest.fail)
+    (folder / "tokenizer.json").unlink()
+    load_tokenizer(folder, report=pytest.fail)
+    change(do_lower_case=None)
+    load_tokenizer(folder, cased=True, report=pytest.fail)
 
 
 @pytest.fixture
