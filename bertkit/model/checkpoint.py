@@ -116,7 +116,6 @@ def load_config(checkpoint: str) -> BertConfig:
         if Path(checkpoint).exists() and not Path(checkpoint, "config.json").is_file():
             if Path(checkpoint, "recipe.toml").is_file():
                 raise UsageError(f"the run in {checkpoint} is not finished; repeat the command that started it")
-            trouble = f"holds no config.json; {remedy}"
             refuse_adapter(checkpoint)
             is_study = Path(checkpoint, "study.json").is_file()
             trouble = "is a study; give one of its runs" if is_study else f"holds no config.json; {remedy}"
