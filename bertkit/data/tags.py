@@ -12,9 +12,11 @@ from sys import intern
 
 from bertkit.data.formats.line import LONGEST_QUOTED
 from bertkit.errors import UsageError
+from bertkit.system.progress import Report
 
-TAG = re.compile(r"O|[BIESLU]-\S+")
+TAG = re.compile(r"O|[BIESLU]-\S(.*\S)?")
 NO_CLASS = re.compile(r"[BIESLU]-.*|\d+", re.IGNORECASE)  # tags that are not guessed to be classes of words
+BLANK = re.compile(r"[ \t\r\n]")  # separates columns and lines of CoNLL files
 ENTITIES, WORDS = "entities", "words"  # kinds of scheme; with words, each tag is the class of a word
 ENDS = {"IOBES": "ES", "BILOU": "LU"}  # scheme -> the marks of a last word and of an only word
 
@@ -37,6 +39,21 @@ def check_tag(tag: str, origin: str, scheme: str = ENTITIES) -> str:
             "and a type); correct it, or read tags as classes of words with --set data.scheme=words"
         )
     return intern(tag)
+
+
+def check_kinds(source: str, kinds: Collection[str], report: Report) -> None:
+    """Check that types or classes stay different in CoNLL files, where each space of a name is written as _."""
+    known: dict[str, str] = {}
+    for kind in sorted({*kinds} - {""}):  # that of O
+        if (other := known.setdefault(write_cell(kind), kind)) != kind:
+            raise UsageError(f"{source}: the labels {other!r} and {kind!r} differ only by space and _; rename one")
+    if spaced := [f"{kind!r} as {cell}" for cell, kind in known.items() if cell != kind]:
+        report(f"{source}: CoNLL files have no spaces in labels; they are written with _, such as {spaced[0]}")
+
+
+def write_cell(text: str) -> str:
+    """Return a word or a tag as a cell of a CoNLL file, which blanks and line ends would divide."""
+    return BLANK.sub("_", text) or "_"
 
 
 def mark_words(tags: Sequence[str], scheme: str) -> Sequence[str]:

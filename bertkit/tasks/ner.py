@@ -8,7 +8,6 @@ With `features` it is the feature-based approach: the frozen encoder runs once, 
 activations of each word's first sub-token, which are cached on disk (`bertkit.tasks.frozen`).
 """
 
-import re
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,7 +53,7 @@ from bertkit.data.tagging import (
     encode_words,
     split_words,
 )
-from bertkit.data.tags import ENTITIES, WORDS, from_iob2, mark_words, name_scheme
+from bertkit.data.tags import ENTITIES, WORDS, check_kinds, from_iob2, mark_words, name_scheme, write_cell
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import Entity, count_entities, find_entities, score_entities
 from bertkit.metrics.rows import RowScore
@@ -85,7 +84,6 @@ NER_PAPER = {  # Table 7
 
 BILSTM_SIZE = 768  # units a direction: section 5.3's "two-layer 768-dimensional BiLSTM"
 PREDICTED_COLUMN = "predicted"  # the column of predictions in the rows of a table
-BLANK = re.compile(r"[ \t\r\n]")  # separates columns and lines of CoNLL files
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +186,11 @@ class NerTask(FineTuningTask):
         names = () if config is None else tuple(config.id2label[label] for label in range(config.num_labels))
         scheme = options["scheme"] or (name_scheme(names) if names else "")
         texts = self.read(options, report, config is None, scheme)
+        kinds: set[str] = set()
+        for text in texts.values():
+            tags = {*names}.union(*(sentence.tags for sentence in text.sentences))
+            kinds |= {tag[2:] for tag in mark_words([*tags], text.scheme)}
+        check_kinds(options["dir"], kinds, report)
         if config is not None:
             found = {split: text for split, text in texts.items() if split != "train"} or texts
             return {split: TaggedExamples(text, names, "") for split, text in found.items() if text.is_labelled}
@@ -556,7 +559,7 @@ def write_conll(text: TaggedText, predicted: Sequence[Sequence[str]]) -> str:
             parts.append(f"{DOCSTART} O O\n")
             document = sentence.document
         rows = zip(sentence.words, sentence.official, tags, strict=True)
-        parts.append("".join(f"{BLANK.sub('_', word) or '_'} {tag} {guess}\n" for word, tag, guess in rows))
+        parts.append("".join(" ".join(map(write_cell, row)) + "\n" for row in rows))
     return "\n".join(parts)
 
 

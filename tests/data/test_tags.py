@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.data.tags import check_tag, detect_scheme, from_iob2, to_iob2
+from bertkit.data.tags import check_kinds, check_tag, detect_scheme, from_iob2, to_iob2
 from bertkit.metrics.ner import find_entities
 
 IOB = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y-Z", "I-Y-Z"]), max_size=8)
@@ -56,7 +56,18 @@ def test_a_file_of_several_schemes_is_of_the_most_frequent_one():
     assert detect_scheme([["U-X", "U-Y", "S-X"]]) == ("BILOU", 1)
 
 
+def test_labels_of_several_words_are_told_and_stay_different_in_conll_files(refused):
+    lines = []
+    check_kinds("here", {"", "Street_name", "Work of art", "City"}, lines.append)
+    assert lines == [
+        "here: CoNLL files have no spaces in labels; they are written with _, such as 'Work of art' as Work_of_art"
+    ]
+    with refused():
+        check_kinds("here", {"Work of art", "Work of_art"}, lines.append)
+    assert check_tag("B-Work of art", "here") == "B-Work of art"
+
+
 def test_another_tag_is_one_line(refused):
-    for tag in ("", "B-", "X", "b-per", "B-a b", "M-PER"):
+    for tag in ("", "B-", "X", "b-per", "B- a", "M-PER"):
         with refused():
             check_tag(tag, "here")

@@ -159,6 +159,24 @@ def test_rows_without_tags_are_an_error_or_left_out_and_told(tmp_path, refused):
     assert lines[0] == f"{path}: 2 rows have no ner_tags and are left out (first: line 61)"
 
 
+def test_labels_of_several_words_are_kept_and_have_no_spaces_in_conll_files(bert, tmp_path, refused):
+    rows = [(words, [tag.replace("PER", "Person name") for tag in tags]) for words, tags in make_rows(60)]
+    path = write_form(tmp_path / "t", "spans", rows)
+    run(Recipe.make(NER, make_recipe(bert, path, updates=60)), output=tmp_path / "run")
+    labels = json.loads((tmp_path / "run" / "config.json").read_text())["id2label"]
+    assert {*labels.values()} == {"O", "B-LOC", "I-LOC", "B-Person name", "I-Person name"}
+    files = [tmp_path / "run" / "predictions" / f"dev.{suffix}" for suffix in ("conll", "jsonl")]
+    cells = [line.split(" ") for line in files[0].read_text().splitlines() if line]
+    assert {"B-Person_name"} < {tag for _, right, guess in cells for tag in (right, guess)}
+    found = [span["label"] for line in files[1].read_text().splitlines() for span in json.loads(line)["predicted"]]
+    assert "Person name" in found
+    words, tags = rows[0]
+    other = write_form(tmp_path / "other", "spans", [(words, [tag.replace(" ", "_") for tag in tags])])
+    path.write_text(path.read_text() + other.read_text())
+    with refused():
+        load(path)
+
+
 @pytest.mark.parametrize("form", ["tokens", "IOBES"])
 def test_folds_predict_every_sentence(bert, tmp_path, form):
     rows, output = make_rows(40), tmp_path / "out"

@@ -63,6 +63,13 @@ def test_texts_and_spans_of_every_format(tmp_path):
         assert (sentence.words, sentence.tags, text.scheme, lines) == (WORDS, TAGS, "IOB2", []), path
 
 
+def test_labels_may_have_several_words_and_a_span_may_be_given_twice(tmp_path):
+    spans = [[0, 12, "Name of\u00a0a  person "], [22, 28, "LOC"], [22, 28, "LOC"]]
+    text, lines = read(write_lines(tmp_path / "a.jsonl", ADA | {"spans": spans}))
+    expected = ["B-Name of a person", "I-Name of a person", "O", "O", "B-LOC", "O"]
+    assert (text.sentences[0].tags, lines) == (expected, [])
+
+
 def test_spans_that_do_not_end_at_words_are_extended_and_counted(tmp_path):
     """ "ove" and " in " are fitted to a word, "U" and "A" are parts of one word, and a span has no word."""
     row = {
@@ -112,6 +119,7 @@ def test_rows_without_words_are_left_out_and_those_without_marks_are_unlabelled(
         [{"text": "a", "spans": [[0, 2, "X"]]}],
         [{"text": "a", "spans": [{"start": 0}]}],
         [{"text": "a", "spans": [{"start": 0, "end": 1}]}],
+        [{"text": "a", "spans": [{"start": 0, "end": 1, "label": " \t"}]}],
         [{"text": "a", "spans": {"start": [0], "end": [], "label": ["X"]}}],
     ],
     ids=json.dumps,
