@@ -44,6 +44,7 @@ BALANCED = "balanced"
 ALIKE = "differ only in case, accents or spaces"
 ADJACENT = re.compile(r"""['"]\s+['"]""")  # texts that Python joins, as in numpy's ['a' 'b']
 DECIMAL_COMMA = re.compile(r"-?[0-9]+,[0-9]+")
+OBJECT = re.compile(r"""\s*\[?\s*\{\s*['"][^'"]*['"]\s*:""")  # or a list of objects, as JSON or Python writes them
 WHOLE = re.compile(r"(0|-?[1-9][0-9]*)(?:\.0*)?")  # a whole number, perhaps spelled as a float
 Converted = TypeVar("Converted")
 
@@ -201,10 +202,13 @@ def find_labels(
             read_flags(train, name)  # checks the values
         return LabelSpace(SEVERAL, tuple(columns), tuple(columns), "a column of 0 and 1 for each label")
     (column,) = columns
+    check_objects(train, column)
     _, values = number_cells(train, column)
     classes = () if column in train.lists else tuple(train.classes.get(column, ()))
     lists = [] if classes else read_lists(train, column, values)  # a name may look like a list
     positions = find_positions(lists, labels)
+    if not positions:
+        check_shares(train, column, lists)
     if problem_type != "auto":
         kind, reason = problem_type, "as set"
     elif classes:  # their names may be numbers
@@ -298,6 +302,30 @@ def read_list(value: str) -> list[str] | None:
             found = ast.literal_eval(text)
     is_plain = isinstance(found, list | tuple | set) and all(isinstance(x, str | int | float | None) for x in found)
     return list(map(make_text, found)) if is_plain else None
+
+
+def check_objects(table: Columns, column: str) -> None:
+    """Check that no cell is a JSON object or a list of them, which would become the name of a class."""
+    cells = table.table.column(column).unique().to_pylist() if column in table.table.column_names else []
+    if odd := next(filter(OBJECT.match, cells), None):
+        raise UsageError(
+            f"{table.source}: {column!r} has cells such as {odd[:40]!r}: an object, as Label Studio writes several "
+            "choices, or shares of classes, is no label; write a name, or a list of names"
+        )
+
+
+def check_shares(table: Columns, column: str, lists: Sequence[Sequence[str]]) -> None:
+    """Check that lists are not the shares or probabilities of classes, whose numbers would become classes."""
+    shares = np.zeros((0, 0))  # (different cells, classes)
+    with suppress(ValueError):  # they are texts, or of different lengths
+        shares = np.array([found for found in lists if found], float)
+    if shares.ndim < 2 or shares.shape[1] < 2 or shares.min() < 0:
+        return
+    if (shares.max() <= 1 and (shares % 1).any()) or np.allclose(shares.sum(1), 100, atol=1):
+        raise UsageError(
+            f"{table.source}: {column!r} has lists of fractions such as {str(shares[0].tolist())[:40]}, as a teacher "
+            "gives probabilities of classes; labels are names: give that of the most probable class, or 0 and 1"
+        )
 
 
 def find_positions(lists: Sequence[Sequence[str]], labels: Sequence[str]) -> tuple[str, ...]:

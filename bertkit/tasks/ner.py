@@ -205,7 +205,10 @@ class NerTask(FineTuningTask):
                     find_column(
                         rows.source, rows.table.column_names, ", ".join(options["label"]), "name one with --label"
                     )
-                raise UsageError(f"{texts[split].source} has no tags or spans; only a test split may be without them")
+                raise UsageError(
+                    f"{texts[split].source} has no tags or spans; name their column with --label, or give some: only a "
+                    "test split may be without them"
+                )
         train = texts["train"]
         keys = list_keys(train, options["group"])
         taken = divide_train({split: text.source for split, text in texts.items()}, keys, options, "sentence")

@@ -55,6 +55,8 @@ KINDS = [  # the cells of train -> kind, names
     ([[1, 0, 1], [0, 0, 0]], SEVERAL, ("0", "1", "2")),
     (["[True, False]", "[false, true]"], SEVERAL, ("0", "1")),
     ([[1, 0], [0]], SEVERAL, ("0", "1")),
+    ([["3.8", "3.9"], ["3.9", "3.10"]], SEVERAL, ("3.10", "3.8", "3.9")),
+    ([["0.5"], ["0.5", "0.25"]], SEVERAL, ("0.25", "0.5")),
     (["bad;home", "bad"], SINGLE, ("bad", "bad;home")),
     (["3,5", "1", "2,25"], SINGLE, ("1", "2,25", "3,5")),
 ]
@@ -163,8 +165,17 @@ def test_labels_that_look_odd_are_told(cells, problem_type, remarks):
         ([f"text {n}" for n in range(40)], "auto"),
         ([f"{n}.5" for n in range(40)] + ["N/A"], "auto"),
         (["1", "inf"], REGRESSION),
+        ([[0.25, 0.75], [1, 0], []], "auto"),
+        (["[0.9, 0.7, 0.1]", "[0, 0.2, 1]"], SEVERAL),
+        ([[80, 20], [35.5, 64.5]], "auto"),
+        (["good", '{"choices": ["good", "dear"]}'], "auto"),
+        (["{'good': 0.8, 'bad': 0.2}", "{'good': 0.1, 'bad': 0.9}"], "auto"),
+        (['[{"rating": 4}]', '[{"rating": 2}]'], SINGLE),
     ],
-    ids=["numbers of numpy", "texts of numpy", "two labels", "one", "none", "texts", "N/A", "inf"],
+    ids=[
+        *("numbers of numpy", "texts of numpy", "two labels", "one", "none", "texts", "N/A", "inf"),
+        *("shares", "probabilities", "percent", "choices", "shares by name", "ratings"),
+    ],
 )
 def test_a_column_that_holds_no_labels_is_one_line(cells, problem_type, refused):
     with refused():

@@ -78,6 +78,33 @@ def test_a_treebank_is_read_without_ranges_and_empty_nodes(tmp_path):
         assert list(found.sentences[0].tags) == tags
 
 
+MISC = {
+    "Oslo": "{}=B-LOC|SpaceAfter=No",
+    "is": "Gloss=be|{}=_",
+    "New": "{}=B-LOC",
+    "York": "{}=I-LOC|Lang=en",
+    ".": "_",
+}
+
+
+@pytest.mark.parametrize("key", ["name", "NER"])
+def test_entities_are_found_among_the_values_of_misc(key, tmp_path, refused):
+    rows = [[word, *"_" * 7, cell.format(key)] for word, cell in MISC.items()]
+    cells = ["\t".join([str(number), *row]) for number, row in enumerate(rows, 1)]
+    path, lines = write(tmp_path / "a.conllu", "\n".join(cells)), []
+    for label in ("MISC", "misc"):
+        text = read_conll(path, lines.append, label)
+        assert (text.scheme, text.sentences[0].tags) == ("IOB2", ["B-LOC", "O", "B-LOC", "I-LOC", "O"])
+    assert lines[0] == f"{path}: the tags are the values of {key} in the column MISC"
+    other = write(tmp_path / "a.conll", "\n".join(cells))
+    assert read_conll(other, label="10").sentences[0].tags == text.sentences[0].tags
+    bare = write(tmp_path / "b.conllu", path.read_text().replace(f"{key}=", ""))
+    assert read_conll(bare, label="MISC").sentences[0].tags == text.sentences[0].tags
+    for wrong in (path.read_text().replace("=B-", "=").replace("=I-", "="), path.read_text().replace("Lang=en", "A=O")):
+        with refused():
+            read_conll(write(tmp_path / "c.conllu", wrong), label="MISC")
+
+
 def test_what_is_not_a_column_or_not_a_class_is_refused(tmp_path, refused):
     write(tmp_path / "ewt.conllu", EWT)
     write(tmp_path / "cut.conllu", EWT.replace("\tobj\t_\tSpaceAfter=No", "\tobj"))

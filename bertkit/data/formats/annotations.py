@@ -4,32 +4,36 @@
 - Prodigy: the JSON lines of `db-out`, annotated in an interface of its manual that has `spans`.
 - spaCy: training tuples of its version 2 as JSON, also in the object of ner-annotator.
 - brat: the standoff format of its manual, `.ann` beside `.txt`; each document is a row.
+- WebAnno and INCEpTION: TSV of version 3 (`bertkit.data.formats.webanno`).
 - The Hub: rows of its dataset viewer, whose tags are numbers, with the `features` that name them.
 
-Doccano's JSON lines are tables with spans already (`bertkit.data.formats.entities`). The text of a span, if the form
-repeats it, must be the text at its offsets. Left out: words, and spans that overlap or are outside their text.
+Doccano's JSON lines and spaCy's `Doc.to_json` are tables with spans already (`bertkit.data.formats.entities`). The text
+of a span, if the form repeats it, must be the text at its offsets. Left out: words, and spans that overlap or are
+outside their text.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from msgspec import Raw, Struct, convert, to_builtins
 from msgspec.json import decode
 
 from bertkit.data.formats.entities import TEXT_COLUMN, MarkedSpan, check_span
 from bertkit.data.formats.line import explain_form, make_text, open_file, read_json, read_lines
 from bertkit.data.formats.rows import SPLIT_NAMES, Columns, has_splits, read_splits, write_values
+from bertkit.data.formats.webanno import is_webanno, read_webanno
 from bertkit.errors import UsageError
 from bertkit.system.progress import Report
 
 SPANS, FURTHER, UNANNOTATED = "spans", "further annotations of a text", "not annotated"
-DECISIONS = {"accept": "", "reject": "rejected", "ignore": "ignored"}  # Prodigy's -> why a row is left out
+DECISIONS = {"accept": "", "": "", "reject": "rejected", "ignore": "ignored"}  # Prodigy's -> why a row is left out
 BOUND = re.compile(r"T\d+\t(\S+) (\d+)(?: \d+(;)\d+)* (\d+)\t(.*)")  # brat: type, start, end and text of a span
 REGIONS = re.compile(r'\[\{.*"labels":')
 TUPLE = re.compile(rb'\[\s*"[^{]*\{')  # a text and an object
@@ -86,6 +90,8 @@ def read_export(path: Path, read: Reader, report: Report) -> Columns:
     if path.name.removesuffix(".gz").endswith(".json"):
         with suppress(UsageError):  # the reader of tables explains it
             found = read_json(path, list[Raw] | ExportKeys)
+    if path.suffix == ".tsv" and is_webanno(path):
+        return read_webanno(path, report)
     if isinstance(found, ExportKeys) and found.features and found.rows:
         return _read_viewer(path, found)
     listed = found.annotations if isinstance(found, ExportKeys) else found
@@ -99,9 +105,39 @@ def read_export(path: Path, read: Reader, report: Report) -> Columns:
     searched = names if "annotation_id" in names else []
     if marked := [x for x in searched if any(map(REGIONS.match, rows.table.column(x).to_pylist()))]:
         return _choose_rows(rows, _walk_regions(rows, marked), report)
-    if {TEXT_COLUMN, SPANS, "answer"} <= {*names} and {*rows.find("answer").to_pylist()} <= DECISIONS.keys():
-        return _choose_rows(rows, _walk_answers(rows), report)
+    if SPANS in names and is_answered(rows):
+        return _choose_rows(rows, _walk_answers(rows, report), report)
     return rows
+
+
+def is_answered(rows: Columns) -> bool:
+    """Return whether a table has Prodigy's answers to the proposals for texts."""
+    names = {TEXT_COLUMN, "answer"} & {*rows.table.column_names}
+    answers = {*rows.table.column("answer").to_pylist()} if len(names) == 2 else {""}
+    return answers != {""} and answers <= DECISIONS.keys()
+
+
+def keep_accepted(rows: Columns, learned: Collection[str], report: Report) -> Columns:
+    """Return the rows of a table that are not rejected or ignored in Prodigy; answers that are learned stay.
+
+    Raises:
+        UsageError: No row is left, or the table is Label Studio's JSON.
+    """
+    if "data" in rows.faults and "annotations" in rows.table.column_names:
+        raise UsageError(f"{rows.source} is JSON of Label Studio, whose choices are nested; export CSV or JSON-MIN")
+    if "answer" in learned or not is_answered(rows):
+        return rows
+    reasons = [DECISIONS[answer] for answer in rows.table.column("answer").to_pylist()]
+    accepted = rows.take(np.flatnonzero([not reason for reason in reasons]))
+    _tell_left_out(rows, filter(None, reasons), len(accepted), report)
+    if "label" in rows.table.column_names:
+        different = accepted.table.group_by([TEXT_COLUMN, "label"]).aggregate([])
+        if several := len(different) - len(different.column(TEXT_COLUMN).unique()):
+            report(
+                f"{rows.source}: {several:,} rows have another label than an earlier row of their text; for several "
+                "labels of a text, give one row with a list of them"
+            )
+    return accepted
 
 
 def find_brat(source: str) -> dict[str, list[Path]]:
@@ -122,10 +158,13 @@ def _read_brat(folder: str, paths: Sequence[Path], report: Report) -> Columns:
     for path in paths:
         with open_file(source := path.with_suffix(".txt")) as stream, explain_form(str(source)):
             text, spans = stream.read().decode(), []  # line ends are characters
-        for bound in filter(None, map(BOUND.fullmatch, read_lines(path))):  # not relations, events and notes
-            label, start, several, end, piece = bound.groups()
-            span = MarkedSpan(int(start), int(end), label=label, text=piece)
-            lost += (is_apart := several is not None and not span.fits(text))
+        bounds = [found.groups() for found in map(BOUND.fullmatch, read_lines(path)) if found]  # not relations, notes
+        marks = [(MarkedSpan(int(x[1]), int(x[3]), label=x[0], text=x[4]), x[2] is not None) for x in bounds]
+        # Texts from Windows: brat counts CR LF as two characters or, as some programs that write its form, as one.
+        forms = [text, text.replace("\r\n", "\n")]
+        text = next((x for x in forms if all(is_several or span.fits(x) for span, is_several in marks)), text)
+        for span, is_several in marks:
+            lost += (is_apart := is_several and not span.fits(text))
             if not is_apart:
                 check_span(span, text, str(path))
             spans += [] if is_apart else [span]
@@ -182,25 +221,40 @@ def _walk_regions(rows: Columns, marked: Sequence[str]) -> Iterator[Marked]:
         yield marks if row["annotation_id"] else UNANNOTATED
 
 
-def _walk_answers(rows: Columns) -> Iterator[Marked]:
-    """Yield the accepted rows of Prodigy, whose tokens repeat the text."""
+def _walk_answers(rows: Columns, report: Report) -> Iterator[Marked]:
+    """Yield the accepted texts of Prodigy, whose tokens repeat the text; a text may have a row for each span."""
+    texts: dict[tuple[str, ...], tuple[int, dict[str, str], list[MarkedSpan]]] = {}
+    repeated = 0
     for number, row in enumerate(rows.walk()):
         with explain_form(origin := rows.locate(number)):
             spans, tokens = (decode(row.pop(name, "") or "[]", type=list[MarkedSpan]) for name in (SPANS, "tokens"))
         for token in tokens:
             check_span(token, row[TEXT_COLUMN], origin)
-        yield DECISIONS[row["answer"]] or (number, row, spans)
+        if reason := DECISIONS[row["answer"]]:
+            yield reason
+            continue
+        key = row[TEXT_COLUMN], row.get("question", "")  # the spans of a text can answer several questions
+        repeated += key in texts
+        texts.setdefault(key, (number, row, []))[2].extend(spans)
+    if repeated:
+        report(f"{rows.source}: {repeated:,} accepted rows are joined with an earlier one of their text")
+    yield from texts.values()
+
+
+def _tell_left_out(rows: Columns, reasons: Iterable[str], kept: int, report: Report) -> None:
+    """Report how many rows or annotations are left out, and why; none that are kept are a UsageError."""
+    if left := Counter(reasons):
+        report(f"{rows.source}: left out: " + ", ".join(f"{count:,} {reason}" for reason, count in left.items()))
+    if not kept:
+        raise UsageError(f"{rows.source} has no annotated text; annotate at least one")
 
 
 def _choose_rows(rows: Columns, walked: Iterable[Marked], report: Report) -> Columns:
     """Return the rows that are kept, with their text and spans; report how many are left out, and why."""
-    found, left = [], Counter()
+    found, left = [], []
     for one in walked:
-        left.update([one]) if isinstance(one, str) else found.append(one)
-    if left:
-        report(f"{rows.source}: left out: " + ", ".join(f"{count:,} {reason}" for reason, count in left.items()))
-    if not found:
-        raise UsageError(f"{rows.source} has no annotated text; annotate at least one")
+        (left if isinstance(one, str) else found).append(one)
+    _tell_left_out(rows, left, len(found), report)
     names = dict.fromkeys(name for _, texts, _ in found for name in texts)
     fitting = [x for x in names if all(span.fits(texts.get(x, "")) for _, texts, spans in found for span in spans)]
     if not (key := TEXT_COLUMN if TEXT_COLUMN in (fitting or names) else fitting[0] if len(fitting) == 1 else ""):

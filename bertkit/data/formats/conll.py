@@ -10,13 +10,14 @@ Left out: the tokens of words (`bertkit.data.tagging`), and scores (`bertkit.met
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby, repeat
+from itertools import chain, groupby, repeat
 from pathlib import Path
 
 from bertkit.data.formats.entities import gather_sentences, read_entities
 from bertkit.data.formats.hub import load_splits
 from bertkit.data.formats.line import AGAIN, ENCODINGS, UTF8, find_encoding, read_lines
 from bertkit.data.formats.rows import convert_dataset, find_column
+from bertkit.data.formats.webanno import is_webanno, read_webanno
 from bertkit.data.tagging import TaggedText
 from bertkit.data.tags import ENTITIES, TAG, check_tag, choose_scheme
 from bertkit.errors import UsageError, check_access
@@ -31,7 +32,8 @@ NER_FILES = (  # file names of the splits, in the order of preference
     ("*train.conllu", "*dev.conllu", "*test.conllu"),  # as en_ewt-ud-train.conllu of Universal Dependencies
 )
 CONLLU = ".conllu"
-CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
+MISC = "MISC"
+CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", MISC)
 WORD_NUMBER = re.compile(r"[0-9]{1,9}")
 WORD_RANGE = re.compile(r"[0-9]+[-.][0-9]+")  # CoNLL-U's contracted or omitted words, beside the words themselves
 CONLL_SUFFIXES = (".conll", ".txt", CONLLU)
@@ -95,6 +97,8 @@ def read_conll(
         UsageError: The file is missing, not text or has no sentence; a line has only one column, or not as many as the
             first line; the label names none of its columns; or a tag is of no known scheme.
     """
+    if is_webanno(path):
+        return read_entities(read_webanno(path, report), report, label, scheme)
     is_conllu = path.suffix == CONLLU
     label = label.upper() or "UPOS" * is_conllu
     found = find_encoding(path, encoding)
@@ -117,6 +121,10 @@ def read_conll(
     sentences, found = list(_walk_sentences(path, rows, column, word)), []
     if not sentences:
         raise UsageError(f"{path} has no sentences; {AGAIN}")
+    words = [cells for _, lines in sentences for _, cells in lines]
+    if not word and all(WORD_RANGE.fullmatch(cells[0]) for cells in words):
+        raise UsageError(f"{path}: the first column has numbers of words, as in WebAnno's TSV; export its version 3")
+    _read_pairs(path, words, column, names[column], report)
     scheme = choose_scheme(scheme, {cells[column] for _, lines in sentences for _, cells in lines})
     for document, lines in sentences:
         tags = [check_tag(cells[column], f"{path}, line {line}", scheme) for line, cells in lines]
@@ -133,6 +141,26 @@ def _divide(lines: Sequence[str]) -> list[list[str]]:
         else [cell for cell in line.replace("\t", " ").split(" ") if cell]
         for line in lines
     ]
+
+
+def _read_pairs(path: Path, words: Sequence[list[str]], column: int, name: str, report: Report) -> None:
+    """Replace cells such as name=B-PER|SpaceAfter=No by the value of the only key with tags of entities, or O."""
+    if not any("=" in cells[column] for cells in words):
+        return
+    pairs = [dict(part.rpartition("=")[::2] for part in cells[column].split("|")) for cells in words]
+    values: dict[str, set[str]] = {}
+    for key, value in chain.from_iterable(found.items() for found in pairs):
+        values.setdefault(key, set()).update({value} - {"_"})
+    # Elsewhere than in MISC, an equals sign can be in the type of an entity.
+    keys = [key for key, found in values.items() if (key or name == MISC) and found and all(map(TAG.fullmatch, found))]
+    if len(keys) == 1:
+        report(f"{path}: the tags are the values of {keys[0] or 'no key'} in the column {name}")
+        for cells, found in zip(words, pairs, strict=True):
+            tag = found.get(keys[0], "_")
+            cells[column] = "O" if tag == "_" else tag
+    elif name == MISC:
+        has = f"tags in {' and '.join(keys)}" if keys else f"no tags of entities, but {', '.join(filter(None, values))}"
+        raise UsageError(f"{path}: MISC has {has}; give one key whose values are tags, such as name=B-PER")
 
 
 def _is_numbered(rows: Sequence[list[str]]) -> bool:

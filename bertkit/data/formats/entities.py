@@ -28,7 +28,8 @@ from bertkit.errors import UsageError
 from bertkit.system.progress import Report
 
 WORD_COLUMNS, TAG_COLUMNS = ("tokens", "words"), ("ner_tags", "tags")
-TEXT_COLUMN, SPAN_COLUMNS = "text", ("spans", "entities", "label", "labels")  # doccano writes label and labels
+TEXT_COLUMN = "text"
+SPAN_COLUMNS = ("ents", "spans", "entities", "label", "labels")  # ents: spaCy; label, labels: doccano
 SPAN_REMEDY = 'give spans such as {"start": 0, "end": 3, "label": "PER"}'
 
 Offset = Annotated[int, Meta(ge=0)]
@@ -192,7 +193,8 @@ def check_span(span: MarkedSpan, text: str, origin: str) -> None:
         raise UsageError(f"{where} is not within the {len(text):,} characters; correct it")
     if not span.fits(text):
         found, given = (x[:LONGEST_QUOTED] for x in (text[span.start : span.end], span.text))
-        raise UsageError(f"{where} is {found!r}, but has the text {given!r}; count characters, and an emoji as one")
+        remedy = "count characters, an emoji as one and CR LF as two"
+        raise UsageError(f"{where} is {found!r}, but has the text {given!r}; {remedy}")
 
 
 def _tag_words(

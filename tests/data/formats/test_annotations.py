@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from bertkit.data.formats.annotations import read_export, read_exports
+from bertkit.data.formats.annotations import keep_accepted, read_export, read_exports
 from bertkit.data.formats.entities import read_entities
 from bertkit.data.formats.rows import read_columns
 from bertkit.data.formats.squad import read_own_squad
@@ -85,6 +85,22 @@ def make_doccano():
     return [{"id": 1, "text": ADA, "entities": offsets} | facts, {"id": 2, "text": NONE, "entities": []} | facts]
 
 
+def make_docs():
+    """Return documents as `Doc.to_json` of spaCy writes them."""
+    tokens = [{"id": 0, "start": 0, "end": 3, "tag": "NNP", "pos": "PROPN", "dep": "nsubj", "head": 1}]
+    ents = [{"start": start, "end": end, "label": label, "kb_id": ""} for start, end, label, _ in SPANS]
+    group = {"sc": [{"start": 0, "end": 3, "label": "X", "kb_id": ""}]}
+    first = {
+        "text": ADA,
+        "ents": ents,
+        "sents": [{"start": 0, "end": 29}],
+        "cats": {},
+        "tokens": tokens,
+        "spans": group,
+    }
+    return [first, {"text": NONE, "ents": [], "tokens": tokens}]
+
+
 PAIRS = [[ADA, {"entities": [span[:3] for span in SPANS]}], [NONE, {"entities": []}]]
 TUPLES = [{"text": text, "label": marks["entities"]} for text, marks in PAIRS]
 ANNOTATOR = {"classes": ["PER", "LOC"], "annotations": [PAIRS[0], None, PAIRS[1]]}
@@ -97,6 +113,8 @@ FORMS = [
     pytest.param("a.csv", make_json_min(), f"1 {FURTHER}, 1 not annotated", id="label-studio-csv"),
     pytest.param("a.jsonl", make_prodigy(), "1 rejected, 1 ignored", id="prodigy"),
     pytest.param("a.json", PAIRS, "", id="spacy"),
+    pytest.param("a.json", make_docs(), "", id="spacy-docs"),
+    pytest.param("a.jsonl", make_docs(), "", id="spacy-docs-lines"),
     pytest.param("a.json", ANNOTATOR, "1 skipped", id="ner-annotator"),
     pytest.param("a.json", make_viewer(), "", id="dataset-viewer"),
 ]
@@ -148,6 +166,66 @@ def test_brat_s_documents_are_rows_and_folders_are_splits(tmp_path):
     write_brat(tmp_path / "split", {"dev": BRAT["letters"]})
     found = read_exports(str(tmp_path / "split"), read_columns, print)
     assert {split: len(rows) for split, rows in found.items()} == {"train": 2, "dev": 1}
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_brat_s_texts_from_windows_count_a_line_end_as_their_spans_do(end, tmp_path):
+    shift = len(f"{NONE}{end}")
+    (tmp_path / "a.txt").write_bytes(f"{NONE}\r\n{ADA}\r\n".encode())
+    marks = [f"T1\t{label} {start + shift} {stop + shift}\t{text}\n" for start, stop, label, text in SPANS]
+    (tmp_path / "a.ann").write_text("".join(marks))
+    text, lines = read(tmp_path / "a.ann")
+    assert (text.sentences[0].tags, lines) == (TAGS[1] + TAGS[0], [])
+
+
+def test_prodigy_s_rows_of_one_text_are_joined(tmp_path):
+    """A text has a row for each name that was proposed, among them one twice, and a text with a rejected one only."""
+    first, second = ({"start": start, "end": end, "label": label} for start, end, label, _ in SPANS)
+    rows = [
+        {"text": ADA, "spans": [second], "answer": "accept", "_input_hash": 5, "meta": {"score": 0.4}},
+        {"text": NONE, "spans": [], "answer": "accept", "_input_hash": 6},
+        {"text": ADA, "spans": [{"start": 13, "end": 18, "label": "LOC"}], "answer": "reject", "_input_hash": 5},
+        {"text": ADA, "spans": [first, second], "_input_hash": 5},
+        {"text": "London calling", "spans": [{"start": 0, "end": 6, "label": "PER"}], "answer": "reject"},
+    ]
+    path = write(tmp_path / "a.jsonl", rows)
+    text, lines = read(path)
+    assert [(sentence.tags, sentence.line) for sentence in text.sentences] == [(TAGS[0], 1), (TAGS[1], 2)]
+    assert lines == [
+        f"{path}: 1 accepted rows are joined with an earlier one of their text",
+        f"{path}: left out: 2 rejected",
+    ]
+
+
+def test_texts_of_prodigy_are_the_accepted_ones(tmp_path, refused):
+    made = [
+        ("a", "X", "accept"),
+        ("b", "X", "reject"),
+        ("a", "Y", "accept"),
+        ("c", "X", "ignore"),
+        ("d", "Y", "reject"),
+    ]
+    rows = read_columns(
+        write(tmp_path / "a.jsonl", [dict(zip(("text", "label", "answer"), row, strict=True)) for row in made])
+    )
+    lines = []
+    kept = keep_accepted(rows, (), lines.append)
+    assert (kept.find("label").to_pylist(), list(kept.lines)) == (["X", "Y"], [1, 3])
+    assert lines == [
+        f"{rows.source}: left out: 2 rejected, 1 ignored",
+        f"{rows.source}: 1 rows have another label than an earlier row of their text; for several labels of a text, "
+        "give one row with a list of them",
+    ]
+    assert keep_accepted(rows, ("answer",), lines.append) is rows, "the answers are learned"
+    with refused():
+        keep_accepted(rows.take([1, 3]), (), lines.append)
+
+
+def test_label_studio_s_json_of_choices_is_named(tmp_path, refused):
+    choice = {"value": {"choices": ["good"]}, "from_name": "mood", "to_name": "text", "type": "choices"}
+    rows = read_columns(write(tmp_path / "a.json", [make_task(1, ADA, {"result": [choice]})]))
+    with refused():
+        keep_accepted(rows, (), print)
 
 
 def test_brat_s_spans_in_several_places_are_joined_over_a_line_end_or_left_out(tmp_path):
