@@ -309,8 +309,8 @@ def check_objects(table: Columns, column: str) -> None:
     cells = table.table.column(column).unique().to_pylist() if column in table.table.column_names else []
     if odd := next(filter(OBJECT.match, cells), None):
         raise UsageError(
-            f"{table.source}: {column!r} has cells such as {odd[:40]!r}: an object, as Label Studio writes several "
-            "choices, or shares of classes, is no label; write a name, or a list of names"
+            f"{table.source}: {column!r} has cells such as {odd[:40]!r}: objects, such as several choices of Label "
+            "Studio or shares of classes, have no label; write a name, or a list of names"
         )
 
 

@@ -90,7 +90,7 @@ def read_export(path: Path, read: Reader, report: Report) -> Columns:
     if path.name.removesuffix(".gz").endswith(".json"):
         with suppress(UsageError):  # the reader of tables explains it
             found = read_json(path, list[Raw] | ExportKeys)
-    if path.suffix == ".tsv" and is_webanno(path):
+    if ".tsv" in path.suffixes and is_webanno(path):
         return read_webanno(path, report)
     if isinstance(found, ExportKeys) and found.features and found.rows:
         return _read_viewer(path, found)

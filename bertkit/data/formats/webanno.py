@@ -19,11 +19,11 @@ from bertkit.errors import UsageError
 from bertkit.system.progress import Report
 
 LINE = re.compile(r"(\d+)-\d+(\.\d+)?\t\d+-\d+\t[^\t]+.*")  # the sentence, and the part of a word
-WORD, FIRST = 2, 3  # index of the word, and of the first feature
+WORD_INDEX, COLUMNS_BEFORE = 2, 3  # the word, and the columns before those of features
 NOTHING = "_"  # a word without an annotation; * is one without a value
 ANNOTATION = re.compile(r"((?:\\.|[^\\|])*?)(\[\d+\])?")  # several at a word have | between them
 ESCAPED = re.compile(r"\\(.)")
-ENTITIES = ".NamedEntity|value"  # ends the name of the feature with the entities in the header
+NAMED_ENTITY = ".NamedEntity|value"  # layer and feature of entities in the header
 
 
 def is_webanno(path: Path) -> bool:
@@ -35,7 +35,7 @@ def is_webanno(path: Path) -> bool:
 def read_webanno(path: Path, report: Report) -> Columns:
     """Read the sentences of a file, with the tags of its named entities or of its only column with annotations.
 
-    Several columns with other annotations are called by their numbers, from 1.
+    All columns with annotations are also called by their numbers, from 1.
     """
     features: list[str] = []
     words: list[tuple[int, tuple[str, int], list[str]]] = []  # line, sentence, cells
@@ -44,7 +44,7 @@ def read_webanno(path: Path, report: Report) -> Columns:
         if line.startswith("#T_"):
             layer, *names = line.split("|")
             features += [f"{layer}|{name}" for name in names]
-        if not line or line.startswith("#"):
+        if not line.strip() or line.startswith("#"):
             breaks += 1
         elif not (form := LINE.fullmatch(line)):
             raise UsageError(f"{path}, line {number} is {line[:LONGEST_QUOTED]!r}, expected a word of WebAnno; {AGAIN}")
@@ -63,7 +63,7 @@ def read_webanno(path: Path, report: Report) -> Columns:
         lines, _, cells = zip(*sentence, strict=True)
         start, end = end, end + len(cells)
         own = {name: found[start:end] for name, found in tags.items()}
-        rows[lines[0]] = {WORD_COLUMNS[0]: [ESCAPED.sub(r"\1", row[WORD]) for row in cells]} | own
+        rows[lines[0]] = {WORD_COLUMNS[0]: [ESCAPED.sub(r"\1", row[WORD_INDEX]) for row in cells]} | own
     return write_values(str(path), iter(rows.items()), "line")
 
 
@@ -71,13 +71,14 @@ def _read_tags(
     path: Path, rows: Sequence[Sequence[str]], features: Sequence[str], report: Report
 ) -> dict[str, list[str]]:
     """Return the tags of all words in each column with annotations, by its name in the table."""
-    columns = {x: cells for x, cells in enumerate(zip(*rows, strict=True)) if x >= FIRST and {*cells} != {NOTHING}}
-    columns = {x: cells for x, cells in columns.items() if any(cell[:1] not in "_*" for cell in cells)} or columns
-    chosen = [x for x in columns if "".join(features[x - FIRST : x - FIRST + 1]).endswith(ENTITIES)] or [*columns]
-    tags = {str(x + 1): _mark(cells) for x, cells in columns.items()}
-    if len(chosen) == 1:
-        tags[TAG_COLUMNS[0]] = tags.pop(str(chosen[0] + 1))
-    elif chosen:
+    columns = dict(enumerate(zip(*rows, strict=True), 1))
+    annotated = [x for x, cells in columns.items() if x > COLUMNS_BEFORE and {*cells} != {NOTHING}]
+    valued = [x for x in annotated if any(cell[:1] not in "_*" for cell in columns[x])] or annotated
+    entities = [x for x, name in enumerate(features, COLUMNS_BEFORE + 1) if name.endswith(NAMED_ENTITY) and x in valued]
+    tags = {str(x): _mark(columns[x]) for x in valued}
+    if len(chosen := entities or valued) == 1:
+        tags[TAG_COLUMNS[0]] = tags[str(chosen[0])]
+    elif valued:
         report(f"{path}: annotations are in the columns {', '.join(tags)}; name one with --label")
     return tags
 

@@ -52,6 +52,7 @@ def test_the_only_layer_needs_no_name_and_neighbours_without_numbers_are_one_ent
     cells = ["\t".join([*row[:3], row[5].partition("[")[0]]) for row in rows]
     text = read_conll(write(tmp_path / "a.txt", "\n".join(cells)))
     assert [sentence.tags for sentence in text.sentences] == [TAGS[0], ["B-LOC", "I-LOC"]]
+    assert read_conll(tmp_path / "a.txt", label="4").sentences[1].tags == ["B-LOC", "I-LOC"]
 
 
 def test_a_value_for_each_word_is_its_class(tmp_path):
