@@ -107,6 +107,8 @@ def read_export(path: Path, read: Reader, report: Report) -> Columns:
         return _choose_rows(rows, _walk_regions(rows, marked), report)
     if SPANS in names and is_answered(rows):
         return _choose_rows(rows, _walk_answers(rows, report), report)
+    if "tokens" in rows.faults and TEXT_COLUMN in names:  # offsets in the text, as spaCy writes them
+        return replace(rows, table=rows.table.drop_columns(["tokens"]))
     return rows
 
 

@@ -235,6 +235,11 @@ def test_brat_s_spans_in_several_places_are_joined_over_a_line_end_or_left_out(t
     assert lines == [f"{tmp_path}: 1 spans are in several places with other words between them and are left out"]
 
 
+def test_documents_of_spacy_without_entities_are_texts_without_spans(tmp_path):
+    text, lines = read(write(tmp_path / "a.jsonl", [{"text": ADA, "tokens": make_docs()[0]["tokens"]}]))
+    assert (text.columns, text.is_labelled, len(text.sentences[0].words), lines) == (("text", ""), False, 6, [])
+
+
 BLUE = "\U0001f499 Ada lived."  # where JavaScript counts two
 
 
