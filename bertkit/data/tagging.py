@@ -34,13 +34,17 @@ IDEOGRAPH = (
 )
 # Scripts written without spaces: each character is a word, so any span of them fits. SA: Thai, Lao, Khmer, Burmese, …
 UNSPACED = rf"{IDEOGRAPH}\p{{Hiragana}}\p{{Katakana}}\u30fc\uff70\p{{Tibetan}}\p{{lb=SA}}"
-PART = rf"(?:(?![{UNSPACED}\p{{Cf}}])[\w\p{{N}}]|\p{{M}})+"
+LETTER = rf"(?:(?![{UNSPACED}\p{{Cf}}])[\w\p{{N}}]|\p{{M}})"
+PART = rf"{LETTER}+"
 # Up to three marks inside a word belong to it, as in "U.N" and "O'Neill's"; every other mark is a word. Combining
 # characters, such as vowel signs, belong to the character before them; invisible ones alone are not words.
 NONWORD = r"(?:\p{Cf}|[^\w\s\p{M}\p{N}\p{Cc}])"
-WORD = regex.compile(
-    rf"{PART}(?:{NONWORD}{{1,3}}{PART}){{0,8}}|(?:(?!\p{{M}})[{UNSPACED}]|(?!\p{{Cf}}){NONWORD})\p{{M}}*"
-)
+CHARACTER = rf"(?:(?!\p{{M}})[{UNSPACED}]|\p{{P}}|(?!\p{{Cf}}){NONWORD})\p{{M}}*"
+WORD = regex.compile(rf"{PART}(?:{NONWORD}{{1,3}}{PART}){{0,8}}|{CHARACTER}")
+# BERT's basic tokens, further divided at marks that are not punctuation, such as € and ´, and in unspaced scripts.
+BASIC_PART = rf"(?:(?!\p{{P}}){LETTER})+"
+BASIC_WORD = regex.compile(rf"{BASIC_PART}(?:\p{{Cf}}{{1,3}}{BASIC_PART})*|{CHARACTER}")
+BASIC = "basic"  # `BertConfig.text_words` of a model that is trained on spans of texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class TaggedText:
         rows: The rows of the sentences in a person's own table; None for CoNLL files.
         columns: The columns of a table that have the words or texts, and the tags or spans.
         is_labelled: Whether the sentences have tags; all are O if not.
+        text_words: How a table's texts were divided into words, as in `BertConfig`.
     """
 
     source: str
@@ -85,6 +90,7 @@ class TaggedText:
     rows: Columns | None = None
     columns: tuple[str, str] = ("", "")
     is_labelled: bool = True
+    text_words: str | None = None
 
     def take(self, numbers: np.ndarray) -> "TaggedText":
         """Return some of the sentences."""
@@ -200,9 +206,9 @@ class WordWindows(Items):
         return self.join([[self.names[label] for label in row] for row in rows], self.absent)
 
 
-def split_words(text: str) -> list[tuple[int, int]]:
-    """Return the start and end offsets of each word of a text, split roughly as in CoNLL's files."""
-    return [found.span() for found in WORD.finditer(text)]
+def split_words(text: str, text_words: str | None = None) -> list[tuple[int, int]]:
+    """Return the start and end offsets of each word of a text; `text_words` is as in `BertConfig`."""
+    return [found.span() for found in (WORD if text_words is None else BASIC_WORD).finditer(text)]
 
 
 def group_tokens(text: str, offsets: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray]:

@@ -259,9 +259,14 @@ def evaluate_split(
     return EvaluatedSplit(name, task, metrics, rows, output)
 
 
+def load_again(scored: ScoredModel, report: Report) -> dict[str, Any]:
+    """Return the examples of a run's own data, whose texts are divided into words as in its training."""
+    return scored.task.load({**scored.recipe.data, "text_words": scored.settings.model.config.text_words}, report)
+
+
 def read_own(scored: ScoredModel, report: Report) -> dict[str, Any]:
     """Return the evaluated splits of a run, as they were scored at its end."""
-    examples = scored.task.load(scored.recipe.data, report)
+    examples = load_again(scored, report)
     first = next(iter(scored.task.splits))
     if (share := scored.recipe.data.get("tune_share")) and TUNE not in examples:
         _, examples[first] = divide(scored.task, examples[first], share)
@@ -273,7 +278,7 @@ def read_train(scored: ScoredModel, report: Report) -> ExampleRows | None:
     if not (Path(scored.run) / RECIPE_FILE).is_file():
         return None
     try:
-        return scored.task.tabulate(scored.task.load(scored.recipe.data, ignore)[TRAIN_SPLIT])
+        return scored.task.tabulate(load_again(scored, ignore)[TRAIN_SPLIT])
     except UsageError as error:
         report(f"the training texts cannot be read, so that rows that were trained on are not looked for: {error}")
         return None

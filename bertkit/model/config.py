@@ -32,7 +32,7 @@ CONFIG_RANGES = {  # other values cannot work, so that a file with them is damag
     "temperature": (1e-3, 1e3),
 }
 # Unknown to other programs.
-OWN_VALUES = ("tau", "thresholds", "temperature", "text_columns", "feature_layers")
+OWN_VALUES = ("tau", "thresholds", "temperature", "text_columns", "text_words", "feature_layers")
 OWN_VALUES += ("bilstm_hidden_size", "class_weights", "window_pooling", "target_scale")
 
 
@@ -50,6 +50,8 @@ class BertConfig(PreTrainedConfig):
         temperature: The number that a classifier's logits are divided by for calibrated probabilities; the model's
             outputs are not divided.
         text_columns: The columns of a table that a classifier was trained on, one or two for pairs.
+        text_words: How a text is divided into the words that a tagger tags: "basic" at white space and at each
+            punctuation mark, as BERT's basic tokens are; None: with marks inside of words, as in CoNLL's files.
         feature_layers: The layers that the feature-based approach reads (section 5.3).
         bilstm_hidden_size: Units per direction of the feature-based approach's BiLSTM (section 5.3).
         class_weights: The weight of each label in the loss of sequence classification, in the order of the labels: of
@@ -87,6 +89,7 @@ class BertConfig(PreTrainedConfig):
     thresholds: list[float | int] | None = None
     temperature: float | int | None = None
     text_columns: list[str] | None = None
+    text_words: Literal["basic"] | None = None
     feature_layers: str | None = None
     bilstm_hidden_size: int | None = None
     class_weights: list[float | int] | None = None

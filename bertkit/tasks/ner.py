@@ -45,6 +45,7 @@ from bertkit.data.sequences import IGNORED, EncodedInputs, pad
 from bertkit.data.splits import DROP, UNLABELLED, check_split_options, divide_train, name_split
 from bertkit.data.tagging import (
     ABSENT,
+    BASIC,
     Features,
     OrderedWords,
     Sentence,
@@ -57,7 +58,7 @@ from bertkit.data.tags import ENTITIES, WORDS, check_kinds, from_iob2, mark_word
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import Entity, count_entities, find_entities, score_entities
 from bertkit.metrics.rows import RowScore
-from bertkit.metrics.table import LABEL, NAMES, PREDICTION, make_rows
+from bertkit.metrics.table import LABEL, NAMES, PREDICTION, SPANS, make_rows
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_dataset
@@ -185,7 +186,8 @@ class NerTask(FineTuningTask):
         """Read the examples of train, dev and, if it is there, test; splits that are missing are taken from train."""
         names = () if config is None else tuple(config.id2label[label] for label in range(config.num_labels))
         scheme = options["scheme"] or (name_scheme(names) if names else "")
-        texts = self.read(options, report, config is None, scheme)
+        text_words = options.get("text_words", BASIC) if config is None else config.text_words
+        texts = self.read(options, report, config is None, scheme, text_words)
         kinds: set[str] = set()
         for text in texts.values():
             tags = {*names}.union(*(sentence.tags for sentence in text.sentences))
@@ -229,8 +231,13 @@ class NerTask(FineTuningTask):
         labels = tuple(sorted(tags, key=lambda tag: (tag != "O", tag)))
         return {split: TaggedExamples(text, labels, options["group"]) for split, text in texts.items()}
 
-    def read(self, options: Mapping[str, Any], report: Report, needs_train: bool, scheme: str) -> dict[str, TaggedText]:
-        """Read the sentences of each split: CoNLL files, a person's own tables or exports, or CoNLL-2003 on the Hub."""
+    def read(
+        self, options: Mapping[str, Any], report: Report, needs_train: bool, scheme: str, text_words: str | None
+    ) -> dict[str, TaggedText]:
+        """Read the sentences of each split: CoNLL files, a person's own tables or exports, or CoNLL-2003 on the Hub.
+
+        If train has words, the texts of other splits are divided as by `predict` with a model of words.
+        """
         label, texts = ", ".join(options["label"]), {}
         if not options["dir"]:
             return read_conll_copy(label, scheme)
@@ -240,7 +247,9 @@ class NerTask(FineTuningTask):
             tables = read_exports(options["dir"], choose_reader(options, report), report, needs_train)
             if options.get("is_check") or options.get("unlabelled") == DROP:
                 tables = {split: drop_unmarked(rows, report, label) for split, rows in tables.items()}
-            sources, read = tables, read_entities
+            if needs_train and find_columns(tables["train"].table.column_names, label)[0] in WORD_COLUMNS:
+                text_words = None
+            sources, read = tables, partial(read_entities, text_words=text_words)
         else:
             is_file = source.suffix in CONLL_SUFFIXES and not source.is_dir()
             sources = {"train": source} if is_file else find_conll(source, report)
@@ -301,7 +310,9 @@ class NerTask(FineTuningTask):
         """Return the labels by name, and the sizes of the feature-based approach."""
         if tokenizer is None or examples is None:
             return {}
-        settings = {"id2label": dict(enumerate(examples["train"].labels)), "vocab_size": len(tokenizer)}
+        train = examples["train"]
+        settings = {"id2label": dict(enumerate(train.labels)), "vocab_size": len(tokenizer)}
+        settings["text_words"] = train.text.text_words
         if not (layers := recipe.data["features"]):
             return settings
         units = recipe.model.get("bilstm_hidden_size", BILSTM_SIZE)
@@ -325,6 +336,8 @@ class NerTask(FineTuningTask):
         """
         text, predicted = get_words(data).text, decide(summaries, data)
         columns: dict[str, Any] = {PREDICTION: pa.array(predicted, NAMES)}
+        if text.columns[0] == TEXT_COLUMN:
+            columns |= spell_spans(text, predicted)
         if not text.is_labelled:
             return make_rows(columns)
         counts = count_entities(find_gold(text), [mark_words(tags, text.scheme) for tags in predicted])
@@ -385,7 +398,7 @@ class NerTask(FineTuningTask):
                 raise UsageError(f"{name} must be a list of strings; for a single string use the key text")
             return Tagged(words, [(number, number + 1) for number in range(len(words))], None)
         text = take_text(given, "text")
-        spans = split_words(text)
+        spans = split_words(text, settings.model.config.text_words)
         return Tagged([text[start:end] for start, end in spans], spans, text)
 
     def encode_inputs(self, examples: Sequence[Tagged], settings: PredictionSettings) -> EncodedInputs:
@@ -543,14 +556,33 @@ def find_gold(text: TaggedText) -> list[Collection[Entity]]:
     return [find_entities(tags) if entities is None else entities.keys() for tags, entities in marked]
 
 
+def locate_spans(text: TaggedText, predicted: Sequence[Sequence[str]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield each text of a table with the spans of its predicted tags."""
+    for content, tags in zip(text.rows.find(TEXT_COLUMN).to_pylist(), predicted, strict=True):
+        yield content, list_spans(split_words(content, text.text_words), find_entities(tags))
+
+
+def spell_spans(text: TaggedText, predicted: Sequence[Sequence[str]]) -> dict[str, pa.Array]:
+    """Return columns with the predicted and the right spans of a table's texts, as the texts spell them."""
+    tags = {PREDICTION: predicted} | ({LABEL: [one.tags for one in text.sentences]} if text.is_labelled else {})
+    columns = {}
+    for name, rows in tags.items():
+        columns[name] = []
+        for own, spans in locate_spans(text, rows):
+            columns[name].append([f"{own[x['start'] : x['end']]}: {x['label']}" for x in spans])
+    for number, sentence in enumerate(text.sentences):
+        if sentence.entities is not None:  # a span does not fit the words of the tags
+            columns[LABEL][number] = [f"{piece}: {kind}" for (*_, kind), piece in sentence.entities.items()]
+    return {f"{name}{SPANS}": pa.array(cells, NAMES) for name, cells in columns.items()}
+
+
 def write_rows(text: TaggedText, predicted: Sequence[Sequence[str]]) -> str:
     """Return JSON lines with the rows of a table and `predicted`: tags, or the spans of a text."""
     rows, (given, marked) = text.rows, text.columns
     decoded = rows.lists | ({marked} if marked and given == TEXT_COLUMN else set())
     found: Sequence[Any] = list(map(list, predicted))
     if given == TEXT_COLUMN:
-        pairs = zip(rows.find(given).to_pylist(), predicted, strict=True)
-        found = [list_spans(split_words(text), find_entities(tags)) for text, tags in pairs]
+        found = [spans for _, spans in locate_spans(text, predicted)]
     return write_beside(rows, [{PREDICTED_COLUMN: one} for one in found], ".jsonl", decoded)
 
 

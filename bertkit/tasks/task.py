@@ -180,9 +180,9 @@ class Task:
     def load(self, options: Mapping[str, Any], report: Report, config: "BertConfig | None" = None) -> dict[str, Any]:
         """Read the examples of every split there is, by name.
 
-        "train" is among them, unless the task is only predicted, and the first of `splits`. Two options are set by the
-        program alone: `is_check` keeps rows that training leaves out, `is_forecast` asks for enough text to forecast a
-        run's cost.
+        "train" is among them, unless the task is only predicted, and the first of `splits`. Three options are set by
+        the program alone: `is_check` keeps rows that training leaves out, `is_forecast` asks for enough text to
+        forecast a run's cost, and `text_words` is that of a trained model's configuration.
 
         Args:
             config: That of a trained model, which knows the labels: the data are only scored, so that a file is one

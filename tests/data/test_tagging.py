@@ -5,9 +5,13 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import PreTokenizedString
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from bertkit.data.tagging import (
     ABSENT,
+    BASIC,
     IGNORED,
     OrderedWords,
     Sentence,
@@ -54,6 +58,38 @@ def test_combining_characters_belong_to_words_and_invisible_ones_are_none():
     }
     for text, words in texts.items():
         assert [text[start:end] for start, end in split_words(text)] == words
+
+
+def list_basic_tokens(text):
+    """Return the start and end offsets of the tokens that BERT divides into pieces."""
+    parts = PreTokenizedString(text)
+    parts.normalize(BertNormalizer(lowercase=False).normalize)
+    BertPreTokenizer().pre_tokenize(parts)
+    return [offsets for _, offsets, _ in parts.get_splits("original", "char")]
+
+
+def test_words_of_spans_are_bert_s_basic_tokens():
+    text = "Niels Hopper’s “trade-offs” (AT&T's U.S. a_b, 5%) in 北京大学。 José’s Straße!"
+    assert [list(word) for word in split_words(text, BASIC)] == [list(token) for token in list_basic_tokens(text)]
+
+
+def test_words_of_spans_are_divided_further_at_symbols_and_in_scripts_without_spaces():
+    texts = {
+        "50€ That´s": ["50", "€", "That", "´", "s"],
+        "東京タワーへ": ["東", "京", "タ", "ワ", "ー", "へ"],
+        "می\u200cخواهم_Ada\u200b": ["می\u200cخواهم", "_", "Ada"],
+    }
+    for text, words in texts.items():
+        assert [text[start:end] for start, end in split_words(text, BASIC)] == words
+
+
+# A combining mark belongs to the punctuation before it, which BERT divides from it.
+@given(st.text(st.characters(exclude_categories=["M", "Cs"]), max_size=30))
+def test_words_of_spans_begin_and_end_where_other_words_and_basic_tokens_do(text):
+    words, tokens = split_words(text, BASIC), list_basic_tokens(text)
+    assert all(sum(first < end and start < last for first, last in tokens) <= 1 for start, end in words)
+    for others, own in zip(zip(*split_words(text), strict=True), zip(*words, strict=True), strict=True):
+        assert {*others} <= {*own}
 
 
 def test_each_word_is_labelled_on_its_first_token():

@@ -133,8 +133,8 @@ def test_a_tag_that_training_lacks_counts_as_missed(tmp_path, start):
 
 
 def test_a_span_that_is_not_whole_words_is_missed_in_every_score(tmp_path, start):
-    """All tags of "good-so bad so" are right, but only "bad" is whole: 1 right of 2 found and of 3 wanted."""
-    row = {"text": "good-so bad so", "spans": [[0, 4, "X"], [5, 7, "Y"], [8, 11, "X"]]}
+    """All tags of "goodso bad so" are right, but only "bad" is whole: 1 right of 2 found and of 3 wanted."""
+    row = {"text": "goodso bad so", "spans": [[0, 4, "X"], [4, 6, "Y"], [7, 10, "X"]]}
     for name in ("train", "dev"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
     examples, _ = load(tmp_path)
@@ -142,6 +142,9 @@ def test_a_span_that_is_not_whole_words_is_missed_in_every_score(tmp_path, start
     kept = keep(data, [["B-X", "B-X", "O"]])
     expected = {"precision": 1 / 2, "recall": 1 / 3, "f1": 2 / 5, "strict_f1": 2 / 5}
     assert score_summaries(NER, kept, data) == pytest.approx(expected)
+    rows = NER.rows(kept, data)
+    assert rows.column("prediction_spans").to_pylist() == [["goodso: X", "bad: X"]]
+    assert rows.column("label_spans").to_pylist() == [["good: X", "so: Y", "bad: X"]], "as they were given"
     assert NER.tabulate(examples["dev"]).classes == ["X", "Y", "X"]
     assert list(NER.format_predictions(kept, data, "dev")) == ["dev.jsonl"], "conlleval's form has whole words only"
 

@@ -1,6 +1,7 @@
 """A person's own named entities: every form, splits, folds, predictions with scores."""
 
 import json
+import shutil
 from functools import partial
 
 import numpy as np
@@ -9,6 +10,7 @@ from transformers import pipeline
 
 from bertkit.data.tags import from_iob2
 from bertkit.data.tokenizer import load_tokenizer
+from bertkit.inference.evaluate import evaluate
 from bertkit.inference.predictor import Predictor
 from bertkit.metrics.ner import find_entities
 from bertkit.reports.tables import OWN_DATA
@@ -20,7 +22,7 @@ from bertkit.tasks.ner import NER
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from tests.official import write_table
-from tests.tasks.conftest import load_examples, make_small
+from tests.tasks.conftest import load_examples, make_small, read_rows
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -112,6 +114,84 @@ def test_entities_have_scores_as_in_the_stock_pipeline(finished):
     expected = [float(one["score"]) for one in stock]
     assert [one["score"] for one in found] == pytest.approx(expected, abs=1e-5)
     assert 0.5 < min(expected) < 1
+
+
+def write_texts(path, rows):
+    """Write texts with spans of each name, which has quotes, a hyphen or a possessive beside it."""
+    draw, table = np.random.default_rng(1), []
+    for words, _ in rows:
+        text, spans = "", []
+        for word in words:
+            before, behind = (
+                draw.choice(marks) if WORDS[word] else "" for marks in (["", "“", "("], ["’s", "-so", "”"])
+            )
+            text += before
+            if WORDS[word]:
+                spans.append([len(text), len(text) + len(word), WORDS[word]])
+            text += f"{word}{behind} "
+        table.append({"text": text, "spans": spans})
+    return write_table(path, table)
+
+
+@pytest.fixture(scope="module")
+def marked(bert, tmp_path_factory):
+    """Return the directory of a run on such texts, in whose test file a span is a part of a word, and its metrics."""
+    folder = tmp_path_factory.mktemp("marked")
+    write_texts(folder / "train.jsonl", make_rows(80))
+    write_texts(folder / "dev.jsonl", make_rows(90)[80:])
+    write_table(folder / "test.jsonl", [{"text": "so goodword1 bad’s", "spans": [[3, 7, "PER"], [13, 16, "LOC"]]}])
+    lines = []
+    metrics = run(Recipe.make(NER, make_recipe(bert, folder, updates=60)), output=folder / "run", report=lines.append)
+    (line,) = [line for line in lines if "within a word" in line]
+    assert line.startswith(f"{folder / 'test.jsonl'}: 1 spans")
+    return folder, metrics
+
+
+def test_spans_beside_marks_are_learned_scored_and_written(marked):
+    folder, metrics = marked
+    output = folder / "run"
+    assert metrics["f1"] > 0.9
+    assert json.loads((output / "config.json").read_text())["text_words"] == "basic"
+    rows = [json.loads(line) for line in (output / "predictions" / "dev.jsonl").read_text().splitlines()]
+    found = {row["text"][x["start"] : x["end"]] for row in rows for x in row["predicted"]}
+    assert {"good", "bad"} <= found
+    lines = (output / "predictions" / "dev.conll").read_text().splitlines()
+    assert {"’", "s", "-", "“"} <= {line.split(" ")[0] for line in lines if line}
+    (wrong,) = read_rows(output / "predictions" / "test.mistakes.csv")
+    assert wrong["label"] == "good: PER, bad: LOC", "as it was given"
+    assert not (output / "predictions" / "test.conll").exists()
+
+
+def test_prediction_and_evaluation_divide_texts_as_training_did(marked, tmp_path):
+    folder, metrics = marked
+    text = "so “good”, bad’s word1-so 好的."
+    words = ["so", "“", "good", "”", ",", "bad", "’", "s", "word1", "-", "so", "好", "的", "."]
+    result = Predictor(str(folder / "run"), precision="fp32")([text])[0]
+    assert [text[start:end] for start, end in result["places"]] == words
+    assert [(x["text"], x["type"]) for x in result["entities"]][:2] == [("good", "PER"), ("bad", "LOC")]
+    for given in (None, str(folder / "dev.jsonl")):
+        found = evaluate(str(folder / "run"), given, tmp_path / "new" if given else None)
+        assert found[0].metrics["f1"] == pytest.approx(metrics["f1"])
+
+    old = tmp_path / "old"
+    shutil.copytree(folder / "run", old)
+    config = json.loads((old / "config.json").read_text())
+    del config["text_words"]
+    (old / "config.json").write_text(json.dumps(config))
+    result = Predictor(str(old), precision="fp32")([text])[0]
+    words = ["so", "“", "good", "”", ",", "bad’s", "word1-so", "好", "的", "."]
+    assert [text[start:end] for start, end in result["places"]] == words, "a run of an earlier version"
+    assert evaluate(str(old), None, None)[0].metrics["f1"] < metrics["f1"]
+
+
+def test_a_model_of_words_divides_texts_as_before(bert, tmp_path):
+    (tmp_path / "d").mkdir()
+    write_form(tmp_path / "d" / "train", "tokens", make_rows(20))
+    write_texts(tmp_path / "d" / "dev.jsonl", make_rows(3))
+    examples, _ = load(tmp_path / "d")
+    assert any("good’s" in sentence.words for sentence in examples["dev"].text.sentences)
+    recipe = Recipe.make(NER, make_recipe(bert, tmp_path / "d"))
+    assert NER.configure(recipe, load_tokenizer(bert), examples)["text_words"] is None
 
 
 def test_the_rows_of_a_group_stay_together_and_need_a_table(tmp_path, refused):

@@ -22,7 +22,7 @@ from msgspec import Meta, Struct
 from bertkit.data.formats.line import LONGEST_QUOTED, MOST_NAMES, explain_form
 from bertkit.data.formats.rows import Columns
 from bertkit.data.splits import LEAVE_OUT
-from bertkit.data.tagging import ABSENT, Sentence, TaggedText, split_words
+from bertkit.data.tagging import ABSENT, BASIC, Sentence, TaggedText, split_words
 from bertkit.data.tags import ENTITIES, WORDS, check_tag, choose_scheme, detect_scheme, to_iob2
 from bertkit.errors import UsageError
 from bertkit.system.progress import Report
@@ -70,8 +70,12 @@ class SpanLists(Struct):
             raise ValueError("start, end and label have different lengths")
 
 
-def read_entities(rows: Columns, report: Report, label: str = "", scheme: str = "") -> TaggedText:
+def read_entities(
+    rows: Columns, report: Report, label: str = "", scheme: str = "", text_words: str | None = BASIC
+) -> TaggedText:
     """Read the sentences of a table; rows without a word are left out. Label and scheme are as for `read_conll`.
+
+    Texts are divided into words as `split_words` does.
 
     Without a column of tags or spans, or with empty cells alone, the sentences have no tags. A span that is not whole
     words is extended to them in the tags, but not in the entities; such spans are counted and reported.
@@ -101,7 +105,7 @@ def read_entities(rows: Columns, report: Report, label: str = "", scheme: str = 
             raise UsageError(f"{origin} has no {marked}; {remedy}, or leave such rows out with {LEAVE_OUT}")
         entities = None
         if is_text:
-            offsets = split_words(cell)
+            offsets = split_words(cell, text_words)
             words = [cell[start:end] for start, end in offsets]
             tags, entities = _tag_words(cell, offsets, read_spans(mark, cell, origin, marked), origin, odd)
         else:
@@ -124,7 +128,8 @@ def read_entities(rows: Columns, report: Report, label: str = "", scheme: str = 
     kept = rows.take([row for row, *_ in found])
     gathered = [(words, tags, 0, rows.lines[row], entities) for row, words, tags, entities in found]
     text = gather_sentences(rows.source, gathered, scheme)
-    return replace(text, rows=kept, columns=(given, marked), is_labelled=is_labelled)
+    text_words = text_words if is_text else None
+    return replace(text, rows=kept, columns=(given, marked), is_labelled=is_labelled, text_words=text_words)
 
 
 def gather_sentences(

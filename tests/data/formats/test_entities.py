@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from bertkit.data.formats.entities import read_entities
+from bertkit.data.formats.entities import list_spans, read_entities
 from bertkit.data.formats.rows import read_columns
-from bertkit.data.tagging import ABSENT
+from bertkit.data.tagging import ABSENT, BASIC, split_words
+from bertkit.metrics.ner import find_entities
 from tests.data.conftest import make_tagged
 from tests.official import write_table
 
@@ -73,11 +74,11 @@ def test_labels_may_have_several_words_and_a_span_may_be_given_twice(tmp_path):
 def test_spans_that_do_not_end_at_words_are_extended_and_counted(tmp_path):
     """ "ove" and " in " are fitted to a word, "U" and "A" are parts of one word, and a span has no word."""
     row = {
-        "text": "Lovelace in U.A  now",
+        "text": "Lovelace in UxA  now",
         "spans": [[1, 4, "PER"], [8, 12, "X"], [12, 13, "LOC"], [14, 15, "LOC"], [15, 17, "GAP"], [17, 20, "X"]],
     }
     text, lines = read(write_lines(tmp_path / "a.jsonl", row))
-    assert text.sentences[0].words == ["Lovelace", "in", "U.A", "now"]
+    assert text.sentences[0].words == ["Lovelace", "in", "UxA", "now"]
     assert text.sentences[0].tags == ["B-PER", "B-X", "B-LOC", "B-X"]
     assert text.sentences[0].entities == {
         (ABSENT, 1, "PER"): "ove",
@@ -92,6 +93,39 @@ def test_spans_that_do_not_end_at_words_are_extended_and_counted(tmp_path):
         f"{path}: 5 spans begin or end within a word, or with a space, and are fitted to whole words of their own, if "
         f"there are some; they count as missed in scores (first: {path}, line 1, 'ove')"
     ]
+
+
+POSSESSIVES = {
+    "text": "Ada’s “Lovelace-Byron” met AT&T's J.P. Doe/Roe, née O'Hara_x.",
+    "spans": [
+        [0, 3, "PER"],
+        [7, 15, "PER"],
+        [16, 21, "PER"],
+        [27, 31, "ORG"],
+        [34, 42, "PER"],
+        [43, 46, "PER"],
+        [52, 58, "PER"],
+    ],
+}
+CHINESE = {"text": "爱达·洛芙莱斯的“伦敦”和北京。", "spans": [[0, 7, "PER"], [9, 11, "LOC"], [13, 15, "LOC"]]}
+
+
+@pytest.mark.parametrize("row", [POSSESSIVES, CHINESE])
+def test_spans_beside_marks_are_whole_words(row, tmp_path):
+    text, lines = read(write_lines(tmp_path / "a.jsonl", row))
+    (sentence,) = text.sentences
+    assert (lines, sentence.entities, text.text_words) == ([], None, BASIC)
+    found = list_spans(split_words(row["text"], BASIC), find_entities(sentence.tags))
+    assert [[span["start"], span["end"], span["label"]] for span in found] == row["spans"]
+
+
+def test_a_model_of_words_divides_texts_as_conll_files_do(tmp_path):
+    lines = []
+    rows = read_columns(write_lines(tmp_path / "a.jsonl", POSSESSIVES))
+    text = read_entities(rows, lines.append, text_words=None)
+    words = ["Ada’s", "“", "Lovelace-Byron", "”", "met", "AT&T's", "J.P", ".", "Doe/Roe", ",", "née", "O'Hara_x", "."]
+    assert text.sentences[0].words == words
+    assert "7 spans begin or end within a word" in lines[0]
 
 
 def test_rows_without_words_are_left_out_and_those_without_marks_are_unlabelled(tmp_path):
