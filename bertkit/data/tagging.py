@@ -34,15 +34,15 @@ IDEOGRAPH = (
 )
 # Scripts written without spaces: each character is a word, so any span of them fits. SA: Thai, Lao, Khmer, Burmese, …
 UNSPACED = rf"{IDEOGRAPH}\p{{Hiragana}}\p{{Katakana}}\u30fc\uff70\p{{Tibetan}}\p{{lb=SA}}"
-LETTER = rf"(?:(?![{UNSPACED}\p{{Cf}}])[\w\p{{N}}]|\p{{M}})"
-PART = rf"{LETTER}+"
+WORD_LETTER = rf"(?:(?![{UNSPACED}\p{{Cf}}])[\w\p{{N}}]|\p{{M}})"
+PART = rf"{WORD_LETTER}+"
 # Up to three marks inside a word belong to it, as in "U.N" and "O'Neill's"; every other mark is a word. Combining
 # characters, such as vowel signs, belong to the character before them; invisible ones alone are not words.
 NONWORD = r"(?:\p{Cf}|[^\w\s\p{M}\p{N}\p{Cc}])"
 CHARACTER = rf"(?:(?!\p{{M}})[{UNSPACED}]|\p{{P}}|(?!\p{{Cf}}){NONWORD})\p{{M}}*"
 WORD = regex.compile(rf"{PART}(?:{NONWORD}{{1,3}}{PART}){{0,8}}|{CHARACTER}")
 # BERT's basic tokens, further divided at marks that are not punctuation, such as € and ´, and in unspaced scripts.
-BASIC_PART = rf"(?:(?!\p{{P}}){LETTER})+"
+BASIC_PART = rf"(?:(?!\p{{P}}){WORD_LETTER})+"
 BASIC_WORD = regex.compile(rf"{BASIC_PART}(?:\p{{Cf}}{{1,3}}{BASIC_PART})*|{CHARACTER}")
 BASIC = "basic"  # `BertConfig.text_words` of a model that is trained on spans of texts
 

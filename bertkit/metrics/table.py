@@ -21,7 +21,7 @@ import pyarrow as pa
 from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE
 
 LABEL, PREDICTION, PROBABILITY_PREFIX = "label", "prediction", "probability_"
-SPANS = "_spans"  # ends the names of columns with the spans of label and prediction, as their text spells them
+SPELLED = "_spans"  # ends the names of columns with the spans of label and prediction, as their text spells them
 FACTS = "bertkit."
 NAMES = pa.list_(pa.string())  # several labels, tags, right answers
 

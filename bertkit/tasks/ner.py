@@ -58,7 +58,7 @@ from bertkit.data.tags import ENTITIES, WORDS, check_kinds, from_iob2, mark_word
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import Entity, count_entities, find_entities, score_entities
 from bertkit.metrics.rows import RowScore
-from bertkit.metrics.table import LABEL, NAMES, PREDICTION, SPANS, make_rows
+from bertkit.metrics.table import LABEL, NAMES, PREDICTION, SPELLED, make_rows
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_dataset
@@ -573,7 +573,7 @@ def spell_spans(text: TaggedText, predicted: Sequence[Sequence[str]]) -> dict[st
     for number, sentence in enumerate(text.sentences):
         if sentence.entities is not None:  # a span does not fit the words of the tags
             columns[LABEL][number] = [f"{piece}: {kind}" for (*_, kind), piece in sentence.entities.items()]
-    return {f"{name}{SPANS}": pa.array(cells, NAMES) for name, cells in columns.items()}
+    return {f"{name}{SPELLED}": pa.array(cells, NAMES) for name, cells in columns.items()}
 
 
 def write_rows(text: TaggedText, predicted: Sequence[Sequence[str]]) -> str:

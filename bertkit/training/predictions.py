@@ -37,7 +37,7 @@ from bertkit.metrics.table import (
     NAMES,
     PREDICTION,
     PROBABILITY_PREFIX,
-    SPANS,
+    SPELLED,
     add_facts,
     find_kind,
     list_names,
@@ -212,8 +212,8 @@ def read_answer(cell: str, kind: str) -> Any:
 
 def spell_answers(rows: pa.Table, name: str = PREDICTION, wrong: bool = False) -> list[str]:
     """Return answers in words: entities, classes of words (without right ones if `wrong`), or the parts of a list."""
-    if f"{name}{SPANS}" in rows.column_names:
-        return [", ".join(cell) for cell in rows.column(f"{name}{SPANS}").to_pylist()]
+    if f"{name}{SPELLED}" in rows.column_names:
+        return [", ".join(cell) for cell in rows.column(f"{name}{SPELLED}").to_pylist()]
     cells, facts = rows.column(name).to_pylist(), read_facts(rows)
     if "scheme" in facts:
         others = rows.column(LABEL if name == PREDICTION else PREDICTION).to_pylist()
