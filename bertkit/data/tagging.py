@@ -97,6 +97,13 @@ class TaggedText:
         rows = None if self.rows is None else self.rows.take(numbers)
         return replace(self, sentences=[self.sentences[number] for number in numbers.tolist()], rows=rows)
 
+    def list_words(self) -> list[Sequence[str]]:
+        """Return the words of each sentence; those of a text do not depend on `text_words`, so that splits stay."""
+        if self.text_words is None:
+            return [sentence.words for sentence in self.sentences]
+        texts = self.rows.find(self.columns[0]).to_pylist()[: len(self.sentences)]
+        return [[text[start:end] for start, end in split_words(text)] for text in texts]
+
     def number_documents(self) -> np.ndarray:
         """Return (S,) int64, ascending document numbers; each sentence is its own document if the source marks none."""
         if not self.documents:

@@ -295,8 +295,8 @@ class NerTask(FineTuningTask):
         labels = [tuple(sentence.tags) for sentence in text.sentences] if text.is_labelled else None
         classes = [kind for entities in find_gold(text) for _, _, kind in entities]
         # A space inside a word would divide it in the column.
-        words = {"sentence": [" ".join(x.replace(" ", "\u00a0") for x in one.words) for one in text.sentences]}
-        return ExampleRows(words, groups, labels, classes, [x.line for x in text.sentences], text.rows, text.columns)
+        texts = {"sentence": [" ".join(x.replace(" ", "\u00a0") for x in words) for words in text.list_words()]}
+        return ExampleRows(texts, groups, labels, classes, [x.line for x in text.sentences], text.rows, text.columns)
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
         """Return the batch of some sequences, of either approach."""
@@ -487,7 +487,7 @@ def list_keys(text: TaggedText, group: str) -> Iterator[str]:
     """
     if group and text.rows is None:
         raise UsageError(f"group is {group!r}, but {text.source} has no columns of that kind; remove it")
-    words = [" ".join(sentence.words) for sentence in text.sentences]
+    words = list(map(" ".join, text.list_words()))
     if group:
         yield from (cell.strip() or own for cell, own in zip(text.rows.find(group).to_pylist(), words, strict=True))
     elif text.documents > 1:

@@ -194,6 +194,15 @@ def test_a_model_of_words_divides_texts_as_before(bert, tmp_path):
     assert NER.configure(recipe, load_tokenizer(bert), examples)["text_words"] is None
 
 
+def test_the_splits_of_texts_do_not_depend_on_their_words(tmp_path):
+    path = write_texts(tmp_path / "t.jsonl", make_rows(60))
+    found = [load(path, text_words=text_words)[0] for text_words in (None, "basic")]
+    for split, one in found[0].items():
+        rows, others = NER.tabulate(one), NER.tabulate(found[1][split])
+        assert (rows.lines, rows.texts) == (others.lines, others.texts)
+        assert rows.labels != others.labels
+
+
 def test_the_rows_of_a_group_stay_together_and_need_a_table(tmp_path, refused):
     path = write_form(tmp_path / "t", "tokens", make_rows(200))
     examples, _ = load(path, group="writer")
