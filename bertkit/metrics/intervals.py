@@ -28,13 +28,15 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import binomtest, norm, t
 
-from bertkit.metrics.rows import RowScore
+from bertkit.metrics.rows import RANKING_RATES, RowScore
 
 LEVEL = 0.95  # of intervals; half of the rest is beyond each limit
 OUTSIDE = (1 - LEVEL) / 2
 BOOTSTRAP_SAMPLES = 2_000
 LEAST_SAMPLES = 500  # where all samples together would have more values than MOST_VALUES
 MOST_VALUES = 1 << 26
+MOST_CELLS = 1 << 33, 1 << 28  # samples x rows x labels of a count and of a ranking, about three seconds each
+LEAST_OF_CELLS = 200  # samples; with fewer such a score has no interval
 WEIGHTS_A_BLOCK = 1 << 18  # weights computed at once: 2 MB stay in the cache of the processor
 LEAST_SPREAD = 1e-9  # of samples; a smaller one is rounding
 POWER = 0.8  # the chance of telling the difference, with the rows that are called enough
@@ -73,13 +75,13 @@ class Contrast:
 def find_interval(score: RowScore, groups: Sequence[Hashable] | None = None, seed: int = 0) -> Interval | None:
     """Return the 95 % interval of a model's score: its range over other rows of the same source.
 
-    The calibration error has none, nor has a score that is the same in every sample, unless it is the best possible:
-    its lower limit is that of the share of right rows.
+    The calibration error has none, nor has a score of too many rows and labels, nor one that is the same in every
+    sample, unless it is the best possible: its lower limit is that of the share of right rows.
 
     Args:
         groups: (S,) the group of each row: rows of a group are drawn together. None: each row is drawn alone.
     """
-    if score.rate == "gaps":
+    if score.rate == "gaps" or not (most := limit_samples(score)):
         return None
     best = 100.0 if score.rate == "percentage" else 1.0
     joined = score if groups is None else score.join(groups)
@@ -87,11 +89,19 @@ def find_interval(score: RowScore, groups: Sequence[Hashable] | None = None, see
         return find_share_interval(*successes, best)
     units = gather_units([score], groups)
     (merged,) = units.scores
-    sampled = np.concatenate([merged.score(weights) for weights in draw_weights(units, seed)])
+    sampled = np.concatenate([merged.score(weights) for weights in draw_weights(units, seed, most)])
     if np.ptp(sampled) > LEAST_SPREAD:
         return Interval(*np.quantile(sampled, (OUTSIDE, 1 - OUTSIDE)).tolist())
     count = int(units.counts.sum())
     return find_share_interval(count, count, best) if abs(sampled[0] - best) <= LEAST_SPREAD else None
+
+
+def limit_samples(score: RowScore) -> int:
+    """Return the most samples for the interval of a score: fewer for one of many rows and labels, or none."""
+    if score.rows.ndim < 3:  # one value a row
+        return BOOTSTRAP_SAMPLES
+    samples = min(BOOTSTRAP_SAMPLES, MOST_CELLS[score.rate in RANKING_RATES] // score.rows[:, 0].size)
+    return samples if samples >= LEAST_OF_CELLS else 0
 
 
 def find_share_interval(right: int, counted: int, scale: float) -> Interval:
@@ -179,11 +189,11 @@ def gather_units(scores: Sequence[RowScore], groups: Sequence[Hashable] | None) 
     return Units([score.take(first) for score in scores], counts)
 
 
-def draw_weights(units: Units, seed: int) -> Iterator[np.ndarray]:
-    """Yield the weights (r, U) or (r, S) of the rows of `units.scores` in the samples, some samples at a time."""
+def draw_weights(units: Units, seed: int, most: int = BOOTSTRAP_SAMPLES) -> Iterator[np.ndarray]:
+    """Yield the weights (r, U) or (r, S) of the rows of `units.scores` in at most `most` samples, some at a time."""
     rng, counts = np.random.default_rng(seed), units.counts
     values = len(counts) if units.numbers is None else len(units.numbers)
-    samples = min(BOOTSTRAP_SAMPLES, max(LEAST_SAMPLES, MOST_VALUES // values))
+    samples = min(most, max(LEAST_SAMPLES, MOST_VALUES // values))
     size = max(WEIGHTS_A_BLOCK // values, 1)
     for start in range(0, samples, size):
         yield units.spread(rng.standard_gamma(counts, (min(size, samples - start), len(counts))))

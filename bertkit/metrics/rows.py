@@ -174,7 +174,7 @@ def _rate_pearson(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _rate_spearman(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    ranks = (_sum_below(column, weights, 0.5) for column in rows.T)  # (R, S) each; tied rows share the middle
+    ranks = (_sum_below(column, weights, 0.5, column) for column in rows.T)  # (R, S) each; tied rows share the middle
     return _correlate(*ranks, weights)
 
 
@@ -228,24 +228,37 @@ def _rate_ranking(rows: np.ndarray, weights: np.ndarray, rate: Callable[..., np.
 
 def _rate_roc(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return the weight of pairs in the right order as a share, ties being half right; NaN where undefined."""
-    positive, negative = weights * labels, weights * (1 - labels)
-    below = _sum_below(scores, negative, 0.5)
-    return _divide((positive * below).sum(1), positive.sum(1) * negative.sum(1), np.nan)
+    asked, positive = scores[labels > 0], weights[:, labels > 0]  # (P,) and (R, P)
+    below = _sum_below(scores, weights, 0.5, asked) - _sum_below(asked, positive, 0.5, asked)  # of negative rows
+    total = positive.sum(1)
+    return _divide((positive * below).sum(1), total * (weights.sum(1) - total), np.nan)
 
 
 def _rate_precisions(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return the mean precision among the rows with at least the score of each positive one; NaN where undefined."""
-    positive = weights * labels
-    right, found = (_sum_below(-scores, column, 1.0) for column in (positive, weights))
-    return _divide((positive * _divide(right, found)).sum(1), positive.sum(1), np.nan)
+    asked, positive = -scores[labels > 0], weights[:, labels > 0]  # (P,) and (R, P)
+    right, found = _sum_below(asked, positive, 1.0, asked), _sum_below(-scores, weights, 1.0, asked)
+    precisions = np.zeros(weights.shape)
+    precisions[:, labels > 0] = positive * _divide(right, found)
+    return _divide(precisions.sum(1), positive.sum(1), np.nan)
 
 
-def _sum_below(values: np.ndarray, weights: np.ndarray, own: float) -> np.ndarray:
-    """Return for each row the weight (R, S) of rows with a smaller value, and a share of those with its own value."""
+RANKING_RATES = {"roc_auc": _rate_roc, "average_precision": _rate_precisions}
+
+
+def _sum_below(values: np.ndarray, weights: np.ndarray, own: float, asked: np.ndarray) -> np.ndarray:
+    """Return for each value asked for (P,) the weight (R, P) of rows with a smaller value, and a share of equal ones.
+
+    Args:
+        values: (S,), the ones asked for among them.
+    """
     order = np.argsort(values, kind="stable")
     distinct, starts = np.unique(values[order], return_index=True)
-    equal = np.add.reduceat(weights.take(order, axis=1), starts, axis=1)  # (R, U); take is faster than an index
-    return (np.cumsum(equal, axis=1) - (1 - own) * equal).take(np.searchsorted(distinct, values), axis=1)
+    places, kept = np.searchsorted(distinct, asked), np.zeros(len(distinct) + 1, bool)
+    kept[places] = kept[places + 1] = kept[0] = True  # the others are added to their neighbours: fewer, longer sums
+    kept = kept[:-1]
+    equal = np.add.reduceat(weights.take(order, axis=1), starts[kept], axis=1)  # (R, U); take is faster than an index
+    return (np.cumsum(equal, axis=1) - (1 - own) * equal).take(np.cumsum(kept)[places] - 1, axis=1)
 
 
 def _divide(values: np.ndarray, by: np.ndarray, undefined: float = 0.0) -> np.ndarray:
@@ -259,8 +272,7 @@ RATES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "gaps": _rate_gaps,
     **{name: partial(_rate_counts, score=name) for name in COUNT_SCORES},
     **NUMBER_RATES,
-    "roc_auc": partial(_rate_ranking, rate=_rate_roc),
-    "average_precision": partial(_rate_ranking, rate=_rate_precisions),
+    **{name: partial(_rate_ranking, rate=rate) for name, rate in RANKING_RATES.items()},
 }
 # Rate of a quotient of two sums -> what each row adds to numerator and denominator, (S, 2).
 QUOTIENTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {

@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from bertkit.data.splits import name_split
 from bertkit.metrics.calibration import find_probabilities, measure_calibration, temper
-from bertkit.metrics.intervals import Interval, find_interval
+from bertkit.metrics.intervals import BOOTSTRAP_SAMPLES, Interval, find_interval, limit_samples
 from bertkit.metrics.rows import RowScore, take_values
 from bertkit.metrics.table import LABEL, find_decided
-from bertkit.reports.tables import WITHOUT_LEAKS, name_limits
-from bertkit.system.progress import Report
+from bertkit.reports.tables import WITHOUT_LEAKS, count, name_limits
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks.task import TUNE, Task
 from bertkit.training.calibration import Conformity, calibrate, find_classes
 from bertkit.training.predictions import GROUP, format_table, join_rows
@@ -81,7 +81,7 @@ def score_splits(
         rows = join_rows(rows, examples, prepared.tokenizer, task=task.name, split=split)
         if pattern := task.splits.get(split):
             found.rows = rows if split == next(iter(task.splits)) else found.rows
-            found.metrics |= score_rows(task, rows, pattern, prepared.checked.find_leaks(split))
+            found.metrics |= score_rows(task, rows, pattern, prepared.checked.find_leaks(split), report)
             if found.temperature is not None:
                 classes = find_classes(task, data)
                 scores = take_values(measure_calibration(find_probabilities(given, classes.ndim == 2), classes))
@@ -92,9 +92,18 @@ def score_splits(
     return found
 
 
-def score_rows(task: Task, rows: pa.Table, pattern: str, leaks: np.ndarray) -> dict[str, float]:
+def score_rows(
+    task: Task, rows: pa.Table, pattern: str, leaks: np.ndarray, report: Report = ignore
+) -> dict[str, float]:
     """Return the scores of a split with labels, their limits, and those without leaked rows, by their numbers."""
     measured = {pattern.format(name): score for name, score in task.score(rows).items()}
+    slow: dict[int, list[str]] = {}
+    for name, score in measured.items():
+        if isinstance(score, RowScore) and (samples := limit_samples(score)) < BOOTSTRAP_SAMPLES:
+            slow.setdefault(samples, []).append(name)
+    for samples, names in slow.items():
+        how = f"intervals from {samples:,} samples instead of {BOOTSTRAP_SAMPLES:,}" if samples else "no intervals"
+        report(f"{how} of {', '.join(names)}: {count(len(rows), 'row')} have too many labels for more in a few seconds")
     found = add_limits(measured, rows.column(GROUP).to_numpy() if GROUP in rows.column_names else None)
     if len(leaks):
         weights = np.ones((1, len(rows)))

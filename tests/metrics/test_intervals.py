@@ -17,8 +17,10 @@ from bertkit.metrics.intervals import (
     compute_mcnemar,
     estimate_factor,
     find_interval,
+    limit_samples,
 )
 from bertkit.metrics.rows import (
+    RowScore,
     measure_classes,
     measure_gaps,
     measure_label,
@@ -85,6 +87,37 @@ def test_intervals_at_the_edges():
     assert find_interval(constant["pearson"]) is None
     assert find_interval(measure_label(labels < 0, labels < 0)["f1"]) is None
     assert find_interval(measure_gaps(np.ones((5, 1)))) is None
+
+
+def rank_labels(rows, labels):
+    """Return the scores of a ranking in which each row has one of many labels, which is often near the top."""
+    rng = np.random.default_rng(3)
+    right = rng.integers(labels, size=rows)[:, None] == np.arange(labels)
+    return measure_ranking(rng.normal(size=right.shape).round(2) + 1.5 * right, right)
+
+
+def test_the_work_for_many_labels_is_bounded(monkeypatch):
+    """The bound holds for 900 samples of 400 rows and 40 labels; larger rankings and tables of counts have none."""
+    full = rank_labels(400, 40)
+    expected = {name: find_interval(score) for name, score in full.items()}
+    assert {limit_samples(score) for score in full.values()} == {2_000}
+    monkeypatch.setattr("bertkit.metrics.intervals.MOST_CELLS", (900 * 400 * 40, 900 * 400 * 40))
+    for name, score in full.items():
+        assert limit_samples(score) == 900, name
+        low, high = expected[name]
+        assert find_interval(score) == pytest.approx((low, high), abs=0.1 * (high - low)), name
+    larger = rank_labels(1_000, 100)
+    assert [find_interval(score) for score in larger.values()] == [None, None]
+    classes = np.arange(1_000) % 100
+    assert find_interval(measure_classes(classes, classes, 100)["macro_f1"]) is None
+    assert find_interval(measure_mean(classes == 0)) is not None
+
+
+@pytest.mark.parametrize(("rows", "labels"), [(5_000, 150), (5_000, 77)])
+def test_rankings_of_usual_data_sets_have_intervals(rows, labels):
+    score = RowScore(np.zeros((rows, 2, labels), bool), "roc_auc")
+    assert 300 < limit_samples(score) < 1_000
+    assert limit_samples(RowScore(np.zeros((6_000, 2, 10_000), bool), "roc_auc")) == 0
 
 
 def draw_population(name, rows=60_000):

@@ -11,12 +11,13 @@ from huggingface_hub import parse_eval_result_entries
 from bertkit.data.formats.glue import read_folder
 from bertkit.metrics.intervals import find_interval
 from bertkit.metrics.rows import measure_mean, take_values
+from bertkit.metrics.table import make_rows
 from bertkit.tasks import TASKS
 from bertkit.training.outputs import summarize_results
 from bertkit.training.recipe import Recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
-from bertkit.training.scoring import add_limits
+from bertkit.training.scoring import add_limits, score_rows
 from tests.world import make_glue
 
 
@@ -68,3 +69,17 @@ def test_results_have_the_keys_of_the_example_scripts():
     assert found == end | scores | {"train_samples": 50, "eval_samples": 20, "predict_samples": 30}
     assert list(found) == sorted(found)
     assert summarize_results(TASKS["ner"], {"f1": 0.9}, {"dev": 20}, []) == {"eval_f1": 0.9, "eval_samples": 20}
+
+
+@pytest.mark.parametrize(("most", "said"), [(300 * 5 * 6, "intervals from 300 samples instead of 2,000"), (1, "no")])
+def test_a_line_says_which_intervals_are_bounded(monkeypatch, most, said):
+    """Six rows of five labels."""
+    monkeypatch.setattr("bertkit.metrics.intervals.MOST_CELLS", (1 << 33, most))
+    names, labels = list("abcde"), list("abcdea")
+    columns = {f"probability_{name}": [0.2 + 0.01 * (name == label) for label in labels] for name in names}
+    rows, lines = make_rows({"label": labels, "prediction": labels[::-1], **columns}, names=names), []
+    found = score_rows(TASKS["classify"], rows, "test_{}", np.empty(0, np.int64), lines.append)
+    (line,) = lines
+    assert line.startswith(f"{said}")
+    assert " of test_roc_auc, test_average_precision: 6 rows " in line
+    assert ("test_roc_auc_low" in found) == (most > 1)
