@@ -216,12 +216,20 @@ class Run:
         rows = list(map(flatten_result, results)) if columns else results
         return pd.DataFrame(rows, index=data.index, columns=None if rows else columns)
 
-    def evaluate(self, data: Any, report: Report = ignore) -> dict[str, Any]:
+    def evaluate(
+        self,
+        data: Any,
+        report: Report = ignore,
+        text: str | Sequence[str] | None = None,
+        label: str | Sequence[str] | None = None,
+    ) -> dict[str, Any]:
         """Return the scores on labelled rows that the model has not seen, with intervals and baselines.
 
         Args:
             data: The path of a file, or a table as for `train`.
             report: Receives a line about rows that are left out, such as those with a label that the model lacks.
+            text: The columns of the texts; None: as in training.
+            label: The columns of the labels; None: as in training.
 
         Raises:
             UsageError: The data have no labels, or do not fit the model.
@@ -232,7 +240,9 @@ class Run:
                 file = Path(os.path.expanduser(data))
             else:
                 pq.write_table(convert_table(data), file)
-            found = evaluate(self.source, str(file), Path(folder, "scores"), report=report)
+            columns = {"text": [text] if isinstance(text, str) else text}
+            columns |= {"label": [label] if isinstance(label, str) else label}
+            found = evaluate(self.source, str(file), Path(folder, "scores"), report, **columns)
             if len(found) > 1:
                 raise UsageError(f"{file} has {len(found)} splits; give the file of one of them")
             return dict(found[0].metrics)

@@ -174,6 +174,14 @@ def evaluate(
     output: Annotated[
         Path | None, PathOption(help="Directory to write (default: in RUN/evaluations/).", metavar="DIR")
     ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="Columns of the texts in --data (default: as in training).", metavar="COLUMN[,COLUMN]"),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(help="Columns of the labels in --data (default: as in training).", metavar="COLUMN[,COLUMN]"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """Score a trained model on labelled data that it has not seen, with intervals, and list its mistakes.
@@ -181,6 +189,8 @@ def evaluate(
     Without --data the tables of the run's own predictions are written again.
 
     $ bertkit evaluate runs/stars --data new.csv
+
+    $ bertkit evaluate runs/stars --data theirs.csv --text comment --label rating
 
     $ bertkit evaluate runs/squad2 --data questions.json --output scores --json
     """
@@ -192,7 +202,8 @@ def evaluate(
     from bertkit.inference.evaluate import list_tables
 
     with Screen() as screen:
-        found = evaluate_model(run, data, output, complain if as_json else screen.say)
+        columns = {"text": split_names(text), "label": split_names(label)}
+        found = evaluate_model(run, data, output, complain if as_json else screen.say, **columns)
         if as_json:
             print_line(json.dumps({one.name: one.metrics for one in found}))
             return

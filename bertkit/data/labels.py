@@ -6,7 +6,7 @@ The kind and the names are decided once, over all of train. Left out: splits.
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -177,7 +177,8 @@ class LabelSpace:
             parts = value.split(self.separator)
         labels = [label for part in parts if (label := normalise(part))]
         if self.kind == SINGLE and len(labels) > 1:
-            raise UsageError(f"{said} has {len(labels)} labels; give each row one, or set data.problem_type={SEVERAL}")
+            several = "" if self.reason == AS_TRAINED else f", or set data.problem_type={SEVERAL}"
+            raise UsageError(f"{said} has {len(labels)} labels; give each row one{several}")
         return labels
 
 
@@ -238,6 +239,22 @@ def find_labels(
     ordered = positions or tuple(sort_names(names))
     space = replace(space, names=ordered)
     return replace(space, remarks=tuple(list_remarks(space, values)))
+
+
+def fit_space(space: LabelSpace, table: Columns, label_sep: str) -> LabelSpace:
+    """Return a model's several labels as another table spells them: by the form in which most cells have its names."""
+    _, values = number_cells(table, space.columns[0])
+    if lists := read_lists(table, space.columns[0], values):
+        is_marked = len(find_positions(lists, ())) == len(space.names)
+        return replace(space, separator="", positions=space.names if is_marked else ())
+    return replace(space, separator=label_sep or fit_separator(values, {*space.names}))
+
+
+def fit_separator(cells: Sequence[str], names: Set[str]) -> str:
+    """Return the separator that divides cells into the most names; one that is part of a name divides nothing."""
+    unused = [mark for mark in (SEPARATOR, *OTHER_SEPARATORS) if not any(mark in name for name in names)]
+    known = {mark: sum(normalise(part) in names for cell in cells for part in cell.split(mark)) for mark in unused}
+    return max(known, key=known.get, default=SEPARATOR)
 
 
 def list_remarks(space: LabelSpace, values: Sequence[str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ of other programs (`bertkit score`, `bertkit compare`).
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import pyarrow as pa
 import torch
 
 from bertkit.data.duplicates import TRAIN_SPLIT
-from bertkit.data.labels import LABEL_NAMES, REGRESSION, SEVERAL
+from bertkit.data.labels import LABEL_NAMES, REGRESSION, SEVERAL, fit_separator
 from bertkit.data.sequences import IGNORED, batch_by_length
 from bertkit.data.splits import DROP, UNLABELLED
 from bertkit.errors import UsageError, explain_refusal
@@ -41,14 +41,25 @@ from bertkit.reports.tables import (
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.examples import ExampleRows, divide
+from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.prediction import compute, limit_batch
 from bertkit.tasks.repeats import check_rows
 from bertkit.tasks.result import find_problem_type
-from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, PredictionSettings, Task
+from bertkit.tasks.task import CHOSEN_ON_DEV, PredictionSettings, Task
 from bertkit.training.predictions import MISTAKES, find_mistakes, format_table, join_rows, read_answer
+from bertkit.training.prepare import set_apart
 from bertkit.training.recipe import Recipe, load_recipe, read_recipe
-from bertkit.training.run_dir import DATA, EVALUATIONS, METRICS_FILE, PREDICTIONS, RECIPE_FILE, read_metrics
+from bertkit.training.run_dir import (
+    DATA,
+    ENVIRONMENT,
+    EVALUATIONS,
+    METRICS_FILE,
+    PREDICTIONS,
+    RECIPE_FILE,
+    check_data,
+    read_environment,
+    read_metrics,
+)
 from bertkit.training.scoring import score_rows
 
 MISTAKES_FILE = "mistakes.csv"  # in the directory of an evaluation
@@ -73,14 +84,16 @@ class ScoredModel:
     precision: str
     decided: Mapping[str, Any]
 
-    def tabulate(self, examples: Any, split: str, report: Report = ignore) -> tuple[pa.Table, Any]:
-        """Return the prediction table of some examples, and their data set."""
+    def encode(self, examples: Any, split: str, report: Report = ignore) -> Any:
+        """Return the data set of some examples."""
         name = SCORED if split == TRAIN_SPLIT else split  # such a file is not encoded for training
-        data = self.task.encode(examples, self.settings.tokenizer, self.recipe, name, report)
+        return self.task.encode(examples, self.settings.tokenizer, self.recipe, name, report)
+
+    def tabulate(self, examples: Any, data: Any, split: str) -> pa.Table:
+        """Return the prediction table of some examples and their data set."""
         summaries = summarize(self.task, self.settings.model, data, self.precision)
-        rows = self.task.rows(summaries, data, self.decided)
-        table = join_rows(rows, self.task.tabulate(examples), self.settings.tokenizer, task=self.task.name, split=split)
-        return table, data
+        rows, examples = self.task.rows(summaries, data, self.decided), self.task.tabulate(examples)
+        return join_rows(rows, examples, self.settings.tokenizer, task=self.task.name, split=split)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +149,8 @@ def open_scored(run: str, predictor: Predictor) -> ScoredModel:
     if task is None or not task.metric or task.lower_is_better:
         raise UsageError(f"{run} has no labels to score; give a fine-tuned model")
     if recipe is None:
-        recipe = Recipe.make(task, {"checkpoint": run}, config=config)
+        columns = {"text": predictor.trained} if predictor.trained else {}
+        recipe = Recipe.make(task, {"checkpoint": run, "data": columns}, config=config)
     recipe = recipe.override(data={UNLABELLED: DROP})  # rows without a label are left out, whatever training did
     decided = {name: value for name in ("tau", "thresholds") if (value := getattr(config, name)) is not None}
     if config.problem_type == SEVERAL:
@@ -169,19 +183,38 @@ def summarize(task: Task, model: Any, data: Any, precision: str = "fp32") -> np.
 # --- The command ------------------------------------------------------------------------------------------------------
 
 
-def evaluate(run: str, given: str | None, output: Path | None, report: Report = ignore) -> list[EvaluatedSplit]:
+def evaluate(
+    run: str,
+    given: str | None,
+    output: Path | None,
+    report: Report = ignore,
+    text: Sequence[str] | None = None,
+    label: Sequence[str] | None = None,
+) -> list[EvaluatedSplit]:
     """Score a model on labelled data, and write scores, table and mistakes of each split.
 
     Args:
         given: A file, or a folder or Hub data set with dev or test; None: the run's own evaluated splits, whose tables
             and mistakes are written again.
         output: The directory to write; None: `RUN/evaluations/NAME`, NAME being the file's stem or the split.
+        text: The columns of the texts in `given`; None: as in training.
+        label: The columns of the labels; None: as in training.
 
     Raises:
-        UsageError: As `open_scored`; the data cannot be read or have no labels; or the output holds a run.
+        UsageError: As `open_scored`; the data cannot be read, have no labels, or are no longer those of the run; or the
+            output holds a run.
     """
+    columns = {name: list(names) for name, names in (("text", text), ("label", label)) if names}
+    if columns and given is None:
+        raise UsageError("--text and --label name columns of --data; give it too")
     scored = open_scored(run, load_predictor(run))
     task = scored.task
+    if unknown := columns.keys() - task.options.keys():
+        raise UsageError(f"{task.name} reads columns of fixed names; leave out --{max(unknown)}")
+    pairs, texts = scored.settings.pairs, len(columns.get("text", ()))
+    if texts > 2 or (texts and pairs is not None and texts != 1 + pairs):
+        reads = {None: "one text or two", False: "one text", True: "two texts"}[pairs]
+        raise UsageError(f"{run} reads {reads}, but --text names {count(texts, 'column')}; name as many")
     folder = Path(run)
     if not folder.is_dir() and (output is None or given is None):
         raise UsageError(
@@ -193,10 +226,16 @@ def evaluate(run: str, given: str | None, output: Path | None, report: Report = 
     if given is None:
         examples = read_own(scored, report)
     else:
-        scored = replace(scored, recipe=scored.recipe.override(data={"dir": given}))
+        scored = replace(scored, recipe=scored.recipe.override(data={"dir": given} | columns))
         examples = task.load(scored.recipe.data, report, scored.settings.model.config)
     if not examples:
-        raise UsageError(f"{given or run} has no right answers to score; give labelled data")
+        step = ", or name their column with --label" if "label" in task.options else ""
+        raise UsageError(f"{given or run} has no right answers to score; give labelled data{step}")
+    data = {split: scored.encode(own, split, report) for split, own in examples.items()}
+    if given is None and (folder / ENVIRONMENT).is_file():
+        before = read_environment(folder)["data"]
+        now = {split: encoded.fingerprint() for split, encoded in data.items()}
+        check_data(folder, {x: before[x] for x in now if x in before}, now, "or score the new ones with --data")
     found = []
     for split, own in examples.items():
         name, target = split, None  # the files are those of the run itself
@@ -205,7 +244,7 @@ def evaluate(run: str, given: str | None, output: Path | None, report: Report = 
             target = folder / EVALUATIONS / stem if output is None else output
             target = target / split if len(examples) > 1 else target
             name = stem if Path(given).is_file() else split
-        found.append(evaluate_split(scored, name, own, train, target, report))
+        found.append(evaluate_split(scored, name, own, data[split], train, target, report))
     return found
 
 
@@ -220,17 +259,23 @@ def list_tables(found: EvaluatedSplit) -> Iterator[Table]:
 
 
 def evaluate_split(
-    scored: ScoredModel, name: str, examples: Any, train: ExampleRows | None, target: Path | None, report: Report
+    scored: ScoredModel,
+    name: str,
+    examples: Any,
+    data: Any,
+    train: ExampleRows | None,
+    target: Path | None,
+    report: Report,
 ) -> EvaluatedSplit:
     """Score a split, and write its files to a directory, or its table and mistakes to those of the run."""
     task = scored.task
-    rows, data = scored.tabulate(examples, name, report)
+    rows = scored.tabulate(examples, data, name)
     leaks = np.empty(0, np.int64)
     if train is not None:
         checked = check_rows({TRAIN_SPLIT: train, SCORED: task.tabulate(examples)})
         leaks = checked.splits[SCORED].in_train[:, 0]
     others = leaks if len(leaks) < len(rows) else leaks[:0]  # without the leaks nothing would be left
-    metrics: dict[str, Any] = score_rows(task, rows, "{}", others) | task.baseline(data, data)
+    metrics: dict[str, Any] = score_rows(task, rows, "{}", others, report) | task.baseline(data, data)
     for own, key in zip((task.metric, *name_limits(task.metric)), ("score", *name_limits("score")), strict=True):
         if own in metrics:
             metrics[key] = metrics[own]
@@ -266,10 +311,7 @@ def load_again(scored: ScoredModel, report: Report) -> dict[str, Any]:
 
 def read_own(scored: ScoredModel, report: Report) -> dict[str, Any]:
     """Return the evaluated splits of a run, as they were scored at its end."""
-    examples = load_again(scored, report)
-    first = next(iter(scored.task.splits))
-    if (share := scored.recipe.data.get("tune_share")) and TUNE not in examples:
-        _, examples[first] = divide(scored.task, examples[first], share)
+    examples = set_apart(scored.recipe, load_again(scored, report))
     return {split: examples[split] for split in scored.task.splits if split in examples}
 
 
@@ -309,8 +351,9 @@ class LabelCheck:
             return
         cell = "" if cells[0] is None or cells[0] != cells[0] else str(cells[0])  # NaN is not NaN
         with suppress(ValueError):
-            label = read_answer(cell, self.kind)
-            if self.kind == REGRESSION or {*(label if isinstance(label, list) else [label])} <= {*self.names}:
+            known = {*self.names}
+            label = read_answer(cell, self.kind, fit_separator([cell], known))
+            if self.kind == REGRESSION or {*(label if isinstance(label, list) else [label])} <= known:
                 self.labels.append(label)
                 self.answers.append(answer)
             else:

@@ -27,6 +27,7 @@ from bertkit.data.labels import (
     choose_columns,
     drop_blank,
     find_labels,
+    fit_space,
     has_labels,
     iterate_keys,
     read_labelled,
@@ -34,6 +35,7 @@ from bertkit.data.labels import (
 from bertkit.data.long_texts import POOLED, encode_long, pool_windows
 from bertkit.data.sequences import EncodedInputs, Groups, Items, Sequences, report_cut
 from bertkit.data.splits import (
+    MOST_SHOWN,
     UNLABELLED,
     check_split_options,
     describe_shares,
@@ -389,7 +391,7 @@ def read_scored(
         UsageError: No table has labels.
     """
     scored = {split: table for split, table in tables.items() if split != "train"} or {"data": tables["train"]}
-    given, kind = options["text"] or config.text_columns or [], find_problem_type(config)
+    given, kind = options["text"], find_problem_type(config)
     names, examples = tuple(config.id2label[label] for label in range(config.num_labels)), {}
     for split, table in scored.items():
         columns = table.table.column_names
@@ -397,15 +399,18 @@ def read_scored(
             report(f"{table.source} has no column {' or '.join(map(repr, usual))}, skipping")
             continue
         if missing := [name for name in given if name not in columns]:
-            raise UsageError(f"{table.source} has no column {missing[0]!r}, which the model reads; rename one")
+            listed = ", ".join(map(repr, columns[:MOST_SHOWN]))
+            raise UsageError(f"{table.source} has no column {missing[0]!r}, but {listed}; name the texts with --text")
         text, label = choose_columns(table, given, options["label"], report)
         if not has_labels(table, label):
             report(f"{table.source} has no labels in {' or '.join(map(repr, label))}, skipping")
             continue
-        space = LabelSpace(kind, names, tuple(label), AS_TRAINED)
+        if len(label) > 1 and (kind != SEVERAL or {*label} != {*names}):
+            listed = ", ".join(map(repr, names[:MOST_SHOWN]))
+            raise UsageError(f"several label columns have the names of the model's labels, {listed}; rename them")
+        space = LabelSpace(kind, names, tuple(label) if len(label) == 1 else names, AS_TRAINED)
         if kind == SEVERAL and len(label) == 1:
-            found = find_labels(table, label, SEVERAL, options["labels"], options["label_sep"])
-            space = replace(found, names=names, reason=AS_TRAINED)
+            space = fit_space(space, table, options["label_sep"])
         group = options["group"] if options["group"] in columns else ""
         rows, labels, _ = read_labelled(split, drop_blank(table, text, report), space, options, report)
         examples[split] = TextExamples(rows, tuple(text), labels, space, group)

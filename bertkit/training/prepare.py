@@ -71,13 +71,7 @@ def prepare(recipe: Recipe, report: Report = ignore, output: Path | None = None,
     READ.clear()
     examples = task.load(recipe.data, report)
     commits = dict(READ)
-    dev = next(iter(task.splits), "")
-    if rows := recipe.data.get("held_back"):
-        share = min(rows / len(task.tabulate(examples["train"])), MOST_HELD_BACK)
-        held, others = divide(task, examples["train"], share, "held_back rows of train")
-        examples = {"train": others, dev: held}
-    elif (share := recipe.data.get("tune_share")) and TUNE not in examples:
-        examples[TUNE], examples[dev] = divide(task, examples[dev], share)
+    examples = set_apart(recipe, examples)
     with processes.main_process_first():  # the others read the first one's vocabulary
         # A vocabulary left by an earlier start may be of other text, unless the run has a checkpoint with it.
         if output is not None and (goes_on or not processes.is_main_process) and holds_run(output, recipe):
@@ -99,6 +93,20 @@ def prepare(recipe: Recipe, report: Report = ignore, output: Path | None = None,
     settings = task.configure(recipe, tokenizer, examples)
     others = {split: texts for split, texts in examples.items() if split != "train"}
     return Prepared(others, tokenizer, data, settings, commits, checked, texts)
+
+
+def set_apart(recipe: Recipe, examples: dict[str, Any]) -> dict[str, Any]:
+    """Return the examples of each split, with the rows that `held_back` or `tune_share` sets apart."""
+    task = TASKS[recipe.task]
+    dev = next(iter(task.splits), "")
+    if rows := recipe.data.get("held_back"):
+        share = min(rows / len(task.tabulate(examples["train"])), MOST_HELD_BACK)
+        held, others = divide(task, examples["train"], share, "held_back rows of train")
+        return {"train": others, dev: held}
+    if (share := recipe.data.get("tune_share")) and TUNE not in examples:
+        tune, rest = divide(task, examples[dev], share)
+        return examples | {TUNE: tune, dev: rest}
+    return examples
 
 
 def choose_rows(keys: np.ndarray, most: int) -> np.ndarray:

@@ -174,14 +174,23 @@ def write_environment(
     if goes_on:
         with suppress(UsageError):  # the file is damaged or lost
             earlier = read_environment(output)
-    if changed := sorted({split for split, _ in earlier.get("data", data).items() ^ data.items()}):
-        raise UsageError(
-            f"{output} was started with other data ({', '.join(changed)}), or with packages that process them "
-            f"differently ({ENVIRONMENT}); restore them, delete {output} to start again, or name another directory "
-            "with --output"
-        )
+    step = f"delete {output} to start again, or name another directory with --output"
+    check_data(output, earlier.get("data", data), data, step)
     found |= {key: earlier[key] for key in found if key in earlier}
     write_json(describe_environment() | found, output / ENVIRONMENT)
+
+
+def check_data(output: Path, before: Mapping[str, str], now: Mapping[str, str], step: str) -> None:
+    """Check that the data of a run are those that it was started with, by the fingerprint of each split.
+
+    Raises:
+        UsageError: A split has changed; the message ends with `step`.
+    """
+    if changed := sorted({split for split, _ in before.items() ^ now.items()}):
+        raise UsageError(
+            f"{output} was started with other data ({', '.join(changed)}), or with packages that process them "
+            f"differently ({ENVIRONMENT}); restore them, {step}"
+        )
 
 
 def read_environment(output: Path) -> dict[str, Any]:

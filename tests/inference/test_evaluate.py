@@ -8,11 +8,13 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+import bertkit
 from bertkit.inference.evaluate import evaluate
 from bertkit.inference.export import export
-from bertkit.training.recipe import Recipe
+from bertkit.tasks import TASKS
+from bertkit.training.recipe import Recipe, merge
 from bertkit.training.run import run
-from tests.official import write_reviews, write_table
+from tests.official import write_checkpoint, write_reviews, write_table
 from tests.world import CASES, write_head
 
 # Case -> the data that are given to evaluate, below the folder of the case; the split that they are.
@@ -86,6 +88,42 @@ def test_without_data_the_tables_of_the_run_are_written_again(finish):
     assert (folder / "run" / "metrics.json").read_bytes() == metrics
 
 
+@pytest.mark.parametrize("case", ["stsb", "squad2, own", "classify, several labels", "ner, features", "swag"])
+def test_the_rows_of_a_run_are_known_again(case, finish):
+    folder = finish(case) / "run"
+    (folder / "predictions" / "dev.parquet").unlink()
+    evaluate(str(folder), None, None)
+    assert (folder / "predictions" / "dev.parquet").exists()
+
+
+@pytest.mark.parametrize("option", ["held_back", "tune_share"])
+def test_rows_that_were_set_apart_are_set_apart_again(option, tmp_path):
+    task, make_recipe, _ = CASES["classify"]
+    value = {"held_back": 9, "tune_share": 0.5}[option]
+    run(Recipe.make(task, make_recipe(tmp_path), merge(FEW, {"data": {option: value}})), output=tmp_path / "run")
+    before = pq.read_table(tmp_path / "run" / "predictions" / "dev.parquet")
+    one, *_ = evaluate(str(tmp_path / "run"), None, None)
+    assert one.rows.column("key") == before.column("key")
+
+
+def test_a_run_whose_data_have_changed_keeps_its_tables(tmp_path, refused):
+    """The rows of dev are in reverse, then one of them has another label; other rows of train are no matter."""
+    task, make_recipe, _ = CASES["classify"]
+    run(Recipe.make(task, make_recipe(tmp_path), FEW), output=tmp_path / "run")
+    files = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    dev, train = tmp_path / "reviews" / "dev.csv", tmp_path / "reviews" / "train.csv"
+    rows = pd.read_csv(dev, keep_default_na=False).to_dict("records")
+    other = next(row["stars"] for row in rows if row["stars"] != rows[0]["stars"])
+    for changed in (rows[::-1], [rows[0] | {"stars": other}, *rows[1:]]):
+        write_table(dev, changed)
+        with refused():
+            evaluate(str(tmp_path / "run"), None, None)
+        assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == files
+    write_table(dev, rows)
+    write_table(train, pd.read_csv(train, keep_default_na=False).to_dict("records")[::-1])
+    assert evaluate(str(tmp_path / "run"), None, None)[0].metrics["rows"] == len(rows)
+
+
 @pytest.fixture
 def reviews(finish):
     """Return the run of the reviews and some rows, the first of them from its training."""
@@ -118,6 +156,51 @@ def test_scores_are_printed_and_kept_beside_the_run(call, reviews, tmp_path):
     assert metrics["accuracy"] == (table["label"] == table["prediction"]).mean()
 
 
+def test_columns_of_other_names(reviews, tmp_path, call, refused):
+    folder, rows = reviews
+    (expected,) = evaluate(str(folder), str(write_table(tmp_path / "new.csv", rows)), tmp_path / "x")
+    names = {"title": "heading", "body": "comment", "stars": "rating"}
+    renamed = [{names.get(name, name): value for name, value in row.items()} for row in rows]
+    file = write_table(tmp_path / "theirs.csv", renamed)
+    columns = "--text", "heading,comment", "--label", "rating"
+    code, out, _ = call("evaluate", folder, "--data", file, *columns, "--output", tmp_path / "y", "--json")
+    assert code == 0
+    scores = json.loads(out)["theirs"]
+    assert {name: scores[name] for name in ("score", "rows", "leaks")} == {
+        name: expected.metrics[name] for name in ("score", "rows", "leaks")
+    }
+    found = bertkit.load(folder).evaluate(pd.DataFrame(renamed), text=["heading", "comment"], label="rating")
+    assert found["score"] == scores["score"]
+    for given in ({}, {"text": ["heading", "comment"]}, {"text": ["comment"], "label": ["rating"]}):
+        with refused():
+            evaluate(str(folder), str(file), tmp_path / "z", **given)
+    with refused():
+        evaluate(str(folder), None, None, label=["rating"])
+
+
+def test_a_task_with_names_of_its_own_takes_no_columns(finish, tmp_path, refused):
+    folder = finish("squad1")
+    with refused():
+        evaluate(str(folder / "run"), str(folder / "squad"), tmp_path, text=["question"])
+
+
+def test_several_label_columns_are_matched_by_name(tmp_path, refused):
+    """The names of a model's labels are columns of 0 and 1, in any order."""
+    rows = [{"body": f"word{n} {'good' if n % 2 else 'bad'}", "a": n % 2, "b": 1 - n % 2} for n in range(40)]
+    data = {"dir": str(write_table(tmp_path / "train.csv", rows)), "text": ["body"], "label": ["a", "b"]}
+    recipe = {"checkpoint": str(write_checkpoint(tmp_path / "bert")), "data": data | {"max_length": 16}}
+    run(Recipe.make(TASKS["classify"], recipe, FEW), output=tmp_path / "run")
+    file = str(write_table(tmp_path / "new.csv", [row | {"c": 1} for row in rows[:9]]))
+    one, other = (
+        evaluate(str(tmp_path / "run"), file, tmp_path / name, label=label)[0]
+        for name, label in (("x", None), ("y", ["b", "a"]))
+    )
+    assert one.metrics == other.metrics
+    for label in (["a", "c"], ["a", "b", "c"]):
+        with refused():
+            evaluate(str(tmp_path / "run"), file, tmp_path / "z", label=label)
+
+
 def test_leaks_are_found_whatever_the_file_is_called(finish, reviews, tmp_path):
     folder, rows = reviews
     for name, given, expected in (("train", rows, 1), ("all", [rows[0]] * 2, 2)):
@@ -146,6 +229,25 @@ def test_of_several_labels_rows_with_unknown_ones_are_left_out(finish, tmp_path,
     _, _, err = call("predict", folder / "run", "--input", file, "--output", "out.csv", "--precision", "fp32")
     exact = f"exact match {100 * one.metrics['exact_match']:.1f} %"
     assert f"8 rows have a label (1 with labels that the model lacks left out): {exact}" in err
+
+
+@pytest.mark.parametrize("cells", [["News, local"], ["Sport", "News, local;Sport"], ['["News, local"]', '["Sport"]']])
+def test_the_names_of_the_model_tell_the_separator(cells, tmp_path, call):
+    """The comma divides nothing, as it is part of a name; the forms of the cells may differ from those of train."""
+    names = ("News, local", "Sport")
+    rows = [{"body": f"word{n} good", "label": "|".join(names[: n % 2 + 1])} for n in range(40)]
+    data = {"dir": str(write_table(tmp_path / "train.csv", rows)), "text": ["body"], "max_length": 16}
+    recipe = {"checkpoint": str(write_checkpoint(tmp_path / "bert")), "data": data}
+    run(Recipe.make(TASKS["classify"], recipe, FEW), output=tmp_path / "run")
+    lines, file = [], write_table(tmp_path / "new.csv", [{"body": f"so {cell}", "label": cell} for cell in cells])
+    (one,) = evaluate(str(tmp_path / "run"), str(file), tmp_path / "x", lines.append)
+    assert one.metrics["rows"] == len(cells)
+    assert not any("lacks" in line for line in lines)
+    found = [name for row in one.rows.column("label").to_pylist() for name in row]
+    assert sorted(found) == sorted(name for cell in cells for name in names if name in cell)
+    _, _, err = call("predict", tmp_path / "run", "--input", file, "--output", tmp_path / "out.csv")
+    assert "a label: exact match" in err
+    assert "lacks" not in err
 
 
 def test_a_model_without_a_recipe_and_an_export(reviews, tmp_path, monkeypatch):
