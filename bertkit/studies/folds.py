@@ -23,8 +23,10 @@ from bertkit.studies.start import RunJob
 from bertkit.system.files import atomic_open, write_json
 from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
+from bertkit.tasks.task import Task
 from bertkit.training.predictions import KEY, ROW_NUMBER, TABLE_SUFFIX, hash_rows, pack_table, read_table
-from bertkit.training.run_dir import PREDICTIONS
+from bertkit.training.recipe import load_recipe
+from bertkit.training.run_dir import PREDICTIONS, RECIPE_FILE
 
 OUT_OF_FOLD = "out_of_fold"  # the file has the suffixes of a run's predictions
 FOLD_SCORES = "folds.json"
@@ -40,6 +42,7 @@ def check_folds(finished: Iterable[RunJob]) -> None:
         task, options = TASKS[job.recipe.task], job.recipe.data
         if not options.get("folds"):
             continue
+        find_rows([Path(job.output)], task)
         rows = task.tabulate(task.load(options, ignore)[next(iter(task.splits))])
         there = read_table(Path(job.output) / PREDICTIONS / f"dev{TABLE_SUFFIX}").select([KEY, ROW_NUMBER])
         if there.to_pydict() != {KEY: hash_rows(rows.walk_texts(), rows.labels), ROW_NUMBER: list(rows.lines)}:
@@ -59,8 +62,9 @@ def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
     if any(run["status"] != "finished" for run in runs):
         return None
     folders = [output / run["directory"] for run in runs]
-    tables = [read_table(folder / PREDICTIONS / f"dev{TABLE_SUFFIX}") for folder in folders]
-    task = TASKS[read_facts(tables[0])["task"]]
+    task = TASKS[load_recipe(folders[0] / RECIPE_FILE).task]
+    paths = find_rows(folders, task)
+    tables = [read_table(path.with_name(f"dev{TABLE_SUFFIX}")) for path in paths]
     metrics = [run["metrics"] for run in runs]
     scores, lines = {}, []
     together = {key: value for found in metrics for key, value in found.items()}
@@ -70,13 +74,27 @@ def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
         scores[row.key] = {"mean": statistics.fmean(values), "sd": sd, "n": len(values)}
         lines.append((row.head, row.show_mean(*scores[row.key].values())))
     write_json(scores, output / FOLD_SCORES)
-    name = next(name for name in task.row_files if (folders[0] / PREDICTIONS / name).exists())
-    paths = [folder / PREDICTIONS / name for folder in folders]
     rows = join_folds(tables)
     join_files(paths, rows.column(0).to_pylist(), (output / OUT_OF_FOLD).with_suffix(paths[0].suffix))
     with atomic_open(output / f"{OUT_OF_FOLD}{TABLE_SUFFIX}", "wb") as file:
         file.write(pack_table(rows))
     return make_table(f"{output}", ["score", f"mean ± sd (n) over {len(runs)} folds"], lines)
+
+
+def find_rows(folders: Sequence[Path], task: Task) -> list[Path]:
+    """Return the file of dev's rows in the predictions of each finished fold, which lies beside its table.
+
+    Raises:
+        UsageError: A file is missing.
+    """
+    there = [{path.name for path in (folder / PREDICTIONS).glob("dev.*")} for folder in folders]
+    name = next((name for name in task.row_files if any(name in names for names in there)), task.row_files[0])
+    for folder, names in zip(folders, there, strict=True):
+        if missing := [file for file in (name, f"dev{TABLE_SUFFIX}") if file not in names]:
+            raise UsageError(
+                f"{folder} has no {PREDICTIONS}/{missing[0]}; delete {folder}, and the same command does it again"
+            )
+    return [folder / PREDICTIONS / name for folder in folders]
 
 
 def join_folds(tables: Sequence[pa.Table]) -> pa.Table:

@@ -181,6 +181,7 @@ RANGES: dict[str, dict[str, tuple[float, float]]] = {
         "max_steps": (-1, 10**9),
         "num_train_epochs": (0, 10**6),
         "dataloader_num_workers": (0, 1024),
+        "ddp_timeout": (1, 10**9),
     },
 }
 

@@ -153,6 +153,22 @@ def test_a_failed_fold_writes_nothing(done, tmp_path):
     assert (tmp_path / "out" / "out_of_fold.csv").read_bytes() == (output / "out_of_fold.csv").read_bytes()
 
 
+@pytest.mark.parametrize("name", ["dev.csv", "dev.parquet"])
+def test_a_fold_that_has_lost_a_file_is_named_and_done_again(done, bert, tmp_path, name, refused):
+    path, output, results, _ = done
+    shutil.copytree(output, copy := tmp_path / "out")
+    folder = copy / results["cells"][1]["runs"][0]["directory"]
+    content = (folder / "predictions" / name).read_bytes()
+    (folder / "predictions" / name).unlink()
+    with refused():
+        run_folds(make_recipe(bert, path), copy)
+    with refused():
+        gather_folds(results, copy)
+    shutil.rmtree(folder)
+    assert gather_folds(run_folds(make_recipe(bert, path), copy), copy) is not None
+    assert (folder / "predictions" / name).read_bytes() == content
+
+
 def test_a_label_that_some_folds_lack_leaves_undefined_scores_out_and_odd_texts_keep_their_rows(bert, tmp_path):
     """Only two texts are "c" and differ in nothing, so both are in one fold, and the others cannot rank them."""
     rows = [{"body": f"{'good' if n % 2 else 'bad'}\rword{n}", "stars": "ab"[n % 2], "fold": f"{n}"} for n in range(40)]

@@ -299,10 +299,12 @@ def test_labels_and_names_do_not_break_the_card(finish):
     card = write_again(output, model, data={"dir": "/home/ada/`<b>`"})
     tokens = MarkdownIt().enable("table").parse(ModelCard(card).text)
     lines = {token.content.split(":")[0]: token.children for token in tokens if token.type == "inline"}
+    shown = [" ".join(label.split()).replace("`", "'") or " " for label in LABELS]
     found = [token.content for token in lines["Its labels"] if token.type == "code_inline"]
-    assert found == [" ".join(label.split()).replace("`", "'") or " " for label in LABELS]
+    assert found == [label for label in shown if "<" not in label]
     assert {token.type for token in lines["Its labels"]} == {"text", "code_inline"}
-    assert "(`'<b>'`)" in card
+    assert "".join(token.content for token in lines["Its labels"]) == f"Its labels: {', '.join(shown)}."
+    assert not any(tag in card.partition("## Recipe")[0] for tag in ("<b>", "<script>"))
     assert [token.type for token in tokens].count("heading_open") == 6
 
 
