@@ -540,28 +540,39 @@ def has_labels(table: Columns, columns: Sequence[str]) -> bool:
     return len(columns) > 1 or any(table.table.column(columns[0]).unique().to_pylist())
 
 
+def check_missing(split: str, table: Columns, space: LabelSpace, options: Mapping[str, Any], report: Report) -> None:
+    """Report or refuse the rows of a file that have no label; a test split may be without labels.
+
+    Raises:
+        UsageError: Rows have no label, unless the options leave them out.
+    """
+    if split == "test" and not has_labels(table, space.columns):
+        return
+    _, is_blank, _, _ = space.read(table)
+    if is_blank.any():
+        said = describe_blank(table, is_blank, "label", space.columns)
+        if options.get(UNLABELLED, DROP) == DROP:
+            report(f"{said}; left out")
+        elif options.get("is_check"):  # the doctor lists such rows
+            report(f"{said}; training stops at them without {LEAVE_OUT}")
+        else:
+            raise UsageError(f"{said}; give each a label, or leave them out with {LEAVE_OUT}")
+
+
 def read_labelled(
-    split: str, table: Columns, space: LabelSpace, options: Mapping[str, Any], report: Report
+    split: str, table: Columns, space: LabelSpace, report: Report
 ) -> tuple[Columns, np.ndarray | None, list[int]]:
     """Return a split's rows with a label of the space, their labels, and the lines of the rows without any label.
 
     Labels are None for a test split without them; rows that are left out are reported.
 
     Raises:
-        UsageError: Rows have no label, unless the options leave them out, or none has one of the space.
+        UsageError: No row has a label of the space.
     """
     if split == "test" and not has_labels(table, space.columns):
         report(f"{table.source}, test: no labels in {', '.join(map(repr, space.columns))}; predicted, not scored")
         return table, None, []
     labels, is_blank, has_other, other = space.read(table)
-    if is_blank.any():
-        said = describe_blank(table, is_blank, "label", space.columns)
-        if options.get(UNLABELLED, DROP) == DROP:
-            report(f"{said}; left out of {split}")
-        elif options.get("is_check"):  # the doctor lists such rows
-            report(f"{said}; training stops at them without {LEAVE_OUT}")
-        else:
-            raise UsageError(f"{said}; give each a label, or leave them out with {LEAVE_OUT}")
     whose = "the model" if space.reason == AS_TRAINED else "train"
     if space.kind == SEVERAL and space.reason != AS_TRAINED:  # the other labels of these rows are learned
         has_other = np.zeros_like(has_other)

@@ -34,7 +34,9 @@ BASELINES = {"tfidf": "TF-IDF", "frozen": "frozen vectors", "words": "words alon
 BEST_BASELINE = "best_baseline"  # in metrics.json: its name
 GAIN = "baseline_gain"  # in metrics.json: how far the metric is above that of the best baseline
 LOSS_FALLS = "loss_falls"  # in metrics.json: the training loss was still falling at the end
-UNFREEZE = "fine-tune without freeze"
+IS_LEARNED = "is_learned"  # in metrics.json: the training loss has become a small part of that at the start
+SEARCHED = "searched"  # in metrics.json: a search chose the values
+ENOUGH_UPDATES = 300  # fewer are often too few: see `bertkit.training.preset`
 ANOTHER_SEED = "bertkit {command} --recipe {run}/recipe.toml --set train.seed=43 --output {run}-43  # another seed"
 FROZEN_RATE = 1e-3  # A.3's rates are for a whole encoder, and hardly move the few weights above a frozen one
 SOLVED = "solved_strength"  # in metrics.json: the strength of a head that was solved, as `tasks.frozen.solve` takes it
@@ -100,28 +102,34 @@ class FineTuningTask(Task):
     def comment(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return also a warning if a score is not above a baseline's, and whether the loss was still falling."""
         lines, rows = super().comment(metrics), list_shown(self.table, self.metric, metrics)
-        is_solved = SOLVED in metrics
+        is_solved, is_learned = SOLVED in metrics, IS_LEARNED in metrics
         is_own = OWN_DATA in metrics or not self.copies  # auto is the default preset there
         compared = [row for row in rows if row.key in (self.compared or metrics)]
         pairs = [(row, words, key) for row in compared for words, key in row.baselines.items() if "majority_" in key]
         for row, words, key in [pair for pair in pairs if metrics[pair[0].key] <= metrics[pair[2]]][:1]:
             lines.append(
-                f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} ({row.show(metrics[key])}). "
-                "Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try "
-                f"--learning-rate 1e-5 or --seed 43{'' if is_own else ', or on few rows --set preset=auto'})"
+                f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} ({row.show(metrics[key])})"
             )
-            if is_solved:
-                lines[-1] = f"{lines[-1].partition(' Likely causes')[0]} {UNFREEZE.capitalize()}"
+            if not (is_solved or is_learned or SEARCHED in metrics):
+                lines[-1] += (
+                    ". Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try "
+                    f"--learning-rate 1e-5 or --seed 43{'' if is_own else ', or on few rows --set preset=auto'})"
+                )
         if metrics.get(f"{GAIN}_low", math.inf) <= 0:
             row = next((row for row in rows if row.key == self.metric), rows[0])  # the first of one's own classes
             gain, low, high = (row.show(metrics[key]) for key in (GAIN, *name_limits(GAIN)))
+            best, updates = BASELINES[metrics[BEST_BASELINE]], metrics.get("updates", ENOUGH_UPDATES)
             lines.append(
-                f"{'the solved head' if is_solved else 'fine-tuning'} is not better than "
-                f"{BASELINES[metrics[BEST_BASELINE]]}: the difference in {row.name} is {gain} ({low} to {high}); "
-                + (UNFREEZE if is_solved else "try more epochs or a higher rate (--epochs, --learning-rate)")
+                f"{'the solved head' if is_solved else 'fine-tuning'} is not better than {best}: "
+                f"the difference in {row.name} is {gain} ({low} to {high})"
             )
+            if is_learned:
+                lines[-1] += f"; the training rows are learned, so {best} may be enough, or the mistakes say more"
+            elif updates < ENOUGH_UPDATES and not (is_solved or SEARCHED in metrics):
+                lines[-1] += f"; {updates:,} updates are few, and more time may help (--epochs, or a longer --budget)"
         if metrics.get(LOSS_FALLS):
-            lines.append("the training loss was still falling at the end; try more epochs with --epochs N")
+            more = "" if SEARCHED in metrics else "; more time may help (--epochs, or a longer --budget)"
+            lines.append(f"the training loss was still falling at the end{more}")
         return lines
 
     def tokenize(self, recipe: Any, examples: Mapping[str, Any], report: Report) -> Any:

@@ -24,6 +24,7 @@ from bertkit.data.labels import (
     SEVERAL,
     SINGLE,
     LabelSpace,
+    check_missing,
     choose_columns,
     drop_blank,
     find_labels,
@@ -75,6 +76,7 @@ from bertkit.tasks.task import PredictionSettings, Result, score_summaries
 if TYPE_CHECKING:
     from bertkit.model.config import BertConfig
 
+LEAST_ROWS = 3  # of a label in train, below which a warning is given
 SAMPLE_PAIR = ("The man went to the store.", "He bought a gallon of milk.")  # as in section A.2
 SCORES = {  # kind -> the scores of the table; the first one is the score of the run
     SINGLE: {
@@ -238,7 +240,7 @@ class TextTask(FineTuningTask):
             # The doctor lists such rows, and a test split without labels keeps them.
             if not options.get("is_check") and (split != "test" or has_labels(table, label)):
                 tables[split] = drop_blank(table, text, report)
-        given = {split: table.source for split, table in tables.items()}
+        whole, given = dict(tables), {split: table.source for split, table in tables.items()}
         taken = divide_train(given, iterate_keys(tables["train"], text, options["group"]), options)
         tables |= {split: tables["train"].take(numbers) for split, numbers in taken.items()}
         # The models of all folds have the same labels, whatever each of them is trained on.
@@ -247,15 +249,17 @@ class TextTask(FineTuningTask):
         report(space.describe())
         for remark in space.remarks:
             report(f"{train.source}: {remark}")
+        for split, table in whole.items():
+            check_missing(split, table, space, options, report)
         examples = {}
         for split, table in tables.items():
-            rows, labels, left_out = read_labelled(split, table, space, options, report)
+            rows, labels, left_out = read_labelled(split, table, space, report)
             examples[split] = TextExamples(rows, tuple(text), labels, space, options["group"], left_out)
         if "test" in examples and examples["test"].labels is None:
             examples[UNLABELLED] = examples.pop("test")
         examples["train"] = examples["train"].limit(options["max_train_samples"])
         report(f"{train.source}: " + ", ".join(f"{split} {len(found):,}" for split, found in examples.items()))
-        for line in describe_labels(examples):
+        for line in (*describe_labels(examples), *warn_of_rare(examples["train"])):
             report(line)
         return examples
 
@@ -412,7 +416,9 @@ def read_scored(
         if kind == SEVERAL and len(label) == 1:
             space = fit_space(space, table, options["label_sep"])
         group = options["group"] if options["group"] in columns else ""
-        rows, labels, _ = read_labelled(split, drop_blank(table, text, report), space, options, report)
+        table = drop_blank(table, text, report)
+        check_missing(split, table, space, options, report)
+        rows, labels, _ = read_labelled(split, table, space, report)
         examples[split] = TextExamples(rows, tuple(text), labels, space, group)
     return examples
 
@@ -428,6 +434,18 @@ def describe_labels(examples: Mapping[str, TextExamples]) -> list[str]:
         ]
     counts = {split: space.count(found.labels) for split, found in labelled.items()}
     return describe_shares(counts, {split: len(found) for split, found in labelled.items()}, space.names)
+
+
+def warn_of_rare(train: TextExamples) -> list[str]:
+    """Return a warning if labels have too few training rows to be learned; many of them may be another column."""
+    space = train.space
+    counts = [] if space.kind == REGRESSION else space.count(train.labels).astype(int).tolist()
+    rare = [f"{name!r} ({number})" for name, number in zip(space.names, counts, strict=False) if number < LEAST_ROWS]
+    if not rare:
+        return []
+    line = f"warning: {len(rare):,} of {len(counts):,} labels have fewer than {LEAST_ROWS} rows in train"
+    question = f"; is {space.columns[0]!r} the column of the labels?" if 2 * len(rare) > len(counts) else ""
+    return [f"{line}, such as {', '.join(rare[:3])}{question}"]
 
 
 def list_rows() -> tuple[ScoreRow, ...]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from bertkit.data.duplicates import TRAIN_SPLIT
 from bertkit.data.tokenizer import load_tokenizer
+from bertkit.reports.tables import count
 from bertkit.system.hub import READ
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
@@ -22,6 +23,7 @@ from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import holds_run, start_directory
 
 FITTED_ROWS = 50_000  # training rows of a baseline, or words
+FEW_SCORED = 20  # rows of dev, below which a warning is given
 
 # --- The data ---------------------------------------------------------------------------------------------------------
 
@@ -70,7 +72,7 @@ def prepare(recipe: Recipe, report: Report = ignore, output: Path | None = None,
         report(f"max_length is {length}, the model's positions, instead of {usual}")
     READ.clear()
     examples = task.load(recipe.data, report)
-    commits = dict(READ)
+    commits, dev = dict(READ), next(iter(task.splits), "")
     examples = set_apart(recipe, examples)
     with processes.main_process_first():  # the others read the first one's vocabulary
         # A vocabulary left by an earlier start may be of other text, unless the run has a checkpoint with it.
@@ -90,6 +92,8 @@ def prepare(recipe: Recipe, report: Report = ignore, output: Path | None = None,
     for split in ("train", TUNE, *task.splits, *task.unlabelled):
         if split in examples:
             data[split] = task.encode(examples[split], tokenizer, recipe, split, report)
+    if task.metric and 0 < (scored := len(data.get(dev, ()))) < FEW_SCORED:
+        report(f"warning: {dev} has {count(scored, 'row')}, too few to tell a good model from a bad one; give more")
     settings = task.configure(recipe, tokenizer, examples)
     others = {split: texts for split, texts in examples.items() if split != "train"}
     return Prepared(others, tokenizer, data, settings, commits, checked, texts)

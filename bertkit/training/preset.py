@@ -7,16 +7,16 @@ Mosbach et al.). The rate is inversely proportional to the hidden size: 4e-5 for
 higher for smaller models, as in Turc et al. 2019. There is no early stop: the rate falls to zero over all updates.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil
 
 import numpy as np
 
 from bertkit.model.checkpoint import load_config
 from bertkit.system.progress import Report, ignore
+from bertkit.tasks.finetuning import ENOUGH_UPDATES
 from bertkit.training.recipe import Recipe
 
-ENOUGH_UPDATES = 300
 LEAST_EPOCHS, MOST_EPOCHS = 3, 20
 RATE_TIMES_HIDDEN = 0.03
 COMPARED = 0.2  # share of the log whose losses are compared with as many before
@@ -46,13 +46,20 @@ def settle(recipe: Recipe, rows: int, report: Report = ignore) -> Recipe:
     return recipe.override(train=left, settled=[*recipe.settled, *left])
 
 
-def is_falling(log: Iterable[Mapping[str, float]]) -> bool:
+def is_learned(log: Sequence[Mapping[str, float]]) -> bool:
+    """Return whether the training loss at the end was a small part of that at the start."""
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    part = int(COMPARED * len(losses))
+    return part >= 2 and bool(np.mean(losses[-part:]) < LEAST_LOSS * np.mean(losses[:part]))
+
+
+def is_falling(log: Sequence[Mapping[str, float]]) -> bool:
     """Return whether the training loss was still falling at the end, by Welch's test at 1 %."""
     from scipy.stats import ttest_ind  # takes a second
 
     losses = [entry["loss"] for entry in log if "loss" in entry]
     part = int(COMPARED * len(losses))
-    if part < 2 or np.mean(losses[-part:]) < LEAST_LOSS * np.mean(losses[:part]):
+    if part < 2 or is_learned(log):
         return False
     before, last = losses[-2 * part : -part], losses[-part:]
     return bool(ttest_ind(before, last, alternative="greater", equal_var=False).pvalue < 0.01)

@@ -44,7 +44,7 @@ from bertkit.system.files import atomic_write, hold_directory
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.finetuning import LOSS_FALLS
+from bertkit.tasks.finetuning import IS_LEARNED, LOSS_FALLS, SEARCHED
 from bertkit.tasks.prediction import check_types, collate_parts
 from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, Task, score_summaries
 from bertkit.training.activations import bound_tokens
@@ -54,7 +54,7 @@ from bertkit.training.callbacks import PredictionProgress, Progress, StopAfter, 
 from bertkit.training.network import explain_missing_head, name_head
 from bertkit.training.outputs import find_better, save_best, write_results
 from bertkit.training.prepare import Prepared, prepare
-from bertkit.training.preset import is_falling, settle
+from bertkit.training.preset import is_falling, is_learned, settle
 from bertkit.training.processes import explain_lost_process, join_processes
 from bertkit.training.recipe import Recipe, load_recipe, save_recipe
 from bertkit.training.run_dir import (
@@ -63,6 +63,7 @@ from bertkit.training.run_dir import (
     FIRST,
     METRICS_FILE,
     RECIPE_FILE,
+    SEARCH,
     find_checkpoint,
     find_finished,
     has_begun,
@@ -319,8 +320,9 @@ def finish(
         for key, own in zip(("score", *name_limits("score")), (task.metric, *name_limits(task.metric)), strict=True):
             if own in metrics:
                 metrics[key] = metrics[own]
-        if is_falling(trainer.state.log_history):
-            metrics[LOSS_FALLS] = True
+        log = trainer.state.log_history
+        facts = {LOSS_FALLS: is_falling(log), IS_LEARNED: is_learned(log), SEARCHED: (output / SEARCH).exists()}
+        metrics |= {name: True for name, is_so in facts.items() if is_so}
     metrics |= {"updates": trainer.state.global_step} | solved
     model = trainer.accelerator.unwrap_model(trainer.model)
     if found.temperature is not None:

@@ -208,7 +208,7 @@ def test_a_test_file_without_labels_is_predicted(tmp_path, change):
         write_table(tmp_path / "d" / "test.csv", [{"text": "new", "label": label} for label in ("good", "")])
         examples, lines = load(tmp_path / "d", unlabelled="drop")
         assert (len(examples["test"]), examples["test"].left_out) == (1, [3])
-        assert any("1 row has no label in 'label' (first: line 3); left out of test" in line for line in lines)
+        assert any("1 row has no label in 'label' (first: line 3); left out" in line for line in lines)
 
 
 @pytest.mark.parametrize("labels", [["good", "bad"], ["1.5", "2"]])
@@ -218,9 +218,40 @@ def test_rows_without_a_label_are_an_error_or_left_out_and_told(tmp_path, refuse
         load(path)
     examples, lines = load(path, unlabelled="drop")
     assert sum(map(len, examples.values())) == 60
-    said = f"{path}: 1 row has no label in 'label' (first: line 2); left out of train"
+    said = f"{path}: 1 row has no label in 'label' (first: line 2); left out"
     assert [line for line in lines if "no label" in line] == [said]
     assert sum(len(load(path, folds=3, fold=fold, unlabelled="drop")[0]["dev"]) for fold in range(3)) == 60
+
+
+def test_missing_labels_are_counted_once_for_a_file(tmp_path):
+    """They are in all three splits that are made of it."""
+    path = write_texts(tmp_path / "t.csv", ["", "good", "bad"] * 40)
+    _, lines = load(path, unlabelled="drop", dev_share=0.3, test_share=0.3)
+    assert [line for line in lines if "no label" in line] == [
+        f"{path}: 40 rows have no label in 'label' (first: line 2); left out"
+    ]
+    write_texts(tmp_path / "d" / "train.csv", ["good", "bad", ""] * 20)
+    write_texts(tmp_path / "d" / "dev.csv", ["", "bad"] * 20)
+    _, lines = load(tmp_path / "d", unlabelled="drop")
+    assert [line.partition(": ")[2][:7] for line in lines if "no label" in line] == ["20 rows", "20 rows"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ([f"c{n // 2}" for n in range(60)], "30 labels have fewer than 3 rows in train, such as 'c0' (2), 'c1' (2), "),
+        (["good", "bad"] * 30 + ["so"], "warning: 1 of 3 labels have fewer than 3 rows in train, such as 'so' (1)"),
+        (["good", "bad"] * 30, ""),
+        ([f"{n}.5" for n in range(60)], ""),
+    ],
+)
+def test_labels_of_few_rows_are_told(tmp_path, labels, said):
+    path = write_texts(tmp_path / "t.csv", labels)
+    _, lines = load(path, dev_share=None)
+    found = [line for line in lines if "fewer than" in line]
+    assert len(found) == bool(said)
+    assert all(said in line for line in found)
+    assert any("is 'label' the column of the labels?" in line for line in found) == (len(set(labels)) == 30)
 
 
 def test_rows_without_a_text_are_left_out_and_told_or_refused_if_they_are_many(tmp_path, refused):

@@ -70,6 +70,17 @@ def test_a_word_that_decides_is_found_and_the_run_stays_the_same(root, cache, tm
     assert metrics["baseline_gain"] == pytest.approx(metrics["macro_f1"] - metrics["tfidf_macro_f1"])
     assert any(line.startswith("fine-tuning is not better than TF-IDF: the difference in macro F1") for line in said)
     assert not any("fine-tuning" in line for line in task.comment(metrics | {"baseline_gain_low": 0.01}))
+    for facts, advice in {
+        "updates": "; 2 updates are few, and more time may help (--epochs, or a longer --budget)",
+        "is_learned": "; the training rows are learned, so TF-IDF may be enough, or the mistakes say more",
+        "searched": ")",
+    }.items():
+        (line,) = [line for line in task.comment({facts: True} | metrics) if "not better than" in line]
+        assert line.endswith(advice)
+        assert line.count("; ") == advice.count("; ")
+    (line,) = [line for line in task.comment(metrics | {"updates": 300}) if "not better than" in line]
+    assert line.endswith(")"), "nothing is known"
+    assert "is_learned" not in metrics
     assert "TF-IDF" in (tmp_path / "run" / CARD).read_text(encoding="utf-8")
 
 
