@@ -76,7 +76,7 @@ from bertkit.tasks.task import PredictionSettings, Result, score_summaries
 if TYPE_CHECKING:
     from bertkit.model.config import BertConfig
 
-LEAST_ROWS = 3  # of a label in train, below which a warning is given
+RARE_ROWS = 3  # of a label in train, below which a warning is given
 SAMPLE_PAIR = ("The man went to the store.", "He bought a gallon of milk.")  # as in section A.2
 SCORES = {  # kind -> the scores of the table; the first one is the score of the run
     SINGLE: {
@@ -440,10 +440,10 @@ def warn_of_rare(train: TextExamples) -> list[str]:
     """Return a warning if labels have too few training rows to be learned; many of them may be another column."""
     space = train.space
     counts = [] if space.kind == REGRESSION else space.count(train.labels).astype(int).tolist()
-    rare = [f"{name!r} ({number})" for name, number in zip(space.names, counts, strict=False) if number < LEAST_ROWS]
+    rare = [f"{name!r} ({number})" for name, number in zip(space.names, counts, strict=False) if number < RARE_ROWS]
     if not rare:
         return []
-    line = f"warning: {len(rare):,} of {len(counts):,} labels have fewer than {LEAST_ROWS} rows in train"
+    line = f"warning: {len(rare):,} of {len(counts):,} labels have fewer than {RARE_ROWS} rows in train"
     question = f"; is {space.columns[0]!r} the column of the labels?" if 2 * len(rare) > len(counts) else ""
     return [f"{line}, such as {', '.join(rare[:3])}{question}"]
 

@@ -47,7 +47,7 @@ LOCAL = ("features_dir", "train_file", "extra_train")  # options whose value is 
 # Keys of a card's metadata; the last two are set if the license is "other".
 LICENSE = ("license", "license_name", "license_link")
 OTHER_DATA = ("dir", "label", "tune_share", "held_back", "train_file", "max_train_samples")  # not the benchmark's data
-PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")  # what a backslash escapes in Markdown
+ESCAPABLE = re.compile(r"[!-/:-@\[-`{-~]")  # what a backslash escapes in Markdown
 CARD_TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
 
@@ -271,7 +271,7 @@ def quote_code(text: str) -> str:
     """Return untrusted text as a Markdown code span, in which backticks become apostrophes; with <, all is escaped."""
     text = make_printable(text).replace("`", "'") or " "
     if "<" in text:  # some programs read tags in code too
-        return PUNCTUATION.sub(r"\\\g<0>", text)
+        return ESCAPABLE.sub(r"\\\g<0>", text)
     return f"`{text}`"
 
 

@@ -107,7 +107,7 @@ def test_rows_that_were_set_apart_are_set_apart_again(option, tmp_path):
 
 
 def test_a_run_whose_data_have_changed_keeps_its_tables(tmp_path, refused):
-    """The rows of dev are in reverse, then one of them has another label; other rows of train are no matter."""
+    """The rows of dev are in reverse, then one of them has another label; train is not scored."""
     task, make_recipe, _ = CASES["classify"]
     run(Recipe.make(task, make_recipe(tmp_path), FEW), output=tmp_path / "run")
     files = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}

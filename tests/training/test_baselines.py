@@ -55,6 +55,7 @@ def test_a_word_that_decides_is_found_and_the_run_stays_the_same(root, cache, tm
     without = run(plain, output=tmp_path / "without")
     assert prepare(plain).texts == []
     assert "fitting the baselines: TF-IDF, frozen vectors" in lines
+    assert any("warning: dev has 17 rows, too few" in line for line in lines)
     assert metrics["tfidf_score"] == metrics["tfidf_macro_f1"] > 0.95
     assert metrics["majority_accuracy"] < 0.8
     added = metrics.keys() - without.keys()

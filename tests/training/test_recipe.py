@@ -62,6 +62,13 @@ def test_a_broken_file_is_one_line_that_names_it(tmp_path: Path, refused: Any) -
         check(read_recipe(tmp_path / "date.toml"), TASK)
 
 
+@pytest.mark.parametrize("seconds", [0, 10**14])
+def test_a_timeout_that_no_clock_can_count_is_refused(seconds: int, refused: Any) -> None:
+    with refused():
+        check({"train": {"ddp_timeout": seconds}}, TASK)
+    assert check({"train": {"ddp_timeout": 86_400}}, TASK) == {"train": {"ddp_timeout": 86_400}}
+
+
 @pytest.mark.parametrize(
     ("text", "recipe"),
     [
