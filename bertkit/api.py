@@ -46,7 +46,7 @@ from bertkit.training.callbacks import Progress
 from bertkit.training.clock import Clock
 from bertkit.training.predictions import TABLE_SUFFIX, read_table
 from bertkit.training.push import push
-from bertkit.training.recipe import Recipe, check_named, merge, read_recipe
+from bertkit.training.recipe import Recipe, check_inputs, merge, read_recipe
 from bertkit.training.run_dir import (
     DATA,
     METRICS_FILE,
@@ -124,7 +124,7 @@ def train(
         option, kept = name_data(kind, data, output)
         given = merge(given, {"data": option})
         if not kept:
-            check_named(kind, given["data"])
+            check_inputs(kind, given["data"])
         starter = {} if "dir" in kind.options else choose_starter(given)
         recipe = Recipe.make(kind, starter, given)
         stack.enter_context(hold_tables(kept, output))

@@ -10,8 +10,9 @@ Left out: every number that no run has written. Shape letters: S rows, L labels.
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def write_page(paths: Sequence[Path], output: Path, report: Report = ignore) -> 
     """
     if output.suffix not in ("", ".html", ".htm"):
         raise UsageError(f"{output} must end in .html, the format of the page")
-    sources = list_sources(paths)
+    sources = list_sources(chain.from_iterable(list(find_folders(path)) or [path] for path in paths))
     others = find_others(sources)
     links = {source.path.resolve(): f"#{source.id}" for source in sources}
     parts = []
@@ -128,11 +129,8 @@ def write_page(paths: Sequence[Path], output: Path, report: Report = ignore) -> 
 # --- The files --------------------------------------------------------------------------------------------------------
 
 
-def list_sources(paths: Sequence[Path]) -> list[Source]:
-    """Return the runs and studies, also those below a folder, each once.
-
-    After a study come its pretrainings and chosen runs.
-    """
+def list_sources(paths: Iterable[Path]) -> list[Source]:
+    """Return the runs and studies, each once, and after each study its pretrainings and chosen runs."""
     sources: dict[Path, Source] = {}
 
     def add(path: Path, study: Mapping[str, Any], is_part: bool = False) -> None:
@@ -142,16 +140,14 @@ def list_sources(paths: Sequence[Path]) -> list[Source]:
     for path in paths:
         if path.name in ("", ".."):  # show the real name of the working directory, or of one above it
             path = path.resolve()
-        if not (folders := list(find_folders(path))):
-            raise UsageError(f"{path} is neither a run nor a study, nor a folder of these; give the --output of one")
-        for folder in folders:
-            study = read_object(folder / STUDY_RESULT)
-            add(folder, study)
-            names = [x["directory"] for x in study.get("pretrainings", [])]
-            names += [x["run"] for x in study.get("chosen", [])]
-            for name in dict.fromkeys(names):
-                if is_run(folder / name):
-                    add(folder / name, {}, is_part=True)
+        study = read_object(path / STUDY_RESULT)
+        if not study and not is_run(path):
+            raise UsageError(f"{path} is neither a run nor a study; give the --output of one")
+        add(path, study)
+        names = [*(x["directory"] for x in study.get("pretrainings", [])), *(x["run"] for x in study.get("chosen", []))]
+        for name in dict.fromkeys(names):
+            if is_run(path / name):
+                add(path / name, {}, is_part=True)
     return list(sources.values())
 
 
@@ -159,9 +155,10 @@ def find_folders(path: Path) -> Iterator[Path]:
     """Yield a run or a study, or those below a folder; what belongs to one of them is left to it."""
     if is_run(path) or (path / STUDY_RESULT).is_file():
         yield path
-    elif path.is_dir() and not path.is_symlink():
+    elif path.is_dir():
         for child in sorted(path.iterdir()):
-            yield from find_folders(child)
+            if not child.is_symlink():  # it may lead in a circle
+                yield from find_folders(child)
 
 
 def find_others(sources: Sequence[Source]) -> dict[Path, list[dict[str, Any]]]:

@@ -80,11 +80,8 @@ def doctor(
 
     $ bertkit doctor reviews.csv --folds 5 --output runs/doctor
     """
-    if data:
-        check_source(data.split(",")[0], "owner/name")  # of SQuAD several files
-    if model is not None:
-        check_checkpoint(model)
-
+    check_source(data.split(",")[0], "owner/name")  # of SQuAD several files
+    check_checkpoint(model)
     from bertkit.analysis.doctor import (
         DROPS,
         LABEL_ERROR_DROP,

@@ -49,7 +49,6 @@ def features(
     """
     check_checkpoint(model)
     check_source(str(source))
-
     from bertkit.inference.features import extract
 
     with Screen() as screen:
@@ -123,7 +122,6 @@ def predict(
     if explains and precision == "auto":
         precision = "fp32"
     check_checkpoint(run)
-
     from bertkit.inference.evaluate import LabelCheck
     from bertkit.inference.predictor import Counts, Predictor
 
@@ -195,9 +193,7 @@ def evaluate(
     $ bertkit evaluate runs/squad2 --data questions.json --output scores --json
     """
     check_checkpoint(run)
-    if data is not None:
-        check_source(data, "owner/name")
-
+    check_source(data, "owner/name")
     from bertkit.inference.evaluate import evaluate as evaluate_model
     from bertkit.inference.evaluate import list_tables
 
@@ -239,9 +235,7 @@ def export(
     if not int8 and (max_loss is not None or data):
         raise UsageError("--max-loss and --data are for --int8; add it or leave them out")
     check_checkpoint(run)
-    if data is not None:
-        check_source(data, "owner/name")
-
+    check_source(data, "owner/name")
     from bertkit.inference.export import export as export_run
 
     with Screen() as screen:
@@ -296,7 +290,6 @@ def report(
     """
     for path in sources:
         check_source(str(path))
-
     from bertkit.analysis.report import write_page
 
     with Screen() as screen, explain_disk_error(output):
@@ -324,7 +317,6 @@ def compare(
     """
     for path in sources:
         check_source(str(path))
-
     from bertkit.analysis.compare import comment, list_values, tabulate
     from bertkit.analysis.compare import compare as compare_all
 

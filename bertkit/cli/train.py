@@ -247,7 +247,6 @@ def reproduce(
     from bertkit.training.run_dir import check_finished
 
     check_finished(run)
-
     from bertkit.training import reproduce as reproduction
 
     with Screen() as screen:
@@ -279,10 +278,8 @@ def study(
     """
     from bertkit.training.recipe import read_recipe
 
-    if data is not None:
-        check_source(data)
-    if model is not None:
-        check_checkpoint(model)
+    check_source(data)
+    check_checkpoint(model)
     options = RunOptions(
         recipe=file,
         model=model,
@@ -324,7 +321,7 @@ def train(names: list[str], options: RunOptions, data: Mapping[str, Any], togeth
     from bertkit.studies.spec import define_runs
     from bertkit.tasks import TASKS
     from bertkit.tasks.glue import GRID
-    from bertkit.training.recipe import check, check_named, merge, parse_setting, read_recipe
+    from bertkit.training.recipe import check, check_inputs, merge, parse_setting, read_recipe
     from bertkit.training.run_dir import STUDY_RESULT
 
     definition = define_runs(
@@ -348,7 +345,7 @@ def train(names: list[str], options: RunOptions, data: Mapping[str, Any], togeth
     for name in () if (output / STUDY_RESULT).exists() else names:
         task, settings = TASKS[name], map(parse_setting, options.settings or [])
         part = merge(task.recipe, written, {"checkpoint": options.model, "data": data}, *settings)
-        check_named(task, check({"data": part["data"]}, task, "--set")["data"], part["checkpoint"])
+        check_inputs(task, check({"data": part["data"]}, task, "--set")["data"], part["checkpoint"])
     definition["recipe"] = merge(written, definition["recipe"])
     compare(definition, replace(options, output=output), {"data": data})
 

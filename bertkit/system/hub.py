@@ -101,45 +101,34 @@ def find_cached(checkpoint: str, name: str) -> Path | None:
 # --- Before torch is imported -----------------------------------------------------------------------------------------
 
 
-def check_source(source: str, form: str = "") -> None:
-    """Check that a path exists, or that it may be a name on the Hub.
+def check_source(source: str | None, form: str = "") -> None:
+    """Check that a path, if given, exists.
 
     Args:
-        form: The form of a name on the Hub: "owner/name", "name" (also without an owner), or none. Where there is a
-            folder of that owner, it is a path unless a revision follows.
-
-    Raises:
-        UsageError: It is a path, and there is nothing.
+        form: The form of a name on the Hub that may be given instead: "owner/name", "name", or none. Where there is a
+            folder `owner`, owner/name is a path.
     """
-    check_access(source)
-    if os.path.exists(source):
+    if not source or os.path.exists(source):
         return
-    found = find_dataset(source) if form == "owner/name" else parse_hub_name(source) if form else None
-    is_below = found is not None and not found.revision and os.path.isdir(os.path.dirname(source))
-    if found is None or is_below:
-        other = f", or write {source}@main for one on the Hub" if is_below else ""
-        if form and not is_below:
-            other = f", or name a data set on the Hub ({form})"
+    check_access(source)
+    found = find_dataset(source) if form == "owner/name" else form and parse_hub_name(source)
+    if not found or os.path.isdir(os.path.dirname(source)):
+        other = f", or name a data set on the Hub ({form})" if form else ""
         raise UsageError(f"there is no file or folder {source}; correct the path{other}")
 
 
-def check_checkpoint(checkpoint: str) -> None:
-    """Check that a model is a path that exists, or is on the Hub or in its cache.
-
-    Raises:
-        UsageError: It is not.
-    """
+def check_checkpoint(checkpoint: str | None) -> None:
+    """Check that a model, if given, is a path that exists, or is on the Hub or in its cache."""
+    if not checkpoint or os.path.exists(checkpoint):
+        return
     check_access(checkpoint)
-    if os.path.exists(checkpoint):
-        return
     is_path = parse_hub_name(checkpoint) is None
-    if not is_path and find_cached(checkpoint, "config.json") is not None:
+    if not is_path and (find_cached(checkpoint, "config.json") or not find_trouble(checkpoint)):
         return
-    if is_path or (trouble := find_trouble(checkpoint)):
-        remedy = "give a directory with a BERT checkpoint (to train from one, use --model DIR)"
-        if is_path or os.path.isdir(os.path.dirname(checkpoint)):
-            raise UsageError(f"there is no folder {checkpoint}; {remedy}")
-        raise UsageError(f"there is no directory {checkpoint!r}, and {trouble}; {remedy}")
+    remedy = "give a directory with a BERT checkpoint (to train from one, use --model DIR)"
+    if is_path or os.path.isdir(os.path.dirname(checkpoint)):
+        raise UsageError(f"there is no folder {checkpoint}; {remedy}")
+    raise UsageError(f"there is no directory {checkpoint!r}, and {find_trouble(checkpoint)}; {remedy}")
 
 
 # --- Models -----------------------------------------------------------------------------------------------------------

@@ -35,7 +35,6 @@ class Option:
         help: The help text.
         below: The exclusive upper bound, checked together with `least`.
         is_input: Whether it names files to read: a path, paths joined by commas, or a list of paths.
-        hub_name: The form of a name on the Hub that may take the place of a path: "owner/name", "name" or none.
         choices: All values that it may have; empty: no check.
     """
 
@@ -45,7 +44,6 @@ class Option:
     help: str = ""
     below: float = math.inf
     is_input: bool = False
-    hub_name: str = ""
     choices: tuple[str, ...] = ()
 
     def explain(self, value: Any) -> str:
@@ -88,12 +86,8 @@ ROW_OPTIONS: Options = {  # rows of train and dev
     "max_tokens": MAX_TOKENS,
 }
 PRETRAINING_OPTIONS: Options = {
-    "corpus": Option(
-        [], help="Text files, directories, a Hub data set, docs, or one built corpus.", is_input=True, hub_name="name"
-    ),
-    "vocab": Option(
-        "", help="Vocabulary (default: from the corpus or checkpoint, else trained).", is_input=True, hub_name="name"
-    ),
+    "corpus": Option([], help="Text files, directories, a Hub data set, docs, or one built corpus.", is_input=True),
+    "vocab": Option("", help="Vocabulary (default: from the corpus or checkpoint, else trained).", is_input=True),
     "vocab_size": Option(30522, 1, CODE, "Number of tokens in a trained vocabulary."),
     "cased": Option(False, help="Keep upper case and accents."),
     "objective": Option(
@@ -151,10 +145,7 @@ SPLIT_OPTIONS: Options = {  # of a person's own data
 UNLABELLED_ROWS = Option("error", None, help="Rows without a label: error, or drop them from training and scores.")
 CLASSIFY_OPTIONS: Options = {
     "dir": Option(
-        "",
-        help="File, folder with train, dev and test, or Hub data set of texts and labels.",
-        is_input=True,
-        hub_name="owner/name",
+        "", help="File, folder with train, dev and test, or Hub data set of texts and labels.", is_input=True
     ),
     "text": Option([], help="Column of the texts, or two columns for pairs (default: guessed from the names)."),
     "label": Option([], help="Column of the labels, or one column of 0 and 1 per label (default: guessed)."),
@@ -178,7 +169,6 @@ SQUAD_OPTIONS: Options = {
         help="Folder of the official files, or your questions: file, files joined by commas, folder with train, dev "
         "and test, or Hub data set (default: the Hub's SQuAD).",
         is_input=True,
-        hub_name="owner/name",
     ),
     "language": Option(
         "",
@@ -200,10 +190,7 @@ SWAG_OPTIONS: Options = {
 }
 NER_OPTIONS: Options = {
     "dir": Option(
-        "",
-        help="File, folder or Hub data set of sentences (default: CoNLL-2003 from the Hub).",
-        is_input=True,
-        hub_name="owner/name",
+        "", help="File, folder or Hub data set of sentences (default: CoNLL-2003 from the Hub).", is_input=True
     ),
     "label": Option([], help="Column of the tags: its name, or in CoNLL files its number (default: by the form)."),
     "scheme": Option("", help="words: each tag is a class (default: guessed).", choices=("", "entities", "words")),

@@ -233,35 +233,26 @@ class PhaseTable(msgspec.Struct, forbid_unknown_fields=True):
     max_length: Annotated[int, msgspec.Meta(ge=5)]  # [CLS] a [SEP] b [SEP]
 
 
-def check_early(task: Task, *given: Mapping[str, Any], where: str = "recipe") -> Recipe:
-    """Check what needs no torch: top-level keys and `[data]`, that its files exist, and then that the checkpoint does.
-
-    Returns:
-        The recipe without what is given in `[model]` and `[train]`.
-
-    Raises:
-        UsageError: A key or value is wrong, or a file or the checkpoint does not exist.
-    """
-    others = ("model", "train", "patience")  # their checks import torch, or need `[train]`
+def check_early(task: Task, *given: Mapping[str, Any], where: str) -> Recipe:
+    """Check that the inputs of a recipe exist, and return it without `[model]` and `[train]`, which need torch."""
+    others = ("model", "train", "patience")  # the last one needs [train]
     part = {key: value for key, value in merge(*given).items() if key not in others}
     recipe = Recipe.make(task, part, where=where, fits_model=False)
-    check_named(task, recipe.data, recipe.checkpoint)
+    check_inputs(task, recipe.data, recipe.checkpoint)
     return recipe
 
 
-def check_named(task: Task, data: Mapping[str, Any], checkpoint: Any = "") -> None:
-    """Check that the files in `[data]` exist, and then that the checkpoint does.
-
-    Raises:
-        UsageError: One of them does not.
-    """
-    for key, option in task.options.items():
-        value = data.get(key) if option.is_input else None
-        if isinstance(value, str) and value:
+def check_inputs(task: Task, data: Mapping[str, Any], checkpoint: Any = "") -> None:
+    """Check that the files in `[data]` exist, and then that the checkpoint does."""
+    own = "owner/name" if "dev_share" in task.options else ""  # a task that reads a person's own data
+    forms = {"corpus": "name", "vocab": "name", "dir": own}
+    for key in (key for key, option in task.options.items() if option.is_input):
+        value = data.get(key) or []
+        if isinstance(value, str):
             value = [value] if Path(value).exists() else value.split(",")
-        for source in value or ():
-            check_source(source, option.hub_name)
-    if checkpoint and isinstance(checkpoint, str):
+        for source in value:
+            check_source(source, forms.get(key, ""))
+    if isinstance(checkpoint, str):  # an axis of a study is a list
         check_checkpoint(checkpoint)
 
 

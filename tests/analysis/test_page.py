@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bertkit.analysis import report as page
-from bertkit.analysis.report import list_sources, thin, write_page
+from bertkit.analysis.report import thin, write_page
 from bertkit.data.formats.official import read_tsv
 from bertkit.data.formats.squad import read_squad
 from bertkit.data.labels import SINGLE
@@ -279,15 +279,13 @@ def test_a_damaged_file_or_another_source_is_one_line_and_no_page(root, tmp_path
     assert not (tmp_path / "page.html").exists()
 
 
-def test_a_folder_of_runs_and_studies_stands_for_them(root, tmp_path, undrawn):
-    shutil.copytree(root / "mrpc", tmp_path / "runs" / "more" / "b")
-    shutil.copytree(root / "mrpc", tmp_path / "runs" / "a")
-    shutil.copytree(root / "mrpc", tmp_path / "runs" / "a" / "first")
+def test_a_folder_of_runs_and_studies_stands_for_them(root, call, tmp_path, undrawn):
+    for name in ("more/b", "a", "a/first"):
+        shutil.copytree(root / "mrpc", tmp_path / "runs" / name)
     (tmp_path / "runs" / "notes.txt").write_text("mine")
-    assert [source.path for source in list_sources([tmp_path / "runs"])] == [
-        tmp_path / "runs" / "a",
-        tmp_path / "runs" / "more" / "b",
-    ]
+    (tmp_path / "runs" / "more" / "again").symlink_to(tmp_path / "runs")
+    assert call("report", "runs", "--output", "page.html") == (0, "2 runs in page.html\n", "")
+    assert "runs/more/b" in (tmp_path / "page.html").read_text()
 
 
 def test_the_command_writes_the_page_and_says_where(root, call, tmp_path, monkeypatch, undrawn):
