@@ -22,6 +22,7 @@ import regex
 
 from bertkit.data.formats.rows import Columns
 from bertkit.data.sequences import IGNORED, Items, Sequences
+from bertkit.data.tags import mark_words
 from bertkit.data.tokenizer import find_backend, find_words
 from bertkit.system.files import take_fingerprint
 
@@ -96,6 +97,11 @@ class TaggedText:
         """Return some of the sentences."""
         rows = None if self.rows is None else self.rows.take(numbers)
         return replace(self, sentences=[self.sentences[number] for number in numbers.tolist()], rows=rows)
+
+    def list_kinds(self) -> set[str]:
+        """Return the types of the entities, or the classes of words."""
+        tags = {tag for sentence in self.sentences for tag in sentence.tags}
+        return {tag[2:] for tag in mark_words([*tags], self.scheme)}
 
     def list_words(self) -> list[Sequence[str]]:
         """Return the words of each sentence; those of a text do not depend on `text_words`, so that splits stay."""

@@ -188,11 +188,8 @@ class NerTask(FineTuningTask):
         scheme = options["scheme"] or (name_scheme(names) if names else "")
         text_words = options.get("text_words", BASIC) if config is None else config.text_words
         texts = self.read(options, report, config is None, scheme, text_words)
-        kinds: set[str] = set()
-        for text in texts.values():
-            tags = {*names}.union(*(sentence.tags for sentence in text.sentences))
-            kinds |= {tag[2:] for tag in mark_words([*tags], text.scheme)}
-        check_kinds(options["dir"], kinds, report)
+        known = {tag[2:] for tag in mark_words(names, scheme)}
+        check_kinds(options["dir"], known.union(*(text.list_kinds() for text in texts.values())), report)
         if config is not None:
             found = {split: text for split, text in texts.items() if split != "train"} or texts
             return {split: TaggedExamples(text, names, "") for split, text in found.items() if text.is_labelled}

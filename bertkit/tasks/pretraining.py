@@ -61,6 +61,7 @@ MASK = "[MASK]"
 KNOWN_LOSSES = {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}
 KNOWN_ACCURACY = {"the most frequent token": "unigram_accuracy"}
 FOREIGN_SHARE = 0.3  # share of unknown tokens; above it a vocabulary is for another script
+MOST_PASSES = 40  # of a training over its text, A.2
 FORECAST_CHARACTERS = 20_000_000  # of text, for a forecast of a run's cost
 
 # The defaults of `bertkit pretrain` without a recipe or a model: those of recipes/demo/pretrain.toml.
@@ -276,7 +277,13 @@ class PretrainingTask(Task):
             )
         for line in warn_of_random(pairs["random_next"]) if has_pairs else ():
             report(line)
-        return PretrainingData(corpus, tokenizer, phases, options, seed)
+        data = PretrainingData(corpus, tokenizer, phases, options, seed)
+        if data.passes > MOST_PASSES and not options.get("is_forecast"):
+            report(
+                f"warning: the training passes its text {data.passes:,.0f} times, the paper's {MOST_PASSES} times; "
+                "give more text, or fewer updates with --steps"
+            )
+        return data
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 

@@ -75,8 +75,6 @@ from bertkit.training.scoring import score_splits
 from bertkit.training.solved_head import solve_head
 from bertkit.training.trainer import BertTrainer, explain_shortage, train
 
-MOST_PASSES = 40  # of a pretraining over its text, A.2
-
 
 def run(
     recipe: Recipe,
@@ -148,11 +146,6 @@ def run(
             solved = solve_head(task, recipe, model, prepared, report)
         elif "train" in prepared.data:
             report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
-            if (passes := getattr(prepared.data["train"], "passes", 0)) > MOST_PASSES:
-                report(
-                    f"warning: the training passes its text {passes:,.0f} times, the paper's {MOST_PASSES} times; give "
-                    "more text, or fewer updates with --steps"
-                )
             train(trainer, checkpoint, report)
             fold_targets(model)
             if stop.update != recipe.stop_after:
