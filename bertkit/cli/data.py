@@ -80,7 +80,7 @@ def doctor(
 
     $ bertkit doctor reviews.csv --folds 5 --output runs/doctor
     """
-    check_source(data.split(",")[0], "owner/name")  # of SQuAD several files
+    check_source(data, "owner/name")
     check_checkpoint(model)
     from bertkit.analysis.doctor import (
         DROPS,

@@ -102,7 +102,7 @@ def find_cached(checkpoint: str, name: str) -> Path | None:
 
 
 def check_source(source: str | None, form: str = "") -> None:
-    """Check that a path, if given, exists.
+    """Check that a path, if given, exists, or that several joined by commas do.
 
     Args:
         form: The form of a name on the Hub that may be given instead: "owner/name", "name", or none. Where there is a
@@ -110,11 +110,12 @@ def check_source(source: str | None, form: str = "") -> None:
     """
     if not source or os.path.exists(source):
         return
-    check_access(source)
-    found = find_dataset(source) if form == "owner/name" else form and parse_hub_name(source)
-    if not found or os.path.isdir(os.path.dirname(source)):
-        other = f", or name a data set on the Hub ({form})" if form else ""
-        raise UsageError(f"there is no file or folder {source}; correct the path{other}")
+    for path in source.split(","):
+        check_access(path)
+        found = find_dataset(path) if form == "owner/name" else form and parse_hub_name(path)
+        if not os.path.exists(path) and (not found or os.path.isdir(os.path.dirname(path))):
+            other = f", or name a data set on the Hub ({form})" if form else ""
+            raise UsageError(f"there is no file or folder {path}; correct the path{other}")
 
 
 def check_checkpoint(checkpoint: str | None) -> None:

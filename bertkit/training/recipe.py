@@ -248,9 +248,7 @@ def check_inputs(task: Task, data: Mapping[str, Any], checkpoint: Any = "") -> N
     forms = {"corpus": "name", "vocab": "name", "dir": own}
     for key in (key for key, option in task.options.items() if option.is_input):
         value = data.get(key) or []
-        if isinstance(value, str):
-            value = [value] if Path(value).exists() else value.split(",")
-        for source in value:
+        for source in [value] if isinstance(value, str) else value:
             check_source(source, forms.get(key, ""))
     if isinstance(checkpoint, str):  # an axis of a study is a list
         check_checkpoint(checkpoint)

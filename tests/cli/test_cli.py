@@ -84,7 +84,7 @@ def test_help_answers_within_half_a_second():
         ("squad --version 1 --model FOLDER --extra-train FILE --search 2", "cannot be combined with extra_train"),
         ("pretrain --budget 2m --steps 4", "--budget decides the number of updates"),
         ("predict FOLDER/no text", "there is no folder "),
-        ("evaluate FOLDER --data no.csv", "there is no file or folder no.csv"),
+        ("evaluate FOLDER --data FILE,no.csv", "there is no file or folder no.csv"),
         ("export no.run --output exported", "no.run"),
         ("features FOLDER --input no.txt --output a.npz", "there is no file or folder no.txt"),
         ("serve no.run --port PORT", "cannot be used (Address already in use); give another --port or --host"),
