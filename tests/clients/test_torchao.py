@@ -49,7 +49,7 @@ def load_quantized(head, side, kind, folder):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", [quantize, load_quantized])
 def test_a_quantised_model_answers_as_stock_quantised(way, kind, head, side, tmp_path):
-    """Rounding of activations turns the last bit of fp32 into a step of int8, so the bound is the error of int8."""
+    """Rounding of activations turns the last bit of fp32 into a step of int8, so that either side has int8's error."""
     torch.manual_seed(2)
     batch = make_batch([2, 9, 5, 13])
     mask = batch["attention_mask"]
@@ -62,4 +62,4 @@ def test_a_quantised_model_answers_as_stock_quantised(way, kind, head, side, tmp
     for name in expected:
         error = differ(expected[name], exact[name])
         assert 1e-4 < error < 0.1
-        assert differ(found[name], expected[name]) < (1e-5 if kind == "Int8WeightOnlyConfig" else error)
+        assert differ(found[name], expected[name]) < (1e-5 if kind == "Int8WeightOnlyConfig" else 2 * error)
