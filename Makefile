@@ -29,10 +29,11 @@ OTHER := "What type is the parameter n_jobs of sklearn.svm.SVC?"
 CONTEXT := "add.numbers has these parameters. a is array_like: The numbers. axis is int or None: Along which axis they are \
 added. dtype is str: Type of the stored result."
 
-demo: $(INSTALLED) ## 8 min: a classifier of texts after 2, then a pretraining, questions and a report page
+demo: $(INSTALLED) ## 9 min: a classifier of texts after 3, then a pretraining, questions and a report page
 	test -d runs/demo-data/squad || $(BIN)/bertkit sample runs/demo-data
 	$(BIN)/bertkit classify --recipe recipes/demo/classify.toml --data runs/demo-data/descriptions.csv --model $(MINILM) --output runs/demo-classify
-	$(BIN)/bertkit predict runs/demo-classify "n_jobs is int: The number of jobs to run in parallel."
+	$(BIN)/bertkit predict runs/demo-classify "n_jobs is int: The number of jobs to run in parallel." \
+	  "index is bool: Whether to write row names."
 	$(BIN)/bertkit report runs/demo-classify --output runs/demo.html
 	$(BIN)/bertkit pretrain --recipe recipes/demo/pretrain.toml --output runs/demo \
 	  --set data.limit_characters=10000000 --batch-size 32 --steps 2000
