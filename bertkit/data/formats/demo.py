@@ -224,8 +224,8 @@ def make_pairs(functions: Sequence[Function], limit: int) -> list[tuple[str, str
 def make_descriptions(functions: Sequence[Function], limit: int) -> list[tuple[str, str, str]]:
     """Return rows (description of a parameter, its library, its function), as many of each library where possible.
 
-    Of functions with an equal description one has it, so that no text occurs twice. The libraries are
-    mixed, so that the first rows have all of them.
+    A description of several functions is a row of one of them. The libraries are mixed, so that the first rows have all
+    of them.
     """
     rows: dict[str, dict[str, tuple[str, str, str]]] = {package: {} for package in DOCUMENTED_PACKAGES}
     for function in order(functions):

@@ -33,7 +33,7 @@ import numpy as np
 
 from bertkit.data.formats.line import read_json
 from bertkit.data.pretraining.sources import (
-    MARKUP,
+    MARKED_UP,
     PIECE_BYTES,
     Document,
     Noted,
@@ -438,7 +438,7 @@ def finish(
         **before,
         "characters": sum(shard.note["characters"] for shard in raw.values()),
         "vocab_size": len(tokenizer),
-        **({MARKUP: noted.pop(MARKUP)} if MARKUP in noted else {}),
+        **({MARKED_UP: noted.pop(MARKED_UP)} if MARKED_UP in noted else {}),
         **({"left_out": noted} if asked.get("passages") else {}),
     }
     written = [RECORD, *(name for name in TOKENIZER_FILES if (output / name).exists()), index.name]

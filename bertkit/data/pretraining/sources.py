@@ -39,7 +39,9 @@ from bertkit.system.hub import find_hub_trouble, parse_hub_name
 from bertkit.system.progress import Report, ignore
 
 Document = list[str]  # the sentences of a document
-Noted = dict[str, list[Any]]  # rule of `keep_passages` -> the number of its lines; MARKUP -> of marks; first EXAMPLES
+Noted = dict[
+    str, list[Any]
+]  # rule of `keep_passages` -> the number of its lines; MARKED_UP -> of marks; first EXAMPLES
 
 DOCS = "docs"
 BUILT_FILES, BUILT_FOLDERS = ("build.json", "corpus.json"), ("shards", "parts")  # files and folders of a built corpus
@@ -56,9 +58,9 @@ LONGEST_PARAGRAPH = 10_000
 SENTENCE_END = r"(?:(?<=[.!?] )|(?<=[。！？])|\Z)"
 # Parts of a paragraph, each up to the last sentence end within that length, or to the first one after it.
 SHORT_PARTS = re.compile(rf"(?s:.{{1,{LONGEST_PARAGRAPH}}}{SENTENCE_END}|.+?{SENTENCE_END})")
-FIRST_LINES = 3  # lines that tell the form of a file
+LINES_OF_FORM = 3  # lines that tell the form of a file
 DOC_LINE = re.compile(r"</?doc\b[^<>]*>$", re.IGNORECASE)  # of WikiExtractor
-MARKUP = "markup"
+MARKED_UP = "markup"
 TAGS = re.compile(r"<[/!?]?[A-Za-z][\w:-]*(?:\s[^<>]*)?/?>|&#?\w{2,8};|\[\[\w|\{\{")  # or entities, links, templates
 JSON_KEYS = re.compile(r'"\w+"\s*:')
 MOST_MARKUP = 0.01  # tags, entities or keys per sentence
@@ -144,7 +146,7 @@ def read_documents(
                     counts["character"] += sum(map(len, document))
                     if counts["character"] >= (limit_characters or sys.maxsize):
                         break
-            markup = noted.pop(MARKUP, [0])
+            markup = noted.pop(MARKED_UP, [0])
             gone = [f"{count:,} {rule}" for rule, (count, *_) in noted.items()]
             less = "; left out " + ", ".join(gone) if gone else ""
             if not counts["document"]:
@@ -205,7 +207,7 @@ def _gather(piece: Piece, passages: bool, noted: Noted, report: Report) -> Itera
         marks = TAGS.findall(text)
         if text.startswith(("{", "[", '"')):
             marks += JSON_KEYS.findall(text)
-        note_lines(noted, {MARKUP: [len(marks), text]})
+        note_lines(noted, {MARKED_UP: [len(marks), text]})
         too_long = bool(text) and characters + len(text) > LONGEST_DOCUMENT
         if paragraphs and (too_long or not line):
             yield paragraphs
@@ -406,7 +408,7 @@ def find_kind(file: str) -> Literal["text", "jsonl", "wiki"]:
         return "text"
     with open_file(Path(file)) as stream:
         lines = (line.decode(UTF8, "replace").strip() for line in stream)
-        first = list(islice(filter(None, lines), FIRST_LINES))
+        first = list(islice(filter(None, lines), LINES_OF_FORM))
     if first and all(map(_is_row, first)):
         return "jsonl"
     return "wiki" if first and DOC_LINE.match(first[0]) else "text"

@@ -15,7 +15,7 @@ import numpy as np
 
 from bertkit.data.pretraining.pairs import SPECIAL_TOKENS_OF_PAIR, Pairing
 from bertkit.data.pretraining.rng import draw_bits
-from bertkit.data.pretraining.sources import MARKUP, warn_of_markup
+from bertkit.data.pretraining.sources import MARKED_UP, warn_of_markup
 from bertkit.data.pretraining.tokenize import LEAST_DOCUMENTS, Ids, TokenizedCorpus, check_documents, start_of
 
 TOKENS_A_HASH = 1 << 18  # tokens counted and hashed in one block: their arrays stay in the cache
@@ -166,7 +166,7 @@ def list_warnings(statistics: Mapping[str, Any]) -> Iterator[str]:
             f"warning: {rate:.1%} of the tokens are [UNK]; train a vocabulary on this text (bertkit vocab) or name one "
             "for its language with --vocab"
         )
-    yield from warn_of_markup(statistics.get(MARKUP, [0]), statistics["sentences"])
+    yield from warn_of_markup(statistics.get(MARKED_UP, [0]), statistics["sentences"])
     documents = statistics["repeated"]["documents"]["count"] / max(statistics["documents"], 1)
     if statistics["documents"] < LEAST_DOCUMENTS:
         yield "warning: one document is too few for next-sentence prediction; train with --set data.objective=mlm"
