@@ -169,7 +169,7 @@ def test_other_data_need_no_model(bert, tmp_path, monkeypatch):
 
 
 def test_weights_are_looked_for_on_this_disk_only(tmp_path, monkeypatch):
-    monkeypatch.setattr("bertkit.model.checkpoint.find_hub_trouble", pytest.fail)
+    monkeypatch.setattr("bertkit.system.hub.find_hub_trouble", pytest.fail)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     path = write_table(tmp_path / "rows.csv", make_reviews())
     cached = tmp_path / "cache" / "models--ada--tiny"
