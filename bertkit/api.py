@@ -240,8 +240,8 @@ class Run:
                 file = Path(os.path.expanduser(data))
             else:
                 pq.write_table(convert_table(data), file)
-            columns = {"text": [text] if isinstance(text, str) else text}
-            columns |= {"label": [label] if isinstance(label, str) else label}
+            given = {"text": text, "label": label}
+            columns = {name: spell_names(make_plain(value), []) for name, value in given.items()}
             found = evaluate(self.source, str(file), Path(folder, "scores"), report, **columns)
             if len(found) > 1:
                 raise UsageError(f"{file} has {len(found)} splits; give the file of one of them")

@@ -144,7 +144,7 @@ def read_texts(given: Any) -> list[tuple[str, ...]]:
             row = int((~is_text).argmax())
             raise UsageError(
                 f"X has {column[row]!r:.40} in row {row} of the column {name!r}, which is not a text; leave the column "
-                "out, or make it one of texts with astype(str)"
+                "out, or convert it with astype(str)"
             )
     return list(table.where(table.notna(), "").itertuples(index=False, name=None))
 

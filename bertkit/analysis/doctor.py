@@ -413,9 +413,7 @@ def write_clean(diagnosis: Diagnosis, drops: Sequence[str], output: Path, report
         UsageError: Label errors are to be left out and were not looked for.
     """
     if LABEL_ERROR_DROP in drops and LABEL_ERRORS not in diagnosis.findings:
-        reasons = [line for line in diagnosis.findings["left_out"] if line.startswith("suspected label errors: ")]
-        reason = reasons[0] if reasons else "without --folds they are looked for in single texts with one label"
-        raise UsageError(f"--drop {LABEL_ERROR_DROP} finds no rows: {reason}; add --folds 5, or leave it out")
+        raise UsageError(f"label errors were not looked for; add --folds 5, or leave --drop {LABEL_ERROR_DROP} out")
     kept: dict[str, set[int]] = {}
     for split, rows in diagnosis.rows.items():
         found = diagnosis.findings["splits"][split]

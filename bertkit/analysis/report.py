@@ -105,7 +105,8 @@ def write_page(paths: Sequence[Path], output: Path, report: Report = ignore) -> 
     """
     if output.suffix not in ("", ".html", ".htm"):
         raise UsageError(f"{output} must end in .html, the format of the page")
-    sources = list_sources(chain.from_iterable(list(find_folders(path)) or [path] for path in paths))
+    folders = [list(find_folders(path)) or [path] for path in paths]
+    sources = list_sources(chain.from_iterable(folders))
     others = find_others(sources)
     links = {source.path.resolve(): f"#{source.id}" for source in sources}
     parts = []

@@ -29,7 +29,7 @@ from bertkit.cli.options import (
     split_names,
 )
 from bertkit.errors import UsageError, explain_disk_error
-from bertkit.system.hub import check_checkpoint, check_source
+from bertkit.system.hub import check_checkpoint, check_path
 
 
 @app.command()
@@ -80,7 +80,7 @@ def doctor(
 
     $ bertkit doctor reviews.csv --folds 5 --output runs/doctor
     """
-    check_source(data, "owner/name")
+    check_path(data, "owner/name")
     check_checkpoint(model)
     from bertkit.analysis.doctor import (
         DROPS,
@@ -269,6 +269,9 @@ def build_corpus(
 
     $ bertkit corpus build roneneldan/TinyStories --vocab vocab --output stories
     """
+    for source in sources:
+        check_path(source, "name")
+
     from bertkit.data.pretraining.build import build
     from bertkit.data.tokenizer import load_tokenizer
     from bertkit.system.cluster import count_cores, read_workers

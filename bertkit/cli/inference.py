@@ -21,7 +21,7 @@ from bertkit.cli.options import (
     split_names,
 )
 from bertkit.errors import UsageError, explain_disk_error, explain_missing
-from bertkit.system.hub import check_checkpoint, check_source
+from bertkit.system.hub import check_checkpoint, check_path
 
 Precision = Annotated[str, typer.Option("--precision", help="auto (bf16 where it is faster), fp32, bf16 or fp16.")]
 
@@ -48,7 +48,7 @@ def features(
     $ bertkit features runs/mine --input texts.txt --pool mean --output mean.npz
     """
     check_checkpoint(model)
-    check_source(str(source))
+    check_path(str(source))
     from bertkit.inference.features import extract
 
     with Screen() as screen:
@@ -193,7 +193,7 @@ def evaluate(
     $ bertkit evaluate runs/squad2 --data questions.json --output scores --json
     """
     check_checkpoint(run)
-    check_source(data, "owner/name")
+    check_path(data, "owner/name")
     from bertkit.inference.evaluate import evaluate as evaluate_model
     from bertkit.inference.evaluate import list_tables
 
@@ -235,7 +235,7 @@ def export(
     if not int8 and (max_loss is not None or data):
         raise UsageError("--max-loss and --data are for --int8; add it or leave them out")
     check_checkpoint(run)
-    check_source(data, "owner/name")
+    check_path(data, "owner/name")
     from bertkit.inference.export import export as export_run
 
     with Screen() as screen:
@@ -289,7 +289,7 @@ def report(
     $ bertkit report runs/mrpc runs/squad2 --output report.html
     """
     for path in sources:
-        check_source(str(path))
+        check_path(str(path))
     from bertkit.analysis.report import write_page
 
     with Screen() as screen, explain_disk_error(output):
@@ -316,7 +316,7 @@ def compare(
     $ bertkit compare runs/stars answers.csv
     """
     for path in sources:
-        check_source(str(path))
+        check_path(str(path))
     from bertkit.analysis.compare import comment, list_values, tabulate
     from bertkit.analysis.compare import compare as compare_all
 

@@ -31,7 +31,7 @@ from bertkit.cli.options import (
 )
 from bertkit.errors import UsageError, explain_disk_error
 from bertkit.reports.tables import make_table
-from bertkit.system.hub import check_checkpoint, check_source
+from bertkit.system.hub import check_checkpoint, check_path
 from bertkit.tasks.option import (
     CLASSIFY_OPTIONS,
     GLUE_OPTIONS,
@@ -278,7 +278,7 @@ def study(
     """
     from bertkit.training.recipe import read_recipe
 
-    check_source(data)
+    check_path(data)
     check_checkpoint(model)
     options = RunOptions(
         recipe=file,
@@ -342,10 +342,12 @@ def train(names: list[str], options: RunOptions, data: Mapping[str, Any], togeth
     if together:
         written.pop("task", None)
     output = options.output or Path("runs") / names[0]
-    for name in () if (output / STUDY_RESULT).exists() else names:
-        task, settings = TASKS[name], map(parse_setting, options.settings or [])
+    is_finished = (output / STUDY_RESULT).exists()
+    settings = list(map(parse_setting, options.settings or []))
+    for task in [] if is_finished else [TASKS[name] for name in names]:
         part = merge(task.recipe, written, {"checkpoint": options.model, "data": data}, *settings)
-        check_inputs(task, check({"data": part["data"]}, task, "--set")["data"], part["checkpoint"])
+        checked = check({"data": part["data"]}, task, "--set")
+        check_inputs(task, checked["data"], part["checkpoint"])
     definition["recipe"] = merge(written, definition["recipe"])
     compare(definition, replace(options, output=output), {"data": data})
 
@@ -376,10 +378,10 @@ def execute(name: str, options: RunOptions, data: Mapping[str, Any], starter: An
     output, where = options.output or Path("runs") / name, str(options.recipe or "recipe")
     clock = Clock.make(options.budget, settings, BEGUN) if options.budget else None
     if not (output / METRICS_FILE).exists():  # a finished run needs no data
+        check_free(output)
         early = check_early(task, written, given, where=where)
         if options.search or (clock and "held_back" in task.options):
             check_searchable(task, early.data)
-        check_free(output)
     recipe = Recipe.make(task, written, given, where=where)  # imports torch
 
     from bertkit.studies.search import search_or_train

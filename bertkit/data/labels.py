@@ -326,8 +326,8 @@ def check_objects(table: Columns, column: str) -> None:
     cells = table.table.column(column).unique().to_pylist() if column in table.table.column_names else []
     if odd := next(filter(OBJECT.match, cells), None):
         raise UsageError(
-            f"{table.source}: {column!r} has cells such as {odd[:40]!r}: objects, such as several choices of Label "
-            "Studio or shares of classes, have no label; write a name, or a list of names"
+            f"{table.source}: {column!r} has objects such as {odd[:40]!r}; a label is a name or a list of names: "
+            "export one choice per text (Label Studio: CSV), or write the names"
         )
 
 
@@ -340,8 +340,8 @@ def check_shares(table: Columns, column: str, lists: Sequence[Sequence[str]]) ->
         return
     if (shares.max() <= 1 and (shares % 1).any()) or np.allclose(shares.sum(1), 100, atol=1):
         raise UsageError(
-            f"{table.source}: {column!r} has lists of fractions such as {str(shares[0].tolist())[:40]}, as a teacher "
-            "gives probabilities of classes; labels are names: give that of the most probable class, or 0 and 1"
+            f"{table.source}: {column!r} has fractions, as of probabilities of classes, such as "
+            f"{str(shares[0].tolist())[:40]}; give the name of the most probable class"
         )
 
 

@@ -211,9 +211,9 @@ def evaluate(
     task = scored.task
     if unknown := columns.keys() - task.options.keys():
         raise UsageError(f"{task.name} reads columns of fixed names; leave out --{max(unknown)}")
-    pairs, texts = scored.settings.pairs, len(columns.get("text", ()))
+    texts, pairs = len(columns.get("text", ())), scored.settings.pairs
     if texts > 2 or (texts and pairs is not None and texts != 1 + pairs):
-        reads = {None: "one text or two", False: "one text", True: "two texts"}[pairs]
+        reads = "one text or two" if pairs is None else count(1 + pairs, "text")
         raise UsageError(f"{run} reads {reads}, but --text names {count(texts, 'column')}; name as many")
     folder = Path(run)
     if not folder.is_dir() and (output is None or given is None):
@@ -350,9 +350,10 @@ class LabelCheck:
         if not cells or answer is None or not self.is_told:
             return
         cell = "" if cells[0] is None or cells[0] != cells[0] else str(cells[0])  # NaN is not NaN
+        known = {*self.names}
+        separator = fit_separator([cell], known) if self.kind == SEVERAL else ""
         with suppress(ValueError):
-            known = {*self.names}
-            label = read_answer(cell, self.kind, fit_separator([cell], known))
+            label = read_answer(cell, self.kind, separator)
             if self.kind == REGRESSION or {*(label if isinstance(label, list) else [label])} <= known:
                 self.labels.append(label)
                 self.answers.append(answer)

@@ -167,7 +167,7 @@ def make_batch(config: BertConfig, lengths: list[int], chooses: bool) -> dict[st
 
 
 def find_largest_difference(model: Any, exported: OnnxModel) -> float:
-    """Return the largest difference between the probabilities of a model and its export; of numbers above 1 the share.
+    """Return the largest difference between the probabilities of a model and its export, relative to numbers above 1.
 
     The sequences have random tokens and several lengths, up to the model's positions.
     """

@@ -22,6 +22,8 @@ from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE
 
 LABEL, PREDICTION, PROBABILITY_PREFIX = "label", "prediction", "probability_"
 SPELLED = "_spans"  # ends the names of columns with the spans of label and prediction, as their text spells them
+# Columns by whose presence a table's kind is told.
+KIND_COLUMNS = {"em", "f1", "strict_right", "strict_found", f"{LABEL}{SPELLED}", f"{PREDICTION}{SPELLED}"}
 FACTS = "bertkit."
 NAMES = pa.list_(pa.string())  # several labels, tags, right answers
 

@@ -91,9 +91,7 @@ def find_rows(folders: Sequence[Path], task: Task) -> list[Path]:
     name = next((name for name in task.row_files if any(name in names for names in there)), task.row_files[0])
     for folder, names in zip(folders, there, strict=True):
         if missing := [file for file in (name, f"dev{TABLE_SUFFIX}") if file not in names]:
-            raise UsageError(
-                f"{folder} has no {PREDICTIONS}/{missing[0]}; delete {folder}, and the same command does it again"
-            )
+            raise UsageError(f"{folder} has no {PREDICTIONS}/{missing[0]}; delete {folder} and repeat the command")
     return [folder / PREDICTIONS / name for folder in folders]
 
 

@@ -206,7 +206,9 @@ def check_searchable(task: Task, data: Mapping[str, Any]) -> None:
         UsageError: It cannot.
     """
     others = [key for key in ("features", "extra_train", "held_back") if data.get(key)]
-    if others := others + ([] if task.metric else [f"--task {task.name}"]):
+    if not task.metric:
+        others.append(f"--task {task.name}")
+    if others:
         raise UsageError(f"--search and --budget cannot be combined with {others[0]}; leave it out")
 
 

@@ -101,7 +101,7 @@ def find_cached(checkpoint: str, name: str) -> Path | None:
 # --- Before torch is imported -----------------------------------------------------------------------------------------
 
 
-def check_source(source: str | None, form: str = "") -> None:
+def check_path(source: str | None, form: str = "") -> None:
     """Check that a path, if given, exists, or that several joined by commas do.
 
     Args:
@@ -123,13 +123,14 @@ def check_checkpoint(checkpoint: str | None) -> None:
     if not checkpoint or os.path.exists(checkpoint):
         return
     check_access(checkpoint)
-    is_path = parse_hub_name(checkpoint) is None
-    if not is_path and (find_cached(checkpoint, "config.json") or not find_trouble(checkpoint)):
+    is_name = parse_hub_name(checkpoint) is not None
+    if is_name and find_cached(checkpoint, "config.json"):
         return
-    remedy = "give a directory with a BERT checkpoint (to train from one, use --model DIR)"
-    if is_path or os.path.isdir(os.path.dirname(checkpoint)):
+    remedy = "give the folder of a run or of a BERT checkpoint"
+    if not is_name or os.path.isdir(os.path.dirname(checkpoint)):
         raise UsageError(f"there is no folder {checkpoint}; {remedy}")
-    raise UsageError(f"there is no directory {checkpoint!r}, and {find_trouble(checkpoint)}; {remedy}")
+    if trouble := find_trouble(checkpoint):
+        raise UsageError(f"there is no folder {checkpoint}, and {trouble}; {remedy}")
 
 
 # --- Models -----------------------------------------------------------------------------------------------------------

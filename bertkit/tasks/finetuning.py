@@ -13,7 +13,7 @@ from bertkit.data.sequences import pad, pad_choices
 from bertkit.data.splits import UNLABELLED
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import refuse_first
-from bertkit.reports.tables import OWN_DATA, ScoreRow, list_shown, name_limits
+from bertkit.reports.tables import ScoreRow, list_shown, name_limits
 from bertkit.system.progress import Report
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.task import BERT_TRAIN, Task
@@ -103,28 +103,25 @@ class FineTuningTask(Task):
         """Return also a warning if a score is not above a baseline's, and whether the loss was still falling."""
         lines, rows = super().comment(metrics), list_shown(self.table, self.metric, metrics)
         is_solved, is_learned = SOLVED in metrics, IS_LEARNED in metrics
-        is_own = OWN_DATA in metrics or not self.copies  # auto is the default preset there
         compared = [row for row in rows if row.key in (self.compared or metrics)]
         pairs = [(row, words, key) for row in compared for words, key in row.baselines.items() if "majority_" in key]
         for row, words, key in [pair for pair in pairs if metrics[pair[0].key] <= metrics[pair[2]]][:1]:
             lines.append(
                 f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} ({row.show(metrics[key])})"
             )
-            if not (is_solved or is_learned or SEARCHED in metrics):
-                lines[-1] += (
-                    ". Likely causes: a learning rate that is too high, too few updates or an unlucky seed (try "
-                    f"--learning-rate 1e-5 or --seed 43{'' if is_own else ', or on few rows --set preset=auto'})"
-                )
         if metrics.get(f"{GAIN}_low", math.inf) <= 0:
             row = next((row for row in rows if row.key == self.metric), rows[0])  # the first of one's own classes
             gain, low, high = (row.show(metrics[key]) for key in (GAIN, *name_limits(GAIN)))
             best, updates = BASELINES[metrics[BEST_BASELINE]], metrics.get("updates", ENOUGH_UPDATES)
+            is_above = metrics[GAIN] > 0
             lines.append(
-                f"{'the solved head' if is_solved else 'fine-tuning'} is not better than {best}: "
-                f"the difference in {row.name} is {gain} ({low} to {high})"
+                f"{'the solved head' if is_solved else 'fine-tuning'} is {'perhaps' if is_above else 'not'} better "
+                f"than {best}: the difference in {row.name} is {gain} ({low} to {high})"
             )
             if is_learned:
-                lines[-1] += f"; the training rows are learned, so {best} may be enough, or the mistakes say more"
+                lines[-1] += (
+                    f"; the loss is near 0, so that longer training will not help: use {best}, or read the mistakes"
+                )
             elif updates < ENOUGH_UPDATES and not (is_solved or SEARCHED in metrics):
                 lines[-1] += f"; {updates:,} updates are few, and more time may help (--epochs, or a longer --budget)"
         if metrics.get(LOSS_FALLS):

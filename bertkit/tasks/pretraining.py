@@ -10,7 +10,6 @@ afresh in every epoch (the pairs still come from `dupe_factor` copies, used in t
 import math
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, compress
 from pathlib import Path
@@ -89,14 +88,9 @@ STARTER = {
 
 def choose_starter(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return STARTER without phases if a length is given, and without sizes if a checkpoint is given."""
-    from bertkit.model.checkpoint import load_config  # takes seconds
-
     if given.get("checkpoint"):
         data = {key: STARTER["data"][key] for key in ("corpus", "heldout_share")}
-        longest = 64
-        with suppress(UsageError):  # a checkpoint that cannot be read is refused where the recipe is made
-            longest = min(longest, load_config(given["checkpoint"]).max_position_embeddings)
-        length = {} if given.get("phase") else {"max_length": longest}
+        length = {} if given.get("phase") else {"max_length": 64}
         return {"batch_size": 64, "data": data | length, "train": STARTER["train"] | {"learning_rate": 1e-4}}
     if given.get("phase") or "max_length" in given.get("data", {}):
         data = {key: value for key, value in STARTER["data"].items() if key != "heldout_length"}
@@ -278,10 +272,10 @@ class PretrainingTask(Task):
         for line in warn_of_random(pairs["random_next"]) if has_pairs else ():
             report(line)
         data = PretrainingData(corpus, tokenizer, phases, options, seed)
-        if data.passes > MOST_PASSES and not options.get("is_forecast"):
+        if not options.get("is_forecast") and data.passes > MOST_PASSES:
             report(
-                f"warning: the training passes its text {data.passes:,.0f} times, the paper's {MOST_PASSES} times; "
-                "give more text, or fewer updates with --steps"
+                f"warning: the training passes its text {data.passes:,.0f} times (the paper: {MOST_PASSES}); give more "
+                "text, or fewer updates with --steps"
             )
         return data
 

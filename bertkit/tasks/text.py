@@ -409,7 +409,11 @@ def read_scored(
         if not has_labels(table, label):
             report(f"{table.source} has no labels in {' or '.join(map(repr, label))}, skipping")
             continue
-        if len(label) > 1 and (kind != SEVERAL or {*label} != {*names}):
+        if len(label) > 1 and kind != SEVERAL:
+            raise UsageError(
+                f"the model gives a text one label, but {len(label)} columns are named; name one with --label"
+            )
+        if len(label) > 1 and {*label} != {*names}:
             listed = ", ".join(map(repr, names[:MOST_SHOWN]))
             raise UsageError(f"several label columns have the names of the model's labels, {listed}; rename them")
         space = LabelSpace(kind, names, tuple(label) if len(label) == 1 else names, AS_TRAINED)

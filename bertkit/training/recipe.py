@@ -28,7 +28,7 @@ import msgspec
 from bertkit.errors import UsageError, locate_refusal, make_printable
 from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT, expand_recipe, show_toml
 from bertkit.system.files import atomic_write
-from bertkit.system.hub import check_checkpoint, check_source
+from bertkit.system.hub import check_checkpoint, check_path
 from bertkit.tasks import TASKS
 from bertkit.tasks.option import check_range
 from bertkit.tasks.task import Task
@@ -249,7 +249,7 @@ def check_inputs(task: Task, data: Mapping[str, Any], checkpoint: Any = "") -> N
     for key in (key for key, option in task.options.items() if option.is_input):
         value = data.get(key) or []
         for source in [value] if isinstance(value, str) else value:
-            check_source(source, forms.get(key, ""))
+            check_path(source, forms.get(key, ""))
     if isinstance(checkpoint, str):  # an axis of a study is a list
         check_checkpoint(checkpoint)
 

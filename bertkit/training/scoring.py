@@ -97,18 +97,14 @@ def score_rows(
 ) -> dict[str, float]:
     """Return the scores of a split with labels, their limits, and those without leaked rows, by their numbers."""
     measured = {pattern.format(name): score for name, score in task.score(rows).items()}
-    slow: dict[int, list[str]] = {}
-    for name, score in measured.items():
-        if isinstance(score, RowScore) and (samples := limit_samples(score)) < BOOTSTRAP_SAMPLES:
-            slow.setdefault(samples, []).append(name)
-    for samples, names in slow.items():
-        how = f"intervals from {samples:,} samples instead of {BOOTSTRAP_SAMPLES:,}" if samples else "no intervals"
-        report(f"{how} of {', '.join(names)}: {count(len(rows), 'row')} have too many labels for more in a few seconds")
+    scores = {name: score for name, score in measured.items() if isinstance(score, RowScore)}
+    if slow := [name for name, score in scores.items() if limit_samples(score) < BOOTSTRAP_SAMPLES]:
+        size = f"{count(len(rows), 'row')} with so many labels"
+        report(f"fewer than {BOOTSTRAP_SAMPLES:,} samples or no interval for {', '.join(slow)}, to save time: {size}")
     found = add_limits(measured, rows.column(GROUP).to_numpy() if GROUP in rows.column_names else None)
     if len(leaks):
         weights = np.ones((1, len(rows)))
         weights[0, leaks] = 0
-        scores = {name: score for name, score in measured.items() if isinstance(score, RowScore)}
         found |= {f"{name}{WITHOUT_LEAKS}": float(score.score(weights)[0]) for name, score in scores.items()}
     return found
 

@@ -120,11 +120,7 @@ def is_answered(rows: Columns) -> bool:
 
 
 def keep_accepted(rows: Columns, learned: Collection[str], report: Report) -> Columns:
-    """Return the rows of a table that are not rejected or ignored in Prodigy; answers that are learned stay.
-
-    Raises:
-        UsageError: No row is left, or the table is Label Studio's JSON.
-    """
+    """Return the rows of a table that are not rejected or ignored in Prodigy; answers that are learned stay."""
     if "data" in rows.faults and "annotations" in rows.table.column_names:
         raise UsageError(f"{rows.source} is JSON of Label Studio, whose choices are nested; export CSV or JSON-MIN")
     if "answer" in learned or not is_answered(rows):
@@ -132,13 +128,6 @@ def keep_accepted(rows: Columns, learned: Collection[str], report: Report) -> Co
     reasons = [DECISIONS[answer] for answer in rows.table.column("answer").to_pylist()]
     accepted = rows.take(np.flatnonzero([not reason for reason in reasons]))
     _tell_left_out(rows, filter(None, reasons), len(accepted), report)
-    if "label" in rows.table.column_names:
-        different = accepted.table.group_by([TEXT_COLUMN, "label"]).aggregate([])
-        if several := len(different) - len(different.column(TEXT_COLUMN).unique()):
-            report(
-                f"{rows.source}: {several:,} rows have another label than an earlier row of their text; for several "
-                "labels of a text, give one row with a list of them"
-            )
     return accepted
 
 
@@ -160,8 +149,10 @@ def _read_brat(folder: str, paths: Sequence[Path], report: Report) -> Columns:
     for path in paths:
         with open_file(source := path.with_suffix(".txt")) as stream, explain_form(str(source)):
             text, spans = stream.read().decode(), []  # line ends are characters
-        bounds = [found.groups() for found in map(BOUND.fullmatch, read_lines(path)) if found]  # not relations, notes
-        marks = [(MarkedSpan(int(x[1]), int(x[3]), label=x[0], text=x[4]), x[2] is not None) for x in bounds]
+        marks = []
+        for bound in filter(None, map(BOUND.fullmatch, read_lines(path))):  # not relations, events and notes
+            label, start, several, end, piece = bound.groups()
+            marks.append((MarkedSpan(int(start), int(end), label=label, text=piece), several is not None))
         # Texts from Windows: brat counts CR LF as two characters or, as some programs that write its form, as one.
         forms = [text, text.replace("\r\n", "\n")]
         text = next((x for x in forms if all(is_several or span.fits(x) for span, is_several in marks)), text)
@@ -253,9 +244,9 @@ def _tell_left_out(rows: Columns, reasons: Iterable[str], kept: int, report: Rep
 
 def _choose_rows(rows: Columns, walked: Iterable[Marked], report: Report) -> Columns:
     """Return the rows that are kept, with their text and spans; report how many are left out, and why."""
-    found, left = [], []
-    for one in walked:
-        (left if isinstance(one, str) else found).append(one)
+    marked = list(walked)
+    found = [row for row in marked if not isinstance(row, str)]
+    left = [reason for reason in marked if isinstance(reason, str)]
     _tell_left_out(rows, left, len(found), report)
     names = dict.fromkeys(name for _, texts, _ in found for name in texts)
     fitting = [x for x in names if all(span.fits(texts.get(x, "")) for _, texts, spans in found for span in spans)]

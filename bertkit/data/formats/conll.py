@@ -10,7 +10,7 @@ Left out: the tokens of words (`bertkit.data.tagging`), and scores (`bertkit.met
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, groupby, repeat
+from itertools import groupby, repeat
 from pathlib import Path
 
 from bertkit.data.formats.entities import gather_sentences, read_entities
@@ -123,8 +123,9 @@ def read_conll(
         raise UsageError(f"{path} has no sentences; {AGAIN}")
     words = [cells for _, lines in sentences for _, cells in lines]
     if not word and all(WORD_RANGE.fullmatch(cells[0]) for cells in words):
-        raise UsageError(f"{path}: the first column has numbers of words, as in WebAnno's TSV; export its version 3")
-    _read_pairs(path, words, column, names[column], report)
+        raise UsageError(f"{path}: the first column has numbers of words, as in WebAnno's TSV 2; export WebAnno TSV 3")
+    if names[column] == MISC:
+        _read_misc(path, words, column, report)
     scheme = choose_scheme(scheme, {cells[column] for _, lines in sentences for _, cells in lines})
     for document, lines in sentences:
         tags = [check_tag(cells[column], f"{path}, line {line}", scheme) for line, cells in lines]
@@ -143,24 +144,24 @@ def _divide(lines: Sequence[str]) -> list[list[str]]:
     ]
 
 
-def _read_pairs(path: Path, words: Sequence[list[str]], column: int, name: str, report: Report) -> None:
+def _read_misc(path: Path, words: Sequence[list[str]], column: int, report: Report) -> None:
     """Replace cells such as name=B-PER|SpaceAfter=No by the value of the only key with tags of entities, or O."""
-    if not any("=" in cells[column] for cells in words):
-        return
-    pairs = [dict(part.rpartition("=")[::2] for part in cells[column].split("|")) for cells in words]
+    pairs: list[dict[str, str]] = []
     values: dict[str, set[str]] = {}
-    for key, value in chain.from_iterable(found.items() for found in pairs):
-        values.setdefault(key, set()).update({value} - {"_"})
-    # Elsewhere than in MISC, an equals sign can be in the type of an entity.
-    keys = [key for key, found in values.items() if (key or name == MISC) and found and all(map(TAG.fullmatch, found))]
-    if len(keys) == 1:
-        report(f"{path}: the tags are the values of {keys[0] or 'no key'} in the column {name}")
-        for cells, found in zip(words, pairs, strict=True):
-            tag = found.get(keys[0], "_")
-            cells[column] = "O" if tag == "_" else tag
-    elif name == MISC:
+    for cells in words:
+        parts = [part.rpartition("=") for part in cells[column].split("|")]
+        pairs.append({key: value for key, _, value in parts})
+        for key, value in pairs[-1].items():
+            values.setdefault(key, set()).update({value} - {"_"})
+    keys = [key for key, tags in values.items() if tags and all(map(TAG.fullmatch, tags))]
+    if len(keys) != 1:
         has = f"tags in {' and '.join(keys)}" if keys else f"no tags of entities, but {', '.join(filter(None, values))}"
         raise UsageError(f"{path}: MISC has {has}; give one key whose values are tags, such as name=B-PER")
+    if keys[0]:
+        report(f"{path}: the tags are the values of {keys[0]} in the column {MISC}")
+    for cells, pair in zip(words, pairs, strict=True):
+        tag = pair.get(keys[0], "_")
+        cells[column] = "O" if tag == "_" else tag
 
 
 def _is_numbered(rows: Sequence[list[str]]) -> bool:

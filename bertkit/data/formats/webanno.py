@@ -94,6 +94,6 @@ def _mark(cells: Sequence[str]) -> list[str]:
         if cell == NOTHING or one is None:
             tags.append("O" if cell == NOTHING else cell)
             continue
-        continues = before == cell if one[2] else not is_numbered
+        continues = not is_numbered or (one[2] is not None and before == cell)
         tags.append(f"{'I' if continues else 'B'}-" + ESCAPED.sub(r"\1", one[1]))
     return tags

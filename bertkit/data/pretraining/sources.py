@@ -39,9 +39,8 @@ from bertkit.system.hub import find_hub_trouble, parse_hub_name
 from bertkit.system.progress import Report, ignore
 
 Document = list[str]  # the sentences of a document
-Noted = dict[
-    str, list[Any]
-]  # rule of `keep_passages` -> the number of its lines; MARKED_UP -> of marks; first EXAMPLES
+# Rule of `keep_passages`, or MARKED_UP -> the number of its lines, or of marks, and the first EXAMPLES.
+Noted = dict[str, list[Any]]
 
 DOCS = "docs"
 BUILT_FILES, BUILT_FOLDERS = ("build.json", "corpus.json"), ("shards", "parts")  # files and folders of a built corpus
@@ -229,15 +228,7 @@ def _gather(piece: Piece, passages: bool, noted: Noted, report: Report) -> Itera
 
 SHORT_LINES, SHORT = "short lines", 100  # the rule of lines without a mark, and their most characters
 EXAMPLES, LONGEST_EXAMPLE = 3, 40  # of each rule; characters
-PICTURE_OPTIONS = (  # on Wikipedia, before a caption: English, German, French, Spanish and Portuguese, Dutch, Italian
-    "thumb thumbnail frame framed frameless border left right center centre upright alt "
-    "mini miniatur hochkant links rechts zentriert gerahmt rahmenlos "
-    "vignette cadre encadré sans_cadre gauche droite centré redresse "
-    "miniatura miniaturadeimagen miniaturadaimagem izquierda derecha centro marco sinmarco esquerda direita "
-    "miniatuur gecentreerd omkaderd kaderloos rechtop "
-    "min sinistra destra riquadrato incorniciato senza_cornice verticale"
-)
-CAPTION = rf"(?i:{'|'.join(PICTURE_OPTIONS.split())}|\d*x?\d+\s?px)(?:\s*=[^|]*)?\|"
+CAPTION = r"(?:[\w-]+(?:\s*=[^|]*)?|\d*x?\d+\s?px)\|"  # options of a picture on Wikipedia: thumb|, upright=1.2|, 200px|
 NAMESPACES = "Category|Kategorie|Catégorie|Categoría|Categoria|Categorie"
 RULES = {  # rule -> its lines, in Wikipedia's plain text from the Hub, WikiExtractor and the API
     "headings": re.compile(r"=.*=$|Section::::"),
