@@ -147,9 +147,6 @@ def load(run: str | Path) -> "Run":
     """Open a finished run, an export, or a fine-tuned model on the Hub.
 
     >>> bertkit.load("runs/stars").predict([["A fine film", "It is never too long."]])
-
-    Raises:
-        UsageError: There is no model, or the run is not finished.
     """
     name = os.path.expanduser(run)
     with name_keywords(), leave_as_found():
@@ -202,9 +199,6 @@ class Run:
 
         Returns:
             A DataFrame with the same index for a DataFrame, otherwise a list of dicts.
-
-        Raises:
-            UsageError: An input does not fit the model.
         """
         with name_keywords():
             results = self.predictor(data)
@@ -230,9 +224,6 @@ class Run:
             report: Receives a line about rows that are left out, such as those with a label that the model lacks.
             text: The columns of the texts; None: as in training.
             label: The columns of the labels; None: as in training.
-
-        Raises:
-            UsageError: The data have no labels, or do not fit the model.
         """
         with name_keywords(), leave_as_found(), tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "data.parquet")

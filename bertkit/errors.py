@@ -1,7 +1,8 @@
 """`UsageError`, the exception for mistakes the user can fix, and the translation of library and system errors into it.
 
 Everything below the command line raises it with a one-line message that says what was got, what was expected and the
-next step; `bertkit.cli` prints that line and exits with code 2. A bug stays an ordinary exception with a traceback.
+next step; `bertkit.cli` prints that line and exits with code 2. Any function may raise it, so that docstrings name only
+other exceptions. A bug stays an ordinary exception with a traceback.
 """
 
 import errno
@@ -61,11 +62,7 @@ class UsageError(ValueError):
 
 
 def refuse_first(troubles: Mapping[str, object]) -> None:
-    """Refuse by the first message whose condition is true.
-
-    Raises:
-        UsageError: A condition is true.
-    """
+    """Refuse by the first message whose condition is true."""
     for message, is_there in troubles.items():
         if is_there:
             raise UsageError(message)

@@ -125,11 +125,7 @@ class BertClassifier(ClassifierMixin, BaseEstimator):
 
 
 def read_texts(given: Any) -> list[tuple[str, ...]]:
-    """Return the one or two texts of each row; a missing text is empty.
-
-    Raises:
-        UsageError: It is a single text, has no rows or rows with other numbers of texts, or a cell is not a text.
-    """
+    """Return the one or two texts of each row; a missing text is empty."""
     rows = given.to_numpy() if hasattr(given, "to_numpy") else given
     rows = rows.tolist() if isinstance(rows, np.ndarray) else rows
     if isinstance(rows, str | bytes | Mapping):

@@ -151,10 +151,6 @@ def compare(sources: Sequence[Path], split: str | None = None, report: Report = 
 
     Args:
         split: The split of runs; None: the first one that is scored.
-
-    Raises:
-        UsageError: There are fewer than two methods, or no rows in common; a source does not exist, is not finished,
-            has no prediction table, or cannot be read.
     """
     groups: dict[str, list[Method]] = {}
     for method in read_methods(sources, split):

@@ -74,9 +74,6 @@ def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Rep
     Args:
         given: A recipe that is merged over the task's.
         model: The checkpoint whose tokenizer counts tokens; None: the recipe's, or none if it cannot be loaded.
-
-    Raises:
-        UsageError: The recipe is wrong, the data are not named or cannot be read, or `model` has no tokenizer.
     """
     recipe = Recipe.make(task, given, fits_model=False)
     options, left_out = {**recipe.data, "is_check": True}, []
@@ -407,11 +404,7 @@ def plan_files(diagnosis: Diagnosis, output: Path) -> dict[str, Path]:
 
 
 def write_clean(diagnosis: Diagnosis, drops: Sequence[str], output: Path, report: Report) -> None:
-    """Write the rows that remain of those that training reads, in the order of their files.
-
-    Raises:
-        UsageError: Label errors are to be left out and were not looked for.
-    """
+    """Write the rows that remain of those that training reads, in the order of their files."""
     if LABEL_ERROR_DROP in drops and LABEL_ERRORS not in diagnosis.findings:
         raise UsageError(f"label errors were not looked for; add --folds 5, or leave --drop {LABEL_ERROR_DROP} out")
     kept: dict[str, set[int]] = {}

@@ -56,9 +56,6 @@ def explain(
     each entity. An entry has the explained `target` in words, its `logit` and that of the `baseline`, the completeness
     `error` (a share of the logit), and `words` that the model has read: each with the `field` of the input, `text`,
     `start` and `end` (as for the results) and `attribution`.
-
-    Raises:
-        UsageError: The predictor's results cannot be explained, or captum is not installed.
     """
     settings = predictor.settings
     troubles = {

@@ -135,9 +135,6 @@ def predict_by_vectors(
 
     Args:
         rows, keys: Split -> its rows, and their hashes.
-
-    Raises:
-        UsageError: The weights of the recipe's checkpoint are not on this disk, or are not those of a BERT.
     """
     from sklearn.model_selection import StratifiedGroupKFold
 
@@ -182,9 +179,6 @@ def predict_by_folds(
         recipe: A recipe or an empty one.
         given: Recipes of the command line, which override it.
         options: Those of `run_study`.
-
-    Raises:
-        UsageError: The labels are numbers, a fold has no rows or has failed, or as for `run_study`.
     """
     if isinstance(train.labels[0], float):
         raise UsageError(

@@ -98,11 +98,7 @@ class Source:
 
 
 def write_page(paths: Sequence[Path], output: Path, report: Report = ignore) -> None:
-    """Write the page of some runs and studies, finished or not; a study includes its chosen runs.
-
-    Raises:
-        UsageError: A source is neither a run nor a study or has a damaged file, or the page cannot be written.
-    """
+    """Write the page of some runs and studies, finished or not; a study includes its chosen runs."""
     if output.suffix not in ("", ".html", ".htm"):
         raise UsageError(f"{output} must end in .html, the format of the page")
     folders = [list(find_folders(path)) or [path] for path in paths]
@@ -188,11 +184,7 @@ def read_if_there(read: Callable[[Path], Any], path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file; empty without the file.
-
-    Raises:
-        UsageError: The file is damaged.
-    """
+    """Read the object in a JSON file; empty without the file."""
     return read_if_there(lambda file: read_record(file, dict), path)
 
 

@@ -258,9 +258,6 @@ def write(text: str, *, err: bool = False, goes_on: bool = False) -> None:
 
     If the stream has no reader, the command ends quietly, as is usual on Unix. With `goes_on`, and on standard error,
     the command continues without output.
-
-    Raises:
-        UsageError: Standard output is on a full disk, or broken in another way.
     """
     stream = sys.stderr if err else sys.stdout
     try:

@@ -85,9 +85,6 @@ class LabelSpace:
             labels; or (S,) float32 numbers, NaN for a missing one.
             (S,) whether a row lacks its only label or number, and whether it has a label that the space lacks.
             The number of rows with each label that the space lacks.
-
-        Raises:
-            UsageError: A cell cannot be read; the message names its line or row.
         """
         none = np.zeros(len(table), bool)
         if self.kind == REGRESSION:
@@ -131,9 +128,6 @@ class LabelSpace:
         """Return the weight of each label: balanced as in scikit-learn, or as given; empty without weights.
 
         The balanced weight of one of several labels is its number of negative rows per positive row.
-
-        Raises:
-            UsageError: The problem is a regression, or a label is unknown or missing.
         """
         if not given:
             return []
@@ -160,11 +154,7 @@ class LabelSpace:
         return convert_cells(table, self.columns[0], split)
 
     def split(self, value: str, is_list: bool) -> list[str]:
-        """Return the labels of a cell.
-
-        Raises:
-            UsageError: It is not a list where `is_list`, or has another form than in train, or too many labels.
-        """
+        """Return the labels of a cell."""
         said, parts = f"the label {value[:40]!r}", [value]
         if is_list and (parts := read_list(value) if value.strip() else []) is None:
             raise UsageError(f"{said} is not a list, but those of train are; correct it")
@@ -190,9 +180,6 @@ def find_labels(
     Args:
         labels: The names of the positions of lists of 0 and 1; by default numbers.
         label_sep: The text between several labels in a cell; by default |, or another if several labels are asked for.
-
-    Raises:
-        UsageError: The columns are missing, or their values do not fit the kind.
     """
     if len(columns) > 1:
         if problem_type not in ("auto", SEVERAL):
@@ -289,11 +276,7 @@ def list_alike(names: Iterable[str]) -> list[str]:
 
 
 def read_lists(table: Columns, column: str, values: Sequence[str]) -> list[list[str]]:
-    """Return the lists in a column's different cells, blank ones left out; empty if not every cell is one.
-
-    Raises:
-        UsageError: Every cell looks like a list, but some are of neither JSON nor Python.
-    """
+    """Return the lists in a column's different cells, blank ones left out; empty if not every cell is one."""
     filled = [value for value in values if value.strip()]
     lists = [found for value in filled if (found := read_list(value)) is not None]
     if len(lists) == len(filled):
@@ -400,11 +383,7 @@ def number_cells(table: Columns, column: str) -> tuple[np.ndarray, list[str]]:
 def convert_cells(
     table: Columns, column: str, convert: Callable[[str], Converted]
 ) -> tuple[np.ndarray, list[Converted]]:
-    """Return (S,) the index of each row's cell among the different cells of a column, and these, converted.
-
-    Raises:
-        UsageError: `convert` refuses a cell; the message names its line or row.
-    """
+    """Return (S,) the index of each row's cell among the different cells of a column, and these, converted."""
     codes, values = number_cells(table, column)
     found = []
     for index, value in enumerate(values):
@@ -496,11 +475,7 @@ def choose_columns(
 
 
 def drop_blank(table: Columns, text: Sequence[str], report: Report) -> Columns:
-    """Return the rows of which a text holds more than white space; the others are reported.
-
-    Raises:
-        UsageError: They are more than MOST_BLANK of all rows.
-    """
+    """Return the rows of which a text holds more than white space; the others are reported."""
     lacks = {name: pc.equal(pc.utf8_trim_whitespace(table.find(name)), "").to_numpy() for name in text}
     is_blank = np.all(list(lacks.values()), axis=0)
     for name, found in lacks.items():
@@ -541,11 +516,7 @@ def has_labels(table: Columns, columns: Sequence[str]) -> bool:
 
 
 def check_missing(split: str, table: Columns, space: LabelSpace, options: Mapping[str, Any], report: Report) -> None:
-    """Report or refuse the rows of a file that have no label; a test split may be without labels.
-
-    Raises:
-        UsageError: Rows have no label, unless the options leave them out.
-    """
+    """Report or refuse the rows of a file that have no label; a test split may be without labels."""
     if split == "test" and not has_labels(table, space.columns):
         return
     _, is_blank, _, _ = space.read(table)
@@ -565,9 +536,6 @@ def read_labelled(
     """Return a split's rows with a label of the space, their labels, and the lines of the rows without any label.
 
     Labels are None for a test split without them; rows that are left out are reported.
-
-    Raises:
-        UsageError: No row has a label of the space.
     """
     if split == "test" and not has_labels(table, space.columns):
         report(f"{table.source}, test: no labels in {', '.join(map(repr, space.columns))}; predicted, not scored")

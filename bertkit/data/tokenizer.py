@@ -76,9 +76,6 @@ def train_vocabulary(
 
     Args:
         size: Maximum number of tokens; there are fewer if the text does not give as many pieces.
-
-    Raises:
-        UsageError: `size` is smaller than the special tokens and the alphabet, or the texts have no words.
     """
     words = count_words(texts, cased=cased, report=report)
     alphabet = choose_alphabet(words)
@@ -229,9 +226,6 @@ def load_tokenizer(source: str | Path, *, cased: bool | None = None, report: Rep
 
     The files decide whether it is cased. If they do not say, `cased` decides; without it, it is guessed from the tokens
     and reported. The maximum length comes from the files, with 512 as the default.
-
-    Raises:
-        UsageError: It does not exist, is not a BERT vocabulary, contradicts `cased`, or the Hub cannot be reached.
     """
     path = Path(os.path.expanduser(source))  # unlike Path.expanduser, it never fails
     if path.is_file():
@@ -415,9 +409,6 @@ def find_backend(tokenizer: Any, use: str) -> Any:
 
     Args:
         use: The use that needs it, for the message.
-
-    Raises:
-        UsageError: The tokenizer is written in Python, as BertJapaneseTokenizer is.
     """
     if not tokenizer.is_fast:
         raise UsageError(
@@ -441,11 +432,7 @@ class Form(NamedTuple):
 
 
 def find_form(tokenizer: Any) -> Form:
-    """Return the form of a pair; for BERT [CLS], [SEP], [SEP] and 1, for others as their tokenizer.json says.
-
-    Raises:
-        UsageError: A text does not begin with the tokenizer's own [CLS] and end with [SEP].
-    """
+    """Return the form of a pair; for BERT [CLS], [SEP], [SEP] and 1, for others as their tokenizer.json says."""
     has_types = "token_type_ids" in tokenizer.model_input_names  # else plain transformers passes zeros
     cls, sep = [tokenizer.cls_token_id], [tokenizer.sep_token_id]
     if not tokenizer.is_fast:

@@ -7,11 +7,7 @@ from bertkit.errors import UsageError
 
 
 def bind(host: str, port: int, token: str | None) -> socket.socket:
-    """Return a socket that listens at this address, so that no other server takes it while the model is loaded.
-
-    Raises:
-        UsageError: The address cannot be used, or other machines can use it and there is no token.
-    """
+    """Return a socket that listens at this address, so that no other server takes it while the model is loaded."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY for TCP only
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -50,10 +50,6 @@ def combine(
     Returns:
         `metrics` of the ensemble, as written to `output/metrics.json`, and `runs`, the metrics of each run by name. The
         metrics are those of `rate` and `score` (F1) with their intervals, and the number of `runs`.
-
-    Raises:
-        UsageError: There are fewer than two runs, one is not finished or is of another task or other questions, or
-            `output` holds other files.
     """
     if len(set(runs)) < 2:
         raise UsageError("an ensemble needs at least two finished runs; give them with --ensemble A B")
@@ -132,11 +128,7 @@ def list_entries(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
 
 
 def read_candidates(run: Path, questions: Sequence[Question], source: str) -> dict[str, Candidates]:
-    """Read a run's best answers to each question, by the question's id.
-
-    Raises:
-        UsageError: They do not match `questions`, or have no probabilities.
-    """
+    """Read a run's best answers to each question, by the question's id."""
     path = run / PREDICTIONS / NBEST
     entries = read_predictions(path, list[Candidate])
     found = {name: [(entry.text, entry.probability) for entry in best] for name, best in entries.items()}

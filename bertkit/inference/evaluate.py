@@ -125,11 +125,7 @@ def load_predictor(run: str) -> Predictor:
 
 
 def open_scored(run: str, predictor: Predictor) -> ScoredModel:
-    """Return a run, an export or a Hub model with its task and recipe; `predictor` has its model.
-
-    Raises:
-        UsageError: The task has no labels.
-    """
+    """Return a run, an export or a Hub model with its task and recipe; `predictor` has its model."""
     path = find_file(run, RECIPE_FILE)
     recipe = None if path is None else load_recipe(path)
     tables = Path(run, DATA)
@@ -199,10 +195,6 @@ def evaluate(
         output: The directory to write; None: `RUN/evaluations/NAME`, NAME being the file's stem or the split.
         text: The columns of the texts in `given`; None: as in training.
         label: The columns of the labels; None: as in training.
-
-    Raises:
-        UsageError: As `open_scored`; the data cannot be read, have no labels, or are no longer those of the run; or the
-            output holds a run.
     """
     columns = {name: list(names) for name, names in (("text", text), ("label", label)) if names}
     if columns and given is None:

@@ -98,10 +98,6 @@ def export(
         int8: Whether to export in int8.
         max_loss: Points of the score that int8 may lose on dev; layers stay in fp32 until it does. None: no bound.
         data: The folder of the data with this dev; None: that of the run's recipe.
-
-    Raises:
-        UsageError: The run cannot be exported, the directory holds other files, the exported model differs from the
-            run, or int8 loses more than `max_loss`.
     """
     import_onnxruntime()
     if find_export(run):
@@ -333,9 +329,6 @@ def choose_int8(
         exact: The export in fp32.
         folder: Where to write the variants.
         max_loss: Points of the score that may be lost; None: all layers are int8, whatever is lost.
-
-    Raises:
-        UsageError: Even the variant with the fewest int8 layers loses more.
     """
     report(f"scoring the run and the export in int8 on {len(dev.groups):,} rows of dev")
     before, exempt = dev.rate(model), []

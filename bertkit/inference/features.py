@@ -45,10 +45,6 @@ def extract(
         pool: "words": a vector for each word, that of its first token, with the words of BERT's tokenizer before
             WordPiece, so each Chinese character is one; "cls": the vector of [CLS]; "mean": the mean over all tokens,
             [CLS] and [SEP] included.
-
-    Raises:
-        UsageError: The pool, layer or suffix is unknown, a file cannot be read, a text is empty or longer than the
-            model's positions, or the model cannot be loaded.
     """
     if pool not in POOLS:
         raise UsageError(f"unknown --pool {pool}; expected one of {', '.join(POOLS)}")
@@ -72,11 +68,7 @@ def extract(
 
 
 def read_texts(source: Path) -> Iterator[str]:
-    """Yield the lines of a file.
-
-    Raises:
-        UsageError: The file cannot be read, or a line is not text or is empty.
-    """
+    """Yield the lines of a file."""
     for number, line in enumerate(walk_file(source, find_encoding(source)), 1):
         if isinstance(line, UsageError) or not line.strip():
             trouble = line if isinstance(line, UsageError) else "is empty; write one text per line"

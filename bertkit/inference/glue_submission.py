@@ -26,11 +26,7 @@ DATE = (1980, 1, 1, 0, 0, 0)  # of every file, so that equal predictions give eq
 
 
 def list_tasks(name: str) -> list[str]:
-    """Return the task with a name in any spelling, or for "all" the tasks that have training data.
-
-    Raises:
-        UsageError: There is no such task.
-    """
+    """Return the task with a name in any spelling, or for "all" the tasks that have training data."""
     return [row.name for row in BENCHMARKS if row.metrics] if name.lower() == "all" else [find_glue(name).name]
 
 
@@ -59,11 +55,7 @@ def find_gaps(names: Iterable[str], data: Path, *, tested: bool) -> list[str]:
 
 
 def keep_complete(names: list[str], data: Path, *, tested: bool, partial: bool, report: Report = ignore) -> list[str]:
-    """Return the tasks whose files are in a folder; with `partial` the others are skipped.
-
-    Raises:
-        UsageError: Files are missing without `partial`, or no task is left.
-    """
+    """Return the tasks whose files are in a folder; with `partial` the others are skipped."""
     kept = [name for name in names if not find_gaps([name], data, tested=tested and not partial)]
     left = [name for name in names if name not in kept]
     if left and not (partial and kept):
@@ -81,9 +73,6 @@ def gather_files(runs: Iterable[Path], *, where: Path, fill: bool, report: Repor
         where: The folder of the runs, for messages.
         fill: Whether missing predictions are replaced by the majority class.
         report: Called with messages about replaced files, and files whose length differs from the leaderboard's.
-
-    Raises:
-        UsageError: Predictions are missing.
     """
     found: dict[str, str] = {}
     for run in runs:

@@ -60,11 +60,7 @@ class ExportRecord(msgspec.Struct):
 
 
 def find_export(run: str) -> ExportRecord | None:
-    """Return the record of the export in a directory, or None if it holds none.
-
-    Raises:
-        UsageError: The record is damaged, or missing beside an exported model.
-    """
+    """Return the record of the export in a directory, or None if it holds none."""
     path = Path(run, EXPORT_FILE)
     if not path.is_file():
         if path.with_name(ONNX_FILE).is_file() and not path.with_name("model.safetensors").is_file():
@@ -115,10 +111,6 @@ class Predictor:
         input_schema, output_schema: As `Task.schema` returns them.
         reading: The run's settings of reading files: `sep` and `encoding`.
         sample: An input that a person can try.
-
-    Raises:
-        UsageError: The model cannot be loaded, has no head, lacks some of its weights, or its run has no label sets of
-            this coverage.
     """
 
     def __init__(
@@ -186,11 +178,7 @@ class Predictor:
         return {name: type(value) for name, value in flatten_result(result).items()}
 
     def __call__(self, inputs: Sequence[Input | Sequence[str]]) -> list[Result]:
-        """Return the result of each input; those in a DataFrame of pandas or an Arrow table are its rows.
-
-        Raises:
-            UsageError: An input (named by its index, from 0) does not fit this model, or `inputs` is not a list.
-        """
+        """Return the result of each input; those in a DataFrame of pandas or an Arrow table are its rows."""
         if isinstance(inputs, str | Mapping):
             raise UsageError(
                 f"inputs must be a list, got {type(inputs).__name__}; give [input], a list of inputs or a DataFrame"
@@ -214,9 +202,6 @@ class Predictor:
         Args:
             at_once: Maximum number of inputs read before the first of them is answered; None: INPUTS_A_CHUNK.
             note: Receives the tokens of each sequence of a chunk.
-
-        Raises:
-            UsageError: The columns of a table are not those of the texts.
         """
         for chunk in cut_into_chunks(take_rows(inputs), at_once or INPUTS_A_CHUNK, CHARACTERS_A_CHUNK):
             results: list[Result] = [{} for _ in chunk]
@@ -237,11 +222,7 @@ class Predictor:
             yield from results
 
     def read(self, given: Input | Sequence[str] | UsageError) -> Any:
-        """Return the task's example of an input.
-
-        Raises:
-            UsageError: The input does not fit this model.
-        """
+        """Return the task's example of an input."""
         if isinstance(given, UsageError):
             raise given
         if isinstance(given, str):
@@ -271,11 +252,7 @@ class Predictor:
         return format_for_pipeline(result, self.settings.labels)
 
     def check_format(self, output: Path | None, is_pipeline: bool) -> None:
-        """Check that this model's results can be written in the format of the output.
-
-        Raises:
-            UsageError: They cannot.
-        """
+        """Check that this model's results can be written in the format of the output."""
         head, suffix = self.settings.head, "" if output is None else output.suffix
         is_table = suffix in WRITERS
         troubles = {
@@ -311,9 +288,6 @@ class Predictor:
             is_pipeline: Whether to write JSON lines in the form of transformers' `pipeline`.
             answer: Takes the place of `stream`.
             is_marked: Whether a table of text begins with a byte order mark, as that of the inputs does.
-
-        Raises:
-            UsageError: The format does not fit the model, or the file cannot be written.
         """
         self.check_format(output, is_pipeline)
         is_table, counts = output.suffix in WRITERS, Counts()
@@ -363,11 +337,7 @@ def take_rows(inputs: Iterable[Any]) -> Iterable[Any]:
 
 
 def locate(error: UsageError, given: Any) -> str:
-    """Return the message of an input's error, with the file and the number of a line.
-
-    Raises:
-        UsageError: All rows of the table have the error.
-    """
+    """Return the message of an input's error, with the file and the number of a line."""
     if not isinstance(given, Line):
         return str(error)
     if given.value is error:
@@ -392,11 +362,7 @@ def name_texts(texts: Sequence[str], sample: Mapping[str, Any]) -> dict[str, Any
 
 
 def take_cell(given: Mapping[str, Any], name: str) -> Any:
-    """Return a text of an input by its name; numbers become texts, and missing values empty ones.
-
-    Raises:
-        UsageError: The input has no such name.
-    """
+    """Return a text of an input by its name; numbers become texts, and missing values empty ones."""
     if isinstance(given.get(name), bool | int | float | None):
         if name not in given:
             raise MissingText(f"the input has {list_names(given)}, but not {name}; give it")
@@ -405,11 +371,7 @@ def take_cell(given: Mapping[str, Any], name: str) -> Any:
 
 
 def find_lengths(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sequence lengths in a run's recipe, the longest if there are several phases, and `long`.
-
-    Raises:
-        UsageError: A length is not a positive integer, or `long` is unknown.
-    """
+    """Return the sequence lengths in a run's recipe, the longest if there are several phases, and `long`."""
     try:
         data = recipe.get("data", {})
         lengths = {name: data[name] for name in {**WINDOW_OPTIONS, **TEXT_OPTIONS} if name in data}

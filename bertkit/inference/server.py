@@ -316,10 +316,6 @@ def serve(
         port: 0 takes a free one.
         token: Required of every client; needed unless the host is this machine only.
         report: Receives the address, and one line for each unexpected exception.
-
-    Raises:
-        UsageError: The host is not this machine only and there is no token, the address cannot be used, or the model
-            cannot be loaded.
     """
     limit_kernels()
     with bind(host, port, token) as listener:

@@ -182,9 +182,6 @@ def find_limit(scores: Sequence[float], coverage: float) -> float:
     Args:
         scores: Sorted.
         coverage: The least probability.
-
-    Raises:
-        UsageError: The coverage is not between 0 and 1, or there are too few scores for it.
     """
     if not 0 < coverage < 1:
         raise UsageError(f"coverage is {coverage:g}; give a share between 0 and 1, such as 0.95")

@@ -33,9 +33,6 @@ def compute_scores(names: Sequence[str], predictions: Any, references: Any, **f1
         predictions: (N,) class ids, labels as texts, or numbers.
         references: (N,) the correct ones.
         f1: Arguments of scikit-learn's f1_score, such as `average` and `pos_label`.
-
-    Raises:
-        UsageError: A prediction is NaN or infinite.
     """
     predictions, references = np.asarray(predictions), np.asarray(references)
     if predictions.dtype.kind != "U" and len(wrong := np.flatnonzero(~np.isfinite(predictions))):

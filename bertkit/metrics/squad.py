@@ -124,9 +124,6 @@ def score_squad2(
             ignored.
         threshold: Questions with greater odds count as answered by "" (--na-prob-thresh). The official default of 1.0
             keeps every answer if the odds are probabilities, but not if they are log-odds.
-
-    Raises:
-        UsageError: A question has no prediction or no odds; the official script crashes there.
     """
     _check_complete(gold, predictions, "prediction", 'predict "" where there is no answer')
     odds = dict.fromkeys(gold, 0.0) if null_odds is None else null_odds

@@ -35,11 +35,7 @@ RETURNED = {"return_dict": True, "output_attentions": False, "output_hidden_stat
 
 
 def check_weights(checkpoint: str) -> None:
-    """Check that a checkpoint has complete files of weights in safetensors if it is a directory.
-
-    Raises:
-        UsageError: It has none, or a file is damaged.
-    """
+    """Check that a checkpoint has complete files of weights in safetensors if it is a directory."""
     folder = Path(checkpoint)
     files = sorted(folder.glob("model*.safetensors"))
     for file in files:
@@ -86,11 +82,7 @@ def find_file(checkpoint: str, name: str) -> Path | None:
 
 
 def find_weights(checkpoint: str) -> str:
-    """Return the folder on this disk with a checkpoint's weights, also in the Hub's cache, without asking the Hub.
-
-    Raises:
-        UsageError: There is none.
-    """
+    """Return the folder on this disk with a checkpoint's weights, also in the Hub's cache, without asking the Hub."""
     if Path(checkpoint).exists():
         found = next(Path(checkpoint).glob("model*.safetensors"), None)
     else:
@@ -105,11 +97,7 @@ def find_weights(checkpoint: str) -> str:
 
 
 def load_config(checkpoint: str) -> BertConfig:
-    """Load the configuration of a checkpoint: a directory, or a name on the Hub, cached or not.
-
-    Raises:
-        UsageError: There is no configuration, or the model is not a BERT.
-    """
+    """Load the configuration of a checkpoint: a directory, or a name on the Hub, cached or not."""
     remedy = "give a directory with a BERT checkpoint"
     with explain_refusal(f"the model {checkpoint}"):
         check_access(checkpoint)
@@ -151,11 +139,7 @@ def load_config(checkpoint: str) -> BertConfig:
 
 
 def make_config(values: Mapping[str, Any]) -> BertConfig:
-    """Return the BertConfig with these values.
-
-    Raises:
-        UsageError: The values do not fit together.
-    """
+    """Return the BertConfig with these values."""
     with explain_refusal("[model]"):
         check_attention(values.get("attn_implementation"))
         return BertConfig(**values)
@@ -169,10 +153,6 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
 
     Returns:
         The model, and the names of the weights that are randomly initialised.
-
-    Raises:
-        UsageError: There are no weights in safetensors, they do not fit the configuration, or the vocabulary is smaller
-            than the tokenizer's.
     """
     # TRAINED belongs to the model that was trained with it, and class weights to a training run; the caller decides
     # what a model returns.

@@ -40,11 +40,7 @@ Layer = int | str  # the number of a layer of the encoder, or EMBEDDINGS or HEAD
 
 
 def import_onnxruntime() -> ModuleType:
-    """Import onnxruntime, with onnx and onnxscript for the export.
-
-    Raises:
-        UsageError: One of them is not installed.
-    """
+    """Import onnxruntime, with onnx and onnxscript for the export."""
     with explain_missing("an ONNX export needs onnx, onnxscript and onnxruntime", "onnx"):
         import onnx  # noqa: F401
         import onnxruntime
@@ -73,9 +69,6 @@ def write_onnx(model: nn.Module, path: Path) -> None:
 
     Inputs are `input_ids`, `attention_mask` and `token_type_ids`, int64 of shape (batch, length), or (batch, choices,
     length) for multiple choice. Outputs have the names of the head's. Each node is named after its module.
-
-    Raises:
-        UsageError: The model has a BiLSTM, or onnxruntime is not installed.
     """
     import_onnxruntime()
     if hasattr(model, "bilstm"):

@@ -22,9 +22,6 @@ def choose_precision(asked: str) -> str:
 
     "auto" takes bf16 where it is faster, fp16 on CUDA without bf16, else fp32. Emulated bf16 is slow. Intel processors
     gain only with AMX: their AVX-512 matrix products in bf16 are slower than in fp32.
-
-    Raises:
-        UsageError: fp16 is requested without an accelerator.
     """
     if asked == "fp16" and not torch.accelerator.is_available():
         raise UsageError('precision = "fp16" needs an accelerator, but none was found; use "auto", "bf16" or "fp32"')

@@ -53,9 +53,6 @@ def import_checkpoint(source: Path, output: Path, *, cased: bool | None = None, 
         source: The folder, or one of its checkpoints, such as `folder/model.ckpt-1000`.
         output: A new or empty directory.
         cased: Whether upper case is kept; None: inferred from the vocabulary.
-
-    Raises:
-        UsageError: Something is missing, damaged, left over, or inconsistent, or TensorFlow is not installed.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UsageError(f"{output} exists and is not an empty directory; name another one")

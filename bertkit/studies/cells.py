@@ -74,11 +74,7 @@ class Cell:
 
 
 def list_pretrainings(study: Study) -> list[Pretraining]:
-    """Return the pretrainings that rows start from; rows with the same recipe share one.
-
-    Raises:
-        UsageError: A recipe is invalid, or there is no corpus below the root.
-    """
+    """Return the pretrainings that rows start from; rows with the same recipe share one."""
     groups: dict[str, tuple[Recipe, list[str]]] = {}
     for name, row in study.rows.items():
         if row.pretrain is not None:
@@ -93,11 +89,7 @@ def list_pretrainings(study: Study) -> list[Pretraining]:
 
 
 def complete_at(directory: str, task: str, *parts: RecipePart, config: BertConfig | None = None) -> Recipe:
-    """Make the recipe of the runs in a directory.
-
-    Raises:
-        UsageError: The recipe is invalid; the message names the directory.
-    """
+    """Make the recipe of the runs in a directory."""
     with locate_refusal(directory):
         return Recipe.make(TASKS[task], *parts, config=config)
 
@@ -106,9 +98,6 @@ def locate_data(root: str, folder: str, task: str, recipe: RecipePart) -> Recipe
     """Return a recipe that names a task's folder below the root, or the root if that is a file and the task reads one.
 
     It is empty if the given recipe names its data itself.
-
-    Raises:
-        UsageError: The folder does not exist.
     """
     key = "corpus" if folder == TEXT_FOLDER else "dir"
     reads_file = "dev_share" in TASKS[task].options  # and divides it
@@ -140,9 +129,6 @@ def list_cells(study: Study, output: str | Path = "") -> list[Cell]:
 
     Args:
         output: The study's directory, in which the recipes look for their pretrainings.
-
-    Raises:
-        UsageError: A recipe is invalid, or a task's folder is missing.
     """
     origins = {row: origin for origin in list_pretrainings(study) for row in origin.rows}
     cells = []
@@ -213,11 +199,7 @@ def name_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def describe_plan(study: Study) -> list[str]:
-    """Describe the plan in lines: each pretraining, each cell with runs of its own, and the totals.
-
-    Raises:
-        UsageError: As for `list_cells`.
-    """
+    """Describe the plan in lines: each pretraining, each cell with runs of its own, and the totals."""
     pretrainings, cells = list_pretrainings(study), list_cells(study)
     lines = []
     for origin in pretrainings:
@@ -241,9 +223,6 @@ def describe_time(study: Study, output: Path, report: Report) -> list[str]:
     """Return in lines the expected time of all runs; those that differ in length, size or seed are measured once.
 
     Runs that start from a pretraining are measured with its model, untrained.
-
-    Raises:
-        UsageError: Training would refuse a run.
     """
     origins = list_pretrainings(study)
     cells = {cell.directory: cell for cell in list_cells(study, output) if not (cell.borrowed or cell.members)}

@@ -33,11 +33,7 @@ FOLD_SCORES = "folds.json"
 
 
 def check_folds(finished: Iterable[RunJob]) -> None:
-    """Check that finished folds have predicted the rows of the data as they are now, because all folds are joined.
-
-    Raises:
-        UsageError: The rows, their labels or their lines have changed.
-    """
+    """Check that finished folds have predicted the rows of the data as they are now, because all folds are joined."""
     for job in finished:
         task, options = TASKS[job.recipe.task], job.recipe.data
         if not options.get("folds"):
@@ -82,11 +78,7 @@ def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
 
 
 def find_rows(folders: Sequence[Path], task: Task) -> list[Path]:
-    """Return the file of dev's rows in the predictions of each finished fold, which lies beside its table.
-
-    Raises:
-        UsageError: A file is missing.
-    """
+    """Return the file of dev's rows in the predictions of each finished fold, which lies beside its table."""
     there = [{path.name for path in (folder / PREDICTIONS).glob("dev.*")} for folder in folders]
     name = next((name for name in task.row_files if any(name in names for names in there)), task.row_files[0])
     for folder, names in zip(folders, there, strict=True):

@@ -22,9 +22,6 @@ def find_states(
     """Return the state of every run and ensemble, and the jobs that are not finished.
 
     An ensemble with a member that is not finished is not finished either.
-
-    Raises:
-        UsageError: A directory holds something else, or its metrics are damaged.
     """
     states, left = {}, {}
     for directory, job in jobs.items():
@@ -47,11 +44,7 @@ def judge(state: State) -> State:
 
 
 def check_all_finished(results: Mapping[str, Any], output: Path) -> None:
-    """Check that no run of a study has failed.
-
-    Raises:
-        UsageError: One has.
-    """
+    """Check that no run of a study has failed."""
     if failed := results["failed"]:
         why = f"{output / STUDY_RESULT} gives the reasons, and the same command retries them"
         raise UsageError(f"{failed:,} of {results['runs']:,} runs failed; {why}")

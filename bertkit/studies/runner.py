@@ -341,9 +341,6 @@ def check_inputs(
 
     Args:
         is_here: Whether the runs use this machine; a Ray cluster may have hardware that this machine lacks.
-
-    Raises:
-        UsageError: Files are wrong or missing, a tokenizer cannot be loaded, or the Trainer refuses the arguments.
     """
     seen: set[str] = set()
     for directory, job in (rest | first).items():  # reading files takes seconds, a corpus may come from the Hub

@@ -181,9 +181,6 @@ def define_runs(
 
     Args:
         together: Whether the tasks are a study even without other options.
-
-    Raises:
-        UsageError: Options exclude each other, or there are fewer than two folds.
     """
     kinds = {
         "--budget and --search": budget or search,
@@ -200,11 +197,7 @@ def define_runs(
 
 
 def check_searchable(task: Task, data: Mapping[str, Any]) -> None:
-    """Check that a search can be made for a task with these options of `[data]`.
-
-    Raises:
-        UsageError: It cannot.
-    """
+    """Check that a search can be made for a task with these options of `[data]`."""
     others = [key for key in ("features", "extra_train", "held_back") if data.get(key)]
     if not task.metric:
         others.append(f"--task {task.name}")
@@ -213,11 +206,7 @@ def check_searchable(task: Task, data: Mapping[str, Any]) -> None:
 
 
 def define_folds(task: str, recipe: RecipePart, folds: int) -> dict[str, Any]:
-    """Return the definition of a study of a task with a row for each fold.
-
-    Raises:
-        UsageError: There are fewer than two folds.
-    """
+    """Return the definition of a study of a task with a row for each fold."""
     if folds < 2:
         raise UsageError(f"--folds is {folds}; give at least 2")
     rows = [{"name": f"fold {fold + 1}", "recipe": {"data": {"fold": fold}}} for fold in range(folds)]
@@ -234,11 +223,6 @@ def make_study(definition: Mapping[str, Any], *given: Mapping[str, Any], where: 
         given: Values of the command line: recipes, which override all others, and OPTIONS. A single value for an axis
             of the grid removes the axis; a list replaces its values.
         where: The beginning of the messages.
-
-    Raises:
-        UsageError: There is an unknown key, task, metric or column, a wrong type, an axis without values, a duplicate,
-            seeds or columns given in two ways, a step that its pretraining does not have, or an ensemble of runs that
-            the study does not have.
     """
     recipe = merge(*given)
     options = {key: recipe.pop(key) for key in OPTIONS if key in recipe}

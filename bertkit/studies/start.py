@@ -133,9 +133,6 @@ def share_gpus(slots: int, num_gpus: float | None) -> list[list[str]]:
 
     Args:
         num_gpus: The GPUs of a slot; a fraction shares one. None: one where there are GPUs.
-
-    Raises:
-        UsageError: This machine has fewer.
     """
     gpus = list_gpus()
     number = min(len(gpus), 1) if num_gpus is None else num_gpus

@@ -26,11 +26,7 @@ QUIET = {  # environment variable -> value
 
 
 def import_ray() -> Any:
-    """Import Ray, without its usage reports and notices.
-
-    Raises:
-        UsageError: Ray is not installed.
-    """
+    """Import Ray, without its usage reports and notices."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     with explain_missing("Ray is not installed", "ray"):
@@ -54,11 +50,7 @@ def check_address(address: str) -> None:
 
 @contextlib.contextmanager
 def join_cluster(num_cpus: float, num_gpus: float) -> Iterator[Any]:
-    """Yield Ray, connected to the cluster that RAY_ADDRESS names, or to a new one on this machine alone.
-
-    Raises:
-        UsageError: Ray is not installed, the cluster does not answer, or a job asks for more than this machine has.
-    """
+    """Yield Ray, connected to the cluster that RAY_ADDRESS names, or to a new one on this machine alone."""
     ray = import_ray()
     if ray.is_initialized():
         yield ray
@@ -137,11 +129,7 @@ class Remote:
         self.future = task.remote(os.getcwd(), words, log, max(1, int(num_cpus)))
 
     def poll(self) -> int | None:
-        """Return the exit code, that of SIGKILL if Ray has lost the task; None while it works.
-
-        Raises:
-            UsageError: The machine of the task cannot do it.
-        """
+        """Return the exit code, that of SIGKILL if Ray has lost the task; None while it works."""
         if not self.ray.wait([self.future], timeout=0)[0]:
             return None
         try:
@@ -187,11 +175,7 @@ def do_command(folder: str, words: Sequence[str], log: Path, threads: int) -> in
 
 
 def read_workers(text: str | int) -> int:
-    """Return the number of processes that `--workers` asks for; 0 means Ray.
-
-    Raises:
-        UsageError: The text is neither a positive number nor "ray", or Ray is not installed.
-    """
+    """Return the number of processes that `--workers` asks for; 0 means Ray."""
     if str(text) == "ray":
         import_ray()
         return 0

@@ -22,11 +22,7 @@ def find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str
 
 
 def refuse_other(problem: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Check that a directory has what is asked for.
-
-    Raises:
-        UsageError: The tables differ; the message begins with the problem.
-    """
+    """Check that a directory has what is asked for."""
     if differences := find_differences(old, new):
         more = f" and {len(differences) - 2} more" if len(differences) > 2 else ""
         shown = "; ".join(differences[:2]) + more

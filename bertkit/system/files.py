@@ -84,9 +84,6 @@ def hold_directory(output: Path) -> Iterator[None]:
 
     Unfinished files of killed processes are deleted at the start, and created directories that stay empty at the end.
     The system releases the lock when a process dies. File systems without locks (some network disks) are not locked.
-
-    Raises:
-        UsageError: Another process has locked the directory.
     """
     made = [path for path in (output, *output.parents) if not path.exists()]
     with explain_refusal(f"the directory {output}"):
@@ -124,9 +121,6 @@ def check_empty(output: Path, kind: str, *known: str) -> None:
     Args:
         kind: The thing that the directory could hold, such as "run".
         known: Names of files and folders that may be there.
-
-    Raises:
-        UsageError: It holds something else, or cannot be read.
     """
     with explain_refusal(f"the directory {output}", "name another directory with --output"):
         names = [path.name for path in output.iterdir()] if output.exists() else []

@@ -69,9 +69,6 @@ def divide(task: "Task", examples: Any, share: float, source: str = "tune_share 
 
     Args:
         source: The option and the split, for the message.
-
-    Raises:
-        UsageError: One of the two parts is empty.
     """
     groups = task.tabulate(examples).groups
     names = list(dict.fromkeys(groups))

@@ -47,9 +47,6 @@ def load_encoder(checkpoint: str, layers: str, tokens: int = 0) -> BertModel:
 
     Args:
         tokens: The size of the tokenizer's vocabulary.
-
-    Raises:
-        UsageError: The checkpoint cannot be loaded, lacks the layers, or has a smaller vocabulary.
     """
     with explain_refusal(f"the model {checkpoint}"):
         config = load_config(checkpoint)
@@ -68,9 +65,6 @@ def run_encoder(model: BertModel, sequences: Sequences, layers: str) -> Iterator
 
     Yields:
         The numbers of the sequences (B,), their activations (B, T, K, H), and their attention mask (B, T).
-
-    Raises:
-        UsageError: Activations are NaN or infinite.
     """
     lengths = np.diff(sequences.ends, prepend=0)
     for numbers in batch_by_length(lengths):
@@ -204,9 +198,6 @@ def cache_features(
         ends: (S,) the number of words up to each sequence's end.
         folder: The folder of feature files; empty: `bertkit/features` among the assets of huggingface_hub's cache.
         half: Whether to store 16 bits per number instead of 32.
-
-    Raises:
-        UsageError: The checkpoint cannot be loaded or lacks the layers, or the disk is full.
     """
     model = load_encoder(checkpoint, layers)
     numbers, _ = find_layers(layers, model.config.num_hidden_layers)  # 0 for the embeddings

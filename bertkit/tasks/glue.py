@@ -273,10 +273,6 @@ class GlueTask(TextTask):
         """Score a file of predictions against an official file; `score` is the task's metric.
 
         Predictions are in the leaderboard's form, or one per line; labels have the official spelling or our names.
-
-        Raises:
-            UsageError: A file cannot be read, the gold file has no labels, an answer is unknown, or the number of
-                answers differs.
         """
         labels = read_labels(self.row, read_split(self.row, next(iter(self.row.splits)), gold))
         answers = read_answers(self.row, predictions)
@@ -313,11 +309,7 @@ GLUE = {row.name: GlueTask(row) for row in BENCHMARKS}
 
 
 def find_glue(name: str) -> GlueTask:
-    """Return a task by its name in any spelling: `mnli`, `MNLI`, `SST-2`.
-
-    Raises:
-        UsageError: The name is unknown.
-    """
+    """Return a task by its name in any spelling: `mnli`, `MNLI`, `SST-2`."""
     task = GLUE.get(name.lower().replace("-", "").replace("_", ""))
     if task is None:
         raise UsageError(f"unknown task {name!r}; the GLUE tasks are {', '.join(GLUE)}")

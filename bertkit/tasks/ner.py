@@ -445,11 +445,7 @@ def get_words(data: NerData) -> WordWindows:
 
 
 def check_decided(summaries: np.ndarray) -> np.ndarray:
-    """Return the summaries (S, W).
-
-    Raises:
-        UsageError: The logits were NaN or infinite, as after diverged training.
-    """
+    """Return the summaries (S, W)."""
     check_finite(np.where(summaries == UNDECIDED, np.nan, summaries))
     return summaries
 
@@ -477,11 +473,7 @@ def gather_words(values: "Tensor", known: "Tensor") -> "Tensor":
 
 
 def list_keys(text: TaggedText, group: str) -> Iterator[str]:
-    """Yield what keeps each sentence together with others: its group, or its document, or its words.
-
-    Raises:
-        UsageError: A group is given for a CoNLL file, which has no such column.
-    """
+    """Yield what keeps each sentence together with others: its group, or its document, or its words."""
     if group and text.rows is None:
         raise UsageError(f"group is {group!r}, but {text.source} has no columns of that kind; remove it")
     words = list(map(" ".join, text.list_words()))

@@ -14,11 +14,7 @@ from bertkit.errors import UsageError
 
 
 def check_range(said: str, value: float, least: float, below: float = math.inf) -> None:
-    """Check that a number is at least `least` and below `below`.
-
-    Raises:
-        UsageError: The number is out of range; the message begins with `said`.
-    """
+    """Check that a number is at least `least` and below `below`."""
     if not least <= value < below:
         limit = f" and below {below}" if value >= below else ""
         raise UsageError(f"{said}; it must be at least {least}{limit}")

@@ -62,11 +62,7 @@ def compute(task: Task, model: Any, batch: dict[str, Tensor], precision: str) ->
 
 
 def check_types(batch: Mapping[str, Tensor], config: BertConfig) -> None:
-    """Check that the model has the token types of a batch in main memory.
-
-    Raises:
-        UsageError: It has fewer.
-    """
+    """Check that the model has the token types of a batch in main memory."""
     needed = 1 + int(batch["token_type_ids"].max()) if "token_type_ids" in batch else 1
     if needed > config.type_vocab_size:
         raise UsageError(

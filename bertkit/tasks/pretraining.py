@@ -211,11 +211,7 @@ class PretrainingTask(Task):
         return hold_out(documents, options, report)
 
     def tokenize(self, recipe: Any, examples: Mapping[str, Any], report: Report) -> Any:
-        """Return the tokenizer: the built corpus's, `[data] vocab` if given, the checkpoint's else a trained one.
-
-        Raises:
-            UsageError: A built corpus has another vocabulary than the requested one.
-        """
+        """Return the tokenizer: the built corpus's, `[data] vocab` if given, the checkpoint's else a trained one."""
         options = recipe.data
         asked = options["vocab"] or recipe.checkpoint
         if isinstance(examples["train"], TokenizedCorpus):

@@ -29,11 +29,7 @@ class MissingText(UsageError):
 
 
 def take_text(given: Mapping[str, Any], name: str) -> str:
-    """Return a text of an input.
-
-    Raises:
-        UsageError: It is missing, or not text.
-    """
+    """Return a text of an input."""
     if not isinstance(text := given.get(name), str):
         has = "is missing" if name not in given else f"is {str(text)[:40]!r}, not a string"
         kind = MissingText if name not in given else UsageError
@@ -103,9 +99,6 @@ def tabulate_logits(
         logits: (S, L).
         labels: (S,) classes or numbers, or (S, L), 0 or 1 for each of several labels; None without answers.
         thresholds: (L,) of several labels; None: tuned on `labels`, or fixed without these.
-
-    Raises:
-        UsageError: The logits are NaN or infinite.
     """
     logits, facts, probabilities = check_finite(logits), {}, np.empty((len(logits), 0))
     if kind == REGRESSION:

@@ -403,9 +403,6 @@ class SquadTask(FineTuningTask):
         Args:
             odds: For 2.0: the odds of each question having no answer (null_odds.json).
             threshold: Answers with odds above it count as none; the official script's na_prob_thresh.
-
-        Raises:
-            UsageError: A file cannot be read or has the other version, or answers are missing.
         """
         can_be_none = self.version.unanswerable
         if (odds is not None or threshold != 1.0) and not can_be_none:
@@ -473,11 +470,7 @@ class SquadTask(FineTuningTask):
 
 
 def check_answers(summaries: np.ndarray) -> np.ndarray:
-    """Check that no summary (S, 4 * N_BEST + 2) is NaN and those of [CLS] are finite, and return them.
-
-    Raises:
-        UsageError: They are not, as after diverged training.
-    """
+    """Check that no summary (S, 4 * N_BEST + 2) is NaN and those of [CLS] are finite, and return them."""
     check_finite(summaries[:, -2:])
     check_finite(np.nan_to_num(summaries, nan=np.nan, posinf=0.0, neginf=0.0))
     return summaries

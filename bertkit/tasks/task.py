@@ -154,11 +154,7 @@ class Task:
     # --- The recipe ---------------------------------------------------------------------------------------------------
 
     def check(self, recipe: Any) -> None:
-        """Check a recipe (`bertkit.training.recipe.Recipe`, as in all methods) before anything is read.
-
-        Raises:
-            UsageError: Options are inconsistent, or a number is out of its range.
-        """
+        """Check a recipe (`bertkit.training.recipe.Recipe`, as in all methods) before anything is read."""
         if recipe.calibrate and not self.is_classifier:
             raise UsageError(
                 f"calibrate is for classes and labels of whole texts, which {self.name} does not predict; remove it"
@@ -187,9 +183,6 @@ class Task:
         Args:
             config: That of a trained model, which knows the labels: the data are only scored, so that a file is one
                 split, and of several splits those are read that are evaluated.
-
-        Raises:
-            UsageError: Files are wrong or missing.
         """
         raise NotImplementedError
 
@@ -238,9 +231,6 @@ class Task:
             summaries: (S, ...) of a split in order.
             data: Its data set.
             decided: Values that other data have decided, such as tau and thresholds; None: these data decide.
-
-        Raises:
-            UsageError: The model's outputs are NaN.
         """
         raise NotImplementedError
 
@@ -265,11 +255,7 @@ class Task:
     # --- Answers ------------------------------------------------------------------------------------------------------
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Any:
-        """Return the example of an input.
-
-        Raises:
-            UsageError: The input lacks what this task needs.
-        """
+        """Return the example of an input."""
         raise NotImplementedError
 
     def schema(self, settings: PredictionSettings) -> tuple[Schema, Schema]:
@@ -284,11 +270,7 @@ class Task:
         raise NotImplementedError
 
     def keep(self, outputs: Any, batch: Mapping[str, "Tensor"], settings: PredictionSettings) -> Sequence[Any]:
-        """Return the values that `answer` needs of each sequence of the batch.
-
-        Raises:
-            UsageError: The model's outputs are NaN.
-        """
+        """Return the values that `answer` needs of each sequence of the batch."""
         summaries = check_finite(self.summarize(outputs, batch).cpu().numpy())
         return temper(summaries, settings.model.config.temperature)
 
@@ -314,11 +296,7 @@ def refuse_tuning(recipe: Any, what: str) -> None:
 
 
 def check_finite(values: np.ndarray) -> np.ndarray:
-    """Return the values of a model.
-
-    Raises:
-        UsageError: Some are NaN or infinite, as after diverged training.
-    """
+    """Return the values of a model."""
     if not np.isfinite(values).all():
         raise UsageError("the model's outputs are NaN or infinite: training has diverged; lower train.learning_rate")
     return values

@@ -389,11 +389,7 @@ class NextSentenceTask(TextTask):
 def read_scored(
     tables: Mapping[str, Columns], options: Mapping[str, Any], config: "BertConfig", report: Report
 ) -> dict[str, TextExamples]:
-    """Return the labelled rows of a table, or of dev and test, with the labels of a trained model.
-
-    Raises:
-        UsageError: No table has labels.
-    """
+    """Return the labelled rows of a table, or of dev and test, with the labels of a trained model."""
     scored = {split: table for split, table in tables.items() if split != "train"} or {"data": tables["train"]}
     given, kind = options["text"], find_problem_type(config)
     names, examples = tuple(config.id2label[label] for label in range(config.num_labels)), {}

@@ -16,11 +16,7 @@ from bertkit.training.recipe import Recipe, split_batch
 
 
 def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
-    """Return TrainingArguments from `[train]` and the other keys of a recipe.
-
-    Raises:
-        UsageError: transformers rejects a value, or the batch cannot be divided.
-    """
+    """Return TrainingArguments from `[train]` and the other keys of a recipe."""
     task, train = TASKS[recipe.task], dict(recipe.train)
     per_device, accumulation = split_batch(
         recipe.batch_size,

@@ -33,9 +33,6 @@ def calibrate(
     """Return the temperature and the conformity scores on the rows that decide.
 
     Both are None if the task does not predict classes; the temperature also without `calibrate`.
-
-    Raises:
-        UsageError: The model's outputs are NaN.
     """
     if (classes := find_classes(task, data)) is None:
         return None, None
@@ -52,11 +49,7 @@ def find_classes(task: Task, data: Any) -> np.ndarray | None:
 
 
 def load_conformity(run: str) -> Conformity:
-    """Load the conformity scores of a run, an export, or a model on the Hub.
-
-    Raises:
-        UsageError: There are none, or the file is damaged.
-    """
+    """Load the conformity scores of a run, an export, or a model on the Hub."""
     path = find_file(run, CALIBRATION_FILE)
     if path is None:
         raise UsageError(

@@ -20,11 +20,7 @@ Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, all 
 
 
 def refuse_divergence(what: str, update: int, args: TrainingArguments) -> NoReturn:
-    """Stop a training run that has reached NaN or infinite values; all processes call this together.
-
-    Raises:
-        UsageError: Always, with remedies.
-    """
+    """Stop a training run that has reached NaN or infinite values; all processes call this together."""
     kept = f"{args.output_dir} has no checkpoint yet"
     if whole := list_checkpoints(Path(args.output_dir)):
         kept = f"checkpoints in {args.output_dir} are kept, the last one is from update {max(whole)}"

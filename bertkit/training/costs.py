@@ -191,9 +191,6 @@ def find_costs(recipe: Recipe, left: Path | None = None, report: Report = ignore
     Args:
         left: Receives the model, untrained, and the tokenizer, unless it exists; to measure runs that start from it.
         report: Receives lines about the data, such as the rows of each split.
-
-    Raises:
-        UsageError: The training would be refused too.
     """
     if recipe.data.get("features"):  # encoding would compute them
         TASKS[recipe.task].load(recipe.data, report)

@@ -25,11 +25,7 @@ CHECKPOINT_SIZES = (  # fixed by a checkpoint
 
 
 def fit_model(task: Task, recipe: "Recipe", config: PreTrainedConfig | None = None) -> "Recipe":
-    """Return the recipe with lengths that fit the model, where nobody gave some.
-
-    Raises:
-        UsageError: The checkpoint does not exist, or what a person gave does not fit it.
-    """
+    """Return the recipe with lengths that fit the model, where nobody gave some."""
     if recipe.checkpoint:
         if config is None:
             config = load_config(recipe.checkpoint)

@@ -155,9 +155,6 @@ def read_table(path: Path, texts: Sequence[str] = ()) -> pa.Table:
 
     Args:
         texts: The columns of texts of a table without keys; by default all columns that are not results.
-
-    Raises:
-        UsageError: It cannot be read, or lacks a column.
     """
     if path.name.endswith(TABLE_SUFFIX) and path.is_file():
         with explain_refusal(str(path), "delete it and write it again"):

@@ -62,9 +62,6 @@ def prepare(recipe: Recipe, report: Report = ignore, output: Path | None = None,
     Args:
         output: The run directory; if given, its first files are written as soon as the tokenizer exists.
         goes_on: Whether the run there continues from a checkpoint, and therefore with its own tokenizer.
-
-    Raises:
-        UsageError: Files are wrong or missing, or the tokenizer cannot be loaded.
     """
     task, processes = TASKS[recipe.task], join_processes(recipe)
     length, usual = recipe.data.get("max_length"), task.recipe["data"].get("max_length")

@@ -27,11 +27,7 @@ WEIGHTS = "model.safetensors"
 
 
 def check_push(repo: str) -> str:
-    """Check, before training, that a repository can be pushed to, and return its name with the owner.
-
-    Raises:
-        UsageError: There is no token, the token is read-only, the Hub cannot be reached, or the name is invalid.
-    """
+    """Check, before training, that a repository can be pushed to, and return its name with the owner."""
     with explain_hub(f"cannot push to {repo!r}"):
         validate_repo_id(repo)
         me = HfApi().whoami()
@@ -48,10 +44,6 @@ def push(output: Path, repo: str, *, private: bool = False, report: Report = ign
 
     Args:
         private: Make the repository private; a repository that is already public is an error.
-
-    Raises:
-        UsageError: The run is not finished or has no weights, or the Hub refuses or cannot be reached; the run is
-            unchanged, and nothing is committed in part.
     """
     files = gather_files(output)
     repo = check_push(repo)
@@ -74,11 +66,7 @@ def push(output: Path, repo: str, *, private: bool = False, report: Report = ign
 
 
 def gather_files(output: Path) -> dict[str, Path | bytes]:
-    """Return the files of a finished run that are published, by name, without its card.
-
-    Raises:
-        UsageError: There is no finished run, or it lacks weights, tokenizer or card.
-    """
+    """Return the files of a finished run that are published, by name, without its card."""
     shards = sorted(path.name for path in output.glob("model*-of-*.safetensors"))
     weights = [f"{WEIGHTS}.index.json", *shards] if shards else [WEIGHTS]
     check_finished(output, *weights, VOCABULARY, CARD)

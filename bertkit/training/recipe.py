@@ -89,9 +89,6 @@ class Recipe:
             where: Prefix of the messages about keys and values, for example a file name.
             config: Configuration of the checkpoint, if that does not exist yet.
             fits_model: Whether the checkpoint and the network are checked too, which are not needed to read data.
-
-        Raises:
-            UsageError: A key is unknown, a value is wrong or conflicts with another, or the recipe is for another task.
         """
         own = check(merge(*given), task, where)
         if own.get("task", task.name) != task.name:
@@ -255,11 +252,7 @@ def check_inputs(task: Task, data: Mapping[str, Any], checkpoint: Any = "") -> N
 
 
 def read_recipe(path: str | Path) -> RecipePart:
-    """Read a recipe from a TOML file without checking it, with `~` expanded as in `merge`.
-
-    Raises:
-        UsageError: The file cannot be read, or is not TOML.
-    """
+    """Read a recipe from a TOML file without checking it, with `~` expanded as in `merge`."""
     try:
         return merge(tomllib.loads(Path(path).read_bytes().decode("utf-8-sig")))
     except (OSError, ValueError) as error:
@@ -268,11 +261,7 @@ def read_recipe(path: str | Path) -> RecipePart:
 
 
 def load_recipe(path: str | Path) -> Recipe:
-    """Read the recipe of a run, whose checkpoint and data need not exist any more.
-
-    Raises:
-        UsageError: The file cannot be read, or is damaged.
-    """
+    """Read the recipe of a run, whose checkpoint and data need not exist any more."""
     saved = read_recipe(path)
     saved.pop("pace", None)  # the learning rate of a budget in earlier versions
     if (task := TASKS.get(str(saved.get("task")))) is None:
@@ -282,11 +271,7 @@ def load_recipe(path: str | Path) -> Recipe:
 
 
 def apply_preset(task: Task, own: Mapping[str, Any]) -> RecipePart:
-    """Return the task's recipe as the preset of a given recipe changes it.
-
-    Raises:
-        UsageError: The preset is for a task with epochs.
-    """
+    """Return the task's recipe as the preset of a given recipe changes it."""
     adapts = "num_train_epochs" in task.recipe["train"]
     source = own.get("data", {}).get("dir", "")
     preset = own.get("preset") or ("auto" if adapts and not task.is_official(source) else "paper")
@@ -306,9 +291,6 @@ def parse_setting(text: str) -> RecipePart:
 
     The value is parsed as TOML; invalid TOML and dates are taken as text. In a study the key may begin with
     `pretrain.`, and then belongs to the pretraining runs.
-
-    Raises:
-        UsageError: There is no `=`, no key, or more than one dot in the key.
     """
     name, equals, value = text.partition("=")
     keys = [key.strip() for key in name.split(".")]
@@ -340,11 +322,7 @@ def merge(*recipes: Mapping[str, Any]) -> RecipePart:
 
 
 def name_precision(recipe: RecipePart) -> RecipePart:
-    """Write `fp16 = true` or `bf16 = true`, at the top level or in `[train]`, as `precision`; return the recipe.
-
-    Raises:
-        UsageError: The recipe has two precisions.
-    """
+    """Write `fp16 = true` or `bf16 = true`, at the top level or in `[train]`, as `precision`; return the recipe."""
     for table in (recipe, recipe.get("train")):
         for name in ("bf16", "fp16"):
             if isinstance(table, dict) and table.get(name) is True:
@@ -362,9 +340,6 @@ def check(part: Mapping[str, Any], task: Task, where: str = "recipe") -> RecipeP
     Args:
         task: Its options are the keys of `[data]`.
         where: Prefix of the messages, for example a file name.
-
-    Raises:
-        UsageError: A key or table is unknown, bertkit sets the key itself, or a value has the wrong type or range.
     """
     part = merge(part)
     tables = {table: part.pop(table) for table in ("data", "model", "train") if table in part}
@@ -374,11 +349,7 @@ def check(part: Mapping[str, Any], task: Task, where: str = "recipe") -> RecipeP
 
 
 def check_value(key: str, value: Any, hint: Any, prefix: str = "") -> Any:
-    """Return the value of a key, converted to the type of the hint.
-
-    Raises:
-        UsageError: The value has another type; the message begins with `prefix`, and gives the right spelling.
-    """
+    """Return the value of a key, converted to the type of the hint."""
 
     def convert(value: Any, strict: bool) -> Any:
         return msgspec.to_builtins(msgspec.convert(value, hint, strict=strict))
@@ -457,9 +428,6 @@ def split_batch(batch_size: int, *, processes: int, per_device: int | None = Non
     Args:
         batch_size: Sequences per update over all processes, as in the paper.
         per_device: Sequences per micro-batch; None disables accumulation.
-
-    Raises:
-        UsageError: The batch size is not divisible.
     """
     unit = processes * (per_device or 1)
     steps, remainder = divmod(batch_size, unit)

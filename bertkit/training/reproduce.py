@@ -83,11 +83,7 @@ def reproduce(
 
 
 def compare_runs(before: Path, now: Path) -> Comparison:
-    """Compare two finished runs; scores and predictions that only the second run has are not compared.
-
-    Raises:
-        UsageError: A file of one of them is damaged.
-    """
+    """Compare two finished runs; scores and predictions that only the second run has are not compared."""
     one, two = (read_metrics(folder / METRICS_FILE) for folder in (before, now))
     scores = {name: (one[name], two.get(name)) for name in one if one[name] != two.get(name)}
     return Comparison(
@@ -96,11 +92,7 @@ def compare_runs(before: Path, now: Path) -> Comparison:
 
 
 def compare_environments(before: Path, now: Path) -> Iterator[str]:
-    """Yield the differences in machine, software, data and initial weights of two runs and those before them.
-
-    Raises:
-        UsageError: An environment.json is damaged or lost.
-    """
+    """Yield the differences in machine, software, data and initial weights of two runs and those before them."""
     if all((folder / FIRST / ENVIRONMENT).exists() for folder in (before, now)):
         yield from (f"{FIRST}: {line}" for line in compare_environments(before / FIRST, now / FIRST))
     yield from find_differences(*map(read_environment, (before, now)))

@@ -178,9 +178,6 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: 
 
     Args:
         settings: Values of BertConfig that depend on the data.
-
-    Raises:
-        UsageError: Sizes do not fit together, or the checkpoint cannot be loaded.
     """
     head = getattr(bertkit, name_head(task, recipe))
     if not recipe.checkpoint:
@@ -220,11 +217,7 @@ def describe_training(args: TrainingArguments, recipe: Recipe, data: Any) -> str
 
 
 def dry_run(recipe: Recipe, output: str | Path) -> dict[str, Any]:
-    """Return a recipe and the sizes that follow, without reading data or writing files.
-
-    Raises:
-        UsageError: transformers rejects a value, or the batch cannot be divided.
-    """
+    """Return a recipe and the sizes that follow, without reading data or writing files."""
     task, args = TASKS[recipe.task], make_arguments(recipe, Path(output))
     plan: dict[str, Any] = {"recipe": recipe, "output": str(output)}
     if not recipe.checkpoint:

@@ -75,11 +75,7 @@ COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds
 
 
 def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
-    """Return the metrics of a finished run in this directory, or None if the run is not finished.
-
-    Raises:
-        UsageError: The directory cannot be read, belongs to another run that has begun, or holds other files.
-    """
+    """Return the metrics of a finished run in this directory, or None if the run is not finished."""
     if not (output / RECIPE_FILE).exists():
         check_free(output)
         return None
@@ -95,11 +91,7 @@ def check_free(output: Path) -> None:
 
 
 def check_finished(folder: Path, *files: str) -> None:
-    """Check that a folder holds a finished run that has these files too.
-
-    Raises:
-        UsageError: A file is missing.
-    """
+    """Check that a folder holds a finished run that has these files too."""
     if missing := [name for name in (RECIPE_FILE, METRICS_FILE, *files) if not (folder / name).is_file()]:
         raise UsageError(
             f"{folder} is not a finished run, because it has no {missing[0]}; name another directory, or repeat the "
@@ -108,20 +100,12 @@ def check_finished(folder: Path, *files: str) -> None:
 
 
 def read_metrics(path: Path) -> dict[str, Any]:
-    """Read the scores of a finished run.
-
-    Raises:
-        UsageError: The file is damaged.
-    """
+    """Read the scores of a finished run."""
     return read_record(path, dict[str, Any], "delete it, and the same command completes the run")
 
 
 def read_record(path: Path, kind: Any, remedy: str = "delete it") -> Any:
-    """Read a JSON file that bertkit has written as a value of the given type.
-
-    Raises:
-        UsageError: The file cannot be read, is not JSON, or its value has another type.
-    """
+    """Read a JSON file that bertkit has written as a value of the given type."""
     with explain_refusal(str(path), remedy):
         return msgspec.convert(json.loads(path.read_bytes()), kind)  # json also accepts NaN, as in scores
 
@@ -165,9 +149,6 @@ def write_environment(
         weights: Fingerprint of the model before the first update.
         commits: Commit of each model and data set on the Hub that was read.
         goes_on: Whether the run continues from a checkpoint, whose weights replace the initial ones.
-
-    Raises:
-        UsageError: The run continues with other data than before.
     """
     found = {"data": dict(data), "weights_at_start": weights, "commits": dict(commits)}
     earlier: dict[str, Any] = {}
@@ -181,11 +162,7 @@ def write_environment(
 
 
 def check_data(output: Path, before: Mapping[str, str], now: Mapping[str, str], step: str) -> None:
-    """Check that the data of a run are those that it was started with, by the fingerprint of each split.
-
-    Raises:
-        UsageError: A split has changed; the message ends with `step`.
-    """
+    """Check that the data of a run are those that it was started with, by the fingerprint of each split."""
     if changed := sorted({split for split, _ in before.items() ^ now.items()}):
         raise UsageError(
             f"{output} was started with other data ({', '.join(changed)}), or with packages that process them "
@@ -194,11 +171,7 @@ def check_data(output: Path, before: Mapping[str, str], now: Mapping[str, str], 
 
 
 def read_environment(output: Path) -> dict[str, Any]:
-    """Read a run's environment.json, without the date.
-
-    Raises:
-        UsageError: The file is lost or damaged.
-    """
+    """Read a run's environment.json, without the date."""
     found = read_record(output / ENVIRONMENT, dict[str, Any])
     return {key: value for key, value in found.items() if key != "date"}
 
@@ -340,9 +313,5 @@ class StudyResult(msgspec.Struct):
 
 
 def read_study(folder: Path) -> StudyResult:
-    """Read the results of the study in a directory.
-
-    Raises:
-        UsageError: The file is lost, damaged, or written by another program.
-    """
+    """Read the results of the study in a directory."""
     return read_record(folder / STUDY_RESULT, StudyResult, "delete it, or name another folder")

@@ -171,11 +171,7 @@ class BertTrainer(Trainer):
         return dict(zip(names, totals.tolist(), strict=True))
 
     def _save_checkpoint(self, model, trial) -> None:
-        """Save a checkpoint, mark it complete once every process has written its part, and delete old checkpoints.
-
-        Raises:
-            UsageError: A loss since the last log, or a weight, is NaN or infinite; such a checkpoint would be useless.
-        """
+        """Save a checkpoint, mark it complete once every process has written its part, and delete old checkpoints."""
         sums = self.add_up()
         self.check_numbers(sums)
         super()._save_checkpoint(model, trial)
@@ -193,11 +189,7 @@ class BertTrainer(Trainer):
                 rotate_checkpoints(output, self.state.global_step, self.keep, protected)
 
     def check_numbers(self, sums: Mapping[str, float]) -> None:
-        """Check that the loss sums and the weights are finite. All processes must call this together.
-
-        Raises:
-            UsageError: A value is NaN or infinite, in any process.
-        """
+        """Check that the loss sums and the weights are finite. All processes must call this together."""
         parts = (each.to_local() if hasattr(each, "to_local") else each for each in self.model.parameters())
         sound = torch.stack([part.isfinite().all() for part in parts]).all() & all(map(math.isfinite, sums.values()))
         if self.accelerator.reduce((~sound).float().to(self.args.device), "sum") > 0:

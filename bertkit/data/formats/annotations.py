@@ -81,11 +81,7 @@ def read_exports(source: str, read: Reader, report: Report, needs_train: bool = 
 
 
 def read_export(path: Path, read: Reader, report: Report) -> Columns:
-    """Read an export as a table with `text` and `spans`, or words and tags; return any other table as it is.
-
-    Raises:
-        UsageError: As `read`; or a value has another form, or no row is left.
-    """
+    """Read an export as a table with `text` and `spans`, or words and tags; return any other table as it is."""
     found: list[Raw] | ExportKeys = []
     if path.name.removesuffix(".gz").endswith(".json"):
         with suppress(UsageError):  # the reader of tables explains it

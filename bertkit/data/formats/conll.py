@@ -53,9 +53,6 @@ def find_conll(folder: str | Path, report: Report = ignore) -> dict[str, Path]:
     """Find the file of each split in a folder, or in a folder in it, by the first names of NER_FILES that are there.
 
     The test file may be missing, and the dev file too unless the files have CoNLL-2003's names.
-
-    Raises:
-        UsageError: The folder does not exist, or has no train file or several.
     """
     folder = Path(folder)
     check_access(folder)
@@ -92,10 +89,6 @@ def read_conll(
         label: The column of the tags: its number, from 1, or its name in CoNLL-U; "": UPOS there, else the last one.
         scheme: entities or words; "": guessed from the tags.
         encoding: "": UTF-8, UTF-16 or cp1252, as the file is.
-
-    Raises:
-        UsageError: The file is missing, not text or has no sentence; a line has only one column, or not as many as the
-            first line; the label names none of its columns; or a tag is of no known scheme.
     """
     if is_webanno(path):
         return read_entities(read_webanno(path, report), report, label, scheme)
@@ -203,9 +196,6 @@ def read_conll_copy(label: str = "", scheme: str = "") -> dict[str, TaggedText]:
     """Read the splits of CoNLL-2003's copy on the Hub, in the form of `read_conll`; it has no documents.
 
     If the Hub is unreachable, the copy in the cache of `datasets` is used. test may be missing.
-
-    Raises:
-        UsageError: The Hub cannot serve the data set and no copy is cached, or it has another form.
     """
     found = load_splits(NER_HUB, NER_CONFIG, NER_HUB_SPLITS, optional=("test",))
     scheme = scheme or ENTITIES * (not label)

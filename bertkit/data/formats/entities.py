@@ -79,10 +79,6 @@ def read_entities(
 
     Without a column of tags or spans, or with empty cells alone, the sentences have no tags. A span that is not whole
     words is extended to them in the tags, but not in the entities; such spans are counted and reported.
-
-    Raises:
-        UsageError: The columns are missing, a cell is not as expected, a row has not one tag per word, a tag is of no
-            known scheme, or spans overlap or are outside their text.
     """
     names = rows.table.column_names
     given, marked = find_columns(names, label)
@@ -172,11 +168,7 @@ def read_list(cell: str, origin: str) -> list[str]:
 
 
 def read_spans(cell: str, text: str, origin: str, column: str) -> list[tuple[int, int, str]]:
-    """Return the spans of a text in order.
-
-    Raises:
-        UsageError: The cell has another form, or a span is not within its text, has another text or no label.
-    """
+    """Return the spans of a text in order."""
     with explain_form(f"{origin}: {column}", SPAN_REMEDY):
         read = msgspec.json.decode(cell or "[]", type=list[MarkedSpan | tuple[Offset, Offset, str]] | SpanLists)
     if isinstance(read, SpanLists):

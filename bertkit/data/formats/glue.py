@@ -113,11 +113,7 @@ def read_copy(row: Benchmark, report: Report) -> dict[str, Columns]:
 
 
 def read_labels(row: Benchmark, table: Columns) -> np.ndarray:
-    """Return the column `label` as (S,) int64 label indices, or float32 scores.
-
-    Raises:
-        UsageError: There is no such column, or a label that the task does not have.
-    """
+    """Return the column `label` as (S,) int64 label indices, or float32 scores."""
     read = parse_score if not row.labels else index_labels(row).__getitem__
     expected = f"one of {', '.join(row.labels)}" if row.labels else "a score from 0 to 5"
     values = convert_labels(table, read, expected)

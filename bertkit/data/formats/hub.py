@@ -29,9 +29,6 @@ def load_hub(source: str, remedy: str = FILE_REMEDY) -> "datasets.DatasetDict":
     """Load the data set `owner/name[:config][@revision]`, or its copy in the cache if the Hub is unreachable.
 
     Its commit is noted in `READ`.
-
-    Raises:
-        UsageError: The Hub cannot serve the data set and no copy is cached; `remedy` ends the message.
     """
     if (found := find_dataset(source)) is None:
         raise UsageError(f"{source!r} does not exist; {remedy}")

@@ -203,9 +203,6 @@ def find_separator(lines: Iterable[str | UsageError], usual: str, given: str = "
     """Return the separator with which the header and the first rows have the same number of cells, the most of them.
 
     Where there is none, it is the usual one or, if that is not in the header, another one that is.
-
-    Raises:
-        UsageError: The separator that is given is not one character.
     """
     if len(given) > 1 or given in ('"', "\r", "\n"):
         raise UsageError(f'data.sep is {given!r}; give the character between cells, such as ";" or "\\t"')
@@ -285,11 +282,7 @@ def decode_json(decoder: msgspec.json.Decoder[Parsed], text: str | bytes) -> Par
 
 
 def read_json(path: str | Path, form: type[Parsed], remedy: str = AGAIN, encoding: str = UTF8) -> Parsed:
-    """Read a JSON file, with or without a byte order mark, into a msgspec type.
-
-    Raises:
-        UsageError: The file is missing, not text, not JSON, or of another form; `remedy` ends the message.
-    """
+    """Read a JSON file, with or without a byte order mark, into a msgspec type."""
     path = Path(path)
     with open_file(path) as stream:
         content = stream.read()

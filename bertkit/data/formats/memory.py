@@ -26,9 +26,6 @@ def convert_tables(data: Any) -> dict[str, pa.Table | Path]:
     Args:
         data: A table, which is train: a pandas DataFrame, a `datasets.Dataset`, a `pyarrow.Table` or a list of dicts;
             or a mapping of splits to these or to paths, such as a `datasets.DatasetDict`.
-
-    Raises:
-        UsageError: It is none of these.
     """
     if not isinstance(data, Mapping):
         return {"train": convert_table(data)}
@@ -78,11 +75,7 @@ def list_rows(data: Any) -> list[dict[str, Any]]:
 
 
 def write_tables(tables: Mapping[str, pa.Table | Path], folder: Path) -> None:
-    """Write each split to `folder` as Parquet, a file as it is; what is there must be the same.
-
-    Raises:
-        UsageError: The folder holds other data, or a file cannot be read.
-    """
+    """Write each split to `folder` as Parquet, a file as it is; what is there must be the same."""
     files: dict[str, pa.Table | bytes] = {}
     for split, part in tables.items():
         if isinstance(part, Path):

@@ -39,10 +39,6 @@ def read_tsv(
         width: The number of columns of a file without a header line.
         skip_broken: Whether to skip rows with another number of columns, as the Hub's copy of QQP does, and report
             their number.
-
-    Raises:
-        UsageError: The file is missing, not UTF-8 or without rows, a column is missing, or a row has another number of
-            columns.
     """
     path, wanted = Path(path), {new: str(old) for new, old in columns.items()}
     rows = split_rows(raise_errors(path, enumerate(walk_file(path), 1)), "\t", is_plain=True)
@@ -75,9 +71,6 @@ def read_hub(
     data set does not have is left out too.
 
     If the Hub is unreachable, the copy in the cache of `datasets` is used.
-
-    Raises:
-        UsageError: The Hub cannot serve the data set and no copy is cached, or a split or a column is missing.
     """
     tables = {}
     for split, source, rows in load_splits(name, config, splits, optional):
@@ -98,11 +91,7 @@ def pick_columns(rows: Columns, columns: Mapping[str, str]) -> Columns:
 
 
 def convert_labels(table: Columns, read: Callable[[str], float], expected: str, what: str = "label") -> list[float]:
-    """Convert the column `label` with `read`.
-
-    Raises:
-        UsageError: There is no such column, or `read` rejects a text (KeyError, ValueError).
-    """
+    """Convert the column `label` with `read`."""
     if "label" not in table.table.column_names:
         raise UsageError(f"{table.source} has no labels; only splits with labels can be trained on or scored")
     values = []

@@ -159,9 +159,6 @@ def read_splits(source: str, read: Callable[[Path], Any] | None = None, needs_tr
             `save_to_disk`; or a data set on the Hub with splits of these names.
         read: A reader of files other than `read_columns`, for further formats or settings.
         needs_train: Whether several splits without train are an error.
-
-    Raises:
-        UsageError: There is nothing of this name or no train in it, two files are for one split, or as `read_columns`.
     """
     path, read = Path(source), read or read_columns
     try:
@@ -235,9 +232,6 @@ def read_columns(path: Path, **reading: Any) -> Columns:
 
     Args:
         reading: `sep`, `encoding` and `report` of `walk_rows`.
-
-    Raises:
-        UsageError: The file or one of its rows cannot be read, or a column has no name or that of another.
     """
     kind, source = find_suffix(path), str(path)
     if kind == ".parquet":

@@ -120,9 +120,6 @@ def read_squad(path: str | Path, version: int | None = None) -> list[Question]:
     Args:
         version: 1 requires an answer to every question; 2 requires `is_impossible` in some. None accepts both forms
             and goes by the answers alone, as the official scripts do.
-
-    Raises:
-        UsageError: As `read_json`; or the file is of the other version, has a duplicate id or no question.
     """
     rows = _read_official(Path(path))
     if version == 2 and not any(rows.find("is_impossible").unique().to_pylist()):
@@ -152,10 +149,6 @@ def read_squad_copy(name: str, splits: Mapping[str, str]) -> dict[str, list[Ques
     Args:
         name: `rajpurkar/squad` (1.1) or `rajpurkar/squad_v2` (2.0).
         splits: The wanted names -> the Hub's.
-
-    Raises:
-        UsageError: The Hub cannot serve the data set and no copy is cached, a split or a column is missing, or an id
-            occurs twice.
     """
     return {
         split: _gather(split, [convert_dataset(source, rows)], None).questions
@@ -169,9 +162,6 @@ def read_predictions(path: str | Path, form: type[Parsed]) -> dict[str, Parsed]:
     Args:
         form: `str` for answers, where "" stands for no answer; `float` for the odds of no answer; `list[Candidate]` for
             the best answers.
-
-    Raises:
-        UsageError: As `read_json`; also for a number that is NaN or infinite, or a negative probability.
     """
     return read_json(path, dict[str, form])
 
@@ -198,9 +188,6 @@ def read_own_squad(
         group: The column (in the official form: `title`) that becomes the questions' `group`.
         needs_train: As for `read_splits`.
         read: The reader of tables.
-
-    Raises:
-        UsageError: As `read_splits`; or a column is missing, a value has another form, or an id occurs twice.
     """
     if "," in source and not os.path.exists(source):
         found = {"train": [_read_own(read, Path(os.path.expanduser(part))) for part in source.split(",")]}

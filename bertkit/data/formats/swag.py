@@ -38,10 +38,6 @@ def read_swag(path: str | Path, labelled: bool = True) -> list[Situation]:
     Args:
         path: train.csv, val.csv or test.csv.
         labelled: Whether labels are required; if not, as for test.csv, a label column is ignored.
-
-    Raises:
-        UsageError: The file is missing, not UTF-8, not CSV or without rows; a column is missing; a row has another
-            number of columns; an ending is empty; or a label is not 0 to 3.
     """
     rows = read_columns(Path(path), sep=",", encoding="utf-8")
     return _make_situations(pick_columns(rows, SWAG_COLUMNS | ({"label": "label"} if labelled else {})), labelled)
@@ -70,9 +66,6 @@ def read_swag_copy(splits: Mapping[str, str], unlabelled: Container[str] = ()) -
     Args:
         splits: The wanted names -> the Hub's.
         unlabelled: Splits without labels; they may be missing.
-
-    Raises:
-        UsageError: As `read_hub`; or a split has no labels, an ending is empty, or a label is not 0 to 3.
     """
     tables = read_hub(*HUB_SWAG, splits, SWAG_COLUMNS | {"label": "label"}, optional=unlabelled)
     return {split: _make_situations(table, split not in unlabelled) for split, table in tables.items()}

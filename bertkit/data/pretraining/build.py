@@ -102,10 +102,6 @@ def build(
         sources, split_sentences, language, passages: As in `bertkit.data.pretraining.sources.read_documents`.
         deduplicate: "documents" drops documents that occurred before, "lines" also every such sentence; "" drops none.
         workers: Number of processes; 1 is this process, 0 uses Ray.
-
-    Raises:
-        UsageError: A source cannot be read or is empty, `output` holds another build or something else, the disk is
-            full, or a worker process died.
     """
     if deduplicate not in DEDUPLICATE:
         raise UsageError(f"deduplicate is {deduplicate!r}, expected documents or lines; correct it or leave it out")
@@ -154,11 +150,7 @@ def describe_build(
 
 
 def find_finished(output: Path, asked: Mapping[str, Any], report: Report) -> dict[str, Any] | None:
-    """Return the statistics of a finished and undamaged corpus, or None if work remains.
-
-    Raises:
-        UsageError: The directory holds another build or something else.
-    """
+    """Return the statistics of a finished and undamaged corpus, or None if work remains."""
     if (output / RECORD).exists() or is_corpus(output):
         has_begun = is_corpus(output) or any(any((output / name).glob("[!.]*")) for name in (SHARDS, PART_FOLDER))
         if has_begun:  # before the first shard there is nothing to lose
@@ -261,11 +253,7 @@ def write_piece(work: BuildWork, number: int, piece: Piece, report: Report, wrot
 def build_pieces(
     work: BuildWork, pieces: Sequence[Piece], workers: int, report: Report, progress: BuildProgress
 ) -> None:
-    """Write the missing shards, and follow their files for the progress.
-
-    Raises:
-        UsageError: A source cannot be read, a worker died, or its shards did not appear.
-    """
+    """Write the missing shards, and follow their files for the progress."""
     found = keep_whole(work.folder, report)
     total = sum(piece.size for piece in pieces)
     before = sum(shard.count("ids") for shard in found.values())
@@ -328,9 +316,6 @@ def write_on_ray(work: BuildWork, number: int, piece: Piece, directory: str) -> 
 
     Args:
         directory: The working directory of the command, to which paths may be relative.
-
-    Raises:
-        UsageError: This machine does not see the directory of the corpus.
     """
     with suppress(OSError):
         os.chdir(directory)
@@ -365,9 +350,6 @@ def write_in_workers(
     Args:
         workers: The number of processes; 0 uses Ray.
         look: Called every LOOK seconds, looks for new shards, and returns the pieces that lack some.
-
-    Raises:
-        UsageError: A source cannot be read, or workers are lost LOSSES times.
     """
     with explain_worker():
         for losses in range(1, LOSSES + 1):

@@ -85,11 +85,7 @@ def mask_tokens(
 
 
 def check_rates(probability: float, mask_rate: float, random_rate: float, same_rate: float) -> None:
-    """Check that `mask_tokens` can use these rates.
-
-    Raises:
-        UsageError: A rate is negative, the rates do not sum to 1, or the probability is not above 0 and at most 1.
-    """
+    """Check that `mask_tokens` can use these rates."""
     rates = (mask_rate, random_rate, same_rate)
     if not 0 < probability <= 1 or min(rates) < 0 or not abs(sum(rates) - 1) <= 1e-6:
         raise UsageError(

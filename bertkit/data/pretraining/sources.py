@@ -124,10 +124,6 @@ def read_documents(
         passages: Whether to keep only the lines that `keep_passages` keeps.
         limit_characters: Stop each source after the document that reaches this number of characters. For `docs`, whose
             files are sorted by a hash, this is a fair mixture of the packages.
-
-    Raises:
-        UsageError: Immediately if a source does not exist; while reading if a file is not UTF-8 text or a source is
-            empty.
     """
     cut = [(source, cut_sources([source], PIECE_BYTES)) for source in sources]
     how = {"split_sentences": split_sentences, "language": language, "passages": passages}
@@ -162,9 +158,6 @@ def cut_sources(sources: Sequence[str], piece_bytes: int) -> list[Piece]:
 
     Large files are divided into pieces of `piece_bytes` bytes, except .gz files; adjacent small files share a piece. A
     data set on the Hub has a piece per shard; `docs` is one piece.
-
-    Raises:
-        UsageError: A source does not exist, or a directory has no text.
     """
     return [piece for source in sources for piece in _cut_source(source, piece_bytes)]
 
@@ -185,9 +178,6 @@ def read_piece(
         passages: Whether to keep only the lines that `keep_passages` keeps; those of `docs` are passages.
         noted: Gets the lines that are left out, and those that look like markup.
         workers: Processes that read `docs`; one per CPU by default.
-
-    Raises:
-        UsageError: As `read_documents` while reading, but not for an empty source.
     """
     noted = {} if noted is None else noted
     documents = read_docs(workers) if piece.kind == "docs" else _gather(piece, passages, noted, report)

@@ -38,9 +38,6 @@ def measure(corpus: TokenizedCorpus, unknown_id: int) -> dict[str, Any]:
     """Compute the statistics of a whole corpus.
 
     Rates and shares are fractions. `padding` is the share of [PAD] among all tokens of the pairs of copy 0, seed 0.
-
-    Raises:
-        UsageError: The corpus is empty.
     """
     check_documents(corpus.document_count, has_pairs=False)
     ids = corpus.ids

@@ -167,11 +167,7 @@ def is_corpus(path: str | Path) -> bool:
 
 
 def read_manifest(directory: str | Path) -> dict[str, Any]:
-    """Read corpus.json.
-
-    Raises:
-        UsageError: There is none, or it is damaged.
-    """
+    """Read corpus.json."""
     path = Path(directory) / MANIFEST
     if not path.is_file() and is_built(directory):
         raise UsageError(f"the corpus {directory} is not finished; the same bertkit corpus build command finishes it")
@@ -185,9 +181,6 @@ def open_corpus(directory: str | Path, report: Callable[[str], None] = ignore, v
 
     Args:
         verify: Whether to compare the checksums first, which reads every file; sizes are always compared.
-
-    Raises:
-        UsageError: There is no corpus, or a file is missing, truncated or corrupted; the message names it.
     """
     directory = Path(directory)
     manifest = read_manifest(directory)

@@ -150,9 +150,6 @@ def check_documents(count: int, has_pairs: bool = True) -> None:
 
     Args:
         has_pairs: Whether next sentences are predicted.
-
-    Raises:
-        UsageError: It has none, or for next-sentence prediction fewer than two.
     """
     if has_pairs and count < LEAST_DOCUMENTS:
         raise UsageError(
