@@ -78,7 +78,7 @@ def test_help_answers_within_half_a_second():
         ("pretrain --corpus no.txt --steps 9", "there is no file or folder no.txt"),
         ("study FILE --data no.d", "there is no file or folder no.d"),
         ("doctor no.csv --model no/bert", "there is no file or folder no.csv"),
-        ("classify --data FILE --model no/bert --epochs 2", "there is no directory 'no/bert', and the Hub cannot"),
+        ("classify --data FILE --model no/bert --epochs 2", "there is no folder no/bert, and the Hub cannot"),
         ("classify --data FILE --model no.bert/a/b", "there is no folder no.bert/a/b"),
         ("classify --data FILE --model FOLDER --output OTHER --epochs 2", "is not empty and holds no run"),
         ("squad --version 1 --model FOLDER --extra-train FILE --search 2", "cannot be combined with extra_train"),

@@ -265,7 +265,7 @@ def test_many_passes_over_a_small_text_are_told(tmp_path):
         run(Recipe.make(PRETRAIN, given, small), output=tmp_path / str(steps), report=lines.append)
         warned = [line for line in lines if line.startswith("warning: the training passes its text ")]
         assert len(warned) == count
-    assert warned[0].endswith(" times, the paper's 40 times; give more text, or fewer updates with --steps")
+    assert warned[0].endswith(" times (the paper: 40); give more text, or fewer updates with --steps")
 
 
 def test_a_directory_of_another_run_is_left_alone(recipe, straight, tmp_path, refused):
