@@ -102,6 +102,13 @@ def test_names_in_a_call_may_be_numbers():
     assert sort_settings(TASKS["classify"], given) == {"data": found}
 
 
+def test_evaluate_takes_columns_whose_names_are_numbers(world):
+    frame = world.frame[["title", "body", "stars"]]
+    numbered = frame.set_axis([0, 1, 2], axis=1)
+    scores = world.run.evaluate(numbered, text=[0, 1], label=2)
+    assert scores["macro_f1"] == world.run.evaluate(world.frame)["macro_f1"]
+
+
 def test_class_labels_become_their_names(world, tmp_path):
     names = ["poor", "fair", "fine"]
     frame = world.frame[["title"]].assign(stars=world.frame.stars - 1)

@@ -19,7 +19,6 @@ from bertkit.tasks.task import score_summaries
 from bertkit.training.recipe import merge, read_recipe
 from tests.conftest import draft
 from tests.corpora import list_documents
-from tests.official import write_checkpoint
 
 LETTERS = [a + b for a in "abcdefgh" for b in "abcdefgh"]
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letters}" for letters in LETTERS)]
@@ -277,12 +276,6 @@ def test_the_starter_is_the_recipe_of_the_demo():
     continued = choose_starter({"checkpoint": "some/model"})
     assert not {"model", "phase"} & continued.keys()
     assert continued["data"] == {"corpus": ["docs"], "heldout_share": 0.05, "max_length": 64}
-
-
-def test_the_starter_s_length_is_at_most_that_of_its_checkpoint(tmp_path):
-    for positions in (40, 96):
-        checkpoint = write_checkpoint(tmp_path / str(positions), max_position_embeddings=positions)
-        assert choose_starter({"checkpoint": str(checkpoint)})["data"]["max_length"] == min(positions, 64)
 
 
 @pytest.mark.parametrize("checkpoint", [{}, {"checkpoint": "some/model"}])

@@ -61,7 +61,8 @@ def test_input_columns_whose_names_are_taken_are_renamed(tokenizer, tmp_path):
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_columns_of_a_table_that_came_out_of_a_run_stay_apart(reverse, tokenizer, tmp_path):
-    names = ["group", "group_input", "group_input_input", "probability_a", "probability_a_input"]
+    names = ["group", "group_input", "group_input_input", "probability_a", "probability_a_input", "f1", "strict_found"]
+    names.append("prediction_spans")
     names = names[::-1] if reverse else names
     source = read_columns(write_table(tmp_path / "t.csv", [{name: f"{name} {n}" for name in names} for n in range(3)]))
     examples = ExampleRows(
@@ -70,6 +71,7 @@ def test_columns_of_a_table_that_came_out_of_a_run_stay_apart(reverse, tokenizer
     taken = {name: [0.5] * 3 for name in ("probability_a", "probability_a_input")}
     rows = join_rows(make_rows({LABEL: LABELS, PREDICTION: ANSWERS} | taken), examples, tokenizer)
     facts = read_facts(rows)
+    assert not {"f1", "strict_found", "prediction_spans"} & {*rows.column_names}, "these tell the kind of a table"
     assert facts["texts"] == ["group_input"]
     shown = {name: rows.column(name).to_pylist()[1] for name in facts["texts"] + facts["inputs"]}
     assert sorted(shown.values()) == sorted(f"{name} 1" for name in names)
