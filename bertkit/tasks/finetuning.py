@@ -13,7 +13,7 @@ from bertkit.data.sequences import pad, pad_choices
 from bertkit.data.splits import UNLABELLED
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import refuse_first
-from bertkit.reports.tables import ScoreRow, list_shown, name_limits
+from bertkit.reports.tables import OWN_DATA, ScoreRow, list_shown, name_limits
 from bertkit.system.progress import Report
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.task import BERT_TRAIN, Task
@@ -109,6 +109,8 @@ class FineTuningTask(Task):
             lines.append(
                 f"warning: {row.name} ({row.show(metrics[row.key])}) is not above {words} ({row.show(metrics[key])})"
             )
+            if self.copies and not (OWN_DATA in metrics or is_solved or is_learned or SEARCHED in metrics):
+                lines[-1] += "; on few rows, try --set preset=auto"  # the default for one's own data
         if metrics.get(f"{GAIN}_low", math.inf) <= 0:
             row = next((row for row in rows if row.key == self.metric), rows[0])  # the first of one's own classes
             gain, low, high = (row.show(metrics[key]) for key in (GAIN, *name_limits(GAIN)))
