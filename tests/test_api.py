@@ -370,7 +370,7 @@ NO_TEXTS = [  # X -> the error
     (pd.DataFrame({"text": ["good", "bad"], "price": [3.5, 4]}), "X has 3.5 in row 0 of the column 'price', which"),
     (pd.DataFrame({"text": ["good", "bad"], "price": ["?", 4]}), "X has 4 in row 1 of the column 'price', which"),
     ([["good", "bad"], ["good", 5]], "X has 5 in row 1 of the column 1, which is not a text"),
-    ([1, 2], "X has 1 in row 0 of the column 0, which is not a text; leave the column out, or make it one of texts"),
+    ([1, 2], "X has 1 in row 0 of the column 0, which is not a text; leave the column out, or convert it"),
 ]
 
 

@@ -367,9 +367,10 @@ def bert(tmp_path_factory):
 def test_a_recipe_runs_dry(path, bert, tmp_path):
     recipe = read_recipe(path)
     given = {"checkpoint": bert} if recipe.get("checkpoint") else {}
-    plan = dry_run(Recipe.make(TASKS[recipe["task"]], recipe, given), output=tmp_path / "run")
+    made = Recipe.make(TASKS[recipe["task"]], recipe, given)
+    plan = dry_run(made, output=tmp_path / "run")
     assert plan.get("updates", 1) > 0  # the number of updates per epoch depends on the data
-    assert plan["per_device_batch"] * plan["accumulation"] == plan["sequences_per_update"] == recipe["batch_size"]
+    assert plan["per_device_batch"] * plan["accumulation"] == plan["sequences_per_update"] == made.batch_size
     sizes = {"base.toml": 110, "large.toml": 336, "small.toml": 29, "tiny.toml": 4}  # millions, heads included
     if recipe["task"] == "pretrain" and path.name in sizes:
         assert plan["parameters"] // 1_000_000 == sizes[path.name]

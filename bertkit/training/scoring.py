@@ -99,8 +99,8 @@ def score_rows(
     measured = {pattern.format(name): score for name, score in task.score(rows).items()}
     scores = {name: score for name, score in measured.items() if isinstance(score, RowScore)}
     if slow := [name for name, score in scores.items() if limit_samples(score) < BOOTSTRAP_SAMPLES]:
-        size = f"{count(len(rows), 'row')} with so many labels"
-        report(f"fewer than {BOOTSTRAP_SAMPLES:,} samples or no interval for {', '.join(slow)}, to save time: {size}")
+        names, size = ", ".join(slow), f"{count(len(rows), 'row')} and this number of labels"
+        report(f"fewer than {BOOTSTRAP_SAMPLES:,} samples, or no interval, for {names}: {size} would take too long")
     found = add_limits(measured, rows.column(GROUP).to_numpy() if GROUP in rows.column_names else None)
     if len(leaks):
         weights = np.ones((1, len(rows)))

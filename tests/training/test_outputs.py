@@ -71,8 +71,8 @@ def test_results_have_the_keys_of_the_example_scripts():
     assert summarize_results(TASKS["ner"], {"f1": 0.9}, {"dev": 20}, []) == {"eval_f1": 0.9, "eval_samples": 20}
 
 
-@pytest.mark.parametrize(("most", "said"), [(300 * 5 * 6, "intervals from 300 samples instead of 2,000"), (1, "no")])
-def test_a_line_says_which_intervals_are_bounded(monkeypatch, most, said):
+@pytest.mark.parametrize("most", [300 * 5 * 6, 1])
+def test_a_line_says_which_intervals_are_bounded(monkeypatch, most):
     """Six rows of five labels."""
     monkeypatch.setattr("bertkit.metrics.intervals.MOST_CELLS", (1 << 33, most))
     names, labels = list("abcde"), list("abcdea")
@@ -80,6 +80,7 @@ def test_a_line_says_which_intervals_are_bounded(monkeypatch, most, said):
     rows, lines = make_rows({"label": labels, "prediction": labels[::-1], **columns}, names=names), []
     found = score_rows(TASKS["classify"], rows, "test_{}", np.empty(0, np.int64), lines.append)
     (line,) = lines
-    assert line.startswith(f"{said}")
-    assert " of test_roc_auc, test_average_precision: 6 rows " in line
+    assert line.startswith(
+        "fewer than 2,000 samples, or no interval, for test_roc_auc, test_average_precision: 6 rows "
+    )
     assert ("test_roc_auc_low" in found) == (most > 1)
