@@ -345,9 +345,9 @@ def train(names: list[str], options: RunOptions, data: Mapping[str, Any], togeth
     is_finished = (output / STUDY_RESULT).exists()
     settings = list(map(parse_setting, options.settings or []))
     for task in [] if is_finished else [TASKS[name] for name in names]:
-        part = merge(task.recipe, written, {"checkpoint": options.model, "data": data}, *settings)
+        part = merge(task.recipe, written, {"data": data}, *settings)
         checked = check({"data": part["data"]}, task, "--set")
-        check_inputs(task, checked["data"], part["checkpoint"])
+        check_inputs(task, checked["data"])
     definition["recipe"] = merge(written, definition["recipe"])
     compare(definition, replace(options, output=output), {"data": data})
 
