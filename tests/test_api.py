@@ -385,6 +385,11 @@ def test_what_is_not_a_column_of_texts_is_refused(given, message, world):
             method(given)
 
 
+def test_numbers_of_a_regression_are_no_classes(world):
+    with pytest.raises(bertkit.UsageError, match="different texts in .* rows, too many for labels"):
+        make_estimator(world).fit(world.frame.body[:40], np.linspace(0, 1, 40))
+
+
 def test_a_second_fit_with_other_labels_needs_another_directory(world, tmp_path):
     made = make_estimator(world, num_train_epochs=1, output=tmp_path / "run")
     low = world.frame.stars < 2

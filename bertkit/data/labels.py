@@ -216,7 +216,7 @@ def find_labels(
         trouble = f"{len(names)} label{'s' * (len(names) != 1)}; give a column with two or more"
     elif kind == SINGLE and len(names) > max(MOST_NUMBERS, len(train) // 2):
         odd = sorted(name for name in names if parse_number(name) is None)
-        hint = f" ({odd[0][:40]!r} is not a number)" if len(odd) < len(names) / 2 else ""
+        hint = f" ({odd[0][:40]!r} is not a number)" if odd and len(odd) < len(names) / 2 else ""
         trouble = (
             f"{len(names):,} different texts in {len(train):,} rows{hint}, too many for labels; choose another column "
             "with --label"

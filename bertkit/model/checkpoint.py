@@ -202,6 +202,7 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
         new |= adopt_labels(model, list(labels.values()), known="classifier.weight" not in new)
     if scale is not None:
         scale_targets(model, *scale, is_new="classifier.weight" in new)
+    model.config.learned_scale = None  # it belongs to the checkpoint
     if weights is not None:
         with explain_refusal("class_weights"):
             model.config.class_weights = weights
@@ -239,20 +240,25 @@ def scale_targets(model: nn.Module, mean: float, deviation: float, is_new: bool)
     """Make a regression's classifier compute deviations from the mean of the numbers that it will learn.
 
     Args:
-        is_new: Whether it is randomly initialised; otherwise the numbers that the model answers stay the same.
+        is_new: Whether it is randomly initialised. Otherwise what it has learned is brought to the new mean and
+            deviation, or keeps its unit if those that it was trained on are unknown.
     """
+    old_mean, old_deviation = model.config.learned_scale or (mean, deviation)
     model.config.target_scale = [mean, deviation]
     if not is_new:
-        model.classifier.weight.div_(deviation)
-        model.classifier.bias.sub_(mean).div_(deviation)
+        model.classifier.weight.div_(old_deviation)
+        model.classifier.bias.sub_(old_mean).div_(old_deviation)
 
 
 @torch.no_grad()
 def fold_targets(model: nn.Module) -> None:
     """Make a regression's classifier compute the numbers themselves, as plain transformers reads it."""
-    scale, model.config.target_scale = model.config.target_scale, None
-    if scale is not None and hasattr(model, "classifier"):
-        mean, deviation = scale
+    config = model.config
+    if config.target_scale is None:
+        return
+    config.learned_scale, config.target_scale = config.target_scale, None
+    if hasattr(model, "classifier"):
+        mean, deviation = config.learned_scale
         model.classifier.weight.mul_(deviation)
         model.classifier.bias.mul_(deviation).add_(mean)
 

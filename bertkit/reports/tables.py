@@ -4,6 +4,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from textwrap import shorten
 from typing import Any, Literal
 
@@ -38,7 +39,7 @@ class ScoreRow:
 
     def show(self, value: float) -> str:
         """Format the value as tables show it."""
-        return f"{self.scale(value):.1f}" if self.unit else f"{value:.3f}"
+        return f"{self.scale(value):.1f}" if self.unit else show_number(value)
 
     def show_mean(self, mean: float, sd: float | None, n: int) -> str:
         """Return `mean ± sd (n)`."""
@@ -53,6 +54,13 @@ class ScoreRow:
     def describe(self, value: float) -> str:
         """Return name, value and unit."""
         return f"{self.name} {self.show(value)}{' %' if self.unit else ''}"
+
+
+def show_number(number: float) -> str:
+    """Return a number with three decimals, a very large or small one with four digits, without an exponent."""
+    if number == 0 or 0.01 <= abs(number) < 10_000:
+        return f"{number:.3f}"
+    return f"{Decimal(f'{number:.4g}'):f}"
 
 
 OWN_DATA = "own_data"  # key of metrics.json: present if the paper has no scores on the data

@@ -12,6 +12,7 @@ from bertkit.errors import UsageError, make_printable
 from bertkit.metrics.calibration import find_probabilities
 from bertkit.metrics.classification import FIXED_THRESHOLD, tune_thresholds
 from bertkit.metrics.table import LABEL, NAMES, PREDICTION, PROBABILITY_PREFIX, make_rows
+from bertkit.reports.tables import show_number
 from bertkit.tasks.schema import NUMBER_SCHEMA, PROBABILITY, STRING, Schema, make_array, make_input, make_object
 from bertkit.tasks.task import PredictionSettings, Result, check_finite
 
@@ -170,9 +171,9 @@ def describe_result(result: Result) -> str:
         found = (f"{label} ({result['probabilities'][label]:.1%})" for label in result["labels"])
         return (", ".join(found) or "(no label)") + sets
     if "scores" in result:
-        return ", ".join(f"{label} {value:.3f}" for label, value in result["scores"].items())
+        return ", ".join(f"{label} {show_number(value)}" for label, value in result["scores"].items())
     if "score" in result:
-        return f"{result['score']:.3f}"
+        return show_number(result["score"])
     if "ending" in result:
         return f"ending {result['ending'] + 1}  ({result['probabilities'][result['ending']]:.1%}){sets}"
     if "answer" in result:

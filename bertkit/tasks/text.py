@@ -47,7 +47,7 @@ from bertkit.errors import UsageError, refuse_first
 from bertkit.metrics.classification import FIXED_THRESHOLD, score_table
 from bertkit.metrics.rows import RowScore
 from bertkit.metrics.table import find_kind
-from bertkit.reports.tables import ScoreRow
+from bertkit.reports.tables import ScoreRow, show_number
 from bertkit.system.files import take_fingerprint
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
@@ -191,7 +191,7 @@ class TextTask(FineTuningTask):
         ANOTHER_SEED,
         "bertkit predict {run} --input FILE.csv --output predictions.csv",
     )
-    compared: tuple[str, ...] = ("macro_f1", "pearson")  # class weights may lower other scores
+    compared: tuple[str, ...] = ("macro_f1", "pearson", "r2")  # class weights may lower other scores
     space: LabelSpace | None = None
 
     def __init__(self) -> None:
@@ -429,7 +429,8 @@ def describe_labels(examples: Mapping[str, TextExamples]) -> list[str]:
     space = examples["train"].space
     if space.kind == REGRESSION:
         return [
-            f"  {split}: mean {found.labels.mean():.3f}, sd {found.labels.std():.3f}"
+            f"  {split}: mean {show_number(found.labels.mean(dtype=float))}, "
+            f"sd {show_number(found.labels.std(dtype=float))}"
             for split, found in labelled.items()
         ]
     counts = {split: space.count(found.labels) for split, found in labelled.items()}

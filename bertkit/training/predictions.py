@@ -49,6 +49,7 @@ from bertkit.metrics.table import (
     read_numbers,
     read_probabilities,
 )
+from bertkit.reports.tables import show_number
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.task import shorten_text
 
@@ -222,12 +223,7 @@ def spell_answers(rows: pa.Table, name: str = PREDICTION, wrong: bool = False) -
         return [", ".join(name_entities(*row)) for row in zip(sentences, cells, strict=True)]
     if cells and isinstance(cells[0], list):
         return [" | ".join(sorted(cell)) for cell in cells]
-    return [shorten_number(cell) if isinstance(cell, float) else cell for cell in cells]
-
-
-def shorten_number(number: float) -> str:
-    """Return a number to four significant digits, without an exponent."""
-    return np.format_float_positional(number, precision=4, fractional=False, trim="-")
+    return [show_number(cell) if isinstance(cell, float) else cell for cell in cells]
 
 
 def name_entities(sentence: str, tags: Sequence[str]) -> list[str]:

@@ -45,6 +45,7 @@ def solve_head(task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared,
     with torch.no_grad():
         for parameter, values in zip((model.classifier.weight, model.classifier.bias), heads[best], strict=True):
             parameter.copy_(torch.from_numpy(values))
-    model.config.target_scale = None  # the solved head computes the numbers themselves
+    # The solved head computes the numbers themselves.
+    model.config.learned_scale, model.config.target_scale = model.config.target_scale, None
     report(f"the strength C = {TRIED_STRENGTHS[best]:g} is the best of {len(heads)} on {split}")
     return {SOLVED: TRIED_STRENGTHS[best]}

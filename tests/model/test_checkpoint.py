@@ -12,7 +12,7 @@ from bertkit import BertForMultipleChoice, BertForSequenceClassification
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
-from bertkit.model.checkpoint import load_config, load_model
+from bertkit.model.checkpoint import fold_targets, load_config, load_model
 from bertkit.model.precision import cast_weights, use_precision
 from bertkit.system.hub import find_trouble
 from bertkit.tasks import TASKS
@@ -80,6 +80,13 @@ def test_a_regression_is_brought_to_other_numbers_and_back_and_its_answers_stay(
     folded, _ = load_model(BertForSequenceClassification, str(tmp_path / "inside"), {})
     assert folded.config.target_scale is None
     assert torch.allclose(folded.eval()(inputs["input_ids"]).logits, outputs.logits, atol=1e-3)
+    fold_targets(model)
+    model.save_pretrained(tmp_path / "finished")
+    stars = numbers | {"target_scale": [3.0, 2.0]}
+    brought, new = load_model(BertForSequenceClassification, str(tmp_path / "finished"), stars)
+    assert new == []
+    deviations = (outputs.logits - 1950) / 20
+    assert torch.allclose((brought.eval()(inputs["input_ids"]).logits - 3) / 2, deviations, atol=1e-3)
     other, _ = load_model(BertForMultipleChoice, str(tmp_path / "inside"), {})
     assert other.config.target_scale is None
 

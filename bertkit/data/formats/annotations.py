@@ -124,6 +124,8 @@ def keep_accepted(rows: Columns, learned: Collection[str], report: Report) -> Co
     reasons = [DECISIONS[answer] for answer in rows.table.column("answer").to_pylist()]
     accepted = rows.take(np.flatnonzero([not reason for reason in reasons]))
     _tell_left_out(rows, filter(None, reasons), len(accepted), report)
+    if "label" in accepted.table.column_names and len(accepted.table.column("label").unique()) == 1:
+        report(f"{rows.source}: all proposals are one label; --label answer learns whether it is accepted")
     return accepted
 
 

@@ -60,6 +60,11 @@ def find_conll(folder: str | Path, report: Report = ignore) -> dict[str, Path]:
         raise UsageError(f"{folder} does not exist; {REMEDY}")
     wanted = [(below + names[0], names) for below in ("", "*/") for names in NER_FILES]
     kinds = [(found, names) for pattern, names in wanted if (found := sorted(folder.glob(pattern)))]
+    if not kinds and any(map(is_webanno, folder.rglob("*.tsv"))):
+        raise UsageError(
+            f"{folder} has a TSV of WebAnno for each document; join them into one file (cat {folder}/*/*.tsv > "
+            "all.tsv) and name that"
+        )
     if not kinds or len(kinds[0][0]) > 1:
         has = f"several data sets ({', '.join(map(str, kinds[0][0]))})" if kinds else "no CoNLL files and no tables"
         raise UsageError(f"{folder} has {has}; {REMEDY}")

@@ -213,6 +213,8 @@ def test_texts_of_prodigy_are_the_accepted_ones(tmp_path, refused):
     assert (kept.find("label").to_pylist(), list(kept.lines)) == (["X", "Y"], [1, 3])
     assert lines == [f"{rows.source}: left out: 2 rejected, 1 ignored"]
     assert keep_accepted(rows, ("answer",), lines.append) is rows, "the answers are learned"
+    keep_accepted(rows.take([0, 1]), (), lines.append)
+    assert lines[-1] == f"{rows.source}: all proposals are one label; --label answer learns whether it is accepted"
     with refused():
         keep_accepted(rows.take([1, 3]), (), lines.append)
 

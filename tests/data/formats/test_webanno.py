@@ -3,9 +3,10 @@
 import pytest
 
 from bertkit.data.formats.annotations import read_exports
-from bertkit.data.formats.conll import read_conll
+from bertkit.data.formats.conll import find_conll, read_conll
 from bertkit.data.formats.entities import read_entities
 from bertkit.data.formats.rows import read_columns
+from bertkit.errors import UsageError
 from tests.data.conftest import write
 
 HEADER = """#FORMAT=WebAnno TSV 3.3
@@ -31,6 +32,17 @@ BODY = """#Text=Ada met Mary Ann [x].
 WORDS = [["Ada", "met", "Mary", "Ann", "[x]", "."], ["Oslo", "Rome"]]
 TAGS = [["B-PER", "O", "B-PER", "I-PER", "B-work of art_x", "O"], ["B-LOC", "B-LOC"]]
 PLAIN = "".join(f"{line}\n" for line in BODY.splitlines() if line and line[0] != "#")
+
+
+def test_a_folder_of_documents_is_named_and_can_be_joined(tmp_path):
+    for name in ("one", "two"):
+        write(tmp_path / f"{name}.txt" / "admin.tsv", HEADER + BODY)
+    with pytest.raises(UsageError, match="has a TSV of WebAnno for each document; join them into one file"):
+        find_conll(tmp_path, print)
+    joined = write(tmp_path / "all.tsv", 2 * (HEADER + BODY))
+    sentences = read_conll(joined).sentences
+    assert [list(sentence.words) for sentence in sentences] == 2 * WORDS
+    assert [list(sentence.tags) for sentence in sentences] == 2 * TAGS
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.txt", "a.conll"])
