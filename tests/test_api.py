@@ -386,7 +386,7 @@ def test_what_is_not_a_column_of_texts_is_refused(given, message, world):
 
 
 def test_numbers_of_a_regression_are_no_classes(world):
-    with pytest.raises(bertkit.UsageError, match="different texts in .* rows, too many for labels"):
+    with pytest.raises(bertkit.UsageError, match=r"different texts in .* rows, too many for labels"):
         make_estimator(world).fit(world.frame.body[:40], np.linspace(0, 1, 40))
 
 
