@@ -28,7 +28,7 @@ ASKED := "What type is the parameter axis of add.numbers?"
 OTHER := "What type is the parameter n_jobs of sklearn.svm.SVC?"
 CONTEXT := "add.numbers has these parameters. axis is int or None: Along which axis the numbers are added."
 
-demo: $(INSTALLED) ## 9 min: a classifier of texts after 3, then a pretraining, questions and a report page
+demo: $(INSTALLED) ## 13 min: a classifier of texts after 5, then a pretraining, questions and a report page
 	test -d runs/demo-data/squad || $(BIN)/bertkit sample runs/demo-data
 	$(BIN)/bertkit classify --recipe recipes/demo/classify.toml --data runs/demo-data/descriptions.csv --model $(MINILM) --output runs/demo-classify
 	$(BIN)/bertkit predict runs/demo-classify "n_jobs is int: The number of jobs to run in parallel." \
