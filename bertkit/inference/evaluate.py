@@ -330,7 +330,7 @@ class LabelCheck:
         self.columns = tuple(named.get("label") or LABEL_NAMES)
         self.is_told = not named.get("label") or len(self.columns) == 1
         self.kind = find_problem_type(settings.model.config)
-        self.names = settings.labels
+        self.names, self.known = settings.labels, {*settings.labels}
         self.labels: list[Any] = []
         self.answers: list[Any] = []
         self.unknown = 0  # rows with labels that the model lacks
@@ -342,11 +342,10 @@ class LabelCheck:
         if not cells or answer is None or not self.is_told:
             return
         cell = "" if cells[0] is None or cells[0] != cells[0] else str(cells[0])  # NaN is not NaN
-        known = {*self.names}
-        separator = fit_separator([cell], known) if self.kind == SEVERAL else ""
+        separator = fit_separator([cell], self.known) if self.kind == SEVERAL else ""
         with suppress(ValueError):
             label = read_answer(cell, self.kind, separator)
-            if self.kind == REGRESSION or {*(label if isinstance(label, list) else [label])} <= known:
+            if self.kind == REGRESSION or {*(label if isinstance(label, list) else [label])} <= self.known:
                 self.labels.append(label)
                 self.answers.append(answer)
             else:

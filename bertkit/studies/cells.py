@@ -19,6 +19,7 @@ from bertkit.studies.spec import LONGEST_DIRECTORY, PRETRAIN, Column, Study, Var
 from bertkit.studies.tables import name_axes, show_value
 from bertkit.system.progress import Report, describe_duration
 from bertkit.tasks import TASKS
+from bertkit.tasks.option import reads_own_data
 from bertkit.training import costs
 from bertkit.training.preset import settle
 from bertkit.training.recipe import Recipe, RecipePart, merge
@@ -100,7 +101,7 @@ def locate_data(root: str, folder: str, task: str, recipe: RecipePart) -> Recipe
     It is empty if the given recipe names its data itself.
     """
     key = "corpus" if folder == TEXT_FOLDER else "dir"
-    reads_file = "dev_share" in TASKS[task].options  # and divides it
+    reads_file = reads_own_data(TASKS[task].options)
     if not root or recipe.get("data", {}).get(key) or not (folder or reads_file):
         return {}
     path = Path(root) if reads_file and Path(root).is_file() else Path(root, folder)

@@ -212,6 +212,11 @@ NER_OPTIONS: Options = {
 }
 
 
+def reads_own_data(options: Options) -> bool:
+    """Return whether a task with these options reads a person's own data and divides them into splits."""
+    return "dev_share" in options
+
+
 def list_defaults(options: Options) -> dict[str, Any]:
     """Return the default of each option."""
     return {name: option.default for name, option in options.items()}

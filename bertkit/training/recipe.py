@@ -30,7 +30,7 @@ from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT, expand_recipe
 from bertkit.system.files import atomic_write
 from bertkit.system.hub import check_checkpoint, check_path
 from bertkit.tasks import TASKS
-from bertkit.tasks.option import check_range
+from bertkit.tasks.option import check_range, reads_own_data
 from bertkit.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def check_early(task: Task, *given: Mapping[str, Any], where: str) -> Recipe:
 
 def check_inputs(task: Task, data: Mapping[str, Any], checkpoint: Any = "") -> None:
     """Check that the files in `[data]` exist, and then that the checkpoint does."""
-    own = "owner/name" if "dev_share" in task.options else ""  # a task that reads a person's own data
+    own = "owner/name" if reads_own_data(task.options) else ""
     forms = {"corpus": "name", "vocab": "name", "dir": own}
     for key in (key for key, option in task.options.items() if option.is_input):
         value = data.get(key) or []
