@@ -15,7 +15,6 @@ _HOMES = {
     "bertkit.errors": ("UsageError",),
     "bertkit.model.bert": ("BertModel",),
     "bertkit.model.heads": (
-        "BertMeanForSequenceClassification",
         "BertForMultipleChoice",
         "BertForQuestionAnswering",
         "BertForSequenceClassification",

@@ -18,7 +18,6 @@ VALUES = {  # head -> values of its configuration
 }
 FAST = ("BertForSequenceClassification", "BertForPreTraining")
 OTHERS = (
-    "BertMeanForSequenceClassification",
     "BertForTokenClassification",
     "BertForQuestionAnswering",
     "BertForMultipleChoice",

@@ -73,9 +73,9 @@ GRID = f"{RTE} --grid train.learning_rate=[1e-3,1e-4] train.num_train_epochs=[4.
 EPOCHS = "train.learning_rate=1e-3 train.num_train_epochs=8.0"
 CLASSIFY = (
     f"-m bertkit classify --data PLACE/reviews.csv --text title,body --label tags {TINY} {EPOCHS} patience=6 "
-    "data.class_weights=balanced"
+    "train.save_steps=0.2 data.class_weights=balanced"
 )
-NER = f"-m bertkit ner --data PLACE/entities.jsonl {TINY} {EPOCHS} data.max_length=40"
+NER = f"-m bertkit ner --data PLACE/entities.jsonl {TINY} {EPOCHS} train.save_steps=0.2 data.max_length=40"
 DOCTOR = (
     f"-m bertkit doctor PLACE/reviews.csv --text title,body --label stars --folds 3 {TINY} train.learning_rate=1e-3 "
     "train.num_train_epochs=6.0"

@@ -41,13 +41,12 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks.examples import ExampleRows
 from bertkit.tasks.frozen import encode, load_encoder, solve
 from bertkit.tasks.result import tabulate_logits
-from bertkit.training.baselines import STRENGTHS
 from bertkit.training.predictions import ROW_NUMBER, TABLE_SUFFIX, read_table
 from bertkit.training.prepare import choose_rows
 from bertkit.training.recipe import Recipe, RecipePart
 
 LABEL_ERRORS = "label_errors"  # the key in JSON, and the name of the CSV file
-FROZEN_FOLDS = 5
+FROZEN_FOLDS, FROZEN_STRENGTH = 5, 1.0
 MOST_JUDGED = 10_000  # rows that the frozen encoder reads
 
 
@@ -162,7 +161,7 @@ def predict_by_vectors(
     vectors = encode(model, encode_inputs(texts, None, tokenizer, longest), report=report)  # (S, H)
     logits = np.empty((len(kept), len(names)))
     for fitted, held in StratifiedGroupKFold(FROZEN_FOLDS).split(vectors, targets, hashes[kept]):
-        weight, bias = solve(vectors[fitted], targets[fitted], STRENGTHS["frozen"], len(names))
+        weight, bias = solve(vectors[fitted], targets[fitted], FROZEN_STRENGTH, len(names))
         logits[held] = vectors[held] @ weight.T + bias
     found = tabulate_logits(logits, targets, names.tolist(), SINGLE)
     found = found.append_column(ROW_NUMBER, pa.array(lines[kept])).append_column("text", pa.array(texts))

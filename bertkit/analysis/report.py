@@ -253,6 +253,8 @@ def list_facts(path: Path, recipe: Mapping[str, Any], log: Sequence[Mapping[str,
     sizes, options = config or recipe.get("model", {}), recipe.get("data", {})
     words = {"num_hidden_layers": "layer", "hidden_size": "hidden unit", "num_attention_heads": "head"}
     shown = ", ".join(count(sizes[key], word) for key, word in words.items() if key in sizes)
+    if config.get("mean_layer"):
+        shown += "; the last layer computes the mean over the tokens"
     start = recipe.get("checkpoint") or ("new" if recipe else "")
     data = ", ".join(options.get("corpus", [])) or options.get("dir") or "the Hub’s data set"
     facts = {
@@ -270,7 +272,8 @@ def describe_training(recipe: Mapping[str, Any], log: Sequence[Mapping[str, floa
     """Describe how the model was trained, and for how long."""
     train, last = recipe["train"], max((entry.get("step", 0) for entry in log), default=0)
     parts = [f"{count(last, 'update')} of {recipe['batch_size']:,} sequences"]
-    parts += [f"learning rate {train['learning_rate']:g}", f"seed {train['seed']}"]
+    parts += [f"learning rate {train['learning_rate']:g}"] if "learning_rate" in train else []
+    parts += [f"seed {train['seed']}"]
     for entry in [entry for entry in log if "train_runtime" in entry][-1:]:
         since = f" since it was resumed after update {entry['resumed_at']:,}" if "resumed_at" in entry else ""
         parts.append(describe_duration(entry["train_runtime"]) + since)

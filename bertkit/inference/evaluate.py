@@ -135,9 +135,7 @@ def open_scored(run: str, predictor: Predictor) -> ScoredModel:
     head = predictor.settings.head.replace("BiLSTM", "")
     others = (task for task in TASKS.values() if not task.lower_is_better)
     fitting = [
-        task
-        for task in others
-        if head in {task.head, *(x for one in (*task.heads.values(), task.solved) for x in one.values())}
+        task for task in others if head in {task.head, *(x for one in task.heads.values() for x in one.values())}
     ]
     if config.tau is not None:
         fitting = fitting[::-1]  # of two versions the second one has a tau

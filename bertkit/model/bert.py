@@ -10,6 +10,7 @@ normal as in the reference code, and no loss depends on the division into micro-
 Left out: cross-attention, cached decoding, chunked feed-forward layers.
 """
 
+import copy
 import os
 import shutil
 import sys
@@ -134,6 +135,10 @@ class BertIntermediate(nn.Module):
         return self.activation(self.dense(hidden))  # (packed, 4H)
 
 
+MEAN_SCALE = 100.0  # of the mean beside a token's own state, which is then 1 to 3 % of the sum
+POOLER_SCALE = 0.5  # of a sentence vector before tanh, which compresses the largest values
+
+
 class BertLayer(GradientCheckpointingLayer):
     """One Transformer block."""
 
@@ -146,6 +151,21 @@ class BertLayer(GradientCheckpointingLayer):
     def forward(self, hidden: Tensor, attention_mask: Tensor | None, layout: Layout) -> Tensor:
         hidden = self.attention(hidden, attention_mask, layout)
         return self.output(self.intermediate(hidden), hidden)  # (packed, H)
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Make each state of the layer the mean over its sequence, normalised.
+
+        Query and key are 0, so that attention is uniform over the real tokens. In training they stay 0, and so do the
+        feed-forward matrices: their gradients are products with each other.
+        """
+        for parameter in self.parameters():
+            parameter.zero_()
+        attention = self.attention
+        attention.self.value.weight.copy_(torch.eye(len(attention.self.value.weight)))
+        attention.output.dense.weight.copy_(MEAN_SCALE * torch.eye(len(attention.output.dense.weight)))
+        for norm in (attention.output.LayerNorm, self.output.LayerNorm):
+            norm.weight.fill_(1.0)
 
 
 class BertEncoder(nn.Module):
@@ -174,6 +194,12 @@ class BertPooler(nn.Module):
         """Return the pooled sentence vectors (B, H) of hidden (B, T, H)."""
         return self.activation(self.dense(hidden[:, 0]))  # (B, H)
 
+    @torch.no_grad()
+    def pass_through(self) -> None:
+        """Make the pooler a multiple of the identity, so that a head reads the sentence vector itself."""
+        self.dense.weight.copy_(POOLER_SCALE * torch.eye(len(self.dense.weight)))
+        self.dense.bias.zero_()
+
 
 class StartsAtZero(nn.Module):
     """A module whose own parameters are 0 before training."""
@@ -185,6 +211,7 @@ class BertPreTrainedModel(PreTrainedModel):
     config: BertConfig
     config_class = BertConfig
     base_model_prefix = "bert"
+    reads_mean = False  # whether it has the layer of `config.mean_layer`; the others need the states of the tokens
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _supports_flash_attn = True
@@ -194,6 +221,15 @@ class BertPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["BertLayer"]  # not the embeddings: the decoder shares their table
     # A buffer of old checkpoints, and the parts of a pre-trained BERT that this head does not use.
     _keys_to_ignore_on_load_unexpected = [r"position_ids", r"^cls\.", r"^(bert\.)?pooler\."]
+
+    def __init__(self, config: BertConfig) -> None:
+        if config.mean_layer and not self.reads_mean:
+            last = config.num_hidden_layers - 1
+            its_weights = rf"^(bert\.)?encoder\.layer\.{last}\."
+            self._keys_to_ignore_on_load_unexpected = [*self._keys_to_ignore_on_load_unexpected, its_weights]
+            config = copy.deepcopy(config)
+            config.num_hidden_layers, config.mean_layer = last, None
+        super().__init__(config)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """Return the requested implementation; by default packed, or eager if `output_attentions` is set."""
@@ -239,13 +275,28 @@ UNSUPPORTED = (
 class BertModel(BertPreTrainedModel):
     """The encoder, with a pooler unless the head needs none."""
 
-    def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
+    def __init__(self, config: BertConfig, add_pooling_layer: bool = True, reads_mean: bool = False) -> None:
+        self.reads_mean = reads_mean
         super().__init__(config)
         self.gradient_checkpointing = False
         self.embeddings = BertEmbeddings(config)
-        self.encoder = BertEncoder(config)
+        self.encoder = BertEncoder(self.config)
         self.pooler = BertPooler(config) if add_pooling_layer else None
         self.post_init()
+
+    def add_mean_layer(self) -> None:
+        """Add a last layer that computes the mean over the tokens, and make the pooler pass it on.
+
+        Differs from the paper: its sentence heads read [CLS], which before fine-tuning has learned next sentences only;
+        the mean says more about a text. As a layer of plain BERT it loads in plain transformers.
+        """
+        layer = BertLayer(self.config).to(self.dtype).to(self.device)
+        layer.average()
+        layer.train(self.training)
+        self.encoder.layer.append(layer)
+        self.config.num_hidden_layers += 1
+        self.config.mean_layer = True
+        self.pooler.pass_through()
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embeddings.word_embeddings

@@ -28,6 +28,7 @@ class BertBiLSTMForSequenceClassification(BertForSequenceClassification):
     """Sequence classifier with a BiLSTM before the pooler (Table 5)."""
 
     has_bilstm = True
+    reads_mean = False
 
 
 class BertBiLSTMForMultipleChoice(BertForMultipleChoice):

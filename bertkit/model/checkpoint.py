@@ -270,8 +270,12 @@ def fingerprint_weights(model: nn.Module) -> str:
 
 
 def reinitialize(model: nn.Module, count: int) -> None:
-    """Reinitialise the pooler and the top `count` layers of the encoder at random (Zhang et al. 2021)."""
-    modules = list(model.base_model.encoder.layer[-count:])
+    """Reinitialise the pooler and the top `count` layers of the encoder at random (Zhang et al. 2021).
+
+    A layer that computes the mean is not counted.
+    """
+    layers = list(model.base_model.encoder.layer)
+    modules = layers[: len(layers) - bool(model.config.mean_layer)][-count:]
     if model.base_model.pooler is not None:
         modules.append(model.base_model.pooler)
     for module in modules:

@@ -33,7 +33,7 @@ CONFIG_RANGES = {  # other values cannot work, so that a file with them is damag
 }
 # Unknown to other programs.
 OWN_VALUES = ("tau", "thresholds", "temperature", "text_columns", "text_words", "feature_layers")
-OWN_VALUES += ("bilstm_hidden_size", "class_weights", "window_pooling", "target_scale", "learned_scale")
+OWN_VALUES += ("bilstm_hidden_size", "class_weights", "window_pooling", "target_scale", "learned_scale", "mean_layer")
 
 
 @strict
@@ -61,6 +61,8 @@ class BertConfig(PreTrainedConfig):
         target_scale: Mean and standard deviation of the numbers that a regression is being trained on: its classifier
             computes deviations from the mean, and its logits and labels are numbers. None: it computes the numbers.
         learned_scale: The same of a finished training, whose classifier computes the numbers themselves.
+        mean_layer: Whether the last of the layers computes the mean over the tokens (`BertLayer.average`); only the
+            head of texts has it, and every other class loads without it.
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: A value has the wrong type or is out of range, H is not divisible
@@ -97,6 +99,7 @@ class BertConfig(PreTrainedConfig):
     window_pooling: Literal["mean", "max"] | None = None
     target_scale: list[float | int] | None = None
     learned_scale: list[float | int] | None = None
+    mean_layer: bool | None = None
 
     # Written by other programs and kept unchanged; this package has neither a cache nor cross-attention.
     use_cache: bool = True

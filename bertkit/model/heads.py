@@ -51,7 +51,7 @@ class BertHead(BertPreTrainedModel):
             if config.hidden_size % 2:
                 raise ValueError(f"hidden_size is {config.hidden_size}; a BiLSTM on top needs an even size")
             self.bilstm = BertBiLSTM(config.hidden_size, config.hidden_size // 2)
-        self.bert = BertModel(config, add_pooling_layer=self.has_pooler)
+        self.bert = BertModel(self.config, add_pooling_layer=self.has_pooler, reads_mean=self.reads_mean)
 
     def freeze_encoder(self) -> None:
         """Freeze embeddings and layers, so that only the head and the pooler are trained.
@@ -178,7 +178,7 @@ class BertForSequenceClassification(BertWithClassifier):
     """Predict classes or scores of a text or a pair; `config.problem_type` says which (section 4.1, GLUE)."""
 
     output_class = SequenceClassifierOutput
-    has_pooler = reads_sentences = True
+    has_pooler = reads_sentences = reads_mean = True
 
     def set_problem_type(self, labels: Tensor) -> str:
         """Return the configuration's `problem_type`; if it is unset, set it first, as transformers does.
@@ -268,25 +268,6 @@ class BertForSequenceClassification(BertWithClassifier):
             return self.classifier(sentences)
         with torch.autocast(sentences.device.type, enabled=False):
             return self.classifier(sentences)
-
-
-class BertMeanForSequenceClassification(BertForSequenceClassification):
-    """Predict classes or scores of a text or a pair from the mean over the tokens of a frozen encoder's last layer.
-
-    Differs from the paper: its sentence heads read [CLS] through the pooler. Before fine-tuning that vector has learned
-    next sentences only, and the mean says more about a text. It is ours: plain transformers loads only the encoder.
-    """
-
-    has_pooler = reads_sentences = False
-
-    def encode(self, inputs: Inputs, **kwargs) -> tuple[Encoded, Layout]:
-        """Return the encoder's outputs, with the mean as `pooler_output` (B, H), and their layout."""
-        outputs, layout = super().encode(inputs, **kwargs)
-        hidden = outputs.last_hidden_state  # (packed, H)
-        count = layout.unpack(hidden.new_ones(*hidden.shape[:-1], 1), fill=0.0).sum(1, dtype=torch.float32)  # (B, 1)
-        total = layout.unpack(hidden, fill=0.0).sum(1, dtype=torch.float32)  # (B, H)
-        outputs.pooler_output = (total / count).to(hidden.dtype)  # (B, H)
-        return outputs, layout
 
 
 def pool_logits(logits: Tensor, indices: Tensor, shape: tuple[int, int], pooling: str) -> Tensor:

@@ -21,8 +21,8 @@ from bertkit.system.progress import Report, describe_duration
 from bertkit.tasks import TASKS
 from bertkit.tasks.option import reads_own_data
 from bertkit.training import costs
-from bertkit.training.preset import settle
 from bertkit.training.recipe import Recipe, RecipePart, merge
+from bertkit.training.resolve import settle
 from bertkit.training.run_dir import FIRST
 
 TEXT_FOLDER = "text"  # holds the corpus, below data_root

@@ -2,16 +2,18 @@
 
 Each trial is a run in a process of its own, scored on training rows that are held back (`[data] held_back`), so that
 the score on dev stays honest. The search reads the trial's log and passes its scores to Optuna, which proposes values
-(TPE, Bergstra et al. 2011) and says which trials to end. With a clock, half of the time is for trials. For texts and
-pairs a solved head on the frozen encoder is scored on the same rows, and is chosen if it is better than all trials.
+(TPE, Bergstra et al. 2011), says which trials to end, and keeps all in a journal. A trial that a kill has interrupted
+keeps its values and its directory.
+
+With a clock, half of the time is for trials, which are whole trainings. None begins if one with the preset's values is
+expected to take longer than what is left of the half, and one at work when that is over is stopped and does not count.
 """
 
 import math
 import os
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from operator import getitem
 from pathlib import Path
@@ -25,49 +27,35 @@ from bertkit.errors import UsageError, explain_disk_error, explain_missing, expl
 from bertkit.reports.tables import count, find_row
 from bertkit.studies.results import judge
 from bertkit.studies.spec import check_searchable, set_axis
-from bertkit.studies.start import RECIPES, RunJob, Runs, State, drop_checkpoints, drop_weights
+from bertkit.studies.start import RunJob, Runs, State, drop_checkpoints, drop_weights
 from bertkit.studies.tables import show_value
 from bertkit.system.cluster import Command, count_processes, start_command
 from bertkit.system.differences import refuse_other
-from bertkit.system.files import atomic_write, hold_directory, write_json
-from bertkit.system.progress import Report, ignore
+from bertkit.system.files import atomic_write, hold_directory
+from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.system.signals import Interrupted, note_signals
 from bertkit.tasks import TASKS
 from bertkit.tasks.examples import MOST_HELD_BACK
-from bertkit.tasks.finetuning import BASELINES, BEST_BASELINE, GAIN
 from bertkit.training import budget, costs
 from bertkit.training.callbacks import Progress
 from bertkit.training.clock import Clock
 from bertkit.training.prepare import Prepared, prepare
-from bertkit.training.preset import settle
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe, list_decisive, load_recipe, merge, read_recipe, save_recipe
+from bertkit.training.resolve import settle
 from bertkit.training.run import run
-from bertkit.training.run_dir import (
-    LOG,
-    METRICS_FILE,
-    RECIPE_FILE,
-    SEARCH,
-    has_begun,
-    read_log,
-    read_metrics,
-    read_record,
-)
+from bertkit.training.run_dir import LOG, RECIPE_FILE, SEARCH, has_begun, read_log
 
 if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial, Trial
 
-JOURNAL, TRIALS_FILE, PLAN_FILE = "optuna.log", "trials.md", "plan.json"
+JOURNAL, TRIALS_FILE = "optuna.log", "trials.md"
 HELD_ROWS = 1000  # rows; the standard error of an accuracy of 80 % is 1.3 points then
 LEARNING_RATES = (1e-5, 2e-4)  # around those of section A.3, and higher for small models
 BATCH_CHOICES = (16, 32)  # section A.3
 SHORTEST, LONGEST = 0.5, 2.0  # times the epochs of the first trial
-FROZEN = {"freeze": "encoder"}  # the change to a recipe whose head is solved
 TRIAL_SCORES = 4  # in each trial
-LEAST_TRIALS = 2  # for which a clock must have time; one is enough beside a solved head
-START_SECONDS = 10.0  # before the first update of a process, or around a solved head
-RESERVE = 1.2  # the measured seconds count this many times
+START_SECONDS = 10.0  # before the first update of a process
 WORSE = "worse than the median of the other trials"
 TRIAL_ONLY = {"eval_strategy": "steps", "eval_steps": 1 / TRIAL_SCORES, "save_strategy": "no"}
 TRIAL_ONLY |= {"eval_on_start": False, "load_best_model_at_end": False}
@@ -100,41 +88,17 @@ def search_or_train(
         return budget.train_within(recipe, clock=clock, **news) if clock else run(recipe, **news)
 
 
-class Plan(msgspec.Struct):
-    """How the time of a clock is divided.
-
-    Attributes:
-        longest: The highest number of epochs, times that of the first trial.
-        last, trial: Seconds of the last training, and of a trial at most.
-        measured: The costs of a trial.
-    """
-
-    longest: float
-    last: float
-    trial: float
-    measured: costs.Measured
-
-
 @dataclass
 class Search:
-    """A search in a directory; see `search_or_train`.
-
-    Attributes:
-        most: The number of trials; 0: as many as the clock allows.
-        plan: How a clock's time is divided.
-        noted: Signals that were received.
-        is_worse: Whether the present trial ends early, or would have.
-    """
+    """A search in a directory; see `search_or_train`."""
 
     recipe: Recipe
     output: Path
-    most: int
+    most: int  # trials; 0: as many as the clock allows
     clock: Clock | None
     report: Report
     progress: Progress = ignore
-    plan: Plan | None = None
-    noted: list[int] = field(default_factory=list)
-    is_worse: bool = False
+    noted: list[int] = field(default_factory=list)  # signals that were received
 
     def __post_init__(self) -> None:
         self.task, self.folder = TASKS[self.recipe.task], self.output / SEARCH
@@ -167,65 +131,34 @@ class Search:
 
     def find_best(self, prepared: Prepared) -> dict[str, Any]:
         """Do the trials that are left, and return the best values; empty if no trial is complete."""
-        if self.clock and not self.read_plan(prepared):
-            self.report("the time is too short for trials: training with the values of the preset")
-            return {}
-        frozen = self.score_frozen()
-        names, many = map(name_key, self.searched), count(self.most, "trial") if self.most else "trials"
-        self.report(f"searching {', '.join(names)}: {many}, scored on held-back rows of train")
-        self.open_journal()
+        self.open_study()
+        expected = self.expect_seconds(prepared) if self.clock else 0.0
+        about = f"trials of about {describe_duration(expected)} until half of the time is over"
+        many = count(self.most, "trial") if self.most else about
+        self.report(f"searching {', '.join(map(name_key, self.searched))}: {many}, scored on held-back rows of train")
         with note_signals(self.noted.append):
-            while (done := len(self.study.trials)) < self.most or not self.most:
-                if self.clock and self.clock.left < self.plan.last + self.plan.trial * bool(done):
-                    break
-                self.do_trial(done + 1)
+            while len(self.list_done()) < (self.most or math.inf) and self.find_left() >= expected:
+                self.do_trial()
         if not self.study.get_trials(states=[self.optuna.trial.TrialState.COMPLETE]):
-            has_head = not math.isnan(frozen)
-            rest = "solving the head on all of train" if has_head else "training with the values of the preset"
-            self.report(f"no trial was completed: {rest}")
-            return FROZEN if has_head else {}
-        best = self.study.best_trial
-        for line in self.describe_baseline(read_metrics(self.folder / name_trial(best.number + 1) / METRICS_FILE)):
-            self.report(line)
-        if frozen > best.value:
-            self.report(
-                f"the solved head is better than the best of {count(done, 'trial')}: solving it on all of train"
-            )
-            return FROZEN
+            reason = "no trial was completed" if self.list_done() else "no trial fits into half of the time"
+            self.report(f"{reason}: training with the values of the preset")
+            return {}
+        best, done = self.study.best_trial, len(self.list_done())
         self.report(f"the best of {count(done, 'trial')}: {describe_values(best.params)}; training on all of train")
         return best.params
 
-    def score_frozen(self) -> float:
-        """Return the score of a solved head on the frozen encoder, on the held-back rows; NaN if none competes."""
-        is_long = self.plan and self.plan.measured.rows * self.plan.measured.row > self.plan.trial
-        if not self.solves_head or is_long:
-            return math.nan
-        self.report("solving a head on the frozen encoder")
-        recipe = self.make_recipe(FROZEN).override(data={"held_back": HELD_ROWS}, calibrate=False)
-        score = run(recipe, output=self.folder / "frozen")["score"]
-        drop_weights(self.folder / "frozen")
-        row = find_row(self.task.table, self.task.metric)
-        self.report(f"a solved head on the frozen encoder, beside the trials: {row.describe(score)}")
-        return score
+    def find_left(self) -> float:
+        """Return the seconds that are left for trials."""
+        return self.clock.left - self.clock.limit / 2 if self.clock else math.inf
 
-    def describe_baseline(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return the best baseline of a trial in words, and whether the trial is better than it."""
-        if not (name := metrics.get(BEST_BASELINE)):
-            return []
-        score = find_row(self.task.table, self.task.metric).describe(metrics[f"{name}_score"])
-        lines = [f"{BASELINES[name]}{', which a search does not choose' * (name != 'frozen')}: {score}"]
-        if metrics[f"{GAIN}_low"] <= 0:
-            lines.append(f"the best trial is not better than {BASELINES[name]} by the interval of the difference")
-        return lines
-
-    # --- What is searched, and how long -------------------------------------------------------------------------------
-
-    @cached_property
-    def optuna(self) -> Any:
-        """Return the library, which need not be installed."""
-        with explain_missing("a search needs Optuna", "search"):
-            import optuna
-        return optuna
+    def expect_seconds(self, prepared: Prepared) -> float:
+        """Return the expected seconds of a trial with the values of the preset."""
+        self.report("measuring some updates")
+        measured = budget.measure_again(self.recipe, prepared, self.clock, self.output)
+        held = int(min(HELD_ROWS, MOST_HELD_BACK * measured.rows))
+        measured = msgspec.structs.replace(measured, rows=measured.rows - held, evaluated=held, predicted=held)
+        _, training, evaluation = costs.expect(self.make_trial({}), measured, self.folder)
+        return START_SECONDS + training + evaluation + measured.end
 
     @cached_property
     def searched(self) -> list[str]:
@@ -238,110 +171,73 @@ class Search:
         return [axis for axis in axes if name_key(axis) not in known]
 
     @property
-    def solves_head(self) -> bool:
-        """Return whether a solved head on the frozen encoder competes with the trials."""
-        decided = self.recipe.given.keys() & {*FROZEN, "bilstm", "reinit_layers"} or self.recipe.preset != "auto"
-        return bool(self.task.solved) and not decided
-
-    @property
-    def axes(self) -> dict[str, "BaseDistribution"]:
-        """Return the values that are searched, around those of the first trial."""
-        rate, epochs = self.recipe.train["learning_rate"], self.recipe.train.get("num_train_epochs", 1.0)
-        longest = self.plan.longest if self.plan else LONGEST
-        rates, kinds = (min(*LEARNING_RATES, rate), max(*LEARNING_RATES, rate)), self.optuna.distributions
-        axes: dict[str, BaseDistribution] = {
-            "train.learning_rate": kinds.FloatDistribution(*rates, log=True),
-            "batch_size": kinds.CategoricalDistribution(sorted({*BATCH_CHOICES, self.recipe.batch_size})),
-            "train.num_train_epochs": kinds.FloatDistribution(epochs * SHORTEST, epochs * longest, log=True),
-        }
-        return {axis: axes[axis] for axis in self.searched}
-
-    def read_plan(self, prepared: Prepared) -> bool:
-        """Divide the time, unless an earlier start has planned trials, and return whether it is enough for them."""
-        path = self.folder / PLAN_FILE
-        if path.exists():
-            self.plan = read_record(path, Plan)
-        elif not self.divide_time(prepared):
-            return False
-        write_json(msgspec.to_builtins(self.plan), path)
-        return True
-
-    def divide_time(self, prepared: Prepared) -> bool:
-        """Divide the time between trials and the last training, and return whether it is enough for trials."""
-        self.report("measuring some updates")
-        probe, least = budget.PROBE_SHARE * self.clock.limit, LEAST_TRIALS - self.solves_head
-        measured, recipe = costs.measure(self.recipe, prepared, probe), budget.leave_out_evaluations(self.recipe)
-        left = self.clock.left - self.solves_head * (START_SECONDS + measured.rows * measured.row)
-
-        def find_seconds(length: float, scores: int = 0, reserve: float = RESERVE) -> float:
-            _, training, evaluation = costs.expect(recipe, measured, self.output)
-            during = length * (training + evaluation) + scores * measured.evaluation
-            return START_SECONDS + reserve * (during + measured.end) + probe
-
-        def find_least(length: float) -> float:
-            return least * find_seconds(length, TRIAL_SCORES) + find_seconds(length)
-
-        # Shorter trials cost the last training half of its updates: without a solved head to compare with, a training
-        # that fits without the reserve is not shortened for them.
-        if find_seconds(1.0, reserve=RESERVE if self.solves_head else 1.0) <= left < find_least(1.0):
-            return False
-        is_longer = "train.num_train_epochs" in self.searched and find_least(LONGEST) <= left
-        longest = LONGEST if is_longer else 1.0
-        last, held = min(find_seconds(longest), left / 2), int(min(HELD_ROWS, MOST_HELD_BACK * measured.rows))
-        trial = min(find_seconds(longest, TRIAL_SCORES), (left - last) / least)
-        measured = msgspec.structs.replace(measured, rows=measured.rows - held, evaluated=held, predicted=held)
-        self.plan = Plan(longest, last, trial, measured)
-        try:
-            return bool(self.make_trial(self.recipe.override(batch_size=max(*BATCH_CHOICES, self.recipe.batch_size))))
-        except budget.TooShort:
-            return False
+    def usual(self) -> dict[str, Any]:
+        """Return the values of the preset for what is searched."""
+        recipe = self.recipe.to_dict()
+        return {axis: reduce(getitem, axis.split("."), recipe) for axis in self.searched}
 
     def make_recipe(self, params: Mapping[str, Any]) -> Recipe:
         """Make the recipe with some values."""
         values = (set_axis(axis, value) for axis, value in params.items())
         return self.recipe.changed(**merge(*values)).adopt(self.recipe)
 
-    def make_trial(self, recipe: Recipe) -> Recipe:
-        """Return the recipe of a trial, which is as long as the time allows."""
-        made = recipe.override(data={"held_back": HELD_ROWS}, train=TRIAL_ONLY, patience=0, calibrate=False)
-        if not self.plan:
-            return made
-        clock = Clock(self.plan.trial - START_SECONDS, time.monotonic())
-        return budget.fit(made, self.plan.measured, clock, self.folder).override(train=TRIAL_ONLY)
+    def make_trial(self, params: Mapping[str, Any]) -> Recipe:
+        """Make the recipe of a trial."""
+        changes = {"data": {"held_back": HELD_ROWS}, "train": TRIAL_ONLY, "patience": 0}
+        return self.make_recipe(params).override(**changes, calibrate=False, baseline=False)
 
-    # --- The trials ---------------------------------------------------------------------------------------------------
-
-    def open_journal(self) -> None:
-        """Open the journal, and give its trials to a study in memory; a trial enters the journal when it is over."""
-        optuna, path = self.optuna, self.folder / JOURNAL
+    def open_study(self) -> None:
+        """Open the journal and the study in it."""
+        with explain_missing("a search needs Optuna", "search"):
+            import optuna
+        self.optuna, path = optuna, self.folder / JOURNAL
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         Path(f"{path}.lock").unlink(missing_ok=True)  # a killed process may have left it
         # With few trials, halving would end all except the best third after one noisy score; the median ends the worse
         # half in the middle of their training, once three are complete.
         pruner = optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=TRIAL_SCORES // 2 - 1)
-        way = {"direction": "minimize" if self.task.lower_is_better else "maximize"}
-        self.study = optuna.create_study(pruner=pruner, **way)
+        way = "minimize" if self.task.lower_is_better else "maximize"
         journals = optuna.storages.journal
         if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):  # a power cut ended the last line
-            os.truncate(path, content.rfind(b"\n") + 1)  # its trial has its own directory
+            os.truncate(path, content.rfind(b"\n") + 1)
         with explain_refusal(str(path), f"delete {self.folder} to start again"):
             backend = journals.JournalFileBackend(str(path), journals.JournalFileOpenLock(str(path)))
-            storage = optuna.storages.JournalStorage(backend)
-            self.journal = optuna.create_study(storage=storage, study_name=SEARCH, load_if_exists=True, **way)
-            self.study.add_trials(self.journal.trials)
+            self.storage = optuna.storages.JournalStorage(backend)
+            kept = {"storage": self.storage, "study_name": SEARCH, "load_if_exists": True}
+            self.study = optuna.create_study(direction=way, pruner=pruner, **kept)
 
-    def do_trial(self, number: int) -> None:
-        """Train with some values, and record the outcome."""
-        self.is_worse = False
-        saved = self.folder / RECIPES / f"{name_trial(number)}.toml"
-        begun = load_recipe(saved) if saved.exists() else None  # the search was stopped in this trial
-        if begun or number == 1:
-            values = (begun or self.recipe).to_dict()
-            self.study.enqueue_trial({axis: reduce(getitem, axis.split("."), values) for axis in self.axes})
-        draw = np.random.SeedSequence([self.recipe.train["seed"], number]).generate_state(1)
+    def list_done(self) -> list["FrozenTrial"]:
+        """Return the trials that are over."""
+        return [trial for trial in self.study.trials if trial.state.is_finished()]
+
+    def begin_trial(self) -> "Trial":
+        """Begin a trial with values around those of the preset, or open the one at which the search was stopped."""
+        trials = self.study.trials
+        if not trials:
+            self.study.enqueue_trial(self.usual)
+        if trials and trials[-1].state == self.optuna.trial.TrialState.RUNNING:
+            study = self.storage.get_study_id_from_name(SEARCH)
+            known = self.storage.get_trial_id_from_study_id_trial_number(study, trials[-1].number)
+            trial = self.optuna.trial.Trial(self.study, known)
+        else:
+            trial = self.study.ask()
+        # By the number, so that a search that was stopped proposes the same values as one that was not.
+        draw = np.random.SeedSequence([self.recipe.train["seed"], trial.number + 1]).generate_state(1)
         self.study.sampler = self.optuna.samplers.TPESampler(seed=int(draw[0]))
-        trial = self.study.ask(self.axes)
-        job = RunJob(begun or self.make_trial(self.make_recipe(trial.params)), str(self.folder / saved.stem))
+        for axis, value in self.usual.items():
+            if axis == "batch_size":
+                trial.suggest_categorical(axis, sorted({*BATCH_CHOICES, value}))
+            elif axis == "train.learning_rate":
+                trial.suggest_float(axis, min(*LEARNING_RATES, value), max(*LEARNING_RATES, value), log=True)
+            else:
+                trial.suggest_float(axis, value * SHORTEST, value * LONGEST, log=True)
+        return trial
+
+    def do_trial(self) -> None:
+        """Do the next trial, and record the outcome."""
+        trial = self.begin_trial()
+        number = trial.number + 1
+        job = RunJob(self.make_trial(trial.params), str(self.folder / f"trial-{number}"))
 
         def hear(output: str, news: State | str) -> None:
             if isinstance(news, str):
@@ -352,14 +248,21 @@ class Search:
         def begin(words: Sequence[str], log: Path, slot: int) -> Command:
             return start_command(words, log, torch.get_num_threads())
 
+        def give_up(job: RunJob) -> str:
+            if self.is_worse(job, trial):
+                return WORSE
+            return "half of the time is over" if self.find_left() < 0 else ""
+
         self.report(f"starting trial {number}: {describe_values(trial.params)}")
-        runs = Runs(self.folder, [job], hear, begin, 1, lambda job: self.find_reason(job, trial), self.noted)
+        runs = Runs(self.folder, [job], hear, begin, 1, give_up, self.noted)
         if runs.execute():
             raise Interrupted(f"stopped after {number - 1} trials; the same command continues", self.noted[0])
-        self.find_reason(job, trial)  # by its last scores: it may have ended before they were read
-        found, states = judge(runs.known.get(job.output, State())), self.optuna.trial.TrialState
+        found, states = runs.known.get(job.output, State()), self.optuna.trial.TrialState
+        if "end_score" in (found.metrics or {}):  # trainings are compared, also where a run delivers its start
+            found = replace(found, metrics={**found.metrics, "score": found.metrics["end_score"]})
+        found = judge(found)
         value, state, reason = None, states.FAIL, found.reason
-        if self.is_worse:
+        if self.is_worse(job, trial):  # by its last scores: it may have ended before they were read
             state, reason = states.PRUNED, WORSE
         elif found.status == "finished":
             value, state = found.metrics["score"], states.COMPLETE
@@ -370,22 +273,22 @@ class Search:
         drop_checkpoints(Path(job.output))
         drop_weights(Path(job.output))
         trial.set_user_attr("reason", reason)
-        over = self.study.tell(trial, value, state)
-        lines = list(map(self.describe, self.study.trials))
+        self.study.tell(trial, value, state)
+        lines = list(map(self.describe, self.list_done()))
         atomic_write("".join(f"- {line}\n" for line in lines), self.folder / TRIALS_FILE)
-        self.journal.add_trial(over)
         self.report(lines[-1])
 
-    def find_reason(self, job: RunJob, trial: "Trial") -> str:
-        """Pass the new scores of a trial to Optuna, and return why it should end; empty if it goes on."""
+    def is_worse(self, job: RunJob, trial: "Trial") -> bool:
+        """Pass the new scores of a trial to Optuna except the last one, and return whether the trial should end."""
         log = read_log(Path(job.output)) if Path(job.output, LOG).exists() else []
-        scores = [entry[key] for entry in log if (key := f"eval_{self.task.metric}") in entry]
-        for step in range(len(self.study.trials[-1].intermediate_values), len(scores)):
-            trial.report(scores[step], step)
-            self.is_worse |= step + 1 < TRIAL_SCORES and trial.should_prune()
-        if self.is_worse:
-            return WORSE
-        return "the time is over" if self.clock and self.clock.left < self.plan.last else ""
+        scores = [entry[key] for entry in log if (key := f"eval_{self.task.metric}") in entry and entry["step"]]
+        known = len(self.study.trials[-1].intermediate_values)
+        for step, score in enumerate(scores[: TRIAL_SCORES - 1]):
+            if step >= known:
+                trial.report(score, step)
+            if trial.should_prune():
+                return True
+        return False
 
     def describe(self, trial: "FrozenTrial") -> str:
         """Return a trial, its score and why it ended early in words."""
@@ -397,11 +300,6 @@ class Search:
 def name_key(axis: str) -> str:
     """Return the key of an axis, without its table."""
     return axis.rpartition(".")[2]
-
-
-def name_trial(number: int) -> str:
-    """Return the name of the directory of a trial, from 1."""
-    return f"trial-{number}"
 
 
 def describe_values(params: Mapping[str, Any]) -> str:

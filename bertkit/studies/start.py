@@ -31,7 +31,7 @@ from bertkit.training.callbacks import Progress
 from bertkit.training.processes import ProcessLost
 from bertkit.training.recipe import Recipe, load_recipe, read_recipe, save_recipe
 from bertkit.training.run import run
-from bertkit.training.run_dir import BEST, FIRST, LOG, METRICS_FILE, RECIPE_FILE, read_log, read_metrics
+from bertkit.training.run_dir import BEST, FIRST, LOG, METRICS_FILE, RECIPE_FILE, START, read_log, read_metrics
 
 RECIPES = "recipes"  # the folder of a study with the recipes of its runs and the output of their processes
 TRIES = 4  # for a run whose processes die without progress: it is started again at most three times
@@ -157,7 +157,7 @@ def end_all(processes: Sequence[Command | Remote]) -> None:
 
 def drop_checkpoints(run: Path) -> None:
     """Remove all models from a finished run's directory except the last."""
-    for model in (*run.glob("checkpoint-*"), run / FIRST, run / BEST):
+    for model in (*run.glob("checkpoint-*"), run / FIRST, run / START, run / BEST):
         shutil.rmtree(model, ignore_errors=True)
 
 

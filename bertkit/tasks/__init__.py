@@ -19,7 +19,6 @@ def __getattr__(name: str) -> Any:
     tasks = {task.name: task for task in (PRETRAINING, CLASSIFICATION, *GLUE.values(), *SQUAD.values(), SWAG, NER)}
     answering = {  # head -> the task that encodes its inputs and decodes its outputs
         "BertForSequenceClassification": CLASSIFICATION,
-        "BertMeanForSequenceClassification": CLASSIFICATION,
         "BertForNextSentencePrediction": NextSentenceTask(),
         "BertForPreTraining": PRETRAINING,
         "BertForMaskedLM": PRETRAINING,

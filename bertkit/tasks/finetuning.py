@@ -36,10 +36,12 @@ GAIN = "baseline_gain"  # in metrics.json: how far the metric is above that of t
 LOSS_FALLS = "loss_falls"  # in metrics.json: the training loss was still falling at the end
 IS_LEARNED = "is_learned"  # in metrics.json: the training loss has become a small part of that at the start
 SEARCHED = "searched"  # in metrics.json: a search chose the values
-ENOUGH_UPDATES = 300  # fewer are often too few: see `bertkit.training.preset`
+ENOUGH_UPDATES = 300  # fewer are often too few: see `bertkit.training.resolve`
 ANOTHER_SEED = "bertkit {command} --recipe {run}/recipe.toml --set train.seed=43 --output {run}-43  # another seed"
 FROZEN_RATE = 1e-3  # A.3's rates are for a whole encoder, and hardly move the few weights above a frozen one
 SOLVED = "solved_strength"  # in metrics.json: the strength of a head that was solved, as `tasks.frozen.solve` takes it
+KEPT = "kept"  # in metrics.json: "start" or "end" of a training that started from a solved head
+START_GAIN = "start_gain"  # in metrics.json: how far the metric at the end is above that at the start
 EVERY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch"}
 
 
@@ -75,6 +77,9 @@ class FineTuningTask(Task):
             "freeze would leave the layers of reinit_layers randomly initialised; remove one of the two": (
                 recipe.freeze and recipe.reinit_layers
             ),
+            f"start=solved is for texts and words, without bilstm and reinit_layers; remove it from {self.name}": (
+                recipe.start == "solved" and (not self.solves_head or recipe.bilstm or recipe.reinit_layers)
+            ),
             f"[[phase]] is for pretraining; remove it from a recipe for {self.name}": recipe.phase,
             f"num_train_epochs is {epochs:g} in [train]; it must be above 0": steps <= 0 and epochs <= 0,
         }
@@ -102,7 +107,7 @@ class FineTuningTask(Task):
     def comment(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return also a warning if a score is not above a baseline's, and whether the loss was still falling."""
         lines, rows = super().comment(metrics), list_shown(self.table, self.metric, metrics)
-        is_solved, is_learned = SOLVED in metrics, IS_LEARNED in metrics
+        is_solved, is_learned = metrics.get(KEPT) == "start" and SOLVED in metrics, IS_LEARNED in metrics
         compared = [row for row in rows if row.key in (self.compared or metrics)]
         pairs = [(row, words, key) for row in compared for words, key in row.baselines.items() if "majority_" in key]
         for row, words, key in [pair for pair in pairs if metrics[pair[0].key] <= metrics[pair[2]]][:1]:
@@ -111,6 +116,14 @@ class FineTuningTask(Task):
             )
             if self.copies and not (OWN_DATA in metrics or is_solved or is_learned or SEARCHED in metrics):
                 lines[-1] += "; on few rows, try --set preset=auto"  # the default for one's own data
+        if START_GAIN in metrics:
+            row = next((row for row in rows if row.key == self.metric), rows[0])
+            gain, low, high = (row.show(metrics[key]) for key in (START_GAIN, *name_limits(START_GAIN)))
+            before, after = (row.show(metrics[f"{name}_score"]) for name in ("start", "end"))
+            lines.append(
+                f"the {metrics[KEPT]} of the training is delivered: {row.name} {before} before the first update, "
+                f"{after} at its end; the difference is {gain} ({low} to {high})"
+            )
         if metrics.get(f"{GAIN}_low", math.inf) <= 0:
             row = next((row for row in rows if row.key == self.metric), rows[0])  # the first of one's own classes
             gain, low, high = (row.show(metrics[key]) for key in (GAIN, *name_limits(GAIN)))
@@ -124,7 +137,7 @@ class FineTuningTask(Task):
                 lines[-1] += (
                     f"; the loss is near 0, so that longer training will not help: use {best}, or read the mistakes"
                 )
-            elif updates < ENOUGH_UPDATES and not (is_solved or SEARCHED in metrics):
+            elif updates < ENOUGH_UPDATES and not (KEPT in metrics or SEARCHED in metrics):
                 lines[-1] += f"; {updates:,} updates are few, and more time may help (--epochs, or a longer --budget)"
         if metrics.get(LOSS_FALLS):
             more = "" if SEARCHED in metrics else "; more time may help (--epochs, or a longer --budget)"

@@ -7,8 +7,10 @@ and an epoch costs only the training of the layers above.
 Left out: training by gradients (`BertFeaturesForTokenClassification` learns from the words' activations).
 """
 
+import copy
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,6 +22,8 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from huggingface_hub import cached_assets_path
+from scipy.sparse import issparse
+from scipy.special import expit, softmax
 from torch import Tensor
 
 from bertkit.data.long_texts import pool_windows
@@ -30,13 +34,21 @@ from bertkit.model.bilstm import find_layers, select_features
 from bertkit.model.checkpoint import load_config, load_model
 from bertkit.model.loss import IGNORE_INDEX
 from bertkit.model.precision import find_device
-from bertkit.system.files import atomic_open, remove_unfinished
+from bertkit.system.files import atomic_open, remove_unfinished, take_fingerprint
 from bertkit.system.progress import Report, ShareDone, ignore
 
 # Beside the weights, these values of the configuration decide the vectors.
 COUNTED = ("hidden_size", "num_attention_heads", "hidden_act", "layer_norm_eps", "is_decoder")
 NEVER = -50.0  # the logit of an answer that no row has
-SOLVER_STEPS = 1000  # of a logistic regression
+STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)  # from which folds choose; a strength is the inverse of a penalty
+MOST_FOLDS, FOLD_ROWS = 5, 5_000
+LEAST = 1e-15  # the probability of a right answer, in a loss
+# A logistic regression that decides is solved exactly, and those of folds only as far as a choice needs it.
+SOLVER_STEPS, SOLVER_TOLERANCE = 1000, 1e-4
+FOLD_STEPS, FOLD_TOLERANCE = 100, 3e-4
+
+Head = tuple[np.ndarray, np.ndarray]  # the weight (L, H) and the bias (L,)
+Fold = tuple[np.ndarray, np.ndarray]  # the numbers of the fitted and of the held-out rows
 
 
 # --- The encoder ------------------------------------------------------------------------------------------------------
@@ -72,21 +84,24 @@ def run_encoder(model: BertModel, sequences: Sequences, layers: str) -> Iterator
         batch = {name: column.to(model.device) for name, column in batch.items()}
         outputs = model(**batch, output_hidden_states=True, return_dict=True)
         states = select_features(outputs.hidden_states, layers)
-        if not states.isfinite().all():
-            raise UsageError(
-                f"the model {model.name_or_path} gives vectors that are NaN or infinite: its weights are damaged or "
-                "have diverged; give another checkpoint"
-            )
+        check_vectors(model, states)
         yield numbers, states, batch["attention_mask"]
+
+
+def check_vectors(model: BertModel, vectors: Tensor) -> None:
+    """Check that the vectors of a model are finite."""
+    if not vectors.isfinite().all():
+        raise UsageError(
+            f"the model {model.name_or_path} gives vectors that are NaN or infinite: its weights are damaged or "
+            "have diverged; give another checkpoint"
+        )
 
 
 # --- Texts as vectors, and a head on them -----------------------------------------------------------------------------
 
 
-def encode_items(
-    model: BertModel, items: Sequence[Mapping[str, Any]], pooling: str = "mean", report: Report = ignore
-) -> np.ndarray:
-    """Return the vectors (S, H) of encoded texts and pairs; that of a text in windows is the mean over its windows."""
+def gather_windows(items: Sequence[Mapping[str, Any]]) -> tuple[Sequences, np.ndarray]:
+    """Return the sequences of encoded texts and pairs, and the number of windows (S,) of each text."""
     names = ("input_ids", "token_type_ids")
     windows, segments = (
         [item[name] if isinstance(item[name], list) else [item[name]] for item in items] for name in names
@@ -94,38 +109,95 @@ def encode_items(
     ids = list(chain.from_iterable(windows))
     seconds = np.array([part.sum() for part in chain.from_iterable(segments)])
     sequences = Sequences(np.concatenate(ids).astype(np.int32), np.cumsum(list(map(len, ids))), seconds, None)
-    return pool_windows(encode(model, sequences, pooling, report), np.array(list(map(len, windows))), "mean")
+    return sequences, np.array(list(map(len, windows)))
 
 
-def encode(model: BertModel, sequences: Sequences, pooling: str = "mean", report: Report = ignore) -> np.ndarray:
-    """Return the vectors (S, H) of sequences in the last layer of a frozen encoder, from the cache if it has them.
+def encode_items(model: BertModel, items: Sequence[Mapping[str, Any]], report: Report = ignore) -> np.ndarray:
+    """Return the vectors (S, H) of encoded texts and pairs; that of a text in windows is the mean over its windows."""
+    sequences, counts = gather_windows(items)
+    return pool_windows(encode(model, sequences, report), counts, "mean")
+
+
+def encode(model: BertModel, sequences: Sequences, report: Report = ignore) -> np.ndarray:
+    """Return the means (S, H) of sequences in the last layer of a frozen encoder, from the cache if it has them.
 
     Args:
         sequences: Without labels.
-        pooling: "mean", or "cls" for the vector that sentence heads read, through the pooler if the model has one.
         report: Receives the share that is done, now and then.
     """
 
-    @torch.no_grad()
     def compute() -> np.ndarray:
         share, done = ShareDone(report, "of the tokens read"), 0
         vectors = np.empty((len(sequences), model.config.hidden_size), np.float32)
         for numbers, states, mask in run_encoder(model, sequences, "last"):
             for row, number in enumerate(numbers.tolist()):
-                vectors[number] = pool_states(model, states[row, : int(mask[row].sum()), 0], pooling).cpu().numpy()
+                vectors[number] = states[row, : int(mask[row].sum()), 0].mean(0).cpu().numpy()
             done += int(mask.sum())
             share.note(done, len(sequences.ids))
         return vectors  # (S, H)
 
-    return keep_array(name_vectors(model, [pooling], sequences.ids, sequences.ends, sequences.seconds), compute)
+    return keep_array(name_vectors(model, ["mean"], sequences.ids, sequences.ends, sequences.seconds), compute)
 
 
-def pool_states(model: BertModel, states: Tensor, pooling: str) -> Tensor:
-    """Return the vector (H,) of a sequence from the states (T, H) of its tokens, as the heads at work compute it."""
-    if pooling == "mean":
-        return states.mean(0)
-    sentence = states[-1 if model.config.is_decoder else 0]
-    return sentence if model.pooler is None else model.pooler(sentence[None, None])[0]
+def encode_sentences(
+    model: BertModel, items: Sequence[Mapping[str, Any]], report: Report = ignore
+) -> dict[str, np.ndarray]:
+    """Return what the head of texts reads of encoded texts and pairs: pooling -> vectors (S, H), from the cache.
+
+    "cls" is [CLS] through the pooler, "mean" the mean through a layer that the model gets here. A model that has this
+    layer already has no other pooling. The vector of a text in windows is the mean over its windows.
+
+    Args:
+        model: With a pooler; it is changed.
+    """
+    first = None if model.config.mean_layer else copy.deepcopy(model.pooler)
+    if first is not None:
+        model.add_mean_layer()
+    sequences, counts = gather_windows(items)
+
+    @torch.no_grad()
+    def compute() -> np.ndarray:
+        share, done = ShareDone(report, "of the tokens read"), 0
+        vectors = np.empty((len(sequences), 2, model.config.hidden_size), np.float32)
+        for numbers in batch_by_length(np.diff(sequences.ends, prepend=0)):
+            batch = pad(sequences.__getitems__(numbers.tolist()))
+            batch = {name: column.to(model.device) for name, column in batch.items()}
+            outputs = model(**batch, output_hidden_states=True)
+            check_vectors(model, outputs.pooler_output)
+            vectors[numbers, 0] = outputs.pooler_output.cpu().numpy()
+            if first is not None:
+                lengths = batch["attention_mask"].sum(1)  # (B,)
+                read = lengths - 1 if model.config.is_decoder else torch.zeros_like(lengths)
+                states = outputs.hidden_states[-2][torch.arange(len(read), device=read.device), read]  # (B, H)
+                vectors[numbers, 1] = first(states[:, None]).cpu().numpy()
+            done += int(batch["attention_mask"].sum())
+            share.note(done, len(sequences.ids))
+        return vectors  # (S, 2, H)
+
+    facts = [] if first is None else [take_fingerprint(*(x.detach().cpu().numpy() for x in first.parameters()))]
+    vectors = keep_array(name_vectors(model, facts, sequences.ids, sequences.ends, sequences.seconds), compute)
+    mean, cls = (pool_windows(vectors[:, number], counts, "mean") for number in range(2))
+    return {"mean": mean} if first is None else {"mean": mean, "cls": cls}
+
+
+@torch.no_grad()
+def encode_labelled(
+    model: BertModel, items: Sequence[Mapping[str, Any]], report: Report = ignore
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the states (M, H) of all tokens with a label, their labels (M,), and the numbers of their items (M,)."""
+    share, done, lengths = ShareDone(report, "of the windows read"), 0, np.array([len(x["input_ids"]) for x in items])
+    found = []
+    for numbers in batch_by_length(lengths):
+        batch = pad([items[number] for number in numbers.tolist()])
+        labels = batch.pop("labels")  # (B, T)
+        batch = {name: column.to(model.device) for name, column in batch.items()}
+        states, rows = model(**batch).last_hidden_state.cpu(), torch.from_numpy(numbers)[:, None].expand_as(labels)
+        check_vectors(model, states)
+        read = labels != IGNORE_INDEX
+        found.append((states[read].numpy(), labels[read].numpy(), rows[read].numpy()))
+        share.note(done := done + len(numbers), len(items))
+    vectors, labels, rows = map(np.concatenate, zip(*found, strict=True))
+    return vectors, labels, rows
 
 
 def solve(
@@ -141,26 +213,183 @@ def solve(
         labels: The number of classes, some of which may have no row.
         weights: (L,) the weight of the rows of each class, or of the rows that have each label; None: equal.
     """
-    from sklearn.linear_model import LogisticRegression, Ridge
+    return next(solve_path(vectors, targets, [strength], labels, weights))
 
-    if targets.ndim == 1 and targets.dtype.kind == "f":
-        ridge = Ridge(1 / (2 * strength)).fit(vectors, targets)
-        return ridge.coef_[None], np.array([ridge.intercept_])
-    if targets.ndim == 2:
+
+def solve_path(
+    vectors: Any,
+    targets: np.ndarray,
+    strengths: Sequence[float],
+    labels: int,
+    weights: Sequence[float] | None = None,
+    steps: int = SOLVER_STEPS,
+    tolerance: float = SOLVER_TOLERANCE,
+) -> Iterator[Head]:
+    """Yield the weight (L, H) and the bias (L,) of `solve` for each strength; each solution starts from the last."""
+    centre = np.zeros(vectors.shape[1])
+    if not issparse(vectors):  # around their mean the solution is the same, in a third of the steps
+        centre = vectors.mean(0)
+        vectors = vectors - centre
+    if targets.ndim == 1:
+        path = solve_numbers(vectors, targets, strengths)
+        if targets.dtype.kind != "f":
+            path = solve_classes(vectors, targets, strengths, labels, weights, steps, tolerance)
+    else:
         sides = [None] * targets.shape[1] if weights is None else [(1.0, weight) for weight in weights]
-        columns = zip(targets.T, sides, strict=True)
-        pairs = [solve(vectors, column.astype(int), strength, 2, side) for column, side in columns]
-        weight, bias = (np.stack([part[1] - part[0] for part in parts]) for parts in zip(*pairs, strict=True))
-        return weight, bias
+        columns = zip(targets.T.astype(int), sides, strict=True)
+        path = join_labels(
+            [solve_classes(vectors, column, strengths, 2, side, steps, tolerance) for column, side in columns]
+        )
+    for weight, bias in path:
+        yield weight, bias - weight @ centre
+
+
+def solve_numbers(vectors: Any, targets: np.ndarray, strengths: Sequence[float]) -> Iterator[Head]:
+    """Yield the ridge regression for each strength."""
+    from sklearn.linear_model import Ridge
+
+    for strength in strengths:
+        ridge = Ridge(1 / (2 * strength)).fit(vectors, targets)
+        yield ridge.coef_[None], np.array([ridge.intercept_])
+
+
+def solve_classes(
+    vectors: Any,
+    targets: np.ndarray,
+    strengths: Sequence[float],
+    labels: int,
+    weights: Sequence[float] | None,
+    steps: int,
+    tolerance: float,
+) -> Iterator[Head]:
+    """Yield the logistic regression for each strength."""
+    from sklearn.linear_model import LogisticRegression
+
     found = np.unique(targets)
-    weight, bias = np.zeros((labels, vectors.shape[1])), np.full(labels, NEVER)
-    bias[found] = 0.0
-    if len(found) > 1:
-        balance = None if weights is None else {label: weights[label] for label in found.tolist()}
-        head = LogisticRegression(C=strength, max_iter=SOLVER_STEPS, class_weight=balance).fit(vectors, targets)
-        learned = found[-len(head.coef_) :]  # of two classes, the first one's logit is 0
-        weight[learned], bias[learned] = head.coef_, head.intercept_
-    return weight, bias
+    balance = None if weights is None else {label: weights[label] for label in found.tolist()}
+    head = LogisticRegression(max_iter=steps, tol=tolerance, class_weight=balance, warm_start=True)
+    for strength in strengths:
+        weight, bias = np.zeros((labels, vectors.shape[1])), np.full(labels, NEVER)
+        bias[found] = 0.0
+        if len(found) > 1:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # that many classes of few rows look like numbers
+                head.set_params(C=strength).fit(vectors, targets)
+            learned = found[-len(head.coef_) :]  # of two classes, the first one's logit is 0
+            weight[learned], bias[learned] = head.coef_, head.intercept_
+        yield weight, bias
+
+
+def join_labels(paths: Sequence[Iterator[Head]]) -> Iterator[Head]:
+    """Yield the head of several labels for each strength, from the two classes of each label."""
+    for heads in zip(*paths, strict=True):
+        weight, bias = (np.stack([part[1] - part[0] for part in parts]) for parts in zip(*heads, strict=True))
+        yield weight, bias
+
+
+# --- The choice by folds ----------------------------------------------------------------------------------------------
+
+
+def choose_head(
+    candidates: Mapping[str, Any],
+    targets: np.ndarray,
+    labels: int,
+    groups: Sequence[int] | np.ndarray,
+    weights: Sequence[float] | None = None,
+    strengths: Sequence[float] = STRENGTHS,
+) -> tuple[str, float]:
+    """Return the name of the vectors and the strength that have the lowest loss over folds of the rows.
+
+    Equal losses are decided for the first candidate and the smallest strength. At most FOLD_ROWS rows are read.
+
+    Args:
+        candidates: Name -> the vectors (S, H) of the same rows, dense or sparse.
+        targets, labels, weights: Those of `solve`.
+        groups: (S,) the rows of one group stay in one fold.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+
+    if len(targets) > FOLD_ROWS:  # drawn, because the rows of a file may be sorted by class
+        rows = np.sort(np.random.default_rng(0).permutation(len(targets))[:FOLD_ROWS])
+        candidates = {name: vectors[rows] for name, vectors in candidates.items()}
+        targets, groups = targets[rows], np.asarray(groups)[rows]
+    folds = divide_rows(targets, np.asarray(groups))
+    if not folds:
+        return next(iter(candidates)), strengths[len(strengths) // 2]
+    losses: dict[tuple[str, float], float] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a choice needs no exact solution
+        for name, vectors in candidates.items():
+            lowest = np.inf
+            for strength, loss in measure_strengths(vectors, targets, labels, folds, weights, strengths):
+                losses[name, strength] = loss
+                if loss > lowest:  # still weaker penalties fit still more noise, and are the slowest to solve
+                    break
+                lowest = loss
+    return min(losses, key=lambda pair: losses[pair])
+
+
+def measure_strengths(
+    vectors: Any,
+    targets: np.ndarray,
+    labels: int,
+    folds: Sequence[Fold],
+    weights: Sequence[float] | None,
+    strengths: Sequence[float],
+) -> Iterator[tuple[float, float]]:
+    """Yield each strength with the loss of the held-out rows of all folds."""
+    paths = [
+        solve_path(vectors[fitted], targets[fitted], strengths, labels, weights, FOLD_STEPS, FOLD_TOLERANCE)
+        for fitted, _ in folds
+    ]
+    answers = targets[np.concatenate([held for _, held in folds])]
+    for strength, heads in zip(strengths, zip(*paths, strict=True), strict=True):
+        pairs = zip(heads, folds, strict=True)
+        logits = np.concatenate([vectors[held] @ weight.T + bias for (weight, bias), (_, held) in pairs])
+        yield strength, measure_loss(logits, answers, weights)
+
+
+def divide_rows(targets: np.ndarray, groups: np.ndarray) -> list[Fold]:
+    """Return the numbers of the fitted and the held-out rows of each fold; none where nothing can be chosen.
+
+    The classes of the groups' first rows have equal shares in all folds. A class with one row is always fitted.
+    """
+    from sklearn.model_selection import StratifiedKFold
+
+    number, always, rows = MOST_FOLDS, np.empty(0, int), np.arange(len(targets))
+    has_classes = targets.ndim == 1 and targets.dtype.kind != "f"
+    if has_classes:
+        _, codes, counts = np.unique(targets, return_inverse=True, return_counts=True)
+        is_divided = counts[codes] > 1
+        always, rows = rows[~is_divided], rows[is_divided]
+        number = min([MOST_FOLDS, *counts[counts > 1].tolist()])
+    _, firsts, codes = np.unique(groups[rows], return_index=True, return_inverse=True)
+    # Groups are divided, not rows: StratifiedGroupKFold takes 12 s for 20,000 groups.
+    strata = targets[rows[firsts]] if has_classes else np.zeros(len(firsts), int)
+    number = min(number, max(np.unique(strata, return_counts=True)[1], default=0))
+    if number < 2 or len(np.unique(targets, axis=0)) < 2:
+        return []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of a class that is in fewer groups than there are folds
+        parts = list(StratifiedKFold(number, shuffle=True, random_state=0).split(firsts, strata))
+    folds = ([rows[np.isin(codes, part)] for part in pair] for pair in parts)
+    return [(np.concatenate([fitted, always]), held) for fitted, held in folds]
+
+
+def measure_loss(logits: np.ndarray, targets: np.ndarray, weights: Sequence[float] | None = None) -> float:
+    """Return the mean loss of logits (S, L): of classes and several labels the log-loss, of numbers the squared error.
+
+    Args:
+        weights: (L,) the weight of the rows of each class.
+    """
+    if targets.ndim == 1 and targets.dtype.kind == "f":
+        return float(np.square(logits[:, 0] - targets).mean())
+    if targets.ndim == 2:
+        right = expit(np.where(targets, logits, -logits))
+        return float(-np.log(right.clip(min=LEAST)).mean())
+    right = softmax(logits, axis=1)[np.arange(len(targets)), targets]
+    shares = None if weights is None else np.asarray(weights)[targets]
+    return float(np.average(-np.log(right.clip(min=LEAST)), weights=shares))
 
 
 # --- For training -----------------------------------------------------------------------------------------------------

@@ -135,6 +135,7 @@ class Tagged:
 class NerTask(FineTuningTask):
     """Words of sentences with tags, fine-tuned or from features."""
 
+    solves_head = True
     name = command = folder = "ner"
     title = "CoNLL-2003"
     head = "BertFeaturesForTokenClassification"

@@ -61,7 +61,9 @@ TOP_LEVEL = {  # key -> help text
     "patience": "End after N evaluations without a better score; 0: never.",
     "calibrate": "Whether a temperature calibrates the probabilities.",
     "baseline": "Whether baselines are fitted to the training rows; false: --no-baseline.",
-    "settled": "Keys of [train] that the preset auto has decided by the data; recorded by a run.",
+    "start": "solved: train from a linear head that is solved on the encoder's vectors; random: from random weights.",
+    "strength": "C of the solved head, the inverse of its penalty; 0: chosen by folds over the training rows.",
+    "settled": "Keys that the data have decided; recorded by a run.",
     "stop_after": "End after this update of the schedule, as --budget does on a slow machine; 0: at its end.",
 }
 
@@ -117,10 +119,10 @@ TEXT_OPTIONS: Options = {  # of one text or a pair
     "doc_stride": Option(128, 1, "as for SQuAD", "Tokens between the starts of two windows."),
 }
 POOLED_VECTOR = Option(
-    "mean",
+    "auto",
     source="ours",
-    help="Vector of a text with freeze=encoder: mean of the last layer, or cls through the pooler.",
-    choices=("mean", "cls"),
+    help="Vector of a text: cls through the pooler, the mean of the last layer, or auto: by folds for a solved head.",
+    choices=("auto", "mean", "cls"),
 )
 GLUE_OPTIONS: Options = {"dir": DIR, **TEXT_OPTIONS, "pooling": POOLED_VECTOR, **ROW_OPTIONS}
 WINDOW_OPTIONS: Options = {

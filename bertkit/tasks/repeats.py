@@ -3,7 +3,7 @@
 It is the part of the doctor (`bertkit.analysis.doctor`) that every fine-tuning does, because it takes seconds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,12 +69,17 @@ def count_rows(**found: Sequence[Any]) -> dict[str, Any]:
 
 
 def tabulate_splits(task: Task, examples: Mapping[str, Any]) -> dict[str, ExampleRows]:
-    """Return the rows of each split, train first, without their groups; empty without texts before encoding."""
+    """Return the rows of each split, train first; empty without texts before encoding.
+
+    Groups may hold all texts: those of train become integers, and the others are left out.
+    """
     rows = {}
     for split in sorted(examples, key=lambda split: split != TRAIN_SPLIT):
         if (found := task.tabulate(examples[split])) is None:
             return {}
-        rows[split] = replace(found, groups=())  # groups may hold all texts
+        numbers: dict[Hashable, int] = {}
+        groups = [numbers.setdefault(group, len(numbers)) for group in found.groups] if split == TRAIN_SPLIT else []
+        rows[split] = replace(found, groups=groups)
     return rows
 
 

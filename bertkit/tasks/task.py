@@ -94,7 +94,7 @@ class Task:
         title: The name of its data.
         head: The name of a class in `bertkit.model`.
         heads: Option of `[data]` -> some of its values -> the heads that they ask for instead of `head`.
-        solved: Value of `[data] pooling` -> the head that is solved on such vectors of a frozen encoder; empty: none.
+        solves_head: Whether a linear head can be solved on the vectors that its head reads.
         options: The options of `[data]`.
         recipe: The paper's complete recipe; its `[data]` table has the defaults of `options`.
         stable: The changes that `preset = "stable"` makes to the recipe.
@@ -126,7 +126,7 @@ class Task:
     title = "held-out text"
     head: str
     heads: Mapping[str, Mapping[str, str]] = {}
-    solved: Mapping[str, str] = {}
+    solves_head = False
     options: Options
     recipe: Mapping[str, Any]
     stable: Mapping[str, Any] = {}

@@ -43,7 +43,7 @@ from bertkit.data.splits import (
     divide_train,
     name_split,
 )
-from bertkit.errors import UsageError, refuse_first
+from bertkit.errors import UsageError
 from bertkit.metrics.classification import FIXED_THRESHOLD, score_table
 from bertkit.metrics.rows import RowScore
 from bertkit.metrics.table import find_kind
@@ -180,7 +180,7 @@ class TextTask(FineTuningTask):
     name = command = "classify"
     title = "your texts"
     head = "BertForSequenceClassification"
-    solved: Mapping[str, str] = {"mean": "BertMeanForSequenceClassification", "cls": head}
+    solves_head = True
     options = CLASSIFY_OPTIONS
     metric = "score"
     is_classifier = True  # regression is refused when the data are read
@@ -204,13 +204,8 @@ class TextTask(FineTuningTask):
         """Check the recipe, including the columns, the shares and the folds."""
         super().check(recipe)
         data = recipe.data
-        troubles = {
-            "long=max needs a head that is trained; give long=mean, or remove freeze": (
-                recipe.is_solved and data["long"] == "max"
-            ),
-            "pooling is for freeze=encoder; remove one of the two": data["pooling"] == "cls" and not recipe.is_solved,
-        }
-        refuse_first(troubles)
+        if recipe.starts_solved and data["long"] == "max":
+            raise UsageError("long=max needs a head that is trained; give long=mean, or remove freeze and start")
         if self.space:
             return
         if len(data["text"]) > 2:
@@ -371,7 +366,7 @@ class NextSentenceTask(TextTask):
     """Tell whether the second text follows the first, with that head alone; it is never trained by itself."""
 
     head = "BertForNextSentencePrediction"
-    solved: Mapping[str, str] = {}
+    solves_head = False
     pipeline = ""
     pairs = True
 

@@ -1,8 +1,11 @@
 """Train within a limit of time (`--budget`).
 
 Measured costs decide `max_steps`, so that the training on its ordinary schedule, its evaluations and its end fit into
-the time. The recipe in the run's directory has this number, and repeats the run without a clock. A deadline ends the
-training earlier if the machine becomes slower.
+the time. The recipe in the run's directory has this number, and repeats the run without a clock.
+
+The faster of several timings counts. A timing beside other work is too slow, and one that is ten times too slow left
+two thirds of the time unused and a model that had learned nothing. A timing that is too fast costs less: the deadline
+ends the training, which then lacks only the last part of its falling rate.
 """
 
 from math import ceil
@@ -12,7 +15,6 @@ from typing import Any
 import msgspec
 
 from bertkit.errors import UsageError
-from bertkit.system.differences import refuse_other
 from bertkit.system.files import write_json
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
@@ -22,9 +24,9 @@ from bertkit.training.callbacks import Deadline, Progress
 from bertkit.training.clock import Clock
 from bertkit.training.costs import Measured, expect, measure
 from bertkit.training.prepare import Prepared, prepare
-from bertkit.training.preset import settle
 from bertkit.training.processes import join_processes, take_first
-from bertkit.training.recipe import Recipe, list_decisive, load_recipe, resolve
+from bertkit.training.recipe import Recipe, limit_updates, load_recipe
+from bertkit.training.resolve import settle
 from bertkit.training.run import run
 from bertkit.training.run_dir import RECIPE_FILE, has_begun, read_record
 
@@ -32,6 +34,7 @@ CLOCK_FILE, MEASURED_FILE = ".time_used.json", ".measured.json"  # hidden: writt
 PROBE_SHARE = 0.05  # share of a budget for timed updates
 SPARE_SHARE = 0.05  # of the time for training, for a slower machine
 LEAST_UPDATES = 20  # updates in a training, unless all epochs have fewer
+LEAST_SOLVED, LEAST_SHARE = 60, 0.5  # of a training from a solved head: updates, or a share of its own length
 
 
 class TooShort(UsageError):
@@ -42,19 +45,37 @@ def fit(recipe: Recipe, measured: Measured, clock: Clock, output: Path) -> Recip
     """Return a recipe with the number of updates that fits; its length is exceeded only if it has no epochs.
 
     Raises:
-        TooShort: LEAST_UPDATES updates do not fit.
+        TooShort: Too few updates fit for a training to be worth it.
     """
     planned, each = expect(recipe, measured, output)[0], measured.update * recipe.batch_size / measured.batch_size
     left = (1 - SPARE_SHARE) * take_first(clock.left - measured.longest_end - 2 * measured.saving)
     updates = planned if "num_train_epochs" in recipe.train else max(int(left / each), 0)
-    while updates >= (least := min(LEAST_UPDATES, planned)):
-        fitted = resolve(recipe, updates, planned)
+    least = min(LEAST_UPDATES, planned)
+    if recipe.start == "solved":
+        least = min(LEAST_SOLVED, ceil(LEAST_SHARE * planned))
+    while updates >= least:
+        fitted = limit_updates(recipe, updates, planned)
         if (needed := sum(expect(fitted, measured, output)[1:])) <= left:
             return fitted
         updates = max(int(updates * left / needed), 0)
     minutes = ceil((clock.limit - left + 2 * least * each) / 60) + 1
     allowed = f"the time allows {updates} updates of {each:.2g} s beside evaluation and saving"
     raise TooShort(f"{allowed}; give --budget {minutes}m or more")
+
+
+def measure_again(recipe: Recipe, prepared: Prepared, clock: Clock, output: Path) -> Measured:
+    """Measure the costs of a recipe; the faster of this and an earlier measurement counts, and is kept for the next."""
+    path = output / MEASURED_FILE
+    earlier = [read_record(path, Measured)] if path.exists() else []
+    measured = measure(recipe, prepared, PROBE_SHARE * clock.left)
+    measured = min([measured, *earlier], key=lambda each: each.update / each.batch_size)
+    factor = recipe.batch_size / measured.batch_size  # the search before may have measured another size
+    parts = [(end, factor * seconds) for end, seconds in measured.parts]
+    measured = msgspec.structs.replace(measured, batch_size=recipe.batch_size, parts=parts)
+    if join_processes(recipe).is_main_process:
+        output.mkdir(parents=True, exist_ok=True)
+        write_json(msgspec.to_builtins(measured), path)
+    return measured
 
 
 def leave_out_evaluations(recipe: Recipe) -> Recipe:
@@ -74,30 +95,38 @@ def train_within(
     progress: Progress = ignore,
     prepared: Prepared | None = None,
 ) -> dict[str, Any]:
-    """Train by a recipe in the time of the clock, as `run`; an unfinished run continues in the rest."""
+    """Train by a recipe in the time of the clock, as `run`; an unfinished run continues in the rest.
+
+    Where the head is solved before the training and the time is too short for one, the solved head is the result.
+    """
+    news = {"output": output, "report": report, "progress": progress}
     if recipe.is_solved:  # as long as the encoder takes for all rows, whatever the clock
-        return run(recipe, output=output, report=report, progress=progress, prepared=prepared)
-    path, is_main = output / MEASURED_FILE, join_processes(recipe).is_main_process
+        return run(recipe, prepared=prepared, **news)
+    path = output / MEASURED_FILE
     if has_begun(output):
         if not path.exists():
             raise UsageError(f"{output} has a run without --budget; name another directory with --output")
-        fitted, measured, prepared = load_recipe(output / RECIPE_FILE), read_record(path, Measured), None
-        recipe = leave_out_evaluations(recipe.adopt(fitted))
-        again = resolve(recipe, fitted.train["max_steps"], expect(recipe, measured, output)[0])
-        both = (list_decisive(each.override(stop_after=0).to_dict()) for each in (fitted, again))
-        refuse_other(f"{output} belongs to another run", *both)
+        begun, measured, prepared = load_recipe(output / RECIPE_FILE), read_record(path, Measured), None
+        recipe = leave_out_evaluations(recipe.adopt(begun))
+        if begun.is_solved:
+            return run(recipe.override(freeze="encoder"), **news)
+        planned, _, _ = expect(recipe, measured, output)
+        fitted = limit_updates(recipe, begun.train["max_steps"], planned).override(stop_after=begun.stop_after)
     else:
         prepared = prepared or prepare(recipe, report)
         recipe = leave_out_evaluations(settle(recipe, len(prepared.data["train"]), report))
-        if is_main:
+        if join_processes(recipe).is_main_process:
             fit_baselines(TASKS[recipe.task], recipe, prepared, ignore)  # the cache keeps them for the run
         report("measuring some updates")
-        measured = measure(recipe, prepared, PROBE_SHARE * clock.left)
-        fitted = fit(recipe, measured, clock, output)
+        measured = measure_again(recipe, prepared, clock, output)
+        try:
+            fitted = fit(recipe, measured, clock, output)
+        except TooShort as reason:
+            if recipe.start != "solved":
+                raise
+            report(f"nothing is trained and the solved head is the result: {reason}")
+            return run(recipe.override(freeze="encoder"), prepared=prepared, **news)
         if hasattr(prepared.data["train"], "phases"):  # the samples of a pretraining follow its length
             prepared.data["train"].phases = list_phases(fitted)
-        if is_main:
-            output.mkdir(parents=True, exist_ok=True)
-            write_json(msgspec.to_builtins(measured), path)
     stop = Deadline(clock, measured, fitted.stop_after)
-    return run(fitted, output=output, report=report, progress=progress, prepared=prepared, stop=stop)
+    return run(fitted, prepared=prepared, stop=stop, **news)

@@ -103,13 +103,25 @@ class Milestones(TrainerCallback):
 
     A resumed run would skip the evaluation, and the random numbers that it draws, after a checkpoint before it. A
     stopped run may therefore need the time of an evaluation to end.
+
+    Args:
+        pause: Seconds after a checkpoint, or the start, in which planned ones are left out.
     """
 
-    def __init__(self, updates: Collection[int]) -> None:
+    def __init__(self, updates: Collection[int], pause: float = 0.0) -> None:
         self.updates = updates
+        self.pause = pause
+        self.saved = time.monotonic()
         self.waits = False  # whether a save is delayed until the end of the epoch
 
+    def on_train_begin(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        self.saved = time.monotonic()
+
+    on_save = on_train_begin
+
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        if self.pause and control.should_save and not control.should_training_stop:  # as at the end, or by a signal
+            control.should_save = not take_first(time.monotonic() - self.saved < self.pause)
         control.should_save |= state.global_step in self.updates
         self.waits = control.should_save and args.save_strategy != SaveStrategy.BEST and is_at_end(state)
         control.should_save &= not self.waits

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Subset
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 
 from bertkit.data.tokenizer import save_tokenizer
 from bertkit.reports.tables import count
@@ -21,9 +21,9 @@ from bertkit.tasks.task import TUNE
 from bertkit.training.activations import SAMPLED, bound_tokens, measure_activations
 from bertkit.training.arguments import make_arguments
 from bertkit.training.prepare import Prepared, prepare
-from bertkit.training.preset import settle
 from bertkit.training.processes import take_first
 from bertkit.training.recipe import Recipe
+from bertkit.training.resolve import MOST_SOLVED, settle
 from bertkit.training.run import count_updates, make_model, make_trainer
 from bertkit.training.run_dir import FIRST, describe_environment
 from bertkit.training.trainer import explain_shortage
@@ -95,7 +95,7 @@ def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
     """Measure the costs of a recipe with a model that is thrown away; all processes return the same.
 
     Args:
-        seconds: Time for the updates; at least one is timed for each part of the data.
+        seconds: Time for the updates; at least one is timed, after another one, for each part of the data.
     """
     task, rows = TASKS[recipe.task], prepared.data["train"]
     others = {split: data for split, data in prepared.data.items() if split != "train"}
@@ -103,6 +103,8 @@ def measure(recipe: Recipe, prepared: Prepared, seconds: float) -> Measured:
     parts = getattr(rows, "parts", [range(len(rows))])
     shares = [len(part) / len(rows) for part in parts]
     args = make_arguments(recipe, Path())
+    if recipe.starts_solved and recipe.data.get("pooling") == "auto":
+        recipe = recipe.override(data={"pooling": "mean"})  # it takes longer
     with TemporaryDirectory() as folder, explain_shortage(args, lambda: recipe):
         model = make_model(task, recipe, prepared.settings)
         recipe = bound_tokens(recipe, task, model, rows, args.device)
@@ -150,23 +152,42 @@ def spread(rows: range) -> range:
     return rows[:: max(len(rows) // SAMPLED, 1)][:SAMPLED]
 
 
+class UpdateEnds(TrainerCallback):
+    """Notes when updates end: a short training takes longer to begin than to do."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        if args.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.ends.append(monotonic())
+
+
 def time_updates(recipe: Recipe, model: nn.Module, rows: Subset, seconds: float, folder: Path) -> tuple[Trainer, float]:
-    """Do some updates on some rows, and return the Trainer and the seconds of an update."""
+    """Do some updates on some rows, and return the Trainer and the seconds of an update.
+
+    The faster of the last two timings counts, both of the same rows: other work for a moment makes one of them slow.
+    """
     args = make_arguments(recipe, folder)
-    micro, size, updates = args.per_device_train_batch_size, 1, 1
+    micro, size, updates = args.per_device_train_batch_size, 1, 2
     most = micro * args.gradient_accumulation_steps
-    for _ in range(3):  # the last one counts; each of the others says how large the next one may be
+    timings = []
+    for _ in range(4):  # each says how large the next one may be
         train = TRAIN_ONLY | {"max_steps": updates}
         if "per_device_train_batch_size" in recipe.train:  # otherwise `max_tokens` divides the update
             train["per_device_train_batch_size"] = min(size, micro)
         short = recipe.override(batch_size=size * args.world_size, patience=0, train=train)
         parts = TASKS[recipe.task], model, make_arguments(short, folder), {"train": rows}, short
-        trainer = make_trainer(*parts, ignore, ignore)
-        took = trainer.train().metrics["train_runtime"] / updates
+        noted = UpdateEnds()
+        trainer = make_trainer(*parts, ignore, ignore, callbacks=[noted])
+        trainer.train()
+        took = (noted.ends[-1] - noted.ends[0]) / (updates - 1)  # the first update takes longer
+        timings.append(took * most / size)
         done, size = size, min(most, max(int(size * LONGEST_UPDATE / took), 1))
         size = size // micro * micro or size
-        size, updates = take_first((size, min(max(int(seconds / 2 / (took * size / done)), 1), MOST_TIMED)))
-    return trainer, took * most / done
+        size, updates = take_first((size, min(max(int(seconds / 3 / (took * size / done)), 2), MOST_TIMED)))
+    return trainer, min(timings[2:])
 
 
 def expect(recipe: Recipe, measured: Measured, output: Path) -> tuple[int, float, float]:
@@ -182,7 +203,10 @@ def expect(recipe: Recipe, measured: Measured, output: Path) -> tuple[int, float
     training = updates * measured.update * recipe.batch_size / measured.batch_size
     evaluations = args.eval_on_start + count_calls(args.eval_strategy, args.eval_steps)
     saves = count_calls(args.save_strategy, args.save_steps)
-    return updates, training + saves * measured.saving, evaluations * measured.evaluation
+    during = evaluations * measured.evaluation
+    if recipe.starts_solved:  # the vectors of the training rows, and the answers to dev before the first update
+        during += min(measured.rows, MOST_SOLVED) * measured.row + measured.evaluation
+    return updates, training + saves * measured.saving, during
 
 
 def find_costs(recipe: Recipe, left: Path | None = None, report: Report = ignore) -> Measured | str:

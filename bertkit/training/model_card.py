@@ -14,7 +14,7 @@ from bertkit.errors import make_printable
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import ScoreRow, count, list_shown, tabulate_scores
 from bertkit.system.hub import CARD, HubName, find_dataset, parse_hub_name, split_revision
-from bertkit.tasks.finetuning import SOLVED
+from bertkit.tasks.finetuning import KEPT, SOLVED
 from bertkit.tasks.task import CHOSEN_ON_DEV, Task
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import SEARCH
@@ -68,7 +68,6 @@ def write_card(
     head, config = type(model).__name__, model.config
     is_causal = config.is_decoder and bool(task.metric) and getattr(model.base_model, "pooler", None) is not None
     top = "a BiLSTM on top of the encoder" if hasattr(model, "bilstm") else ""
-    top = "a head over the mean of the last layer" if head == task.solved.get("mean") else top
     labels = [label for label in config.id2label.values() if not label.startswith("LABEL_")]
     title = Path(name).resolve().name or "bert"
     saved, commits = recipe.to_dict(), environment.get("commits", {})
@@ -85,7 +84,7 @@ def write_card(
         start=describe_start(recipe, commits),
         is_causal=is_causal,
         top=top,
-        strength=metrics.get(SOLVED),
+        strength=metrics.get(SOLVED, 0.0) if metrics.get(KEPT) == "start" else 0.0,
         labels=[quote_code(label) for label in labels if hasattr(model, "classifier")],
         trials=len(list(Path(name, SEARCH).glob("*/trial-*.toml"))),  # of the search that came before the run
         scores=format_table(tabulate_scores(rows, metrics, "this model")) if rows else [],

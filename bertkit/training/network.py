@@ -70,8 +70,8 @@ def fit_lengths(task: Task, recipe: "Recipe", positions: int) -> "Recipe":
 
 
 def name_head(task: Task, recipe: "Recipe") -> str:
-    """Return the name of the class to train or to solve: the task's head, or another one that the recipe asks for."""
-    name = task.solved[recipe.data["pooling"]] if recipe.is_solved else task.head
+    """Return the name of the class to train: the task's head, or another one that the recipe asks for."""
+    name = task.head
     for option, heads in task.heads.items():
         name = heads.get(recipe.data[option], name)
     return name.replace("BertFor", "BertBiLSTMFor") if recipe.bilstm else name

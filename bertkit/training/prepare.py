@@ -40,6 +40,7 @@ class Prepared:
         checked: The repeated rows; only in the first of several processes.
         texts: Texts of at most FITTED_ROWS training rows, as `choose_rows` chooses them, for the baseline of TF-IDF;
             only in the first process.
+        groups: (S,) an integer for each training row, equal for rows of one text or group; only in the first process.
     """
 
     examples: Mapping[str, Any]
@@ -49,6 +50,7 @@ class Prepared:
     commits: Mapping[str, str] = field(default_factory=dict)
     checked: CheckedRows = field(default_factory=CheckedRows)
     texts: Sequence[tuple[str, ...]] = ()
+    groups: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
@@ -81,6 +83,7 @@ def prepare(recipe: Recipe, report: Report = ignore, output: Path | None = None,
             start_directory(output, recipe, tokenizer)
     rows = tabulate_splits(task, examples) if processes.is_main_process else {}
     checked, texts = check_rows(rows), []
+    groups = np.array(rows[TRAIN_SPLIT].groups if TRAIN_SPLIT in rows else [], np.int64)
     if recipe.baseline and TRAIN_SPLIT in rows and "tfidf" in task.baselines:
         texts = list(rows[TRAIN_SPLIT].walk_texts(choose_rows(checked.keys[TRAIN_SPLIT], FITTED_ROWS)))
     if found := checked.summarize():
@@ -93,7 +96,7 @@ def prepare(recipe: Recipe, report: Report = ignore, output: Path | None = None,
         report(f"warning: {dev} has {count(scored, 'row')}, too few to tell a good model from a bad one; give more")
     settings = task.configure(recipe, tokenizer, examples)
     others = {split: texts for split, texts in examples.items() if split != "train"}
-    return Prepared(others, tokenizer, data, settings, commits, checked, texts)
+    return Prepared(others, tokenizer, data, settings, commits, checked, texts, groups)
 
 
 def set_apart(recipe: Recipe, examples: dict[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,9 @@ class Recipe:
     Attributes:
         task: A name in TASKS.
         stop_after: The update after which the training ends, before the end of its schedule; 0: at the end.
-        settled: The keys of `train` whose values the preset has decided by the data.
+        start: Whether the head that a training of texts or words starts from is solved, or random.
+        strength: C of the solved head; 0: chosen by folds over the training rows.
+        settled: The keys that the data have decided: of `train`, `strength`, and `pooling` of `data`.
         model, data, train: The tables; nobody changes them.
         given: The values that a person gave.
     """
@@ -63,6 +65,8 @@ class Recipe:
     patience: int = 0
     calibrate: bool = False
     baseline: bool | None = None
+    start: Literal["solved", "random"] = "random"
+    strength: float = 0.0
     stop_after: int = 0
     settled: list[str] = dataclasses.field(default_factory=list)
     model: Mapping[str, Any]
@@ -95,8 +99,9 @@ class Recipe:
             raise UsageError(
                 f"the recipe is for the task {own['task'][:40]!r}, not {task.name!r}; use the command of that task"
             )
-        asked, usual = own.get("data", {}) | own, apply_preset(task, own)
+        usual = apply_preset(task, own)
         recipe = cls(**merge(usual, own), given=own)
+        asked = {**recipe.data, **own}
         implied = [changes for key, changes in task.implied.items() if asked.get(key) and not recipe.is_solved]
         recipe = cls(**merge(usual, *implied, own), given=own)
         task.check(recipe)
@@ -129,15 +134,23 @@ class Recipe:
 
     def adopt(self, settled: "Recipe") -> "Recipe":
         """Return the recipe with the values that it leaves open, as the data have settled them for another one."""
-        keys = [key for key in settled.settled if key not in self.train]
-        most = self.data["max_tokens"] or settled.data["max_tokens"]
-        values = {key: settled.train[key] for key in keys}
-        return self.override(data={"max_tokens": most}, train=values, settled=[*self.settled, *keys])
+        values = {key: settled.train[key] for key in settled.settled if key in settled.train and key not in self.train}
+        data, chosen = {"max_tokens": self.data["max_tokens"] or settled.data["max_tokens"]}, []
+        if "pooling" in settled.settled and self.data["pooling"] == "auto":
+            data["pooling"] = settled.data["pooling"]
+            chosen.append("pooling")
+        strength = self.strength
+        if "strength" in settled.settled and not strength:
+            strength = settled.strength
+            chosen.append("strength")
+        return self.override(data=data, train=values, strength=strength, settled=[*self.settled, *values, *chosen])
 
     def reopen(self) -> "Recipe":
         """Return the recipe without the values that the data have settled, as for other data."""
         train = {key: value for key, value in self.train.items() if key not in self.settled}
-        return dataclasses.replace(self, train=train, settled=[])
+        data = dict(self.data) | ({"pooling": "auto"} if "pooling" in self.settled else {})
+        strength = 0.0 if "strength" in self.settled else self.strength
+        return dataclasses.replace(self, train=train, data=data, strength=strength, settled=[])
 
     def to_dict(self) -> RecipePart:
         """Return the recipe as in TOML, without the keys that ask for nothing."""
@@ -149,7 +162,12 @@ class Recipe:
     @property
     def is_solved(self) -> bool:
         """Return whether the head is linear on the vectors of a frozen encoder, and is solved instead of trained."""
-        return bool(self.freeze and not self.bilstm and TASKS[self.task].solved)
+        return bool(self.freeze and not self.bilstm and TASKS[self.task].solves_head)
+
+    @property
+    def starts_solved(self) -> bool:
+        """Return whether the head that is trained, or used without a training, is solved first."""
+        return self.is_solved or self.start == "solved"
 
     @property
     def lengths(self) -> list[int]:
@@ -167,7 +185,10 @@ ALIASES = {
 TOP_KEYS = {key: hint for key, hint in get_type_hints(Recipe).items() if key not in (*TABLES, "phase", "given")}
 # Table -> key -> range of the value: lower bound (included), upper bound (excluded).
 RANGES: dict[str, dict[str, tuple[float, float]]] = {
-    "": {"batch_size": (1, math.inf), **dict.fromkeys(("reinit_layers", "patience", "stop_after"), (0, math.inf))},
+    "": {
+        "batch_size": (1, math.inf),
+        **dict.fromkeys(("reinit_layers", "patience", "stop_after", "strength"), (0, math.inf)),
+    },
     "train": {
         **dict.fromkeys(("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"), (0, math.inf)),
         **dict.fromkeys(("adam_beta1", "adam_beta2"), (0, 1)),
@@ -182,7 +203,7 @@ RANGES: dict[str, dict[str, tuple[float, float]]] = {
     },
 }
 
-# Keys of [train] that the preset `auto` leaves open until the rows are known (`bertkit.training.preset.settle`).
+# Keys of [train] that the preset `auto` leaves open until the rows are known (`bertkit.training.resolve.settle`).
 ADAPTED = ("optim", "learning_rate", "num_train_epochs")
 # Instead of an evaluation and a checkpoint in each of many short epochs: shares of all updates.
 FIVE_TIMES = {"eval_strategy": "steps", "eval_steps": 0.2, "save_strategy": "steps", "save_steps": 0.2}
@@ -254,10 +275,16 @@ def check_inputs(task: Task, data: Mapping[str, Any], checkpoint: Any = "") -> N
 def read_recipe(path: str | Path) -> RecipePart:
     """Read a recipe from a TOML file without checking it, with `~` expanded as in `merge`."""
     try:
-        return merge(tomllib.loads(Path(path).read_bytes().decode("utf-8-sig")))
+        recipe = merge(tomllib.loads(Path(path).read_bytes().decode("utf-8-sig")))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"recipe {path} cannot be read ({reason}); give a file in TOML (https://toml.io)") from None
+    data = recipe.get("data")
+    if isinstance(data, dict) and "held_back" in data and "start" not in recipe:  # of a run of an earlier version
+        recipe["start"] = "random"
+        if "freeze" not in recipe:
+            data.pop("pooling", None)
+    return recipe
 
 
 def load_recipe(path: str | Path) -> Recipe:
@@ -283,7 +310,16 @@ def apply_preset(task: Task, own: Mapping[str, Any]) -> RecipePart:
         raise UsageError(f"preset auto is for fine-tuning; {task.name} has paper and stable")
     fixed = {key: value for key, value in task.recipe["train"].items() if key not in ADAPTED}
     rhythm = FIVE_TIMES if fixed["eval_strategy"] == "epoch" else {}
-    return {**task.recipe, "preset": preset, "train": fixed | rhythm}
+    data, has_features = task.recipe["data"], own.get("data", {}).get("features")
+    if "order" in data and not has_features:
+        data = {**data, "order": "documents"}
+    is_random = own.get("bilstm") or own.get("reinit_layers") or has_features or not task.solves_head
+    is_random = is_random or own.get("data", {}).get("long") == "max"
+    start = own.get("start") or ("random" if is_random else "solved")
+    is_evaluated = own.get("patience") or own.get("train", {}).keys() & {"load_best_model_at_end", "eval_steps"}
+    if start == "solved" and not is_evaluated:
+        rhythm = {**rhythm, "eval_strategy": "no"}  # start and end are compared, and nothing between them
+    return {**task.recipe, "preset": preset, "start": start, "data": data, "train": fixed | rhythm}
 
 
 def parse_setting(text: str) -> RecipePart:
@@ -403,7 +439,7 @@ def list_decisive(part: Mapping[str, Any]) -> RecipePart:
     return kept
 
 
-def resolve(recipe: Recipe, updates: int, planned: int) -> Recipe:
+def limit_updates(recipe: Recipe, updates: int, planned: int) -> Recipe:
     """Return a recipe with a number of updates that only a timing tells.
 
     A warm-up keeps its share. For a task without epochs, a fifth of the updates lies between two evaluations and

@@ -22,6 +22,7 @@ from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.differences import find_differences
 from bertkit.system.hub import pin
 from bertkit.system.progress import Report, ignore
+from bertkit.tasks.finetuning import SEARCHED
 from bertkit.training.callbacks import Progress
 from bertkit.training.predictions import TABLE_SUFFIX, read_table
 from bertkit.training.recipe import load_recipe
@@ -85,6 +86,7 @@ def reproduce(
 def compare_runs(before: Path, now: Path) -> Comparison:
     """Compare two finished runs; scores and predictions that only the second run has are not compared."""
     one, two = (read_metrics(folder / METRICS_FILE) for folder in (before, now))
+    one.pop(SEARCHED, None)  # a repetition has the values that a search chose, and makes none
     scores = {name: (one[name], two.get(name)) for name in one if one[name] != two.get(name)}
     return Comparison(
         scores, compare_weights(before, now), compare_files(before, now), list(compare_environments(before, now))

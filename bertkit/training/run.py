@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch import nn
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainingArguments, set_seed
@@ -44,7 +45,7 @@ from bertkit.system.files import atomic_write, hold_directory
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.finetuning import IS_LEARNED, LOSS_FALLS, SEARCHED
+from bertkit.tasks.finetuning import IS_LEARNED, KEPT, LOSS_FALLS, SEARCHED, SOLVED
 from bertkit.tasks.prediction import check_types, collate_parts
 from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, Task, score_summaries
 from bertkit.training.activations import bound_tokens
@@ -54,9 +55,9 @@ from bertkit.training.callbacks import PredictionProgress, Progress, StopAfter, 
 from bertkit.training.network import explain_missing_head, name_head
 from bertkit.training.outputs import find_better, save_best, write_results
 from bertkit.training.prepare import Prepared, prepare
-from bertkit.training.preset import is_falling, is_learned, settle
 from bertkit.training.processes import explain_lost_process, join_processes
 from bertkit.training.recipe import Recipe, load_recipe, save_recipe
+from bertkit.training.resolve import MOST_SOLVED, is_falling, is_learned, settle, solve_start
 from bertkit.training.run_dir import (
     BEST,
     CALIBRATION_FILE,
@@ -64,6 +65,7 @@ from bertkit.training.run_dir import (
     METRICS_FILE,
     RECIPE_FILE,
     SEARCH,
+    START,
     find_checkpoint,
     find_finished,
     has_begun,
@@ -72,8 +74,10 @@ from bertkit.training.run_dir import (
     write_environment,
 )
 from bertkit.training.scoring import score_splits
-from bertkit.training.solved_head import solve_head
+from bertkit.training.start import BeforeTraining, keep_better, read_start, save_start
 from bertkit.training.trainer import BertTrainer, explain_shortage, train
+
+PAUSE = 120.0  # seconds: a fifth of ten minutes, in which a training that starts solved writes five checkpoints
 
 
 def run(
@@ -127,12 +131,18 @@ def run(
         if "train" in prepared.data:
             recipe = settle(recipe, len(prepared.data["train"]), report)
             args = make_arguments(recipe, output)
-        baselines = fit_baselines(task, recipe, prepared, report) if processes.is_main_process else {}
         start = train_first(recipe, output, report, progress)
         set_seed(args.seed)  # a run must not depend on whether its data were prepared here
-        model = make_model(task, start, prepared.settings, report)
+        model, new = load_head(task, start, prepared.settings, report)
         first = next(iter(prepared.data.values()))
         check_types(task.collate(first.__getitems__([0])), model.config)
+        if recipe.starts_solved and checkpoint is None and "train" in prepared.data:
+            if recipe.is_solved or new:
+                recipe = solve_start(task, recipe, model, prepared, report)
+                set_seed(args.seed)
+            else:
+                report("the training starts from the classifier of the checkpoint, which is for these labels")
+        baselines = fit_baselines(task, recipe, prepared, report) if processes.is_main_process else {}
         recipe = bound_tokens(recipe, task, model, first, args.device)
         if processes.is_main_process:
             save_recipe(recipe.to_dict(), output / RECIPE_FILE)
@@ -141,11 +151,14 @@ def run(
             write_environment(output, prepared.fingerprints, weights, commits, goes_on=checkpoint is not None)
         stop = stop or StopAfter(recipe.stop_after)
         trainer = make_trainer(task, model, args, prepared.data, recipe, progress, report, milestones, [stop])
-        parameters, solved = f"{model.num_parameters():,} parameters", {}
+        parameters = f"{model.num_parameters():,} parameters"
         if "train" in prepared.data and recipe.is_solved:
-            solved = solve_head(task, recipe, model, prepared, report)
+            fold_targets(model)
         elif "train" in prepared.data:
             report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
+            if recipe.start == "solved" and not trainer.is_fsdp_enabled:  # which shards the model
+                save = partial(save_start, task, trainer, prepared, output, report)
+                trainer.add_callback(BeforeTraining(save))
             train(trainer, checkpoint, report)
             fold_targets(model)
             if stop.update != recipe.stop_after:
@@ -154,7 +167,7 @@ def run(
                     save_recipe(recipe.to_dict(), output / RECIPE_FILE)
         else:
             report(f"{parameters}; nothing to train, only to predict")
-        return finish(task, recipe, trainer, prepared, output, report, baselines, solved)
+        return finish(task, recipe, trainer, prepared, output, report, baselines)
 
 
 def train_first(recipe: Recipe, output: Path, report: Report, progress: Progress) -> Recipe:
@@ -174,7 +187,14 @@ def train_first(recipe: Recipe, output: Path, report: Report, progress: Progress
 
 
 def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: Report = ignore) -> nn.Module:
-    """Return the task's head, loaded from the recipe's checkpoint or with random initialisation.
+    """Return the task's head, loaded from the recipe's checkpoint or with random initialisation; see `load_head`."""
+    return load_head(task, recipe, settings, report)[0]
+
+
+def load_head(
+    task: Task, recipe: Recipe, settings: Mapping[str, Any], report: Report = ignore
+) -> tuple[nn.Module, list[str]]:
+    """Return the task's head, and the names of the weights that its checkpoint lacks.
 
     Args:
         settings: Values of BertConfig that depend on the data.
@@ -182,15 +202,21 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: 
     head = getattr(bertkit, name_head(task, recipe))
     if not recipe.checkpoint:
         with explain_refusal("[model]"):
-            return head(make_config(recipe.model | settings))
+            return head(make_config(recipe.model | settings)), []
     model, new = load_model(head, recipe.checkpoint, recipe.model | settings)
     with suppress(UsageError):
         find_file(recipe.checkpoint, CARD)  # into the cache: the card of this run repeats its licence
     if new and not task.metric:
         raise UsageError(explain_missing_head(task, recipe, settings["id2label"].values()))
-    if recipe.is_solved:
-        new = [name for name in new if not name.startswith("classifier.")]
-    if new:
+    if recipe.starts_solved and any("pooler" in name for name in new):
+        model.bert.pooler.pass_through()
+    pooling = recipe.data.get("pooling")
+    if pooling == "mean" and not model.config.mean_layer:
+        model.bert.add_mean_layer()
+        new = [*new, "bert.pooler.dense.weight"]
+    if pooling == "cls" and model.config.mean_layer:
+        raise UsageError(f"pooling is cls, but the last layer of {recipe.checkpoint} computes the mean; leave it out")
+    if new and not recipe.starts_solved:
         lacking = f"{recipe.checkpoint} has no weights of this name and shape"
         report(f"randomly initialised, because {lacking}: {', '.join(new)}")
     if recipe.reinit_layers:
@@ -198,7 +224,7 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: 
         report(f"randomly initialised: the pooler and the top {recipe.reinit_layers} layers (reinit_layers)")
     if recipe.freeze or model.is_frozen:  # loading does not freeze the encoder
         model.freeze_encoder()
-    return model
+    return model, new
 
 
 def count_updates(args: TrainingArguments, recipe: Recipe, rows: int) -> int:
@@ -255,6 +281,7 @@ def make_trainer(
         optimizer = (BertAdam, {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon})
     dev = data.get(TUNE, data.get(next(iter(task.splits), "")))
     most = recipe.data["max_tokens"]
+    planned = recipe.given.get("train", {}).keys() & {"save_steps", "save_strategy", "load_best_model_at_end"}
     with explain_refusal("[train]"):
         trainer = BertTrainer(
             model=model,
@@ -262,6 +289,7 @@ def make_trainer(
             task=task,
             keep=recipe.train.get("save_total_limit", 0),
             milestones=milestones,
+            pause=PAUSE if recipe.start == "solved" and not planned else 0.0,
             patience=recipe.patience,
             max_tokens=(most, 0 if "per_device_eval_batch_size" in recipe.train else most),
             train_dataset=data.get("train"),
@@ -287,15 +315,26 @@ def finish(
     output: Path,
     report: Report,
     baselines: Mapping[str, Baseline],
-    solved: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Score and save a trained model, and return its scores; the first process writes the rest of the directory.
-
-    Args:
-        solved: The result of `solve_head`; empty for a model that was trained.
-    """
+    """Score and save a trained model, and return its scores; the first process writes the rest of the directory."""
     trainer.compute_metrics = None  # each split has its own labels
-    found = score_splits(task, recipe, lambda data: trainer.predict(data).predictions, prepared, report)
+    answers: dict[int, np.ndarray] = {}  # of the splits that are predicted already
+
+    def predict(data: Any) -> np.ndarray:
+        if id(data) not in answers:
+            answers[id(data)] = trainer.predict(data).predictions
+        return answers[id(data)]
+
+    starts = {} if recipe.is_solved else read_start(output)
+    compared = keep_better(task, trainer, prepared, output, predict) if starts else {}
+    if recipe.is_solved:
+        compared = {KEPT: "start"}
+    if starts and compared.get(KEPT) == "start":
+        answers = {id(prepared.data[split]): summaries for split, summaries in starts.items()}
+    elif starts and recipe.strength and "frozen" in task.baselines and recipe.baseline:
+        summaries, fitted = starts[next(iter(task.splits))], min(len(prepared.data["train"]), MOST_SOLVED)
+        baselines = {**baselines, "frozen": Baseline(summaries, np.arange(len(summaries)), fitted)}
+    found = score_splits(task, recipe, predict, prepared, report)
     metrics, tuned, chosen = found.metrics, found.tuned, found.decided or {}
     if tuned is None:  # with a tune split, the scores at the start are not those of dev
         start = next((entry for entry in trainer.state.log_history if entry["step"] == 0), {})  # eval_on_start
@@ -309,20 +348,23 @@ def finish(
         log = trainer.state.log_history
         facts = {LOSS_FALLS: is_falling(log), IS_LEARNED: is_learned(log), SEARCHED: (output / SEARCH).exists()}
         metrics |= {name: True for name, is_so in facts.items() if is_so}
-    metrics |= {"updates": trainer.state.global_step} | solved
+    metrics |= {"updates": trainer.state.global_step} | compared
+    if recipe.strength:
+        metrics[SOLVED] = recipe.strength
     model = trainer.accelerator.unwrap_model(trainer.model)
     if found.temperature is not None:
         metrics["temperature"] = found.temperature
     for name, value in chosen.items():
         setattr(model.config, name, value)
-    others = ["the regularisation"] if solved else ["the checkpoint"] * trainer.args.load_best_model_at_end
+    others = ["the start or the end of the training"] if starts and compared else []
+    others += ["the checkpoint"] if trainer.args.load_best_model_at_end else []
     if names := [] if tuned else [*chosen, *others]:
         metrics[CHOSEN_ON_DEV] = " and ".join(names)
     is_foreign = task.metric and getattr(dev, "language", "en") != "en"
     if task.copies and (is_foreign or recipe.data.get("label") or not task.is_official(recipe.data["dir"])):
         metrics[OWN_DATA] = True
     trainer.save_model(str(output))
-    if best := find_better(trainer, tuned or metrics, report):
+    if best := {} if compared else find_better(trainer, tuned or metrics, report):
         name, _ = trainer.criterion
         metrics |= {"best_update": best["step"], f"best_{'tune_' * bool(tuned)}{name}": best[name]}
         values = f"{name} {best[name]:.4g}, at the end {(tuned or metrics)[name]:.4g}"
@@ -333,6 +375,7 @@ def finish(
         if found.conformity:
             atomic_write(msgspec.json.encode(found.conformity).decode() + "\n", output / CALIBRATION_FILE)
         write_results(task, recipe, trainer, metrics, found.files, prepared, output)
+        shutil.rmtree(output / START, ignore_errors=True)
         if trainer.keep == 1:  # the model itself is the one to keep; the last and the best checkpoint were for resuming
             for update, checkpoint in list_checkpoints(output).items():
                 if update not in trainer.milestones:

@@ -41,6 +41,7 @@ DOCTOR_FILE = "doctor.json"  # repeated rows of the data, in the form of `bertki
 FIRST = "first"  # the run that comes before this one
 SEARCH = "search"  # the tries that come before this run
 DATA = "data"  # tables that were given in memory
+START = "start"  # the model before the first update of a training that starts from a solved head
 BEST = "best"  # the model of an earlier update that was better than the last
 NOTED_PACKAGES = (
     "accelerate",

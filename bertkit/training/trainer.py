@@ -74,6 +74,7 @@ class BertTrainer(Trainer):
     Args:
         keep: Number of checkpoints to keep, the last and the best always among them; 0 keeps all.
         milestones: Updates after which a checkpoint is saved and kept, whatever `keep` is.
+        pause: Seconds after a checkpoint in which planned ones are left out.
         patience: Number of evaluations in a row without a better score that end the training; 0 never does.
         max_tokens: The most tokens of a part of a batch, in training and in evaluation; 0: batches are not divided.
     """
@@ -85,6 +86,7 @@ class BertTrainer(Trainer):
         task: Task,
         keep: int = 0,
         milestones: Collection[int] = (),
+        pause: float = 0.0,
         patience: int = 0,
         max_tokens: tuple[int, int] = (0, 0),
         **kwargs,
@@ -95,7 +97,7 @@ class BertTrainer(Trainer):
         self.keep = keep
         self.max_tokens = max_tokens
         self.milestones = frozenset(milestones)
-        self.add_callback(Milestones(self.milestones))
+        self.add_callback(Milestones(self.milestones, pause))
         if patience:
             self.add_callback(StopEarly(patience, *self.criterion))
         self.sums: dict[str, Tensor] = {}  # of the loss and its parts since the last log, in this process

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from bertkit import Predictor
+from bertkit import BertForSequenceClassification, Predictor
 from bertkit.data.tokenizer import TOKENIZER_FILES
 from bertkit.errors import UsageError
 from bertkit.inference import export as module
@@ -28,7 +28,6 @@ LONG = " ".join(make_texts(40))  # several times as long as the models' 128 posi
 TEXTS = [*make_texts(9), LONG, {"text": "good", "text_pair": LONG}]
 INPUTS = {
     "BertForSequenceClassification": TEXTS,
-    "BertMeanForSequenceClassification": TEXTS,
     "BertForPreTraining": [{"text": "good [MASK] word1", "text_pair": "so"}, "[MASK] [MASK]", "bad word [MASK] . ?"],
     "BertForTokenClassification": [*make_texts(5), LONG, {"words": ["good", "word1"]}],
     "BertForQuestionAnswering": [{"question": "word1 ?", "context": text} for text in (*make_texts(4), LONG)],
@@ -67,6 +66,18 @@ def test_an_export_answers_as_its_run(head):
     if exact.task.pipeline:
         found, expected = map(exported.format_for_pipeline, found), map(exact.format_for_pipeline, expected)
         assert find_difference(list(found), list(expected)) < 1e-4
+
+
+def test_a_layer_that_computes_the_mean_is_exported(tmp_path):
+    """Texts of several lengths, padded to one."""
+    folder = write_checkpoint(tmp_path / "bert", labels=("yes", "no", "perhaps"), initializer_range=0.5)
+    model = BertForSequenceClassification.from_pretrained(folder)
+    model.bert.add_mean_layer()
+    model.save_pretrained(folder)
+    export(str(folder), tmp_path / "onnx")
+    expected, found = Predictor(folder, precision="fp32")(TEXTS), Predictor(tmp_path / "onnx")(TEXTS)
+    assert find_difference(found, expected) < 1e-5
+    assert len({round(result["probability"], 3) for result in found}) > 3
 
 
 @pytest.mark.slow

@@ -10,18 +10,18 @@ import time
 from pathlib import Path
 
 import pytest
-from optuna.trial import TrialState, create_trial
+from optuna.trial import TrialState
 
 from bertkit.errors import UsageError
 from bertkit.studies import search, start
-from bertkit.studies.search import SEARCH, TRIALS_FILE, Plan, Search, search_or_train
+from bertkit.studies.search import SEARCH, TRIALS_FILE, Search, search_or_train
 from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.clock import Clock
 from bertkit.training.costs import Measured
-from bertkit.training.preset import settle
 from bertkit.training.recipe import ADAPTED, Recipe, load_recipe, merge, read_recipe
+from bertkit.training.resolve import settle
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_metrics
 from tests.official import write_checkpoint, write_glue
@@ -38,22 +38,28 @@ def recipe(tmp_path_factory):
     return {"checkpoint": checkpoint, "precision": "fp32", "data": {"dir": str(write_glue(root / "glue"))}}
 
 
+def read_end(path):
+    """Return the score of a training, also where the run delivers its start."""
+    metrics = read_metrics(path)
+    return metrics.get("end_score", metrics["score"])
+
+
 def list_trials(output):
     """Return the recipes of the trials, and their scores."""
     folder = output / SEARCH
     numbers = range(1, 1 + len(list(folder.glob("recipes/trial-*.toml"))))
     scores = [folder / f"trial-{number}/metrics.json" for number in numbers]
-    scores = [read_metrics(path)["score"] if path.exists() else None for path in scores]
+    scores = [read_end(path) if path.exists() else None for path in scores]
     return [read_recipe(folder / f"recipes/trial-{number}.toml") for number in numbers], scores
 
 
 def make_search(recipe, output, clock=None):
-    """Return a search that has opened its journal."""
+    """Return a search that has opened its study."""
     preset = {} if "preset" in recipe else {"preset": "auto"}
     found = Search(settle(Recipe.make(RTE, recipe, preset), ROWS), output, 4, clock, ignore)
     found.folder = output
     output.mkdir(exist_ok=True)
-    found.open_journal()
+    found.open_study()
     return found
 
 
@@ -68,7 +74,6 @@ class ShownRuns(start.Runs):
 def test_the_first_trial_has_the_values_of_auto_and_the_best_is_trained_on_all_of_train(
     recipe, tmp_path, here, monkeypatch
 ):
-    monkeypatch.setattr(Search, "score_frozen", lambda search: 0.0)
     monkeypatch.setattr("bertkit.studies.search.Runs", ShownRuns)
     output, lines, moves = tmp_path / "run", [], []
     news = {"report": lines.append, "progress": lambda done, total, log: moves.append((done, total))}
@@ -80,7 +85,7 @@ def test_the_first_trial_has_the_values_of_auto_and_the_best_is_trained_on_all_o
     auto = settle(Recipe.make(RTE, recipe, {"preset": "auto"}), ROWS).train
     assert [first["train"][key] for key in ADAPTED] == [auto[key] for key in ADAPTED]
     assert (first["batch_size"], first["preset"]) == (32, "auto")
-    assert (first["data"]["held_back"], first["baseline"], first["train"]["eval_strategy"]) == (1000, True, "steps")
+    assert (first["data"]["held_back"], first["baseline"], first["train"]["eval_strategy"]) == (1000, False, "steps")
     best = trials[max(range(2), key=lambda i: (scores[i], -i))]
     written = read_recipe(output / "recipe.toml")
     searched = ("learning_rate", "num_train_epochs")
@@ -93,13 +98,13 @@ def test_the_first_trial_has_the_values_of_auto_and_the_best_is_trained_on_all_o
     assert told[0].startswith(
         f"trial 1: learning_rate {auto['learning_rate']:.3g}, batch_size 32, num_train_epochs 20: accuracy "
     )
-    assert any(line.startswith("TF-IDF, which a search does not choose: accuracy ") for line in lines)
     assert not list((output / SEARCH).glob("*/model*"))
     card = (output / "README.md").read_text(encoding="utf-8")
     assert "A search chose the values, by 2 trials on training rows that were held back." in card
     # A trial repeats from its recipe; the same command repeats nothing, and others are refused.
     again = run(load_recipe(output / "search/recipes/trial-1.toml"), output=tmp_path / "trial")
-    assert again["score"] == scores[0]
+    assert again == read_metrics(output / "search/trial-1/metrics.json")
+    assert read_end(tmp_path / "trial/metrics.json") == scores[0]
     assert search_or_train(Recipe.make(RTE, recipe), output=output, trials=2) == metrics
     other = merge(recipe, {"train": {"learning_rate": 3e-5}})
     with pytest.raises(UsageError, match=r"belongs to another search .*learning_rate"):
@@ -108,32 +113,9 @@ def test_the_first_trial_has_the_values_of_auto_and_the_best_is_trained_on_all_o
         search_or_train(Recipe.make(RTE, recipe), output=tmp_path / "trial", trials=2)
 
 
-def test_a_solved_head_is_scored_on_the_same_rows_and_chosen_if_it_is_better(recipe, tmp_path, here):
-    """A short training at a tiny rate learns nothing; the classes of the texts are easy to separate."""
-    given, lines = merge(recipe, {"train": {"learning_rate": 1e-9, "num_train_epochs": 1.0}}), []
-    metrics = search_or_train(Recipe.make(RTE, given), output=tmp_path / "run", trials=1, report=lines.append)
-    folder = tmp_path / "run" / SEARCH / "frozen"
-    candidate, trial = (load_recipe(tmp_path / "run" / SEARCH / name / "recipe.toml") for name in ("frozen", "trial-1"))
-    assert (candidate.freeze, candidate.data) == ("encoder", trial.data)
-    score, (other,) = read_metrics(folder / "metrics.json")["score"], list_trials(tmp_path / "run")[1]
-    assert score > other
-    assert f"a solved head on the frozen encoder, beside the trials: accuracy {100 * score:.1f} %" in lines
-    assert lines.count("the solved head is better than the best of 1 trial: solving it on all of train") == 1
-    final = load_recipe(tmp_path / "run" / "recipe.toml")
-    assert (final.freeze, final.data["held_back"], metrics["updates"]) == ("encoder", 0, 0)
-    assert not list((tmp_path / "run" / SEARCH).glob("*/model*"))
-    assert search_or_train(Recipe.make(RTE, given), output=tmp_path / "run", trials=1) == metrics
-    for change in ({"bilstm": True}, {"reinit_layers": 1}, {"preset": "paper"}):
-        assert math.isnan(make_search(merge(recipe, change), tmp_path / str(change)).score_frozen())
-    names = Recipe.make(
-        TASKS["ner"], {"checkpoint": recipe["checkpoint"], "preset": "auto", "data": {"max_length": 64}}
-    )
-    assert Search(names, tmp_path, 1, None, ignore).solves_head is False
-
-
 def test_given_values_are_not_searched(recipe, tmp_path, monkeypatch):
     given = merge(recipe, {"batch_size": 16, "train": {"num_train_epochs": 1.0}})
-    assert list(make_search(given, tmp_path).axes) == ["train.learning_rate"]
+    assert make_search(given, tmp_path).searched == ["train.learning_rate"]
     whole = Recipe.make(RTE, given, {"train": {"learning_rate": 1e-4}})
     with pytest.raises(UsageError, match="--search and --budget cannot be combined with held_back; leave it out"):
         search_or_train(Recipe.make(RTE, recipe, {"data": {"held_back": 5}}), output=tmp_path / "run", trials=3)
@@ -179,24 +161,24 @@ def test_a_failed_trial_is_a_line_once_another_is_complete(recipe, tmp_path, mon
 
     end_trials(monkeypatch, fail, 2)
     with pytest.raises(UsageError, match=r"trial-1: the loss is nan after update 3"):
-        make_search(recipe, tmp_path).do_trial(1)
+        make_search(recipe, tmp_path).do_trial()
     found = make_search(recipe, tmp_path)
     end_trials(monkeypatch, lambda folder, log: write_score(folder, 0.5 if folder.name == "trial-1" else math.nan))
-    found.do_trial(1)
-    found.do_trial(2)
+    found.do_trial()
+    found.do_trial()
     end_trials(monkeypatch, fail, 2)
-    found.do_trial(3)
+    found.do_trial()
     ends = [line.rpartition(": ")[2] for line in (tmp_path / TRIALS_FILE).read_text().splitlines()]
     assert ends[1:] == ["the score is nan", "the loss is nan after update 3"]
     states = [TrialState.COMPLETE, TrialState.FAIL, TrialState.FAIL]
-    assert [trial.state for trial in found.journal.trials] == states
+    assert [trial.state for trial in found.study.trials] == states
 
 
 def test_a_trial_that_is_killed_too_often_says_so(recipe, tmp_path, monkeypatch):
     seen = []
     end_trials(monkeypatch, lambda folder, log: seen.append(folder), -signal.SIGKILL)
     with pytest.raises(UsageError, match=r"trial-1: its process has ended \(SIGKILL\) 4 times; memory may"):
-        make_search(recipe, tmp_path).do_trial(1)
+        make_search(recipe, tmp_path).do_trial()
     assert len(seen) == 4
 
 
@@ -205,17 +187,44 @@ def test_a_journal_that_lost_its_end_is_made_again_from_the_trials(recipe, tmp_p
     """The processes of trials end at once, as that of a finished run does."""
     end_trials(monkeypatch, lambda folder, log: write_score(folder, 0.25 * int(folder.name[-1])))
     found = make_search(recipe, tmp_path)
-    for number in (1, 2):
-        found.do_trial(number)
-    path, trials = tmp_path / search.JOURNAL, found.journal.trials
+    for _ in range(2):
+        found.do_trial()
+    path, trials = tmp_path / search.JOURNAL, found.study.trials
     path.write_bytes(lost(path.read_bytes()))
     again = make_search(recipe, tmp_path)
-    assert len(again.study.trials) < 2
-    for number in range(len(again.study.trials) + 1, 4):
-        again.do_trial(number)
+    assert len(again.list_done()) < 2
+    while len(again.list_done()) < 3:
+        again.do_trial()
     last = make_search(recipe, tmp_path).study.trials
     assert [(trial.params, trial.value) for trial in last[:2]] == [(trial.params, trial.value) for trial in trials]
     assert last[2].value == 0.75
+
+
+def test_a_trial_that_was_interrupted_keeps_its_values_and_its_directory(recipe, tmp_path, monkeypatch):
+    end_trials(monkeypatch, lambda folder, log: write_score(folder, 0.5))
+    found, folders = make_search(recipe, tmp_path), []
+    found.do_trial()
+    params = found.begin_trial().params  # and here it is killed
+    end_trials(monkeypatch, lambda folder, log: folders.append(folder.name) or write_score(folder, 0.75))
+    again = make_search(recipe, tmp_path)
+    again.do_trial()
+    assert [(trial.params, trial.value) for trial in again.study.trials[1:]] == [(params, 0.75)]
+    assert folders == ["trial-2"]
+
+
+def test_trainings_are_compared_where_a_run_delivers_its_start(recipe, tmp_path, monkeypatch):
+    ends = iter([0.4, math.nan])
+
+    def write(folder, log):
+        write_score(folder, 0.9)
+        (folder / "metrics.json").write_text(json.dumps({"score": 0.9, "end_score": next(ends)}))
+
+    end_trials(monkeypatch, write)
+    found = make_search(recipe, tmp_path)
+    found.do_trial()
+    found.do_trial()
+    assert [trial.value for trial in found.study.trials] == [0.4, None]
+    assert (tmp_path / TRIALS_FILE).read_text().endswith("the score is nan\n")
 
 
 def test_searches_with_other_seeds_have_other_proposals_and_continued_ones_the_same(recipe, tmp_path, monkeypatch):
@@ -228,9 +237,9 @@ def test_searches_with_other_seeds_have_other_proposals_and_continued_ones_the_s
                 folder = tmp_path / f"{seed} {starts}"
                 found = make_search(merge(given, {"train": {"seed": seed}}), folder)
             end_trials(monkeypatch, lambda *_: None, None)
-            found.find_reason = lambda job, trial: rates.update({trial.number: trial.params}) or "worse"
-            found.do_trial(len(found.study.trials) + 1)
-        assert [trial.state for trial in found.journal.trials] == [TrialState.PRUNED] * 4
+            found.is_worse = lambda job, trial: rates.update({trial.number: trial.params}) or True
+            found.do_trial()
+        assert [trial.state for trial in found.study.trials] == [TrialState.PRUNED] * 4
         return [params["train.learning_rate"] for params in rates.values()]
 
     one, other = propose(1, False), propose(2, False)
@@ -239,58 +248,41 @@ def test_searches_with_other_seeds_have_other_proposals_and_continued_ones_the_s
     assert propose(1, True) == one
 
 
-@pytest.mark.parametrize(
-    ("changes", "row", "limit", "longest", "updates"),
-    [
-        ({}, 0.0, 1000, 2.0, 8),  # all of them: 4 epochs of 2 updates
-        ({}, 0.0, 280, 1.0, 4),  # one trial fits beside the training, and is compared with a solved head
-        ({"bilstm": True}, 0.0, 280, None, 0),  # no head is solved, and two trials do not fit
-        ({}, 0.0, 215, None, 0),  # one training fits, a trial beside it would if nothing had been spent yet
-        ({}, 1.0, 265, None, 0),  # nor would it if the frozen encoder read its rows in no time
-        ({"bilstm": True}, 0.0, 120, None, 0),  # one training fits without a reserve
-        ({}, 0.0, 120, 1.0, 2),  # it may not fit: half of the time is for a trial
-    ],
-)
-def test_a_clock_decides_how_long_trials_are_and_whether_there_are_any(
-    recipe, tmp_path, monkeypatch, changes, row, limit, longest, updates
-):
-    """Two epochs of 48 rows are 4 updates of 20 s here, a fifth more is counted for each, and 30 s have passed."""
-    monkeypatch.setattr("bertkit.studies.search.START_SECONDS", 0.0)
-    monkeypatch.setattr("bertkit.studies.search.budget.PROBE_SHARE", 0.0)
-    monkeypatch.setattr("bertkit.training.costs.END_SECONDS", 0.0)
-    monkeypatch.setattr("bertkit.training.budget.LEAST_UPDATES", 1)
-    memory = {"weights": 0, "gradients": 0, "optimizer": 0}
-    costs = Measured(48, 0, 0, 32, 20.0, 640.0, [(1.0, 20.0)], row, 1.0, memory)
-    monkeypatch.setattr("bertkit.studies.search.costs.measure", lambda *_: costs)
-    found = make_search(merge(recipe, changes), tmp_path / "search", Clock(limit, time.monotonic() - 30.0))
-    found.recipe = found.recipe.override(train={"num_train_epochs": 2.0})
-    assert found.read_plan(None) == (updates > 0)
-    if updates:
-        assert found.plan.longest == longest
-        trial = found.make_trial(found.recipe.override(train={"num_train_epochs": 2.0 * longest}))
-        assert trial.train["max_steps"] == updates
+@pytest.mark.parametrize(("limit", "trials"), [(120.0, 0), (180.0, 1), (600.0, 5)])
+def test_trials_go_on_until_half_of_the_time_is_over(recipe, tmp_path, monkeypatch, limit, trials):
+    """A trial takes 40 s of updates, 4 s of an end and 10 s to start, and 10 s have passed."""
+    costs = Measured(ROWS, 0, 0, 32, 20.0, 640.0, [(1.0, 1.0)], 0.0, 1.0, dict.fromkeys(("weights", "optimizer"), 0))
+    monkeypatch.setattr("bertkit.studies.search.budget.measure", lambda *_: costs)
+    lines, clock = [], Clock(limit, time.monotonic() - 10.0)
+    found = make_search(recipe, tmp_path, clock)
+    found.most, found.report = 0, lines.append
+
+    def write(folder, log):
+        write_score(folder, 0.5)
+        clock.begun -= 54.0
+
+    end_trials(monkeypatch, write)
+    best = found.find_best(None)
+    assert len(found.study.trials) == trials
+    assert any("trials of about 54 s until half of the time is over" in line for line in lines)
+    assert bool(best) == bool(trials)
+    alone = "no trial fits into half of the time: training with the values of the preset"
+    assert (alone in lines) == (not trials)
 
 
-def test_the_first_trial_begins_as_long_as_the_last_training_fits(recipe, tmp_path, monkeypatch):
-    numbers, found = [], make_search(recipe, tmp_path / "search", Clock(100, time.monotonic()))
-    found.most, found.plan = 0, Plan(1.0, 60.0, 90.0, None)
-    monkeypatch.setattr(found, "read_plan", lambda prepared: True)
-    monkeypatch.setattr(found, "score_frozen", lambda: math.nan)
-
-    def do_trial(number):
-        numbers.append(number)
-        found.study.add_trial(create_trial(state=TrialState.FAIL))
-
-    monkeypatch.setattr(found, "do_trial", do_trial)
-    assert found.find_best(None) == {}
-    assert numbers == [1]
+def test_a_trial_at_work_when_half_of_the_time_is_over_does_not_count(recipe, tmp_path, monkeypatch):
+    found = make_search(recipe, tmp_path, Clock(100.0, time.monotonic() - 60.0))
+    end_trials(monkeypatch, lambda folder, log: None, None)
+    found.do_trial()
+    assert [trial.state for trial in found.study.trials] == [TrialState.PRUNED]
+    assert (tmp_path / TRIALS_FILE).read_text().endswith(": half of the time is over\n")
 
 
 @pytest.mark.slow
 def test_a_killed_search_goes_on_and_finds_the_same(recipe, tmp_path):
     """Real processes: SIGKILL and SIGTERM in the trials, a trial that dies, and SIGTERM in the last training."""
     words = ["glue", "--task", "rte", "--model", recipe["checkpoint"], "--data", recipe["data"]["dir"], "--search", "3"]
-    words += ["--set", "precision=fp32", "--set", "reinit_layers=0"]  # without the solved head, which would be chosen
+    words += ["--set", "precision=fp32"]
     command = [sys.executable, "-m", "bertkit", *words, "--output"]
     subprocess.run([*command, "whole"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     for number, waited in (

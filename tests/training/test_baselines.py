@@ -15,7 +15,7 @@ from tests.official import write_checkpoint, write_conll, write_reviews
 from tests.world import assert_same_bits, read_weights
 
 WORDS = ["film", "plot", "actor", "scene", "music", "story", "camera", "script"]
-SMALL = {"precision": "fp32", "batch_size": 8, "train": {"max_steps": 2, "learning_rate": 1e-3}}
+SMALL = {"precision": "fp32", "start": "random", "batch_size": 8, "train": {"max_steps": 2, "learning_rate": 1e-3}}
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +87,39 @@ def test_a_word_that_decides_is_found_and_the_run_stays_the_same(root, cache, tm
 
 @pytest.mark.parametrize(("label", "score"), [("tags", "macro_f1"), ("price", "pearson")])
 def test_several_labels_and_numbers_of_pairs_have_one_too(label, score, root, cache, tmp_path):
-    """A pair has no frozen vectors."""
+    """Pairs have frozen vectors, too."""
     recipe = make_recipe(root, "reviews", text=["title", "body"], label=[label])
     metrics = run(Recipe.make(TASKS["classify"], recipe), output=tmp_path / "run")
     assert metrics["tfidf_score"] == metrics[f"tfidf_{score}"] > metrics[f"majority_{score}"]
     assert metrics["best_baseline"] == "tfidf"
-    assert not any(name.startswith("frozen") for name in metrics)
+    assert metrics["frozen_fitted"] == metrics["tfidf_fitted"]
+
+
+def test_endings_of_words_are_found_by_characters(root, cache, tmp_path, monkeypatch):
+    """No word occurs twice, so that words say nothing; folds choose a weak penalty for the endings."""
+    rng, lines = np.random.default_rng(0), ["text,label"]
+    for number in range(300):
+        stems = ["".join(rng.choice(list("bcdfgklmnprst"), 6)) for _ in range(3)]
+        lines.append(f"{' '.join(stem + 'aeeo'[number % 2 :: 2] for stem in stems)},{'ab'[number % 2]}")
+    (root / "endings.csv").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    chosen = []
+    choose = baselines.choose_head
+    monkeypatch.setattr(baselines, "choose_head", lambda *given: chosen.append(choose(*given)) or chosen[-1])
+    metrics = run(Recipe.make(TASKS["classify"], make_recipe(root, "endings")), output=tmp_path / "run")
+    assert chosen[0] == ("characters", 100.0)
+    assert metrics["tfidf_score"] > 0.95
+
+
+def test_equal_texts_have_one_group(root, tmp_path):
+    """The integers of train's rows are numbers of their texts, or of the groups that the data name."""
+    lines = [f"text {number // 2},{'ab'[number % 2]},{number // 4}" for number in range(80)]
+    (tmp_path / "rows.csv").write_text("\n".join(["text,label,person", *lines, ""]), encoding="utf-8")
+    for group, most in (("", 2), ("person", 4)):
+        data = {"dir": str(tmp_path / "rows.csv"), "text": ["text"], "label": ["label"], "group": group}
+        prepared = prepare(Recipe.make(TASKS["classify"], make_recipe(root) | {"data": data}))
+        counts = np.unique(prepared.groups, return_counts=True)[1]
+        assert len(prepared.groups) == len(prepared.data["train"])
+        assert counts.tolist() == [most] * len(counts)
 
 
 @pytest.mark.parametrize("features", ["", "last"])

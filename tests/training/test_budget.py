@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -107,9 +108,35 @@ def test_the_costs_of_a_run_are_those_of_its_data_and_model(rte):
 def test_a_large_update_is_timed_in_part(rte, monkeypatch):
     sizes, make = [], costs.make_trainer
     monkeypatch.setattr(costs, "LONGEST_UPDATE", 0.0)
-    monkeypatch.setattr(costs, "make_trainer", lambda *args: sizes.append(args[4].batch_size) or make(*args))
+    monkeypatch.setattr(
+        costs, "make_trainer", lambda *args, **more: sizes.append(args[4].batch_size) or make(*args, **more)
+    )
     assert costs.measure(rte.changed(batch_size=64), prepare(rte), 0.1).update > 0
-    assert sizes == [1, 1, 1]
+    assert sizes == [1] * 4
+
+
+def test_the_faster_of_two_timings_counts(rte, monkeypatch):
+    """Other work during one of the last two does not make the training shorter."""
+
+    def time_with(factors):
+        seconds = iter(factors)
+
+        def make_trainer(*args, callbacks):
+            return SimpleNamespace(train=lambda: callbacks[0].ends.extend([100.0, 100.0 + next(seconds)]))
+
+        monkeypatch.setattr(costs, "make_trainer", make_trainer)
+        return costs.time_updates(rte.changed(batch_size=1), None, None, 0.0, Path("run"))[1]
+
+    assert time_with([5.0, 3.0, 8.0, 1.0]) == time_with([5.0, 3.0, 1.0, 8.0]) == 1.0
+
+
+def test_the_faster_of_two_measurements_counts(rte, tmp_path, monkeypatch):
+    def measure_as(seconds):
+        measured = msgspec.structs.replace(COSTS, parts=[(1.0, seconds)])
+        monkeypatch.setattr(budget, "measure", lambda *_: measured)
+        return budget.measure_again(rte, None, start_clock(60), tmp_path).update
+
+    assert [measure_as(seconds) for seconds in (4.0, 9.0, 2.0, 3.0)] == [4.0, 4.0, 2.0, 2.0]
 
 
 def test_each_phase_has_its_costs(phases):
@@ -289,6 +316,38 @@ def test_measuring_changes_nothing_and_the_run_repeats_without_a_clock(rte, tmp_
         train_within(rte.changed(train={"learning_rate": 0.5}), output=tmp_path / "run", clock=start_clock(600))
     with pytest.raises(UsageError, match="has a run without --budget; name another directory with --output"):
         train_within(rte, output=tmp_path / "again", clock=start_clock(600))
+
+
+def test_a_training_from_a_solved_head_has_enough_updates_or_is_not_begun(rte, tmp_path):
+    """Nine updates of 2 s are all of it: five are more than half. Nothing else may be shorter than 20, or than all."""
+    random = rte.override(train={"eval_strategy": "no", "save_strategy": "no"})
+    solved = random.override(start="solved")
+    start = COSTS.rows * COSTS.row + COSTS.evaluation  # the vectors, and the answers before the first update
+    cases = ((solved, 33 + start, 5), (solved, 29 + start, 0), (random, 32, 0), (random, 60, 9))
+    for recipe, seconds, updates in cases:
+        if updates:
+            assert budget.fit(recipe, COSTS, start_clock(seconds), tmp_path).train["max_steps"] >= updates
+        else:
+            with pytest.raises(TooShort, match="the time allows"):
+                budget.fit(recipe, COSTS, start_clock(seconds), tmp_path)
+    long = {"num_train_epochs": 100.0}
+    found = budget.fit(solved.override(train=long), COSTS, start_clock(200 + start), tmp_path).train
+    assert 60 <= found["max_steps"] < 100, "of 300, because 60 are enough"
+    with pytest.raises(TooShort):
+        budget.fit(solved.override(train=long), COSTS, start_clock(130), tmp_path)
+    assert budget.fit(random.override(train=long), COSTS, start_clock(130), tmp_path).train["max_steps"] < 60
+
+
+def test_the_solved_head_is_the_result_where_no_training_fits(rte, tmp_path):
+    output, lines = tmp_path / "run", []
+    solved = rte.changed(start="solved")
+    metrics = train_within(solved, output=output, clock=start_clock(1), report=lines.append)
+    beginning = "nothing is trained and the solved head is the result: the time allows "
+    assert sum(line.startswith(beginning) for line in lines) == 1
+    written = load_recipe(output / "recipe.toml")
+    assert (metrics["updates"], written.freeze, written.is_solved) == (0, "encoder", True)
+    assert train_within(solved, output=output, clock=start_clock(600)) == metrics, "nothing is repeated"
+    assert run(written, output=tmp_path / "again") == metrics
 
 
 def test_what_a_deadline_has_ended_repeats_bit_for_bit(rte, tmp_path):

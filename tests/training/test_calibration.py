@@ -22,7 +22,13 @@ from bertkit.training.run_dir import CALIBRATION_FILE
 from tests.official import write_checkpoint, write_reviews, write_swag
 
 LABELS = {"one": ["stars"], "several": ["tags"]}
-SMALL = {"precision": "fp32", "batch_size": 8, "baseline": False, "train": {"max_steps": 40, "learning_rate": 1e-2}}
+SMALL = {
+    "precision": "fp32",
+    "start": "random",
+    "batch_size": 8,
+    "baseline": False,
+    "train": {"max_steps": 40, "learning_rate": 1e-2},
+}
 
 
 def make_recipe(root, name, tune_share=0.5):

@@ -82,7 +82,7 @@ def read_files(folder):
         ("pretrain", "fill-mask", "transformers", "BertForPreTraining", ["It started from random weights", "Text: `"]),
         ("mnli", "text-classification", "transformers", "BertForSequenceClassification", ["`contradiction`"]),
         ("bilstm", "text-classification", "bertkit", "BertBiLSTMForSequenceClassification", ["load only the encoder"]),
-        ("mean", "text-classification", "bertkit", "BertMeanForSequenceClassification", ["above it was solved."]),
+        ("mean", "text-classification", "transformers", "BertForSequenceClassification", ["above it was solved."]),
         ("causal", "text-classification", "bertkit", "BertForSequenceClassification", ["the same answer for every"]),
         ("squad2", "question-answering", "transformers", "BertForQuestionAnswering", ["to choose tau", "than tau = "]),
         ("features", "token-classification", "bertkit", "BertFeaturesForTokenClassification", ["encoder was frozen"]),
@@ -102,7 +102,8 @@ def test_the_card_of_each_head_is_valid_and_says_how_to_load_it(finish, name, pi
     assert "\n\n\n" not in card.text
     assert "{" not in card.text
     assert all(word in card.text for word in words)
-    assert ("load only the encoder" in card.text) == (name in ("bilstm", "mean", "features"))
+    assert ("load only the encoder" in card.text) == (name in ("bilstm", "features"))
+    assert ("computes the mean over the tokens" in card.text) == (name == "mean")
     assert ("from left to right" in card.text) == (name == "causal")
     code = card.text.split("```python\n")[1].split("```")[0]
     space = {}
@@ -129,10 +130,14 @@ def test_the_card_has_scores_data_limits_recipe_and_machine(finish):
     output = finish("mnli")
     card = ModelCard.load(output / "README.md").text
     metrics = json.loads((output / "metrics.json").read_text())
-    names = ("accuracy", "accuracy_low", "accuracy_high", "majority_accuracy", "tfidf_accuracy", "accuracy_mm")
-    accuracy, low, high, nothing, counted, other = (f"{100 * metrics[name]:.1f}" for name in names)
+    names = ("accuracy", "accuracy_low", "accuracy_high", "majority_accuracy", "tfidf_accuracy", "frozen_accuracy")
+    accuracy, low, high, nothing, counted, frozen = (f"{100 * metrics[name]:.1f}" for name in names)
+    other = f"{100 * metrics['accuracy_mm']:.1f}"
     ours = f"{accuracy} | {low} to {high} | 84.6 (BERT-base, test), 86.7 ("
-    assert f"| accuracy (%) | {nothing} (the majority class), {counted} (TF-IDF) | {ours}" in card
+    assert (
+        f"| accuracy (%) | {nothing} (the majority class), {counted} (TF-IDF), {frozen} (frozen vectors) | {ours}"
+        in card
+    )
     assert f"| accuracy, mismatched (%) |  | {other} | " in card, "without baselines"
     assert "The 95 % intervals are over examples; they do not include the spread over seeds." in card
     assert "Seed 42, after 2 updates." in card

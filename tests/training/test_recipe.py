@@ -18,11 +18,11 @@ from bertkit.training.recipe import (
     Recipe,
     _list_fields,
     check,
+    limit_updates,
     load_recipe,
     merge,
     parse_setting,
     read_recipe,
-    resolve,
     save_recipe,
     split_batch,
 )
@@ -216,12 +216,12 @@ def test_what_a_timing_tells_is_filled_in(tmp_path: Path) -> None:
     """A warm-up keeps its share, and phases keep theirs."""
     phases = [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]
     recipe = make({"phase": phases, "train": {"max_steps": 200, "warmup_steps": 20}})
-    found = resolve(recipe, 401, 200)
+    found = limit_updates(recipe, 401, 200)
     assert found.phase == recipe.phase
     keys = ("max_steps", "warmup_steps", "eval_steps", "save_steps", "logging_steps")
     assert [found.train[key] for key in keys] == [401, 0.1, 81, 81, 5]
     given = make({"train": {"max_steps": 200, "eval_steps": 50, "save_steps": 500}})
-    assert [resolve(given, 401, 200).train[key] for key in keys[2:]] == [50, 81, 5]
+    assert [limit_updates(given, 401, 200).train[key] for key in keys[2:]] == [50, 81, 5]
     stopped = found.override(stop_after=300)
     save_recipe(stopped.to_dict(), tmp_path / "recipe.toml")
     assert load_recipe(tmp_path / "recipe.toml") == stopped

@@ -86,6 +86,13 @@ def test_what_differs_is_listed_with_what_may_be_the_reason(finished, call, tmp_
     assert "bit for bit" not in out
 
 
+def test_a_search_before_the_run_is_no_difference(finished, tmp_path):
+    searched = shutil.copytree(finished, tmp_path / "searched")
+    metrics = json.loads((searched / "metrics.json").read_text())
+    (searched / "metrics.json").write_text(json.dumps(metrics | {"searched": True}))
+    assert compare_runs(searched, finished).is_exact
+
+
 def test_what_the_run_had_no_time_for_is_not_compared(finished, tmp_path):
     more = shutil.copytree(finished, tmp_path / "again")
     (more / "predictions" / "test.tsv").write_text("a\n")

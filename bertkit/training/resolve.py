@@ -1,0 +1,157 @@
+"""Decide what a recipe leaves to the data and the checkpoint: rate, epochs and optimizer, and the head to start from.
+
+The paper's few epochs at a low rate are for thousands of rows. On fewer rows fine-tuning fails mostly because it is too
+short and Adam's bias is not corrected (Mosbach et al. 2021, Zhang et al. 2021): a training therefore has at least
+ENOUGH_UPDATES updates, or ENOUGH_SOLVED from a solved head, in at least LEAST_EPOCHS epochs (the middle of A.3's range)
+and at most MOST_EPOCHS (20 in Mosbach et al.). The rate is inversely proportional to the hidden size: 4e-5 for
+BERT-base, inside A.3's range, and higher for smaller models, as in Turc et al. 2019. There is no early stop: the rate
+falls to zero over all updates.
+
+A training of texts or words starts from a linear head that is solved on the vectors of the encoder as it is: linear
+probing, then fine-tuning (Kumar et al. 2022, "Fine-Tuning can Distort Pretrained Features and Underperform
+Out-of-Distribution").
+Gradients are a slow way to this head, which is the solution of a convex problem. With `freeze = "encoder"` nothing else
+is learned.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from math import ceil
+
+import numpy as np
+import torch
+from torch import nn
+
+from bertkit.model.checkpoint import load_config
+from bertkit.model.precision import find_device
+from bertkit.system.progress import Report, ignore
+from bertkit.tasks.finetuning import ENOUGH_UPDATES
+from bertkit.tasks.frozen import STRENGTHS, choose_head, encode_labelled, encode_sentences, solve
+from bertkit.tasks.ner import get_words
+from bertkit.tasks.task import Task
+from bertkit.training.prepare import Prepared, choose_rows
+from bertkit.training.processes import join_processes, take_first
+from bertkit.training.recipe import ADAPTED, Recipe
+
+ENOUGH_SOLVED = 150  # updates from a solved head: half as many score lower, more no higher (recipes/defaults.md)
+LEAST_EPOCHS, MOST_EPOCHS = 3, 20
+RATE_TIMES_HIDDEN = 0.03
+COMPARED = 0.2  # share of the log whose losses are compared with as many before
+LEAST_LOSS = 0.25  # of the loss at the start: below it the rows are learned
+MOST_SOLVED, MOST_SOLVED_WORDS = 20_000, 50_000  # texts and words that a head is solved on
+UNUSED = ("batch_size", "patience", *ADAPTED, "max_steps", "warmup_steps")  # keys of a training by gradients
+
+
+def settle(recipe: Recipe, rows: int, report: Report = ignore) -> Recipe:
+    """Return a recipe with the values that its preset leaves to the data; another preset leaves none.
+
+    Args:
+        rows: The number of training sequences.
+    """
+    if recipe.preset != "auto" or recipe.is_solved:
+        return recipe
+    hidden, enough = load_config(recipe.checkpoint).hidden_size, ENOUGH_UPDATES
+    if recipe.start == "solved":
+        enough = ENOUGH_SOLVED
+    epochs = ceil(enough * recipe.batch_size / rows)
+    measured_in_updates = recipe.train.get("max_steps", -1) > 0
+    found = {
+        "optim": "adamw_torch",  # corrects the bias
+        "learning_rate": float(f"{RATE_TIMES_HIDDEN / hidden:.2g}"),
+        "num_train_epochs": float(min(max(epochs, LEAST_EPOCHS), MOST_EPOCHS)),
+    }
+    if measured_in_updates:
+        del found["num_train_epochs"]
+    if left := {key: value for key, value in found.items() if key not in recipe.train}:
+        words = ", ".join(f"{key} {value}" for key, value in left.items())
+        report(f"preset auto, for {rows:,} training sequences and a hidden size of {hidden}: {words}")
+    return recipe.override(train=left, settled=[*recipe.settled, *left])
+
+
+def solve_start(task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared, report: Report) -> Recipe:
+    """Give a model the classifier that is solved on the training rows, and return the recipe with what was chosen.
+
+    Pooling and strength that the recipe leaves open are chosen by folds over the training rows; no row of dev decides.
+    The first process does both, and sends the result to the others.
+    """
+    if recipe.is_solved:
+        given = {**recipe.given, **recipe.given.get("train", {})}
+        usual = {**task.recipe, **task.recipe["train"]}
+        if unused := [key for key in UNUSED if given.get(key, usual.get(key)) != usual.get(key)]:
+            report(f"unused, because the head of a frozen encoder is solved and not trained: {', '.join(unused)}")
+    found = solve_first(task, recipe, model, prepared, report) if join_processes(recipe).is_main_process else None
+    pooling, strength, weight, bias = take_first(found)
+    if pooling == "mean" and not model.config.mean_layer:
+        model.bert.add_mean_layer()
+    with torch.no_grad():
+        model.classifier.weight.copy_(torch.from_numpy(weight))
+        model.classifier.bias.copy_(torch.from_numpy(bias))
+    chosen = ["pooling"] if recipe.data.get("pooling") == "auto" else []
+    chosen += [] if recipe.strength else ["strength"]
+    data = {"pooling": pooling} if pooling else {}
+    return recipe.override(data=data, strength=strength, settled=[*recipe.settled, *chosen])
+
+
+def solve_words(
+    task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared, report: Report
+) -> tuple[str, float, np.ndarray, np.ndarray]:
+    """Return an empty pooling, and strength, weight (L, H) and bias (L,) of a head of words."""
+    windows = get_words(prepared.data["train"]).merge()
+    order = np.random.default_rng(0).permutation(len(windows))
+    words = np.diff(windows.word_ends, prepend=0)[order].cumsum()
+    numbers = np.sort(order[: max(int((words <= MOST_SOLVED_WORDS).sum()), 1)])
+    encoder = copy.deepcopy(model.bert).eval().to(find_device())
+    vectors, targets, rows = encode_labelled(encoder, windows.__getitems__(numbers.tolist()), report)
+    sentences = np.repeat(np.arange(len(prepared.groups)), [len(sentence.words) for sentence in windows.text.sentences])
+    firsts = np.concatenate([[0], windows.word_ends[:-1]])[numbers]  # the first word of each window
+    labels, strength = model.config.num_labels, recipe.strength
+    if not strength:
+        _, strength = choose_head({"": vectors}, targets, labels, prepared.groups[sentences[firsts]][rows])
+    report(f"the head is solved on vectors of {len(targets):,} words: C = {strength:g}")
+    return "", strength, *solve(vectors, targets, strength, labels)
+
+
+def solve_first(
+    task: Task, recipe: Recipe, model: nn.Module, prepared: Prepared, report: Report
+) -> tuple[str, float, np.ndarray, np.ndarray]:
+    """Return pooling, strength, weight (L, H) and bias (L,) of the head."""
+    if "pooling" not in task.options:
+        return solve_words(task, recipe, model, prepared, report)
+    train, pooling = prepared.data["train"], recipe.data["pooling"]
+    if model.config.mean_layer:
+        pooling = "mean"
+    elif model.config.is_decoder and pooling == "auto":
+        pooling = "cls"
+    rows = choose_rows(prepared.checked.keys["train"], MOST_SOLVED)
+    encoder = copy.deepcopy(model.bert).eval().to(find_device())
+    vectors = encode_sentences(encoder, train.__getitems__(rows.tolist()), report)  # pooling -> (S, H)
+    if pooling != "auto":
+        vectors = {pooling: vectors[pooling]}
+    targets, weights = train.labels[rows], prepared.settings.get("class_weights")
+    if (scale := model.config.target_scale) is not None:
+        targets = (targets - scale[0]) / scale[1]
+    labels, strength = model.config.num_labels, recipe.strength
+    strengths = (strength,) if strength else STRENGTHS
+    if len(vectors) * len(strengths) > 1:
+        pooling, strength = choose_head(vectors, targets, labels, prepared.groups[rows], weights, strengths)
+    report(f"the head is solved on vectors of {len(rows):,} texts: pooling {pooling}, C = {strength:g}")
+    return pooling, strength, *solve(vectors[pooling], targets, strength, labels, weights)
+
+
+def is_learned(log: Sequence[Mapping[str, float]]) -> bool:
+    """Return whether the training loss at the end was a small part of that at the start."""
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    part = int(COMPARED * len(losses))
+    return part >= 2 and bool(np.mean(losses[-part:]) < LEAST_LOSS * np.mean(losses[:part]))
+
+
+def is_falling(log: Sequence[Mapping[str, float]]) -> bool:
+    """Return whether the training loss was still falling at the end, by Welch's test at 1 %."""
+    from scipy.stats import ttest_ind  # takes a second
+
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    part = int(COMPARED * len(losses))
+    if part < 2 or is_learned(log):
+        return False
+    before, last = losses[-2 * part : -part], losses[-part:]
+    return bool(ttest_ind(before, last, alternative="greater", equal_var=False).pvalue < 0.01)
