@@ -150,15 +150,16 @@ def encode_sentences(
     Args:
         model: With a pooler; it is changed.
     """
-    first = None if model.config.mean_layer else copy.deepcopy(model.pooler)
-    if first is not None:
+    first, poolings = None, ["mean"]
+    if not model.config.mean_layer:
+        first, poolings = copy.deepcopy(model.pooler), ["mean", "cls"]
         model.add_mean_layer()
     sequences, counts = gather_windows(items)
 
     @torch.no_grad()
     def compute() -> np.ndarray:
         share, done = ShareDone(report, "of the tokens read"), 0
-        vectors = np.empty((len(sequences), 2, model.config.hidden_size), np.float32)
+        vectors = np.empty((len(sequences), len(poolings), model.config.hidden_size), np.float32)
         for numbers in batch_by_length(np.diff(sequences.ends, prepend=0)):
             batch = pad(sequences.__getitems__(numbers.tolist()))
             batch = {name: column.to(model.device) for name, column in batch.items()}
@@ -172,12 +173,11 @@ def encode_sentences(
                 vectors[numbers, 1] = first(states[:, None]).cpu().numpy()
             done += int(batch["attention_mask"].sum())
             share.note(done, len(sequences.ids))
-        return vectors  # (S, 2, H)
+        return vectors  # (S, 1 or 2, H)
 
     facts = [] if first is None else [take_fingerprint(*(x.detach().cpu().numpy() for x in first.parameters()))]
     vectors = keep_array(name_vectors(model, facts, sequences.ids, sequences.ends, sequences.seconds), compute)
-    mean, cls = (pool_windows(vectors[:, number], counts, "mean") for number in range(2))
-    return {"mean": mean} if first is None else {"mean": mean, "cls": cls}
+    return {name: pool_windows(vectors[:, number], counts, "mean") for number, name in enumerate(poolings)}
 
 
 @torch.no_grad()
