@@ -273,7 +273,7 @@ def solve_classes(
         bias[found] = 0.0
         if len(found) > 1:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # that many classes of few rows look like numbers
+                warnings.filterwarnings("ignore", "The number of unique classes")  # many of few rows look like numbers
                 head.set_params(C=strength).fit(vectors, targets)
             learned = found[-len(head.coef_) :]  # of two classes, the first one's logit is 0
             weight[learned], bias[learned] = head.coef_, head.intercept_

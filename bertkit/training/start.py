@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from bertkit.metrics.intervals import compare_methods
@@ -69,6 +70,13 @@ def read_start(output: Path) -> dict[str, np.ndarray]:
         return dict(found)
 
 
+def load_start(model: nn.Module, output: Path) -> nn.Module:
+    """Return the start of a trained model, whose classifier computes the numbers of a regression themselves."""
+    start = type(model).from_pretrained(output / START)
+    fold_targets(start)
+    return start
+
+
 def keep_better(
     task: Task,
     trainer: BertTrainer,
@@ -89,9 +97,8 @@ def keep_better(
     is_worse = gain.value < 0 and gain.p < 1 - SURE
     kept = "start" if is_worse or np.isnan(after) else "end"
     if kept == "start":
-        better = type(trainer.accelerator.unwrap_model(trainer.model)).from_pretrained(output / START)
-        fold_targets(better)
-        trainer.accelerator.unwrap_model(trainer.model).load_state_dict(better.state_dict())
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        model.load_state_dict(load_start(model, output).state_dict())
     trainer.accelerator.wait_for_everyone()  # the first process deletes the start
     gains = {START_GAIN: gain.value, **limits}
     return {

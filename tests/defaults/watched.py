@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from bertkit.model.checkpoint import fold_targets
 from bertkit.tasks.task import Task
 from bertkit.training import run, start
 from bertkit.training.predictions import TABLE_SUFFIX, join_rows, pack_table
 from bertkit.training.prepare import Prepared
-from bertkit.training.run_dir import PREDICTIONS, START
+from bertkit.training.run_dir import PREDICTIONS
 from bertkit.training.trainer import BertTrainer
 
 
@@ -32,10 +31,8 @@ def keep_all(
     """Write the three tables, then compare start and end as a run does."""
     data, model = prepared.data["dev"], trainer.accelerator.unwrap_model(trainer.model)
     end = {name: weight.clone() for name, weight in model.state_dict().items()}
-    other = type(model).from_pretrained(output / START)
-    fold_targets(other)
     answers = {"start": start.read_start(output)["dev"], "end": predict(data)}
-    model.load_state_dict(average(other.state_dict(), end))
+    model.load_state_dict(average(start.load_start(model, output).state_dict(), end))
     answers["mean"] = trainer.predict(data).predictions
     model.load_state_dict(end)
     (output / PREDICTIONS).mkdir(exist_ok=True)
