@@ -10,8 +10,9 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
+from scipy.stats import t
 
-from bertkit.metrics.intervals import compare_methods
+from bertkit.metrics.intervals import OUTSIDE, compare_methods
 from bertkit.metrics.rows import RowScore, take_values
 from bertkit.tasks import TASKS
 from bertkit.training.predictions import TABLE_SUFFIX, read_table
@@ -20,7 +21,7 @@ from tests.defaults.plan import BUDGETS, LENGTHS, LIMITED, PLAN, READERS, Rows, 
 
 ROOT = Path(__file__).parents[2]
 FIGURES, PAGE = ROOT / "recipes" / "defaults.jsonl", ROOT / "recipes" / "defaults.md"
-SHOWN = ("frozen", "tfidf", "words", "old", "setfit", "crf")  # beside auto
+SHOWN = ("frozen", "frozen-1", "tfidf", "tfidf-1", "words", "old", "setfit", "crf")  # beside auto
 KEYS = (
     "score",
     "start_score",
@@ -156,8 +157,17 @@ def contrast_runs(firsts: Runs, seconds: Runs) -> str:
     if not before:
         return ""
     found = compare_methods(before, after)
-    marks = "▼▲" if found.low > 0 or found.high < 0 else "▽△" if abs(found.value) > WIDTH * found.row_error else "  "
-    return f"{found.value:+.1f} ({found.low:.1f} to {found.high:.1f}) {marks[found.value > 0]}".rstrip()
+    width = WIDTH * found.row_error
+    marks = "▽△" if abs(found.value) > width else "  "
+    if len(before) > 1:  # runs of a seed have the same training rows, so that seeds count by their differences
+        gains = [rate(second) - rate(first) for first, second in zip(before, after, strict=True)]
+        seeds = float(np.var(gains, ddof=1)) / len(gains)
+        variance = found.row_error**2 + seeds
+        freedom = (len(gains) - 1) * (variance / seeds) ** 2 if seeds else np.inf  # as in Welch's test
+        width = t.isf(OUTSIDE, freedom) * np.sqrt(variance)
+    marks = "▼▲" if abs(found.value) > width else marks
+    limits = f"({found.value - width:.1f} to {found.value + width:.1f})"
+    return f"{found.value:+.1f} {limits} {marks[found.value > 0]}".rstrip()
 
 
 def find_old(figures: Rows, data: str, rows: int, way: str) -> str:

@@ -26,7 +26,7 @@ COMMANDS = {  # way -> options of a run
     **{budget: ("--budget", budget) for budget in ("1m", "2m", "5m")},
 }
 LENGTHS, BUDGETS = ("75", "150", "300"), ("1m", "2m", "5m")
-BASELINES = ("frozen", "tfidf", "words")
+BASELINES = ("frozen", "tfidf", "words", "frozen-1", "tfidf-1")
 OTHERS = ("setfit", "crf")  # others.py
 WAYS = (*COMMANDS, *BASELINES, *OTHERS)
 
@@ -104,7 +104,7 @@ def list_seeds(data: str, rows: int) -> tuple[int, ...]:
 
 def list_ways(data: str, rows: int) -> list[str]:
     """Return the ways that are measured: lengths and times on three sets, other programs where they are of use."""
-    ways = ["words", "crf"] if data == "WNUT-17" else ["frozen", "tfidf"]
+    ways = ["words", "crf"] if data == "WNUT-17" else ["frozen", "tfidf", "frozen-1", "tfidf-1"]
     ways += ["auto", "old"]
     if data in LIMITED and rows == 300:
         ways += [*LENGTHS, *BUDGETS]
