@@ -21,8 +21,10 @@ from filelock import FileLock, Timeout
 from bertkit.data.tagging import ABSENT
 from bertkit.metrics.rows import take_values
 from bertkit.tasks import TASKS
+from bertkit.tasks.frozen import choose_head, encode_items, load_encoder
 from bertkit.tasks.ner import fill_summaries, get_words
-from bertkit.training.baselines import Baseline, fit_frozen, fit_texts, fit_words
+from bertkit.tasks.task import Task
+from bertkit.training.baselines import Baseline, answer, fit_frozen, fit_texts, fit_words
 from bertkit.training.predictions import TABLE_SUFFIX, join_rows, pack_table
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.recipe import Recipe
@@ -44,7 +46,32 @@ def fit_usual(fit: Callable[..., Baseline], *args: Any) -> Baseline:
         return fit(*args)
 
 
-FITTERS = {"frozen": fit_frozen, "tfidf": fit_texts, "words": fit_words}
+def fit_both(task: Task, recipe: Recipe, prepared: Prepared, dev: str) -> Baseline:
+    """Return the answers of a linear head on the vectors of the two texts of a pair, each read alone.
+
+    Their absolute differences and their products are what is known to tell a pair (Conneau et al. 2017; Reimers and
+    Gurevych 2019).
+    """
+    encoder, features = load_encoder(recipe.checkpoint, "last"), []
+    for pairs in (prepared.texts, [*task.tabulate(prepared.examples[dev]).walk_texts()]):
+        sides = []
+        for texts in zip(*pairs, strict=True):
+            ids = [
+                np.array(prepared.tokenizer(text, truncation=True, max_length=128)["input_ids"], np.int32)
+                for text in texts
+            ]
+            items = [{"input_ids": row, "token_type_ids": np.zeros_like(row)} for row in ids]
+            vectors = encode_items(encoder, items)
+            sides.append(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+        one, other = sides
+        features.append(np.sqrt(one.shape[1]) * np.concatenate([abs(one - other), one * other], axis=1))
+    train, asked = features
+    targets, labels = prepared.data["train"].labels, len(prepared.settings["id2label"])
+    _, strength = choose_head({"both": train}, targets, labels, prepared.groups)
+    return Baseline(answer(train, asked, targets, strength, labels), np.arange(len(asked)), len(targets))
+
+
+FITTERS = {"both": fit_both, "frozen": fit_frozen, "tfidf": fit_texts, "words": fit_words}
 FITTERS |= {f"{name}-1": partial(fit_usual, FITTERS[name]) for name in ("frozen", "tfidf")}
 
 

@@ -21,7 +21,7 @@ from tests.defaults.plan import BUDGETS, LENGTHS, LIMITED, PLAN, READERS, Rows, 
 
 ROOT = Path(__file__).parents[2]
 FIGURES, PAGE = ROOT / "recipes" / "defaults.jsonl", ROOT / "recipes" / "defaults.md"
-SHOWN = ("frozen", "frozen-1", "tfidf", "tfidf-1", "words", "old", "setfit", "crf")  # beside auto
+SHOWN = ("frozen", "frozen-1", "tfidf", "tfidf-1", "both", "words", "old", "setfit", "crf")  # beside auto
 KEYS = (
     "score",
     "start_score",

@@ -18,6 +18,7 @@ PLAN = {  # data -> rows
     "RTE": (300, 1000),
     "WNUT-17": (100, 300, 1000, 3000),
 }
+PAIRS = ("STS-B", "RTE")
 LIMITED = ("SST-2", "topics", "WNUT-17")  # data with other lengths, and within a time
 COMMANDS = {  # way -> options of a run
     "auto": (),
@@ -26,7 +27,7 @@ COMMANDS = {  # way -> options of a run
     **{budget: ("--budget", budget) for budget in ("1m", "2m", "5m")},
 }
 LENGTHS, BUDGETS = ("75", "150", "300"), ("1m", "2m", "5m")
-BASELINES = ("frozen", "tfidf", "words", "frozen-1", "tfidf-1")
+BASELINES = ("frozen", "tfidf", "words", "frozen-1", "tfidf-1", "both")
 OTHERS = ("setfit", "crf")  # others.py
 WAYS = (*COMMANDS, *BASELINES, *OTHERS)
 
@@ -105,6 +106,7 @@ def list_seeds(data: str, rows: int) -> tuple[int, ...]:
 def list_ways(data: str, rows: int) -> list[str]:
     """Return the ways that are measured: lengths and times on three sets, other programs where they are of use."""
     ways = ["words", "crf"] if data == "WNUT-17" else ["frozen", "tfidf", "frozen-1", "tfidf-1"]
+    ways += ["both"] if data in PAIRS else []
     ways += ["auto", "old"]
     if data in LIMITED and rows == 300:
         ways += [*LENGTHS, *BUDGETS]

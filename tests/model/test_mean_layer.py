@@ -8,6 +8,7 @@ from torch import nn
 
 import bertkit
 from bertkit.model.checkpoint import load_model, reinitialize
+from bertkit.model.onnx import ONNX_FILE, OnnxModel, quantize, write_onnx
 from tests.conftest import NO_DROPOUT, make_batch, make_model
 from tests.world import read_weights
 
@@ -49,6 +50,16 @@ def test_kernels_and_plain_transformers_give_the_same_answers(saved, kernel):
         if kernel != "packed":
             stock = getattr(transformers, HEAD).from_pretrained(folder, attn_implementation=kernel).eval()
             torch.testing.assert_close(stock(**batch).logits, expected, rtol=0, atol=1e-5)
+
+
+def test_int8_answers_are_close(saved, tmp_path):
+    model, _, _, batch = saved
+    write_onnx(model, tmp_path / ONNX_FILE)
+    quantize(tmp_path / ONNX_FILE, tmp_path / "int8.onnx", ())
+    with torch.no_grad():
+        expected = model(**batch).logits.softmax(-1)
+    found = OnnxModel(tmp_path / "int8.onnx", model.config, is_int8=True)(**batch).logits.softmax(-1)
+    assert 0 < (found - expected).abs().max() < 0.05
 
 
 @pytest.mark.parametrize("kind", ["windows", "half", "compiled", "causal"])
