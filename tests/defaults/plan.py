@@ -18,7 +18,6 @@ PLAN = {  # data -> rows
     "RTE": (300, 1000),
     "WNUT-17": (100, 300, 1000, 3000),
 }
-PAIRS = ("STS-B", "RTE")
 LIMITED = ("SST-2", "topics", "WNUT-17")  # data with other lengths, and within a time
 COMMANDS = {  # way -> options of a run
     "auto": (),
@@ -106,7 +105,7 @@ def list_seeds(data: str, rows: int) -> tuple[int, ...]:
 def list_ways(data: str, rows: int) -> list[str]:
     """Return the ways that are measured: lengths and times on three sets, other programs where they are of use."""
     ways = ["words", "crf"] if data == "WNUT-17" else ["frozen", "tfidf", "frozen-1", "tfidf-1"]
-    ways += ["both"] if data in PAIRS else []
+    ways += ["both"] if len(READERS[data][1]) == 2 else []
     ways += ["auto", "old"]
     if data in LIMITED and rows == 300:
         ways += [*LENGTHS, *BUDGETS]
